@@ -1,0 +1,144 @@
+//! The trait under a swap device: where the bytes of a slot are kept.
+//!
+//! ```text
+//!   swap_out ── write(batch) ──▶ Backing ◀── read(slots) ── swap_in
+//!                                   ▲
+//!                    discard(slots) ┘   when the last reference to a slot is gone
+//! ```
+//!
+//! Contract, which the conformance suite in the `backing` crate checks for every implementation:
+//!
+//! * A slot that was written and not discarded reads back exactly the bytes of its last completed write.
+//! * The engine never writes a slot while a read of the same slot is under way, and never reads one that was
+//!   not written since it was last discarded. Different slots may be used by different threads at once.
+//! * An error is an error: a failed read never leaves bytes that could be taken for data, a failed write leaves
+//!   the slot as if it had been discarded.
+//! * Calls block at most for the I/O they do; nothing waits for another fault to be served.
+//!
+//! What it does not do: choose slots, count references, know of pages or processes.
+
+use crate::units::{Page, PageBuf, SlotIndex};
+
+/// A submission queue: one per pager thread and one per reclaim thread, so that no two threads share a ring.
+/// Numbered 0..`queues` as given to the constructor of the backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueId(pub u32);
+
+/// What a swap device is like. Words as swapon's and the kernel's flags.
+#[derive(Clone, Copy, Debug)]
+pub struct Properties {
+    /// Slots that can be addressed, slot 0 (never used) included.
+    pub slots: u32,
+    /// Reads cost about as much as the copy (RAM): no readahead, no queue (kernel: SWP_SYNCHRONOUS_IO).
+    pub synchronous: bool,
+    /// Seeks dominate.
+    pub rotational: bool,
+}
+
+/// Why a page could not be written or read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackingError {
+    /// No room: pool at its limit and no file, file at its size, or the disk at its floor of free space.
+    Full,
+    /// The device failed: errno.
+    Io(i32),
+    /// The bytes read are not the bytes written.
+    Checksum,
+    /// The slot holds nothing: a bug in the caller, reported rather than turned into zeros.
+    Empty,
+}
+
+impl std::fmt::Display for BackingError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BackingError::Full => write!(f, "no room left on the swap device"),
+            BackingError::Io(errno) => {
+                write!(f, "{}", std::io::Error::from_raw_os_error(*errno))
+            }
+            BackingError::Checksum => {
+                write!(f, "checksum mismatch: the device returned other bytes than were written")
+            }
+            BackingError::Empty => write!(f, "read of a slot that was never written"),
+        }
+    }
+}
+impl std::error::Error for BackingError {}
+
+/// One page to write.
+pub struct PageWrite<'a> {
+    pub slot: SlotIndex,
+    pub page: &'a Page,
+}
+
+/// A read: page i of `buf` comes from `slots[i]`. The buffer is owned by the backing until it is given back.
+pub struct ReadRequest {
+    /// Given back with the result; means nothing to the backing.
+    pub token: u64,
+    pub slots: Vec<SlotIndex>,
+    /// At least `slots.len()` pages.
+    pub buf: PageBuf,
+}
+
+/// A finished read. If `results[i]` is an error, page i of `buf` holds nothing.
+pub struct ReadDone {
+    pub token: u64,
+    pub slots: Vec<SlotIndex>,
+    pub buf: PageBuf,
+    pub results: Vec<Result<(), BackingError>>,
+}
+
+/// `Done` at once (everything was in RAM), or `Pending`: it will come out of `reap` on the same queue.
+pub enum ReadStart {
+    Done(ReadDone),
+    Pending,
+}
+
+/// Bytes and pages held, for the budget and the statistics.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of RAM held now, tables and allocator slack included: counts against `--memory-max`.
+    pub ram_bytes: u64,
+    /// Bytes of compressed data within that (without slack and tables).
+    pub ram_compressed_bytes: u64,
+    /// Pages stored in RAM.
+    pub ram_pages: u64,
+    /// Pages recorded as one repeated word, which need no room.
+    pub same_filled_pages: u64,
+    /// Pages stored raw because they did not compress.
+    pub incompressible_pages: u64,
+    /// Pages stored in the file.
+    pub file_pages: u64,
+    /// Bytes of the file allocated on disk, as far as known.
+    pub file_bytes: u64,
+    /// Pages moved from RAM to the file so far (kernel: zswpwb).
+    pub written_back_pages_total: u64,
+}
+
+pub trait Backing: Send + Sync {
+    fn properties(&self) -> Properties;
+
+    /// Store a batch, one submission where there is a device; returns when each page is stored or has failed.
+    /// `results` gets one entry per page, in order.
+    fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>);
+
+    /// Start a read. Never blocks on a device.
+    fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart;
+
+    /// Collect reads that have finished on this queue, without blocking.
+    fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>);
+
+    /// A descriptor that polls readable when `reap` has something to give, where there is one.
+    fn poll_fd(&self, queue: QueueId) -> Option<i32>;
+
+    /// The slots' contents are not needed any more. Tolerates slots that hold nothing.
+    fn discard(&self, slots: &[SlotIndex]);
+
+    /// Background work (moving the oldest compressed pages out to the file, giving disk space back). Returns true
+    /// while there is more to do. Called by the reclaim thread between batches.
+    fn maintain(&self, queue: QueueId) -> bool;
+
+    /// RAM that the backing may hold; the caller changes it as the budget is shared out.
+    fn set_ram_limit_bytes(&self, limit_bytes: u64);
+
+    fn usage(&self) -> Usage;
+}

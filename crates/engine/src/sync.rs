@@ -1,0 +1,29 @@
+//! The one door to locks, atomics and time: std in a shipped build, loom under `--cfg loom`.
+//!
+//! Everything else in the engine imports from here, so that one body of code can be shipped, model-checked and
+//! simulated. What it does not do: pick a CPU (that is an argument) or read a clock (callers pass `now_ns`).
+
+#[cfg(loom)]
+pub use loom::sync::{
+    Arc, Condvar, Mutex, MutexGuard, RwLock,
+    atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+pub use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, RwLock,
+    atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+/// Let another thread run: the body of every bounded spin.
+pub fn spin_hint() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+}
+
+/// Lock, and treat a poisoned lock as what it is: a broken invariant. The panic aborts the supervisor, and the
+/// target is killed rather than fed bytes that may be wrong.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("a thread panicked while it held this lock")
+}
