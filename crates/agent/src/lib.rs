@@ -1,1 +1,3 @@
-//! memspill-agent
+//! The freestanding library that LD_PRELOAD puts into a target, and the protocol it speaks.
+
+pub mod protocol;

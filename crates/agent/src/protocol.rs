@@ -1,0 +1,166 @@
+// What the agent (inside a target) and the supervisor say to each other. This file is compiled twice: as a module of
+// this crate, for the supervisor, and into the freestanding agent; so it holds plain data only, and needs core alone.
+//
+// ```text
+//  target                                             supervisor
+//  constructor ── connect (abstract SEQPACKET) ──────▶
+//              ── Hello ─────────────────────────────▶ checks token, SO_PEERCRED
+//              ◀── Welcome + [control memfd, uffd source fd] ─
+//              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, the target may not)
+//              ◀── Go ───────────────────────────────
+//  clone(evictor); the main thread closes its copies
+//  evictor     ◀── Command ──────────────────────────  reclaim
+//              ── Reply ─────────────────────────────▶
+//  any end of the socket: the evictor kills its own process (the supervisor is gone);
+//  the supervisor frees what the process held (the process is gone, or has called exec).
+// ```
+//
+// All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are untrusted.
+
+/// First word of Hello; changes with every change of this file.
+pub const MAGIC: u32 = 0x6d73_7002;
+
+/// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
+pub const ENV_NAME: &str = "MEMSPILL_AGENT";
+
+/// Hello.kind: a fresh program (constructor ran), or the child side of fork().
+pub const KIND_EXEC: u32 = 0;
+pub const KIND_FORK: u32 = 1;
+
+/// Welcome.uffd_source: what the second descriptor is, or what to do without one.
+/// fds = [control, /dev/userfaultfd]: make one with ioctl USERFAULTFD_IOC_NEW.
+pub const UFFD_FROM_DEVICE: u32 = 0;
+/// fds = [control]: make one with userfaultfd(2).
+pub const UFFD_FROM_SYSCALL: u32 = 1;
+/// fds = [control, userfaultfd]: this process has one already (it came with EVENT_FORK).
+pub const UFFD_GIVEN: u32 = 2;
+/// fds = []: not managed (the supervisor has said why); carry on without an agent.
+pub const UFFD_NONE: u32 = 3;
+
+/// Most pages in staging: two halves, so that one can be read while the other fills.
+pub const STAGING_PAGES: u32 = 256;
+/// Most runs in one Command::MOVE.
+pub const RUNS_MAX: usize = 128;
+/// Doorbell pages: how a thread of the target calls the pager (see `Doorbell`).
+pub const DOORBELLS: usize = 16;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Hello {
+    pub magic: u32,
+    pub kind: u32,
+    pub pid: u32,
+    pub reserved: u32,
+    pub token: [u8; 32],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Welcome {
+    pub magic: u32,
+    pub uffd_source: u32,
+}
+
+/// Where the agent's own memory is. None of it may be evicted; staging, doorbells and ident are registered by the
+/// supervisor when memory gets tight, and not before.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Ready {
+    pub magic: u32,
+    /// 0, or the errno with which the agent gave up; then the rest is 0 and the program runs unmanaged.
+    pub errno: i32,
+    /// STAGING_PAGES pages, private anonymous, never touched by the agent itself.
+    pub staging_addr: u64,
+    /// DOORBELLS pages.
+    pub doorbell_addr: u64,
+    /// One page with MADV_WIPEONFORK: touched by the child of a fork, so that its first fault tells the pager which
+    /// process the new userfaultfd belongs to.
+    pub ident_addr: u64,
+    /// Evictor's stack, TLS and whatever else it writes: [addr, addr + len).
+    pub private_addr: u64,
+    pub private_len: u64,
+    /// Mapping of the control page.
+    pub control_addr: u64,
+    /// Writable data of the agent's own image (.data, .bss): [addr, addr + len).
+    pub image_addr: u64,
+    pub image_len: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Go {
+    pub magic: u32,
+    /// 0: start the evictor. Else the errno of what failed at the supervisor: run unmanaged.
+    pub errno: i32,
+}
+
+/// Move the runs listed in the control page into staging, fill in `Run::moved` and `Run::errno`, then Reply.
+pub const OP_MOVE: u32 = 1;
+/// As OP_MOVE, but make each run's pages exclusive first (MADV_POPULATE_WRITE): for pages shared by an earlier fork.
+pub const OP_MOVE_BREAK_COW: u32 = 2;
+/// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that is not
+/// known). No Reply.
+pub const OP_ZAP: u32 = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Command {
+    pub op: u32,
+    /// Echoed in Reply.
+    pub seq: u32,
+    /// OP_MOVE*: number of runs. OP_ZAP: first staging page.
+    pub arg: u32,
+    /// OP_ZAP: number of staging pages.
+    pub arg2: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Reply {
+    pub seq: u32,
+    pub runs_done: u32,
+}
+
+/// One contiguous run to move: src → staging page `staging` onwards.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Run {
+    pub src_addr: u64,
+    pub pages: u32,
+    pub staging: u32,
+    /// Filled by the evictor: pages moved, always a prefix of the run.
+    pub moved: u32,
+    /// Filled by the evictor: 0, or why it stopped (positive errno). ECANCELED: `abort` was set.
+    pub errno: i32,
+}
+
+/// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault is the
+/// call; the page is filled when the work is done; then the caller zaps the page again and gives the doorbell back.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Doorbell {
+    pub addr: u64,
+    pub len: u64,
+}
+
+/// The page shared by agent and supervisor.
+///
+/// `lock` is taken by the evictor around each MOVE ioctl, and by a pager around each read of the userfaultfd, because a
+/// MOVE must never run between the reading of an unmap event and its processing (it would take pages of the next
+/// mapping at that address). 0 free, 1 held, 2 held and somebody may be waiting on the (shared) futex. A waiter
+/// waits with a timeout and then checks that the other side is alive.
+#[repr(C)]
+pub struct Control {
+    pub lock: u32,
+    /// Non-zero: the evictor must not start another MOVE of this command (checked under `lock`).
+    pub abort: u32,
+    /// Non-zero: memory is tight, new mappings are to be registered before mmap returns (ring a doorbell).
+    pub pressed: u32,
+    pub reserved: u32,
+    pub doorbells: [Doorbell; DOORBELLS],
+    pub runs: [Run; RUNS_MAX],
+}
+
+const _: () = assert!(core::mem::size_of::<Control>() <= 4096);
+const _: () = assert!(core::mem::size_of::<Run>() == 24);
+const _: () = assert!(core::mem::size_of::<Hello>() == 48);
