@@ -1,1 +1,53 @@
-fn main() {}
+//! The memspill command.
+//!
+//! ```text
+//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
+//!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
+//!      └─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
+//! ```
+//!
+//! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
+//! or to what was asked for (`doctor`, `--help`). A reader that closed the pipe has seen enough: that is success.
+
+mod args;
+mod devices;
+mod doctor;
+mod exec;
+mod machine;
+mod probe;
+mod report;
+mod run;
+mod size;
+mod spec;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(refuse(&error, &arguments)),
+    };
+    ExitCode::from(match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Doctor(args) => doctor::doctor(&args),
+    })
+}
+
+/// Help and version are asked for and are no errors; the rest is one line.
+fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
+    if !error.use_stderr() {
+        // Only a closed pipe can stop this, and that is success.
+        let _ = error.print();
+        return 0;
+    }
+    let exit = args::usage_exit(arguments);
+    let command = if exit == args::EXIT_OWN_FAILURE { "memspill run" } else { "memspill" };
+    eprintln!("memspill: {} (see {command} --help)", args::one_line(error));
+    exit
+}

@@ -1,8 +1,22 @@
 //! The swap subsystem. See ARCHITECTURE.md for the life of a page.
 //!
-//! No system calls, no threads, no clock, no globals: the CPU, the time and the two traits [`backing::Backing`] and
-//! `memory::Memory` are passed in, and every lock and atomic comes through [`sync`].
+//! No system calls, no threads, no clock, no globals: the CPU is an argument, the two traits [`backing::Backing`] and
+//! [`memory::Memory`] are passed in, and every lock and atomic comes through [`sync`].
 
 pub mod backing;
+pub mod cgroup_map;
+pub mod engine;
+pub mod gate;
+pub mod group;
+pub mod memory;
+pub mod readahead;
+pub mod reclaim;
+pub mod slots;
+pub mod space;
+pub mod stats;
+pub mod swap_in;
+pub mod swap_out;
 pub mod sync;
+pub mod tuning;
 pub mod units;
+pub mod word;

@@ -27,3 +27,11 @@ pub fn spin_hint() {
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock")
 }
+
+/// Give the CPU away: for waits on somebody who may have been descheduled.
+pub fn yield_now() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}

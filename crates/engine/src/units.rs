@@ -54,7 +54,7 @@ unit!(/// A cluster of a swap device: slot / CLUSTER_SLOTS.
 unit!(/// A memory group (kernel: memcg id). 0 means none.
     GroupId(u16));
 unit!(/// An address space that the engine manages.
-    SpaceId(u16));
+    SpaceId(u32));
 unit!(/// A page in staging (the swap cache's data).
     FrameId(u32));
 unit!(/// log2 of a folio's size in pages.

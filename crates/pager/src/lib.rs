@@ -1,1 +1,22 @@
-//! memspill-pager
+//! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
+
+mod control;
+mod events;
+mod evict;
+mod fault;
+pub mod growth;
+mod guardian;
+pub mod handshake;
+pub mod histogram;
+pub mod pager;
+pub mod proc;
+mod process;
+pub mod supervisor;
+mod wire;
+
+use memspill_engine::units::CpuId;
+
+/// The CPU for work that belongs to no pager thread.
+pub(crate) fn cpu() -> CpuId {
+    CpuId(0)
+}

@@ -1,1 +1,20 @@
-//! memspill-uffd
+//! The kernel's ABI for a pager in another process, and nothing else.
+//!
+//! * [`userfaultfd`]: the descriptor, its ioctls and its messages; every result that a pager must tell apart is a
+//!   variant, not an errno ([`userfaultfd::Stop`]).
+//! * [`pagemap`]: PAGEMAP_SCAN, to learn which pages of a range are present.
+//! * [`vm`]: process_vm_readv, to read what was moved into staging.
+//!
+//! Numbers are derived from the size of each struct and asserted at compile time. What this crate does not do: keep
+//! state, retry, or decide.
+
+pub mod pagemap;
+pub mod userfaultfd;
+pub mod vm;
+
+/// `_IOC(dir, type, nr, size)` of the generic ioctl encoding.
+const fn ioc(dir: u64, ty: u64, nr: u64, size: usize) -> u64 {
+    (dir << 30) | ((size as u64) << 16) | (ty << 8) | nr
+}
+const READ: u64 = 2;
+const WRITE: u64 = 1;

@@ -1,0 +1,50 @@
+//! Compiles the freestanding agent (`src/agent/`) into a shared object that the crate embeds.
+//!
+//! It cannot be an ordinary crate of the workspace: it needs `panic = "abort"` whatever the profile, no libc, and link
+//! arguments of its own. So this script calls the compiler that cargo uses, for the target that cargo builds for.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    let dir = PathBuf::from("src/agent");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/protocol.rs");
+    println!("cargo::rerun-if-changed=src/agent");
+
+    let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
+    let arch = var("CARGO_CFG_TARGET_ARCH");
+    assert!(
+        var("CARGO_CFG_TARGET_OS") == "linux" && (arch == "x86_64" || arch == "aarch64"),
+        "memspill's agent runs on Linux, on x86_64 and aarch64"
+    );
+
+    let out = PathBuf::from(var("OUT_DIR")).join("libmemspill_agent.so");
+    let mut rustc = Command::new(var("RUSTC"));
+    rustc
+        .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
+        .args(["--target", &var("TARGET")])
+        .args([
+            "-C",
+            "panic=abort",
+            "-C",
+            "opt-level=s",
+            "-C",
+            "codegen-units=1",
+            "-C",
+            "relocation-model=pic",
+        ])
+        .args(["-C", "strip=symbols", "-C", "link-arg=-nostdlib"])
+        // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory that may be
+        // swapped out, in the thread that swaps out.
+        .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
+        .arg("-o")
+        .arg(&out)
+        .arg(dir.join("main.rs"));
+    if let Ok(linker) = env::var("RUSTC_LINKER") {
+        rustc.args(["-C", &format!("linker={linker}")]);
+    }
+    let status = rustc.status().expect("rustc starts");
+    assert!(status.success(), "the agent does not compile: {rustc:?}");
+}

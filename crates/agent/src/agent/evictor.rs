@@ -1,0 +1,278 @@
+//! The evictor: the one thread that the agent adds to a process.
+//!
+//! It waits on the socket for commands and moves pages into staging, where the supervisor reads them. It is made by a
+//! raw clone: glibc does not know it, no signal reaches it, and it has a descriptor table of its own with two entries,
+//! so the program can neither see nor close them, and it holds nothing of the program's open.
+//!
+//! Every MOVE ioctl runs under the lock in the control page, and takes 64 pages at most, because the pager waits for the
+//! lock before it reads an event. UFFDIO_MOVE does not check that its source is registered, or still the same mapping: a
+//! MOVE between the reading of an unmap event and its processing would take pages of the mapping that came after.
+//!
+//! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is killed.
+
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::protocol::{Command, OP_MOVE, OP_MOVE_BREAK_COW, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES};
+use crate::region::{Block, GO_RUN, GO_WAIT, Region};
+use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
+
+const CLONE_VM: usize = 0x100;
+const CLONE_FS: usize = 0x200;
+const CLONE_SIGHAND: usize = 0x800;
+const CLONE_THREAD: usize = 0x1_0000;
+const CLONE_SYSVSEM: usize = 0x4_0000;
+const CLONE_SETTLS: usize = 0x8_0000;
+const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
+const PR_SET_NAME: usize = 15;
+const MSG_NOSIGNAL: usize = 0x4000;
+const POLLERR: i16 = 8;
+const POLLHUP: i16 = 16;
+
+/// Most pages for one ioctl: 10 to 15 µs, which is what a pager may have to wait for the lock.
+const MOVE_PAGES: u32 = 64;
+/// As far as descriptors are closed one by one.
+const FDS_MAX: usize = 1 << 16;
+/// How long to sleep on the lock before looking whether the supervisor still lives.
+const LOCK_TIMEOUT_MS: u32 = 100;
+
+#[repr(C)]
+struct UffdioMove {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    /// Out: bytes moved, or a negative errno.
+    moved: i64,
+}
+
+/// `_IOWR(0xAA, 0x05, struct uffdio_move)`.
+const UFFDIO_MOVE: usize = 3 << 30 | size_of::<UffdioMove>() << 16 | 0xaa << 8 | 0x05;
+const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05);
+
+/// Starts the thread; it gets ready and then waits for `Block::go`.
+///
+/// # Safety
+/// The block must be filled in, the region outlive the thread, and all signals be blocked.
+pub unsafe fn start(region: &Region) -> Result<()> {
+    let flags = CLONE_VM
+        | CLONE_FS
+        | CLONE_SIGHAND
+        | CLONE_THREAD
+        | CLONE_SYSVSEM
+        | CLONE_SETTLS
+        | CLONE_CHILD_CLEARTID;
+    let block = region.block() as usize;
+    // SAFETY: the field is read through a raw pointer to a block that is filled in.
+    let tid = unsafe { &raw const (*region.block()).tid } as usize;
+    // SAFETY: the stack lies below the block, page aligned, and is used by nobody else.
+    unsafe { sys::clone(flags, block, block, tid, run, block) }.map(|_| ())
+}
+
+extern "C" fn run(block: usize) -> ! {
+    // SAFETY: the block is filled in, and lives until this thread has ended.
+    let block = unsafe { &*(block as *const Block) };
+    // SAFETY: the name is a C string; of the descriptors only copies in this thread's own table are closed.
+    unsafe {
+        let _ = sys::syscall(nr::PRCTL, [PR_SET_NAME, c"memspill".as_ptr() as usize, 0, 0, 0, 0]);
+        let low = block.socket.min(block.uffd) as usize;
+        let high = block.socket.max(block.uffd) as usize;
+        for (first, end) in [(0, low), (low + 1, high), (high + 1, 1 << 32)] {
+            if first < end && sys::syscall(nr::CLOSE_RANGE, [first, end - 1, 0, 0, 0, 0]).is_err() {
+                // Forbidden by a sandbox. A pipe that stays open here would keep its reader waiting for ever.
+                for fd in first..end.min(FDS_MAX) {
+                    let _ = sys::syscall(nr::CLOSE, [fd, 0, 0, 0, 0, 0]);
+                }
+            }
+        }
+    }
+    block.started.store(1, Ordering::Release);
+    sys::futex_wake(&block.started);
+    loop {
+        match block.go.load(Ordering::Acquire) {
+            GO_WAIT => {
+                let _ = sys::futex_wait(&block.go, GO_WAIT, 0);
+            }
+            GO_RUN => break,
+            _ => sys::exit_thread(),
+        }
+    }
+    serve(block)
+}
+
+fn serve(block: &Block) -> ! {
+    let mut guards = true;
+    loop {
+        let command = receive(block);
+        match command.op {
+            OP_MOVE => move_runs(block, command, false),
+            OP_MOVE_BREAK_COW => move_runs(block, command, true),
+            OP_ZAP => zap(block, command, &mut guards),
+            // The two sides no longer understand each other.
+            _ => sys::die(),
+        }
+    }
+}
+
+fn receive(block: &Block) -> Command {
+    let mut command = Command::default();
+    loop {
+        let len = size_of::<Command>();
+        // SAFETY: the kernel writes at most `len` bytes into `command`, which is plain integers.
+        let ret = unsafe {
+            sys::syscall(nr::RECVFROM, [block.socket as usize, &raw mut command as usize, len, 0, 0, 0])
+        };
+        match ret {
+            Ok(received) if received == len => return command,
+            Err(EINTR) => {}
+            _ => sys::die(),
+        }
+    }
+}
+
+fn zap(block: &Block, command: Command, guards: &mut bool) {
+    let (first, count) = (command.arg, command.arg2);
+    if count == 0 || first.checked_add(count).is_none_or(|end| end > STAGING_PAGES) {
+        return;
+    }
+    let addr = block.staging + first as usize * PAGE;
+    // SAFETY: the range lies in staging, which nobody in this process reads, and the supervisor is done with it.
+    // If it fails, what stays there shows as EEXIST at the next MOVE, and the supervisor sees that.
+    if let Ok(known) = unsafe { sys::empty_pages(addr, count as usize * PAGE, *guards) } {
+        *guards = known;
+    }
+}
+
+fn move_runs(block: &Block, command: Command, break_cow: bool) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    let mut canceled = false;
+    for index in 0..count {
+        // SAFETY: `index` is below RUNS_MAX, so this is an element of the array in the control page.
+        let slot = unsafe { (&raw mut (*block.control).runs).cast::<Run>().add(index) };
+        // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence volatile.
+        let mut run = unsafe { slot.read_volatile() };
+        let (moved, errno) = if canceled {
+            (0, ECANCELED)
+        } else {
+            if break_cow {
+                populate(&run);
+            }
+            move_run(block, &run)
+        };
+        canceled |= errno == ECANCELED;
+        run.moved = moved;
+        run.errno = errno;
+        // SAFETY: as for the read.
+        unsafe { slot.write_volatile(run) };
+    }
+    let reply = Reply { seq: command.seq, runs_done: count as u32 };
+    let (addr, len) = (&raw const reply as usize, size_of::<Reply>());
+    loop {
+        // SAFETY: the kernel reads `len` bytes of `reply`. Sending is also what publishes the runs.
+        match unsafe { sys::syscall(nr::SENDTO, [block.socket as usize, addr, len, MSG_NOSIGNAL, 0, 0]) } {
+            Ok(_) => return,
+            Err(EINTR) => {}
+            Err(_) => sys::die(),
+        }
+    }
+}
+
+/// Makes the run's pages exclusive to this process. Without the lock: it can take a while, and if a page of it has
+/// been swapped out meanwhile it waits for the pager. A failure shows again at the MOVE.
+fn populate(run: &Run) {
+    // SAFETY: as a write to each page that leaves it unchanged; whether it is still mapped, the kernel checks.
+    let _ =
+        unsafe { sys::madvise(run.src_addr as usize, run.pages as usize * PAGE, sys::MADV_POPULATE_WRITE) };
+}
+
+/// Moves as long a prefix of the run as can be moved: (pages moved, why it ended or 0).
+fn move_run(block: &Block, run: &Run) -> (u32, i32) {
+    if run.staging.checked_add(run.pages).is_none_or(|end| end > STAGING_PAGES) {
+        return (0, EINVAL);
+    }
+    let mut moved = 0;
+    let mut chunk = MOVE_PAGES;
+    while moved < run.pages {
+        chunk = chunk.min(run.pages - moved);
+        let offset = u64::from(moved) * PAGE as u64;
+        let mut arg = UffdioMove {
+            dst: block.staging as u64 + u64::from(run.staging) * PAGE as u64 + offset,
+            src: run.src_addr.wrapping_add(offset),
+            len: u64::from(chunk) * PAGE as u64,
+            mode: 0,
+            moved: 0,
+        };
+        match move_locked(block, &mut arg) {
+            Ok(()) => {
+                moved += chunk;
+                chunk = MOVE_PAGES;
+            }
+            // A part was moved; the next try says what is in the way.
+            Err(errno) if errno != ECANCELED && arg.moved >= PAGE as i64 => {
+                moved += ((arg.moved as u64 / PAGE as u64) as u32).min(chunk);
+                chunk = MOVE_PAGES;
+            }
+            // The kernel refuses a range that two mappings share, whole.
+            Err(EINVAL) if chunk > 1 => chunk /= 2,
+            // EAGAIN: an event waits for the pager, and this MOVE must wait for the next command.
+            Err(errno) => return (moved, errno),
+        }
+    }
+    (moved, 0)
+}
+
+fn move_locked(block: &Block, arg: &mut UffdioMove) -> Result<()> {
+    // SAFETY: the control page is mapped for as long as this thread lives, and both words are aligned.
+    let (lock, abort) = unsafe {
+        (
+            AtomicU32::from_ptr(&raw mut (*block.control).lock),
+            AtomicU32::from_ptr(&raw mut (*block.control).abort),
+        )
+    };
+    acquire(lock, block.socket);
+    let result = if abort.load(Ordering::Relaxed) != 0 {
+        Err(ECANCELED)
+    } else {
+        // SAFETY: the destination is staging. The source is what the supervisor chose: taking pages out of a managed
+        // range is what this thread is for, and whoever touches them gets them back from the pager.
+        unsafe {
+            sys::syscall(
+                nr::IOCTL,
+                [block.uffd as usize, UFFDIO_MOVE, arg as *mut UffdioMove as usize, 0, 0, 0],
+            )
+        }
+        .map(|_| ())
+    };
+    if lock.swap(0, Ordering::Release) == 2 {
+        sys::futex_wake(lock);
+    }
+    result
+}
+
+/// Takes the lock of the control page: 0 free, 1 held, 2 held and somebody may sleep.
+fn acquire(lock: &AtomicU32, socket: i32) {
+    if lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        return;
+    }
+    while lock.swap(2, Ordering::Acquire) != 0 {
+        let waited = sys::futex_wait(lock, 2, LOCK_TIMEOUT_MS);
+        // Nobody gives back the lock of a supervisor that died with it.
+        if waited == Err(ETIMEDOUT) && hung_up(socket) {
+            sys::die();
+        }
+    }
+}
+
+fn hung_up(socket: i32) -> bool {
+    #[repr(C)]
+    struct PollFd {
+        fd: i32,
+        events: i16,
+        revents: i16,
+    }
+    let mut entry = PollFd { fd: socket, events: 0, revents: 0 };
+    let now = [0i64; 2];
+    // SAFETY: the kernel reads a timespec and writes one entry.
+    let _ = unsafe { sys::syscall(nr::PPOLL, [&raw mut entry as usize, 1, now.as_ptr() as usize, 0, 8, 0]) };
+    entry.revents & (POLLHUP | POLLERR) != 0
+}

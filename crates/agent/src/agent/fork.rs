@@ -1,0 +1,57 @@
+//! How the child of a fork joins.
+//!
+//! The child has a copy of its parent's memory, but none of the agent's region, no evictor, and a userfaultfd that
+//! only the supervisor holds (it came with the fork event). The supervisor cannot tell from that event which process it
+//! belongs to. So the child first reads the ident page, which is missing in every child: the fault arrives on the new
+//! userfaultfd and carries the child's id. Then the child joins as a fresh program does.
+//!
+//! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and posix_spawn
+//! share their parent's memory until they exec: nothing to do. The child of a raw clone is served by the pager but has
+//! no evictor: nothing of it is swapped out.
+
+use core::ffi::c_int;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+use crate::protocol::KIND_FORK;
+use crate::{STATE, handshake, sys};
+
+type Handler = extern "C" fn();
+type RegisterAtfork =
+    extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, dso: *mut core::ffi::c_void) -> c_int;
+type PthreadAtfork = extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>) -> c_int;
+
+/// Registers the handler. Without one the children of forks would not be managed, and that is all.
+pub fn install() {
+    let glibc = sys::weak!("__register_atfork");
+    if glibc != 0 {
+        // SAFETY: glibc's function behind pthread_atfork. No DSO is named, so the handler is never taken out.
+        unsafe {
+            let register: RegisterAtfork = core::mem::transmute(glibc);
+            register(None, None, Some(child), null_mut());
+        }
+        return;
+    }
+    let posix = sys::weak!("pthread_atfork");
+    if posix != 0 {
+        // SAFETY: the signature that POSIX gives it.
+        unsafe {
+            let register: PthreadAtfork = core::mem::transmute(posix);
+            register(None, None, Some(child));
+        }
+    }
+}
+
+extern "C" fn child() {
+    // From here on no hook follows the parent's pointer.
+    if STATE.control.swap(null_mut(), Ordering::AcqRel).is_null() {
+        // The parent was not managed, so this child is not.
+        return;
+    }
+    STATE.owner.store(0, Ordering::Relaxed);
+    let blocked = sys::SignalsBlocked::new();
+    // SAFETY: the page was inherited, and is readable.
+    unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
+    handshake::join(KIND_FORK);
+    drop(blocked);
+}

@@ -1,0 +1,328 @@
+//! How a process joins: Hello → Welcome → Ready → Go (the words are in `protocol.rs`).
+//!
+//! The evictor is started before Ready is sent, and waits for its go. So a process that may not have another thread says
+//! so in Ready, while it is still simple to leave it alone; and the evictor closes its copies of the program's
+//! descriptors while the supervisor is at work.
+//!
+//! Three endings:
+//! - joined;
+//! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program runs on
+//!   without an agent, silently: the supervisor knows, and says what is to be said;
+//! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree must die
+//!   with its supervisor.
+//!
+//! The socket is moved to a high number at once. The other descriptors take the lowest free numbers for the
+//! moment: the process has a single thread here, as good as always, and all of them are closed before it goes on.
+
+use core::mem::{MaybeUninit, size_of};
+use core::sync::atomic::Ordering;
+
+use crate::protocol::{
+    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE, Welcome,
+};
+use crate::region::{self, GO_EXIT, GO_RUN, Region};
+use crate::sys::{self, ECONNREFUSED, EINTR, EPROTO, Fd, Result, SignalsBlocked, nr};
+use crate::{NAME_MAX, STATE, evictor, fork};
+
+const AF_UNIX: usize = 1;
+const SOCK_SEQPACKET: usize = 5;
+const SOCK_CLOEXEC: usize = sys::O_CLOEXEC;
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+const MSG_NOSIGNAL: usize = 0x4000;
+const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
+const F_DUPFD_CLOEXEC: usize = 1030;
+/// Below the usual soft limit of 1024, above what programs use by number.
+const HIGH_FD: usize = 1000;
+const USERFAULTFD_IOC_NEW: usize = 0xaa00;
+
+/// Joins, or runs on without an agent, or dies.
+pub fn join(kind: u32) {
+    // The evictor inherits the mask, and no handler of the program may find the agent half made.
+    let blocked = SignalsBlocked::new();
+    // None: left alone. Whoever finds that the supervisor is gone ends the process on the spot.
+    let _ = try_join(kind);
+    drop(blocked);
+}
+
+fn try_join(kind: u32) -> Option<()> {
+    let socket = connect()?;
+    // SAFETY: the constructor wrote it, before anything else of the agent ran.
+    let token = unsafe { (*STATE.address.get()).token };
+    let pid = sys::getpid();
+    send(&socket, &Hello { magic: MAGIC, kind, pid, reserved: 0, token }, None);
+    let (welcome, fds) = receive::<Welcome>(&socket)?;
+    if welcome.magic != MAGIC || welcome.uffd_source == UFFD_NONE {
+        return None;
+    }
+
+    let made = match make(kind, welcome.uffd_source, fds, &socket) {
+        Ok(made) => made,
+        Err(errno) => {
+            send(&socket, &Ready { magic: MAGIC, errno, ..NOT_READY }, None);
+            return None;
+        }
+    };
+    let (image_addr, image_len) = region::image();
+    let ready = Ready {
+        magic: MAGIC,
+        errno: 0,
+        staging_addr: made.region.staging() as u64,
+        doorbell_addr: made.region.doorbells() as u64,
+        ident_addr: made.ident as u64,
+        private_addr: made.region.private() as u64,
+        private_len: made.region.private_len() as u64,
+        control_addr: made.region.control() as u64,
+        image_addr: image_addr as u64,
+        image_len: image_len as u64,
+    };
+    let passed = (welcome.uffd_source != UFFD_GIVEN).then_some(&made.uffd);
+    send(&socket, &ready, passed);
+    match receive::<Go>(&socket) {
+        Some((Go { magic: MAGIC, errno: 0 }, _)) => {
+            made.publish(kind, pid);
+            Some(())
+        }
+        _ => {
+            made.undo(kind);
+            None
+        }
+    }
+}
+
+const NOT_READY: Ready = Ready {
+    magic: MAGIC,
+    errno: 0,
+    staging_addr: 0,
+    doorbell_addr: 0,
+    ident_addr: 0,
+    private_addr: 0,
+    private_len: 0,
+    control_addr: 0,
+    image_addr: 0,
+    image_len: 0,
+};
+
+/// Everything that Ready tells of, with the evictor waiting for its go.
+struct Made {
+    region: Region,
+    ident: usize,
+    uffd: Fd,
+}
+
+fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Made> {
+    let [Some(control), second] = fds else {
+        return Err(EPROTO);
+    };
+    let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
+    let uffd = match (source, second) {
+        (UFFD_FROM_DEVICE, Some(device)) => {
+            let args = [device.0 as usize, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
+            // SAFETY: makes a descriptor; no memory involved.
+            let made = unsafe { sys::syscall(nr::IOCTL, args) };
+            Fd(made? as i32)
+        }
+        (UFFD_FROM_SYSCALL, None) => {
+            // SAFETY: makes a descriptor; no memory involved.
+            let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
+            Fd(made? as i32)
+        }
+        (UFFD_GIVEN, Some(given)) => given,
+        _ => return Err(EPROTO),
+    };
+    let region = Region::new(&control)?;
+    // Before the clone, which would copy it.
+    drop(control);
+    let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
+    region.write_block(socket, &uffd);
+    // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are blocked.
+    if let Err(errno) = unsafe { evictor::start(&region) } {
+        if kind == KIND_EXEC {
+            region::free_ident(ident);
+        }
+        return Err(errno);
+    }
+    Ok(Made { region, ident, uffd })
+}
+
+impl Made {
+    /// Lets the evictor work, and the hooks see the control page.
+    fn publish(self, kind: u32, pid: u32) {
+        // SAFETY: the block lives as long as the region.
+        let block = unsafe { &*self.region.block() };
+        // Until then it holds copies of the program's descriptors, which would keep closed pipes open.
+        while block.started.load(Ordering::Acquire) == 0 {
+            let _ = sys::futex_wait(&block.started, 0, 0);
+        }
+        STATE.ident.store(self.ident, Ordering::Relaxed);
+        STATE.doorbells.store(self.region.doorbells(), Ordering::Relaxed);
+        STATE.rung.store(0, Ordering::Relaxed);
+        STATE.owner.store(pid, Ordering::Relaxed);
+        STATE.control.store(block.control, Ordering::Release);
+        block.go.store(GO_RUN, Ordering::Release);
+        sys::futex_wake(&block.go);
+        if kind == KIND_EXEC {
+            // A child inherits the handler.
+            fork::install();
+        }
+        self.region.keep();
+    }
+
+    /// Ends the evictor, then frees everything.
+    fn undo(self, kind: u32) {
+        // SAFETY: the block lives as long as the region.
+        let block = unsafe { &*self.region.block() };
+        block.go.store(GO_EXIT, Ordering::Release);
+        sys::futex_wake(&block.go);
+        loop {
+            let tid = block.tid.load(Ordering::Acquire);
+            if tid == 0 {
+                break;
+            }
+            let _ = sys::futex_wait(&block.tid, tid, 0);
+        }
+        if kind == KIND_EXEC {
+            region::free_ident(self.ident);
+        }
+    }
+}
+
+/// Opens the socket. None: it is forbidden here. Nobody listening means that the supervisor is gone.
+fn connect() -> Option<Fd> {
+    #[repr(C)]
+    struct Name {
+        family: u16,
+        nul: u8,
+        name: [u8; NAME_MAX],
+    }
+    // SAFETY: makes a descriptor; no memory involved.
+    let low = unsafe { sys::syscall(nr::SOCKET, [AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0, 0, 0]) };
+    let low = Fd(low.ok()? as i32);
+    // SAFETY: makes a descriptor; no memory involved.
+    let high = unsafe { sys::syscall(nr::FCNTL, [low.0 as usize, F_DUPFD_CLOEXEC, HIGH_FD, 0, 0, 0]) };
+    let socket = match high {
+        Ok(high) => {
+            drop(low);
+            Fd(high as i32)
+        }
+        Err(_) => low,
+    };
+    // SAFETY: the constructor wrote it, before anything else of the agent ran.
+    let address = unsafe { &*STATE.address.get() };
+    let name = Name { family: AF_UNIX as u16, nul: 0, name: address.name };
+    let len = size_of::<u16>() + 1 + address.name_len;
+    loop {
+        // SAFETY: the kernel reads `len` bytes of the name.
+        let ret =
+            unsafe { sys::syscall(nr::CONNECT, [socket.0 as usize, &raw const name as usize, len, 0, 0, 0]) };
+        match ret {
+            Ok(_) => return Some(socket),
+            Err(EINTR) => {}
+            Err(ECONNREFUSED) => sys::die(),
+            Err(_) => return None,
+        }
+    }
+}
+
+#[repr(C)]
+struct IoVec {
+    base: usize,
+    len: usize,
+}
+
+#[repr(C)]
+struct MsgHdr {
+    name: usize,
+    name_len: u32,
+    iov: *mut IoVec,
+    iov_len: usize,
+    control: usize,
+    control_len: usize,
+    flags: i32,
+}
+
+/// Room for one control message with the descriptors; `len` says how many bytes of it count.
+#[repr(C)]
+struct Rights<const N: usize> {
+    len: usize,
+    level: i32,
+    kind: i32,
+    fds: [i32; N],
+}
+
+const RIGHTS_HEADER: usize = size_of::<usize>() + 2 * size_of::<i32>();
+
+/// Any failure to send means that the other end is closed.
+fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
+    let mut iov = IoVec { base: message as *const T as usize, len: size_of::<T>() };
+    // Two, so that the size is a multiple of the alignment.
+    let rights = Rights::<2> {
+        len: RIGHTS_HEADER + size_of::<i32>(),
+        level: SOL_SOCKET,
+        kind: SCM_RIGHTS,
+        fds: [fd.map_or(-1, |fd| fd.0), -1],
+    };
+    let control_len = if fd.is_some() { size_of::<Rights<2>>() } else { 0 };
+    let header = MsgHdr {
+        name: 0,
+        name_len: 0,
+        iov: &raw mut iov,
+        iov_len: 1,
+        control: &raw const rights as usize,
+        control_len,
+        flags: 0,
+    };
+    loop {
+        // SAFETY: the kernel reads the header and what it points to, all alive here.
+        let ret = unsafe {
+            sys::syscall(nr::SENDMSG, [socket.0 as usize, &raw const header as usize, MSG_NOSIGNAL, 0, 0, 0])
+        };
+        match ret {
+            Ok(_) => return,
+            Err(EINTR) => {}
+            Err(_) => sys::die(),
+        }
+    }
+}
+
+/// One message and up to two descriptors. None: a message of another size, so a supervisor of another version.
+fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
+    let mut message = MaybeUninit::<T>::zeroed();
+    let mut iov = IoVec { base: message.as_mut_ptr() as usize, len: size_of::<T>() };
+    let mut rights = Rights::<2> { len: 0, level: 0, kind: 0, fds: [-1; 2] };
+    let mut header = MsgHdr {
+        name: 0,
+        name_len: 0,
+        iov: &raw mut iov,
+        iov_len: 1,
+        control: &raw mut rights as usize,
+        control_len: size_of::<Rights<2>>(),
+        flags: 0,
+    };
+    let received = loop {
+        // SAFETY: the kernel writes into the header, the message and the control buffer, within the lengths given.
+        let ret = unsafe {
+            sys::syscall(
+                nr::RECVMSG,
+                [socket.0 as usize, &raw mut header as usize, MSG_CMSG_CLOEXEC, 0, 0, 0],
+            )
+        };
+        match ret {
+            Err(EINTR) => {}
+            Ok(0) | Err(_) => sys::die(),
+            Ok(received) => break received,
+        }
+    };
+    let mut fds = [None, None];
+    if header.control_len >= RIGHTS_HEADER && rights.level == SOL_SOCKET && rights.kind == SCM_RIGHTS {
+        let count = (rights.len - RIGHTS_HEADER) / size_of::<i32>();
+        for (slot, &fd) in fds.iter_mut().zip(&rights.fds).take(count) {
+            *slot = Some(Fd(fd));
+        }
+    }
+    if received != size_of::<T>() {
+        return None;
+    }
+    // SAFETY: all bytes were written, and the messages are plain integers.
+    Some((unsafe { message.assume_init() }, fds))
+}

@@ -1,0 +1,145 @@
+//! `mmap`, `mmap64` and `mremap`, in place of the C library's.
+//!
+//! While memory is tight (`Control::pressed`), new memory must be registered with the userfaultfd before the program can
+//! fill it. So the call is made as asked, and then, before it returns, the pager is told of the new range: a doorbell.
+//! The thread claims one, writes the range next to it and reads its page. The page is missing, so the read is a fault
+//! that the pager sees; it registers the range and fills the page, and the thread goes on. Then the page is emptied for
+//! the next caller. When all doorbells are in use the range is left to the supervisor's scan.
+//!
+//! While memory is not tight this costs one getpid(2). In a process without an agent it costs nothing.
+//!
+//! All of this may run in a signal handler, in the child of a vfork, in the child of a raw clone: there is no
+//! lock, and the control page is not looked at before the process id has been compared (the child of a clone has no such
+//! page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle of a call costs a doorbell.
+//!
+//! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
+
+use core::ffi::c_int;
+use core::sync::atomic::{Ordering, fence};
+
+use crate::STATE;
+use crate::protocol::{Control, DOORBELLS, Doorbell};
+use crate::sys::{self, PAGE, Result, nr};
+
+/// Below this a range is not worth a call: the scan finds what many small ones add up to.
+const RING_MIN: usize = 64 << 10;
+const MAP_FAILED: usize = usize::MAX;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> usize {
+    map(addr, len, prot as usize, flags as usize, fd, offset)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn mmap64(
+    addr: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> usize {
+    map(addr, len, prot as usize, flags as usize, fd, offset)
+}
+
+/// Variadic in C: without MREMAP_FIXED or MREMAP_DONTUNMAP the last argument is whatever the register holds, and the
+/// kernel ignores it.
+#[unsafe(no_mangle)]
+pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
+    // SAFETY: the caller's own request, passed through.
+    let ret = unsafe { sys::syscall(nr::MREMAP, [old, old_len, new_len, flags as usize, new, 0]) };
+    if let Ok(addr) = ret
+        && new_len >= RING_MIN
+        && (addr != old || new_len > old_len)
+        && let Some(control) = pressing_control()
+    {
+        ring(control, addr, new_len);
+    }
+    finish(ret)
+}
+
+fn map(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
+    let control = if is_managed(len, prot, flags) { pressing_control() } else { None };
+    // Filling the range here and now would be growth before its registration.
+    let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
+    // SAFETY: the caller's own request, passed through.
+    let ret = unsafe { sys::syscall(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
+    if let (Ok(addr), Some(control)) = (ret, control) {
+        ring(control, addr, len);
+    }
+    finish(ret)
+}
+
+/// Whether a mapping is of the kind that the pager manages, and worth a call.
+fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
+    len >= RING_MIN
+        && prot & sys::PROT_WRITE != 0
+        && prot & sys::PROT_EXEC == 0
+        && flags & sys::MAP_TYPE == sys::MAP_PRIVATE
+        && flags & sys::MAP_ANONYMOUS != 0
+        && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
+}
+
+/// The control page, if there is one, it is this process's own, and memory is tight.
+fn pressing_control() -> Option<*mut Control> {
+    let control = STATE.control.load(Ordering::Acquire);
+    if control.is_null() || STATE.owner.load(Ordering::Relaxed) != sys::getpid() {
+        return None;
+    }
+    // SAFETY: this process owns the page, and keeps it mapped until it ends.
+    let pressed = unsafe { (&raw const (*control).pressed).read_volatile() };
+    (pressed != 0).then_some(control)
+}
+
+fn ring(control: *mut Control, addr: usize, len: usize) {
+    let Some(index) = claim() else {
+        return;
+    };
+    let page = STATE.doorbells.load(Ordering::Relaxed) + index * PAGE;
+    // The range is the kernel's answer, so rounding it up cannot overflow.
+    let doorbell = Doorbell { addr: addr as u64, len: len.next_multiple_of(PAGE) as u64 };
+    // SAFETY: `index` is below DOORBELLS, and the claim makes the entry and the page this thread's alone. The pager reads
+    // the entry after the fault, hence volatile and the fence.
+    let emptied = unsafe {
+        (&raw mut (*control).doorbells).cast::<Doorbell>().add(index).write_volatile(doorbell);
+        fence(Ordering::SeqCst);
+        (page as *const u8).read_volatile();
+        sys::empty_pages(page, PAGE, true)
+    };
+    // A page that could not be emptied may be guarded: never to be touched again, so its doorbell is not given back.
+    if emptied.is_ok() {
+        STATE.rung.fetch_and(!(1 << index), Ordering::Release);
+    }
+}
+
+fn claim() -> Option<usize> {
+    let mut rung = STATE.rung.load(Ordering::Relaxed);
+    loop {
+        let index = rung.trailing_ones() as usize;
+        if index >= DOORBELLS {
+            return None;
+        }
+        match STATE.rung.compare_exchange_weak(rung, rung | 1 << index, Ordering::Acquire, Ordering::Relaxed)
+        {
+            Ok(_) => return Some(index),
+            Err(now) => rung = now,
+        }
+    }
+}
+
+/// As the C library does: MAP_FAILED and errno, or the address with errno left alone.
+fn finish(ret: Result<usize>) -> usize {
+    let errno = match ret {
+        Ok(addr) => return addr,
+        Err(errno) => errno,
+    };
+    let location = sys::weak!("__errno_location");
+    if location != 0 {
+        // SAFETY: this is what every C library for Linux defines under that name; it returns this thread's errno.
+        unsafe {
+            let location: extern "C" fn() -> *mut c_int = core::mem::transmute(location);
+            location().write(errno);
+        }
+    }
+    MAP_FAILED
+}

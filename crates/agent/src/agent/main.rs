@@ -1,0 +1,148 @@
+//! The agent: what memspill puts into every program of a target tree, by LD_PRELOAD.
+//!
+//! A pager in another process can fill the pages of this one, but only a thread of this one can take pages out of it
+//! (UFFDIO_MOVE works on the caller's own memory alone). So the agent hands its process's userfaultfd to the
+//! supervisor and then lends it one thread, the *evictor*, which moves pages when told to. Beside that it makes growth
+//! visible while memory is tight: it stands before `mmap` and `mremap`.
+//!
+//! | file           | what is in it                                                              |
+//! |----------------|----------------------------------------------------------------------------|
+//! | `main.rs`      | the constructor, the agent's few globals, the panic handler                |
+//! | `handshake.rs` | how a process joins: connect, Hello, Welcome, Ready, Go                    |
+//! | `region.rs`    | the memory that the agent owns, and how it is kept apart from the program's |
+//! | `evictor.rs`   | the thread that carries out the supervisor's commands                      |
+//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells                               |
+//! | `fork.rs`      | how the child of a fork joins                                              |
+//! | `sys.rs`       | system calls, and all that depends on the processor                        |
+//!
+//! What must hold here, because each breach was once a hang or lost data:
+//!
+//! - The evictor touches nothing that can be swapped out, or it would wait for itself. Its stack and its block lie in
+//!   the private region, which is never managed; globals lie in `.data`, which is backed by the agent's file, never in
+//!   `.bss`, which is anonymous memory like any heap; and nothing is called through a lazily bound symbol.
+//! - The program's descriptors, signal mask and errno are as they would be without the agent.
+//! - A process whose supervisor is gone must die: its swapped-out pages are gone too, and would read as zeros.
+//! - Everything that runs in the program's threads is async-signal-safe and allocates nothing.
+//!
+//! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about userfaultfd features
+//! (the supervisor issues UFFDIO_API and all registrations), and it does not follow programs that it is not loaded
+//! into: static ones, set-user-id ones, those started with LD_PRELOAD taken away.
+#![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+
+mod evictor;
+mod fork;
+mod handshake;
+mod hooks;
+#[allow(dead_code, reason = "the other side uses the rest")]
+#[path = "../protocol.rs"]
+mod protocol;
+mod region;
+mod sys;
+
+/// Longest name of an abstract socket: `sun_path` less the leading NUL.
+const NAME_MAX: usize = 107;
+const TOKEN_LEN: usize = 32;
+
+/// Where the supervisor listens. Written once, by the constructor, before any second thread can exist.
+struct Address {
+    name: [u8; NAME_MAX],
+    name_len: usize,
+    token: [u8; TOKEN_LEN],
+}
+
+/// All that the agent remembers outside its regions.
+struct State {
+    /// The control page; null while this process is not managed. Not to be followed before `owner` was compared.
+    control: AtomicPtr<protocol::Control>,
+    /// The process that `control` belongs to. A child that shares or copied this memory without running the fork
+    /// handler (vfork, a raw clone) has another id.
+    owner: AtomicU32,
+    /// First doorbell page.
+    doorbells: AtomicUsize,
+    /// One bit for each doorbell in use.
+    rung: AtomicU32,
+    /// The ident page; one for a whole family of forks, since each child finds it empty.
+    ident: AtomicUsize,
+    address: UnsafeCell<Address>,
+}
+
+// SAFETY: `address` is written before the process has a second thread and only read afterwards; the rest is atomic.
+unsafe impl Sync for State {}
+
+// In .data by force: zeros would land in .bss otherwise.
+#[unsafe(link_section = ".data")]
+static STATE: State = State {
+    control: AtomicPtr::new(core::ptr::null_mut()),
+    owner: AtomicU32::new(0),
+    doorbells: AtomicUsize::new(0),
+    rung: AtomicU32::new(0),
+    ident: AtomicUsize::new(0),
+    address: UnsafeCell::new(Address { name: [0; NAME_MAX], name_len: 0, token: [0; TOKEN_LEN] }),
+};
+
+type Constructor = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: Constructor = constructor;
+
+/// Runs when the dynamic linker has loaded everything, before `main`.
+unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+    // SAFETY: glibc passes the environment here, an array that ends with a null pointer.
+    let Some(address) = (unsafe { find_address(envp) }) else {
+        return;
+    };
+    // SAFETY: constructors run one after the other, and nothing reads the address before the line after this one.
+    unsafe { STATE.address.get().write(address) };
+    handshake::join(protocol::KIND_EXEC);
+}
+
+/// Looks for `MEMSPILL_AGENT=NAME:TOKEN`. Anything malformed counts as absent.
+///
+/// # Safety
+/// `envp` is null or a null-terminated array of C strings.
+unsafe fn find_address(envp: *const *const c_char) -> Option<Address> {
+    if envp.is_null() {
+        return None;
+    }
+    let mut next = envp;
+    loop {
+        // SAFETY: `next` has not passed the terminating null pointer.
+        let entry = unsafe { next.read() };
+        if entry.is_null() {
+            return None;
+        }
+        // SAFETY: the entries are C strings.
+        let entry = unsafe { CStr::from_ptr(entry) }.to_bytes();
+        let value =
+            entry.strip_prefix(protocol::ENV_NAME.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+        if let Some(value) = value {
+            return parse_address(value);
+        }
+        // SAFETY: the entry was not the terminator, so there is one more.
+        next = unsafe { next.add(1) };
+    }
+}
+
+fn parse_address(value: &[u8]) -> Option<Address> {
+    let name_len = value.len().checked_sub(TOKEN_LEN + 1)?;
+    let (name, rest) = value.split_at_checked(name_len)?;
+    let token: [u8; TOKEN_LEN] = rest.strip_prefix(b":")?.try_into().ok()?;
+    let mut address = Address { name: [0; NAME_MAX], name_len, token };
+    if name.is_empty() {
+        return None;
+    }
+    address.name.get_mut(..name_len)?.copy_from_slice(name);
+    Some(address)
+}
+
+/// Nothing here is meant to panic. If it does, the memory is in doubt: end at once.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    sys::die()
+}

@@ -1,0 +1,216 @@
+//! The memory that the agent owns.
+//!
+//! ```text
+//!  ‖ staging 256 ‖ doorbells 16 ‖ stack 4 | block 1 ‖ control 1 ‖          ‖ ident 1 ‖        (pages; ‖ = a gap)
+//!  └──────────────── Region: MADV_DONTFORK ────────────────────┘          └─ a reservation of its own
+//! ```
+//!
+//! One reservation without access holds it all. The gaps between the parts keep each of them a mapping of its own that no
+//! mapping of the program can ever merge with, and the one below the stack catches an overflow. None of the region is
+//! inherited over fork; the ident page is inherited, but empty (MADV_WIPEONFORK).
+//!
+//! Staging, doorbells and ident are never touched here: pages that are missing are the point of them. The stack and
+//! the block are touched at once, so that the evictor never faults on them.
+
+use core::sync::atomic::AtomicU32;
+
+use crate::protocol::{Control, DOORBELLS, STAGING_PAGES};
+use crate::sys::{self, Fd, PAGE, Result, nr};
+
+const STAGING: usize = 1;
+const DOORBELL: usize = STAGING + STAGING_PAGES as usize + 1;
+const PRIVATE: usize = DOORBELL + DOORBELLS + 1;
+const STACK_PAGES: usize = 4;
+const PRIVATE_PAGES: usize = STACK_PAGES + 1;
+const CONTROL: usize = PRIVATE + PRIVATE_PAGES + 1;
+const TOTAL: usize = CONTROL + 2;
+
+/// What the evictor owns beside its stack, at the top of the private pages. The thread pointer points to it.
+#[repr(C)]
+pub struct Block {
+    /// The ABI wants the thread pointer to point to itself; the words after it belong to compilers and C libraries.
+    thread_pointer: usize,
+    reserved: [usize; 63],
+    pub socket: i32,
+    pub uffd: i32,
+    pub staging: usize,
+    pub control: *mut Control,
+    /// Written by the evictor: 1 when it has closed the copies of the program's descriptors.
+    pub started: AtomicU32,
+    /// Written by the joining thread: GO_*.
+    pub go: AtomicU32,
+    /// The evictor's thread id; the kernel clears it, and wakes, when the thread is gone.
+    pub tid: AtomicU32,
+}
+
+pub const GO_WAIT: u32 = 0;
+pub const GO_RUN: u32 = 1;
+pub const GO_EXIT: u32 = 2;
+
+const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
+
+/// The reservation, unmapped on drop.
+pub struct Region {
+    base: usize,
+}
+
+impl Region {
+    /// `control` is the descriptor of the page that the supervisor shares.
+    pub fn new(control: &Fd) -> Result<Self> {
+        let region = Self { base: reserve(TOTAL)? };
+        // SAFETY: all ranges lie in the reservation, which nobody else knows.
+        unsafe {
+            let whole = TOTAL * PAGE;
+            sys::madvise(region.base, whole, sys::MADV_DONTFORK)?;
+            // Kernels without huge pages do not know it.
+            let _ = sys::madvise(region.base, whole, sys::MADV_NOHUGEPAGE);
+            open(region.staging(), STAGING_PAGES as usize)?;
+            open(region.doorbells(), DOORBELLS)?;
+            open(region.private(), PRIVATE_PAGES)?;
+            populate(region.private(), PRIVATE_PAGES);
+            let prot = sys::PROT_READ | sys::PROT_WRITE;
+            let flags = sys::MAP_SHARED | sys::MAP_FIXED;
+            sys::syscall(nr::MMAP, [region.control(), PAGE, prot, flags, control.0 as usize, 0])?;
+            sys::madvise(region.control(), PAGE, sys::MADV_DONTFORK)?;
+        }
+        Ok(region)
+    }
+
+    pub fn staging(&self) -> usize {
+        self.base + STAGING * PAGE
+    }
+
+    pub fn doorbells(&self) -> usize {
+        self.base + DOORBELL * PAGE
+    }
+
+    pub fn private(&self) -> usize {
+        self.base + PRIVATE * PAGE
+    }
+
+    pub fn private_len(&self) -> usize {
+        PRIVATE_PAGES * PAGE
+    }
+
+    pub fn control(&self) -> usize {
+        self.base + CONTROL * PAGE
+    }
+
+    /// The stack ends where the block begins.
+    pub fn block(&self) -> *mut Block {
+        (self.private() + STACK_PAGES * PAGE) as *mut Block
+    }
+
+    /// Fills in the block for the thread to come.
+    pub fn write_block(&self, socket: &Fd, uffd: &Fd) {
+        let block = Block {
+            thread_pointer: self.block() as usize,
+            reserved: [0; 63],
+            socket: socket.0,
+            uffd: uffd.0,
+            staging: self.staging(),
+            control: self.control() as *mut Control,
+            started: AtomicU32::new(0),
+            go: AtomicU32::new(GO_WAIT),
+            // Not 0, which would mean that the thread has ended.
+            tid: AtomicU32::new(u32::MAX),
+        };
+        // SAFETY: the page is ours, large enough, aligned, and no thread uses it yet.
+        unsafe { self.block().write(block) };
+    }
+
+    /// The evictor uses it from here on: it stays for as long as the process lives.
+    pub fn keep(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the reservation is ours, and whoever drops it says that no evictor runs in it.
+        let _ = unsafe { sys::syscall(nr::MUNMAP, [self.base, TOTAL * PAGE, 0, 0, 0, 0]) };
+    }
+}
+
+/// The page that is missing at first in every child of a fork, whatever happened to it here.
+pub fn new_ident() -> Result<usize> {
+    let page = reserve(3)? + PAGE;
+    // SAFETY: the page lies in a reservation of ours.
+    unsafe {
+        open(page, 1)?;
+        sys::madvise(page, PAGE, sys::MADV_WIPEONFORK)?;
+    }
+    Ok(page)
+}
+
+/// Gives back what `new_ident` made.
+pub fn free_ident(page: usize) {
+    // SAFETY: the reservation of `new_ident`, of which nobody knows any more.
+    let _ = unsafe { sys::syscall(nr::MUNMAP, [page - PAGE, 3 * PAGE, 0, 0, 0, 0]) };
+}
+
+fn reserve(pages: usize) -> Result<usize> {
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+    unsafe { sys::syscall(nr::MMAP, [0, pages * PAGE, sys::PROT_NONE, flags, usize::MAX, 0]) }
+}
+
+/// # Safety
+/// The pages lie in a reservation of ours.
+unsafe fn open(addr: usize, pages: usize) -> Result<()> {
+    let prot = sys::PROT_READ | sys::PROT_WRITE;
+    // SAFETY: the caller's promise.
+    unsafe { sys::syscall(nr::MPROTECT, [addr, pages * PAGE, prot, 0, 0, 0]) }.map(|_| ())
+}
+
+/// # Safety
+/// The pages are writable and ours.
+unsafe fn populate(addr: usize, pages: usize) {
+    // SAFETY: the caller's promise.
+    if unsafe { sys::madvise(addr, pages * PAGE, sys::MADV_POPULATE_WRITE) }.is_err() {
+        for page in 0..pages {
+            // SAFETY: the caller's promise.
+            unsafe { ((addr + page * PAGE) as *mut u64).write_volatile(0) };
+        }
+    }
+}
+
+/// The writable part of the agent's own image: [addr, addr + len), whole pages. From its program headers, because no
+/// symbol marks the beginning of `.data`.
+pub fn image() -> (usize, usize) {
+    #[repr(C)]
+    struct Segment {
+        kind: u32,
+        flags: u32,
+        offset: u64,
+        vaddr: u64,
+        paddr: u64,
+        filesz: u64,
+        memsz: u64,
+        align: u64,
+    }
+    const PT_LOAD: u32 = 1;
+    const PF_W: u32 = 2;
+    unsafe extern "C" {
+        // Provided by the linker: the ELF header, at the start of the first segment.
+        static __ehdr_start: u8;
+    }
+    let base = &raw const __ehdr_start;
+    // SAFETY: an ELF64 header is in memory there: e_phoff at 32, e_phnum at 56; the table lies in the same segment.
+    let (table, count) = unsafe {
+        let offset = base.add(32).cast::<u64>().read() as usize;
+        (base.add(offset).cast::<Segment>(), base.add(56).cast::<u16>().read())
+    };
+    let (mut low, mut high) = (usize::MAX, 0);
+    for index in 0..usize::from(count) {
+        // SAFETY: `index` is within the table.
+        let segment = unsafe { table.add(index).read() };
+        if segment.kind == PT_LOAD && segment.flags & PF_W != 0 {
+            // The image is linked at 0, so a virtual address is an offset from the header.
+            let start = base as usize + segment.vaddr as usize;
+            low = low.min(start & !(PAGE - 1));
+            high = high.max((start + segment.memsz as usize).next_multiple_of(PAGE));
+        }
+    }
+    (low, high.saturating_sub(low))
+}

@@ -1,0 +1,501 @@
+//! System calls, and everything else that depends on the processor.
+//!
+//! The calls are raw: no errno is written, no libc is needed, nothing is bound lazily. A result is the kernel's own
+//! number, or the positive errno as `Err`.
+
+use core::arch::{asm, global_asm};
+
+pub type Result<T> = core::result::Result<T, i32>;
+
+pub const PAGE: usize = 4096;
+
+pub const EINTR: i32 = 4;
+pub const EINVAL: i32 = 22;
+pub const EPROTO: i32 = 71;
+pub const ETIMEDOUT: i32 = 110;
+pub const ECONNREFUSED: i32 = 111;
+pub const ECANCELED: i32 = 125;
+
+pub const PROT_NONE: usize = 0;
+pub const PROT_READ: usize = 1;
+pub const PROT_WRITE: usize = 2;
+pub const PROT_EXEC: usize = 4;
+pub const MAP_SHARED: usize = 0x1;
+pub const MAP_PRIVATE: usize = 0x2;
+pub const MAP_TYPE: usize = 0xf;
+pub const MAP_FIXED: usize = 0x10;
+pub const MAP_ANONYMOUS: usize = 0x20;
+pub const MAP_GROWSDOWN: usize = 0x100;
+pub const MAP_NORESERVE: usize = 0x4000;
+pub const MAP_POPULATE: usize = 0x8000;
+pub const MAP_HUGETLB: usize = 0x4_0000;
+
+pub const MADV_DONTNEED: usize = 4;
+pub const MADV_DONTFORK: usize = 10;
+pub const MADV_NOHUGEPAGE: usize = 15;
+pub const MADV_WIPEONFORK: usize = 18;
+pub const MADV_POPULATE_WRITE: usize = 23;
+const MADV_GUARD_INSTALL: usize = 102;
+const MADV_GUARD_REMOVE: usize = 103;
+
+pub const O_CLOEXEC: usize = 0o2000000;
+pub const O_NONBLOCK: usize = 0o4000;
+
+const SIG_SETMASK: usize = 2;
+const SIGKILL: usize = 9;
+const FUTEX_WAIT: usize = 0;
+const FUTEX_WAKE: usize = 1;
+
+#[cfg(target_arch = "x86_64")]
+pub mod nr {
+    pub const MMAP: usize = 9;
+    pub const MPROTECT: usize = 10;
+    pub const MUNMAP: usize = 11;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const IOCTL: usize = 16;
+    pub const MREMAP: usize = 25;
+    pub const MADVISE: usize = 28;
+    pub const GETPID: usize = 39;
+    pub const SOCKET: usize = 41;
+    pub const CONNECT: usize = 42;
+    pub const SENDTO: usize = 44;
+    pub const RECVFROM: usize = 45;
+    pub const SENDMSG: usize = 46;
+    pub const RECVMSG: usize = 47;
+    pub const CLONE: usize = 56;
+    pub const EXIT: usize = 60;
+    pub const KILL: usize = 62;
+    pub const FCNTL: usize = 72;
+    pub const CLOSE: usize = 3;
+    pub const PRCTL: usize = 157;
+    pub const FUTEX: usize = 202;
+    pub const EXIT_GROUP: usize = 231;
+    pub const PPOLL: usize = 271;
+    pub const USERFAULTFD: usize = 323;
+    pub const CLOSE_RANGE: usize = 436;
+}
+
+#[cfg(target_arch = "aarch64")]
+pub mod nr {
+    pub const FCNTL: usize = 25;
+    pub const IOCTL: usize = 29;
+    pub const CLOSE: usize = 57;
+    pub const PPOLL: usize = 73;
+    pub const EXIT: usize = 93;
+    pub const EXIT_GROUP: usize = 94;
+    pub const FUTEX: usize = 98;
+    pub const KILL: usize = 129;
+    pub const RT_SIGPROCMASK: usize = 135;
+    pub const PRCTL: usize = 167;
+    pub const GETPID: usize = 172;
+    pub const SOCKET: usize = 198;
+    pub const CONNECT: usize = 203;
+    pub const SENDTO: usize = 206;
+    pub const RECVFROM: usize = 207;
+    pub const SENDMSG: usize = 211;
+    pub const RECVMSG: usize = 212;
+    pub const MUNMAP: usize = 215;
+    pub const MREMAP: usize = 216;
+    pub const CLONE: usize = 220;
+    pub const MMAP: usize = 222;
+    pub const MPROTECT: usize = 226;
+    pub const MADVISE: usize = 233;
+    pub const USERFAULTFD: usize = 282;
+    pub const CLOSE_RANGE: usize = 436;
+}
+
+/// One system call with up to six arguments.
+///
+/// # Safety
+/// Whatever the call does to memory and descriptors must be sound for the program and for the caller.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
+    let mut ret = number;
+    // SAFETY: the kernel preserves all registers but rax, rcx and r11; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ret,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    check(ret)
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
+    let mut ret = args[0];
+    // SAFETY: the kernel preserves all registers but x0; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") ret,
+            in("x1") args[1],
+            in("x2") args[2],
+            in("x3") args[3],
+            in("x4") args[4],
+            in("x5") args[5],
+            options(nostack),
+        );
+    }
+    check(ret)
+}
+
+fn check(ret: usize) -> Result<usize> {
+    let signed = ret as isize;
+    if (-4095..0).contains(&signed) { Err(-signed as i32) } else { Ok(ret) }
+}
+
+/// Starts a thread that runs `entry(arg)` on a stack of its own.
+///
+/// # Safety
+/// `flags` must include CLONE_VM; `stack_top` must be 16-byte aligned and end a stack that nobody else uses; `tls` and
+/// `child_tid` must suit the flags and outlive the thread, as must `arg`.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn clone(
+    flags: usize,
+    stack_top: usize,
+    tls: usize,
+    child_tid: usize,
+    entry: extern "C" fn(usize) -> !,
+    arg: usize,
+) -> Result<usize> {
+    let mut ret = nr::CLONE;
+    // SAFETY: the new thread starts behind the syscall with the registers of the old and rax = 0, on its own stack; it
+    // never comes back to this frame. The old thread sees an ordinary system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r13",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") ret,
+            in("rdi") flags,
+            in("rsi") stack_top,
+            in("rdx") 0usize,
+            in("r10") child_tid,
+            in("r8") tls,
+            in("r12") entry as usize,
+            in("r13") arg,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    check(ret)
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+pub unsafe fn clone(
+    flags: usize,
+    stack_top: usize,
+    tls: usize,
+    child_tid: usize,
+    entry: extern "C" fn(usize) -> !,
+    arg: usize,
+) -> Result<usize> {
+    let mut ret = flags;
+    // SAFETY: as for x86_64; here the new thread sees x0 = 0.
+    unsafe {
+        asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x0, x21",
+            "blr x20",
+            "brk #1",
+            "2:",
+            in("x8") nr::CLONE,
+            inlateout("x0") ret,
+            in("x1") stack_top,
+            in("x2") 0usize,
+            in("x3") tls,
+            in("x4") child_tid,
+            in("x20") entry as usize,
+            in("x21") arg,
+        );
+    }
+    check(ret)
+}
+
+/// Address of a function that may be missing in this process: 0 then. Read from the GOT, filled in when the agent was
+/// loaded, because a compiler takes the address of a declared function to be non-null.
+#[cfg(target_arch = "x86_64")]
+macro_rules! weak {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: reads one word of the agent's own GOT.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                out(reg) address,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        address
+    }};
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! weak {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: reads one word of the agent's own GOT.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("adrp {0}, :got:", $name),
+                concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+                out(reg) address,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        address
+    }};
+}
+pub(crate) use weak;
+
+// What the compiler may call for copies and comparisons. Hidden, or they would stand in for the program's own.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .text.memspill_mem, \"ax\", @progbits",
+    ".hidden memcpy, memmove, memset, memcmp, bcmp, strlen",
+    ".globl memcpy, memmove, memset, memcmp, bcmp, strlen",
+    "memcpy:",
+    "mov rax, rdi",
+    "mov rcx, rdx",
+    "rep movsb",
+    "ret",
+    "memmove:",
+    "mov rax, rdi",
+    "mov rcx, rdx",
+    "mov r8, rdi",
+    "sub r8, rsi",
+    "cmp r8, rdx",
+    "jb 2f",
+    "rep movsb",
+    "ret",
+    "2:", // the destination starts inside the source: from the end
+    "lea rdi, [rdi + rdx - 1]",
+    "lea rsi, [rsi + rdx - 1]",
+    "std",
+    "rep movsb",
+    "cld",
+    "ret",
+    "memset:",
+    "mov r8, rdi",
+    "mov eax, esi",
+    "mov rcx, rdx",
+    "rep stosb",
+    "mov rax, r8",
+    "ret",
+    "memcmp:",
+    "bcmp:",
+    "xor eax, eax",
+    "2:",
+    "test rdx, rdx",
+    "jz 3f",
+    "movzx eax, byte ptr [rdi]",
+    "movzx ecx, byte ptr [rsi]",
+    "inc rdi",
+    "inc rsi",
+    "dec rdx",
+    "sub eax, ecx",
+    "jz 2b",
+    "3:",
+    "ret",
+    "strlen:",
+    "xor eax, eax",
+    "2:",
+    "cmp byte ptr [rdi + rax], 0",
+    "je 3f",
+    "inc rax",
+    "jmp 2b",
+    "3:",
+    "ret",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.memspill_mem, \"ax\", @progbits",
+    ".hidden memcpy, memmove, memset, memcmp, bcmp, strlen",
+    ".globl memcpy, memmove, memset, memcmp, bcmp, strlen",
+    "memcpy:",
+    "memmove:",
+    "sub x4, x0, x1",
+    "cmp x4, x2",
+    "b.lo 4f",
+    "mov x3, x0",
+    "2:",
+    "cbz x2, 3f",
+    "ldrb w4, [x1], #1",
+    "strb w4, [x3], #1",
+    "sub x2, x2, #1",
+    "b 2b",
+    "3:",
+    "ret",
+    "4:", // the destination starts inside the source: from the end
+    "cbz x2, 3b",
+    "sub x2, x2, #1",
+    "ldrb w4, [x1, x2]",
+    "strb w4, [x0, x2]",
+    "b 4b",
+    "memset:",
+    "mov x3, x0",
+    "2:",
+    "cbz x2, 3f",
+    "strb w1, [x3], #1",
+    "sub x2, x2, #1",
+    "b 2b",
+    "3:",
+    "ret",
+    "memcmp:",
+    "bcmp:",
+    "mov x3, x0",
+    "mov w0, wzr",
+    "2:",
+    "cbz x2, 3f",
+    "ldrb w4, [x3], #1",
+    "ldrb w5, [x1], #1",
+    "sub x2, x2, #1",
+    "subs w0, w4, w5",
+    "b.eq 2b",
+    "3:",
+    "ret",
+    "strlen:",
+    "mov x1, x0",
+    "mov x0, xzr",
+    "2:",
+    "ldrb w2, [x1, x0]",
+    "cbz w2, 3f",
+    "add x0, x0, #1",
+    "b 2b",
+    "3:",
+    "ret",
+    ".popsection",
+);
+
+/// A descriptor in the table of the calling thread, closed on drop.
+pub struct Fd(pub i32);
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours.
+        let _ = unsafe { syscall(nr::CLOSE, [self.0 as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+pub fn getpid() -> u32 {
+    // SAFETY: no memory involved.
+    unsafe { syscall(nr::GETPID, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Ends the whole process, at once and not to be caught.
+pub fn die() -> ! {
+    loop {
+        // SAFETY: that nothing of this process runs on is the purpose.
+        unsafe {
+            let _ = syscall(nr::KILL, [getpid() as usize, SIGKILL, 0, 0, 0, 0]);
+            // The first process of a pid namespace cannot kill itself.
+            let _ = syscall(nr::EXIT_GROUP, [128 + SIGKILL, 0, 0, 0, 0, 0]);
+        }
+    }
+}
+
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: only the calling thread ends.
+        let _ = unsafe { syscall(nr::EXIT, [0; 6]) };
+    }
+}
+
+/// All signals blocked in this thread until drop.
+pub struct SignalsBlocked(u64);
+
+impl SignalsBlocked {
+    pub fn new() -> Self {
+        let all = u64::MAX;
+        let mut old = 0u64;
+        // SAFETY: the kernel reads `all` and writes `old`, 8 bytes each.
+        let _ = unsafe {
+            syscall(
+                nr::RT_SIGPROCMASK,
+                [SIG_SETMASK, &raw const all as usize, &raw mut old as usize, 8, 0, 0],
+            )
+        };
+        Self(old)
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the kernel reads 8 bytes.
+        let _ = unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_SETMASK, &raw const self.0 as usize, 0, 8, 0, 0]) };
+    }
+}
+
+/// Waits while `*word == value`, at most `timeout_ms` (0: for ever). May return early.
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, timeout_ms: u32) -> Result<usize> {
+    let timeout = [i64::from(timeout_ms / 1000), i64::from(timeout_ms % 1000) * 1_000_000];
+    let timeout_addr = if timeout_ms == 0 { 0 } else { timeout.as_ptr() as usize };
+    // SAFETY: the word is alive for the call, and the timeout is a struct timespec.
+    unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, timeout_addr, 0, 0]) }
+}
+
+pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
+    // SAFETY: the word is alive for the call.
+    let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, 1, 0, 0, 0]) };
+}
+
+/// # Safety
+/// The advice must be sound for that range.
+pub unsafe fn madvise(addr: usize, len: usize, advice: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(nr::MADVISE, [addr, len, advice, 0, 0, 0]) }.map(|_| ())
+}
+
+/// Empties anonymous pages: by a guard put in and taken out, which raises no event on a userfaultfd, or where the
+/// kernel knows no guards by MADV_DONTNEED, which waits until the pager has read its event.
+///
+/// Returns whether guards are known. `Err`: the pages may now be guarded, and must not be touched again.
+///
+/// # Safety
+/// Nobody may need the content of the range, or touch it meanwhile.
+pub unsafe fn empty_pages(addr: usize, len: usize, try_guards: bool) -> Result<bool> {
+    let mut known = try_guards;
+    if try_guards {
+        // SAFETY: the caller's promise.
+        match unsafe { madvise(addr, len, MADV_GUARD_INSTALL) } {
+            // SAFETY: the caller's promise.
+            Ok(()) => return unsafe { madvise(addr, len, MADV_GUARD_REMOVE) }.map(|()| true),
+            Err(errno) => known = errno != EINVAL,
+        }
+        // It may have failed half-way; a guard that stayed would be a SIGSEGV later. Kernels without guards say EINVAL.
+        // SAFETY: the caller's promise.
+        let _ = unsafe { madvise(addr, len, MADV_GUARD_REMOVE) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { madvise(addr, len, MADV_DONTNEED) }.map(|()| known)
+}

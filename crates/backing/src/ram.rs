@@ -1,0 +1,596 @@
+//! Swap in compressed RAM (kernel: zram, zswap's pool): a table of locations over a [`Pool`].
+//!
+//! ```text
+//!   slot ──▶ word ──┬─ empty
+//!                   ├─ same-filled: the repeated word itself, packed     no memory but the word
+//!                   ├─ pool: handle and length ──▶ LZ4 block, or the raw page if the length is 4096
+//!                   └─ file: the page is at the slot's place in the file (only under tier.rs)
+//! ```
+//!
+//! *One word says everything about a slot*, so whoever exchanges the word owns what the old word named and frees
+//! it. Nothing is ever freed before the word has changed. Reads take no lock: they copy, then look at the word
+//! again (the protocol is in `pool.rs`).
+//!
+//! ```text
+//!   63                                       11 10      5 4  3 2   0
+//!   ┌──────────────────────────────────────────┬──────────┬────┬─────┐
+//!   │ payload, 53 bits                         │generation│ wb │ kind│
+//!   └──────────────────────────────────────────┴──────────┴────┴─────┘
+//!   pool:  │moves:5│ handle:36        │ len-1:12│
+//!   same:  │mode:2│rot:3│ value:48             │
+//! ```
+//!
+//! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is empty.
+//! * wb: a writeback of this object is in flight (1); a writeback of an *older* object of this slot is in flight
+//!   (2). Set to 1 by the writeback, turned to 2 by whoever replaces the object meanwhile, cleared by the writeback.
+//!   While it is not 0 the slot must not be written to the file by anyone else: two writes to one place of a file
+//!   have no order.
+//! * generation: counts the stores to the slot, modulo 64; tells a FIFO entry from a later object. A false match
+//!   after 64 stores makes a young page leave early, and nothing worse.
+//! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing happened".
+//!
+//! A same-filled word that does not fit (a 64-bit pattern with more than six significant bytes that does not
+//! repeat every 32 bits) goes through LZ4 like any page and takes about 30 bytes.
+//!
+//! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot, counted in
+//! pages of 512 slots). The limit is checked when the pool wants a new chunk, and never exceeded by that check.
+//!
+//! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; an LZ4 block
+//! that does not decode is reported as [`BackingError::Checksum`].
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memspill_engine::backing::{
+    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+};
+use memspill_engine::sync::lock;
+use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
+
+use crate::arena::ZeroTable;
+use crate::compress::{self, Compressor, Encoded, with_scratch};
+use crate::fifo::{Entry, Fifo};
+use crate::pool::{Handle, Pool};
+
+/// Objects moved by one step of compaction: some 50 µs.
+const COMPACT_OBJECTS: usize = 128;
+/// The most slots of a device: SlotIndex is 32 bits, and the table must be addressable.
+pub const SLOTS_MAX: u32 = 1 << 31;
+
+/// What a [`RamBacking`] is made of.
+#[derive(Clone, Debug)]
+pub struct RamConfig {
+    /// Slots that can be addressed, slot 0 included; at most 2^31. Unused slots cost address space only.
+    pub slots: u32,
+    /// RAM that may be held, in bytes, tables included. Can be changed later by `set_ram_limit_bytes`.
+    pub ram_limit_bytes: u64,
+}
+
+/// A word of the location table. See the module's header for its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Word(pub(crate) u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Kind {
+    Empty = 0,
+    Same = 1,
+    Pool = 2,
+    File = 3,
+}
+
+/// Values of the wb field.
+pub(crate) const WB_NONE: u64 = 0;
+pub(crate) const WB_THIS: u64 = 1;
+pub(crate) const WB_OLDER: u64 = 2;
+
+const WB_SHIFT: u32 = 3;
+const WB_MASK: u64 = 0b11 << WB_SHIFT;
+const GENERATION_SHIFT: u32 = 5;
+const GENERATION_MASK: u64 = 0x3f;
+const PAYLOAD_SHIFT: u32 = 11;
+const PAYLOAD_BITS: u32 = 53;
+const LEN_BITS: u32 = 12;
+const MOVES_BITS: u32 = 5;
+const VALUE_BITS: u32 = 48;
+
+const _: () = assert!(PAYLOAD_SHIFT + PAYLOAD_BITS == 64);
+const _: () = assert!(LEN_BITS + Handle::BITS + MOVES_BITS == PAYLOAD_BITS);
+const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
+const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
+
+impl Word {
+    fn new(kind: Kind, wb: u64, generation: u64, payload: u64) -> Word {
+        debug_assert!(payload < 1 << PAYLOAD_BITS && wb < 3);
+        Word(
+            kind as u64
+                | wb << WB_SHIFT
+                | (generation & GENERATION_MASK) << GENERATION_SHIFT
+                | payload << PAYLOAD_SHIFT,
+        )
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        match self.0 & 0b111 {
+            0 => Kind::Empty,
+            1 => Kind::Same,
+            2 => Kind::Pool,
+            3 => Kind::File,
+            kind => unreachable!("kind {kind} in a location word: memory was overwritten"),
+        }
+    }
+
+    pub(crate) fn wb(self) -> u64 {
+        (self.0 & WB_MASK) >> WB_SHIFT
+    }
+
+    pub(crate) fn with_wb(self, wb: u64) -> Word {
+        Word(self.0 & !WB_MASK | wb << WB_SHIFT)
+    }
+
+    /// What wb becomes when the object is replaced.
+    fn wb_after(self) -> u64 {
+        if self.wb() == WB_NONE { WB_NONE } else { WB_OLDER }
+    }
+
+    pub(crate) fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT & GENERATION_MASK
+    }
+
+    fn payload(self) -> u64 {
+        self.0 >> PAYLOAD_SHIFT
+    }
+
+    fn pool_payload(handle: Handle, len_bytes: usize, moves: u64) -> u64 {
+        let moves = moves & ((1 << MOVES_BITS) - 1);
+        (len_bytes as u64 - 1) | handle.to_bits() << LEN_BITS | moves << (LEN_BITS + Handle::BITS)
+    }
+
+    /// Length and handle of an object in the pool.
+    pub(crate) fn object(self) -> (Handle, usize) {
+        debug_assert!(self.kind() == Kind::Pool);
+        let payload = self.payload();
+        let handle = Handle::from_bits(payload >> LEN_BITS & ((1 << Handle::BITS) - 1));
+        (handle, (payload as usize & ((1 << LEN_BITS) - 1)) + 1)
+    }
+
+    /// The same object after a move to `to`.
+    fn moved(self, to: Handle) -> Word {
+        let (_, len_bytes) = self.object();
+        let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
+        Word::new(Kind::Pool, self.wb(), self.generation(), Word::pool_payload(to, len_bytes, moves))
+    }
+}
+
+/// How 48 bits stand for 64. Modes of a same-filled payload.
+const SAME_ZERO_EXTENDED: u64 = 0;
+const SAME_SIGN_EXTENDED: u64 = 1;
+const SAME_REPEATED_32: u64 = 2;
+
+/// Pack a repeated word into a payload: six significant bytes anywhere in zeros or ones, or 32 bits twice.
+fn pack_same(value: u64) -> Option<u64> {
+    let packed = |mode: u64, rot: u64, bits: u64| mode << 51 | rot << 48 | bits;
+    if value as u32 == (value >> 32) as u32 {
+        return Some(packed(SAME_REPEATED_32, 0, value & 0xffff_ffff));
+    }
+    (0..8u64).find_map(|rot| {
+        let turned = value.rotate_left(8 * rot as u32);
+        match turned >> 48 {
+            0 => Some(packed(SAME_ZERO_EXTENDED, rot, turned)),
+            0xffff => Some(packed(SAME_SIGN_EXTENDED, rot, turned & ((1 << 48) - 1))),
+            _ => None,
+        }
+    })
+}
+
+fn unpack_same(payload: u64) -> u64 {
+    let bits = payload & ((1 << VALUE_BITS) - 1);
+    let rot = (payload >> 48 & 0b111) as u32;
+    match payload >> 51 {
+        SAME_ZERO_EXTENDED => bits.rotate_right(8 * rot),
+        SAME_SIGN_EXTENDED => (bits | 0xffff << 48).rotate_right(8 * rot),
+        SAME_REPEATED_32 => bits << 32 | bits,
+        mode => unreachable!("mode {mode} of a same-filled word: memory was overwritten"),
+    }
+}
+
+/// Changes of the counters, gathered over a batch and applied once: threads do not fight for them page by page.
+#[derive(Default)]
+pub(crate) struct Delta {
+    compressed_bytes: i64,
+    ram_pages: i64,
+    same_filled_pages: i64,
+    incompressible_pages: i64,
+    pub(crate) file_pages: i64,
+}
+
+impl Delta {
+    /// Count a word that came (`sign` 1) or went (-1).
+    fn count(&mut self, word: Word, sign: i64) {
+        match word.kind() {
+            Kind::Empty => {}
+            Kind::Same => self.same_filled_pages += sign,
+            Kind::File => self.file_pages += sign,
+            Kind::Pool => {
+                let (_, len_bytes) = word.object();
+                self.ram_pages += sign;
+                self.compressed_bytes += sign * len_bytes as i64;
+                self.incompressible_pages += sign * i64::from(len_bytes == PAGE_SIZE);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    compressed_bytes: AtomicU64,
+    ram_pages: AtomicU64,
+    same_filled_pages: AtomicU64,
+    incompressible_pages: AtomicU64,
+    file_pages: AtomicU64,
+}
+
+/// Where a page was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Loaded {
+    Here,
+    InFile,
+    Failed(BackingError),
+}
+
+/// See the module's header.
+pub struct RamBacking {
+    slots: u32,
+    table: ZeroTable,
+    pool: Pool,
+    limit_bytes: AtomicU64,
+    counters: Counters,
+    /// Present where there is a file to move the oldest pages to.
+    fifo: Option<Mutex<Fifo>>,
+    fifo_bytes: AtomicU64,
+    /// RAM held elsewhere that counts against the same limit.
+    other_bytes: AtomicU64,
+}
+
+impl RamBacking {
+    /// An empty device. Takes address space for the table (8 bytes a slot); panics if even that is refused.
+    pub fn new(config: RamConfig) -> RamBacking {
+        RamBacking::build(config, false).expect("no address space for the location table")
+    }
+
+    /// As `new`, keeping the order of the pages for a writeback if `ordered`.
+    pub(crate) fn build(config: RamConfig, ordered: bool) -> io::Result<RamBacking> {
+        assert!(config.slots <= SLOTS_MAX, "a device has at most {SLOTS_MAX} slots, not {}", config.slots);
+        Ok(RamBacking {
+            slots: config.slots,
+            table: ZeroTable::new(config.slots as usize * 8)?,
+            pool: Pool::new(),
+            limit_bytes: AtomicU64::new(config.ram_limit_bytes),
+            counters: Counters::default(),
+            fifo: ordered.then(Mutex::default),
+            fifo_bytes: AtomicU64::new(0),
+            other_bytes: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of RAM held now.
+    pub(crate) fn ram_bytes(&self) -> u64 {
+        self.pool.ram_bytes() + self.ram_bytes_beside_pool()
+    }
+
+    fn ram_bytes_beside_pool(&self) -> u64 {
+        self.table.ram_bytes()
+            + self.fifo_bytes.load(Ordering::Relaxed)
+            + self.other_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Count RAM held elsewhere against this limit.
+    pub(crate) fn set_other_bytes(&self, bytes: u64) {
+        self.other_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    fn check(&self, slot: u32) {
+        assert!(slot < self.slots, "slot {slot} is beyond the device's {} slots", self.slots);
+    }
+
+    pub(crate) fn word(&self, slot: u32) -> Word {
+        self.check(slot);
+        Word(self.table.word(slot as usize).load(Ordering::Acquire))
+    }
+
+    /// Exchange a slot's word for what `change` makes of it; `None` leaves it. Returns the old word and the new.
+    pub(crate) fn update(&self, slot: u32, mut change: impl FnMut(Word) -> Option<Word>) -> Option<(Word, Word)> {
+        self.check(slot);
+        let atomic = self.table.word_to_write(slot as usize);
+        let mut old = Word(atomic.load(Ordering::Acquire));
+        loop {
+            let new = change(old)?;
+            match atomic.compare_exchange_weak(old.0, new.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((old, new)),
+                Err(seen) => old = Word(seen),
+            }
+        }
+    }
+
+    /// Free what a replaced word named in RAM, and count it out. Only for whoever did the exchange.
+    pub(crate) fn retire(&self, old: Word, delta: &mut Delta) {
+        delta.count(old, -1);
+        if old.kind() == Kind::Pool {
+            let (handle, len_bytes) = old.object();
+            self.pool.free(handle, len_bytes);
+        }
+    }
+
+    /// Put a page into RAM; returns the new word. `force` ignores the limit (see tier.rs). A page that does not
+    /// compress is Full if RAM held is above `raw_limit_bytes` already. On Full the slot keeps what it had.
+    pub(crate) fn store(
+        &self,
+        slot: u32,
+        page: &Page,
+        force: bool,
+        raw_limit_bytes: u64,
+        compressor: &mut Compressor,
+        delta: &mut Delta,
+    ) -> Result<Word, BackingError> {
+        // Everything but the pool comes off the limit first.
+        let limit_bytes = if force { u64::MAX } else { self.limit_bytes() };
+        let room_bytes = limit_bytes.saturating_sub(self.ram_bytes_beside_pool());
+        let in_pool = |bytes: &[u8]| {
+            let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| BackingError::Full)?;
+            Ok((Kind::Pool, Word::pool_payload(handle, bytes.len(), 0)))
+        };
+        let (kind, payload) = match compressor.encode(page) {
+            Encoded::Same(value) => match pack_same(value) {
+                Some(payload) => (Kind::Same, payload),
+                None => in_pool(compressor.encode_lz4(page))?,
+            },
+            Encoded::Lz4(block) => in_pool(block)?,
+            Encoded::Raw if !force && self.ram_bytes() > raw_limit_bytes => return Err(BackingError::Full),
+            Encoded::Raw => in_pool(&page.0)?,
+        };
+        let (old, new) = self
+            .update(slot, |old| Some(Word::new(kind, old.wb_after(), old.generation() + 1, payload)))
+            .expect("the change always wants a new word");
+        delta.count(new, 1);
+        self.retire(old, delta);
+        Ok(new)
+    }
+
+    /// Make a slot empty; returns what it was. Not counted, nothing freed: see `retire`.
+    pub(crate) fn clear(&self, slot: u32) -> Word {
+        if self.word(slot).kind() == Kind::Empty {
+            return self.word(slot);
+        }
+        self.update(slot, |old| Some(Word::new(Kind::Empty, old.wb_after(), old.generation(), 0)))
+            .expect("the change always wants a new word")
+            .0
+    }
+
+    /// The word for "in the file", following `old`.
+    pub(crate) fn file_word(old: Word) -> Word {
+        Word::new(Kind::File, WB_NONE, old.generation(), 0)
+    }
+
+    /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
+    pub(crate) fn load(&self, slot: u32, page: &mut Page, scratch: &mut Page) -> Loaded {
+        self.check(slot);
+        let atomic = self.table.word(slot as usize);
+        let mut word = Word(atomic.load(Ordering::Acquire));
+        loop {
+            match word.kind() {
+                Kind::Empty => return Loaded::Failed(BackingError::Empty),
+                Kind::File => return Loaded::InFile,
+                Kind::Same => {
+                    compress::fill(page, unpack_same(word.payload()));
+                    return Loaded::Here;
+                }
+                Kind::Pool => {}
+            }
+            let (handle, len_bytes) = word.object();
+            let raw = len_bytes == PAGE_SIZE;
+            let copy = if raw { &mut page.0 } else { &mut scratch.0 };
+            self.pool.copy_out(handle, &mut copy[..len_bytes]);
+            fence(Ordering::Acquire);
+            let again = Word(atomic.load(Ordering::Relaxed));
+            // The start or end of a writeback does not move the object.
+            if again.with_wb(WB_NONE) == word.with_wb(WB_NONE) {
+                let good = raw || compress::decompress(&scratch.0[..len_bytes], page);
+                return if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
+            }
+            word = Word(atomic.load(Ordering::Acquire));
+        }
+    }
+
+    pub(crate) fn apply(&self, delta: Delta) {
+        let counters = &self.counters;
+        for (counter, change) in [
+            (&counters.compressed_bytes, delta.compressed_bytes),
+            (&counters.ram_pages, delta.ram_pages),
+            (&counters.same_filled_pages, delta.same_filled_pages),
+            (&counters.incompressible_pages, delta.incompressible_pages),
+            (&counters.file_pages, delta.file_pages),
+        ] {
+            if change != 0 {
+                counter.fetch_add(change as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Remember the order of pages that came into the pool.
+    pub(crate) fn enqueue(&self, entries: &[Entry]) {
+        let Some(fifo) = &self.fifo else { return };
+        if entries.is_empty() {
+            return;
+        }
+        let mut fifo = lock(fifo);
+        let live_pages = self.counters.ram_pages.load(Ordering::Relaxed);
+        fifo.push(entries, live_pages, |entry| self.is_entry_live(entry));
+        self.fifo_bytes.store(fifo.ram_bytes(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_entry_live(&self, entry: Entry) -> bool {
+        let word = self.word(entry.slot());
+        word.kind() == Kind::Pool && word.generation() == entry.generation()
+    }
+
+    /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn. And
+    /// whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the writers.
+    pub(crate) fn dequeue(&self, max: usize, mut want: impl FnMut(Entry) -> bool) -> (Vec<Entry>, bool) {
+        let mut taken = Vec::with_capacity(max);
+        let Some(fifo) = &self.fifo else { return (taken, false) };
+        let mut fifo = lock(fifo);
+        let mut more = true;
+        for _ in 0..4096 {
+            if taken.len() == max {
+                break;
+            }
+            let Some(entry) = fifo.pop() else {
+                more = false;
+                break;
+            };
+            if want(entry) {
+                taken.push(entry);
+            }
+        }
+        self.fifo_bytes.store(fifo.ram_bytes(), Ordering::Relaxed);
+        (taken, more)
+    }
+
+    /// Gather sparse chunks, give spare memory back. True while there is more to do.
+    pub(crate) fn tidy(&self) -> bool {
+        let moved = self.pool.compact(COMPACT_OBJECTS, |owner, from, to| {
+            self.update(owner, |word| {
+                let is_it = word.kind() == Kind::Pool && word.wb() == WB_NONE && word.object().0 == from;
+                is_it.then(|| word.moved(to))
+            })
+            .is_some()
+        });
+        if moved == 0 {
+            self.pool.trim_if_idle();
+        }
+        moved > 0
+    }
+
+    pub(crate) fn entry(slot: u32, word: Word) -> Option<Entry> {
+        (word.kind() == Kind::Pool).then(|| Entry::new(slot, word.generation()))
+    }
+}
+
+impl Backing for RamBacking {
+    fn properties(&self) -> Properties {
+        Properties { slots: self.slots, synchronous: true, rotational: false }
+    }
+
+    fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
+        let mut delta = Delta::default();
+        with_scratch(|compressor, _| {
+            for write in pages {
+                let slot = write.slot.0;
+                let stored = self.store(slot, write.page, false, u64::MAX, compressor, &mut delta);
+                if stored.is_err() {
+                    // A failed write leaves the slot as if it had been discarded.
+                    let old = self.clear(slot);
+                    self.retire(old, &mut delta);
+                }
+                results.push(stored.map(drop));
+            }
+        });
+        self.apply(delta);
+    }
+
+    fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
+        let ReadRequest { token, slots, mut buf } = request;
+        assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
+        let mut results = Vec::with_capacity(slots.len());
+        with_scratch(|_, scratch| {
+            for (slot, page) in slots.iter().zip(&mut buf) {
+                results.push(match self.load(slot.0, page, scratch) {
+                    Loaded::Here => Ok(()),
+                    Loaded::Failed(error) => Err(error),
+                    Loaded::InFile => unreachable!("RAM alone has no file"),
+                });
+            }
+        });
+        ReadStart::Done(ReadDone { token, slots, buf, results })
+    }
+
+    fn reap(&self, _queue: QueueId, _done: &mut Vec<ReadDone>) {}
+
+    fn poll_fd(&self, _queue: QueueId) -> Option<i32> {
+        None
+    }
+
+    fn discard(&self, slots: &[SlotIndex]) {
+        let mut delta = Delta::default();
+        for slot in slots {
+            let old = self.clear(slot.0);
+            self.retire(old, &mut delta);
+        }
+        self.apply(delta);
+    }
+
+    fn maintain(&self, _queue: QueueId) -> bool {
+        self.tidy()
+    }
+
+    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
+        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+    }
+
+    fn usage(&self) -> Usage {
+        let counters = &self.counters;
+        Usage {
+            ram_bytes: self.ram_bytes(),
+            ram_compressed_bytes: counters.compressed_bytes.load(Ordering::Relaxed),
+            ram_pages: counters.ram_pages.load(Ordering::Relaxed),
+            same_filled_pages: counters.same_filled_pages.load(Ordering::Relaxed),
+            incompressible_pages: counters.incompressible_pages.load(Ordering::Relaxed),
+            file_pages: counters.file_pages.load(Ordering::Relaxed),
+            file_bytes: 0,
+            written_back_pages_total: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn same_filled_words_pack_and_unpack() {
+        let ones = 1.0f64.to_bits();
+        for value in [0, 1, u64::MAX, ones, 0xdead_beef_dead_beef, i64::MIN as u64, (-5i64) as u64, 0x7f << 56] {
+            let payload = pack_same(value).unwrap_or_else(|| panic!("{value:#x} must fit"));
+            assert!(payload < 1 << PAYLOAD_BITS);
+            assert_eq!(unpack_same(payload), value, "{value:#x}");
+        }
+        assert_eq!(pack_same(0x0102_0304_0506_0708), None);
+        for shift in 0..64 {
+            for value in [1u64 << shift, !(1u64 << shift), 0xffff_ffffu64.rotate_left(shift)] {
+                if let Some(payload) = pack_same(value) {
+                    assert_eq!(unpack_same(payload), value);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_keep_their_fields() {
+        let handle = Handle::from_bits((1 << Handle::BITS) - 1);
+        for len_bytes in [1, 2, 4095, 4096] {
+            let word = Word::new(Kind::Pool, WB_THIS, 63, Word::pool_payload(handle, len_bytes, 31));
+            assert_eq!((word.kind(), word.wb(), word.generation()), (Kind::Pool, WB_THIS, 63));
+            assert_eq!(word.object(), (handle, len_bytes));
+            let moved = word.moved(Handle::from_bits(5));
+            assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
+            assert_eq!((moved.wb(), moved.generation()), (WB_THIS, 63));
+            assert_ne!(moved.moved(handle), word, "there and back is not the same word");
+        }
+        assert_eq!(Word(0).kind(), Kind::Empty);
+    }
+}

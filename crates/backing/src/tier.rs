@@ -1,0 +1,335 @@
+//! The default swap: compressed RAM in front of a file (kernel: zswap over a swap file).
+//!
+//! ```text
+//!             ┌──────────── RamBacking ────────────┐
+//!   write ──▶ │ pool, up to the RAM limit          │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
+//!      │      └────────────────────────────────────┘                maintain()
+//!      └── pool at its limit, or page incompressible and pool above 85 % ─────────────────────────▶
+//! ```
+//!
+//! A slot has the same number in both; which of them holds it is in its word (`ram.rs`), so that each page is in one
+//! place or is just being moved:
+//!
+//! ```text
+//!   pool ──(wb=1)──▶ being written; reads still use the pool ──▶ written, word unchanged? ─▶ file, object freed
+//!                            │ discarded or stored again                                └──▶ not written? pool
+//!                            ▼
+//!                    wb=2: the object is gone, its write is still in flight ──▶ ended: place buried, wb=0
+//! ```
+//!
+//! *Two writes to one place of the file have no order*, so there is never more than one: only one writeback runs at a
+//! time, it writes a slot only if its word says pool, and `write` goes to the file only with a slot whose word it
+//! has made empty and whose wb was 0. A slot with wb≠0 that needs room is kept in the pool, above the limit
+//! if need be: at most one batch of such pages exists, and their older objects have just been freed.
+//!
+//! *The word is switched only after the page is on the device.* If the write fails the page stays in the pool and is
+//! tried again later.
+//!
+//! Limits: RAM of the pool and all tables, the file's included, against the RAM limit; the file's own.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use memspill_engine::backing::{
+    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+};
+use memspill_engine::units::{PAGE_SIZE, PageBuf, SlotIndex, page_buf};
+
+use crate::compress::with_scratch;
+use crate::fifo::Entry;
+use crate::file::{FileBacking, FileConfig};
+use crate::ram::{Delta, Kind, Loaded, RamBacking, RamConfig, WB_NONE, WB_OLDER, WB_THIS};
+
+/// Pages written back in one submission.
+const WRITEBACK_PAGES: usize = 128;
+/// Writeback starts above this share of the RAM limit, in percent.
+const HIGH_PERCENT: u64 = 95;
+/// It stops below this one. Above it, incompressible pages go to the file at once.
+const LOW_PERCENT: u64 = 85;
+
+#[derive(Default)]
+struct Writeback {
+    /// Holds the batch, from the first one until writeback stops at the low mark.
+    buf: Option<PageBuf>,
+}
+
+/// See the module's header.
+pub struct TierBacking {
+    ram: RamBacking,
+    file: FileBacking,
+    writeback: Mutex<Writeback>,
+    /// Above the high mark and not yet below the low one.
+    draining: AtomicBool,
+    /// Bytes of `Writeback::buf`.
+    buffer_bytes: AtomicU64,
+    written_back_pages: AtomicU64,
+    writeback_errors: AtomicU64,
+}
+
+impl TierBacking {
+    /// Open the file now, so that a directory that cannot be written to is an error at the start.
+    ///
+    /// Slots are `ram.slots`; `file.max_bytes` bounds what is on disk at any time, not the slots.
+    pub fn new(ram: RamConfig, file: FileConfig) -> io::Result<TierBacking> {
+        let file = FileBacking::open_with_slots(file, ram.slots)?;
+        let slots = ram.slots.min(file.properties().slots);
+        Ok(TierBacking {
+            ram: RamBacking::build(RamConfig { slots, ..ram }, true)?,
+            file,
+            writeback: Mutex::default(),
+            draining: AtomicBool::new(false),
+            buffer_bytes: AtomicU64::new(0),
+            written_back_pages: AtomicU64::new(0),
+            writeback_errors: AtomicU64::new(0),
+        })
+    }
+
+    /// The file under the pool.
+    pub fn file(&self) -> &FileBacking {
+        &self.file
+    }
+
+    /// Pages whose writeback failed so far (they stayed in the pool).
+    pub fn writeback_errors_total(&self) -> u64 {
+        self.writeback_errors.load(Ordering::Relaxed)
+    }
+
+    /// RAM that is not the pool's or the location table's.
+    fn other_ram_bytes(&self) -> u64 {
+        self.file.usage().ram_bytes + self.buffer_bytes.load(Ordering::Relaxed)
+    }
+
+    fn percent_of_limit(&self, percent: u64) -> u64 {
+        // Divided first: a limit of u64::MAX means none.
+        self.ram.limit_bytes() / 100 * percent
+    }
+
+    /// Move one batch of the oldest pages to the file. False if there was nothing to move or no room for it.
+    fn write_back(&self, queue: QueueId, work: &mut Writeback) -> bool {
+        // Claim: only pages that are still the object that was queued, and in the pool.
+        let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(WRITEBACK_PAGES, |entry| {
+            self.ram
+                .update(entry.slot(), |word| {
+                    let is_it = word.kind() == Kind::Pool && word.generation() == entry.generation();
+                    (is_it && word.wb() == WB_NONE).then(|| word.with_wb(WB_THIS))
+                })
+                .is_some()
+        });
+        batch.sort_unstable_by_key(|entry| entry.slot());
+        if batch.is_empty() {
+            return more;
+        }
+        let buf = work.buf.get_or_insert_with(|| page_buf(WRITEBACK_PAGES));
+        self.buffer_bytes.store((WRITEBACK_PAGES * PAGE_SIZE) as u64, Ordering::Relaxed);
+
+        // Copy out. What has been discarded or stored again since it was claimed is let go at once; if that happens
+        // a moment later, the bytes are written and dropped, see below.
+        let mut kept = 0;
+        batch.retain(|entry| {
+            let page = &mut buf[kept];
+            let loaded = with_scratch(|_, scratch| self.ram.load(entry.slot(), page, scratch));
+            let keep = loaded == Loaded::Here && self.ram.word(entry.slot()).wb() == WB_THIS;
+            if keep {
+                kept += 1;
+            } else {
+                self.release(entry.slot());
+            }
+            keep
+        });
+        let pages: Vec<PageWrite<'_>> = batch
+            .iter()
+            .zip(&*buf)
+            .map(|(entry, page)| PageWrite { slot: SlotIndex(entry.slot()), page })
+            .collect();
+        let mut results = Vec::with_capacity(pages.len());
+        self.file.write_pages(queue, &pages, &mut results);
+
+        let mut delta = Delta::default();
+        let mut again = Vec::new();
+        let mut moved = 0;
+        for (entry, result) in batch.iter().zip(&results) {
+            let slot = entry.slot();
+            if result.is_ok() {
+                let switched = self.ram.update(slot, |word| {
+                    (word.wb() == WB_THIS).then(|| RamBacking::file_word(word))
+                });
+                if let Some((old, _)) = switched {
+                    self.ram.retire(old, &mut delta);
+                    delta.file_pages += 1;
+                    moved += 1;
+                    continue;
+                }
+            } else {
+                self.writeback_errors.fetch_add(1, Ordering::Relaxed);
+            }
+            // Not moved: either replaced meanwhile (what was written is of no use), or the write failed.
+            if self.release(slot) {
+                again.push(*entry);
+            }
+        }
+        self.ram.apply(delta);
+        self.ram.enqueue(&again);
+        self.written_back_pages.fetch_add(moved, Ordering::Relaxed);
+        moved > 0
+    }
+
+    /// End the writeback of a slot that is not switched to the file. True if the object is still there.
+    fn release(&self, slot: u32) -> bool {
+        let ended = self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| word.with_wb(WB_NONE)));
+        if ended.is_some() {
+            return true;
+        }
+        // Replaced: nobody but this thread changes wb from here on. The place is buried first, because once wb is 0
+        // a write may use it.
+        self.file.discard(&[SlotIndex(slot)]);
+        self.ram.update(slot, |word| {
+            assert!(word.wb() == WB_OLDER, "a writeback in flight lost its mark");
+            Some(word.with_wb(WB_NONE))
+        });
+        false
+    }
+}
+
+impl Backing for TierBacking {
+    /// Not synchronous: a read may have to wait for the file.
+    fn properties(&self) -> Properties {
+        let file = self.file.properties();
+        Properties { slots: self.ram.properties().slots, synchronous: false, rotational: file.rotational }
+    }
+
+    fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
+        let mut delta = Delta::default();
+        let base = results.len();
+        let mut entries = Vec::with_capacity(pages.len());
+        let mut to_file = Vec::new();
+        let raw_limit_bytes = self.percent_of_limit(LOW_PERCENT);
+        self.ram.set_other_bytes(self.other_ram_bytes());
+        with_scratch(|compressor, _| {
+            for (index, write) in pages.iter().enumerate() {
+                let slot = write.slot.0;
+                assert!(slot != 0, "slot 0 is never used");
+                // The old place first: once the word says pool, a writeback may use the place again.
+                if self.ram.word(slot).kind() == Kind::File {
+                    self.file.discard(&[write.slot]);
+                }
+                let mut stored =
+                    self.ram.store(slot, write.page, false, raw_limit_bytes, compressor, &mut delta);
+                if stored.is_err() {
+                    // For the file: only a slot that is empty, so that no writeback of it can start now,
+                    // and of which none is in flight.
+                    let old = self.ram.clear(slot);
+                    let in_flight = self.ram.word(slot).wb() != WB_NONE;
+                    self.ram.retire(old, &mut delta);
+                    if in_flight {
+                        stored = self.ram.store(slot, write.page, true, u64::MAX, compressor, &mut delta);
+                    } else {
+                        to_file.push(index);
+                    }
+                }
+                if let Ok(new) = &stored {
+                    entries.extend(RamBacking::entry(slot, *new));
+                }
+                results.push(stored.map(drop));
+            }
+        });
+        if !to_file.is_empty() {
+            let writes: Vec<PageWrite<'_>> = to_file
+                .iter()
+                .map(|index| PageWrite { slot: pages[*index].slot, page: pages[*index].page })
+                .collect();
+            let mut written = Vec::with_capacity(writes.len());
+            self.file.write_pages(queue, &writes, &mut written);
+            for (index, result) in to_file.into_iter().zip(written) {
+                if result.is_ok() {
+                    let switched =
+                        self.ram.update(pages[index].slot.0, |word| Some(RamBacking::file_word(word)));
+                    let (old, _) = switched.expect("the change always wants a new word");
+                    assert!(old.kind() == Kind::Empty && old.wb() == WB_NONE, "a slot was used by two at once");
+                    delta.file_pages += 1;
+                }
+                results[base + index] = result;
+            }
+        }
+        self.ram.apply(delta);
+        self.ram.enqueue(&entries);
+    }
+
+    fn read(&self, queue: QueueId, mut request: ReadRequest) -> ReadStart {
+        assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
+        let mut results = Vec::with_capacity(request.slots.len());
+        let mut wanted = Vec::new();
+        with_scratch(|_, scratch| {
+            for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
+                results.push(match self.ram.load(slot.0, page, scratch) {
+                    Loaded::Here => Ok(()),
+                    Loaded::Failed(error) => Err(error),
+                    Loaded::InFile => {
+                        wanted.push(index);
+                        Ok(())
+                    }
+                });
+            }
+        });
+        if wanted.is_empty() {
+            let ReadRequest { token, slots, buf } = request;
+            return ReadStart::Done(ReadDone { token, slots, buf, results });
+        }
+        self.file.read_some(queue, request, &wanted, results)
+    }
+
+    fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
+        self.file.reap(queue, done);
+    }
+
+    fn poll_fd(&self, queue: QueueId) -> Option<i32> {
+        self.file.poll_fd(queue)
+    }
+
+    fn discard(&self, slots: &[SlotIndex]) {
+        let mut delta = Delta::default();
+        for slot in slots {
+            let old = self.ram.clear(slot.0);
+            self.ram.retire(old, &mut delta);
+            if old.kind() == Kind::File {
+                self.file.discard(&[*slot]);
+            }
+        }
+        self.ram.apply(delta);
+    }
+
+    fn maintain(&self, queue: QueueId) -> bool {
+        // One writeback at a time: the exactness of wb rests on it.
+        let Ok(mut work) = self.writeback.try_lock() else { return false };
+        self.ram.set_other_bytes(self.other_ram_bytes());
+        let held = self.ram.ram_bytes();
+        let was_draining = self.draining.load(Ordering::Relaxed);
+        let mark = self.percent_of_limit(if was_draining { LOW_PERCENT } else { HIGH_PERCENT });
+        let mut draining = held > mark;
+        if draining {
+            draining = self.write_back(queue, &mut work);
+        }
+        self.draining.store(draining, Ordering::Relaxed);
+        if !draining && work.buf.take().is_some() {
+            self.buffer_bytes.store(0, Ordering::Relaxed);
+        }
+        let untidy = self.ram.tidy();
+        let punching = self.file.maintain(queue);
+        draining || untidy || punching
+    }
+
+    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
+        self.ram.set_ram_limit_bytes(limit_bytes);
+    }
+
+    fn usage(&self) -> Usage {
+        self.ram.set_other_bytes(self.other_ram_bytes());
+        let ram = self.ram.usage();
+        let file = self.file.usage();
+        Usage {
+            file_bytes: file.file_bytes,
+            written_back_pages_total: self.written_back_pages.load(Ordering::Relaxed),
+            ..ram
+        }
+    }
+}

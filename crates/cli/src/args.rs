@@ -1,0 +1,306 @@
+//! The command line: every option, its help, and what it defaults to, in one place.
+//!
+//! `memspill run` reads options up to COMMAND and no further, as timeout(1) and nice(1) do: in
+//! `memspill run -m 1G sort -m` the second `-m` is sort's. An option that memspill does not know, before COMMAND,
+//! is an error; a command whose name begins with `-` goes after `--`.
+//!
+//! Exit codes for a wrong command line: 125 for `run` (whose other codes are the command's), else 2.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::size::{self, Size};
+use crate::spec::{self, SwapSpec};
+
+/// `run` failed by itself, as timeout(1) has it. 126 and 127 are in exec.rs.
+pub const EXIT_OWN_FAILURE: u8 = 125;
+/// A wrong command line of any other subcommand.
+pub const EXIT_USAGE: u8 = 2;
+
+/// Run a program in less memory than it needs: swap that lives in user space.
+#[derive(Parser, Debug)]
+#[command(
+    name = "memspill",
+    bin_name = "memspill",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = false
+)]
+#[command(disable_help_subcommand = true, after_help = TOP_EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a command within a memory budget; what does not fit is swapped out
+    Run(RunArgs),
+    /// Say what this machine offers and lacks for memspill, and how to mend it
+    Doctor(DoctorArgs),
+}
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  memspill run --memory-max 2G -- python3 train.py
+  memspill doctor";
+
+const RUN_EXAMPLES: &str = "\
+Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of
+the cgroup's limit where that is lower), plain bytes, max.
+
+Swap devices, as with swapon; the highest priority fills first:
+  ram:[,size=SIZE][,prio=N]         compressed in RAM; counts against --memory-max
+  file:PATH[,size=SIZE][,prio=N]    a file
+
+Exit status: that of COMMAND, or 128+N where signal N ended it;
+  125  memspill itself failed        126  COMMAND cannot be executed
+  127  COMMAND was not found         137  killed, also when swap ran out (--on-full=kill)
+
+Examples:
+  memspill run -m 2G -- python3 train.py
+  memspill run -m 50% --stats sort -S 90% big.txt
+  memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8";
+
+#[derive(Args, Debug)]
+#[command(after_help = RUN_EXAMPLES, override_usage = "memspill run [OPTIONS] --memory-max <SIZE> [--] COMMAND [ARG]...")]
+pub struct RunArgs {
+    /// Memory budget of COMMAND and its children together
+    ///
+    /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages on
+    /// their way in or out, and memspill's own tables. Not counted: program code, files in the page cache, shared
+    /// memory.
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
+    pub memory_max: Size,
+
+    /// Most memory that may be swapped out [default: what the devices hold]
+    // Hyphens are let through to the parser of sizes, which has the better words for a negative one.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub swap_max: Option<Size>,
+
+    /// Swap device: ram:... or file:PATH,... (see below); repeatable
+    ///
+    /// [default: compressed RAM first, then a file without a name in the --swap-dir]
+    #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
+    pub swap: Vec<SwapSpec>,
+
+    /// Directory of the default swap file [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub swap_dir: Option<PathBuf>,
+
+    /// Free disk space that swap files always leave
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G")]
+    pub disk_free: Size,
+
+    /// When swap is full: kill (exit 137), or let the budget grow, with a warning
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnFull::Kill, hide_possible_values = true)]
+    pub on_full: OnFull,
+
+    /// Print statistics to stderr when COMMAND ends
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Write statistics as JSON to FILE when COMMAND ends
+    #[arg(long, value_name = "FILE")]
+    pub stats_json: Option<PathBuf>,
+
+    /// Set a tuning knob, such as slot-batch=1; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
+    pub tune: Vec<String>,
+
+    /// Check memspill's own tables at intervals (slow; ends the run at a fault found)
+    #[arg(long)]
+    pub check: bool,
+
+    /// Say on stderr what memspill does
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// The command and its arguments; options after COMMAND are the command's own
+    // No allow_hyphen_values: with it a mistyped option of ours would be taken for COMMAND.
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Directory to check for swap files [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub swap_dir: Option<PathBuf>,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFull {
+    Kill,
+    Grow,
+}
+
+impl RunArgs {
+    /// The directory of the default swap file.
+    pub fn swap_dir(&self) -> PathBuf {
+        swap_dir(self.swap_dir.clone())
+    }
+}
+
+/// The directory of the default swap file, from `--swap-dir` and the environment.
+pub fn swap_dir(option: Option<PathBuf>) -> PathBuf {
+    choose_dir(option, |name| std::env::var_os(name))
+}
+
+/// Option, then environment, then /var/tmp: /tmp is often RAM itself. Empty counts as unset.
+fn choose_dir(option: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let from_environment =
+        || ["MEMSPILL_DIR", "TMPDIR"].into_iter().filter_map(variable).find(|value| !value.is_empty());
+    option.or_else(|| from_environment().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("/var/tmp"))
+}
+
+/// Names and values are the engine's to judge; the shape is checked here.
+fn parse_tune(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
+        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
+    }
+}
+
+/// The exit code for a command line that clap refused.
+pub fn usage_exit(arguments: &[OsString]) -> u8 {
+    let is_run = arguments.get(1).is_some_and(|first| first == OsStr::new("run"));
+    if is_run { EXIT_OWN_FAILURE } else { EXIT_USAGE }
+}
+
+/// clap's error as one line: what is wrong and the likely name that was meant, without the usage that follows.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let text = text.split("\n\nUsage:").next().unwrap_or_default();
+    let text = text.split("\n\nFor more information").next().unwrap_or_default();
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let (tips, message): (Vec<&str>, Vec<&str>) = text
+        .split('\n')
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .partition(|line| line.starts_with("tip: "));
+    let mut line = message.join(" ");
+    // The other tip, to write `-- --option`, is for a command whose name begins with a hyphen: nobody has one.
+    for tip in tips.iter().filter(|tip| tip.contains("similar")) {
+        line.push_str(&tip.replacen("tip: ", "; ", 1));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn run(arguments: &[&str]) -> RunArgs {
+        match Cli::try_parse_from(["memspill", "run"].iter().chain(arguments)).map(|cli| cli.command) {
+            Ok(Command::Run(run)) => run,
+            other => panic!("{arguments:?}: {other:?}"),
+        }
+    }
+
+    fn refused(arguments: &[&str]) -> String {
+        one_line(&Cli::try_parse_from(["memspill"].iter().chain(arguments)).unwrap_err())
+    }
+
+    #[test]
+    fn clap_finds_no_contradiction() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults() {
+        let args = run(&["-m", "2G", "true"]);
+        assert_eq!(args.memory_max, Size::Bytes(2 << 30));
+        assert_eq!((args.swap_max, args.disk_free), (None, Size::Bytes(1 << 30)));
+        assert_eq!((args.on_full, args.swap.len(), args.tune.len()), (OnFull::Kill, 0, 0));
+        assert!(!args.stats && !args.check && !args.verbose);
+    }
+
+    #[test]
+    fn options_stop_at_the_command() {
+        for arguments in [
+            &["-m", "1G", "sort", "-m", "--stats", "--", "-x"][..],
+            &["-m", "1G", "--", "sort", "-m", "--stats", "--", "-x"][..],
+        ] {
+            let args = run(arguments);
+            assert_eq!(args.command, ["sort", "-m", "--stats", "--", "-x"], "{arguments:?}");
+            assert!(!args.stats);
+        }
+        assert_eq!(run(&["-m", "1G", "--", "--odd", "--help"]).command, ["--odd", "--help"]);
+        assert_eq!(run(&["-m1G", "prog", "--help"]).command, ["prog", "--help"]);
+        assert_eq!(run(&["-m1G", "prog", "--version"]).command, ["prog", "--version"]);
+    }
+
+    #[test]
+    fn repeatable() {
+        let args = run(&[
+            "-m1G",
+            "--swap",
+            "ram:",
+            "--swap=file:/x,size=1G",
+            "--tune",
+            "a=1",
+            "--tune=b=c=d",
+            "-v",
+            "true",
+        ]);
+        assert_eq!(args.swap.len(), 2);
+        assert_eq!(args.tune, ["a=1", "b=c=d"]);
+        assert!(args.verbose);
+    }
+
+    #[test]
+    fn refusals_are_one_line() {
+        let cases: [(&[&str], &str); 14] = [
+            (&["run", "-m", "1G", "--swap-max", "-3G", "true"], "cannot be negative"),
+            (&["run", "-m", "--stats", "true"], "no number"),
+            (&["run", "true"], "--memory-max"),
+            (&["run", "-m", "1G"], "COMMAND"),
+            (&["run", "-m", "1X", "true"], "unknown unit"),
+            (&["run", "-m", "0", "true"], "more than zero"),
+            (&["run", "-m", "1G", "--bogus", "true"], "--bogus"),
+            (&["run", "-m", "1G", "--memory", "1G", "true"], "--memory"),
+            (&["run", "-m", "1G", "-m", "1G", "true"], "cannot be used multiple times"),
+            (&["run", "-m", "1G", "--swap", "file:", "true"], "needs a path"),
+            (&["run", "-m", "1G", "--tune", "x", "true"], "NAME=VALUE"),
+            (&["run", "-m", "1G", "--on-full", "cry", "true"], "kill"),
+            (&[], "subcommand"),
+            (&["rum"], "rum"),
+        ];
+        for (arguments, expected) in cases {
+            let line = refused(arguments);
+            assert!(
+                line.contains(expected)
+                    && !line.contains('\n')
+                    && !line.contains("Usage")
+                    && !line.contains("tip:"),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn exit_codes_of_a_wrong_command_line() {
+        let code = |words: &[&str]| usage_exit(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(code(&["memspill", "run", "--bogus"]), 125);
+        assert_eq!(code(&["memspill", "doctor", "--bogus"]), 2);
+        assert_eq!(code(&["memspill"]), 2);
+    }
+
+    #[test]
+    fn swap_directory() {
+        let dir = |option: Option<&str>, own: &str, tmp: &str| {
+            choose_dir(option.map(PathBuf::from), |name| {
+                Some(OsString::from(if name == "MEMSPILL_DIR" { own } else { tmp }))
+            })
+        };
+        assert_eq!(dir(Some("/a"), "/b", "/c"), PathBuf::from("/a"));
+        assert_eq!(dir(None, "/b", "/c"), PathBuf::from("/b"));
+        assert_eq!(dir(None, "", "/c"), PathBuf::from("/c"));
+        assert_eq!(dir(None, "", ""), PathBuf::from("/var/tmp"));
+        assert_eq!(choose_dir(None, |_| None), PathBuf::from("/var/tmp"));
+    }
+}

@@ -1,0 +1,212 @@
+//! `--swap SPEC`: a swap device in swapon's words.
+//!
+//! ```text
+//! ram:[,size=SIZE][,prio=N]           pages compressed in RAM (they count against --memory-max)
+//! file:PATH[,size=SIZE][,prio=N]      a file; PATH ends at the first comma
+//! ```
+//!
+//! Devices of a higher priority fill first, as with swapon. `size=50%` is a share of RAM, as everywhere;
+//! `size=max` is the same as no size. An error names the part that is wrong and the form expected there.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::machine::Memory;
+use crate::size::{Size, SizeError};
+
+/// One swap device as asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SwapSpec {
+    Ram { size: Option<u64>, priority: Option<i16> },
+    File { path: PathBuf, size: Option<u64>, priority: Option<i16> },
+}
+
+/// Why a text is not a swap device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SpecError {
+    Kind(String),
+    EmptyPath,
+    /// Text between `ram:` and the first comma, where nothing can stand.
+    RamPath(String),
+    /// An option without `=`, or an empty one.
+    Form(String),
+    Key(String),
+    Twice(&'static str),
+    Size(String, SizeError),
+    Priority(String),
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SpecError::Kind(kind) => {
+                write!(
+                    out,
+                    "unknown kind of swap {kind:?}: use ram: or file:PATH, such as file:/var/tmp/swap,size=8G"
+                )
+            }
+            SpecError::EmptyPath => out.write_str("file: needs a path: file:PATH[,size=SIZE][,prio=N]"),
+            SpecError::RamPath(text) => {
+                write!(out, "ram: takes no path, but {text:?} follows it: ram:[,size=SIZE][,prio=N]")
+            }
+            SpecError::Form(part) => {
+                write!(out, "{part:?} is no option: use size=SIZE or prio=N after a comma")
+            }
+            SpecError::Key(key) => write!(out, "unknown option {key:?}: use size=SIZE or prio=N"),
+            SpecError::Twice(key) => write!(out, "{key}= is given twice"),
+            SpecError::Size(text, error) => write!(out, "size={text}: {error}"),
+            SpecError::Priority(text) => {
+                write!(out, "prio={text}: a priority is a whole number from 0 to 32767, higher is used first")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+/// Parses for this machine: reads its memory only where a percentage is to be resolved.
+pub fn parse(text: &str) -> Result<SwapSpec, SpecError> {
+    parse_with(text, || Memory::of_this_machine().usable_bytes())
+}
+
+/// The parser itself; `ram_bytes` says what 100% means.
+fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecError> {
+    let mut parts = text.split(',');
+    let device = parts.next().unwrap_or_default();
+    let (kind, rest) = device.split_once(':').unwrap_or((device, ""));
+    match kind {
+        "ram" => {
+            // `ram:size=1G` can mean only one thing.
+            let first = if rest.contains('=') { Some(rest) } else { None };
+            if first.is_none() && !rest.is_empty() {
+                return Err(SpecError::RamPath(rest.to_owned()));
+            }
+            let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
+            Ok(SwapSpec::Ram { size: options.size, priority: options.priority })
+        }
+        "file" => {
+            if rest.is_empty() {
+                return Err(SpecError::EmptyPath);
+            }
+            let options = Options::parse(parts, ram_bytes)?;
+            Ok(SwapSpec::File { path: PathBuf::from(rest), size: options.size, priority: options.priority })
+        }
+        _ => Err(SpecError::Kind(device.to_owned())),
+    }
+}
+
+struct Options {
+    size: Option<u64>,
+    priority: Option<i16>,
+}
+
+impl Options {
+    fn parse<'a>(
+        parts: impl Iterator<Item = &'a str>,
+        ram_bytes: impl Fn() -> u64,
+    ) -> Result<Options, SpecError> {
+        let mut size: Option<Option<u64>> = None;
+        let mut priority = None;
+        for part in parts {
+            let (key, value) = part.split_once('=').ok_or_else(|| SpecError::Form(part.to_owned()))?;
+            match key {
+                "size" if size.is_some() => return Err(SpecError::Twice("size")),
+                "size" => size = Some(parse_size(value, &ram_bytes)?),
+                "prio" if priority.is_some() => return Err(SpecError::Twice("prio")),
+                "prio" => priority = Some(parse_priority(value)?),
+                _ => return Err(SpecError::Key(key.to_owned())),
+            }
+        }
+        Ok(Options { size: size.flatten(), priority })
+    }
+}
+
+fn parse_size(value: &str, ram_bytes: &impl Fn() -> u64) -> Result<Option<u64>, SpecError> {
+    let size = crate::size::parse_nonzero(value).map_err(|error| SpecError::Size(value.to_owned(), error))?;
+    Ok(match size {
+        Size::RamPpm(_) => size.resolve(ram_bytes()),
+        absolute => absolute.resolve(0),
+    })
+}
+
+/// As swapon: 0 to 32767. The negative ones are those the kernel gives out by itself.
+fn parse_priority(value: &str) -> Result<i16, SpecError> {
+    match value.parse::<i16>() {
+        Ok(priority) if priority >= 0 => Ok(priority),
+        _ => Err(SpecError::Priority(value.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<SwapSpec, SpecError> {
+        parse_with(text, || 8 << 30)
+    }
+
+    #[test]
+    fn ram() {
+        let plain = SwapSpec::Ram { size: None, priority: None };
+        assert_eq!(read("ram:"), Ok(plain.clone()));
+        assert_eq!(read("ram"), Ok(plain.clone()));
+        assert_eq!(read("ram:,size=max"), Ok(plain));
+        let full = SwapSpec::Ram { size: Some(2 << 30), priority: Some(100) };
+        for text in [
+            "ram:,size=2G,prio=100",
+            "ram:,prio=100,size=2G",
+            "ram:size=2G,prio=100",
+            "ram,size=25%,prio=100",
+        ] {
+            assert_eq!(read(text), Ok(full.clone()), "{text}");
+        }
+    }
+
+    #[test]
+    fn file() {
+        let path = PathBuf::from("/var/tmp/a:b=c");
+        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None };
+        assert_eq!(read("file:/var/tmp/a:b=c"), Ok(spec));
+        let spec = SwapSpec::File { path, size: Some(8 << 30), priority: Some(10) };
+        assert_eq!(read("file:/var/tmp/a:b=c,size=8G,prio=10"), Ok(spec));
+    }
+
+    #[test]
+    fn errors_name_the_part() {
+        let error = |text: &str| read(text).unwrap_err();
+        assert_eq!(error(""), SpecError::Kind(String::new()));
+        assert_eq!(error("/var/tmp/swap"), SpecError::Kind("/var/tmp/swap".into()));
+        assert_eq!(error("zram:"), SpecError::Kind("zram:".into()));
+        assert_eq!(error("file:"), SpecError::EmptyPath);
+        assert_eq!(error("file"), SpecError::EmptyPath);
+        assert_eq!(error("file:,size=1G"), SpecError::EmptyPath);
+        assert_eq!(error("ram:/tmp"), SpecError::RamPath("/tmp".into()));
+        assert_eq!(error("ram:,"), SpecError::Form(String::new()));
+        assert_eq!(error("ram:,discard"), SpecError::Form("discard".into()));
+        assert_eq!(error("ram:,sise=1G"), SpecError::Key("sise".into()));
+        assert_eq!(error("ram:,size=1G,size=2G"), SpecError::Twice("size"));
+        assert_eq!(error("ram:,size=max,size=2G"), SpecError::Twice("size"));
+        assert_eq!(error("ram:,prio=1,prio=1"), SpecError::Twice("prio"));
+        assert_eq!(error("ram:,size=-1G"), SpecError::Size("-1G".into(), SizeError::Negative));
+        assert_eq!(error("ram:,size=0"), SpecError::Size("0".into(), SizeError::Zero));
+        assert_eq!(error("ram:,size="), SpecError::Size(String::new(), SizeError::Empty));
+        for priority in ["-1", "32768", "", "high", "1.5"] {
+            assert_eq!(error(&format!("ram:,prio={priority}")), SpecError::Priority(priority.into()));
+        }
+    }
+
+    #[test]
+    fn errors_are_one_line_and_show_the_form() {
+        for text in ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x"] {
+            let message = read(text).unwrap_err().to_string();
+            assert!(!message.contains('\n'), "{message}");
+            assert!(message.contains("size") || message.contains("whole number"), "{message}");
+        }
+    }
+
+    /// A percentage is the only reason to look at the machine.
+    #[test]
+    fn memory_is_read_only_for_a_percentage() {
+        assert!(parse_with("ram:,size=1G", || panic!("not needed")).is_ok());
+    }
+}

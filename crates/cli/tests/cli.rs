@@ -1,0 +1,146 @@
+//! The built binary against a shell's expectations: exit codes, one line on stderr, nothing on stdout.
+//!
+//! Here belongs what a user sees when the command line, the command or the machine is wrong. What options mean is
+//! tested beside their parsers (args.rs, size.rs, spec.rs), and what doctor says of other machines in doctor.rs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+fn memspill(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_memspill")).args(arguments).output().unwrap()
+}
+
+/// The single line on stderr, and the exit code; stdout must be empty, as it belongs to the command.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = memspill(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty(), "{arguments:?} wrote to stdout");
+    assert!(stderr.starts_with("memspill: "), "{arguments:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
+    (output.status.code().unwrap(), stderr)
+}
+
+fn scratch_file(name: &str, contents: &[u8], mode: u32) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    fs::write(&path, contents).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_wrong_command_line_of_run_is_125() {
+    let cases: [(&[&str], &str); 13] = [
+        (&["run"], "--memory-max <SIZE> <COMMAND>..."),
+        (&["run", "true"], "--memory-max"),
+        (&["run", "-m", "1G"], "<COMMAND>"),
+        (&["run", "-m", "1X", "true"], "unknown unit \"X\""),
+        (&["run", "-m", "-1G", "true"], "a size cannot be negative"),
+        (&["run", "-m", "0", "true"], "must be more than zero"),
+        (&["run", "-m", "1G", "--stat", "true"], "; a similar argument exists: '--stats'"),
+        (&["run", "-m", "1G", "--swap", "zram:", "true"], "unknown kind of swap \"zram:\""),
+        (&["run", "-m", "1G", "--swap", "file:", "true"], "file: needs a path"),
+        (&["run", "-m", "1G", "--swap", "ram:,size=1G,size=2G", "true"], "size= is given twice"),
+        (&["run", "-m", "1G", "--swap", "ram:,prio=-2", "true"], "0 to 32767"),
+        (&["run", "-m", "1G", "--on-full", "cry", "true"], "[possible values: kill, grow]"),
+        (&["run", "-m", "1G", "--tune", "slot-batch", "true"], "NAME=VALUE"),
+    ];
+    for (arguments, words) in cases {
+        let (exit, line) = refused(arguments);
+        assert_eq!(exit, 125, "{line}");
+        assert!(line.contains(words), "{line}");
+        assert!(line.ends_with("(see memspill run --help)\n"), "{line}");
+    }
+}
+
+#[test]
+fn any_other_wrong_command_line_is_2() {
+    for arguments in [&[][..], &["rum"], &["--bogus"], &["doctor", "--bogus"], &["doctor", "extra"]] {
+        assert_eq!(refused(arguments).0, 2, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_is_127() {
+    let (exit, line) = refused(&["run", "-m", "1G", "no-such-command"]);
+    assert_eq!((exit, line.as_str()), (127, "memspill: no-such-command was not found\n"));
+    assert_eq!(refused(&["run", "-m", "1G", "/no/such/command"]).0, 127);
+    let script = scratch_file("lost", b"#!/no/such/interpreter\n", 0o755);
+    let (exit, line) = refused(&["run", "-m", "1G", script.to_str().unwrap()]);
+    assert!(exit == 127 && line.contains("/no/such/interpreter, which was not found"), "{line}");
+    fs::remove_file(script).unwrap();
+}
+
+#[test]
+fn a_command_that_cannot_be_executed_is_126() {
+    let file = scratch_file("plain", b"text", 0o644);
+    let (exit, line) = refused(&["run", "-m", "1G", file.to_str().unwrap()]);
+    assert!(exit == 126 && line.ends_with("cannot be executed: permission denied\n"), "{line}");
+    fs::remove_file(file).unwrap();
+    assert_eq!(refused(&["run", "-m", "1G", "/"]).0, 126);
+    let cut = scratch_file("cut", b"\x7fELF\x02\x01\x01", 0o755);
+    let (exit, line) = refused(&["run", "-m", "1G", cut.to_str().unwrap()]);
+    assert!(exit == 126 && line.contains("not a complete ELF file"), "{line}");
+    fs::remove_file(cut).unwrap();
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for arguments in [&["--help"][..], &["-h"], &["run", "--help"], &["run", "-h"], &["doctor", "--help"]] {
+        let output = memspill(arguments);
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("Usage: memspill"), "{text}");
+    }
+    let version = memspill(&["--version"]).stdout;
+    assert_eq!(String::from_utf8(version).unwrap(), format!("memspill {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// Wider than a terminal is hard to read, and a README shows it as it is.
+#[test]
+fn help_fits_100_columns() {
+    let text = String::from_utf8(memspill(&["run", "--help"]).stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    for words in ["Examples:", "Exit status:", "--memory-max", "125", "Not counted:"] {
+        assert!(text.contains(words), "{words}");
+    }
+}
+
+/// The exit code and the marks agree, whatever machine this is.
+#[test]
+fn doctor_answers_on_any_machine() {
+    let output = memspill(&["doctor"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let fails = text.lines().any(|line| line.starts_with("FAIL"));
+    assert_eq!(output.status.code(), Some(i32::from(fails)), "{text}");
+    assert!(output.stderr.is_empty());
+    assert!(text.contains("kernel") && text.contains("/dev/userfaultfd"), "{text}");
+    assert!(!text.contains('\x1b'), "colour without a terminal");
+}
+
+#[test]
+fn doctor_looks_at_the_directory_it_is_told() {
+    let by_option = memspill(&["doctor", "--swap-dir", "/no/such/dir"]).stdout;
+    assert!(String::from_utf8(by_option).unwrap().contains("/no/such/dir"));
+    let by_variable = Command::new(env!("CARGO_BIN_EXE_memspill"))
+        .arg("doctor")
+        .env("MEMSPILL_DIR", "/no/dir")
+        .output()
+        .unwrap();
+    assert!(String::from_utf8(by_variable.stdout).unwrap().contains("/no/dir"));
+}
+
+/// A closed pipe is success (or what doctor found); any other failure to write is a failure.
+#[test]
+fn stdout_that_cannot_be_written() {
+    let mut child =
+        Command::new(env!("CARGO_BIN_EXE_memspill")).arg("--help").stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_memspill")).arg("doctor").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("memspill: cannot write to stdout"));
+}

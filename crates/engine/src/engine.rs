@@ -1,0 +1,294 @@
+//! The engine: swap devices, staging, the memory group, and the address spaces that share them.
+//!
+//! The three stories are told elsewhere: a page goes out in `swap_out.rs`, comes in in `swap_in.rs`, and follows its
+//! address space's changes in `space.rs`.
+
+use crate::backing::{Backing, ReadDone};
+use crate::group::Group;
+use crate::slots::SwapDevice;
+use crate::space::Space;
+use crate::stats::Stats;
+use crate::swap_in::FillJob;
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
+use crate::tuning::Tuning;
+use crate::units::{CpuId, FrameId, GroupId, Order, PageBuf, SlotIndex, page_buf};
+use crate::word::SwapEntry;
+use std::collections::HashMap;
+
+/// Most pages taken out in one batch.
+pub const BATCH_PAGES: usize = 128;
+
+/// A swap device: slots, and where their bytes are kept.
+pub struct Device {
+    pub name: String,
+    pub priority: i16,
+    pub slots: SwapDevice,
+    pub backing: Arc<dyn Backing>,
+    /// The backing had no room for a page: no slots are allocated here until one is freed or a write succeeds.
+    pub full: AtomicBool,
+}
+
+impl Device {
+    pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+        Device { name, priority, slots, backing, full: AtomicBool::new(false) }
+    }
+}
+
+pub struct Engine {
+    /// By descending priority.
+    pub devices: Vec<Device>,
+    pub group: Group,
+    pub stats: Stats,
+    pub tuning: Tuning,
+    pub(crate) staging: Staging,
+    /// Reads in flight: token → what they are for.
+    pub(crate) reads: Mutex<HashMap<u64, FillJob>>,
+    pub(crate) next_token: AtomicU64,
+    /// Pages taken out so far: the clock of refault distances.
+    pub(crate) evictions: AtomicU32,
+    spaces: RwLock<Vec<Arc<Space>>>,
+    next_device: AtomicU32,
+    /// A page found no place on any device since this was last cleared.
+    pub swap_is_full: AtomicBool,
+    /// The most pages that the devices may hold together (`--swap-max`).
+    pub swap_max_pages: AtomicU64,
+    /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
+    pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
+    /// Fills that met an event; whoever serves faults tries them again.
+    pub put_off: Mutex<Vec<FillJob>>,
+    /// The last device error, for the line on stderr.
+    pub last_error: Mutex<Option<String>>,
+}
+
+/// The group of everything that this engine manages (groups as a tree are a later step).
+pub const ROOT_GROUP: GroupId = GroupId(1);
+
+impl Engine {
+    pub fn new(mut devices: Vec<Device>, limit_bytes: u64, tuning: Tuning) -> Engine {
+        devices.sort_by_key(|d| std::cmp::Reverse(d.priority));
+        Engine {
+            devices,
+            group: Group::new(limit_bytes),
+            stats: Stats::default(),
+            tuning,
+            staging: Staging::default(),
+            reads: Mutex::new(HashMap::new()),
+            next_token: AtomicU64::new(1),
+            evictions: AtomicU32::new(0),
+            spaces: RwLock::new(Vec::new()),
+            next_device: AtomicU32::new(0),
+            swap_is_full: AtomicBool::new(false),
+            swap_max_pages: AtomicU64::new(u64::MAX),
+            unwritten: Mutex::new(Vec::new()),
+            put_off: Mutex::new(Vec::new()),
+            last_error: Mutex::new(None),
+        }
+    }
+
+    pub fn add_space(&self, space: Arc<Space>) {
+        self.spaces.write().expect("spaces").push(space);
+    }
+    pub fn remove_space(&self, space: &Arc<Space>) {
+        self.spaces.write().expect("spaces").retain(|s| !Arc::ptr_eq(s, space));
+    }
+    pub fn spaces(&self) -> Vec<Arc<Space>> {
+        self.spaces.read().expect("spaces").clone()
+    }
+
+    /// Bytes of the engine's own tables: page tables, LRUs, swap maps.
+    pub fn table_bytes(&self) -> u64 {
+        self.spaces.read().expect("spaces").iter().map(|s| s.table_bytes()).sum::<u64>()
+            + self.devices.iter().map(|d| d.slots.table_bytes()).sum::<u64>()
+    }
+    pub fn staging_bytes(&self) -> u64 {
+        self.staging.bytes()
+    }
+    pub fn used_slots(&self) -> u64 {
+        self.devices.iter().map(|d| d.slots.used_slots()).sum()
+    }
+
+    /// Slots for up to `n` pages, from the first device that has some; equal priorities take turns.
+    pub(crate) fn alloc_slots(&self, cpu: CpuId, n: usize, out: &mut Vec<SwapEntry>) -> usize {
+        let room = self.swap_max_pages.load(Ordering::Relaxed).saturating_sub(self.used_slots());
+        let n = n.min(room as usize);
+        let mut got = 0;
+        let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
+        let mut slots = Vec::with_capacity(n);
+        let mut first = 0;
+        while first < self.devices.len() && got < n {
+            let priority = self.devices[first].priority;
+            let equals = self.devices[first..].iter().take_while(|d| d.priority == priority).count();
+            for i in 0..equals {
+                let device = first + (turn + i) % equals;
+                if self.devices[device].full.load(Ordering::Relaxed) {
+                    continue;
+                }
+                slots.clear();
+                let swap = &self.devices[device].slots;
+                got += swap.alloc(cpu, Order::ZERO, n - got, ROOT_GROUP, &mut slots);
+                out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
+            }
+            first += equals;
+        }
+        got
+    }
+
+    /// One more reference to each entry (fork, mremap of a page that is being filled).
+    pub(crate) fn dup_entries(&self, entries: &[SwapEntry]) {
+        self.per_device(entries, |device, slots| device.slots.dup_many(slots));
+    }
+
+    /// Drop a reference to each entry. A slot with no reference left is discarded from its backing first, and may be
+    /// allocated again only after that.
+    pub(crate) fn free_entries(&self, cpu: CpuId, entries: &[SwapEntry]) {
+        self.per_device(entries, |device, slots| {
+            let mut freed = Vec::new();
+            device.slots.put(slots, &mut freed);
+            device.reuse(cpu, &freed);
+        });
+    }
+
+    pub(crate) fn per_device(&self, entries: &[SwapEntry], mut act: impl FnMut(&Device, &[SlotIndex])) {
+        if entries.is_empty() {
+            return;
+        }
+        let mut slots = Vec::with_capacity(entries.len());
+        for (n, device) in self.devices.iter().enumerate() {
+            slots.clear();
+            slots.extend(entries.iter().filter(|e| e.device as usize == n).map(|e| e.slot));
+            if !slots.is_empty() {
+                act(device, &slots);
+            }
+        }
+    }
+
+    /// Take a finished read's job back.
+    pub(crate) fn take_read(&self, done: &ReadDone) -> FillJob {
+        lock(&self.reads).remove(&done.token).expect("a read finished that was not started")
+    }
+
+    /// Walk everything at a quiet point (no fault, batch or event in work) and panic with what is broken.
+    pub fn check(&self) {
+        let spaces = self.spaces();
+        let mut references = 0;
+        let mut resident = 0;
+        for space in &spaces {
+            let (r, s, busy) = space.census();
+            assert_eq!(busy, 0, "space {:?} has pages in transit at a quiet point", space.id);
+            assert_eq!(r, space.resident_pages(), "space {:?}: resident pages", space.id);
+            assert_eq!(s, space.swapped_pages(), "space {:?}: swapped pages", space.id);
+            resident += r;
+            references += s;
+        }
+        assert_eq!(resident, self.group.charged_pages(), "charged pages");
+        let used: u64 = self.used_slots();
+        assert!(used <= references, "{used} slots in use, {references} references from page tables");
+        for device in &self.devices {
+            device.slots.check();
+        }
+    }
+}
+
+impl Device {
+    pub(crate) fn reuse(&self, cpu: CpuId, freed: &[SlotIndex]) {
+        if !freed.is_empty() {
+            self.backing.discard(freed);
+            self.full.store(false, Ordering::Relaxed);
+            self.slots.release(cpu, freed);
+        }
+    }
+}
+
+/// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
+///
+/// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
+/// pages back. A frame id names batch and page: `batch << 8 | page`.
+#[derive(Default)]
+pub(crate) struct Staging {
+    inner: Mutex<StagingInner>,
+}
+
+#[derive(Default)]
+struct StagingInner {
+    batches: Vec<Option<Batch>>,
+    /// Buffers that are free, kept so that their pages need not be faulted in again.
+    spare: Vec<PageBuf>,
+}
+
+struct Batch {
+    buf: Arc<PageBuf>,
+    /// Frames of this batch that are in the swap cache, or pinned there by a fault.
+    frames: usize,
+}
+
+const FRAME_PAGE_BITS: u32 = 8;
+const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS);
+/// Spare buffers kept: one for each thread that may reclaim at once.
+const SPARE_MAX: usize = 4;
+
+fn batch_of(frame: FrameId) -> usize {
+    (frame.0 >> FRAME_PAGE_BITS) as usize
+}
+
+impl Staging {
+    pub fn buffer(&self) -> PageBuf {
+        let spare = lock(&self.inner).spare.pop();
+        spare.unwrap_or_else(|| page_buf(BATCH_PAGES))
+    }
+
+    /// Publish a filled buffer of which `frames` pages will be in the swap cache; returns the frame of its page 0.
+    pub fn publish(&self, buf: PageBuf, frames: usize) -> FrameId {
+        assert!(frames > 0);
+        let mut inner = lock(&self.inner);
+        let batch = match inner.batches.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                inner.batches.push(None);
+                inner.batches.len() - 1
+            }
+        };
+        inner.batches[batch] = Some(Batch { buf: Arc::new(buf), frames });
+        FrameId((batch as u32) << FRAME_PAGE_BITS)
+    }
+
+    /// The buffer of a frame that is pinned in the swap cache, and the page's place in it.
+    pub fn get(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
+        let inner = lock(&self.inner);
+        let batch = inner.batches[batch_of(frame)].as_ref().expect("a pinned frame has its batch");
+        (batch.buf.clone(), (frame.0 & ((1 << FRAME_PAGE_BITS) - 1)) as usize)
+    }
+
+    /// These frames are neither cached nor pinned any more.
+    pub fn free_frames(&self, frames: &[FrameId]) {
+        let mut inner = lock(&self.inner);
+        for frame in frames {
+            let slot = &mut inner.batches[batch_of(*frame)];
+            let batch = slot.as_mut().expect("a frame was freed twice");
+            batch.frames -= 1;
+            if batch.frames > 0 {
+                continue;
+            }
+            let buf = slot.take().expect("it was there").buf;
+            // Somebody may still be copying out of it: then the memory goes when he is done.
+            if let Ok(buf) = Arc::try_unwrap(buf)
+                && inner.spare.len() < SPARE_MAX
+            {
+                inner.spare.push(buf);
+            }
+        }
+    }
+
+    /// A buffer from which nothing was published.
+    pub fn give_back(&self, buf: PageBuf) {
+        let mut inner = lock(&self.inner);
+        if inner.spare.len() < SPARE_MAX {
+            inner.spare.push(buf);
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let inner = lock(&self.inner);
+        let buffers = inner.batches.iter().flatten().count() + inner.spare.len();
+        (buffers * BATCH_PAGES * crate::units::PAGE_SIZE) as u64
+    }
+}

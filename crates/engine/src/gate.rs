@@ -1,0 +1,91 @@
+//! The gate of an address space: fills on one side, the reading and processing of its events on the other.
+//!
+//! ```text
+//!   pager A:  enter_fill ─ is the page still mine? ─ COPY ─ mark resident ─ leave
+//!   pager B:                                                         enter_events ─ read ─ process ─ leave
+//! ```
+//!
+//! The kernel refuses a fill while an event is unread, but once it is read the changing thread runs on, concurrently with
+//! whatever fill is in flight: a late fill could put old bytes back after MADV_DONTNEED has returned. So no fill may
+//! overlap the span from the read of an event to the end of its processing.
+//!
+//! Both sides are a few microseconds long, so waiting is spinning; a side that was descheduled is waited for by yielding.
+//! Fills share the gate, events have it alone.
+
+use crate::sync::{AtomicU32, Ordering, spin_hint};
+
+/// Bit 31: an event reader is inside (or waits for the fills to leave). Bits 0..31: fills inside.
+const EVENTS: u32 = 1 << 31;
+
+#[derive(Default)]
+pub struct Gate {
+    word: AtomicU32,
+}
+
+pub struct FillPass<'a>(&'a Gate);
+pub struct EventPass<'a>(&'a Gate);
+
+impl Gate {
+    pub fn new() -> Gate {
+        Gate::default()
+    }
+
+    pub fn enter_fill(&self) -> FillPass<'_> {
+        let mut spins = 0;
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & EVENTS == 0
+                && self.word.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return FillPass(self);
+            }
+            backoff(&mut spins);
+        }
+    }
+
+    /// Only one reader: the caller gets None if there is one already.
+    pub fn try_enter_events(&self) -> Option<EventPass<'_>> {
+        if self.word.fetch_or(EVENTS, Ordering::Acquire) & EVENTS != 0 {
+            return None;
+        }
+        let mut spins = 0;
+        while self.word.load(Ordering::Acquire) != EVENTS {
+            backoff(&mut spins);
+        }
+        Some(EventPass(self))
+    }
+
+    /// As [`Gate::try_enter_events`], but wait for the other reader.
+    pub fn enter_events(&self) -> EventPass<'_> {
+        let mut spins = 0;
+        loop {
+            if let Some(pass) = self.try_enter_events() {
+                return pass;
+            }
+            backoff(&mut spins);
+        }
+    }
+}
+
+impl Drop for FillPass<'_> {
+    fn drop(&mut self) {
+        let before = self.0.word.fetch_sub(1, Ordering::Release);
+        assert!(before & !EVENTS > 0, "a fill left a gate that it had not entered");
+    }
+}
+
+impl Drop for EventPass<'_> {
+    fn drop(&mut self) {
+        let before = self.0.word.fetch_and(!EVENTS, Ordering::Release);
+        assert!(before & EVENTS != 0, "an event reader left a gate that it had not entered");
+    }
+}
+
+fn backoff(spins: &mut u32) {
+    *spins += 1;
+    if *spins % 256 == 0 {
+        crate::sync::yield_now();
+    } else {
+        spin_hint();
+    }
+}

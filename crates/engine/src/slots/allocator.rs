@@ -1,0 +1,623 @@
+//! The swap device without its I/O: which slots are free, who counts on the others, and which are in the swap cache.
+//!
+//! ```text
+//!   alloc(cpu, order, n)
+//!     │ order 0: reserve n of the free slots, so that what is counted can be had
+//!     ▼
+//!   1 this CPU's current cluster of that order, from where it left off      one cluster lock
+//!   2 nonfull[order]   something was freed there since
+//!   3 free             empty clusters, those used before first              one list lock for 2 to 6,
+//!   4 virgin           never used                                           clusters only tried there
+//!   5 frag[order]      other CPUs' current clusters
+//!   6 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
+//!   7 what was busy in 2 to 6: wait for its lock, look again
+//! ```
+//!
+//! A cluster takes the order of the first allocation in it and keeps it until it is empty, so folios of one size
+//! do not break up the room of another. Every list that an order is served from is exact (lists.rs), so an
+//! allocation of order k > 0 fails only when no free cluster and no cluster of its order has an aligned block.
+//!
+//! The end of a slot is in two steps, so that nobody gets a slot whose old bytes are still to be discarded:
+//! [`SwapDevice::put`] reports slots that lost their last reference (*dying*), the caller discards their copies in the
+//! backing, and [`SwapDevice::release`] makes them free.
+//!
+//! # Invariants
+//!
+//! 1. Free + used = all slots but slot 0; at a quiet point the counter `free` says the same as the bitmaps.
+//! 2. A cluster is on the list that its flag names, always, unless its lock is held; a free cluster has order 0,
+//!    no table, no ids.
+//! 3. A block of order k is aligned and lies in a cluster whose order is k. Order 0 is stolen only if no cluster of
+//!    order 0 and no empty cluster is left. While a slot is free, an allocation of order 0 succeeds.
+//! 4. A slot has at most one frame, a frame at most one slot; a slot with a frame is never handed out.
+//! 5. Count 0 without a frame ⇔ dying or free.
+//! 10. Ids in the cgroup map: those given to `alloc`, on used and dying slots; 0 on free ones.
+//!
+//! (The numbers are those of the project's list of invariants.) Using a slot that is free, a reference too many, a
+//! second frame: each of them would lose or mix up somebody's page, so each is a panic on the spot.
+//!
+//! # Why order 0 cannot be stranded
+//!
+//! Order 0 takes its slots off the counter `free` before it looks for them, larger orders after they have found
+//! them and before they take them; a release adds them to the counter after their cluster is on its list. So at any
+//! instant the bitmaps hold at least what is reserved. A search that finds every list empty and no cluster
+//! busy would be a contradiction (a panic); one that met a busy cluster waits for that lock and looks again, and
+//! each such round ends with a slot or with another thread having got one.
+//!
+//! # Lock order
+//!
+//! cluster → lists. Under the list lock clusters are only tried (`try_lock`), never waited for. No thread holds two
+//! cluster locks. The cgroup map is used with neither held.
+//!
+//! # What it does not do
+//!
+//! Read, write or discard; charge groups; choose victims; wait for a frame. It knows no address space.
+//!
+//! # Kernel counterpart
+//!
+//! `swap_info_struct`, `cluster_alloc_swap_entry`, `folio_alloc_swap` (6.18). Differences: CPUs' hints belong to the
+//! device; `spent` lists; clusters are not taken off their list while they are worked on, since walkers skip them as
+//! busy anyway, and so flag and list never disagree; counts are 18 bits wide instead of a byte with continuations.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::cluster::{CacheRelease, Cluster, ClusterState, TABLE_BYTES};
+use super::lazy::LazyArray;
+use super::lists::{ListId, Lists, steal_order};
+use super::percpu::PerCpu;
+use super::slot_word::{Payload, SlotWord};
+use crate::cgroup_map::CgroupMap;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::tuning::Tuning;
+use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
+
+const ORDERS: usize = MAX_ORDER as usize + 1;
+
+/// Rounds in which a large order waits for busy clusters before it gives up and is split. Order 0 never gives up.
+const LARGE_ORDER_ROUNDS: u32 = 16;
+
+pub struct SwapDevice {
+    slots: u32,
+    clusters: LazyArray<Cluster>,
+    lists: Mutex<Lists>,
+    percpu: PerCpu,
+    groups: CgroupMap,
+    /// Slots that are free and not reserved by an allocation in progress.
+    free: AtomicU64,
+    tables: AtomicU64,
+    /// Folios of each order that were asked for and not given.
+    failed: [AtomicU64; ORDERS],
+    /// Slots that order 0 took from clusters of larger orders.
+    stolen: AtomicU64,
+    slot_batch: usize,
+    cache_batch: usize,
+}
+
+/// What the allocator has done so far. Exact at a quiet point.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SlotStats {
+    /// Cluster locks taken, and how many of those had to be waited for.
+    pub cluster_locks: u64,
+    pub cluster_contended: u64,
+    /// The same for the lock of the lists.
+    pub list_locks: u64,
+    pub list_contended: u64,
+    /// The lock of the cgroup map (locked form), or exchanges tried again (lock-free form).
+    pub cgroup_locks: u64,
+    pub cgroup_retries: u64,
+    /// 64-bit words of free bitmaps looked at in searches.
+    pub scan_steps: u64,
+    /// Slots that order 0 took from clusters of larger orders.
+    pub stolen_slots: u64,
+    /// Folios of each order that were asked for and not given: order 0, the device was full; others, split.
+    pub failed: [u64; ORDERS],
+}
+
+/// An entry of a batch: it belongs to one slot.
+trait OfSlot {
+    fn slot(&self) -> SlotIndex;
+}
+impl OfSlot for SlotIndex {
+    fn slot(&self) -> SlotIndex {
+        *self
+    }
+}
+impl OfSlot for (SlotIndex, FrameId) {
+    fn slot(&self) -> SlotIndex {
+        self.0
+    }
+}
+
+/// What one lock hold is to bring.
+#[derive(Clone, Copy)]
+struct Want {
+    cpu: CpuId,
+    order: Order,
+    /// Folios at most.
+    n: usize,
+}
+
+/// A search of the lists.
+enum Pick<'a> {
+    Found(ClusterIndex, MutexGuard<'a, ClusterState>),
+    /// Nothing could be locked, but this one was busy.
+    Busy(ClusterIndex),
+    Nothing,
+}
+
+impl SwapDevice {
+    /// A device of `slots` slots (slot 0 included, which is never handed out), all free.
+    pub fn new(slots: u32, cpus: u32, rotational: bool, tuning: &Tuning) -> SwapDevice {
+        let clusters = slots.div_ceil(CLUSTER_SLOTS);
+        SwapDevice {
+            slots,
+            clusters: LazyArray::new(clusters as usize),
+            lists: Mutex::new(Lists::new(clusters)),
+            percpu: PerCpu::new(cpus, rotational),
+            groups: CgroupMap::new(slots, tuning.cgroup_map),
+            free: AtomicU64::new(u64::from(slots.saturating_sub(1))),
+            tables: AtomicU64::new(0),
+            failed: std::array::from_fn(|_| AtomicU64::new(0)),
+            stolen: AtomicU64::new(0),
+            slot_batch: tuning.slot_batch.max(1) as usize,
+            cache_batch: tuning.cache_batch.max(1) as usize,
+        }
+    }
+
+    // ---- allocation -------------------------------------------------------------------------------------------
+
+    /// Allocate up to `n` folios of `order`, as contiguous as they come. The first slot of each is appended to `out`;
+    /// each slot gets one reference and belongs to `group`. Returns how many folios there are.
+    ///
+    /// Fewer than `n` means, for order 0, that the device is full; for larger orders, that there is no such block.
+    pub fn alloc(
+        &self,
+        cpu: CpuId,
+        order: Order,
+        n: usize,
+        group: GroupId,
+        out: &mut Vec<SlotIndex>,
+    ) -> usize {
+        assert!(order.0 <= MAX_ORDER, "there are no folios of order {}", order.0);
+        let start = out.len();
+        let goal = if order == Order::ZERO { self.reserve(n as u64, 1) as usize } else { n };
+        while out.len() - start < goal {
+            let n = (goal - (out.len() - start)).min((self.slot_batch >> order.0).max(1));
+            if self.alloc_step(Want { cpu, order, n }, out) == 0 {
+                break;
+            }
+        }
+        let got = out.len() - start;
+        self.failed[order.0 as usize].fetch_add((n - got) as u64, Ordering::Relaxed);
+        self.record_owner(&out[start..], order, group);
+        got
+    }
+
+    /// One lock hold's worth: at least one folio, unless none can be had. Returns how many.
+    fn alloc_step(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
+        if let Some(slot) = self.percpu.hint(want.cpu, want.order) {
+            let mut state = self.cluster(slot).lock();
+            if state.serves(want.order, false) {
+                return self.take(want, slot, &mut state, out);
+            }
+        }
+        self.alloc_from_lists(want, out)
+    }
+
+    fn alloc_from_lists(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
+        for round in 0.. {
+            let (index, mut state) = match self.pick(want.order) {
+                Pick::Found(index, state) => (index, state),
+                Pick::Busy(index) => (index, self.cluster_at(index).lock()),
+                Pick::Nothing => {
+                    assert!(want.order != Order::ZERO, "slots are reserved but on no list");
+                    return 0;
+                }
+            };
+            if state.serves(want.order, true) {
+                return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
+            }
+            if want.order != Order::ZERO && round >= LARGE_ORDER_ROUNDS {
+                return 0;
+            }
+        }
+        unreachable!("order 0 has no last round")
+    }
+
+    /// Walk the lists in the order of preference. A busy cluster is passed by, but not for a worse kind of source:
+    /// stealing must not begin because somebody held a lock for a moment.
+    fn pick(&self, order: Order) -> Pick<'_> {
+        let mut lists = self.lock_lists();
+        let mut busy = None;
+        let own = [ListId::nonfull(order), ListId::FREE];
+        if let Some(found) = self.first_free_to_lock(&lists, own, order, &mut busy) {
+            return found;
+        }
+        if let Some(found) = self.open_virgin(&mut lists, order) {
+            return found;
+        }
+        if let Some(found) = self.first_free_to_lock(&lists, [ListId::frag(order)], order, &mut busy) {
+            return found;
+        }
+        let may_steal = order == Order::ZERO && busy.is_none();
+        let stolen = may_steal.then(|| self.first_free_to_lock(&lists, steal_order(), order, &mut busy));
+        if let Some(found) = stolen.flatten() {
+            return found;
+        }
+        busy.map_or(Pick::Nothing, Pick::Busy)
+    }
+
+    /// The first cluster on these lists that nobody holds and that has a block; remembers the first that was held.
+    fn first_free_to_lock(
+        &self,
+        lists: &Lists,
+        from: impl IntoIterator<Item = ListId>,
+        order: Order,
+        busy: &mut Option<ClusterIndex>,
+    ) -> Option<Pick<'_>> {
+        for index in from.into_iter().flat_map(|list| lists.clusters_on(list)) {
+            match self.cluster_at(index).try_lock() {
+                // The lists are exact but for one thing: the first and last cluster are free without being whole.
+                Some(state) if state.has_block(order) => return Some(Pick::Found(index, state)),
+                Some(_) => {}
+                None => {
+                    busy.get_or_insert(index);
+                }
+            }
+        }
+        None
+    }
+
+    /// A cluster that was never used. The first and the last may be too short for the order; then the next one.
+    fn open_virgin(&self, lists: &mut Lists, order: Order) -> Option<Pick<'_>> {
+        while let Some(index) = lists.take_virgin() {
+            let cluster = self.clusters.get_or_make(index.index(), |i| {
+                let index = ClusterIndex(i as u32);
+                Cluster::new(index, self.slots)
+            });
+            let state = cluster.try_lock().expect("nobody else knows of a cluster before it is on a list");
+            if state.has_block(order) {
+                return Some(Pick::Found(index, state));
+            }
+        }
+        None
+    }
+
+    /// Take blocks from a locked cluster, from slot `from` on; put the cluster on its list, and leave the hint.
+    fn take(&self, want: Want, from: SlotIndex, state: &mut ClusterState, out: &mut Vec<SlotIndex>) -> usize {
+        let Want { cpu, order, n } = want;
+        let mut blocks = state.find(order, from.offset_in_cluster(), n);
+        if order != Order::ZERO {
+            // Found, but perhaps promised to allocations of order 0 that are still looking.
+            let pages = u64::from(order.pages());
+            blocks.truncate((self.reserve(blocks.len() as u64 * pages, pages) / pages) as usize);
+        }
+        let Some(last) = blocks.last() else {
+            return 0;
+        };
+        let index = from.cluster();
+        let first_slot = index.0 * CLUSTER_SLOTS;
+        // Cannot overflow: the last cluster of the largest device lacks a slot.
+        let next = first_slot + u32::from(*last) + order.pages();
+        if state.take(order, &blocks) {
+            self.tables.fetch_add(1, Ordering::Relaxed);
+        }
+        self.settle(index, state, true);
+        out.extend(blocks.iter().map(|offset| SlotIndex(first_slot + u32::from(*offset))));
+        if state.order() == order {
+            let hint = state.serves(order, false).then(|| self.hint_in(index, next));
+            self.percpu.set_hint(cpu, order, hint);
+        } else {
+            self.stolen.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+        }
+        blocks.len()
+    }
+
+    /// Where to go on in a cluster after `next - 1`: at its first slot again, if that was its last one.
+    fn hint_in(&self, index: ClusterIndex, next: u32) -> SlotIndex {
+        let first = index.0 * CLUSTER_SLOTS;
+        let within = next < self.slots && next - first < CLUSTER_SLOTS;
+        // Slot 0 would mean "no hint"; a search from slot 1 sees the same.
+        SlotIndex(if within { next } else { first.max(1) })
+    }
+
+    /// Take up to `wanted` off the counter of free slots, in multiples of `unit`. Returns how many.
+    fn reserve(&self, wanted: u64, unit: u64) -> u64 {
+        let granted = |free: u64| free.min(wanted) / unit * unit;
+        let before =
+            self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - granted(free)));
+        granted(before.expect("the closure always gives a value"))
+    }
+
+    /// Put a locked cluster on the list where it belongs now: flag, list and table in one step.
+    fn settle(&self, index: ClusterIndex, state: &mut ClusterState, allocated: bool) {
+        if state.reset_if_empty() {
+            self.tables.fetch_sub(1, Ordering::Relaxed);
+        }
+        let to = state.proper_list(allocated);
+        if to != state.list {
+            self.lock_lists().move_to(index, state.list, to);
+            state.list = to;
+        }
+    }
+
+    fn record_owner(&self, folios: &[SlotIndex], order: Order, group: GroupId) {
+        let pages = order.pages();
+        for run in folios.chunk_by(|a, b| b.0 == a.0 + pages && a.cluster() == b.cluster()) {
+            self.groups.record(run[0], run.len() as u32 * pages, group);
+        }
+    }
+
+    // ---- references -------------------------------------------------------------------------------------------
+
+    /// One more reference (fork). Panics if the slot has none: its page would be lost.
+    pub fn dup(&self, slot: SlotIndex) {
+        self.cluster(slot).lock().dup(slot);
+    }
+
+    /// One more reference to each, a lock for each run of slots in one cluster.
+    pub fn dup_many(&self, slots: &[SlotIndex]) {
+        self.each_cluster(slots, usize::MAX, |state, run| {
+            run.iter().for_each(|slot| state.dup(*slot));
+        });
+    }
+
+    /// One reference less to each. Slots without reference and frame are dying now and appended to `freed`: discard
+    /// their copies in the backing, then `release` them.
+    pub fn put(&self, slots: &[SlotIndex], freed: &mut Vec<SlotIndex>) {
+        self.each_cluster(slots, usize::MAX, |state, run| {
+            freed.extend(run.iter().filter(|slot| state.put(**slot)));
+        });
+    }
+
+    /// Make dying slots free. Returns how many belonged to each group, for uncharging; those of no group are left out.
+    ///
+    /// The CPU has no say in where slots go: a CPU that kept what it freed would strand it.
+    pub fn release(&self, _cpu: CpuId, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
+        let owners = self.clear_owners(freed);
+        let in_one_cluster = |a: &SlotIndex, b: &SlotIndex| a.cluster() == b.cluster();
+        for run in freed.chunk_by(in_one_cluster) {
+            let mut state = self.cluster(run[0]).lock();
+            run.iter().for_each(|slot| state.release(*slot));
+            self.settle(run[0].cluster(), &mut state, false);
+            drop(state);
+            self.free.fetch_add(run.len() as u64, Ordering::AcqRel);
+        }
+        owners
+    }
+
+    /// Before the slots can be anybody else's: take the ids out of the map, by runs of one owner.
+    fn clear_owners(&self, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
+        let mut owners: Vec<(GroupId, u32)> = Vec::new();
+        let follows = |a: &SlotIndex, b: &SlotIndex| {
+            b.0 == a.0 + 1 && a.cluster() == b.cluster() && self.group_of(*a) == self.group_of(*b)
+        };
+        for run in freed.chunk_by(follows) {
+            let n = run.len() as u32;
+            let owner = self.groups.clear(run[0], n);
+            match owners.iter_mut().find(|(group, _)| *group == owner) {
+                Some((_, total)) => *total += n,
+                None if owner.0 == 0 => {}
+                None => owners.push((owner, n)),
+            }
+        }
+        owners
+    }
+
+    // ---- the swap cache ---------------------------------------------------------------------------------------
+
+    /// Each slot's page is in its frame from now on. No slot of the batch may have a frame.
+    pub fn cache_add(&self, batch: &[(SlotIndex, FrameId)]) {
+        self.each_cluster(batch, self.cache_batch, |state, run| {
+            run.iter().for_each(|(slot, frame)| state.cache_add(*slot, *frame));
+        });
+    }
+
+    /// As `cache_add` for one slot, unless it has a frame: then that frame, pinned.
+    pub fn cache_add_or_get(&self, slot: SlotIndex, frame: FrameId) -> Option<FrameId> {
+        let mut state = self.cluster(slot).lock();
+        let there = state.cache_get(slot);
+        if there.is_none() {
+            state.cache_add(slot, frame);
+        }
+        there
+    }
+
+    /// The frame that holds the slot's page, pinned until `cache_unpin`: it will not be given back before that. A frame
+    /// that has left the cache and is still pinned by others is found too; its bytes are the slot's.
+    pub fn cache_get(&self, slot: SlotIndex) -> Option<FrameId> {
+        self.cluster(slot).lock().cache_get(slot)
+    }
+
+    /// The end of a pin. Says if that has freed the frame, and if the slot is dying now (see `put`).
+    pub fn cache_unpin(&self, slot: SlotIndex) -> CacheRelease {
+        self.cluster(slot).lock().cache_unpin(slot)
+    }
+
+    /// The batch leaves the cache (it is written), each slot keeping the shadow if it still has a reference. Frames
+    /// that nobody has pinned are appended to `frames`, slots that are dying now to `freed`.
+    pub fn cache_delete(
+        &self,
+        batch: &[SlotIndex],
+        shadow: Option<u32>,
+        frames: &mut Vec<FrameId>,
+        freed: &mut Vec<SlotIndex>,
+    ) {
+        self.each_cluster(batch, self.cache_batch, |state, run| {
+            for slot in run {
+                let (frame, dying) = state.cache_delete(*slot, shadow);
+                frames.extend(frame);
+                freed.extend(dying.then_some(*slot));
+            }
+        });
+    }
+
+    // ---- looking ----------------------------------------------------------------------------------------------
+
+    /// References to the slot; 0 if it is free, dying, or only in the swap cache.
+    pub fn count(&self, slot: SlotIndex) -> u32 {
+        self.word(slot).count()
+    }
+
+    pub fn shadow(&self, slot: SlotIndex) -> Option<u32> {
+        match self.word(slot).payload() {
+            Payload::Shadow(shadow) => Some(shadow),
+            _ => None,
+        }
+    }
+
+    pub fn group_of(&self, slot: SlotIndex) -> GroupId {
+        self.groups.lookup(slot)
+    }
+
+    /// Slots that can be allocated now.
+    pub fn free_slots(&self) -> u64 {
+        self.free.load(Ordering::Acquire)
+    }
+
+    /// Slots in use, dying ones and those of allocations in progress included.
+    pub fn used_slots(&self) -> u64 {
+        u64::from(self.slots.saturating_sub(1)) - self.free_slots()
+    }
+
+    /// Memory that the device takes now.
+    pub fn table_bytes(&self) -> u64 {
+        let tables = self.tables.load(Ordering::Relaxed) * TABLE_BYTES;
+        let lists = self.lists_uncounted().bytes();
+        let fixed = size_of::<SwapDevice>() - size_of::<CgroupMap>();
+        fixed as u64 + tables + lists + self.clusters.bytes() + self.percpu.bytes() + self.groups.bytes()
+    }
+
+    pub fn stats(&self) -> SlotStats {
+        let (ever_used, list_locks, list_contended) = {
+            let lists = self.lists_uncounted();
+            (lists.ever_used(), lists.locks, lists.contended)
+        };
+        let mut stats = SlotStats {
+            list_locks,
+            list_contended,
+            cgroup_locks: self.groups.locks_taken(),
+            cgroup_retries: self.groups.retries(),
+            stolen_slots: self.stolen.load(Ordering::Relaxed),
+            failed: std::array::from_fn(|order| self.failed[order].load(Ordering::Relaxed)),
+            ..SlotStats::default()
+        };
+        for index in (0..ever_used).map(ClusterIndex) {
+            let counters = self.cluster_at(index).lock_uncounted().counters;
+            stats.cluster_locks += counters.locks;
+            stats.cluster_contended += counters.contended;
+            stats.scan_steps += counters.scan_steps;
+        }
+        stats
+    }
+
+    /// Walk everything and panic with what is broken. For quiet points: no other thread may be inside.
+    pub fn check(&self) {
+        let homes = self.list_of_each();
+        for (i, list) in homes.iter().enumerate() {
+            let index = ClusterIndex(i as u32);
+            let list = list.unwrap_or_else(|| panic!("cluster {i} is on no list"));
+            self.check_list(index, list);
+        }
+        self.check_clusters(homes.len() as u32);
+    }
+
+    /// For each cluster that was ever used, the list that it is found on.
+    fn list_of_each(&self) -> Vec<Option<ListId>> {
+        let lists = self.lists_uncounted();
+        let mut homes = vec![None; lists.ever_used() as usize];
+        for list in ListId::all() {
+            for index in lists.clusters_on(list) {
+                let other = homes[index.index()].replace(list);
+                assert!(other.is_none(), "cluster {} is on {list} and on another list", index.0);
+            }
+        }
+        homes
+    }
+
+    /// Is the cluster where its flag and its slots say that it is?
+    fn check_list(&self, index: ClusterIndex, list: ListId) {
+        let state = self.cluster_at(index).lock_uncounted();
+        assert!(state.list == list, "cluster {} is on {list}, its flag says {}", index.0, state.list);
+        let homes = [state.proper_list(true), state.proper_list(false)];
+        assert!(homes.contains(&list), "cluster {} is on {list}, it belongs on {}", index.0, homes[0]);
+    }
+
+    fn check_clusters(&self, clusters: u32) {
+        let (mut used, mut tables) = (0, 0);
+        let mut frames = HashMap::new();
+        for index in (0..clusters).map(ClusterIndex) {
+            let state = self.cluster_at(index).lock_uncounted();
+            state.check(index, |slot, word| check_frame(&mut frames, slot, word));
+            used += u64::from(state.used());
+            tables += u64::from(state.used() > 0);
+            let first = (index.0 * CLUSTER_SLOTS).max(1);
+            for slot in (first..first + state.free_slots() + state.used()).map(SlotIndex) {
+                let owned = self.group_of(slot).0 != 0;
+                assert!(!owned || state.word(slot) != SlotWord::FREE, "free slot {} has an owner", slot.0);
+            }
+        }
+        assert!(used == self.used_slots(), "{used} slots are in use, {} are counted", self.used_slots());
+        let counted = self.tables.load(Ordering::Relaxed);
+        assert!(tables == counted, "{tables} clusters have a table, {counted} are counted");
+    }
+
+    // ---- ways in ----------------------------------------------------------------------------------------------
+
+    /// Lock the cluster of each run of entries that lie in one, at most `limit` entries for a hold.
+    fn each_cluster<T: OfSlot>(
+        &self,
+        entries: &[T],
+        limit: usize,
+        mut work: impl FnMut(&mut ClusterState, &[T]),
+    ) {
+        for run in entries.chunk_by(|a, b| a.slot().cluster() == b.slot().cluster()) {
+            for part in run.chunks(limit.min(run.len())) {
+                work(&mut self.cluster(part[0].slot()).lock(), part);
+            }
+        }
+    }
+
+    fn word(&self, slot: SlotIndex) -> SlotWord {
+        assert!(slot.0 < self.slots, "slot {} of a device of {}", slot.0, self.slots);
+        let cluster = self.clusters.get(slot.cluster().index());
+        cluster.map_or(SlotWord::FREE, |cluster| cluster.lock().word(slot))
+    }
+
+    /// The cluster of a slot that was handed out.
+    fn cluster(&self, slot: SlotIndex) -> &Cluster {
+        assert!(slot.0 != 0 && slot.0 < self.slots, "slot {} of a device of {}", slot.0, self.slots);
+        let cluster = self.clusters.get(slot.cluster().index());
+        cluster.unwrap_or_else(|| panic!("slot {} was never handed out", slot.0))
+    }
+
+    fn cluster_at(&self, index: ClusterIndex) -> &Cluster {
+        self.clusters.get(index.index()).expect("clusters on lists exist")
+    }
+
+    fn lock_lists(&self) -> MutexGuard<'_, Lists> {
+        let (mut lists, waited) = match self.lists.try_lock() {
+            Ok(lists) => (lists, 0),
+            Err(_) => (lock(&self.lists), 1),
+        };
+        lists.locks += 1;
+        lists.contended += waited;
+        lists
+    }
+
+    /// For looking, which should not count.
+    fn lists_uncounted(&self) -> MutexGuard<'_, Lists> {
+        lock(&self.lists)
+    }
+}
+
+/// A frame holds the page of one slot only.
+fn check_frame(frames: &mut HashMap<FrameId, SlotIndex>, slot: SlotIndex, word: SlotWord) {
+    let Some(frame) = word.frame() else { return };
+    match frames.entry(frame) {
+        Entry::Occupied(other) => {
+            panic!("frame {} holds the pages of slots {} and {}", frame.0, other.get().0, slot.0)
+        }
+        Entry::Vacant(entry) => _ = entry.insert(slot),
+    }
+}

@@ -1,0 +1,345 @@
+//! One address space: its page table, its LRU, its gate, and the changes that events bring.
+//!
+//! The page table is a map from chunk (2 MiB of addresses) to 512 words under one lock, the kernel's page of PTEs and its
+//! lock. 8 bytes a page, only for chunks in which something was ever managed.
+//!
+//! Lock order: gate → chunk map → chunk → LRU. Two chunk locks are never held at once.
+//!
+//! The event functions (`unmap`, `remap`, `fork_into`) are called inside the gate's event side and with no batch of this
+//! space being taken, so no page is EVICTING and no fill is between its check and its end.
+
+use crate::engine::Engine;
+use crate::gate::Gate;
+use crate::memory::Memory;
+use crate::readahead::Streams;
+use crate::reclaim::lru::{Lru, Record};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, RwLock, lock};
+use crate::units::{CpuId, SpaceId, Vpn};
+use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, Word};
+use std::collections::BTreeMap;
+
+/// Pages in a chunk of the page table (2 MiB).
+pub const CHUNK_PAGES: u64 = 512;
+/// Pages that share a stamp. Coarse, so that 16 bits of stamp span 4 million pages; the price is that a page which leaves
+/// and comes back within 64 arrivals may have two live records, and leave a little early.
+const STAMP_SHIFT: u32 = 6;
+pub type Chunk = Mutex<[Word; CHUNK_PAGES as usize]>;
+
+pub struct Space {
+    pub id: SpaceId,
+    pub memory: Arc<dyn Memory>,
+    pub gate: Gate,
+    pub(crate) lru: Mutex<Lru>,
+    pub(crate) streams: Mutex<Streams>,
+    chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
+    next_stamp: AtomicU64,
+    /// Position in the round of reclaim, an f64 (see `reclaim/victim.rs`).
+    pub(crate) pass_bits: AtomicU64,
+    /// Pages of this space that are charged: RESIDENT, EVICTING (until taken) and FILLING.
+    resident_pages: AtomicU64,
+    swapped_pages: AtomicU64,
+    /// Pages that reclaim found unevictable; tried again now and then.
+    pub(crate) parked: Mutex<Vec<Vpn>>,
+    /// Pages may be shared with another process since a fork: take them with copy-on-write broken.
+    pub cow: AtomicBool,
+    pub dead: AtomicBool,
+}
+
+impl Space {
+    pub fn new(id: SpaceId, memory: Arc<dyn Memory>) -> Space {
+        Space {
+            id,
+            memory,
+            gate: Gate::new(),
+            lru: Mutex::new(Lru::default()),
+            streams: Mutex::new(Streams::default()),
+            chunks: RwLock::new(BTreeMap::new()),
+            next_stamp: AtomicU64::new(1),
+            pass_bits: AtomicU64::new(0),
+            resident_pages: AtomicU64::new(0),
+            swapped_pages: AtomicU64::new(0),
+            parked: Mutex::new(Vec::new()),
+            cow: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+        }
+    }
+
+    pub fn resident_pages(&self) -> u64 {
+        self.resident_pages.load(Ordering::Relaxed)
+    }
+    pub fn swapped_pages(&self) -> u64 {
+        self.swapped_pages.load(Ordering::Relaxed)
+    }
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of page table and LRU.
+    pub fn table_bytes(&self) -> u64 {
+        let chunks = self.chunks.read().expect("chunk map").len() as u64;
+        chunks * (size_of::<Chunk>() as u64 + 64) + lock(&self.lru).bytes()
+    }
+
+    pub(crate) fn chunk(&self, vpn: Vpn) -> Option<Arc<Chunk>> {
+        self.chunks.read().expect("chunk map").get(&(vpn.0 / CHUNK_PAGES)).cloned()
+    }
+
+    pub(crate) fn chunk_or_new(&self, vpn: Vpn) -> Arc<Chunk> {
+        if let Some(chunk) = self.chunk(vpn) {
+            return chunk;
+        }
+        let mut chunks = self.chunks.write().expect("chunk map");
+        chunks
+            .entry(vpn.0 / CHUNK_PAGES)
+            .or_insert_with(|| Arc::new(Mutex::new([Word::NONE; CHUNK_PAGES as usize])))
+            .clone()
+    }
+
+    /// The word of one page, for tests and reports.
+    pub fn word(&self, vpn: Vpn) -> Word {
+        self.chunk(vpn).map_or(Word::NONE, |c| lock(&c)[index(vpn)])
+    }
+
+    /// A RESIDENT word with a fresh stamp, and the LRU record that goes with it.
+    pub(crate) fn fresh_resident(&self, vpn: Vpn, heat: u64) -> (Word, Record) {
+        let stamp = self.next_stamp.fetch_add(1, Ordering::Relaxed) >> STAMP_SHIFT;
+        let word = Word::NONE.with_state(State::Resident).with_stamp(stamp).with_heat(heat);
+        (word, Record::new(vpn, word.stamp()))
+    }
+
+    pub(crate) fn stamp_now(&self) -> u64 {
+        self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT
+    }
+
+    pub(crate) fn count_resident(&self, pages: i64) {
+        add_signed(&self.resident_pages, pages);
+    }
+    pub(crate) fn count_swapped(&self, pages: i64) {
+        add_signed(&self.swapped_pages, pages);
+    }
+
+    /// Visit the words of [from, to) that lie in existing chunks, one chunk lock at a time.
+    fn for_range(&self, from: Vpn, to: Vpn, mut visit: impl FnMut(Vpn, &mut Word)) {
+        let (first, last) = (from.0 / CHUNK_PAGES, to.0.div_ceil(CHUNK_PAGES));
+        if first >= last {
+            return;
+        }
+        let chunks: Vec<(u64, Arc<Chunk>)> = self
+            .chunks
+            .read()
+            .expect("chunk map")
+            .range(first..last)
+            .map(|(n, chunk)| (*n, chunk.clone()))
+            .collect();
+        for (number, chunk) in chunks {
+            let start = number * CHUNK_PAGES;
+            let mut words = lock(&chunk);
+            for page in from.0.max(start)..to.0.min(start + CHUNK_PAGES) {
+                visit(Vpn(page), &mut words[(page - start) as usize]);
+            }
+        }
+    }
+
+    /// Forget chunks of [from, to) in which nothing is left.
+    fn prune(&self, from: Vpn, to: Vpn) {
+        let mut chunks = self.chunks.write().expect("chunk map");
+        let range = from.0 / CHUNK_PAGES..to.0.div_ceil(CHUNK_PAGES).max(from.0 / CHUNK_PAGES);
+        let empty: Vec<u64> = chunks
+            .range(range)
+            .filter(|(_, chunk)| {
+                // Somebody else who holds it may be about to write a word.
+                Arc::strong_count(chunk) == 1 && lock(chunk).iter().all(|w| w.state() == State::None)
+            })
+            .map(|(n, _)| *n)
+            .collect();
+        for number in empty {
+            chunks.remove(&number);
+        }
+    }
+
+    /// Pages found present by a scan and not yet known: charge them and put them into the LRU. Returns how many.
+    pub fn adopt(&self, engine: &Engine, from: Vpn, to: Vpn) -> u64 {
+        let mut adopted = 0;
+        let mut at = from.0;
+        while at < to.0 {
+            let end = ((at / CHUNK_PAGES + 1) * CHUNK_PAGES).min(to.0);
+            let chunk = self.chunk_or_new(Vpn(at));
+            let mut words = lock(&chunk);
+            let mut lru = lock(&self.lru);
+            for page in at..end {
+                let word = &mut words[index(Vpn(page))];
+                if word.state() == State::None {
+                    let (resident, record) = self.fresh_resident(Vpn(page), 0);
+                    *word = resident;
+                    lru.push(record);
+                    adopted += 1;
+                }
+            }
+            at = end;
+        }
+        engine.group.force_charge(adopted);
+        self.count_resident(adopted as i64);
+        adopted
+    }
+
+    /// Pages that could not be taken as they were mapped get another chance.
+    pub fn unpark(&self) {
+        for vpn in std::mem::take(&mut *lock(&self.parked)) {
+            let Some(chunk) = self.chunk(vpn) else { continue };
+            let word = lock(&chunk)[index(vpn)];
+            if word.state() == State::Resident {
+                lock(&self.lru).push(Record::new(vpn, word.stamp()));
+            }
+        }
+    }
+
+    /// The range is unmapped, or its pages were dropped: what was there is gone.
+    pub fn unmap(&self, engine: &Engine, cpu: CpuId, from: Vpn, to: Vpn) {
+        let mut entries = Vec::new();
+        let (mut resident, mut swapped) = (0, 0);
+        self.for_range(from, to, |_, word| match word.state() {
+            State::None => {}
+            State::Resident => {
+                resident += 1;
+                *word = Word::NONE;
+            }
+            State::Swapped => {
+                swapped += 1;
+                entries.push(word.entry());
+                *word = Word::NONE;
+            }
+            // Its filler still reads the slot; it will see the mark, drop what it has and free the entry.
+            State::Filling => *word = word.with(CANCELLED),
+            State::Poisoned => *word = Word::NONE,
+            State::Evicting => panic!("an unmap is processed while a batch is being taken"),
+        });
+        self.prune(from, to);
+        engine.group.uncharge(resident);
+        self.count_resident(-(resident as i64));
+        self.count_swapped(-swapped);
+        engine.free_entries(cpu, &entries);
+    }
+
+    /// mremap moved the mapping at `from` to `to`.
+    pub fn remap(&self, engine: &Engine, cpu: CpuId, from: Vpn, to: Vpn, pages: u64) {
+        let mut moved: Vec<(Vpn, Word)> = Vec::new();
+        let mut dup: Vec<SwapEntry> = Vec::new();
+        self.for_range(from, Vpn(from.0 + pages), |vpn, word| {
+            let target = Vpn(to.0 + (vpn.0 - from.0));
+            match word.state() {
+                State::None => {}
+                // The filler keeps its reference and ends at the old address; the new one gets a reference of its own.
+                State::Filling => {
+                    if word.has(HAS_ENTRY) && !word.has(CANCELLED) {
+                        dup.push(word.entry());
+                        moved.push((target, Word::swapped(word.entry())));
+                    }
+                    *word = word.with(CANCELLED);
+                }
+                State::Evicting => panic!("a remap is processed while a batch is being taken"),
+                State::Resident | State::Swapped | State::Poisoned => {
+                    moved.push((target, *word));
+                    *word = Word::NONE;
+                }
+            }
+        });
+        engine.dup_entries(&dup);
+        self.count_swapped(dup.len() as i64);
+        // What the page table still says of the target range was unmapped by the same mremap.
+        self.unmap(engine, cpu, to, Vpn(to.0 + pages));
+        for (vpn, word) in moved {
+            let chunk = self.chunk_or_new(vpn);
+            let mut words = lock(&chunk);
+            words[index(vpn)] = match word.state() {
+                State::Resident => {
+                    let (resident, record) = self.fresh_resident(vpn, word.heat());
+                    lock(&self.lru).push(record);
+                    resident
+                }
+                _ => word,
+            };
+        }
+        self.prune(from, Vpn(from.0 + pages));
+    }
+
+    /// The process forked: give the child a copy of the page table. Swapped pages are shared by count. Returns the pages
+    /// that are resident in both, and so counted twice while they are one.
+    pub fn fork_into(&self, engine: &Engine, child: &Space) -> u64 {
+        let (mut resident, mut swapped) = (0, 0);
+        let chunks: Vec<(u64, Arc<Chunk>)> =
+            self.chunks.read().expect("chunk map").iter().map(|(n, c)| (*n, c.clone())).collect();
+        for (number, chunk) in chunks {
+            let mut dup = Vec::new();
+            let mut copy = [Word::NONE; CHUNK_PAGES as usize];
+            {
+                let words = lock(&chunk);
+                for (i, word) in words.iter().enumerate() {
+                    copy[i] = match word.state() {
+                        State::Resident => {
+                            resident += 1;
+                            *word
+                        }
+                        State::Swapped => *word,
+                        State::Filling if word.has(HAS_ENTRY) && !word.has(CANCELLED) => {
+                            Word::swapped(word.entry())
+                        }
+                        State::Poisoned => *word,
+                        State::None | State::Filling => Word::NONE,
+                        State::Evicting => panic!("a fork is processed while a batch is being taken"),
+                    };
+                    if copy[i].state() == State::Swapped {
+                        swapped += 1;
+                        dup.push(copy[i].entry());
+                    }
+                }
+                // Under the chunk lock: the parent's reference cannot go before ours is there.
+                engine.dup_entries(&dup);
+            }
+            let mut lru = lock(&child.lru);
+            for (i, word) in copy.iter_mut().enumerate().filter(|(_, w)| w.state() == State::Resident) {
+                let (fresh, record) = child.fresh_resident(Vpn(number * CHUNK_PAGES + i as u64), word.heat());
+                *word = fresh;
+                lru.push(record);
+            }
+            drop(lru);
+            child.chunks.write().expect("chunk map").insert(number, Arc::new(Mutex::new(copy)));
+        }
+        child.count_resident(resident as i64);
+        child.count_swapped(swapped);
+        engine.group.force_charge_shared(resident);
+        self.cow.store(true, Ordering::Relaxed);
+        child.cow.store(true, Ordering::Relaxed);
+        crate::stats::add(&engine.stats.forks, 1);
+        resident
+    }
+
+    /// The address space is gone: free all that it held. A fill that is still under way ends by itself.
+    pub fn release(&self, engine: &Engine, cpu: CpuId) {
+        self.dead.store(true, Ordering::Relaxed);
+        self.unmap(engine, cpu, Vpn(0), Vpn(1 << 52));
+        *lock(&self.lru) = Lru::default();
+        lock(&self.parked).clear();
+    }
+
+    /// Pages by state, for reports and the checker: (resident, swapped, filling or evicting).
+    pub fn census(&self) -> (u64, u64, u64) {
+        let (mut resident, mut swapped, mut busy) = (0, 0, 0);
+        self.for_range(Vpn(0), Vpn(1 << 52), |_, word| match word.state() {
+            State::Resident => resident += 1,
+            State::Swapped => swapped += 1,
+            State::Filling | State::Evicting => busy += 1,
+            State::None | State::Poisoned => {}
+        });
+        (resident, swapped, busy)
+    }
+}
+
+/// Position of a page in its chunk.
+pub(crate) fn index(vpn: Vpn) -> usize {
+    (vpn.0 % CHUNK_PAGES) as usize
+}
+
+fn add_signed(counter: &AtomicU64, n: i64) {
+    let before = counter.fetch_add(n as u64, Ordering::Relaxed);
+    debug_assert!(before.checked_add_signed(n).is_some(), "counter {before} + {n}");
+}

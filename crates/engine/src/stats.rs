@@ -1,0 +1,73 @@
+//! Every counter, once: its name (the kernel's vmstat word where there is one) and what it counts.
+
+use crate::sync::{AtomicU64, Ordering};
+
+macro_rules! stats {
+    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
+        /// Counters since the start. All are events; gauges come from their owners.
+        #[derive(Default)]
+        pub struct Stats { $($(#[doc = $doc])+ pub $name: AtomicU64,)* }
+
+        impl Stats {
+            /// (name, value, help) for every counter, in the order of declaration.
+            pub fn list(&self) -> Vec<(&'static str, u64, &'static str)> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed), concat!($($doc),+)),)*]
+            }
+        }
+    };
+}
+
+stats! {
+    /// Faults that reached the pager.
+    pgfault,
+    /// Faults that had to read a slot.
+    pgmajfault,
+    /// Pages read from slots, readahead included.
+    pswpin,
+    /// Pages written to slots.
+    pswpout,
+    /// Pages found to be all zero at swap-out: no slot, no data.
+    swpout_zero,
+    /// Pages filled with zeros.
+    zero_fill,
+    /// Faults answered from the swap cache, without I/O.
+    swap_cache_hit,
+    /// Pages brought in beyond the one that faulted.
+    swap_ra,
+    /// Victims looked at by reclaim.
+    pgscan,
+    /// Pages that reclaim took out.
+    pgsteal,
+    /// Victims that were given another round.
+    pgrotated,
+    /// Pages that could not be taken because they were shared or pinned.
+    take_busy,
+    /// Pages that could not be taken because of an event in work.
+    take_retry,
+    /// Pages that could not be taken as they are mapped (read-only, mlocked).
+    take_unevictable,
+    /// Batches taken out.
+    take_batches,
+    /// Faults that had to wait for room.
+    allocstall,
+    /// Fills put off because of an event in work.
+    fill_again,
+    /// Fills that found the page present.
+    fill_exists,
+    /// Fills dropped because their range was unmapped meanwhile.
+    fill_cancelled,
+    /// Pages whose read failed; the access gets SIGBUS.
+    read_errors,
+    /// Pages whose write failed; they stay in memory.
+    write_errors,
+    /// Pages that found no slot or no room on any swap device.
+    swap_full,
+    /// Refaults within the reach of memory (refault distance shorter than what is resident).
+    workingset_refault,
+    /// Forks followed.
+    forks,
+}
+
+pub fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}

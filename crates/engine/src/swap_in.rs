@@ -1,0 +1,570 @@
+//! A page comes in: the whole story, top to bottom.
+//!
+//! ```text
+//!  fault ─▶ look at the word ─┬─ RESIDENT   answered already: wake (or zero, if the page vanished without an event)
+//!                             ├─ EVICTING   mark WANTED: the batch serves it when the page's bytes are here
+//!                             ├─ FILLING    somebody brings it: his COPY wakes us
+//!                             ├─ POISONED   SIGBUS
+//!                             ├─ NONE       claim a run of never-touched pages ──────────────────┐
+//!                             └─ SWAPPED    claim the page and its stream's window               │
+//!                                           swap cache: HIT, or read the slots: MISS             │
+//!                                           (device at RAM speed: here and now; else Pending)    │
+//!                                                     ▼                                          ▼
+//!  install: gate ─ drop what was cancelled ─ COPY in runs ─ words RESIDENT ─ LRU ─ free the entries
+//! ```
+//!
+//! Claiming sets the word to FILLING, and FILLING has one owner: that is the only synchronisation between faults on one
+//! page, for all three outcomes. The entry's reference is held until the page is installed, so its slot can be neither
+//! freed nor rewritten meanwhile (no ABA). A failed read poisons the page; it never becomes data.
+//!
+//! Invariant: every fault ends in exactly one of: a fill, a wake, a mark on somebody else's work, or an `Outcome` that
+//! obliges the caller to come back.
+
+use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
+use crate::engine::Engine;
+use crate::memory::{Fill, Stop};
+use crate::readahead::Window;
+use crate::reclaim::lru::Record;
+use crate::space::{CHUNK_PAGES, Chunk, Space, index};
+use crate::stats::add;
+use crate::sync::{Arc, Ordering, lock};
+use crate::tuning::Readahead;
+use crate::units::{CpuId, FrameId, PageBuf, SlotIndex, Vpn, page_buf};
+use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, WANTED, Word};
+
+/// Most pages brought by one fault.
+pub const WINDOW_MAX: usize = 32;
+
+/// What the caller has to do next.
+pub enum Outcome {
+    Done,
+    /// A read is in flight on the caller's queue; `Engine::read_done` finishes it.
+    Pending,
+    /// No room under the limit: call `fault` again when reclaim has freed some.
+    NoRoom,
+    /// The address space is changing: call `Engine::install` again after its events were read.
+    Again(FillJob),
+    /// The address space is gone.
+    Gone,
+}
+
+/// Pages that this thread has claimed and is bringing in. All are of one chunk, ascending.
+pub struct FillJob {
+    space: Arc<Space>,
+    write: bool,
+    /// The page that faulted, and those that came along.
+    pages: Vec<Claim>,
+    /// Page i of the buffer holds the bytes of `pages[i]`; empty for a zero fill.
+    buf: PageBuf,
+}
+
+#[derive(Clone, Copy)]
+struct Claim {
+    vpn: Vpn,
+    /// None: zero fill.
+    entry: Option<SwapEntry>,
+    failed: bool,
+}
+
+impl FillJob {
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+}
+
+/// Buffers that a fault-serving thread keeps, so that a fault allocates nothing big.
+#[derive(Default)]
+pub struct Scratch {
+    spare: Vec<PageBuf>,
+}
+
+impl Scratch {
+    fn buffer(&mut self) -> PageBuf {
+        self.spare.pop().unwrap_or_else(|| page_buf(WINDOW_MAX))
+    }
+    fn give_back(&mut self, buf: PageBuf) {
+        if buf.len() >= WINDOW_MAX && self.spare.len() < 8 {
+            self.spare.push(buf);
+        }
+    }
+    pub fn bytes(&self) -> u64 {
+        (self.spare.len() * WINDOW_MAX * crate::units::PAGE_SIZE) as u64
+    }
+}
+
+impl Engine {
+    /// A fault on `vpn`: the one entry for every front end.
+    pub fn fault(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        space: &Arc<Space>,
+        vpn: Vpn,
+        write: bool,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        if space.is_dead() {
+            space.memory.wake(vpn, 1);
+            return Outcome::Gone;
+        }
+        let chunk = space.chunk_or_new(vpn);
+        let mut words = lock(&chunk);
+        let word = &mut words[index(vpn)];
+        match word.state() {
+            State::Resident => {
+                drop(words);
+                self.fault_on_resident(space, &chunk, vpn)
+            }
+            State::Evicting => {
+                *word = word.with(WANTED);
+                Outcome::Done
+            }
+            State::Filling => Outcome::Done,
+            State::Poisoned => {
+                drop(words);
+                space.memory.poison(vpn);
+                space.memory.wake(vpn, 1);
+                Outcome::Done
+            }
+            state @ (State::None | State::Swapped) => {
+                let window = self.window(space, vpn, state);
+                let Some(pages) = self.claim(space, &mut words, vpn, window, state) else {
+                    add(&self.stats.allocstall, 1);
+                    return Outcome::NoRoom;
+                };
+                drop(words);
+                let job = FillJob { space: space.clone(), write, pages, buf: PageBuf::default() };
+                if state == State::None {
+                    self.install(cpu, job, scratch)
+                } else {
+                    self.read_in(cpu, queue, job, scratch)
+                }
+            }
+        }
+    }
+
+    /// The page is believed present. Either the message is an old one (the page is there: EEXIST), or it vanished without
+    /// an event (a guard region, a lazily freed page) and reads as zero. Under the chunk's lock, so that the page cannot
+    /// become a victim between the look and the fill: a zero page put in place of one that was just moved out would be
+    /// lost data.
+    fn fault_on_resident(&self, space: &Space, chunk: &Chunk, vpn: Vpn) -> Outcome {
+        let _pass = space.gate.enter_fill();
+        let words = lock(chunk);
+        if words[index(vpn)].state() == State::Resident {
+            let fill = space.memory.put_zero(vpn, 1, true);
+            if fill.stop == Stop::Exists {
+                add(&self.stats.fill_exists, 1);
+            }
+        }
+        // Whatever it was: they look again, and come back with a new fault if need be.
+        space.memory.wake(vpn, 1);
+        Outcome::Done
+    }
+
+    fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
+        let max = match self.tuning.readahead {
+            // A zero fill reads nothing: its runs are not readahead, and all settings have them.
+            _ if state == State::None => WINDOW_MAX as u64,
+            Readahead::Auto if self.synchronous() => 1,
+            Readahead::Auto | Readahead::Always => {
+                // By slot or by address without proof: the naturally aligned window around the page.
+                let pages = 1u64 << self.tuning.page_cluster.min(5);
+                return Window { first: Vpn(vpn.0 & !(pages - 1)), pages };
+            }
+            Readahead::Stream => WINDOW_MAX as u64,
+        };
+        lock(&space.streams).fault(vpn, max)
+    }
+
+    fn synchronous(&self) -> bool {
+        self.devices.iter().all(|d| d.backing.properties().synchronous)
+    }
+
+    /// Claim the faulting page, and of its window those pages of the same chunk that are in the same state. None if there
+    /// is no room even for the page itself. What comes along may not take the last of the room.
+    fn claim(
+        &self,
+        space: &Space,
+        words: &mut [Word; CHUNK_PAGES as usize],
+        vpn: Vpn,
+        window: Window,
+        state: State,
+    ) -> Option<Vec<Claim>> {
+        let chunk_first = vpn.0 - index(vpn) as u64;
+        let first = window.first.0.max(chunk_first);
+        let last = (window.first.0 + window.pages).min(chunk_first + CHUNK_PAGES);
+        let mut picked: Vec<Vpn> = (first..last)
+            .filter(|p| *p == vpn.0 || words[(p - chunk_first) as usize].state() == state)
+            .map(Vpn)
+            .collect();
+        let reserve_bytes = self.group.gap_bytes() / 2;
+        if picked.len() < 2 || !self.group.try_charge(picked.len() as u64, reserve_bytes) {
+            if !self.group.try_charge(1, 0) {
+                return None;
+            }
+            picked = vec![vpn];
+        }
+        let claims = picked
+            .iter()
+            .map(|vpn| {
+                let word = &mut words[index(*vpn)];
+                let entry = (state == State::Swapped).then(|| word.entry());
+                *word = word.with_state(State::Filling);
+                if entry.is_some() {
+                    *word = word.with(HAS_ENTRY);
+                }
+                Claim { vpn: *vpn, entry, failed: false }
+            })
+            .collect();
+        space.count_resident(picked.len() as i64);
+        if state == State::Swapped {
+            space.count_swapped(-(picked.len() as i64));
+        }
+        add(&self.stats.swap_ra, picked.len() as u64 - 1);
+        Some(claims)
+    }
+
+    /// Find the bytes of the claimed pages: in the swap cache, or on their devices.
+    fn read_in(&self, cpu: CpuId, queue: QueueId, mut job: FillJob, scratch: &mut Scratch) -> Outcome {
+        let mut buf = scratch.buffer();
+        let mut missing: Vec<usize> = Vec::new();
+        for (i, claim) in job.pages.iter().enumerate() {
+            let entry = claim.entry.expect("a swapped page has an entry");
+            if self.copy_from_cache(cpu, entry, &mut buf[i]) {
+                add(&self.stats.swap_cache_hit, 1);
+            } else {
+                missing.push(i);
+            }
+        }
+        if missing.is_empty() {
+            job.buf = buf;
+            return self.install(cpu, job, scratch);
+        }
+        add(&self.stats.pgmajfault, 1);
+        // One request goes to one device, into consecutive pages: if some pages came out of the cache, or the entries are
+        // of several devices, bring the faulting page's part now and leave the rest swapped out.
+        let whole = missing.len() == job.pages.len()
+            && job.pages.iter().all(|c| c.entry.map(|e| e.device) == job.pages[0].entry.map(|e| e.device));
+        if !whole {
+            return self.read_one_by_one(cpu, queue, job, buf, missing, scratch);
+        }
+        self.start_read(cpu, queue, job, buf, scratch)
+    }
+
+    fn copy_from_cache(&self, cpu: CpuId, entry: SwapEntry, page: &mut crate::units::Page) -> bool {
+        let device = &self.devices[entry.device as usize];
+        let Some(frame) = device.slots.cache_get(entry.slot) else { return false };
+        let (batch, place) = self.staging.get(frame);
+        *page = batch[place];
+        drop(batch);
+        self.cache_unpin(cpu, entry, frame);
+        true
+    }
+
+    fn cache_unpin(&self, cpu: CpuId, entry: SwapEntry, frame: FrameId) {
+        let device = &self.devices[entry.device as usize];
+        let release = device.slots.cache_unpin(entry.slot);
+        if release.frame_freed {
+            self.staging.free_frames(&[frame]);
+        }
+        if release.slot_freed {
+            device.reuse(cpu, &[entry.slot]);
+        }
+    }
+
+    /// The pages of a mixed window: what is here is installed together with the page that faulted if that is here too;
+    /// the others are read each on its own.
+    fn read_one_by_one(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        job: FillJob,
+        buf: PageBuf,
+        missing: Vec<usize>,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        let mut outcome = Outcome::Done;
+        for (i, claim) in job.pages.iter().enumerate() {
+            let mut one = page_buf(1);
+            let mut part =
+                FillJob { space: job.space.clone(), write: job.write, pages: vec![*claim], buf: PageBuf::default() };
+            let result = if missing.contains(&i) {
+                self.start_read(cpu, queue, part, one, scratch)
+            } else {
+                one[0] = buf[i];
+                part.buf = one;
+                self.install(cpu, part, scratch)
+            };
+            outcome = match (outcome, result) {
+                (Outcome::Again(first), Outcome::Again(second)) => {
+                    Outcome::Again(FillJob::merge(first, second))
+                }
+                (again @ Outcome::Again(_), _) | (_, again @ Outcome::Again(_)) => again,
+                (Outcome::NoRoom, _) | (_, Outcome::NoRoom) => Outcome::NoRoom,
+                (_, other) => other,
+            };
+        }
+        scratch.give_back(buf);
+        outcome
+    }
+
+    fn start_read(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        job: FillJob,
+        buf: PageBuf,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        let entries: Vec<SwapEntry> = job.pages.iter().filter_map(|c| c.entry).collect();
+        let slots: Vec<SlotIndex> = entries.iter().map(|e| e.slot).collect();
+        let device = &self.devices[entries[0].device as usize];
+        let token = self.next_token.fetch_add(1, Ordering::Relaxed);
+        lock(&self.reads).insert(token, job);
+        match device.backing.read(queue, ReadRequest { token, slots, buf }) {
+            ReadStart::Done(done) => self.read_done(cpu, done, scratch),
+            ReadStart::Pending => Outcome::Pending,
+        }
+    }
+
+    /// A read has finished (at once, or reaped from the queue): install what it brought.
+    pub fn read_done(&self, cpu: CpuId, done: ReadDone, scratch: &mut Scratch) -> Outcome {
+        let mut job = self.take_read(&done);
+        for (claim, result) in job.pages.iter_mut().zip(&done.results) {
+            claim.failed = result.is_err();
+        }
+        add(&self.stats.pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
+        add(&self.stats.read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
+        if let Some(Err(error)) = done.results.iter().find(|r| r.is_err()) {
+            *lock(&self.last_error) = Some(format!("read error: {error}"));
+        }
+        job.buf = done.buf;
+        self.install(cpu, job, scratch)
+    }
+
+    /// Put claimed pages into their address space. The end of every fault that brings something.
+    pub fn install(&self, cpu: CpuId, job: FillJob, scratch: &mut Scratch) -> Outcome {
+        let space = job.space.clone();
+        let chunk = space.chunk_or_new(job.pages[0].vpn);
+        let pass = space.gate.enter_fill();
+        let mut end = End::default();
+        // Inside the gate no event can cancel a page, so one look is enough for the whole job.
+        let cancelled: Vec<bool> = {
+            let words = lock(&chunk);
+            job.pages.iter().map(|c| claimed(&words, c.vpn).has(CANCELLED)).collect()
+        };
+        let mut at = 0;
+        let mut longest = WINDOW_MAX;
+        while at < job.pages.len() && end.stop == Stop::Done {
+            let claim = job.pages[at];
+            if cancelled[at] || claim.failed {
+                end.dropped.push((claim, cancelled[at]));
+                at += 1;
+                continue;
+            }
+            let pages = run_length(&job.pages[at..], &cancelled[at..]).min(longest);
+            let fill = self.put(&job, at, pages);
+            end.installed.extend_from_slice(&job.pages[at..at + fill.pages]);
+            at += fill.pages;
+            longest = WINDOW_MAX;
+            end.stop = match fill.stop {
+                // The run crosses the end of a mapping: shorter, and a lone page without a mapping goes back.
+                Stop::NotMapped if pages > 1 => {
+                    longest = pages / 2;
+                    Stop::Done
+                }
+                Stop::NotMapped => {
+                    end.returned.push(job.pages[at]);
+                    at += 1;
+                    Stop::Done
+                }
+                // Present although we thought it was not: the waiters look again; what is there stays.
+                Stop::Exists => {
+                    add(&self.stats.fill_exists, 1);
+                    end.installed.push(job.pages[at]);
+                    space.memory.wake(job.pages[at].vpn, 1);
+                    at += 1;
+                    Stop::Done
+                }
+                stop => stop,
+            };
+        }
+        let rest = job.pages[at..].to_vec();
+        // Where the fill cannot be done now but may be later, the rest stays claimed; else it goes back.
+        if end.stop != Stop::Again {
+            end.returned.extend_from_slice(&rest);
+        }
+        let mut entries = Vec::new();
+        {
+            let mut words = lock(&chunk);
+            self.finish_words(&space, &mut words, &end, &mut entries);
+        }
+        drop(pass);
+        self.free_entries(cpu, &entries);
+        self.end_of_install(&space, job, at, rest, end, scratch)
+    }
+
+    /// COPY (or zero) a run of the job. The last pages of a window at the end of a mapping may have none behind them.
+    fn put(&self, job: &FillJob, at: usize, pages: usize) -> Fill {
+        let vpn = job.pages[at].vpn;
+        if job.pages[at].entry.is_none() {
+            add(&self.stats.zero_fill, pages as u64);
+            return job.space.memory.put_zero(vpn, pages, job.write);
+        }
+        job.space.memory.put(vpn, &job.buf[at..at + pages])
+    }
+
+    /// The words of a job after its fills: resident, given back, or poisoned.
+    fn finish_words(
+        &self,
+        space: &Space,
+        words: &mut [Word; CHUNK_PAGES as usize],
+        end: &End,
+        entries: &mut Vec<SwapEntry>,
+    ) {
+        let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
+        for claim in &end.installed {
+            claimed(words, claim.vpn);
+            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(space, claim));
+            words[index(claim.vpn)] = word;
+            records.push(record);
+            entries.extend(claim.entry);
+        }
+        let mut lru = lock(&space.lru);
+        records.into_iter().for_each(|r| lru.push(r));
+        drop(lru);
+        let mut uncharged = 0;
+        for (claim, cancelled) in &end.dropped {
+            let lost = !cancelled && claim.failed;
+            words[index(claim.vpn)] = if lost { Word::NONE.with_state(State::Poisoned) } else { Word::NONE };
+            entries.extend(claim.entry);
+            uncharged += 1;
+        }
+        for claim in &end.returned {
+            let cancelled = claimed(words, claim.vpn).has(CANCELLED);
+            words[index(claim.vpn)] = match claim.entry {
+                Some(entry) if !cancelled => {
+                    space.count_swapped(1);
+                    Word::swapped(entry)
+                }
+                entry => {
+                    entries.extend(entry);
+                    Word::NONE
+                }
+            };
+            uncharged += 1;
+        }
+        space.count_resident(-uncharged);
+        self.group.uncharge(uncharged as u64);
+    }
+
+    /// A page that comes back soon after it left belongs to the working set: one more round in the LRU. "Soon" is the
+    /// kernel's test: fewer pages have left since than are resident.
+    fn refault_heat(&self, space: &Space, claim: &Claim) -> u64 {
+        let Some(entry) = claim.entry else { return 0 };
+        let Some(shadow) = self.devices[entry.device as usize].slots.shadow(entry.slot) else { return 0 };
+        let distance = self.evictions.load(Ordering::Relaxed).wrapping_sub(shadow);
+        if u64::from(distance) > space.resident_pages() {
+            return 0;
+        }
+        add(&self.stats.workingset_refault, 1);
+        1
+    }
+
+    fn end_of_install(
+        &self,
+        space: &Arc<Space>,
+        mut job: FillJob,
+        at: usize,
+        rest: Vec<Claim>,
+        end: End,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        for (claim, cancelled) in &end.dropped {
+            if *cancelled {
+                add(&self.stats.fill_cancelled, 1);
+            } else {
+                space.memory.poison(claim.vpn);
+            }
+            space.memory.wake(claim.vpn, 1);
+        }
+        // The waiters of what was given back look again, and get SIGSEGV from the kernel if there is no mapping.
+        for claim in end.returned.iter().filter(|_| end.stop != Stop::NoMemory) {
+            space.memory.wake(claim.vpn, 1);
+        }
+        if end.stop == Stop::Again {
+            add(&self.stats.fill_again, 1);
+            if !job.buf.is_empty() {
+                job.buf = job.buf[at..at + rest.len()].to_vec().into_boxed_slice();
+            }
+            job.pages = rest;
+            return Outcome::Again(job);
+        }
+        scratch.give_back(std::mem::take(&mut job.buf));
+        match end.stop {
+            Stop::Done => Outcome::Done,
+            Stop::Gone => {
+                space.dead.store(true, Ordering::Relaxed);
+                Outcome::Gone
+            }
+            // The machine or a hard limit around us had no page: as if there were no room.
+            Stop::NoMemory => Outcome::NoRoom,
+            Stop::Exists | Stop::Again | Stop::NotMapped => unreachable!("handled while filling"),
+            Stop::Errno(errno) => {
+                *lock(&self.last_error) = Some(format!("cannot fill a page: errno {errno}"));
+                Outcome::Done
+            }
+        }
+    }
+}
+
+/// What came of a job, page by page.
+struct End {
+    installed: Vec<Claim>,
+    /// (claim, was it cancelled); else its read failed.
+    dropped: Vec<(Claim, bool)>,
+    /// Could not be filled: as before the claim.
+    returned: Vec<Claim>,
+    stop: Stop,
+}
+
+impl Default for End {
+    fn default() -> End {
+        End { installed: Vec::new(), dropped: Vec::new(), returned: Vec::new(), stop: Stop::Done }
+    }
+}
+
+impl FillJob {
+    /// Two jobs that must both be tried again (of one window, so of one chunk).
+    fn merge(mut first: FillJob, second: FillJob) -> FillJob {
+        let mut buf = std::mem::take(&mut first.buf).into_vec();
+        buf.truncate(first.pages.len());
+        buf.extend_from_slice(&second.buf[..second.pages.len()]);
+        first.pages.extend(second.pages);
+        first.buf = buf.into_boxed_slice();
+        first
+    }
+}
+
+/// The word of a page that this thread has claimed.
+fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
+    let word = words[index(vpn)];
+    assert_eq!(word.state(), State::Filling, "page {vpn:?} was taken from its filler");
+    word
+}
+
+/// How many claims from the start can go in one fill: consecutive, alive, of the same kind.
+fn run_length(claims: &[Claim], cancelled: &[bool]) -> usize {
+    let first = claims[0];
+    claims
+        .iter()
+        .zip(cancelled)
+        .enumerate()
+        .take_while(|(i, (c, cancelled))| {
+            c.vpn.0 == first.vpn.0 + *i as u64
+                && !**cancelled
+                && !c.failed
+                && c.entry.is_some() == first.entry.is_some()
+        })
+        .count()
+}

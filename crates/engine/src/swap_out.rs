@@ -1,0 +1,308 @@
+//! Pages go out: the whole story of a batch, top to bottom.
+//!
+//! ```text
+//!  slots, one allocation for the batch, cgroup ids recorded with them: no page leaves before it has a place to go
+//!  choose victims (EVICTING) ─▶ Memory::take: out of the address space, bytes in staging
+//!     ├─ all zero        word NONE: its slot is given back, nothing is stored
+//!     ├─ into the swap cache, one step        from here on a fault is a HIT
+//!     ├─ words SWAPPED; faults that came meanwhile (WANTED) are served now, without the batch lock
+//!     ├─ one write submission
+//!     └─ out of the swap cache, one step, each leaving a shadow; staging is freed
+//! ```
+//!
+//! A page whose write failed is not lost: it stays in the swap cache, in memory, and is written again later.
+//! `swap_is_full` or `write_errors` tells the supervisor, whose policy decides.
+//!
+//! The caller of `shrink` holds the space's batch lock, so that no event of the space is processed meanwhile. An event
+//! reader holds the gate while it waits for that lock: so nothing in `shrink` may enter the gate, and faults are served
+//! after it.
+
+use crate::backing::{BackingError, PageWrite, QueueId};
+use crate::engine::{BATCH_PAGES, Device, Engine};
+use crate::memory::{Run, Take};
+use crate::space::{Space, index};
+use crate::stats::add;
+use crate::swap_in::{Outcome, Scratch};
+use crate::sync::{Arc, Ordering, lock};
+use crate::units::{CpuId, FrameId, Page, PageBuf, SlotIndex, Vpn};
+use crate::word::{State, SwapEntry, WANTED, Word};
+
+/// What a batch achieved.
+#[derive(Default)]
+pub struct Shrunk {
+    /// Pages that left the address space: room under the limit.
+    pub taken: usize,
+    /// Victims looked at.
+    pub tried: usize,
+    /// Faults that waited for a page of the batch and could not be served at once: the caller serves them.
+    pub wanted: Vec<Vpn>,
+}
+
+/// A page in staging.
+#[derive(Clone, Copy)]
+struct Staged {
+    vpn: Vpn,
+    /// Place in the batch's buffer.
+    place: usize,
+}
+
+impl Engine {
+    /// First half of a batch, under the space's batch lock: take up to `n` pages out and make them swap-cache pages.
+    /// The second half ([`Engine::write_out`]) needs no lock.
+    pub fn shrink(
+        &self,
+        cpu: CpuId,
+        space: &Arc<Space>,
+        n: usize,
+    ) -> (Shrunk, Option<WriteOut>) {
+        let mut entries = Vec::with_capacity(BATCH_PAGES);
+        let places = self.alloc_slots(cpu, n.min(BATCH_PAGES), &mut entries);
+        if places == 0 {
+            add(&self.stats.swap_full, 1);
+            self.swap_is_full.store(true, Ordering::Relaxed);
+            return (Shrunk::default(), None);
+        }
+        let runs = self.choose_victims(space, places);
+        let mut shrunk = Shrunk { tried: runs.iter().map(|r| r.pages as usize).sum(), ..Shrunk::default() };
+        if runs.is_empty() {
+            self.free_entries(cpu, &entries);
+            return (shrunk, None);
+        }
+        let mut buf = self.staging.buffer();
+        let mut outcome = Vec::with_capacity(shrunk.tried);
+        space.memory.take(&runs, &mut buf, &mut outcome);
+        assert_eq!(outcome.len(), shrunk.tried, "Memory::take must say what became of each page");
+        add(&self.stats.take_batches, 1);
+
+        let staged = self.settle(space, &runs, &outcome, &mut shrunk.wanted);
+        shrunk.taken = staged.len();
+        add(&self.stats.pgsteal, staged.len() as u64);
+        self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
+        let write_out = self.stage(cpu, space, staged, entries, buf, &mut shrunk.wanted);
+        (shrunk, write_out)
+    }
+
+    /// The words of pages that were not taken; returns those that were, in the order of the buffer.
+    fn settle(&self, space: &Space, runs: &[Run], outcome: &[Take], wanted: &mut Vec<Vpn>) -> Vec<Staged> {
+        let mut staged = Vec::with_capacity(outcome.len());
+        let mut outcome = outcome.iter();
+        let (mut gone, mut unshared) = (0, 0);
+        for vpn in runs.iter().flat_map(|r| (0..u64::from(r.pages)).map(|i| Vpn(r.vpn.0 + i))) {
+            let take = *outcome.next().expect("an outcome for each page");
+            match take {
+                Take::Moved | Take::MovedShared => {
+                    staged.push(Staged { vpn, place: staged.len() });
+                    gone += 1;
+                    unshared += u64::from(take == Take::MovedShared);
+                    continue;
+                }
+                Take::Retry => add(&self.stats.take_retry, 1),
+                Take::Busy => add(&self.stats.take_busy, 1),
+                Take::Unevictable => add(&self.stats.take_unevictable, 1),
+                Take::Hole => gone += 1,
+                Take::Gone => space.dead.store(true, Ordering::Relaxed),
+            }
+            let chunk = space.chunk_or_new(vpn);
+            let mut words = lock(&chunk);
+            let word = &mut words[index(vpn)];
+            assert_eq!(word.state(), State::Evicting, "a victim changed under its batch");
+            if word.has(WANTED) {
+                wanted.push(vpn);
+            }
+            if take == Take::Hole {
+                *word = Word::NONE;
+                continue;
+            }
+            let (fresh, record) = space.fresh_resident(vpn, 0);
+            *word = fresh;
+            if take == Take::Unevictable {
+                lock(&space.parked).push(vpn);
+            } else {
+                lock(&space.lru).push(record);
+            }
+        }
+        self.group.drop_discount_pages(unshared);
+        self.group.uncharge(gone);
+        space.count_resident(-(gone as i64));
+        staged
+    }
+
+    /// Make the staged pages swap-cache pages. Zero pages need no slot, and what is left of `entries` goes back.
+    fn stage(
+        &self,
+        cpu: CpuId,
+        space: &Arc<Space>,
+        staged: Vec<Staged>,
+        mut entries: Vec<SwapEntry>,
+        buf: PageBuf,
+        wanted: &mut Vec<Vpn>,
+    ) -> Option<WriteOut> {
+        let (zero, data): (Vec<Staged>, Vec<Staged>) =
+            staged.into_iter().partition(|s| is_zero(&buf[s.place]));
+        add(&self.stats.swpout_zero, zero.len() as u64);
+        self.set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
+        let unused = entries.split_off(data.len());
+        self.free_entries(cpu, &unused);
+        if data.is_empty() {
+            self.staging.give_back(buf);
+            return None;
+        }
+        // Contiguous slots for contiguous pages: what is read together later lies together.
+        entries.sort_unstable();
+        let first_frame = self.staging.publish(buf, data.len());
+        let pages: Vec<CachedPage> = data
+            .iter()
+            .zip(&entries)
+            .map(|(s, entry)| CachedPage { entry: *entry, frame: FrameId(first_frame.0 + s.place as u32) })
+            .collect();
+        self.cache_add(&pages);
+        let words = data.iter().zip(&entries).map(|(s, entry)| (s.vpn, Word::swapped(*entry)));
+        self.set_words(space, words, wanted);
+        space.count_swapped(data.len() as i64);
+        Some(WriteOut { pages })
+    }
+
+    /// EVICTING → the given words; faults that came meanwhile are collected.
+    fn set_words(&self, space: &Space, words: impl Iterator<Item = (Vpn, Word)>, wanted: &mut Vec<Vpn>) {
+        let mut current: Option<(u64, Arc<crate::space::Chunk>)> = None;
+        for (vpn, new) in words {
+            let number = vpn.0 / crate::space::CHUNK_PAGES;
+            if current.as_ref().is_none_or(|(n, _)| *n != number) {
+                current = Some((number, space.chunk_or_new(vpn)));
+            }
+            let (_, chunk) = current.as_ref().expect("just set");
+            let word = &mut lock(chunk)[index(vpn)];
+            assert_eq!(word.state(), State::Evicting, "a staged page changed under its batch");
+            if word.has(WANTED) {
+                wanted.push(vpn);
+            }
+            *word = new;
+        }
+    }
+
+    /// Serve the faults that came for pages of the batch. What finds no room stays in `wanted`.
+    pub fn serve_wanted(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        space: &Arc<Space>,
+        wanted: &mut Vec<Vpn>,
+        scratch: &mut Scratch,
+    ) {
+        wanted.retain(|vpn| match self.fault(cpu, queue, space, *vpn, true, scratch) {
+            Outcome::Done | Outcome::Gone | Outcome::Pending => false,
+            Outcome::NoRoom => true,
+            Outcome::Again(job) => {
+                lock(&self.put_off).push(job);
+                false
+            }
+        });
+    }
+
+    fn cache_add(&self, pages: &[CachedPage]) {
+        for (n, device) in self.devices.iter().enumerate() {
+            let batch: Vec<(SlotIndex, FrameId)> = pages
+                .iter()
+                .filter(|p| p.entry.device as usize == n)
+                .map(|p| (p.entry.slot, p.frame))
+                .collect();
+            if !batch.is_empty() {
+                device.slots.cache_add(&batch);
+            }
+        }
+    }
+
+    /// Second half of a batch: write it, and take what was written out of the swap cache. Returns the pages whose write
+    /// failed.
+    pub fn write_out(&self, cpu: CpuId, queue: QueueId, batch: WriteOut) -> usize {
+        let mut failed = Vec::new();
+        for n in 0..self.devices.len() {
+            let pages: Vec<CachedPage> =
+                batch.pages.iter().filter(|p| p.entry.device as usize == n).copied().collect();
+            if !pages.is_empty() {
+                self.write_to(cpu, queue, n, &pages, &mut failed);
+            }
+        }
+        let count = failed.len();
+        lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
+        count
+    }
+
+    fn write_to(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        device: usize,
+        pages: &[CachedPage],
+        failed: &mut Vec<CachedPage>,
+    ) {
+        let device = &self.devices[device];
+        let buffers: Vec<(Arc<PageBuf>, usize)> = pages.iter().map(|p| self.staging.get(p.frame)).collect();
+        let writes: Vec<PageWrite> = pages
+            .iter()
+            .zip(&buffers)
+            .map(|(p, (buf, place))| PageWrite { slot: p.entry.slot, page: &buf[*place] })
+            .collect();
+        let mut results = Vec::with_capacity(writes.len());
+        device.backing.write(queue, &writes, &mut results);
+        drop(writes);
+        drop(buffers);
+        let mut written = Vec::with_capacity(pages.len());
+        for (page, result) in pages.iter().zip(&results) {
+            match result {
+                Ok(()) => written.push(page.entry.slot),
+                Err(error) => {
+                    self.note_write_error(device, error);
+                    failed.push(*page);
+                }
+            }
+        }
+        if !written.is_empty() && written.len() == pages.len() {
+            device.full.store(false, Ordering::Relaxed);
+        }
+        add(&self.stats.pswpout, written.len() as u64);
+        let shadow = self.evictions.load(Ordering::Relaxed);
+        let (mut frames, mut freed) = (Vec::new(), Vec::new());
+        device.slots.cache_delete(&written, Some(shadow), &mut frames, &mut freed);
+        self.staging.free_frames(&frames);
+        device.reuse(cpu, &freed);
+    }
+
+    fn note_write_error(&self, device: &Device, error: &BackingError) {
+        if *error == BackingError::Full {
+            device.full.store(true, Ordering::Relaxed);
+            add(&self.stats.swap_full, 1);
+            self.swap_is_full.store(true, Ordering::Relaxed);
+        } else {
+            add(&self.stats.write_errors, 1);
+            *lock(&self.last_error) = Some(format!("write error on {}: {error}", device.name));
+        }
+    }
+
+    /// Try again to write what could not be written. Returns how many are still unwritten.
+    pub fn write_again(&self, cpu: CpuId, queue: QueueId) -> usize {
+        let batch: Vec<(SwapEntry, FrameId)> = std::mem::take(&mut *lock(&self.unwritten));
+        if batch.is_empty() {
+            return 0;
+        }
+        let pages = batch.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
+        self.write_out(cpu, queue, WriteOut { pages })
+    }
+}
+
+/// A page of the swap cache that waits to be written.
+#[derive(Clone, Copy)]
+struct CachedPage {
+    entry: SwapEntry,
+    frame: FrameId,
+}
+
+/// A batch in the swap cache, to be given to [`Engine::write_out`].
+pub struct WriteOut {
+    pages: Vec<CachedPage>,
+}
+
+fn is_zero(page: &Page) -> bool {
+    // The last word first: pages that are almost zero seldom end so.
+    page.0[4088..] == [0; 8] && page.0.iter().all(|b| *b == 0)
+}

@@ -1,0 +1,345 @@
+//! The slot allocator and swap cache against a naive model: one record per slot, no clusters, no lists, no bits.
+//!
+//! After every step the device checks itself, and the model checks what it can see: who has which slot, how many are
+//! free, which folios fit. Because one thread is inside at a time, the model may demand exactness: an
+//! allocation that fails must have had no place to go, and order 0 may steal only from a device without other room.
+
+use memspill_engine::slots::SwapDevice;
+use memspill_engine::tuning::{CgroupMapForm, Tuning};
+use memspill_engine::units::{CLUSTER_SLOTS, CpuId, FrameId, GroupId, Order, SlotIndex};
+use proptest::prelude::*;
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Slot {
+    used: bool,
+    dying: bool,
+    count: u32,
+    group: u16,
+    frame: Option<u32>,
+    retired: bool,
+    pins: u32,
+    shadow: Option<u32>,
+    /// Given to `cache_delete` while the frame was pinned.
+    late_shadow: Option<u32>,
+}
+
+impl Slot {
+    fn dies(&mut self) -> bool {
+        let dies = self.used && !self.dying && self.count == 0 && self.frame.is_none();
+        if dies {
+            self.dying = true;
+            self.shadow = None;
+        }
+        dies
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Alloc {
+        cpu: u32,
+        order: u8,
+        n: usize,
+        group: u16,
+    },
+    Dup(Vec<usize>),
+    Put(Vec<usize>),
+    Release(usize),
+    CacheAdd(Vec<usize>),
+    CacheGet(usize),
+    CacheUnpin(usize),
+    CacheDelete(Vec<usize>, Option<u32>),
+    /// Everything that is free can be had as order 0, and not one slot more.
+    TakeAll(u32),
+}
+
+struct World {
+    device: SwapDevice,
+    slots: Vec<Slot>,
+    /// Order of each cluster that is not empty.
+    orders: Vec<Option<u8>>,
+    dying: Vec<SlotIndex>,
+    next_frame: u32,
+}
+
+impl World {
+    fn new(slots: u32, cpus: u32, rotational: bool, tuning: &Tuning) -> World {
+        World {
+            device: SwapDevice::new(slots, cpus, rotational, tuning),
+            slots: vec![Slot::default(); slots as usize],
+            orders: vec![None; slots.div_ceil(CLUSTER_SLOTS) as usize],
+            dying: Vec::new(),
+            next_frame: 0,
+        }
+    }
+
+    fn free(&self) -> usize {
+        self.slots.iter().skip(1).filter(|slot| !slot.used).count()
+    }
+
+    /// The slots that satisfy `is`, at the places that `wanted` picks, each once.
+    fn choose(&self, wanted: &[usize], is: impl Fn(&Slot) -> bool) -> Vec<SlotIndex> {
+        let all: Vec<u32> = (1..self.slots.len() as u32).filter(|i| is(&self.slots[*i as usize])).collect();
+        let mut chosen: Vec<SlotIndex> = Vec::new();
+        for at in wanted.iter().filter(|_| !all.is_empty()) {
+            let slot = SlotIndex(all[at % all.len()]);
+            if !chosen.contains(&slot) {
+                chosen.push(slot);
+            }
+        }
+        chosen
+    }
+
+    fn block_is_free(&self, start: usize, pages: usize) -> bool {
+        let range = start..start + pages;
+        start > 0 && range.end <= self.slots.len() && range.into_iter().all(|i| !self.slots[i].used)
+    }
+
+    /// Is there an aligned free block in a cluster that is empty or of this order?
+    fn has_room(&self, order: u8) -> bool {
+        let pages = 1usize << order;
+        let starts = (0..self.slots.len()).step_by(pages);
+        starts.into_iter().any(|start| {
+            let of_order = self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order);
+            // Order 0 has a block at slot 0 that does not count; larger ones there contain slot 0.
+            of_order && self.block_is_free(start, pages)
+        })
+    }
+
+    fn alloc(&mut self, cpu: u32, order: u8, n: usize, group: u16) -> Vec<SlotIndex> {
+        let mut out = vec![SlotIndex(77)];
+        let got = self.device.alloc(CpuId(cpu), Order(order), n, GroupId(group), &mut out);
+        assert_eq!(out.remove(0), SlotIndex(77), "what was in the vector stays");
+        assert_eq!(got, out.len());
+        assert!(got <= n);
+        for first in &out {
+            let stole = self.orders[first.cluster().index()].is_some_and(|o| o != order);
+            assert!(!stole || (order == 0 && !self.has_room(0)), "slot {first:?} stolen for order {order}");
+            self.hand_out(*first, order, group);
+        }
+        assert!(got == n || !self.has_room(order), "order {order}: {got} of {n}, with room left");
+        assert!(order > 0 || got == n || self.free() == 0, "order 0 failed with slots left");
+        out
+    }
+
+    fn hand_out(&mut self, first: SlotIndex, order: u8, group: u16) {
+        assert_eq!(first.0 % (1 << order), 0, "aligned");
+        assert!(first.0 > 0 || order > 0, "slot 0 is never handed out");
+        assert!(self.block_is_free(first.0 as usize, 1 << order), "{first:?} of order {order} is not free");
+        self.orders[first.cluster().index()].get_or_insert(order);
+        for i in first.index()..first.index() + (1 << order) {
+            self.slots[i] = Slot { used: true, count: 1, group, ..Slot::default() };
+        }
+    }
+
+    fn put(&mut self, slots: &[SlotIndex]) {
+        let mut freed = Vec::new();
+        self.device.put(slots, &mut freed);
+        let mut expected = Vec::new();
+        for slot in slots {
+            let model = &mut self.slots[slot.index()];
+            model.count -= 1;
+            if model.count == 0 {
+                model.late_shadow = None;
+            }
+            expected.extend(model.dies().then_some(*slot));
+        }
+        assert_eq!(freed, expected);
+        self.dying.extend(freed);
+    }
+
+    fn release(&mut self, n: usize) {
+        let slots: Vec<SlotIndex> = self.dying.drain(..n.min(self.dying.len())).collect();
+        let mut owners = self.device.release(CpuId(0), &slots);
+        let mut expected: Vec<(GroupId, u32)> = Vec::new();
+        for slot in &slots {
+            let group = GroupId(std::mem::take(&mut self.slots[slot.index()]).group);
+            match expected.iter_mut().find(|(g, _)| *g == group) {
+                Some((_, n)) => *n += 1,
+                None if group.0 == 0 => {}
+                None => expected.push((group, 1)),
+            }
+        }
+        owners.sort();
+        expected.sort();
+        assert_eq!(owners, expected);
+        for (cluster, order) in self.orders.iter_mut().enumerate() {
+            let of_cluster =
+                self.slots.iter().skip(cluster * CLUSTER_SLOTS as usize).take(CLUSTER_SLOTS as usize);
+            if of_cluster.into_iter().all(|slot| !slot.used) {
+                *order = None;
+            }
+        }
+    }
+
+    fn cache_add(&mut self, slots: &[SlotIndex]) {
+        let mut batch = Vec::new();
+        for slot in slots {
+            self.next_frame += 1;
+            batch.push((*slot, FrameId(self.next_frame)));
+            let model = &mut self.slots[slot.index()];
+            (model.frame, model.shadow) = (Some(self.next_frame), None);
+        }
+        self.device.cache_add(&batch);
+    }
+
+    fn cache_unpin(&mut self, slot: SlotIndex) {
+        let release = self.device.cache_unpin(slot);
+        let model = &mut self.slots[slot.index()];
+        model.pins -= 1;
+        let leaves = model.pins == 0 && model.retired;
+        if leaves {
+            (model.frame, model.retired) = (None, false);
+            model.shadow = model.late_shadow.take();
+        }
+        let dies = model.dies();
+        assert_eq!((release.frame_freed, release.slot_freed), (leaves, dies));
+        self.dying.extend(dies.then_some(slot));
+    }
+
+    fn cache_delete(&mut self, slots: &[SlotIndex], shadow: Option<u32>) {
+        let (mut frames, mut freed) = (Vec::new(), Vec::new());
+        self.device.cache_delete(slots, shadow, &mut frames, &mut freed);
+        let (mut expected_frames, mut expected_freed) = (Vec::new(), Vec::new());
+        for slot in slots {
+            let model = &mut self.slots[slot.index()];
+            if model.pins > 0 {
+                model.retired = true;
+                model.late_shadow = shadow.filter(|_| model.count > 0);
+                continue;
+            }
+            expected_frames.extend(model.frame.take().map(FrameId));
+            model.shadow = shadow;
+            expected_freed.extend(model.dies().then_some(*slot));
+        }
+        assert_eq!((frames, &freed), (expected_frames, &expected_freed));
+        self.dying.extend(freed);
+    }
+
+    fn take_all(&mut self, cpu: u32) {
+        let free = self.free();
+        let slots = self.alloc(cpu, 0, free + 3, 9);
+        assert_eq!(slots.len(), free, "every free slot can be had");
+        self.agree();
+        self.put(&slots);
+        self.release(usize::MAX);
+    }
+
+    fn step(&mut self, op: &Op) {
+        let cached = |slot: &Slot| slot.frame.is_some() && !slot.retired;
+        match op {
+            Op::Alloc { cpu, order, n, group } => drop(self.alloc(*cpu, *order, *n, *group)),
+            Op::Dup(at) => {
+                let slots = self.choose(at, |slot| slot.count > 0);
+                slots.iter().for_each(|slot| self.slots[slot.index()].count += 1);
+                self.device.dup_many(&slots);
+            }
+            Op::Put(at) => self.put(&self.choose(at, |slot| slot.count > 0)),
+            Op::Release(n) => self.release(*n),
+            Op::CacheAdd(at) => {
+                self.cache_add(&self.choose(at, |slot| slot.count > 0 && slot.frame.is_none()))
+            }
+            Op::CacheGet(at) => {
+                for slot in self.choose(&[*at, at / 2], |slot| slot.used && !slot.dying) {
+                    let model = &mut self.slots[slot.index()];
+                    assert_eq!(self.device.cache_get(slot), model.frame.map(FrameId));
+                    model.pins += u32::from(model.frame.is_some());
+                }
+            }
+            Op::CacheUnpin(at) => {
+                self.choose(&[*at], |slot| slot.pins > 0).iter().for_each(|slot| self.cache_unpin(*slot));
+            }
+            Op::CacheDelete(at, shadow) => self.cache_delete(&self.choose(at, cached), *shadow),
+            Op::TakeAll(cpu) => self.take_all(*cpu),
+        }
+    }
+
+    /// The device and the model say the same about every slot.
+    fn agree(&self) {
+        self.device.check();
+        assert_eq!(self.device.free_slots() as usize, self.free());
+        assert_eq!(self.device.used_slots() as usize, self.slots.len() - 1 - self.free());
+        for (i, model) in self.slots.iter().enumerate().skip(1) {
+            let slot = SlotIndex(i as u32);
+            let seen = (self.device.count(slot), self.device.shadow(slot), self.device.group_of(slot));
+            assert_eq!(seen, (model.count, model.shadow, GroupId(model.group)), "slot {i}");
+        }
+    }
+
+    /// Give everything back: nothing may be left.
+    fn drain(&mut self) {
+        let all = |world: &World, is: fn(&Slot) -> bool| {
+            let slots = (1..world.slots.len()).filter(|i| is(&world.slots[*i]));
+            slots.map(|i| SlotIndex(i as u32)).collect::<Vec<_>>()
+        };
+        self.cache_delete(&all(self, |slot| slot.frame.is_some() && !slot.retired), None);
+        for slot in all(self, |slot| slot.pins > 0) {
+            (0..self.slots[slot.index()].pins).for_each(|_| self.cache_unpin(slot));
+        }
+        for slot in all(self, |slot| slot.count > 0) {
+            (0..self.slots[slot.index()].count).for_each(|_| self.put(&[slot]));
+        }
+        self.release(usize::MAX);
+        self.agree();
+        assert_eq!(self.device.used_slots(), 0);
+    }
+}
+
+fn places() -> impl Strategy<Value = Vec<usize>> {
+    // Runs, because batches are runs in life, and scattered places.
+    let run = (any::<u16>(), 1..200usize).prop_map(|(at, n)| (at as usize..at as usize + n).collect());
+    let scattered = prop::collection::vec(any::<u16>().prop_map(usize::from), 0..40);
+    prop_oneof![run, scattered]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let order = prop_oneof![3 => Just(0u8), 4 => 0..=9u8];
+    let alloc = (0..3u32, order, 1..130usize, 0..4u16).prop_map(|(cpu, order, n, group)| Op::Alloc {
+        cpu,
+        order,
+        n: n.min(1 << (10 - order)),
+        group,
+    });
+    prop_oneof![
+        6 => alloc,
+        1 => places().prop_map(Op::Dup),
+        4 => places().prop_map(Op::Put),
+        3 => prop_oneof![1..50usize, Just(usize::MAX)].prop_map(Op::Release),
+        2 => places().prop_map(Op::CacheAdd),
+        2 => any::<u16>().prop_map(|at| Op::CacheGet(at.into())),
+        2 => any::<u16>().prop_map(|at| Op::CacheUnpin(at.into())),
+        2 => (places(), any::<Option<u32>>()).prop_map(|(at, shadow)| Op::CacheDelete(at, shadow)),
+        1 => (0..3u32).prop_map(Op::TakeAll),
+    ]
+}
+
+fn tuning() -> impl Strategy<Value = Tuning> {
+    let form = prop_oneof![Just(CgroupMapForm::Locked), Just(CgroupMapForm::LockFree)];
+    (prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form).prop_map(
+        |(slot_batch, cache_batch, cgroup_map)| Tuning {
+            slot_batch,
+            cache_batch,
+            cgroup_map,
+            ..Tuning::default()
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn device_agrees_with_the_model(
+        slots in prop_oneof![1..600u32, 1..4000u32],
+        rotational: bool,
+        tuning in tuning(),
+        ops in prop::collection::vec(op(), 1..60),
+    ) {
+        let mut world = World::new(slots, 3, rotational, &tuning);
+        for op in &ops {
+            world.step(op);
+            world.agree();
+        }
+        world.drain();
+    }
+}

@@ -1,0 +1,118 @@
+//! The page shared with an agent, and the lock in it.
+//!
+//! The other side is the target, which may write anything at any time: every field is read once, as an atomic, and
+//! checked. Layout and meaning are in the agent's `protocol.rs`.
+#![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
+
+use memspill_agent::protocol::{Control, DOORBELLS, Doorbell, RUNS_MAX, Run};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::{addr_of, addr_of_mut, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+pub struct ControlPage {
+    page: *mut Control,
+}
+
+// SAFETY: the page is only accessed through atomics and volatile copies, by any thread.
+unsafe impl Send for ControlPage {}
+// SAFETY: as above.
+unsafe impl Sync for ControlPage {}
+
+impl ControlPage {
+    /// A memfd of one page, to be handed to an agent, and our mapping of it.
+    pub fn new() -> io::Result<(ControlPage, OwnedFd)> {
+        let fd = rustix::fs::memfd_create("memspill-control", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, 4096)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let page = unsafe {
+            libc::mmap(null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((ControlPage { page: page.cast() }, fd))
+    }
+
+    fn word(&self, field: *mut u32) -> &AtomicU32 {
+        // SAFETY: field points into our live mapping, is aligned, and is accessed as an atomic only.
+        unsafe { AtomicU32::from_ptr(field) }
+    }
+    fn lock_word(&self) -> &AtomicU32 {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).lock) })
+    }
+    fn abort_word(&self) -> &AtomicU32 {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).abort) })
+    }
+
+    /// Tell the agent whether new mappings must be announced before they are used.
+    pub fn set_pressed(&self, pressed: bool) {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).pressed) }).store(pressed as u32, Ordering::Release);
+    }
+
+    pub fn set_abort(&self, abort: bool) {
+        self.abort_word().store(abort as u32, Ordering::Release);
+    }
+
+    /// Take the lock that excludes MOVEs. False if `alive` said that the other side is gone.
+    pub fn lock(&self, alive: impl Fn() -> bool) -> bool {
+        let word = self.lock_word();
+        for _ in 0..2000 {
+            if word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        while word.swap(2, Ordering::Acquire) != 0 {
+            self.futex_wait(2, Duration::from_millis(10));
+            if !alive() {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub fn unlock(&self) {
+        if self.lock_word().swap(0, Ordering::Release) == 2 {
+            // SAFETY: a wake on the address of our own mapping.
+            unsafe { libc::syscall(libc::SYS_futex, self.lock_word().as_ptr(), libc::FUTEX_WAKE, 1, 0, 0, 0) };
+        }
+    }
+
+    fn futex_wait(&self, value: u32, timeout: Duration) {
+        let timeout = libc::timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos() as i64 };
+        // SAFETY: a wait on the address of our own mapping, with a timeout that lives across the call.
+        unsafe { libc::syscall(libc::SYS_futex, self.lock_word().as_ptr(), libc::FUTEX_WAIT, value, &timeout, 0, 0) };
+    }
+
+    pub fn write_runs(&self, runs: &[Run]) {
+        assert!(runs.len() <= RUNS_MAX);
+        for (i, run) in runs.iter().enumerate() {
+            // SAFETY: i is in bounds; Run is plain data; the agent reads it only after the command that follows.
+            unsafe { addr_of_mut!((*self.page).runs[i]).write_volatile(*run) };
+        }
+    }
+
+    pub fn read_run(&self, i: usize) -> Run {
+        assert!(i < RUNS_MAX);
+        // SAFETY: in bounds, plain data, any bit pattern is valid.
+        unsafe { addr_of!((*self.page).runs[i]).read_volatile() }
+    }
+
+    pub fn read_doorbell(&self, i: usize) -> Doorbell {
+        assert!(i < DOORBELLS);
+        // SAFETY: in bounds, plain data, any bit pattern is valid.
+        unsafe { addr_of!((*self.page).doorbells[i]).read_volatile() }
+    }
+}
+
+impl Drop for ControlPage {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, of this length, not used after this.
+        unsafe { libc::munmap(self.page.cast(), 4096) };
+    }
+}

@@ -1,0 +1,142 @@
+//! The reclaim threads: the loop around the engine's swap-out.
+//!
+//! ```text
+//!   wait for usage above the high mark
+//!   until below the low mark:  pick a space ─ batch lock ─ take ─ unlock ─ serve who waited ─ write ─ move out to the file
+//! ```
+//!
+//! Two threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted at once.
+//! Never on the fault path: a fault that finds no room waits for a batch, not for a round.
+
+use crate::pager::{OnFull, Pager, Waiting};
+use crate::process::Process;
+use memspill_engine::backing::QueueId;
+use memspill_engine::space::Space;
+use memspill_engine::swap_in::Scratch;
+use memspill_engine::units::CpuId;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Pages taken out in one batch: enough to amortise the two wakes and the TLB flushes, short enough for who waits.
+const BATCH_PAGES: usize = 64;
+
+/// Nothing can be reclaimed for this long while a fault waits: the policy decides.
+const STUCK: Duration = Duration::from_secs(2);
+
+pub fn run(pager: &Arc<Pager>, index: u32) {
+    let mut reclaimer = Reclaimer {
+        pager,
+        cpu: CpuId(index),
+        queue: QueueId(pager.cpus.len() as u32 + index),
+        scratch: Scratch::default(),
+        stuck_since: None,
+    };
+    let mut seen = 0;
+    while !pager.stopping.load(Ordering::Relaxed) {
+        pager.wait_for_kick(&mut seen, Duration::from_millis(200));
+        while pager.engine.group.above_low_mark() && !pager.stopping.load(Ordering::Relaxed) {
+            if !reclaimer.batch() {
+                std::thread::sleep(Duration::from_millis(2));
+                if !pager.engine.group.above_high_mark() {
+                    break;
+                }
+            }
+        }
+        while reclaimer.maintain() {}
+    }
+}
+
+struct Reclaimer<'a> {
+    pager: &'a Arc<Pager>,
+    cpu: CpuId,
+    queue: QueueId,
+    scratch: Scratch,
+    /// Since when no batch has achieved anything.
+    stuck_since: Option<Instant>,
+}
+
+impl Reclaimer<'_> {
+    /// Take one batch out. False if that achieved nothing.
+    fn batch(&mut self) -> bool {
+        let engine = &self.pager.engine;
+        engine.write_again(self.cpu, self.queue);
+        let taken = match engine.pick_space() {
+            Some(space) => self.shrink(&space),
+            None => 0,
+        };
+        self.maintain();
+        self.pager.update_other_bytes();
+        if taken > 0 {
+            self.stuck_since = None;
+            self.pager.poke_waiting();
+            return true;
+        }
+        self.consider_policy();
+        false
+    }
+
+    fn shrink(&mut self, space: &Arc<Space>) -> usize {
+        let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
+        let engine = &self.pager.engine;
+        let batch = process.batch.lock().expect("batch");
+        let (mut shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
+        drop(batch);
+        engine.serve_wanted(self.cpu, self.queue, space, &mut shrunk.wanted, &mut self.scratch);
+        self.wait_for_room(&process, &shrunk.wanted);
+        // Room was made when the pages left, not when they are stored: who waits need not wait for the compression.
+        self.pager.poke_waiting();
+        if let Some(write_out) = write_out {
+            engine.write_out(self.cpu, self.queue, write_out);
+        }
+        shrunk.taken
+    }
+
+    /// Faults on pages of the batch that found no room wait with the others.
+    fn wait_for_room(&self, process: &Arc<Process>, wanted: &[memspill_engine::units::Vpn]) {
+        let mut waiting = self.pager.cpus[0].waiting.lock().expect("waiting");
+        waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), vpn: *vpn, write: true }));
+    }
+
+    fn maintain(&self) -> bool {
+        let more = self.pager.engine.devices.iter().any(|d| d.backing.maintain(self.queue));
+        self.pager.update_other_bytes();
+        more
+    }
+
+    /// Nothing could be taken out. If that lasts and somebody waits, either the swap is full or what is left cannot be
+    /// moved; both are answers, not hangs.
+    fn consider_policy(&mut self) {
+        let waiting = self.pager.cpus.iter().any(|c| !c.waiting.lock().expect("waiting").is_empty());
+        let since = *self.stuck_since.get_or_insert_with(Instant::now);
+        if !waiting {
+            self.stuck_since = None;
+            return;
+        }
+        if since.elapsed() < STUCK {
+            return;
+        }
+        self.stuck_since = None;
+        let group = &self.pager.engine.group;
+        let full = self.pager.engine.swap_is_full.swap(false, Ordering::Relaxed);
+        let error = self.pager.engine.last_error.lock().expect("last error").take();
+        let reason = match (full, error) {
+            (_, Some(error)) => error,
+            (true, None) => "the swap is full".to_string(),
+            (false, None) => format!(
+                "{} MiB of the budget cannot be swapped out (not managed, shared, locked, or in use by memspill)",
+                group.usage_bytes() >> 20
+            ),
+        };
+        let fix = if full { "raise --swap-max, --swap size= or free disk space" } else { "raise --memory-max" };
+        match self.pager.settings.on_full {
+            OnFull::Kill => self.pager.give_up(137, format!("killed: {reason}; {fix}")),
+            OnFull::Grow => {
+                let limit_bytes = group.limit_bytes() + group.limit_bytes() / 8;
+                group.set_limit_bytes(limit_bytes);
+                eprintln!("memspill: {reason}; the budget grows to {} MiB", limit_bytes >> 20);
+                self.pager.poke_waiting();
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Growth: what is counted only, when memory becomes managed, and how new memory is found.
+//!
+//! Pay nothing until it presses: a registered page's first touch is a fault of some µs, and registration ends huge pages.
+//! So nothing is registered until the tree's memory comes near the limit; until then it is only counted.
+//!
+//! ```text
+//!   free    ── usage near the limit ──▶  pressed, process by process: those above a small size are registered
+//!   polled in the time in which the room could fill      then: doorbells of the agent (mmap, mremap), and a scan of the
+//!                                                        maps whenever statm's size or data field has changed, or an
+//!                                                        unmap event has passed (the next mapping there is not registered)
+//! ```
+//!
+//! A scan registers what is new and adopts the pages that are there already (PAGEMAP_SCAN). What cannot be registered is
+//! counted as unmanaged: it takes its part of the limit.
+
+use crate::pager::Pager;
+use crate::proc::{self, Statm};
+use crate::process::Process;
+use memspill_engine::units::{PAGE_SIZE, Vpn};
+use memspill_uffd::pagemap;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How fast a program can fill memory: 4 KiB pages on two CPUs here come to 3 GB/s, huge pages to more.
+const FILL_BYTES_PER_MS: u64 = 6 << 20;
+const POLL_MIN: Duration = Duration::from_millis(1);
+const POLL_PRESSED: Duration = Duration::from_millis(2);
+const POLL_MAX: Duration = Duration::from_millis(40);
+
+/// What is known of a process's ranges.
+#[derive(Default)]
+pub struct Growth {
+    /// Registered ranges, ascending, disjoint.
+    registered: Vec<(u64, u64)>,
+    seen: Statm,
+    pagemap: Option<File>,
+}
+
+impl Growth {
+    fn add(&mut self, start: u64, end: u64) {
+        self.registered.push((start, end));
+        self.registered.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(self.registered.len());
+        for (start, end) in self.registered.drain(..) {
+            match merged.last_mut() {
+                Some(last) if last.1 >= start => last.1 = last.1.max(end),
+                _ => merged.push((start, end)),
+            }
+        }
+        self.registered = merged;
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        self.registered = subtract(&self.registered, &[(start, end)]);
+    }
+}
+
+/// `ranges` without `holes` (both of disjoint ranges).
+fn subtract(ranges: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut out: Vec<(u64, u64)> = ranges.to_vec();
+    for (from, to) in holes {
+        out = out
+            .into_iter()
+            .flat_map(|(start, end)| [(start, end.min(*from)), (start.max(*to), end)])
+            .filter(|(start, end)| start < end)
+            .collect();
+    }
+    out
+}
+
+/// The mark at which memory becomes managed: as far below the limit as a poll and the registration may be late.
+fn press_mark_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes - (limit_bytes / 8).clamp(4 << 20, 48 << 20).min(limit_bytes / 2)
+}
+
+/// Processes smaller than this stay unmanaged: a compiler that lives for 20 ms is not worth registering.
+fn small_bytes(limit_bytes: u64) -> u64 {
+    (limit_bytes / 128).clamp(512 << 10, 8 << 20)
+}
+
+/// The monitor thread.
+pub fn run(pager: &Arc<Pager>) {
+    let mut last_shared = Instant::now();
+    let mut last_parked = Instant::now();
+    while !pager.stopping.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let room_bytes = tick(pager);
+        if pager.engine.group.discount_pages() > 0 || last_shared.elapsed() > Duration::from_secs(1) {
+            let begun = Instant::now();
+            // The walk costs tens of ns a page: at most a tenth of one CPU goes there.
+            if last_shared.elapsed() > Duration::from_millis(10) {
+                measure_shared(pager);
+                last_shared = Instant::now() + 9 * begun.elapsed();
+            }
+        }
+        if last_parked.elapsed() > Duration::from_secs(2) {
+            pager.processes().iter().for_each(|p| p.space.unpark());
+            last_parked = Instant::now();
+        }
+        let pause = if pager.pressed.load(Ordering::Relaxed) {
+            POLL_PRESSED.max(3 * start.elapsed())
+        } else {
+            Duration::from_millis(room_bytes / FILL_BYTES_PER_MS).clamp(POLL_MIN, POLL_MAX)
+        };
+        std::thread::sleep(pause);
+    }
+}
+
+/// Look at every process once. Returns the room to the mark, in bytes.
+fn tick(pager: &Arc<Pager>) -> u64 {
+    let limit_bytes = pager.engine.group.limit_bytes();
+    let processes = pager.processes();
+    let mut unmanaged_bytes = 0;
+    let mut sizes = Vec::with_capacity(processes.len());
+    for process in &processes {
+        let Some(statm) = look(pager, process) else { continue };
+        let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
+        let unmanaged = statm.anon_bytes.saturating_sub(managed_bytes);
+        process.unmanaged_bytes.store(unmanaged, Ordering::Relaxed);
+        unmanaged_bytes += unmanaged;
+        sizes.push((process, statm));
+    }
+    let own_bytes = own_bytes(pager);
+    pager.measured_bytes.store(unmanaged_bytes + own_bytes, Ordering::Relaxed);
+    pager.update_other_bytes();
+    let mark_bytes = press_mark_bytes(limit_bytes);
+    let usage_bytes = pager.engine.group.usage_bytes();
+    if usage_bytes < mark_bytes && !pager.pressed.load(Ordering::Relaxed) {
+        return mark_bytes - usage_bytes;
+    }
+    if !pager.pressed.load(Ordering::Relaxed) {
+        // Processes that share pages since a fork are counted twice by statm: look more closely before paying.
+        if sizes.len() > 1 && shared_usage(&sizes) + own_bytes < mark_bytes {
+            return POLL_PRESSED.as_millis() as u64 * FILL_BYTES_PER_MS;
+        }
+        pager.pressed.store(true, Ordering::Relaxed);
+    }
+    for (process, statm) in sizes {
+        follow(pager, process, statm, limit_bytes);
+    }
+    pager.kick_reclaim();
+    0
+}
+
+fn shared_usage(sizes: &[(&Arc<Process>, Statm)]) -> u64 {
+    sizes.iter().map(|(p, statm)| proc::pss_anon_bytes(p.memory.pid()).unwrap_or(statm.anon_bytes)).sum()
+}
+
+/// Memory of our own that is neither pool nor staging: tables, stacks, code's data.
+fn own_bytes(pager: &Pager) -> u64 {
+    let pool: u64 = pager.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+    let anon_bytes = proc::statm(std::process::id()).map_or(0, |s| s.anon_bytes);
+    anon_bytes.saturating_sub(pool + pager.engine.staging_bytes())
+}
+
+/// Is the process still there, and how big is it?
+fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
+    if process.memory.broken.load(Ordering::Relaxed) {
+        pager.give_up(125, format!("the memory of process {} cannot be read any more", process.memory.pid()));
+    }
+    let agentless = process.memory.agent().is_none();
+    if (process.dying.load(Ordering::Relaxed) || process.space.is_dead() || agentless) && is_gone(process) {
+        pager.remove_process(process);
+        return None;
+    }
+    proc::statm(process.memory.pid())
+}
+
+/// Any ioctl that needs the address space says ESRCH once it is gone. This one fails on a living one too (nothing is
+/// registered at the null page), but otherwise.
+fn is_gone(process: &Process) -> bool {
+    process.memory.uffd.zeropage(0, PAGE_SIZE as u64).stop == memspill_uffd::userfaultfd::Stop::Gone
+}
+
+/// In pressed times: register what is new in this process.
+fn follow(pager: &Arc<Pager>, process: &Arc<Process>, statm: Statm, limit_bytes: u64) {
+    let pid = process.memory.pid();
+    if pid == 0 {
+        return;
+    }
+    if !process.pressed.load(Ordering::Relaxed) {
+        if statm.anon_bytes < small_bytes(limit_bytes) || !press(process) {
+            return;
+        }
+        process.pressed.store(true, Ordering::Relaxed);
+    }
+    let mut growth = process.growth.lock().expect("growth");
+    let unmapped = std::mem::take(&mut *process.unmapped.lock().expect("unmapped"));
+    for (start, end) in &unmapped {
+        growth.remove(*start, *end);
+    }
+    let changed = statm.size_bytes != growth.seen.size_bytes || statm.data_bytes != growth.seen.data_bytes;
+    if !changed && unmapped.is_empty() {
+        return;
+    }
+    growth.seen = statm;
+    let Ok(ranges) = proc::manageable(pid) else { return };
+    let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
+    for (start, end) in subtract(&subtract(&ranges, &own), &growth.registered) {
+        register(pager, process, &mut growth, start, end);
+    }
+}
+
+/// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
+/// refused while an event waits to be read.
+fn press(process: &Process) -> bool {
+    let Some(agent) = process.memory.agent() else { return true };
+    let page = PAGE_SIZE as u64;
+    let ready = &agent.ready;
+    let uffd = &process.memory.uffd;
+    let staging = uffd.register(ready.staging_addr, u64::from(memspill_agent::protocol::STAGING_PAGES) * page);
+    let doorbells = uffd.register(ready.doorbell_addr, memspill_agent::protocol::DOORBELLS as u64 * page);
+    let ident = uffd.register(ready.ident_addr, page);
+    if staging.and(doorbells).and(ident).is_err() {
+        return false;
+    }
+    agent.control.set_pressed(true);
+    true
+}
+
+fn register(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start: u64, end: u64) {
+    if process.memory.uffd.register(start, end - start).is_err() {
+        // Owned by a userfaultfd of the program's own, or changed since the maps were read: the next scan sees.
+        return;
+    }
+    growth.add(start, end);
+    adopt(pager, process, growth, start, end);
+}
+
+/// Pages of a newly registered range that are there already.
+fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start: u64, end: u64) {
+    if growth.pagemap.is_none() {
+        growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.pid())).ok();
+    }
+    let Some(pagemap) = &growth.pagemap else { return };
+    let mut adopted = 0;
+    let scan = pagemap::present(pagemap, start, end, |from, to| {
+        adopted += process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
+    });
+    if let Err(e) = scan
+        && pager.settings.verbose
+    {
+        eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
+    }
+    // What was counted as unmanaged until now is managed from here on.
+    let bytes = adopted * PAGE_SIZE as u64;
+    let take = |u: u64| Some(u.saturating_sub(bytes));
+    let _ = process.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    let _ = pager.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    pager.update_other_bytes();
+}
+
+/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
+pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
+    let page = PAGE_SIZE as u64;
+    let (start, Some(end)) = (addr & !(page - 1), addr.checked_add(len)) else { return };
+    let end = end.div_ceil(page) * page;
+    if process.memory.uffd.register(start, end.saturating_sub(start)).is_ok() {
+        // Nobody has touched it, so there is nothing to adopt. Not waiting for the monitor: it may be in a scan, and the
+        // caller waits. The scan finds the range registered already, which is harmless.
+        if let Ok(mut growth) = process.growth.try_lock() {
+            growth.add(start, end);
+        }
+    }
+    pager.kick_reclaim();
+}
+
+/// After a fork pages are in two address spaces and once in memory: find out how many.
+pub fn measure_shared(pager: &Pager) {
+    let (mut rss_bytes, mut pss_bytes) = (0, 0);
+    let forked = pager.processes();
+    for process in forked.iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
+        let pid = process.memory.pid();
+        let Some(statm) = proc::statm(pid) else { continue };
+        let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
+        rss_bytes += statm.anon_bytes.max(managed_bytes);
+        pss_bytes += proc::pss_anon_bytes(pid).unwrap_or(statm.anon_bytes);
+    }
+    pager.engine.group.set_discount_pages(rss_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_and_merged() {
+        assert_eq!(subtract(&[(0, 10), (20, 30)], &[(5, 25)]), [(0, 5), (25, 30)]);
+        assert_eq!(subtract(&[(0, 10)], &[(2, 4), (6, 8)]), [(0, 2), (4, 6), (8, 10)]);
+        assert_eq!(subtract(&[(0, 10)], &[(0, 10)]), []);
+        let mut growth = Growth::default();
+        growth.add(10, 20);
+        growth.add(30, 40);
+        growth.add(20, 30);
+        assert_eq!(growth.registered, [(10, 40)]);
+        growth.remove(15, 18);
+        assert_eq!(growth.registered, [(10, 15), (18, 40)]);
+    }
+
+    #[test]
+    fn the_press_mark_leaves_room() {
+        for limit_mb in [8u64, 64, 512, 65536] {
+            let limit = limit_mb << 20;
+            assert!(press_mark_bytes(limit) < limit && press_mark_bytes(limit) >= limit / 2);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The guardian: a second process that keeps the userfaultfds open when the supervisor dies, and kills the tree.
+//!
+//! When the last descriptor of a userfaultfd closes, missing pages of its address space read as zero: silent corruption.
+//! The agents hold their own process's descriptor and kill it when the supervisor's socket closes; but a child that was
+//! forked a moment ago, or by a raw clone, has no agent. So the guardian shares the supervisor's descriptor table
+//! (CLONE_FILES without CLONE_VM): the table lives on in it. The kernel tells it of the supervisor's death by a signal;
+//! it kills every process of the tree (found by the token in their environment and by their parents), and only then exits.
+//!
+//! What it does not do: anything else. It was cloned before any thread was started, and runs no code but this.
+#![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
+
+use std::io;
+
+/// Start the guardian. `token` is what the environments of the tree hold. Returns its pid.
+pub fn start(token: &str) -> io::Result<i32> {
+    let supervisor = std::process::id();
+    // SAFETY: like fork(): no stack is given, the child runs on a copy of this one and never returns from `watch`. The
+    // process is single-threaded (asserted by the caller), so no lock is held by a thread that is not copied.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => watch(supervisor, token),
+        pid => Ok(pid as i32),
+    }
+}
+
+fn watch(supervisor: u32, token: &str) -> ! {
+    // SAFETY: prctl and signal calls with constant arguments; sets are initialised by sigfillset.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::sigprocmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+        libc::prctl(libc::PR_SET_NAME, c"memspill-guard".as_ptr());
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGUSR1);
+        let mut death: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut death);
+        libc::sigaddset(&mut death, libc::SIGUSR1);
+        // The supervisor may have died before the prctl: then our parent is another already.
+        while libc::getppid() as u32 == supervisor {
+            let timeout = libc::timespec { tv_sec: 60, tv_nsec: 0 };
+            libc::sigtimedwait(&death, std::ptr::null_mut(), &timeout);
+        }
+    }
+    kill_tree(token);
+    std::process::exit(0);
+}
+
+/// Kill until nobody is left: a process may fork while we look.
+fn kill_tree(token: &str) {
+    let me = std::process::id();
+    for _ in 0..1000 {
+        let mut tree: Vec<u32> = crate::proc::with_environment(token);
+        let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
+        tree.extend(below);
+        tree.retain(|pid| *pid != me && !is_zombie(*pid));
+        if tree.is_empty() {
+            return;
+        }
+        for pid in tree {
+            // SAFETY: a plain kill.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+fn is_zombie(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_none_or(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('Z' | 'X') | None))
+}

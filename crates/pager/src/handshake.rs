@@ -1,0 +1,250 @@
+//! The door: agents connect here, from each program that the tree starts and from each child that it forks.
+//!
+//! The socket is abstract, so that nothing is left in any file system. Who may come in: a process of our own user that
+//! knows the token (it is in the environment of the tree). The exchange is drawn in the agent's `protocol.rs`.
+
+use crate::control::ControlPage;
+use crate::events;
+use crate::pager::Pager;
+use crate::process::{Agent, Process};
+use crate::wire;
+use memspill_agent::protocol::{
+    Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, Welcome,
+};
+use memspill_uffd::userfaultfd::{self as uffd_abi, Uffd};
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// An agent that does not answer for this long is let go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How targets get their userfaultfd.
+pub enum UffdSource {
+    /// /dev/userfaultfd, opened by us: the target makes its own on this descriptor and needs no privilege.
+    Device(OwnedFd),
+    /// userfaultfd(2), where the system allows it to everyone.
+    Syscall,
+}
+
+pub struct Door {
+    socket: OwnedFd,
+    name: String,
+    token: [u8; 32],
+    source: UffdSource,
+    /// Features asked of every userfaultfd.
+    features: u64,
+}
+
+/// The key in the door's epoll that is not a process: the listening socket.
+const KEY_LISTEN: u64 = u64::MAX;
+
+impl Door {
+    pub fn open(source: UffdSource, features: u64) -> io::Result<Door> {
+        let mut random = [0u8; 24];
+        let mut filled = 0;
+        while filled < random.len() {
+            filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        let hex: Vec<u8> = random.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect();
+        let name = format!("memspill-{}-{}", std::process::id(), String::from_utf8_lossy(&hex[..16]));
+        let mut token = [0u8; 32];
+        token.copy_from_slice(&hex[16..]);
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        rustix::net::listen(&socket, 128)?;
+        Ok(Door { socket, name, token, source, features })
+    }
+
+    /// The value of the environment variable by which agents find us.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.name, String::from_utf8_lossy(&self.token))
+    }
+}
+
+/// The door thread: let agents in, and notice when their processes go.
+pub fn run(pager: &Arc<Pager>) {
+    if let Err(e) = serve(pager) {
+        pager.give_up(125, format!("cannot accept agents: {e}"));
+    }
+}
+
+fn serve(pager: &Arc<Pager>) -> io::Result<()> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let door = &pager.socket;
+    epoll::add(&epoll, &door.socket, epoll::EventData::new_u64(KEY_LISTEN), epoll::EventFlags::IN)?;
+    let mut events = Vec::with_capacity(64);
+    while !pager.stopping.load(Ordering::Relaxed) {
+        events.clear();
+        match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        for event in &events {
+            match event.data.u64() {
+                KEY_LISTEN => accept_all(pager, &epoll)?,
+                key => hung_up(pager, &epoll, key),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
+    loop {
+        match rustix::net::accept_with(&pager.socket.socket, SocketFlags::CLOEXEC) {
+            Ok(socket) => {
+                // A peer that misbehaves is refused; it is not a failure of ours.
+                if let Err(e) = welcome(pager, epoll, socket)
+                    && pager.settings.verbose
+                {
+                    eprintln!("memspill: an agent was refused: {e}");
+                }
+            }
+            Err(rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// The whole exchange with one agent.
+fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<()> {
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
+    let (hello, _) = wire::receive::<Hello>(&socket)?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    let mine = rustix::process::geteuid();
+    if hello.magic != MAGIC || hello.token != pager.socket.token || !(peer.uid == mine || mine.is_root()) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
+    let pid = peer.pid.as_raw_nonzero().get() as u32;
+    let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
+    let known = known.filter(|p| p.memory.agent().is_none());
+    let (control, control_fd) = ControlPage::new()?;
+    let result = match known {
+        Some(process) => attach_known(&socket, &process, control, &control_fd).map(|()| process),
+        None => make_new(pager, &socket, pid, control, &control_fd),
+    };
+    let process = match result {
+        Ok(process) => process,
+        Err(e) => {
+            let _ = wire::send(&socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
+            return Err(e);
+        }
+    };
+    let agent = process.memory.agent().expect("just attached");
+    // From here on the socket carries commands, which may take as long as the target is stopped.
+    rustix::net::sockopt::set_socket_timeout(&agent.socket, rustix::net::sockopt::Timeout::Recv, None)?;
+    epoll::add(epoll, &agent.socket, epoll::EventData::new_u64(process.key), epoll::EventFlags::RDHUP)?;
+    wire::send(&agent.socket, &Go { magic: MAGIC, errno: 0 }, &[])
+}
+
+/// The child of a fork, whose userfaultfd came with the fork event.
+fn attach_known(
+    socket: &OwnedFd,
+    process: &Arc<Process>,
+    control: ControlPage,
+    control_fd: &OwnedFd,
+) -> io::Result<()> {
+    let fds = [control_fd.as_fd(), fd_of(&process.memory.uffd)];
+    wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
+    let (ready, _) = receive_ready(socket)?;
+    attach(process, socket, control, ready)?;
+    process.pressed.store(false, Ordering::Relaxed);
+    Ok(())
+}
+
+/// A fresh program, or the child of a process that was not registered.
+fn make_new(
+    pager: &Arc<Pager>,
+    socket: &OwnedFd,
+    pid: u32,
+    control: ControlPage,
+    control_fd: &OwnedFd,
+) -> io::Result<Arc<Process>> {
+    match &pager.socket.source {
+        UffdSource::Device(device) => {
+            let fds = [control_fd.as_fd(), device.as_fd()];
+            wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_DEVICE }, &fds)?;
+        }
+        UffdSource::Syscall => {
+            let fds = [control_fd.as_fd()];
+            wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_SYSCALL }, &fds)?;
+        }
+    }
+    let (ready, fds) = receive_ready(socket)?;
+    let fd = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
+    let uffd = Uffd::from_fd(fd);
+    uffd.api(pager.socket.features)?;
+    let process = events::new_process(pager, uffd, pid);
+    attach(&process, socket, control, ready)?;
+    pager.add_process(process.clone())?;
+    Ok(process)
+}
+
+fn receive_ready(socket: &OwnedFd) -> io::Result<(Ready, Vec<OwnedFd>)> {
+    let (ready, fds) = wire::receive::<Ready>(socket)?;
+    if ready.magic != MAGIC {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if ready.errno != 0 {
+        return Err(io::Error::from_raw_os_error(ready.errno));
+    }
+    Ok((ready, fds))
+}
+
+fn attach(process: &Arc<Process>, socket: &OwnedFd, control: ControlPage, ready: Ready) -> io::Result<()> {
+    let agent = Agent::new(socket.try_clone()?, control, ready);
+    if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+}
+
+/// The agent's socket has closed: its process is ending, or has called exec.
+fn hung_up(pager: &Arc<Pager>, epoll: &OwnedFd, key: u64) {
+    let Some(process) = pager.process(key) else { return };
+    if let Some(agent) = process.memory.agent() {
+        let _ = epoll::delete(epoll, &agent.socket);
+    }
+    // The address space may live a little longer, with faults to be served; the monitor frees it when it is gone.
+    process.dying.store(true, Ordering::Relaxed);
+}
+
+/// Descriptor of a userfaultfd, borrowed.
+#[allow(unsafe_code, reason = "Uffd owns its descriptor for as long as it is borrowed")]
+fn fd_of(uffd: &Uffd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor lives as long as `uffd`, to which the result is bound.
+    unsafe { BorrowedFd::borrow_raw(uffd.as_raw_fd()) }
+}
+
+/// How this machine gives userfaultfds with kernel faults served, and the features to ask for. An error says why not.
+pub fn find_source() -> Result<(UffdSource, u64), String> {
+    let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
+    let (source, probe) = match device {
+        Ok(device) => {
+            let probe = Uffd::of_self(Some(device.as_raw_fd()));
+            (UffdSource::Device(device.into()), probe)
+        }
+        Err(_) => (UffdSource::Syscall, Uffd::of_self(None)),
+    };
+    let probe = probe.map_err(|e| format!("no userfaultfd that serves the kernel's own faults ({e})"))?;
+    let have = probe.api(0).map_err(|e| format!("UFFDIO_API: {e}"))?;
+    let needed = uffd_abi::FEATURE_EVENT_REMAP
+        | uffd_abi::FEATURE_EVENT_REMOVE
+        | uffd_abi::FEATURE_EVENT_UNMAP
+        | uffd_abi::FEATURE_THREAD_ID
+        | uffd_abi::FEATURE_MOVE;
+    if have & needed != needed {
+        return Err("this kernel lacks UFFDIO_MOVE (Linux 6.8 has it)".into());
+    }
+    Ok((source, needed | uffd_abi::FEATURE_EVENT_FORK))
+}
+

@@ -1,0 +1,201 @@
+//! What the supervisor's threads share.
+//!
+//! ```text
+//!   pager 0..n   one per CPU, pinned, each with an epoll of its own over every userfaultfd     fault.rs, events.rs
+//!   reclaimers   evict, compress, write, move out to the file                                  evict.rs
+//!   monitor      growth, what is not managed, shared pages, dead processes                     growth.rs
+//!   door         agents that connect                                                           handshake.rs
+//!   main         the target, signals, the end                                                  supervisor.rs
+//! ```
+//!
+//! Lock order: gate (events) → batch lock → chunk; and `processes` is never held while another is taken.
+
+use crate::process::Process;
+use memspill_engine::engine::Engine;
+use memspill_engine::units::Vpn;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+
+/// A fault that waits for room.
+pub struct Waiting {
+    pub process: Arc<Process>,
+    pub vpn: Vpn,
+    pub write: bool,
+}
+
+/// One pager thread's side of things.
+pub struct PagerCpu {
+    pub epoll: OwnedFd,
+    /// Written when there is room for `waiting`.
+    pub poke: OwnedFd,
+    pub waiting: Mutex<VecDeque<Waiting>>,
+}
+
+pub struct Pager {
+    pub engine: Engine,
+    pub cpus: Vec<PagerCpu>,
+    pub reclaimers: u32,
+    processes: RwLock<HashMap<u64, Arc<Process>>>,
+    next_key: AtomicU64,
+    reclaim_wanted: AtomicBool,
+    reclaim: (Mutex<u64>, Condvar),
+    /// Memory is tight: everything is registered, new mappings too.
+    pub pressed: AtomicBool,
+    pub stopping: AtomicBool,
+    /// The first reason to end everything; the main thread acts on it.
+    pub verdict: Mutex<Option<Verdict>>,
+    pub settings: Settings,
+    /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
+    pub measured_bytes: AtomicU64,
+    pub socket: crate::handshake::Door,
+    /// Page faults served, for latency: nanoseconds summed by power of two.
+    pub fault_ns: crate::histogram::Histogram,
+}
+
+/// Why the supervisor must end the run by itself.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub exit_code: i32,
+    pub message: String,
+}
+
+/// What to do when nothing can be swapped out any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFull {
+    Kill,
+    Grow,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub memory_max_bytes: u64,
+    pub on_full: OnFull,
+    pub verbose: bool,
+    pub check: bool,
+}
+
+/// Keys of the epolls that are not processes.
+pub const KEY_POKE: u64 = u64::MAX;
+pub const KEY_READS: u64 = u64::MAX - 1;
+
+impl Pager {
+    pub fn new(
+        engine: Engine,
+        cpus: Vec<PagerCpu>,
+        reclaimers: u32,
+        settings: Settings,
+        socket: crate::handshake::Door,
+    ) -> Pager {
+        Pager {
+            engine,
+            cpus,
+            reclaimers,
+            processes: RwLock::new(HashMap::new()),
+            next_key: AtomicU64::new(1),
+            reclaim_wanted: AtomicBool::new(false),
+            reclaim: (Mutex::new(0), Condvar::new()),
+            pressed: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            verdict: Mutex::new(None),
+            settings,
+            measured_bytes: AtomicU64::new(0),
+            socket,
+            fault_ns: crate::histogram::Histogram::default(),
+        }
+    }
+
+    pub fn new_key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn process(&self, key: u64) -> Option<Arc<Process>> {
+        self.processes.read().expect("processes").get(&key).cloned()
+    }
+    pub fn processes(&self) -> Vec<Arc<Process>> {
+        self.processes.read().expect("processes").values().cloned().collect()
+    }
+    pub fn process_of_pid(&self, pid: u32) -> Option<Arc<Process>> {
+        let processes = self.processes.read().expect("processes");
+        processes.values().find(|p| p.memory.pid() == pid && !p.dying.load(Ordering::Relaxed)).cloned()
+    }
+
+    /// Make a process known to the engine and to every pager thread.
+    pub fn add_process(&self, process: Arc<Process>) -> std::io::Result<()> {
+        process.space.join(&self.engine.spaces());
+        self.engine.add_space(process.space.clone());
+        self.processes.write().expect("processes").insert(process.key, process.clone());
+        for cpu in &self.cpus {
+            crate::fault::watch(&cpu.epoll, &process.memory.uffd, process.key)?;
+        }
+        Ok(())
+    }
+
+    /// The address space is gone: free everything that it held.
+    pub fn remove_process(&self, process: &Arc<Process>) {
+        if self.processes.write().expect("processes").remove(&process.key).is_none() {
+            return;
+        }
+        for cpu in &self.cpus {
+            crate::fault::unwatch(&cpu.epoll, &process.memory.uffd);
+        }
+        let pass = process.space.gate.enter_events();
+        let batch = process.batch.lock().expect("batch");
+        process.space.release(&self.engine, crate::cpu());
+        drop(batch);
+        drop(pass);
+        self.engine.remove_space(&process.space);
+        if process.parent.is_some() || self.engine.group.discount_pages() > 0 {
+            crate::growth::measure_shared(self);
+        }
+        self.poke_waiting();
+    }
+
+    /// Wake a reclaimer if usage calls for it.
+    pub fn kick_reclaim(&self) {
+        if self.engine.group.above_high_mark() && !self.reclaim_wanted.swap(true, Ordering::Relaxed) {
+            *self.reclaim.0.lock().expect("reclaim") += 1;
+            self.reclaim.1.notify_all();
+        }
+    }
+
+    /// Sleep until reclaim is wanted, at most `timeout`. `seen` is the number of the last call that was answered.
+    pub fn wait_for_kick(&self, seen: &mut u64, timeout: std::time::Duration) {
+        let guard = self.reclaim.0.lock().expect("reclaim");
+        let (guard, _) =
+            self.reclaim.1.wait_timeout_while(guard, timeout, |n| *n == *seen).expect("reclaim");
+        *seen = *guard;
+        drop(guard);
+        self.reclaim_wanted.store(false, Ordering::Relaxed);
+    }
+
+    /// Let the pagers try again what waits for room.
+    pub fn poke_waiting(&self) {
+        for cpu in &self.cpus {
+            if !cpu.waiting.lock().expect("waiting").is_empty() {
+                let _ = rustix::io::write(&cpu.poke, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Pool, staging and tables change with every batch: bring the group's figure up to date.
+    pub fn update_other_bytes(&self) {
+        let pool: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+        let measured = self.measured_bytes.load(Ordering::Relaxed);
+        self.engine.group.set_other_bytes(pool + self.engine.staging_bytes() + measured);
+    }
+
+    /// End the run. Only the first reason counts.
+    pub fn give_up(&self, exit_code: i32, message: String) {
+        let mut verdict = self.verdict.lock().expect("verdict");
+        if verdict.is_none() {
+            *verdict = Some(Verdict { exit_code, message });
+            // SIGCHLD is what the main thread waits for; it looks at the verdict whenever it wakes.
+            let _ = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::CHILD,
+            );
+        }
+    }
+}

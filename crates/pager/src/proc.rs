@@ -1,0 +1,125 @@
+//! What /proc tells of a process: size, maps, thread group. Only what the pager needs.
+
+use memspill_engine::units::PAGE_SIZE;
+use std::fs;
+
+/// /proc/PID/statm, in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Statm {
+    pub size_bytes: u64,
+    /// Resident anonymous memory (resident less file-backed and shared).
+    pub anon_bytes: u64,
+    /// Private writable memory, touched or not.
+    pub data_bytes: u64,
+}
+
+pub fn statm(pid: u32) -> Option<Statm> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split_ascii_whitespace().map(|f| f.parse::<u64>().unwrap_or(0) * PAGE_SIZE as u64);
+    let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
+    let data = fields.nth(2)?;
+    Some(Statm { size_bytes: size, anon_bytes: resident.saturating_sub(shared), data_bytes: data })
+}
+
+/// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address space.
+pub fn pss_anon_bytes(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
+    Some(line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Ranges that can be managed: private, writable, anonymous, and neither the main stack nor the kernel's own.
+pub fn manageable(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(maps.lines().filter_map(manageable_line).collect())
+}
+
+/// `start-end perms offset dev inode [name]`
+fn manageable_line(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (perms, inode) = (fields.next()?, fields.nth(2)?);
+    let name = fields.next().unwrap_or("");
+    let named_anonymous = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
+    if perms != "rw-p" || inode != "0" || !named_anonymous {
+        return None;
+    }
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
+
+pub fn tgid_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// Every process that is below `root` in the tree of parents, `root` itself not included.
+pub fn descendants(root: u32) -> Vec<u32> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        // The name may hold spaces and parentheses: fields start after the last one.
+        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+        let mut rest = rest.split_ascii_whitespace();
+        let state = rest.next().unwrap_or("");
+        let Some(ppid) = rest.next().and_then(|p| p.parse::<u32>().ok()) else { continue };
+        if state != "Z" && state != "X" {
+            parents.push((pid, ppid));
+        }
+    }
+    let mut tree = vec![root];
+    let mut at = 0;
+    while at < tree.len() {
+        let parent = tree[at];
+        tree.extend(parents.iter().filter(|(_, ppid)| *ppid == parent).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    tree.split_off(1)
+}
+
+/// Processes whose environment at exec held this text. For the guardian, when the tree of parents is gone.
+pub fn with_environment(text: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { continue };
+        if environ.windows(text.len()).any(|w| w == text.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// Our own second process (see `guardian.rs`), by the name it gives itself.
+pub fn is_guardian(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "memspill-guard")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_private_writable_anonymous_memory_is_manageable() {
+        let yes = ["7f00-7f01 rw-p 00000000 00:00 0", "5600-5700 rw-p 00000000 00:00 0    [heap]"];
+        let no = [
+            "7f00-7f01 r--p 00000000 00:00 0",
+            "7f00-7f01 rw-s 00000000 00:01 1024 /memfd:x (deleted)",
+            "7f00-7f01 rw-p 00000000 08:01 77  /lib/libc.so",
+            "7ffc-7ffd rw-p 00000000 00:00 0   [stack]",
+            "7ffc-7ffd r-xp 00000000 00:00 0   [vdso]",
+            "garbage",
+        ];
+        assert!(yes.iter().all(|l| manageable_line(l).is_some()));
+        assert!(no.iter().all(|l| manageable_line(l).is_none()));
+        assert_eq!(manageable_line(yes[0]), Some((0x7f00, 0x7f01)));
+    }
+
+    #[test]
+    fn our_own_size_is_known() {
+        let me = std::process::id();
+        let statm = statm(me).expect("statm of ourselves");
+        assert!(statm.anon_bytes > 0 && statm.size_bytes > statm.anon_bytes);
+        assert_eq!(tgid_of(me), Some(me));
+    }
+}

@@ -1,0 +1,336 @@
+//! The supervisor: set up, start the target, wait, end.
+//!
+//! ```text
+//!   guardian ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, signals to forward, a verdict
+//!   the command ends ─ wait for what it left behind ─ exit with its code
+//! ```
+//!
+//! The tree lives no longer than the supervisor: by PDEATHSIG (the target), by its agents' sockets (every process with an
+//! agent), by the guardian (all the rest).
+
+use crate::fault::FaultThread;
+use crate::handshake::{self, Door};
+use crate::pager::{Pager, PagerCpu, Settings};
+use memspill_engine::engine::{Device, Engine};
+use memspill_engine::tuning::Tuning;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+pub struct Config {
+    pub command: Vec<OsString>,
+    pub devices: Vec<Device>,
+    pub tuning: Tuning,
+    pub settings: Settings,
+    pub swap_max_pages: u64,
+    pub door: Door,
+    pub layout: Layout,
+}
+
+/// How a run ended.
+pub struct Ended {
+    pub exit_code: i32,
+    pub pager: Arc<Pager>,
+}
+
+/// Threads that serve faults and threads that reclaim; each has a queue of every backing, pagers first.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    pub pagers: u32,
+    pub reclaimers: u32,
+}
+
+impl Layout {
+    /// One pager per CPU that we may run on, up to a bound: every pager wakes for every fault.
+    pub fn of_this_machine() -> Layout {
+        let cpus = allowed_cpus().len() as u32;
+        Layout { pagers: cpus.clamp(1, 8), reclaimers: cpus.clamp(1, 4) }
+    }
+    pub fn queues(&self) -> u32 {
+        self.pagers + self.reclaimers
+    }
+}
+
+/// Signals that are passed on to the target when they were sent to us (a terminal sends them to both by itself).
+const FORWARDED: [i32; 7] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+];
+
+pub fn run(config: Config) -> io::Result<Ended> {
+    let signals = signals::block(&FORWARDED)?;
+    signals::become_subreaper()?;
+    let address = config.door.address();
+    crate::guardian::start(&address)?;
+    let agent = publish_agent()?;
+    let pager = build(config.devices, config.tuning, config.settings, config.door, config.layout)?;
+    pager.engine.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
+    start_threads(&pager)?;
+    let child = match spawn(&config.command, &agent, &address) {
+        Ok(child) => child,
+        Err(e) => return Err(e),
+    };
+    let exit_code = wait(&pager, child, &signals);
+    pager.stopping.store(true, Ordering::Relaxed);
+    Ok(Ended { exit_code, pager })
+}
+
+fn build(
+    devices: Vec<Device>,
+    tuning: Tuning,
+    settings: Settings,
+    door: Door,
+    layout: Layout,
+) -> io::Result<Arc<Pager>> {
+    let mut cpus = Vec::new();
+    for queue in 0..layout.pagers {
+        let poke = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
+        let read_fds: Vec<i32> = devices
+            .iter()
+            .filter_map(|d| d.backing.poll_fd(memspill_engine::backing::QueueId(queue)))
+            .collect();
+        let epoll = crate::fault::epoll_of(&poke, &read_fds)?;
+        cpus.push(PagerCpu { epoll, poke, waiting: Default::default() });
+    }
+    let engine = Engine::new(devices, settings.memory_max_bytes, tuning);
+    Ok(Arc::new(Pager::new(engine, cpus, layout.reclaimers, settings, door)))
+}
+
+fn start_threads(pager: &Arc<Pager>) -> io::Result<()> {
+    let cpus = allowed_cpus();
+    for index in 0..pager.cpus.len() as u32 {
+        let cpu = cpus[index as usize % cpus.len()];
+        spawn_thread(pager, "memspill-pager", move |pager| {
+            signals::pin(cpu);
+            FaultThread::new(pager, index).run();
+        })?;
+    }
+    for index in 0..pager.reclaimers {
+        spawn_thread(pager, "memspill-reclaim", move |pager| crate::evict::run(pager, index))?;
+    }
+    spawn_thread(pager, "memspill-monitor", crate::growth::run)?;
+    spawn_thread(pager, "memspill-door", handshake::run)
+}
+
+fn spawn_thread(
+    pager: &Arc<Pager>,
+    name: &str,
+    body: impl FnOnce(&Arc<Pager>) + Send + 'static,
+) -> io::Result<()> {
+    let pager = pager.clone();
+    std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(move || body(&pager))?;
+    Ok(())
+}
+
+/// The agent as a sealed memfd. Programs open it through our /proc entry for as long as we live; nothing is on disk.
+fn publish_agent() -> io::Result<OwnedFd> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let fd = rustix::fs::memfd_create("memspill-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut rest = memspill_agent::AGENT_SO;
+    while !rest.is_empty() {
+        let n = rustix::io::write(&fd, rest)?;
+        rest = &rest[n..];
+    }
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(0o555))?;
+    Ok(fd)
+}
+
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str) -> io::Result<Child> {
+    let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
+    let mut child = Command::new(&command[0]);
+    child
+        .args(&command[1..])
+        .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
+        .env(memspill_agent::protocol::ENV_NAME, address)
+        // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
+        .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
+    signals::on_exec(&mut child);
+    child.spawn()
+}
+
+fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
+    let mut value = OsString::from(first);
+    if let Some(rest) = rest.filter(|r| !r.is_empty()) {
+        value.push(OsStr::new(separator));
+        value.push(rest);
+    }
+    value
+}
+
+/// Wait for the target and for all that it leaves behind; forward signals; carry out a verdict.
+fn wait(pager: &Arc<Pager>, child: Child, signals: &signals::Set) -> i32 {
+    let pid = child.id();
+    let mut exit_code = None;
+    let mut told = false;
+    loop {
+        if let Some(verdict) = pager.verdict.lock().expect("verdict").clone() {
+            eprintln!("memspill: {}", verdict.message);
+            end_tree(pager);
+            return verdict.exit_code;
+        }
+        for (who, status) in reap() {
+            if who == pid {
+                exit_code = Some(code_of(status));
+            }
+        }
+        if let Some(code) = exit_code {
+            let left = crate::proc::descendants(std::process::id()).len().saturating_sub(1);
+            if left == 0 {
+                return code;
+            }
+            if pager.settings.verbose && !told {
+                eprintln!("memspill: the command has ended; waiting for {left} processes that it left behind");
+                told = true;
+            }
+        }
+        if let Some((signal, from_user)) = signals.wait(Duration::from_millis(500)) {
+            match (signal, exit_code) {
+                (libc::SIGCHLD, _) => {}
+                // The command is gone already: what it left behind goes too.
+                (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT, Some(code)) => {
+                    end_tree(pager);
+                    return code;
+                }
+                (signal, None) if from_user => signals::send(pid, signal),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Kill everything below us, the guardian excepted (it goes when we go).
+fn end_tree(pager: &Arc<Pager>) {
+    pager.stopping.store(true, Ordering::Relaxed);
+    for _ in 0..500 {
+        let tree = crate::proc::descendants(std::process::id());
+        let targets: Vec<u32> =
+            tree.into_iter().filter(|pid| !crate::proc::is_guardian(*pid)).collect();
+        if targets.is_empty() {
+            break;
+        }
+        targets.iter().for_each(|pid| signals::send(*pid, libc::SIGKILL));
+        reap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    reap();
+}
+
+fn reap() -> Vec<(u32, ExitStatus)> {
+    let mut ended = Vec::new();
+    while let Some((pid, status)) = signals::wait_any() {
+        ended.push((pid, ExitStatus::from_raw(status)));
+    }
+    ended
+}
+
+/// The shell's convention.
+fn code_of(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// CPUs that this process may run on.
+pub fn allowed_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    let cpus: Vec<usize> = set
+        .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+        .unwrap_or_default();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// Signals and the few process calls that have no safe wrapper.
+mod signals {
+    #![allow(unsafe_code, reason = "signal sets, waitpid and prctl, with values on our own stack")]
+    use std::io;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+    use std::time::Duration;
+
+    pub struct Set(libc::sigset_t);
+
+    /// Block the signals that `Set::wait` will deliver. Threads started later inherit that.
+    pub fn block(signals: &[i32]) -> io::Result<Set> {
+        // SAFETY: the set is initialised before use, and lives on our stack.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in signals.iter().chain(&[libc::SIGCHLD]) {
+                libc::sigaddset(&mut set, *signal);
+            }
+            if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Set(set))
+        }
+    }
+
+    impl Set {
+        /// The next signal, and whether a process sent it (and not the terminal).
+        pub fn wait(&self, timeout: Duration) -> Option<(i32, bool)> {
+            let timeout =
+                libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos() as i64 };
+            // SAFETY: set, info and timeout live across the call.
+            unsafe {
+                let mut info: libc::siginfo_t = std::mem::zeroed();
+                let signal = libc::sigtimedwait(&self.0, &mut info, &timeout);
+                (signal > 0).then(|| (signal, info.si_code <= 0))
+            }
+        }
+    }
+
+    pub fn become_subreaper() -> io::Result<()> {
+        // SAFETY: constant arguments.
+        match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// In the target before exec: die with us, and get the signal mask back that we were started with.
+    pub fn on_exec(command: &mut Command) {
+        let supervisor = std::process::id();
+        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, _exit.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid() as u32 != supervisor {
+                    libc::_exit(125);
+                }
+                let mut none: libc::sigset_t = std::mem::zeroed();
+                libc::sigemptyset(&mut none);
+                libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+                Ok(())
+            });
+        }
+    }
+
+    pub fn send(pid: u32, signal: i32) {
+        // SAFETY: a plain kill.
+        unsafe { libc::kill(pid as i32, signal) };
+    }
+
+    pub fn wait_any() -> Option<(u32, i32)> {
+        let mut status = 0;
+        // SAFETY: status lives across the call.
+        let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+        (pid > 0).then_some((pid as u32, status))
+    }
+
+    /// Pin the calling thread.
+    pub fn pin(cpu: usize) {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        // Only a hint: an unpinned pager is slower, not wrong.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}

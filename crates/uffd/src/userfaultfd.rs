@@ -1,0 +1,283 @@
+//! userfaultfd: registration, filling, and the messages that come out of it.
+//!
+//! Three facts shape the types (each cost others a data loss):
+//!
+//! * COPY returns how far it came in a signed field beside the errno; a negative value there is an errno, not a length.
+//! * EEXIST means that somebody else filled the page: the waiters must be woken, nothing else.
+//! * EAGAIN means that an event (fork, remap, remove, unmap) waits to be read: nothing can be filled before that.
+#![allow(unsafe_code, reason = "ioctl and read on a userfaultfd; every call passes structs that live on our stack")]
+
+use crate::{READ, WRITE, ioc};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
+pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+pub const FEATURE_POISON: u64 = 1 << 14;
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+const API: u64 = 0xAA;
+const REGISTER_MODE_MISSING: u64 = 1;
+
+#[repr(C)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct RangeArg {
+    start: u64,
+    len: u64,
+}
+#[repr(C)]
+struct RegisterArg {
+    range: RangeArg,
+    mode: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct CopyArg {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+#[repr(C)]
+struct ZeropageArg {
+    range: RangeArg,
+    mode: u64,
+    zeropage: i64,
+}
+
+const UFFDIO_API: u64 = ioc(READ | WRITE, 0xAA, 0x3F, size_of::<ApiArg>());
+const UFFDIO_REGISTER: u64 = ioc(READ | WRITE, 0xAA, 0x00, size_of::<RegisterArg>());
+const UFFDIO_UNREGISTER: u64 = ioc(READ, 0xAA, 0x01, size_of::<RangeArg>());
+const UFFDIO_WAKE: u64 = ioc(READ, 0xAA, 0x02, size_of::<RangeArg>());
+const UFFDIO_COPY: u64 = ioc(READ | WRITE, 0xAA, 0x03, size_of::<CopyArg>());
+const UFFDIO_ZEROPAGE: u64 = ioc(READ | WRITE, 0xAA, 0x04, size_of::<ZeropageArg>());
+/// Same layout as zeropage: range, mode, signed count.
+const UFFDIO_POISON: u64 = ioc(READ | WRITE, 0xAA, 0x08, size_of::<ZeropageArg>());
+const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
+
+const _: () = assert!(UFFDIO_API == 0xC018_AA3F);
+const _: () = assert!(UFFDIO_REGISTER == 0xC020_AA00);
+const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_AA01);
+const _: () = assert!(UFFDIO_WAKE == 0x8010_AA02);
+const _: () = assert!(UFFDIO_COPY == 0xC028_AA03);
+const _: () = assert!(UFFDIO_ZEROPAGE == 0xC020_AA04);
+const _: () = assert!(UFFDIO_POISON == 0xC020_AA08);
+const _: () = assert!(USERFAULTFD_IOC_NEW == 0xAA00);
+
+/// Why a fill ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// All that was asked for.
+    Done,
+    /// The next page is present already: wake its waiters.
+    Exists,
+    /// An event waits to be read first.
+    Again,
+    /// No registered mapping there (ENOENT, EINVAL).
+    NotMapped,
+    /// The address space is gone.
+    Gone,
+    /// The target's memory cgroup or the machine has no page (ENOMEM).
+    NoMemory,
+    /// Anything else: errno.
+    Errno(i32),
+}
+
+/// How far a fill came and why it stopped there.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    pub bytes: u64,
+    pub stop: Stop,
+}
+
+/// A message.
+#[derive(Debug)]
+pub enum Event {
+    Fault { addr: u64, write: bool, tid: u32 },
+    Fork { child: Uffd },
+    Remap { from: u64, to: u64, len: u64 },
+    Remove { start: u64, end: u64 },
+    Unmap { start: u64, end: u64 },
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawMsg {
+    event: u8,
+    reserved1: u8,
+    reserved2: u16,
+    reserved3: u32,
+    args: [u64; 3],
+}
+const _: () = assert!(size_of::<RawMsg>() == 32);
+
+/// Most messages taken by one read.
+pub const MESSAGES_MAX: usize = 16;
+
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+}
+
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Uffd {
+    pub fn from_fd(fd: OwnedFd) -> Uffd {
+        Uffd { fd }
+    }
+
+    /// A userfaultfd of this very process, to find out what the kernel can do.
+    pub fn of_self(device: Option<RawFd>) -> io::Result<Uffd> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: both calls take plain integers and return a new descriptor or -1.
+        let fd = unsafe {
+            match device {
+                Some(device) => libc::ioctl(device, USERFAULTFD_IOC_NEW as _, flags),
+                None => libc::syscall(libc::SYS_userfaultfd, flags) as i32,
+            }
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is new and ours.
+        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// One ioctl on this descriptor; `Err` is the errno.
+    fn ioctl<T>(&self, number: u64, arg: &mut T) -> Result<(), i32> {
+        // SAFETY: `number` encodes size_of::<T>() (asserted above), and `arg` is a live T.
+        let r = unsafe { libc::ioctl(self.fd.as_raw_fd(), number as _, arg as *mut T) };
+        if r == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
+    }
+
+    /// The handshake, once per descriptor. Returns the features that the kernel has.
+    pub fn api(&self, features: u64) -> io::Result<u64> {
+        let mut arg = ApiArg { api: API, features, ioctls: 0 };
+        self.ioctl(UFFDIO_API, &mut arg).map_err(io::Error::from_raw_os_error)?;
+        Ok(arg.features)
+    }
+
+    /// Deliver missing-page faults of [addr, addr + len).
+    pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
+        let mut arg =
+            RegisterArg { range: RangeArg { start: addr, len }, mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        self.ioctl(UFFDIO_REGISTER, &mut arg)
+    }
+
+    pub fn unregister(&self, addr: u64, len: u64) -> Result<(), i32> {
+        self.ioctl(UFFDIO_UNREGISTER, &mut RangeArg { start: addr, len })
+    }
+
+    /// Wake whoever waits for a page of the range. Harmless when nobody does.
+    pub fn wake(&self, addr: u64, len: u64) {
+        // The only error is a malformed range, and a gone target has no waiters.
+        let _ = self.ioctl(UFFDIO_WAKE, &mut RangeArg { start: addr, len });
+    }
+
+    /// Fill missing pages at `dst` with `src`, and wake their waiters.
+    pub fn copy(&self, dst: u64, src: &[u8]) -> Fill {
+        let total = src.len() as u64;
+        self.fill(total, |done| {
+            let mut arg = CopyArg {
+                dst: dst + done,
+                src: src.as_ptr() as u64 + done,
+                len: total - done,
+                mode: 0,
+                copy: 0,
+            };
+            (self.ioctl(UFFDIO_COPY, &mut arg), arg.copy)
+        })
+    }
+
+    /// Map the shared zero page at missing pages. A later write is not seen by the pager.
+    pub fn zeropage(&self, dst: u64, len: u64) -> Fill {
+        self.fill(len, |done| {
+            let mut arg =
+                ZeropageArg { range: RangeArg { start: dst + done, len: len - done }, mode: 0, zeropage: 0 };
+            (self.ioctl(UFFDIO_ZEROPAGE, &mut arg), arg.zeropage)
+        })
+    }
+
+    /// Make the next access to these pages a SIGBUS.
+    pub fn poison(&self, dst: u64, len: u64) -> Fill {
+        self.fill(len, |done| {
+            let mut arg =
+                ZeropageArg { range: RangeArg { start: dst + done, len: len - done }, mode: 0, zeropage: 0 };
+            (self.ioctl(UFFDIO_POISON, &mut arg), arg.zeropage)
+        })
+    }
+
+    /// Repeat a filling ioctl until it is done or stops for a reason. The kernel reports progress in a signed field:
+    /// bytes, or a negative errno which means none.
+    fn fill(&self, total: u64, mut step: impl FnMut(u64) -> (Result<(), i32>, i64)) -> Fill {
+        let mut done = 0;
+        while done < total {
+            let (result, progress) = step(done);
+            let progress = u64::try_from(progress).unwrap_or(0).min(total - done);
+            done += progress;
+            match result {
+                Ok(()) => {}
+                // Partial progress is reported as EAGAIN whatever stopped it: ask again to learn why.
+                Err(libc::EAGAIN) if progress > 0 => {}
+                Err(errno) => return Fill { bytes: done, stop: stop_of(errno) },
+            }
+        }
+        Fill { bytes: done, stop: Stop::Done }
+    }
+
+    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error.
+    pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
+        let mut raw = [RawMsg { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, args: [0; 3] }; MESSAGES_MAX];
+        // SAFETY: the buffer is ours and as long as we say; any bit pattern is a valid RawMsg.
+        let n =
+            unsafe { libc::read(self.fd.as_raw_fd(), raw.as_mut_ptr().cast(), size_of::<RawMsg>() * MESSAGES_MAX) };
+        if n < 0 {
+            let e = io::Error::last_os_error();
+            return if e.kind() == io::ErrorKind::WouldBlock { Ok(0) } else { Err(e) };
+        }
+        let n = n as usize / size_of::<RawMsg>();
+        out.extend(raw[..n].iter().filter_map(decode));
+        Ok(n)
+    }
+}
+
+fn stop_of(errno: i32) -> Stop {
+    match errno {
+        libc::EEXIST => Stop::Exists,
+        libc::EAGAIN => Stop::Again,
+        libc::ENOENT | libc::EINVAL => Stop::NotMapped,
+        libc::ESRCH | libc::ENOSPC => Stop::Gone,
+        libc::ENOMEM => Stop::NoMemory,
+        errno => Stop::Errno(errno),
+    }
+}
+
+fn decode(msg: &RawMsg) -> Option<Event> {
+    let [a, b, c] = msg.args;
+    Some(match msg.event {
+        // flags, address, thread id
+        0x12 => Event::Fault { addr: b, write: a & 1 != 0, tid: c as u32 },
+        0x13 => {
+            // SAFETY: the kernel has just installed this descriptor for us; nobody else knows it.
+            let fd = unsafe { OwnedFd::from_raw_fd(a as u32 as i32) };
+            Event::Fork { child: Uffd { fd } }
+        }
+        0x14 => Event::Remap { from: a, to: b, len: c },
+        0x15 => Event::Remove { start: a, end: b },
+        0x16 => Event::Unmap { start: a, end: b },
+        _ => return None,
+    })
+}

@@ -1,0 +1,486 @@
+#!/bin/bash
+# What must hold when things go wrong: kills at any moment, signals, bad input, full devices.
+#
+# After each case no process of the tree may be left after 2 s, no file in the swap directory and no shared memory, and
+# no program may have seen a wrong page. (Swap files have no name; with neither a process nor a name left, they hold no
+# disk space either.)
+
+HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--full] [--kills N] [--keep] [NAME...]
+  --kills N  how often each kind of kill is tried (default 20, with --full 100)
+  --list     names of the cases"
+. "$(dirname "$0")/common.sh"
+
+ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
+    static-c static-go kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
+    signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full stats-json)
+KILLS=
+option() {
+    case $1 in
+    --list) echo "${ALL[*]}"; exit ;;
+    --kills) KILLS=$2; TAKEN=2 ;;
+    *) return 1 ;;
+    esac
+}
+parse_options "$@"
+for name in "${NAMES[@]}"; do
+    [[ " ${ALL[*]} " == *" $name "* ]] || { echo "unknown case '$name': ${ALL[*]}" >&2; exit 2; }
+done
+: "${KILLS:=$([ $FULL = 1 ] && echo 100 || echo 20)}"
+PYTHON=/usr/bin/python3
+# Job control: a job gets a process group of its own, and its signals are not ignored.
+set -m
+
+SWAP=$WORK/swap
+mkdir "$SWAP"
+cd "$WORK" || exit 2
+BUDGET=64M
+SPILL=("$MEMSPILL" run --memory-max $BUDGET --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}")
+SPIN=("$WORKLOAD" spin-touch --size 160M --threads 2)
+shm() { ls -A /dev/shm; ipcs -m | tail -n +4; }
+shm >shm.before
+
+WHY=
+no() { WHY=${WHY:-$1}; return 1; } # the first thing that went wrong
+
+# start COMMAND...: in the background as a job; PID is its process and its group.
+start() {
+    : >out
+    : >err
+    "$@" </dev/null >out 2>err &
+    PID=$!
+}
+
+# ends SECONDS: waits for PID; CODE is its exit code, or "hung".
+ends() {
+    local end=$((SECONDS + $1 + 1))
+    while kill -0 $PID 2>/dev/null; do
+        if [ $SECONDS -ge $end ]; then
+            CODE=hung
+            kill_ours
+            wait $PID 2>/dev/null
+            return
+        fi
+        sleep 0.02
+    done
+    wait $PID 2>/dev/null
+    CODE=$?
+}
+
+# call SECONDS COMMAND...: runs to its end.
+call() {
+    local limit=$1
+    shift
+    start "$@"
+    ends "$limit"
+}
+
+code_is() { [ "$CODE" = "$1" ] || no "exit code $CODE instead of $1: $(tail -n 1 err)"; }
+
+# The reason is one line on stderr, nothing on stdout.
+says() {
+    [ "$(grep -c '^memspill: ' err)" -ge 1 ] || { no "no line 'memspill: ...' on stderr"; return 1; }
+    [ ! -s out ] || { no "something on stdout"; return 1; }
+    [ -z "${1:-}" ] || grep -qiE -- "$1" err || no "the line does not say '$1': $(tail -n 1 err)"
+}
+
+clean() {
+    ! grep -q 'BAD PAGE' err || { no "$(grep -m 1 'BAD PAGE' err)"; return 1; }
+    if ! gone 2; then
+        no "left after 2 s: $(for p in $(ours); do tr '\0' ' ' </proc/$p/cmdline; echo "($p);"; done)"
+        kill_ours
+        return 1
+    fi
+    [ -z "$(ls -A "$SWAP")" ] || { no "left in the swap directory: $(ls -A "$SWAP")"; rm -rf "${SWAP:?}"/*; return 1; }
+    shm | cmp -s - shm.before || no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"
+}
+
+targets() { # processes of ours that are the workload, the first one first
+    local pid
+    for pid in $(ours | sort -n); do [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid; done
+}
+
+# running COUNT: until so many targets are there.
+running() {
+    local end=$((SECONDS + 10))
+    until [ "$(targets | wc -l)" -ge "$1" ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "the target did not start"; return 1; }
+        sleep 0.02
+    done
+}
+
+# populated COUNT: until so many processes have said that all their memory is written.
+populated() {
+    local end=$((SECONDS + 60))
+    until [ "$(grep -c ready out)" -ge "$1" ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "not populated after 60 s"; return 1; }
+        sleep 0.02
+    done
+}
+
+moment() { sleep "$(awk "BEGIN { srand($RANDOM); print rand() * ${1:-2} }")"; } # up to so many seconds
+
+# --- cases: each returns 0, or leaves the reason in WHY; SKIP is the reason for not running.
+
+case_exit-codes() {
+    local want
+    for want in 0 1 7 124 255; do
+        call 20 "${SPILL[@]}" -- sh -c "exit $want"
+        code_is $want && clean || return
+    done
+    local signal
+    for signal in TERM:143 KILL:137 SEGV:139 ABRT:134 INT:130 USR1:138; do
+        call 20 "${SPILL[@]}" -- bash -c "ulimit -c 0; kill -${signal%:*} \$\$"
+        code_is ${signal#*:} && clean || return
+    done
+}
+
+case_streams() {
+    head -c 20000000 /dev/urandom >bytes
+    "${SPILL[@]}" -- cat <bytes >out 2>err || { no "cat: $?"; return; }
+    cmp bytes out && [ ! -s err ] || { no "bytes were changed, or stderr is not empty: $(tail -n 1 err)"; return; }
+    : >err
+    cat bytes | "${SPILL[@]}" -- cat 2>err | "${SPILL[@]}" -- cat 2>>err | cmp - bytes ||
+        { no "bytes were changed in a pipe"; return; }
+    call 20 "${SPILL[@]}" -- sh -c 'printf "a\0b"; printf "c\0d" >&2'
+    [ "$(od -c out | head -n 1)$(od -c err | head -n 1)" = "$(printf 'a\0b' | od -c | head -n 1)$(printf 'c\0d' |
+        od -c | head -n 1)" ] || { no "stdout and stderr are not the program's alone: $(cat err)"; return; }
+    call 20 "${SPILL[@]}" -- cat # stdin is /dev/null: it ends at once
+    code_is 0 && clean
+}
+
+case_descriptors() {
+    echo hello >hello
+    "${SPILL[@]}" -- cat /proc/self/fd/7 7<hello >out 2>err || { no "descriptor 7 is not passed on"; return; }
+    cmp -s hello out || { no "descriptor 7 reads otherwise"; return; }
+    # None but its own, and the one that is passed: what ls itself opened is left out.
+    "${SPILL[@]}" -- sh -c 'for f in /proc/$$/fd/*; do echo ${f##*/}; done' 7<hello 2>err </dev/null |
+        sort -n | grep -vxE '0|1|2|7|10|255' >out
+    [ ! -s out ] || { no "the target has descriptors that are not its own: $(tr '\n' ' ' <out)"; return; }
+    clean
+}
+
+case_sigpipe() {
+    start bash -c '"$@" | head -c 1000; exit ${PIPESTATUS[0]}' - "${SPILL[@]}" -- yes
+    ends 20
+    code_is 141 && clean
+}
+
+refused() { # ARGS...: memspill must refuse with 125 and a line, without running anything
+    call 20 "$MEMSPILL" run "$@" -- touch "$WORK/ran"
+    [ ! -e ran ] || { rm -f ran; no "ran with: $*"; return 1; }
+    code_is 125 && says || { WHY="with '$*': $WHY"; return 1; }
+    [ "$(wc -l <err)" -le 2 ] || no "with '$*': more than two lines on stderr"
+}
+
+case_sizes() {
+    local size
+    for size in "" 0 -5M 12Q x 1e3 5MM 18446744073709551616 9999999P "1 G"; do
+        refused --memory-max="$size" || return
+    done
+    refused || return # no budget at all
+    refused --memory-max 64M --no-such-option || return
+    refused --memory-max 64M --memory-max 64M || return
+    clean
+}
+
+case_specs() {
+    local spec
+    for spec in "" floppy: file: ram:/x ram:,size=x ram:,size=-1 ram:,size=0 ram:,colour=red ram:,prio=high \
+        file:"$WORK"/none/such,size=16M file:"$WORK",size=16M file:/dev/null,size=16M; do
+        refused --memory-max 64M --swap="$spec" || return
+    done
+    refused --memory-max 64M --tune no-such-knob=1 || return
+    clean
+}
+
+# Either it says how much is needed, or it works.
+case_small-budget() {
+    local size
+    for size in 4K 1M 4M; do
+        call 120 "$MEMSPILL" run --memory-max $size --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
+        if [ "$CODE" = 125 ]; then says '[0-9] ?[KMG]' || return; else code_is 0 || { WHY="$size: $WHY"; return; }; fi
+        clean || return
+    done
+}
+
+case_no-command() {
+    call 20 "${SPILL[@]}"
+    code_is 125 && says || return
+    call 20 "${SPILL[@]}" --
+    code_is 125 && says && clean
+}
+
+case_not-executable() {
+    echo text >text
+    chmod 644 text
+    local what
+    for what in "$WORK/text" "$WORK"; do
+        call 20 "${SPILL[@]}" -- "$what"
+        code_is 126 && says && clean || return
+    done
+}
+
+case_not-found() {
+    local what
+    for what in no-such-command "$WORK/no-such-command" ""; do
+        call 20 "${SPILL[@]}" -- "$what"
+        code_is 127 && says && clean || return
+    done
+}
+
+case_swap-dir() {
+    refused --memory-max 64M --swap-dir "$WORK/none" || return
+    echo >file
+    refused --memory-max 64M --swap-dir "$WORK/file" || return
+    mkdir -p closed
+    if [ "$(id -u)" = 0 ]; then
+        mount -t tmpfs -o ro,size=1M none closed || { SKIP="cannot mount"; return; }
+        refused --memory-max 64M --swap-dir "$WORK/closed"
+        umount closed
+    else
+        chmod 555 closed
+        refused --memory-max 64M --swap-dir "$WORK/closed"
+    fi
+    [ -z "$WHY" ] && clean
+}
+
+case_static-c() {
+    have gcc || { SKIP="no gcc"; return; }
+    echo 'int main(void) { return 0; }' >static.c
+    gcc -static static.c -o static 2>/dev/null || { SKIP="gcc -static does not work here"; return; }
+    call 20 "${SPILL[@]}" -- ./static
+    code_is 125 && says static && clean
+}
+
+case_static-go() {
+    have go || { SKIP="no go"; return; }
+    mkdir -p go
+    printf 'package main\nfunc main() { println("hello") }\n' >go/main.go
+    (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o ../static-go main.go) >/dev/null 2>&1 ||
+        { SKIP="go build does not work here"; return; }
+    call 20 "${SPILL[@]}" -- ./static-go
+    code_is 125 && says static && clean
+}
+
+# The target is killed while it starts, populates and touches.
+case_kill-target() {
+    local n
+    for ((n = 1; n <= KILLS; n++)); do
+        start "${SPILL[@]}" -- "${SPIN[@]}"
+        running 1 || return
+        moment
+        kill -9 $(targets) 2>/dev/null
+        ends 10
+        code_is 137 && clean || { WHY="time $n: $WHY"; return; }
+    done
+    DID="$KILLS times"
+}
+
+# One child of a tree is killed; the others go on and see right pages.
+case_kill-child() {
+    local n victim before
+    for ((n = 1; n <= (KILLS + 3) / 4; n++)); do
+        start "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- \
+            "$WORKLOAD" spin-touch --size 64M --processes 4
+        running 4 || return
+        moment
+        before=$(targets)
+        victim=$(sed -n "$((RANDOM % 3 + 2))p" <<<"$before")
+        kill -9 "$victim"
+        sleep 1
+        [ "$(targets | wc -l)" = 3 ] || { no "time $n: $(targets | wc -l) of the 3 others are left: $(tail -n 1 err)"; kill_ours; return; }
+        kill -9 $PID
+        ends 10
+        clean || { WHY="time $n: $WHY"; return; }
+    done
+    DID="$(((KILLS + 3) / 4)) times"
+}
+
+# memspill dies: everything must be gone, and nobody may have read zeros.
+kill_supervisor() { # COUNT COMMAND...
+    local n count=$1
+    shift
+    for ((n = 1; n <= KILLS; n++)); do
+        start "${SPILL[@]}" -- "$@"
+        if [ $((n % 2)) = 0 ]; then
+            running "$count" || return
+        else
+            populated 1 || return
+        fi
+        moment
+        kill -9 $PID
+        ends 10
+        code_is 137 && clean || { WHY="time $n: $WHY"; return; }
+    done
+    DID="$KILLS times"
+}
+case_kill-supervisor() { kill_supervisor 1 "${SPIN[@]}"; }
+case_kill-supervisor-tree() { kill_supervisor 4 "$WORKLOAD" spin-touch --size 48M --processes 4; }
+
+# A child that leaves its parent, its session and its group behind belongs to the tree all the same.
+case_kill-daemon() {
+    have setsid || { SKIP="no setsid"; return; }
+    start "${SPILL[@]}" -- bash -c 'setsid -f "$@" >/dev/null; exec sleep 1000' - "${SPIN[@]}"
+    running 1 || return
+    moment
+    kill -9 $PID
+    ends 10
+    code_is 137 && clean
+}
+
+# As from the terminal: SIGINT to the whole foreground group.
+case_ctrl-c() {
+    local n
+    for ((n = 1; n <= (KILLS + 3) / 4; n++)); do
+        start "${SPILL[@]}" -- "${SPIN[@]}"
+        running 1 || return
+        moment
+        kill -INT -- -$PID
+        ends 10
+        code_is 130 && clean || { WHY="time $n: $WHY"; return; }
+    done
+}
+
+case_ctrl-c-caught() {
+    start "${SPILL[@]}" -- bash -c 'trap "echo caught; exit 9" INT; echo up; while :; do sleep 0.05; done'
+    until grep -q up out || ! kill -0 $PID 2>/dev/null; do sleep 0.02; done
+    kill -INT -- -$PID
+    ends 10
+    code_is 9 || return
+    [ "$(grep -c caught out)" = 1 ] || { no "the program's handler ran $(grep -c caught out) times"; return; }
+    clean
+}
+
+# Signals to memspill alone go on to the program.
+case_signals() {
+    local signal
+    for signal in TERM HUP USR1 USR2 INT QUIT; do
+        start "${SPILL[@]}" -- bash -c "trap 'echo caught $signal; exit 9' $signal; echo up; while :; do sleep 0.05; done"
+        until grep -q up out || ! kill -0 $PID 2>/dev/null; do sleep 0.02; done
+        kill -$signal $PID
+        ends 10
+        code_is 9 && clean || { WHY="SIG$signal: $WHY"; return; }
+        grep -q "caught $signal" out || { no "SIG$signal did not reach the program"; return; }
+    done
+    start "${SPILL[@]}" -- "${SPIN[@]}"
+    running 1 || return
+    moment
+    kill -TERM $PID
+    ends 10
+    code_is 143 && clean
+}
+
+case_stop-target() {
+    local n pids
+    start "${SPILL[@]}" -- "${SPIN[@]}"
+    populated 1 || return
+    for n in 1 2 3 4 5 6; do
+        pids=$(targets)
+        kill -STOP $pids
+        moment 0.5
+        kill -CONT $pids
+        moment 0.5
+    done
+    kill -0 $PID 2>/dev/null || no "it ended: $(tail -n 1 err)"
+    kill -TERM $PID
+    ends 10
+    code_is 143 && clean
+}
+
+# While memspill is stopped the program waits; afterwards it goes on.
+case_stop-supervisor() {
+    local n
+    start "${SPILL[@]}" -- "${SPIN[@]}"
+    populated 1 || return
+    for n in 1 2 3 4; do
+        kill -STOP $PID
+        moment 1
+        kill -CONT $PID
+        moment 0.5
+    done
+    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    kill -TERM $PID
+    ends 10
+    code_is 143 && clean
+}
+
+case_ctrl-z() {
+    start "${SPILL[@]}" -- "${SPIN[@]}"
+    populated 1 || return
+    kill -TSTP -- -$PID
+    sleep 0.5
+    kill -CONT -- -$PID
+    sleep 0.5
+    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    kill -TERM $PID
+    ends 10
+    code_is 143 && clean
+}
+
+full() { # SPEC
+    call 120 "$MEMSPILL" run --memory-max 48M --swap "$1" -- "$WORKLOAD" hog --size 300M --contents random
+    code_is 137 && says 'swap|--memory-max' || return
+    [ "$(grep -c '^memspill: ' err)" = 1 ] || { no "more than one line: $(cat err)"; return; }
+    clean
+}
+case_swap-full-ram() { full ram:,size=16M; }
+case_swap-full-file() { full file:"$SWAP/device",size=16M; }
+case_swap-full-grow() {
+    call 120 "$MEMSPILL" run --memory-max 48M --swap ram:,size=16M --on-full=grow -- \
+        "$WORKLOAD" hog --size 200M --contents random
+    code_is 0 || return
+    grep -q '^memspill: ' err || { no "no warning"; return; }
+    clean
+}
+
+# The disk fills up from elsewhere while the swap file on it is in use.
+case_disk-full() {
+    [ "$(id -u)" = 0 ] || { SKIP="needs root, to mount a small file system"; return; }
+    mkdir -p disk
+    truncate -s 96M image
+    mkfs.ext4 -q -F image && mount -o loop image disk 2>/dev/null || { SKIP="cannot mount a file system"; return; }
+    start "$MEMSPILL" run --memory-max 48M --disk-free 0 --swap-dir "$WORK/disk" -- \
+        "$WORKLOAD" hog --size 400M --contents random
+    sleep 0.2
+    head -c 90M /dev/zero >disk/other 2>/dev/null
+    ends 120
+    # Where the budget had been reserved on the disk beforehand it is refused at once, which is as good.
+    case $CODE in
+    125 | 137) says 'swap|disk|space|full' ;;
+    *) no "exit code $CODE instead of 137: $(tail -n 1 err)" ;;
+    esac
+    rm -f disk/other
+    [ -n "$WHY" ] || [ "$(find disk -type f | wc -l)" = 0 ] || no "left on the disk: $(find disk -type f)"
+    gone 2 || { no "processes are left"; kill_ours; }
+    umount disk || no "the file system is still in use"
+    [ -z "$WHY" ] && clean
+}
+
+case_stats-json() {
+    call 60 "${SPILL[@]}" --stats-json stats.json -- "$WORKLOAD" hog --size 160M
+    code_is 0 || return
+    $PYTHON -c 'import json, sys; json.load(open("stats.json"))' 2>/dev/null || { no "stats.json is not JSON"; return; }
+    [ ! -s err ] || { no "something on stderr: $(tail -n 1 err)"; return; }
+    clean
+}
+
+at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
+
+for name in "${ALL[@]}"; do
+    wanted "$name" || continue
+    WHY=
+    SKIP=
+    DID=
+    "case_$name"
+    if [ -n "$SKIP" ]; then
+        skip "$name" "$SKIP"
+    elif [ -n "$WHY" ]; then
+        fail "$name" "$WHY"
+        kill_ours
+    else
+        ok "$name" "$DID"
+    fi
+done 2>"$WORK/shell-messages"
+finish
