@@ -1,12 +1,39 @@
-//! Backing stores under a swap device.
+//! Backing stores under a swap device: where the bytes of a slot are kept.
+//!
+//! ```text
+//!                        ┌─ tier.rs ── the default ──────────────────────────┐
+//!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file.rs   │
+//!                        └───┬───────────┬────────────────────────────┬──────┘
+//!                        compress.rs   pool.rs, fifo.rs            ring.rs: io_uring
+//!                        LZ4, same-    objects in size classes     (pread, pwrite where it is refused)
+//!                        filled              │
+//!                                         arena.rs: zeroed memory, given back page by page
+//!   for tests and trials: null.rs (the template for a new one), faulty.rs, throttled.rs
+//! ```
+//!
+//! The trait and its contract are in `memspill_engine::backing`; `tests/conformance.rs` holds every backing
+//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel) and
+//! one line of `throttled.rs`; everything above works on atomics and owned buffers.
+//!
+//! Two notes for processes that use this: tables and pool are large NORESERVE mappings, so
+//! `mlockall(MCL_FUTURE)` must be given `MCL_ONFAULT` with it; and the pool gives pages back with
+//! MADV_DONTNEED, which locked memory refuses.
+
 mod arena;
 pub mod compress;
+pub mod faulty;
 mod fifo;
 pub mod file;
+pub mod null;
 pub mod pool;
 pub mod ram;
 mod ring;
+pub mod throttled;
 pub mod tier;
+
+pub use faulty::{FaultPlan, FaultyBacking};
 pub use file::{FileBacking, FileConfig, FilePlace, IoEngine};
+pub use null::NullBacking;
 pub use ram::{RamBacking, RamConfig};
+pub use throttled::{ThrottleConfig, ThrottledBacking};
 pub use tier::TierBacking;

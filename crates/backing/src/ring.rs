@@ -44,8 +44,7 @@ pub(crate) fn probe() -> io::Result<()> {
 
 /// Is this result "try again"?
 fn is_again(result: i32) -> bool {
-    let errno = Errno::from_raw_os_error(-result);
-    result < 0 && (errno == Errno::INTR || errno == Errno::AGAIN)
+    result < 0 && matches!(Errno::from_raw_os_error(-result), Errno::INTR | Errno::AGAIN)
 }
 
 /// Pages to be written one after another from `offset_bytes` on.

@@ -177,7 +177,9 @@ fn find(name: &OsStr, path: Option<&OsStr>) -> Found {
         let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
         match look_at(directory.join(name)) {
             Found::At(file) => return Found::At(file),
-            Found::Denied(file) => denied = denied.or(Some(file)),
+            // A directory of PATH that this user may not search says nothing of what is in it: as shells do, and
+            // unlike execvp, it is not taken for a command that may not be executed.
+            Found::Denied(file) => denied = denied.or(file.exists().then_some(file)),
             Found::Nowhere => {}
         }
     }

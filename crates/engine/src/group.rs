@@ -75,6 +75,14 @@ impl Group {
         self.note_peak(self.usage_bytes());
     }
 
+    /// Pages that were counted among the other bytes until now are charged from now on.
+    pub fn charge_adopted(&self, pages: u64) {
+        let bytes = pages * PAGE_SIZE as u64;
+        let move_over = |other: u64| Some(other.saturating_sub(bytes));
+        let _ = self.other_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, move_over);
+        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
     /// Pages that are in two address spaces but once in memory: counted there, and discounted here.
     pub fn force_charge_shared(&self, pages: u64) {
         self.discount_pages.fetch_add(pages, Ordering::Relaxed);

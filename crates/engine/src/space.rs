@@ -177,7 +177,7 @@ impl Space {
             }
             at = end;
         }
-        engine.group.force_charge(adopted);
+        engine.group.charge_adopted(adopted);
         self.count_resident(adopted as i64);
         adopted
     }

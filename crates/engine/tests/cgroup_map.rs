@@ -49,11 +49,13 @@ fn neighbours_do_not_disturb_each_other() {
         let map = CgroupMap::new(512, form);
         // Slot 7 shares a word with 6, and slots 8 and 9 are a whole word between two halves that others change.
         let ranges = [(6, 1), (7, 1), (8, 2), (10, 1), (11, 3)];
+        let together = std::sync::Barrier::new(ranges.len());
         std::thread::scope(|scope| {
             for (thread, (first, n)) in ranges.into_iter().enumerate() {
-                let map = &map;
+                let (map, together) = (&map, &together);
                 scope.spawn(move || {
-                    for round in 0..20_000u32 {
+                    together.wait();
+                    for round in 0..200_000u32 {
                         let group = GroupId((round % 65_000 + 1 + thread as u32) as u16);
                         map.record(SlotIndex(first), n, group);
                         assert_eq!(map.lookup(SlotIndex(first + n - 1)), group);

@@ -74,6 +74,25 @@ fn two_cpus_never_get_one_slot() {
 }
 
 #[test]
+fn a_folio_cannot_take_what_is_promised_to_pages() {
+    // Slots 1, 2 and 3: either three pages, or a folio of two and a page; never a page that was promised and is gone.
+    loom::model(|| {
+        let device = Arc::new(SwapDevice::new(4, 2, false, &Tuning::default()));
+        let other = Arc::clone(&device);
+        let folio = thread::spawn(move || {
+            let mut folio = Vec::new();
+            other.alloc(CpuId(1), Order(1), 1, GroupId(2), &mut folio)
+        });
+        let mut pages = Vec::new();
+        let got = device.alloc(CpuId(0), Order(0), 3, GroupId(1), &mut pages);
+        let folios = folio.join().unwrap();
+        assert!((got, folios) == (3, 0) || (got, folios) == (1, 1), "{got} pages, {folios} folios");
+        device.check();
+        assert_eq!(device.free_slots(), 0);
+    });
+}
+
+#[test]
 fn a_fault_meets_the_end_of_the_write() {
     // The writer takes the page out of the cache while a fault has it pinned and drops the slot: exactly one of them
     // is told to free the frame, and exactly one to free the slot.

@@ -235,20 +235,18 @@ fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start:
         growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.pid())).ok();
     }
     let Some(pagemap) = &growth.pagemap else { return };
-    let mut adopted = 0;
     let scan = pagemap::present(pagemap, start, end, |from, to| {
-        adopted += process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
+        let adopted = process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
+        // What was counted as unmanaged until now is managed from here on.
+        let take = |u: u64| Some(u.saturating_sub(adopted * PAGE_SIZE as u64));
+        let _ = process.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let _ = pager.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
     });
     if let Err(e) = scan
         && pager.settings.verbose
     {
         eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
     }
-    // What was counted as unmanaged until now is managed from here on.
-    let bytes = adopted * PAGE_SIZE as u64;
-    let take = |u: u64| Some(u.saturating_sub(bytes));
-    let _ = process.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-    let _ = pager.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
     pager.update_other_bytes();
 }
 

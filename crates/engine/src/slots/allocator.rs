@@ -539,6 +539,9 @@ impl SwapDevice {
     fn check_list(&self, index: ClusterIndex, list: ListId) {
         let state = self.cluster_at(index).lock_uncounted();
         assert!(state.list == list, "cluster {} is on {list}, its flag says {}", index.0, state.list);
+        let order = state.order();
+        let useful = list == ListId::nonfull(order) || list == ListId::frag(order);
+        assert!(!useful || state.has_block(order), "cluster {} is on {list}, without a block", index.0);
         let homes = [state.proper_list(true), state.proper_list(false)];
         assert!(homes.contains(&list), "cluster {} is on {list}, it belongs on {}", index.0, homes[0]);
     }

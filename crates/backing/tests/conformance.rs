@@ -1,0 +1,1065 @@
+//! One suite for every backing: the contract of `memspill_engine::backing::Backing`, and each backing's own limits.
+//!
+//! To put a new backing to it, add a line to `conforms!` at the end of the general part.
+#![allow(unsafe_code, reason = "poll and epoll on a descriptor that is known by its number")]
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use memspill_backing::faulty::bit_flips;
+use memspill_backing::{
+    FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking, RamBacking, RamConfig,
+    ThrottleConfig, ThrottledBacking, TierBacking,
+};
+use memspill_engine::backing::{
+    Backing, BackingError, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+};
+use memspill_engine::units::{Page, SlotIndex, page_buf};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+
+// ---------------------------------------------------------------- tools
+
+/// Small random numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut state = self.0;
+        state = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ state >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^ state >> 31
+    }
+    fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end
+    }
+}
+
+/// A page that only this slot and version has (save the same-filled ones): of all kinds, from zeros to noise.
+fn page_of(slot: u32, version: u32) -> Page {
+    let mut dice = Dice(u64::from(slot) << 32 | u64::from(version));
+    let mut page = Page::ZERO;
+    match dice.below(8) {
+        0 => {}
+        1 => page.0.as_chunks_mut::<8>().0.fill(1.5f64.to_ne_bytes()),
+        2 => page.0.as_chunks_mut::<8>().0.fill(dice.roll().to_ne_bytes()),
+        3 | 4 => {
+            for chunk in page.0.as_chunks_mut::<8>().0 {
+                *chunk = dice.roll().to_ne_bytes();
+            }
+        }
+        kind => {
+            let noisy = (kind - 4) as usize * 100;
+            for chunk in page.0[..noisy * 8].as_chunks_mut::<8>().0 {
+                *chunk = dice.roll().to_ne_bytes();
+            }
+            page.0[4088..].copy_from_slice(&dice.roll().to_ne_bytes());
+        }
+    }
+    page
+}
+
+fn noise_page(slot: u32) -> Page {
+    let mut dice = Dice(u64::from(slot));
+    let mut page = Page::ZERO;
+    for chunk in page.0.as_chunks_mut::<8>().0 {
+        *chunk = dice.roll().to_ne_bytes();
+    }
+    page
+}
+
+/// Half noise, half zeros: 2 KiB when compressed.
+fn half_page(slot: u32) -> Page {
+    let mut page = noise_page(slot);
+    page.0[2048..].fill(0);
+    page
+}
+
+fn write(backing: &dyn Backing, queue: u32, pages: &[(u32, Page)]) -> Vec<Result<(), BackingError>> {
+    let writes: Vec<PageWrite<'_>> =
+        pages.iter().map(|(slot, page)| PageWrite { slot: SlotIndex(*slot), page }).collect();
+    let mut results = Vec::new();
+    backing.write(QueueId(queue), &writes, &mut results);
+    assert_eq!(results.len(), pages.len(), "one result for each page");
+    results
+}
+
+fn write_good(backing: &dyn Backing, queue: u32, pages: &[(u32, Page)]) {
+    for (result, (slot, _)) in write(backing, queue, pages).iter().zip(pages) {
+        assert_eq!(*result, Ok(()), "write of slot {slot}");
+    }
+}
+
+/// Wait until the queue's descriptor polls readable. EINTR is part of life with io_uring.
+fn wait_readable(backing: &dyn Backing, queue: u32) {
+    let fd = backing.poll_fd(QueueId(queue)).expect("a backing with pending reads has a descriptor");
+    // SAFETY: the descriptor belongs to the backing, which outlives this call.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })) {
+            Ok(1) => return,
+            Ok(_) => panic!("pending reads, but the descriptor never became readable"),
+            Err(Errno::INTR) => assert!(Instant::now() < until, "interrupted for 20 s"),
+            Err(error) => panic!("poll: {error}"),
+        }
+    }
+}
+
+fn start(backing: &dyn Backing, queue: u32, token: u64, slots: &[u32]) -> Option<ReadDone> {
+    let slots: Vec<SlotIndex> = slots.iter().copied().map(SlotIndex).collect();
+    let mut buf = page_buf(slots.len());
+    // A read that does nothing must be seen.
+    buf.iter_mut().for_each(|page| page.0.fill(0xa5));
+    match backing.read(QueueId(queue), ReadRequest { token, slots, buf }) {
+        ReadStart::Done(done) => Some(done),
+        ReadStart::Pending => None,
+    }
+}
+
+fn read(backing: &dyn Backing, queue: u32, slots: &[u32]) -> ReadDone {
+    let done = start(backing, queue, 4711, slots).unwrap_or_else(|| {
+        let mut done = Vec::new();
+        while done.is_empty() {
+            wait_readable(backing, queue);
+            backing.reap(QueueId(queue), &mut done);
+        }
+        assert_eq!(done.len(), 1, "one read was started");
+        done.remove(0)
+    });
+    assert_eq!(done.token, 4711);
+    assert_eq!(done.slots.iter().map(|slot| slot.0).collect::<Vec<_>>(), slots);
+    assert_eq!(done.results.len(), slots.len());
+    done
+}
+
+fn expect(backing: &dyn Backing, queue: u32, wanted: &[(u32, Page)]) {
+    let slots: Vec<u32> = wanted.iter().map(|(slot, _)| *slot).collect();
+    let done = read(backing, queue, &slots);
+    for (index, (slot, page)) in wanted.iter().enumerate() {
+        assert_eq!(done.results[index], Ok(()), "read of slot {slot}");
+        assert!(done.buf[index].0 == page.0, "slot {slot} came back with other bytes");
+    }
+}
+
+fn discard(backing: &dyn Backing, slots: &[u32]) {
+    let slots: Vec<SlotIndex> = slots.iter().copied().map(SlotIndex).collect();
+    backing.discard(&slots);
+}
+
+/// Maintain until there is nothing left to do (and once more, for what waits until things are quiet).
+fn settle(backing: &dyn Backing) {
+    for _ in 0..3 {
+        let mut rounds = 0;
+        while backing.maintain(QueueId(0)) {
+            rounds += 1;
+            assert!(rounds < 100_000, "maintain never ends");
+        }
+    }
+}
+
+// ---------------------------------------------------------------- subjects
+
+const SLOTS: u32 = 20_000;
+const QUEUES: u32 = 4;
+
+fn file_config(io: IoEngine) -> FileConfig {
+    FileConfig {
+        place: FilePlace::Temp { dir: std::env::temp_dir() },
+        max_bytes: u64::from(SLOTS) * 4096,
+        free_floor_bytes: 1 << 20,
+        queues: QUEUES,
+        io,
+    }
+}
+
+fn null() -> NullBacking {
+    NullBacking::new(SLOTS, u64::MAX)
+}
+fn ram() -> RamBacking {
+    RamBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: u64::MAX })
+}
+fn file(io: IoEngine) -> FileBacking {
+    FileBacking::open(file_config(io)).expect("a file in the temporary directory")
+}
+fn tier(ram_limit_bytes: u64) -> TierBacking {
+    tier_on(ram_limit_bytes, IoEngine::Auto)
+}
+fn tier_on(ram_limit_bytes: u64, io: IoEngine) -> TierBacking {
+    TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes }, file_config(io)).expect("a tier")
+}
+fn throttled<B: Backing>(inner: B) -> ThrottledBacking<B> {
+    let config = ThrottleConfig {
+        queues: QUEUES,
+        read_delay: Duration::from_micros(300),
+        write_delay: Duration::ZERO,
+    };
+    ThrottledBacking::new(inner, config).expect("timers")
+}
+fn harmless<B: Backing>(inner: B) -> FaultyBacking<B> {
+    FaultyBacking::new(inner, FaultPlan::default())
+}
+
+// ---------------------------------------------------------------- the contract
+
+mod contract {
+    use super::*;
+
+    pub fn what_is_written_reads_back(backing: &dyn Backing) {
+        let mut pages: Vec<(u32, Page)> = (1..400).map(|slot| (slot, page_of(slot, 0))).collect();
+        for batch in pages.chunks(64) {
+            write_good(backing, 0, batch);
+        }
+        for batch in pages.chunks(48) {
+            expect(backing, 1, batch);
+        }
+        // In another order, one by one, and twice: reading changes nothing.
+        pages.reverse();
+        for one in pages.chunks(1).step_by(7) {
+            expect(backing, 2, one);
+            expect(backing, 2, one);
+        }
+    }
+
+    pub fn the_last_write_counts(backing: &dyn Backing) {
+        for version in 0..20 {
+            let pages: Vec<(u32, Page)> = (1..60).map(|slot| (slot, page_of(slot, version))).collect();
+            write_good(backing, 0, &pages);
+            expect(backing, 0, &pages);
+            settle(backing);
+            expect(backing, 0, &pages);
+        }
+    }
+
+    pub fn empty_slots_are_an_error(backing: &dyn Backing) {
+        write_good(backing, 0, &[(10, page_of(10, 0)), (12, page_of(12, 0)), (13, page_of(13, 0))]);
+        discard(backing, &[12, 14, 9000]);
+        let done = read(backing, 0, &[9, 10, 11, 12, 13]);
+        let empty = Err(BackingError::Empty);
+        assert_eq!(done.results, [empty.clone(), Ok(()), empty.clone(), empty.clone(), Ok(())]);
+        assert!(done.buf[1].0 == page_of(10, 0).0 && done.buf[4].0 == page_of(13, 0).0);
+        // Discarded twice, then used again.
+        discard(backing, &[12, 12]);
+        write_good(backing, 0, &[(12, page_of(12, 1))]);
+        settle(backing);
+        expect(backing, 0, &[(12, page_of(12, 1))]);
+        discard(backing, &[10, 12, 13]);
+        assert_eq!(read(backing, 0, &[10, 12, 13]).results, vec![empty; 3]);
+        assert_eq!(read(backing, 0, &[]).results, []);
+    }
+
+    pub fn batches_need_not_be_in_order(backing: &dyn Backing) {
+        let mut dice = Dice(7);
+        let mut slots: Vec<u32> = (1..600).chain(5000..5200).collect();
+        for at in (1..slots.len()).rev() {
+            slots.swap(at, dice.below(at as u64 + 1) as usize);
+        }
+        let pages: Vec<(u32, Page)> = slots.iter().map(|slot| (*slot, page_of(*slot, 3))).collect();
+        for batch in pages.chunks(200) {
+            write_good(backing, 0, batch);
+        }
+        for batch in pages.chunks(333) {
+            expect(backing, 3, batch);
+        }
+    }
+
+    pub fn many_reads_at_once(backing: &dyn Backing) {
+        let pages: Vec<(u32, Page)> = (1..1025).map(|slot| (slot, page_of(slot, 0))).collect();
+        write_good(backing, 0, &pages);
+        let mut done: Vec<ReadDone> = Vec::new();
+        let mut pending = 0;
+        // Every second slot: no runs to merge, more requests than a ring has entries.
+        for round in 0..8u64 {
+            for first in 0..64u32 {
+                let slots: Vec<u32> = (0..8).map(|step| 1 + first * 16 + step * 2).collect();
+                match start(backing, 1, round << 32 | u64::from(first), &slots) {
+                    Some(one) => done.push(one),
+                    None => pending += 1,
+                }
+            }
+        }
+        while done.len() < 8 * 64 {
+            assert!(pending > 0);
+            wait_readable(backing, 1);
+            backing.reap(QueueId(1), &mut done);
+        }
+        let mut tokens: Vec<u64> = done.iter().map(|one| one.token).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 8 * 64, "each request is answered once");
+        for one in done {
+            for (index, slot) in one.slots.iter().enumerate() {
+                assert_eq!(slot.0, 1 + one.token as u32 * 16 + index as u32 * 2);
+                assert_eq!(one.results[index], Ok(()));
+                assert!(one.buf[index].0 == page_of(slot.0, 0).0, "slot {}", slot.0);
+            }
+        }
+    }
+
+    /// Random operations, checked against a map. Slots are few, so that they are used again all the time.
+    pub fn agrees_with_a_model(backing: &dyn Backing) {
+        let mut dice = Dice(2026);
+        let mut model: HashMap<u32, u32> = HashMap::new();
+        for step in 0..3000u32 {
+            let slot = || 1 + dice.below(300) as u32;
+            let mut slots: Vec<u32> = std::iter::repeat_with(slot).take(1 + step as usize % 9).collect();
+            slots.sort_unstable();
+            slots.dedup();
+            match dice.below(10) {
+                0..4 => {
+                    let pages: Vec<(u32, Page)> = slots.iter().map(|s| (*s, page_of(*s, step))).collect();
+                    write_good(backing, 0, &pages);
+                    model.extend(slots.iter().map(|slot| (*slot, step)));
+                }
+                4..8 => {
+                    let done = read(backing, 0, &slots);
+                    for (index, slot) in slots.iter().enumerate() {
+                        match model.get(slot) {
+                            None => assert_eq!(done.results[index], Err(BackingError::Empty)),
+                            Some(version) => {
+                                assert_eq!(done.results[index], Ok(()), "step {step}, slot {slot}");
+                                assert!(
+                                    done.buf[index].0 == page_of(*slot, *version).0,
+                                    "step {step}, slot {slot} is not version {version}"
+                                );
+                            }
+                        }
+                    }
+                }
+                8 => {
+                    discard(backing, &slots);
+                    slots.iter().for_each(|slot| drop(model.remove(slot)));
+                }
+                _ => drop(backing.maintain(QueueId(0))),
+            }
+        }
+        settle(backing);
+        for (slot, version) in &model {
+            expect(backing, 0, &[(*slot, page_of(*slot, *version))]);
+        }
+    }
+
+    pub fn threads_do_not_disturb_each_other(backing: &dyn Backing) {
+        std::thread::scope(|scope| {
+            for thread in 0..QUEUES {
+                scope.spawn(move || {
+                    let mut dice = Dice(u64::from(thread));
+                    let mut versions = [0u32; 128];
+                    for step in 1..400u32 {
+                        // Interleaved slots: neighbours belong to other threads.
+                        let first = dice.below(120) as u32;
+                        let slots: Vec<u32> =
+                            (first..first + 8).map(|own| 1 + own * QUEUES + thread).collect();
+                        let version = |versions: &[u32], slot: u32| {
+                            versions[((slot - 1 - thread) / QUEUES) as usize]
+                        };
+                        match dice.below(5) {
+                            0 | 1 => {
+                                let pages: Vec<(u32, Page)> =
+                                    slots.iter().map(|s| (*s, page_of(*s, step))).collect();
+                                write_good(backing, thread, &pages);
+                                versions[first as usize..first as usize + 8].fill(step);
+                            }
+                            2 | 3 => {
+                                let done = read(backing, thread, &slots);
+                                for (index, &slot) in slots.iter().enumerate() {
+                                    match version(&versions, slot) {
+                                        0 => assert_eq!(done.results[index], Err(BackingError::Empty)),
+                                        v => {
+                                            assert_eq!(done.results[index], Ok(()));
+                                            assert!(done.buf[index].0 == page_of(slot, v).0);
+                                        }
+                                    }
+                                }
+                            }
+                            _ => {
+                                discard(backing, &slots);
+                                versions[first as usize..first as usize + 8].fill(0);
+                                backing.maintain(QueueId(thread));
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    pub fn everything_is_given_back(backing: &dyn Backing) {
+        let slots: Vec<u32> = (1..6000).collect();
+        for batch in slots.chunks(64) {
+            let pages: Vec<(u32, Page)> = batch.iter().map(|slot| (*slot, page_of(*slot, 0))).collect();
+            write_good(backing, 0, &pages);
+        }
+        let full = backing.usage();
+        let counted = full.ram_pages + full.same_filled_pages + full.file_pages;
+        assert_eq!(counted, 5999, "each page is counted in one place: {full:?}");
+        assert!(full.ram_bytes + full.file_bytes >= 5999 * 1000, "pages do not vanish: {full:?}");
+        assert!(full.ram_bytes >= full.ram_compressed_bytes);
+        discard(backing, &slots);
+        settle(backing);
+        let rest = backing.usage();
+        // Tables of the clusters that were used stay: 8 bytes a slot and less.
+        assert!(rest.ram_bytes < 160_000, "{rest:?}");
+        let nothing =
+            Usage { written_back_pages_total: rest.written_back_pages_total, ram_bytes: rest.ram_bytes, ..Usage::default() };
+        assert_eq!(rest, nothing);
+    }
+}
+
+macro_rules! conforms {
+    ($($name:ident: $make:expr;)*) => { $(
+        mod $name {
+            use super::*;
+            conforms!(@each $make;
+                what_is_written_reads_back the_last_write_counts empty_slots_are_an_error
+                batches_need_not_be_in_order many_reads_at_once agrees_with_a_model
+                threads_do_not_disturb_each_other everything_is_given_back);
+        }
+    )* };
+    (@each $make:expr; $($test:ident)*) => { $(
+        #[test]
+        fn $test() { contract::$test(&$make); }
+    )* };
+}
+
+conforms! {
+    null_backing: null();
+    ram_backing: ram();
+    file_uring: file(IoEngine::Auto);
+    file_sync: file(IoEngine::Sync);
+    tier_roomy: tier(1 << 30);
+    tier_small: tier(1 << 20);
+    tier_small_sync: tier_on(1 << 20, IoEngine::Sync);
+    // Nearly everything goes straight to the file.
+    tier_tiny: tier(64 << 10);
+    throttled_ram: throttled(ram());
+    throttled_tier: throttled(tier(1 << 20));
+    faulty_without_faults: harmless(tier(1 << 20));
+}
+
+// ---------------------------------------------------------------- limits
+
+/// Fill until Full, check that nothing was lost, make room, go on.
+fn fills_up_and_recovers(backing: &dyn Backing, page: fn(u32) -> Page) -> usize {
+    let mut stored = Vec::new();
+    let mut refused = None;
+    for slot in 1..SLOTS {
+        match write(backing, 0, &[(slot, page(slot))]).remove(0) {
+            Ok(()) => stored.push(slot),
+            Err(error) => {
+                assert_eq!(error, BackingError::Full);
+                refused = Some(slot);
+                break;
+            }
+        }
+    }
+    let refused = refused.expect("the limit was never reached");
+    assert_eq!(read(backing, 0, &[refused]).results, [Err(BackingError::Empty)]);
+    for slot in &stored {
+        expect(backing, 0, &[(*slot, page(*slot))]);
+    }
+    // A rewrite that is refused loses the slot, and only that.
+    let (gone, kept) = stored.split_at(stored.len() / 2);
+    discard(backing, gone);
+    settle(backing);
+    for slot in gone.iter().take(gone.len() / 2) {
+        write_good(backing, 0, &[(*slot, page(*slot + 100_000))]);
+    }
+    for slot in kept {
+        expect(backing, 0, &[(*slot, page(*slot))]);
+    }
+    stored.len()
+}
+
+#[test]
+fn ram_is_full_at_its_limit() {
+    for page in [half_page as fn(u32) -> Page, noise_page] {
+        let ram = ram();
+        ram.set_ram_limit_bytes(4 << 20);
+        let pages = fills_up_and_recovers(&ram, page);
+        let usage = ram.usage();
+        assert!(usage.ram_bytes <= 4 << 20, "{usage:?}");
+        let page_bytes = usage.ram_compressed_bytes as usize / usage.ram_pages as usize;
+        assert!(pages * page_bytes > (4 << 20) * 90 / 100, "only {pages} of {page_bytes} bytes in 4 MiB");
+    }
+}
+
+#[test]
+fn null_is_full_at_its_limit() {
+    let null = NullBacking::new(SLOTS, 1 << 20);
+    assert_eq!(fills_up_and_recovers(&null, noise_page), 256);
+}
+
+#[test]
+fn file_is_full_at_its_size() {
+    for io in [IoEngine::Auto, IoEngine::Sync] {
+        let config = FileConfig { max_bytes: 4 << 20, ..file_config(io) };
+        let tier =
+            TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 0 }, config).expect("a tier of file only");
+        assert_eq!(fills_up_and_recovers(&tier, noise_page), 1024);
+        assert!(tier.file().disk_bytes().unwrap() <= (4 << 20) + (64 << 10));
+    }
+}
+
+/// Dead places count as disk until they are punched; a full file punches them at once.
+#[test]
+fn full_file_reuses_dead_places_without_maintain() {
+    let config = FileConfig { max_bytes: 1 << 20, ..file_config(IoEngine::Auto) };
+    let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 0 }, config).unwrap();
+    for round in 0..20u32 {
+        let slots: Vec<u32> = (1..250).map(|slot| slot + round * 300).collect();
+        let pages: Vec<(u32, Page)> = slots.iter().map(|slot| (*slot, noise_page(*slot))).collect();
+        write_good(&tier, 0, &pages);
+        expect(&tier, 0, &pages);
+        discard(&tier, &slots);
+    }
+}
+
+#[test]
+fn disk_keeps_its_floor() {
+    let config = FileConfig { free_floor_bytes: u64::MAX, ..file_config(IoEngine::Auto) };
+    let file = FileBacking::open(config).unwrap();
+    let results = write(&file, 0, &[(1, noise_page(1)), (2, noise_page(2))]);
+    assert_eq!(results, [Err(BackingError::Full), Err(BackingError::Full)]);
+    assert_eq!(file.usage().file_bytes, 0);
+    assert_eq!(read(&file, 0, &[1]).results, [Err(BackingError::Empty)]);
+}
+
+/// 2^31 slots cost nothing but address space, and the last one works.
+#[test]
+fn unused_slots_cost_nothing() {
+    let ram = RamBacking::new(RamConfig { slots: 1 << 31, ram_limit_bytes: 1 << 20 });
+    assert_eq!(ram.usage().ram_bytes, 0);
+    let last = (1u32 << 31) - 1;
+    write_good(&ram, 0, &[(last, half_page(last)), (1, half_page(1))]);
+    expect(&ram, 0, &[(last, half_page(last)), (1, half_page(1))]);
+    assert!(ram.usage().ram_bytes < 64 << 10, "{:?}", ram.usage());
+}
+
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("proc");
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("statm") * 4096
+}
+
+/// Not only counted: the process really shrinks. Half the pages gone at random needs compaction.
+#[test]
+fn memory_really_returns() {
+    const PAGES: u32 = 60_000;
+    let ram = RamBacking::new(RamConfig { slots: PAGES + 1, ram_limit_bytes: u64::MAX });
+    let before = resident_bytes();
+    for slot in 1..=PAGES {
+        write_good(&ram, 0, &[(slot, half_page(slot))]);
+    }
+    let full = ram.usage().ram_bytes;
+    // Other tests run beside this one in the same process: differences are large against what they use.
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown > full / 2, "{grown} bytes resident for {full} counted");
+    let mut dice = Dice(5);
+    let gone: Vec<u32> = (1..=PAGES).filter(|_| dice.below(10) < 8).collect();
+    discard(&ram, &gone);
+    settle(&ram);
+    let usage = ram.usage();
+    let overhead = usage.ram_bytes as f64 / usage.ram_compressed_bytes as f64;
+    assert!(overhead < 1.25, "{overhead:.3} after compaction: {usage:?}");
+    let shrunk = (before + grown).saturating_sub(resident_bytes());
+    assert!(shrunk > full / 2, "{shrunk} bytes returned of {full}");
+    for slot in (1..=PAGES).filter(|slot| gone.binary_search(slot).is_err()) {
+        expect(&ram, 0, &[(slot, half_page(slot))]);
+    }
+}
+
+// ---------------------------------------------------------------- file
+
+#[test]
+fn io_engine_is_as_asked() {
+    assert_eq!(file(IoEngine::Sync).io_engine(), IoEngine::Sync);
+    assert!(file(IoEngine::Sync).poll_fd(QueueId(0)).is_none());
+    let auto = file(IoEngine::Auto);
+    match FileBacking::open(file_config(IoEngine::Uring)) {
+        Ok(uring) => {
+            assert_eq!(uring.io_engine(), IoEngine::Uring);
+            assert_eq!(auto.io_engine(), IoEngine::Uring);
+            assert!(uring.poll_fd(QueueId(QUEUES - 1)).is_some());
+        }
+        Err(error) => {
+            eprintln!("io_uring is refused here ({error}): Auto must fall back");
+            assert_eq!(auto.io_engine(), IoEngine::Sync);
+        }
+    }
+}
+
+#[test]
+fn disk_space_returns() {
+    for io in [IoEngine::Auto, IoEngine::Sync] {
+        let file = file(io);
+        let slots: Vec<u32> = (1..4000).collect();
+        for batch in slots.chunks(128) {
+            let pages: Vec<(u32, Page)> = batch.iter().map(|slot| (*slot, noise_page(*slot))).collect();
+            write_good(&file, 0, &pages);
+        }
+        assert!(file.disk_bytes().unwrap() >= 3999 * 4096);
+        // Every second page: no hole is worth it.
+        let odd: Vec<u32> = slots.iter().copied().filter(|slot| slot % 2 == 1).collect();
+        discard(&file, &odd);
+        settle(&file);
+        assert!(file.disk_bytes().unwrap() > 3900 * 4096, "single pages are not punched");
+        // A long run.
+        discard(&file, &(1000..3000).collect::<Vec<_>>());
+        settle(&file);
+        let bytes = file.disk_bytes().unwrap();
+        assert!(bytes < 2100 * 4096, "{bytes} bytes on disk after a run of 2000 pages was discarded");
+        let kept = (1..1000u32).chain(3000..4000).filter(|slot| slot % 2 == 0);
+        for slot in kept {
+            expect(&file, 0, &[(slot, noise_page(slot))]);
+        }
+        discard(&file, &slots);
+        settle(&file);
+        assert!(file.disk_bytes().unwrap() < 64 << 10);
+        assert_eq!(file.usage().file_bytes, 0);
+    }
+}
+
+/// Discards, rewrites and punches of the same clusters at the same time: no hole may hit new data.
+#[test]
+fn late_punch_never_hits_new_data() {
+    let file = file(IoEngine::Auto);
+    let stop = AtomicBool::new(false);
+    let punched = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let before = file.usage().file_bytes;
+                while file.maintain(QueueId(3)) {}
+                punched.fetch_add(u32::from(file.usage().file_bytes < before), Ordering::Relaxed);
+            }
+        });
+        let writers: Vec<_> = (0..2u32)
+            .map(|thread| {
+                let file = &file;
+                scope.spawn(move || {
+                    for round in 0..150u32 {
+                        let first = 1 + thread * 400;
+                        let slots: Vec<u32> = (first..first + 390).collect();
+                        let page = |slot: u32| noise_page(slot + round * 1000);
+                        let pages: Vec<(u32, Page)> = slots.iter().map(|s| (*s, page(*s))).collect();
+                        write_good(file, thread, &pages);
+                        expect(file, thread, &pages);
+                        discard(file, &slots);
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().expect("writer"));
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(punched.load(Ordering::Relaxed) > 5, "the punch never ran beside the writers");
+}
+
+#[test]
+fn wrong_bytes_are_noticed() {
+    for io in [IoEngine::Auto, IoEngine::Sync] {
+        let file = file(io);
+        file.set_tamper(bit_flips(9, 200_000));
+        let pages: Vec<(u32, Page)> = (1..1000).map(|slot| (slot, page_of(slot, 0))).collect();
+        write_good(&file, 0, &pages);
+        let slots: Vec<u32> = (1..1000).collect();
+        let done = read(&file, 0, &slots);
+        let mut wrong = 0;
+        for (index, result) in done.results.iter().enumerate() {
+            let same = done.buf[index].0 == pages[index].1.0;
+            match result {
+                Ok(()) => assert!(same, "slot {} passed with other bytes", index + 1),
+                Err(error) => {
+                    assert_eq!(*error, BackingError::Checksum);
+                    assert!(!same, "slot {} was refused with the right bytes", index + 1);
+                    wrong += 1;
+                }
+            }
+        }
+        assert!((100..300).contains(&wrong), "{wrong} of 999 pages were flipped");
+    }
+}
+
+/// The descriptor works in an epoll set, in another thread than the one that submits, and goes quiet again.
+#[test]
+fn completions_wake_an_epoll_set() {
+    let file = file(IoEngine::Auto);
+    let Some(fd) = file.poll_fd(QueueId(0)) else { return };
+    write_good(&file, 0, &(1..200).map(|slot| (slot, noise_page(slot))).collect::<Vec<_>>());
+    // SAFETY: the descriptor belongs to `file`.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&set, fd, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
+    let wait = |milliseconds: i64| {
+        let mut events = Vec::with_capacity(4);
+        let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
+        loop {
+            match epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(count) => return count,
+                Err(Errno::INTR) => events.clear(),
+                Err(error) => panic!("epoll_wait: {error}"),
+            }
+        }
+    };
+    assert_eq!(wait(0), 0, "quiet before the first read");
+    for round in 0..200u32 {
+        std::thread::scope(|scope| {
+            let slot = 1 + round % 190;
+            if round % 2 == 0 {
+                assert!(start(&file, 0, 1, &[slot]).is_none());
+            } else {
+                let file = &file;
+                scope.spawn(move || assert!(start(file, 0, 1, &[slot, slot + 5]).is_none())).join().unwrap();
+            }
+            let mut done = Vec::new();
+            while done.is_empty() {
+                assert_eq!(wait(20_000), 1, "round {round}: never woken");
+                file.reap(QueueId(0), &mut done);
+            }
+            assert!(done[0].results.iter().all(|result| result.is_ok()));
+            assert!(done[0].buf[0].0 == noise_page(slot).0);
+        });
+        assert_eq!(wait(0), 0, "round {round}: readable with nothing to reap");
+    }
+}
+
+/// Writes on the same queue must not swallow the announcement of a read.
+#[test]
+fn writes_do_not_hide_read_completions() {
+    let file = file(IoEngine::Auto);
+    write_good(&file, 0, &[(1, noise_page(1))]);
+    for slot in 2..100 {
+        let pending = start(&file, 0, 1, &[1]).is_none();
+        write_good(&file, 0, &[(slot, noise_page(slot))]);
+        if pending {
+            let mut done = Vec::new();
+            while done.is_empty() {
+                wait_readable(&file, 0);
+                file.reap(QueueId(0), &mut done);
+            }
+        }
+    }
+}
+
+#[test]
+fn dropped_with_reads_in_flight() {
+    for _ in 0..20 {
+        let file = file(IoEngine::Auto);
+        let pages: Vec<(u32, Page)> = (1..300).map(|slot| (slot, noise_page(slot))).collect();
+        write_good(&file, 0, &pages);
+        for slot in 1..250 {
+            drop(start(&file, slot % QUEUES, 1, &[slot, slot + 20]));
+        }
+        drop(file);
+    }
+}
+
+#[test]
+fn named_files_are_locked_marked_and_emptied() {
+    let dir = std::env::temp_dir().join(format!("memspill-test-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("swap");
+    let open = || {
+        FileBacking::open(FileConfig { place: FilePlace::Path(path.clone()), ..file_config(IoEngine::Auto) })
+    };
+    let file = open().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    write_good(&file, 0, &[(5, noise_page(5))]);
+    expect(&file, 0, &[(5, noise_page(5))]);
+    assert!(open().is_err_and(|error| error.to_string().contains("in use")));
+    // What a killed process leaves behind is taken over.
+    let left = std::fs::read(&path).unwrap();
+    drop(file);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "no program's memory stays in a named file");
+    std::fs::write(&path, &left[..4096 * 8]).unwrap();
+    let file = open().unwrap();
+    assert_eq!(read(&file, 0, &[5]).results, [Err(BackingError::Empty)]);
+    drop(file);
+    // Somebody's data is not.
+    std::fs::write(&path, b"my thesis").unwrap();
+    assert!(open().is_err_and(|error| error.to_string().contains("not memspill's")));
+    assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
+    // Nor is a temporary file left in its directory.
+    std::fs::remove_file(&path).unwrap();
+    let temp = FileConfig { place: FilePlace::Temp { dir: dir.clone() }, ..file_config(IoEngine::Auto) };
+    let file = FileBacking::open(temp).unwrap();
+    write_good(&file, 0, &[(5, noise_page(5))]);
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    drop(file);
+    std::fs::remove_dir(&dir).unwrap();
+    let gone = FileConfig { place: FilePlace::Temp { dir: dir.clone() }, ..file_config(IoEngine::Auto) };
+    assert!(FileBacking::open(gone).is_err(), "a directory that is not there is an error at the start");
+}
+
+// ---------------------------------------------------------------- tier
+
+#[test]
+fn tier_moves_the_oldest_pages_out() {
+    let tier = tier(4 << 20);
+    let mut batches = 0;
+    for slot in 1..6000u32 {
+        write_good(&tier, 0, &[(slot, half_page(slot))]);
+        if slot % 32 == 0 {
+            tier.maintain(QueueId(1));
+            batches += 1;
+        }
+        assert!(tier.usage().ram_bytes <= 4 << 20, "{:?}", tier.usage());
+    }
+    assert!(batches > 100);
+    let usage = tier.usage();
+    assert_eq!(usage.ram_pages + usage.file_pages, 5999, "{usage:?}");
+    assert!(usage.written_back_pages_total > 3000, "{usage:?}");
+    assert_eq!(usage.written_back_pages_total, usage.file_pages, "maintain kept ahead of the writes: {usage:?}");
+    // The oldest are in the file (their read is pending), the youngest in RAM, and a mixed read gets both.
+    let in_ram = |slot: u32| start(&tier, 2, 4711, &[slot]).is_some();
+    if tier.file().io_engine() == IoEngine::Uring {
+        assert!(!in_ram(1) && !in_ram(500) && in_ram(5999) && in_ram(5800));
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            wait_readable(&tier, 2);
+            tier.reap(QueueId(2), &mut done);
+        }
+    }
+    let mixed: Vec<(u32, Page)> =
+        [1, 5999, 2, 3, 5998, 5997, 700].iter().map(|slot| (*slot, half_page(*slot))).collect();
+    expect(&tier, 0, &mixed);
+    for slot in 1..6000 {
+        expect(&tier, 0, &[(slot, half_page(slot))]);
+    }
+    // A lower limit moves more; a rewrite of a page in the file counts it once.
+    tier.set_ram_limit_bytes(2 << 20);
+    settle(&tier);
+    assert!(tier.usage().ram_bytes <= (2 << 20) * 96 / 100, "{:?}", tier.usage());
+    for slot in 1..200 {
+        write_good(&tier, 0, &[(slot, half_page(slot + 1))]);
+    }
+    let usage = tier.usage();
+    assert_eq!(usage.ram_pages + usage.file_pages, 5999, "{usage:?}");
+}
+
+/// Writers, readers, discards and two threads of maintenance on few slots, so that writebacks are overtaken all the
+/// time. Every page knows its version; a lost or mixed-up one is found at the next read.
+fn writeback_is_overtaken(tier: &TierBacking, seconds: f64) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for queue in 2..4 {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    tier.maintain(QueueId(queue));
+                }
+            });
+        }
+        let workers: Vec<_> = (0..2u32)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut dice = Dice(77 + u64::from(thread));
+                    let mut versions = vec![0u32; 800];
+                    let until = Instant::now() + Duration::from_secs_f64(seconds);
+                    let mut step = 0;
+                    while Instant::now() < until {
+                        step += 1;
+                        let own = dice.below(790) as usize;
+                        let slots: Vec<u32> =
+                            (own..own + 6).map(|own| 1 + own as u32 * 2 + thread).collect();
+                        match dice.below(8) {
+                            0..3 => {
+                                let pages: Vec<(u32, Page)> =
+                                    slots.iter().map(|s| (*s, page_of(*s, step))).collect();
+                                write_good(tier, thread, &pages);
+                                versions[own..own + 6].fill(step);
+                            }
+                            3..6 => {
+                                let done = read(tier, thread, &slots);
+                                for (index, slot) in slots.iter().enumerate() {
+                                    let version = versions[own + index];
+                                    if version == 0 {
+                                        assert_eq!(done.results[index], Err(BackingError::Empty));
+                                    } else {
+                                        assert_eq!(done.results[index], Ok(()), "slot {slot}");
+                                        assert!(
+                                            done.buf[index].0 == page_of(*slot, version).0,
+                                            "slot {slot} is not version {version}"
+                                        );
+                                    }
+                                }
+                            }
+                            6 => {
+                                discard(tier, &slots);
+                                versions[own..own + 6].fill(0);
+                            }
+                            // Free and use again at once, as the engine does.
+                            _ => {
+                                discard(tier, &slots);
+                                let pages: Vec<(u32, Page)> =
+                                    slots.iter().map(|s| (*s, page_of(*s, step))).collect();
+                                write_good(tier, thread, &pages);
+                                versions[own..own + 6].fill(step);
+                            }
+                        }
+                    }
+                    versions
+                })
+            })
+            .collect();
+        let versions: Vec<Vec<u32>> = workers.into_iter().map(|w| w.join().expect("worker")).collect();
+        stop.store(true, Ordering::Relaxed);
+        let live = versions.iter().flatten().filter(|version| **version != 0).count() as u64;
+        let usage = tier.usage();
+        assert_eq!(usage.ram_pages + usage.same_filled_pages + usage.file_pages, live, "{usage:?}");
+        for (thread, versions) in versions.iter().enumerate() {
+            for (own, &version) in versions.iter().enumerate().filter(|(_, version)| **version != 0) {
+                let slot = 1 + own as u32 * 2 + thread as u32;
+                expect(tier, 0, &[(slot, page_of(slot, version))]);
+            }
+        }
+    });
+    settle(tier);
+    discard(tier, &(1..1700).collect::<Vec<_>>());
+    settle(tier);
+    let usage = tier.usage();
+    assert_eq!((usage.ram_pages, usage.file_pages, usage.ram_compressed_bytes), (0, 0, 0), "{usage:?}");
+    assert_eq!(usage.file_bytes, 0, "no place is left behind: {usage:?}");
+    assert!(tier.file().disk_bytes().unwrap() < 64 << 10);
+    assert!(usage.written_back_pages_total > 500, "{usage:?}");
+}
+
+#[test]
+fn tier_writeback_is_overtaken() {
+    writeback_is_overtaken(&tier(1200 << 10), 2.0);
+}
+
+#[test]
+fn tier_writeback_is_overtaken_without_uring() {
+    writeback_is_overtaken(&tier_on(1200 << 10, IoEngine::Sync), 1.0);
+}
+
+/// A file that cannot take the pages: they stay in RAM, whole, and the answer at the limit is Full.
+#[test]
+fn tier_keeps_pages_when_the_file_is_full() {
+    let config = FileConfig { free_floor_bytes: u64::MAX, ..file_config(IoEngine::Auto) };
+    let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 1 << 20 }, config).unwrap();
+    let mut stored = Vec::new();
+    let mut full = 0;
+    for slot in 1..1000 {
+        match write(&tier, 0, &[(slot, half_page(slot))]).remove(0) {
+            Ok(()) => stored.push(slot),
+            Err(error) => {
+                assert_eq!(error, BackingError::Full);
+                full += 1;
+            }
+        }
+        tier.maintain(QueueId(1));
+    }
+    assert!(stored.len() > 300 && full > 300, "{} stored, {full} refused", stored.len());
+    assert!(tier.writeback_errors_total() > 0);
+    for slot in stored {
+        expect(&tier, 0, &[(slot, half_page(slot))]);
+    }
+    settle(&tier);
+}
+
+// ---------------------------------------------------------------- faults and delays
+
+#[test]
+fn failed_pages_fail_alone() {
+    let plan = FaultPlan { write_failure_at: 5, read_failure_at: 3, ..FaultPlan::default() };
+    let faulty = FaultyBacking::new(tier(1 << 20), plan);
+    let pages: Vec<(u32, Page)> = (1..10).map(|slot| (slot, page_of(slot, 0))).collect();
+    // An older page in the slot that will fail must not come back.
+    let results = write(&faulty, 0, &pages[..4]);
+    assert!(results.iter().all(|result| result.is_ok()));
+    let results = write(&faulty, 0, &pages[..]);
+    assert_eq!(results[0], Err(BackingError::Io(libc::EIO)));
+    assert!(results[1..].iter().all(|result| result.is_ok()));
+    let done = read(&faulty, 0, &[1, 2, 3, 4]);
+    assert_eq!(done.results[0], Err(BackingError::Empty));
+    assert_eq!(done.results[2], Err(BackingError::Io(libc::EIO)));
+    assert!(done.buf[2].0 != pages[2].1.0, "no bytes that could be taken for data");
+    assert!(done.buf[1].0 == pages[1].1.0 && done.buf[3].0 == pages[3].1.0);
+    expect(&faulty, 0, &pages[2..3]);
+    assert_eq!(faulty.failures_total(), 2);
+}
+
+#[test]
+fn a_flaky_device_never_lies() {
+    let plan = FaultPlan {
+        seed: 42,
+        read_failures_per_million: 50_000,
+        write_failures_per_million: 50_000,
+        ..FaultPlan::default()
+    };
+    let faulty = FaultyBacking::new(throttled(tier(256 << 10)), plan);
+    let mut versions: HashMap<u32, u32> = HashMap::new();
+    let mut dice = Dice(1);
+    let (mut failed_writes, mut failed_reads) = (0, 0);
+    for step in 0..2000u32 {
+        let slot = 1 + dice.below(200) as u32;
+        if dice.below(2) == 0 {
+            match write(&faulty, 0, &[(slot, page_of(slot, step))]).remove(0) {
+                Ok(()) => drop(versions.insert(slot, step)),
+                Err(_) => {
+                    failed_writes += 1;
+                    versions.remove(&slot);
+                }
+            }
+        } else {
+            let done = read(&faulty, 0, &[slot]);
+            match (&done.results[0], versions.get(&slot)) {
+                (Ok(()), Some(version)) => assert!(done.buf[0].0 == page_of(slot, *version).0),
+                (Ok(()), None) => panic!("slot {slot} is empty, and was read"),
+                (Err(BackingError::Empty), version) => assert_eq!(version, None),
+                (Err(BackingError::Io(libc::EIO)), _) => failed_reads += 1,
+                (Err(error), _) => panic!("unexpected: {error}"),
+            }
+        }
+        faulty.maintain(QueueId(1));
+    }
+    assert!(failed_writes > 20 && failed_reads > 20, "{failed_writes} and {failed_reads} failures");
+}
+
+#[test]
+fn throttle_delays_and_wakes() {
+    let delay = Duration::from_millis(20);
+    let config = ThrottleConfig { queues: QUEUES, read_delay: delay, write_delay: Duration::ZERO };
+    let slow = ThrottledBacking::new(ram(), config).unwrap();
+    write_good(&slow, 0, &[(1, page_of(1, 0)), (2, page_of(2, 0))]);
+    let begun = Instant::now();
+    assert!(start(&slow, 0, 1, &[1]).is_none());
+    assert!(start(&slow, 0, 2, &[2]).is_none());
+    let mut done = Vec::new();
+    slow.reap(QueueId(0), &mut done);
+    assert!(done.is_empty(), "nothing before its time");
+    while done.len() < 2 {
+        wait_readable(&slow, 0);
+        slow.reap(QueueId(0), &mut done);
+    }
+    assert!(begun.elapsed() >= delay);
+    assert!(begun.elapsed() < delay * 20, "woken when due, not much later");
+    assert_eq!((done[0].token, done[1].token), (1, 2));
+}
+
+/// Anything that is a backing can be used from several threads behind one pointer.
+#[test]
+fn backings_are_objects() {
+    let all: Vec<Arc<dyn Backing>> = vec![
+        Arc::new(null()),
+        Arc::new(ram()),
+        Arc::new(file(IoEngine::Auto)),
+        Arc::new(tier(1 << 20)),
+        Arc::new(throttled(harmless(tier(1 << 20)))),
+    ];
+    let slots = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for backing in &all {
+            scope.spawn(|| slots.lock().unwrap().push(backing.properties().slots));
+        }
+    });
+    assert_eq!(slots.into_inner().unwrap(), vec![SLOTS; 5]);
+}
