@@ -88,7 +88,8 @@ at_exit() { :; }
 cleanup() {
     trap '' INT TERM
     cd /
-    { kill -9 $(jobs -p); } 2>/dev/null
+    exec 2>/dev/null # the shell would tell of each of these kills
+    kill -9 $(jobs -p)
     kill_ours
     at_exit
     if [ $KEEP = 1 ]; then echo "kept: $WORK"; else rm -rf "$WORK"; fi

@@ -59,7 +59,7 @@ inside() {
     shift
     make_group || { CODE=nogroup; return 1; }
     timeout -k 5 "$limit" bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$GROUP" "$@" >"$WORK/out" 2>"$WORK/err" &
-    wait $!
+    { wait $!; } 2>/dev/null # the shell would tell of the kill
     CODE=$?
     USED=$(($(cat "$GROUP/$PEAK" 2>/dev/null || echo 0) >> 20))
     gone 2 || { kill_ours; WHY="processes were left"; }

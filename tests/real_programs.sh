@@ -37,7 +37,7 @@ run_sort() { LC_ALL=C "${RUN[@]}" sort -S 400M --parallel=2 -T . -o out/sorted "
 prepare_numpy() { $PYTHON -c 'import numpy' 2>/dev/null || SKIP="no numpy for $PYTHON"; }
 run_numpy() { OPENBLAS_NUM_THREADS=2 "${RUN[@]}" $PYTHON "$P/numpy_job.py" "$(size 200 500)" >out/text; }
 
-run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 12 40)" >out/text; }
+run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 8 40)" >out/text; }
 
 prepare_sqlite() { need sqlite3; }
 run_sqlite() {
@@ -149,7 +149,7 @@ one() {
     start=$(now)
     # In the background, so that a signal to this script is served at once.
     (cd "$dir" && "run_$1") >"$dir/stdout" 2>"$dir/stderr" &
-    wait $!
+    { wait $!; } 2>/dev/null
     CODE=$?
     TOOK=$(since "$start")
     kill_ours

@@ -73,7 +73,7 @@ impl Mapping {
     /// Give the pages of a byte range (page aligned) back to the system. They read as zeros afterwards.
     pub(crate) fn release(&self, range_bytes: Range<usize>) {
         assert!(range_bytes.start <= range_bytes.end && range_bytes.end <= self.len_bytes);
-        assert!(range_bytes.start % PAGE_SIZE == 0 && range_bytes.end % PAGE_SIZE == 0);
+        assert!(range_bytes.start.is_multiple_of(PAGE_SIZE) && range_bytes.end.is_multiple_of(PAGE_SIZE));
         // SAFETY: the range lies inside the mapping (asserted). To holders of atomics in it this is a store of
         // zeros, which atomics allow at any time.
         let released = unsafe {

@@ -94,8 +94,7 @@ impl<B: Backing> FaultyBacking<B> {
 
     fn fails(&self, counter: &AtomicU64, at: u64, per_million: u32, salt: u64) -> bool {
         let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
-        let fails =
-            count == at || mixed(self.plan.seed ^ salt, count) % 1_000_000 < u64::from(per_million);
+        let fails = count == at || mixed(self.plan.seed ^ salt, count) % 1_000_000 < u64::from(per_million);
         self.failures.fetch_add(u64::from(fails), Ordering::Relaxed);
         fails
     }

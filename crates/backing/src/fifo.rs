@@ -119,7 +119,7 @@ mod tests {
     fn oldest_first_and_stale_entries_do_not_pile_up() {
         let mut fifo = Fifo::default();
         // Every thousandth page lives on; the others are stale at once.
-        let live = |entry: Entry| entry.slot() % 1000 == 0;
+        let live = |entry: Entry| entry.slot().is_multiple_of(1000);
         for slot in 0..1_000_000u32 {
             fifo.push(&[Entry::new(slot, 3)], u64::from(slot / 1000), live);
         }

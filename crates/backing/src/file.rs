@@ -172,12 +172,12 @@ impl FileBacking {
         let mut slots = slots;
         let mut max_bytes = config.max_bytes;
         if named {
-            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-                match error {
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(
+                |error| match error {
                     Errno::WOULDBLOCK => io::Error::other("in use by another process"),
                     other => io::Error::from(other),
-                }
-            })?;
+                },
+            )?;
             check_mark(&file)?;
         }
         if block_device {
@@ -221,7 +221,7 @@ impl FileBacking {
             queue_count,
             direct,
             in_ram: rustix::fs::fstatfs(&file)
-                .is_ok_and(|fs| [0x0102_1994, 0x8584_58f6].contains(&(fs.f_type as i64))),
+                .is_ok_and(|fs| [0x0102_1994, 0x8584_58f6].contains(&fs.f_type)),
             rotational: is_rotational(&file, block_device),
             block_device,
             named: named && !block_device,
@@ -644,8 +644,7 @@ impl Backing for FileBacking {
     }
 
     fn maintain(&self, _queue: QueueId) -> bool {
-        let (dead, live) =
-            (self.dead_pages.load(Ordering::Relaxed), self.live_pages.load(Ordering::Relaxed));
+        let (dead, live) = (self.dead_pages.load(Ordering::Relaxed), self.live_pages.load(Ordering::Relaxed));
         if dead > 0 && (dead >= DEAD_PAGES_MIN || dead >= live) {
             self.punch(PUNCH_CLUSTERS, HOLE_PAGES_MIN)
         } else {
@@ -679,13 +678,14 @@ impl Drop for FileBacking {
 
 /// 32 bits over a page and the number of its slot.
 ///
-/// Eight lanes of multiply and fold, so that the multiplications overlap: 0.13 µs for a page. Each step is a
+/// Eight lanes of multiply and fold, so that the multiplications overlap: 0.15 µs for a page. Each step is a
 /// bijection of the lane's state for a given word, so a change in one word always changes its lane; the chance
 /// that the 32 bits agree nevertheless is one in four thousand million.
 pub fn checksum(slot: SlotIndex, page: &Page) -> u32 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let fold = |state: u64| state ^ state >> 29;
-    let mut lanes: [u64; 8] = std::array::from_fn(|lane| (u64::from(slot.0) << 8 | lane as u64).wrapping_mul(K));
+    let mut lanes: [u64; 8] =
+        std::array::from_fn(|lane| (u64::from(slot.0) << 8 | lane as u64).wrapping_mul(K));
     for words in page.0.as_chunks::<64>().0 {
         for (lane, word) in lanes.iter_mut().zip(words.as_chunks::<8>().0) {
             *lane = fold((*lane ^ u64::from_le_bytes(*word)).wrapping_mul(K));
@@ -728,7 +728,8 @@ fn open_nameless(dir: &PathBuf, direct: OFlags) -> Result<OwnedFd, Errno> {
     }
     for attempt in 0..100u32 {
         let path = dir.join(format!(".memspill-{}-{attempt}", std::process::id()));
-        match rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, Mode::empty()) {
+        match rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, Mode::empty())
+        {
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
             Ok(file) => {

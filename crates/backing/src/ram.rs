@@ -33,7 +33,8 @@
 //! repeat every 32 bits) goes through LZ4 like any page and takes about 30 bytes.
 //!
 //! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot, counted in
-//! pages of 512 slots). The limit is checked when the pool wants a new chunk, and never exceeded by that check.
+//! pages of 512 slots). The limit is checked when the pool wants a new chunk. Tables are taken without
+//! asking: up to 4 KiB for each cluster that a batch is the first to use, which the next chunk then has to do without.
 //!
 //! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; an LZ4 block
 //! that does not decode is reported as [`BackingError::Checksum`].
@@ -304,7 +305,11 @@ impl RamBacking {
     }
 
     /// Exchange a slot's word for what `change` makes of it; `None` leaves it. Returns the old word and the new.
-    pub(crate) fn update(&self, slot: u32, mut change: impl FnMut(Word) -> Option<Word>) -> Option<(Word, Word)> {
+    pub(crate) fn update(
+        &self,
+        slot: u32,
+        mut change: impl FnMut(Word) -> Option<Word>,
+    ) -> Option<(Word, Word)> {
         self.check(slot);
         let atomic = self.table.word_to_write(slot as usize);
         let mut old = Word(atomic.load(Ordering::Acquire));
@@ -392,6 +397,8 @@ impl RamBacking {
                 Kind::Pool => {}
             }
             let (handle, len_bytes) = word.object();
+            #[cfg(test)]
+            tests::overtake_reader();
             let raw = len_bytes == PAGE_SIZE;
             let copy = if raw { &mut page.0 } else { &mut scratch.0 };
             self.pool.copy_out(handle, &mut copy[..len_bytes]);
@@ -559,12 +566,69 @@ impl Backing for RamBacking {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
     use super::*;
+
+    thread_local! {
+        static BEFORE_COPY: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    /// Runs what a test wants to happen between a reader's look at the word and its copy.
+    pub(super) fn overtake_reader() {
+        if let Some(act) = BEFORE_COPY.take() {
+            act();
+        }
+    }
+
+    /// The object moves and its place is used for another page, at the worst moment: the reader must notice, for
+    /// compressed and for raw pages.
+    #[test]
+    fn overtaken_reader_starts_again() {
+        for noisy_words in [200u64, 512] {
+            let page_of = |seed: u64| {
+                let mut page = Page::ZERO;
+                for (at, word) in
+                    page.0.as_chunks_mut::<8>().0.iter_mut().enumerate().take(noisy_words as usize)
+                {
+                    *word =
+                        (seed + at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_ne_bytes();
+                }
+                page
+            };
+            let ram = Arc::new(RamBacking::new(RamConfig { slots: 100, ram_limit_bytes: u64::MAX }));
+            let store = |ram: &RamBacking, slot: u32, page: &Page| {
+                let mut delta = Delta::default();
+                ram.store(slot, page, false, u64::MAX, &mut Compressor::default(), &mut delta).unwrap()
+            };
+            let (mine, other) = (page_of(1), page_of(7777));
+            let word = store(&ram, 5, &mine);
+            let (old, len_bytes) = word.object();
+            assert_eq!(len_bytes == PAGE_SIZE, noisy_words == 512);
+            let held = ram.clone();
+            BEFORE_COPY.set(Some(Box::new(move || {
+                let mut bytes = vec![0; len_bytes];
+                held.pool.copy_out(old, &mut bytes);
+                let new = held.pool.store(5, &bytes, u64::MAX).unwrap();
+                held.update(5, |word| Some(word.moved(new)));
+                held.pool.free(old, len_bytes);
+                let reuse = store(&held, 6, &other);
+                assert_eq!(reuse.object().0, old, "the test needs the place to be used again");
+            })));
+            let (mut out, mut scratch) = (Page::ZERO, Page::ZERO);
+            assert_eq!(ram.load(5, &mut out, &mut scratch), Loaded::Here);
+            assert!(out.0 == mine.0, "another slot's page was read");
+            assert!(BEFORE_COPY.take().is_none(), "the reader was overtaken");
+        }
+    }
 
     #[test]
     fn same_filled_words_pack_and_unpack() {
         let ones = 1.0f64.to_bits();
-        for value in [0, 1, u64::MAX, ones, 0xdead_beef_dead_beef, i64::MIN as u64, (-5i64) as u64, 0x7f << 56] {
+        for value in
+            [0, 1, u64::MAX, ones, 0xdead_beef_dead_beef, i64::MIN as u64, (-5i64) as u64, 0x7f << 56]
+        {
             let payload = pack_same(value).unwrap_or_else(|| panic!("{value:#x} must fit"));
             assert!(payload < 1 << PAYLOAD_BITS);
             assert_eq!(unpack_same(payload), value, "{value:#x}");

@@ -196,13 +196,7 @@ unsafe impl<Tag: Send> Send for ReadRing<Tag> {}
 impl<Tag> ReadRing<Tag> {
     /// A ring that reads from `fd`, which must stay open as long as the ring.
     pub(crate) fn new(fd: RawFd) -> io::Result<Self> {
-        Ok(ReadRing {
-            ring: new_ring()?,
-            fd,
-            ops: Vec::new(),
-            unused: Vec::new(),
-            finished: Vec::new(),
-        })
+        Ok(ReadRing { ring: new_ring()?, fd, ops: Vec::new(), unused: Vec::new(), finished: Vec::new() })
     }
 
     /// Polls readable while completions wait.
@@ -221,8 +215,7 @@ impl<Tag> ReadRing<Tag> {
             self.ops.len() - 1
         });
         let runs_left = op.runs.len();
-        self.ops[id] =
-            Some(InFlight { tag: op.tag, buf: Box::into_raw(op.buf), runs: op.runs, runs_left });
+        self.ops[id] = Some(InFlight { tag: op.tag, buf: Box::into_raw(op.buf), runs: op.runs, runs_left });
         for run in 0..runs_left {
             self.push(id, run);
         }

@@ -61,10 +61,8 @@ impl<B: Backing> ThrottledBacking<B> {
     /// Wrap `inner`. Takes two descriptors for each queue.
     pub fn new(inner: B, config: ThrottleConfig) -> io::Result<ThrottledBacking<B>> {
         let queue = |id| -> io::Result<Queue> {
-            let timer = timerfd_create(
-                TimerfdClockId::Monotonic,
-                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-            )?;
+            let timer =
+                timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
             let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             epoll::add(&poll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
             if let Some(fd) = inner.poll_fd(QueueId(id)) {

@@ -41,8 +41,9 @@ use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
 use crate::ram::{Delta, Kind, Loaded, RamBacking, RamConfig, WB_NONE, WB_OLDER, WB_THIS};
 
-/// Pages written back in one submission.
-const WRITEBACK_PAGES: usize = 128;
+/// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM limit.
+const WRITEBACK_PAGES_MAX: u64 = 128;
+const WRITEBACK_PAGES_MIN: u64 = 8;
 /// Writeback starts above this share of the RAM limit, in percent.
 const HIGH_PERCENT: u64 = 95;
 /// It stops below this one. Above it, incompressible pages go to the file at once.
@@ -65,6 +66,7 @@ pub struct TierBacking {
     buffer_bytes: AtomicU64,
     written_back_pages: AtomicU64,
     writeback_errors: AtomicU64,
+    overtaken_pages: AtomicU64,
 }
 
 impl TierBacking {
@@ -82,6 +84,7 @@ impl TierBacking {
             buffer_bytes: AtomicU64::new(0),
             written_back_pages: AtomicU64::new(0),
             writeback_errors: AtomicU64::new(0),
+            overtaken_pages: AtomicU64::new(0),
         })
     }
 
@@ -100,6 +103,11 @@ impl TierBacking {
         self.file.usage().ram_bytes + self.buffer_bytes.load(Ordering::Relaxed)
     }
 
+    /// Pages that were discarded or stored again while they were being written back.
+    pub fn overtaken_pages_total(&self) -> u64 {
+        self.overtaken_pages.load(Ordering::Relaxed)
+    }
+
     fn percent_of_limit(&self, percent: u64) -> u64 {
         // Divided first: a limit of u64::MAX means none.
         self.ram.limit_bytes() / 100 * percent
@@ -107,8 +115,10 @@ impl TierBacking {
 
     /// Move one batch of the oldest pages to the file. False if there was nothing to move or no room for it.
     fn write_back(&self, queue: QueueId, work: &mut Writeback) -> bool {
+        let batch_pages = (self.ram.limit_bytes() / 64 / PAGE_SIZE as u64)
+            .clamp(WRITEBACK_PAGES_MIN, WRITEBACK_PAGES_MAX) as usize;
         // Claim: only pages that are still the object that was queued, and in the pool.
-        let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(WRITEBACK_PAGES, |entry| {
+        let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(batch_pages, |entry| {
             self.ram
                 .update(entry.slot(), |word| {
                     let is_it = word.kind() == Kind::Pool && word.generation() == entry.generation();
@@ -120,8 +130,11 @@ impl TierBacking {
         if batch.is_empty() {
             return more;
         }
-        let buf = work.buf.get_or_insert_with(|| page_buf(WRITEBACK_PAGES));
-        self.buffer_bytes.store((WRITEBACK_PAGES * PAGE_SIZE) as u64, Ordering::Relaxed);
+        if work.buf.as_ref().is_none_or(|buf| buf.len() < batch.len()) {
+            work.buf = Some(page_buf(batch_pages));
+            self.buffer_bytes.store((batch_pages * PAGE_SIZE) as u64, Ordering::Relaxed);
+        }
+        let buf = work.buf.as_mut().expect("just made");
 
         // Copy out. What has been discarded or stored again since it was claimed is let go at once; if that happens
         // a moment later, the bytes are written and dropped, see below.
@@ -151,9 +164,8 @@ impl TierBacking {
         for (entry, result) in batch.iter().zip(&results) {
             let slot = entry.slot();
             if result.is_ok() {
-                let switched = self.ram.update(slot, |word| {
-                    (word.wb() == WB_THIS).then(|| RamBacking::file_word(word))
-                });
+                let switched =
+                    self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| RamBacking::file_word(word)));
                 if let Some((old, _)) = switched {
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
@@ -180,6 +192,7 @@ impl TierBacking {
         if ended.is_some() {
             return true;
         }
+        self.overtaken_pages.fetch_add(1, Ordering::Relaxed);
         // Replaced: nobody but this thread changes wb from here on. The place is buried first, because once wb is 0
         // a write may use it.
         self.file.discard(&[SlotIndex(slot)]);
@@ -245,7 +258,10 @@ impl Backing for TierBacking {
                     let switched =
                         self.ram.update(pages[index].slot.0, |word| Some(RamBacking::file_word(word)));
                     let (old, _) = switched.expect("the change always wants a new word");
-                    assert!(old.kind() == Kind::Empty && old.wb() == WB_NONE, "a slot was used by two at once");
+                    assert!(
+                        old.kind() == Kind::Empty && old.wb() == WB_NONE,
+                        "a slot was used by two at once"
+                    );
                     delta.file_pages += 1;
                 }
                 results[base + index] = result;

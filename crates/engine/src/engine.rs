@@ -54,8 +54,6 @@ pub struct Engine {
     pub swap_max_pages: AtomicU64,
     /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
     pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
-    /// Fills that met an event; whoever serves faults tries them again.
-    pub put_off: Mutex<Vec<FillJob>>,
     /// The last device error, for the line on stderr.
     pub last_error: Mutex<Option<String>>,
 }
@@ -80,7 +78,6 @@ impl Engine {
             swap_is_full: AtomicBool::new(false),
             swap_max_pages: AtomicU64::new(u64::MAX),
             unwritten: Mutex::new(Vec::new()),
-            put_off: Mutex::new(Vec::new()),
             last_error: Mutex::new(None),
         }
     }

@@ -5,7 +5,7 @@
 //!  choose victims (EVICTING) ─▶ Memory::take: out of the address space, bytes in staging
 //!     ├─ all zero        word NONE: its slot is given back, nothing is stored
 //!     ├─ into the swap cache, one step        from here on a fault is a HIT
-//!     ├─ words SWAPPED; faults that came meanwhile (WANTED) are served now, without the batch lock
+//!     ├─ words SWAPPED; faults that came meanwhile (WANTED) go to a pager now: hits
 //!     ├─ one write submission
 //!     └─ out of the swap cache, one step, each leaving a shadow; staging is freed
 //! ```
@@ -22,7 +22,6 @@ use crate::engine::{BATCH_PAGES, Device, Engine};
 use crate::memory::{Run, Take};
 use crate::space::{Space, index};
 use crate::stats::add;
-use crate::swap_in::{Outcome, Scratch};
 use crate::sync::{Arc, Ordering, lock};
 use crate::units::{CpuId, FrameId, Page, PageBuf, SlotIndex, Vpn};
 use crate::word::{State, SwapEntry, WANTED, Word};
@@ -34,7 +33,7 @@ pub struct Shrunk {
     pub taken: usize,
     /// Victims looked at.
     pub tried: usize,
-    /// Faults that waited for a page of the batch and could not be served at once: the caller serves them.
+    /// Pages of the batch for which a fault came meanwhile: the caller has a pager look at them again.
     pub wanted: Vec<Vpn>,
 }
 
@@ -178,25 +177,6 @@ impl Engine {
             }
             *word = new;
         }
-    }
-
-    /// Serve the faults that came for pages of the batch. What finds no room stays in `wanted`.
-    pub fn serve_wanted(
-        &self,
-        cpu: CpuId,
-        queue: QueueId,
-        space: &Arc<Space>,
-        wanted: &mut Vec<Vpn>,
-        scratch: &mut Scratch,
-    ) {
-        wanted.retain(|vpn| match self.fault(cpu, queue, space, *vpn, true, scratch) {
-            Outcome::Done | Outcome::Gone | Outcome::Pending => false,
-            Outcome::NoRoom => true,
-            Outcome::Again(job) => {
-                lock(&self.put_off).push(job);
-                false
-            }
-        });
     }
 
     fn cache_add(&self, pages: &[CachedPage]) {

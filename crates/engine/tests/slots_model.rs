@@ -4,6 +4,8 @@
 //! free, which folios fit. Because one thread is inside at a time, the model may demand exactness: an
 //! allocation that fails must have had no place to go, and order 0 may steal only from a device without other room.
 
+use std::collections::HashMap;
+
 use memspill_engine::slots::SwapDevice;
 use memspill_engine::tuning::{CgroupMapForm, Tuning};
 use memspill_engine::units::{CLUSTER_SLOTS, CpuId, FrameId, GroupId, Order, SlotIndex};
@@ -259,6 +261,10 @@ impl World {
         self.device.check();
         assert_eq!(self.device.free_slots() as usize, self.free());
         assert_eq!(self.device.used_slots() as usize, self.slots.len() - 1 - self.free());
+        let mut by_group = HashMap::new();
+        let owned = self.slots.iter().filter(|slot| slot.group != 0);
+        owned.for_each(|slot| *by_group.entry(GroupId(slot.group)).or_default() += 1);
+        assert_eq!(self.device.slots_by_group(), by_group);
         for (i, model) in self.slots.iter().enumerate().skip(1) {
             let slot = SlotIndex(i as u32);
             let seen = (self.device.count(slot), self.device.shadow(slot), self.device.group_of(slot));
@@ -326,7 +332,7 @@ fn tuning() -> impl Strategy<Value = Tuning> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn device_agrees_with_the_model(

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   wait for usage above the high mark
-//!   until below the low mark:  pick a space ─ batch lock ─ take ─ unlock ─ serve who waited ─ write ─ move out to the file
+//!   until below the low mark:  pick a space ─ batch lock ─ take ─ unlock ─ wake who waits ─ write ─ move out to the file
 //! ```
 //!
 //! Two threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted at once.
@@ -12,7 +12,6 @@ use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
 use memspill_engine::space::Space;
-use memspill_engine::swap_in::Scratch;
 use memspill_engine::units::CpuId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +28,6 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
         pager,
         cpu: CpuId(index),
         queue: QueueId(pager.cpus.len() as u32 + index),
-        scratch: Scratch::default(),
         stuck_since: None,
     };
     let mut seen = 0;
@@ -51,7 +49,6 @@ struct Reclaimer<'a> {
     pager: &'a Arc<Pager>,
     cpu: CpuId,
     queue: QueueId,
-    scratch: Scratch,
     /// Since when no batch has achieved anything.
     stuck_since: Option<Instant>,
 }
@@ -80,10 +77,9 @@ impl Reclaimer<'_> {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
         let batch = process.batch.lock().expect("batch");
-        let (mut shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
+        let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
         drop(batch);
-        engine.serve_wanted(self.cpu, self.queue, space, &mut shrunk.wanted, &mut self.scratch);
-        self.wait_for_room(&process, &shrunk.wanted);
+        self.hand_over(&process, &shrunk.wanted);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the compression.
         self.pager.poke_waiting();
         if let Some(write_out) = write_out {
@@ -92,10 +88,12 @@ impl Reclaimer<'_> {
         shrunk.taken
     }
 
-    /// Faults on pages of the batch that found no room wait with the others.
-    fn wait_for_room(&self, process: &Arc<Process>, wanted: &[memspill_engine::units::Vpn]) {
-        let mut waiting = self.pager.cpus[0].waiting.lock().expect("waiting");
-        waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), vpn: *vpn, write: true }));
+    /// Faults on pages of the batch: for the pagers, which alone start reads (a window may reach beyond the batch).
+    fn hand_over(&self, process: &Arc<Process>, wanted: &[memspill_engine::units::Vpn]) {
+        if !wanted.is_empty() {
+            let mut waiting = self.pager.cpus[self.cpu.index() % self.pager.cpus.len()].waiting.lock().expect("waiting");
+            waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), vpn: *vpn, write: true }));
+        }
     }
 
     fn maintain(&self) -> bool {

@@ -150,7 +150,6 @@ impl<'a> FaultThread<'a> {
 
     /// Fills that met an event: it has been read by now, or will be by whoever holds the gate.
     fn retry_put_off(&mut self) {
-        self.put_off.append(&mut self.pager.engine.put_off.lock().expect("put off"));
         for job in std::mem::take(&mut self.put_off) {
             let outcome = self.pager.engine.install(self.cpu, job, &mut self.scratch);
             self.after(outcome);

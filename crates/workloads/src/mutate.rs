@@ -66,11 +66,14 @@ pub fn run(args: &mut Args) -> Outcome {
     let ops: u64 = args.number("ops", u64::MAX)?;
     let modes = args.text("modes", ALL_MODES);
     args.finish()?;
-    let modes: Vec<Mode> = modes
+    let mut modes: Vec<Mode> = modes
         .split(',')
         .map(|name| Mode::parse(name).ok_or_else(|| Failure::Usage(format!("--modes: '{name}' is unknown"))))
         .collect::<Result<_, _>>()?;
     let with_brk = modes.contains(&Mode::Brk);
+    if modes == [Mode::Brk] {
+        modes.push(Mode::Write); // what the threads do meanwhile
+    }
     let shares = threads + usize::from(with_brk);
     if threads == 0 || pages / shares < 64 {
         return Err(Failure::Usage("each thread needs 64 pages or more".into()));

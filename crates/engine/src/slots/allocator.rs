@@ -76,14 +76,18 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 /// Rounds in which a large order waits for busy clusters before it gives up and is split. Order 0 never gives up.
 const LARGE_ORDER_ROUNDS: u32 = 16;
 
+/// On cache lines of its own: it changes all the time, and what stands beside it is read all the time.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 pub struct SwapDevice {
     slots: u32,
     clusters: LazyArray<Cluster>,
-    lists: Mutex<Lists>,
+    lists: Apart<Mutex<Lists>>,
     percpu: PerCpu,
     groups: CgroupMap,
     /// Slots that are free and not reserved by an allocation in progress.
-    free: AtomicU64,
+    free: Apart<AtomicU64>,
     tables: AtomicU64,
     /// Folios of each order that were asked for and not given.
     failed: [AtomicU64; ORDERS],
@@ -152,10 +156,10 @@ impl SwapDevice {
         SwapDevice {
             slots,
             clusters: LazyArray::new(clusters as usize),
-            lists: Mutex::new(Lists::new(clusters)),
+            lists: Apart(Mutex::new(Lists::new(clusters))),
             percpu: PerCpu::new(cpus, rotational),
             groups: CgroupMap::new(slots, tuning.cgroup_map),
-            free: AtomicU64::new(u64::from(slots.saturating_sub(1))),
+            free: Apart(AtomicU64::new(u64::from(slots.saturating_sub(1)))),
             tables: AtomicU64::new(0),
             failed: std::array::from_fn(|_| AtomicU64::new(0)),
             stolen: AtomicU64::new(0),
@@ -325,7 +329,7 @@ impl SwapDevice {
     fn reserve(&self, wanted: u64, unit: u64) -> u64 {
         let granted = |free: u64| free.min(wanted) / unit * unit;
         let before =
-            self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - granted(free)));
+            self.free.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - granted(free)));
         granted(before.expect("the closure always gives a value"))
     }
 
@@ -381,7 +385,7 @@ impl SwapDevice {
             run.iter().for_each(|slot| state.release(*slot));
             self.settle(run[0].cluster(), &mut state, false);
             drop(state);
-            self.free.fetch_add(run.len() as u64, Ordering::AcqRel);
+            self.free.0.fetch_add(run.len() as u64, Ordering::AcqRel);
         }
         owners
     }
@@ -472,7 +476,7 @@ impl SwapDevice {
 
     /// Slots that can be allocated now.
     pub fn free_slots(&self) -> u64 {
-        self.free.load(Ordering::Acquire)
+        self.free.0.load(Ordering::Acquire)
     }
 
     /// Slots in use, dying ones and those of allocations in progress included.
@@ -509,6 +513,16 @@ impl SwapDevice {
             stats.scan_steps += counters.scan_steps;
         }
         stats
+    }
+
+    /// How many slots each group has, by the cgroup map: what its charge must be. Walks everything; for quiet points.
+    pub fn slots_by_group(&self) -> HashMap<GroupId, u64> {
+        let mut totals = HashMap::new();
+        let clusters = self.lists_uncounted().ever_used();
+        let end = (u64::from(clusters) * u64::from(CLUSTER_SLOTS)).min(u64::from(self.slots));
+        let owners = (1..end as u32).map(|slot| self.group_of(SlotIndex(slot)));
+        owners.filter(|group| group.0 != 0).for_each(|group| *totals.entry(group).or_default() += 1);
+        totals
     }
 
     /// Walk everything and panic with what is broken. For quiet points: no other thread may be inside.
@@ -599,9 +613,9 @@ impl SwapDevice {
     }
 
     fn lock_lists(&self) -> MutexGuard<'_, Lists> {
-        let (mut lists, waited) = match self.lists.try_lock() {
+        let (mut lists, waited) = match self.lists.0.try_lock() {
             Ok(lists) => (lists, 0),
-            Err(_) => (lock(&self.lists), 1),
+            Err(_) => (lock(&self.lists.0), 1),
         };
         lists.locks += 1;
         lists.contended += waited;
@@ -610,7 +624,7 @@ impl SwapDevice {
 
     /// For looking, which should not count.
     fn lists_uncounted(&self) -> MutexGuard<'_, Lists> {
-        lock(&self.lists)
+        lock(&self.lists.0)
     }
 }
 

@@ -64,7 +64,7 @@ impl std::fmt::Display for ListId {
     }
 }
 
-/// Where orders 0 may steal, the least harmful first: what is of no use to its own order, then what somebody
+/// Where order 0 may steal, the least harmful first: what is of no use to its own order, then what somebody
 /// fills, then what has room for folios.
 pub(super) fn steal_order() -> impl Iterator<Item = ListId> {
     let kinds = [ListId::spent, ListId::frag, ListId::nonfull];
