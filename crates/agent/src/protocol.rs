@@ -18,7 +18,7 @@
 // All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_7002;
+pub const MAGIC: u32 = 0x6d73_7003;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -96,8 +96,9 @@ pub struct Go {
 
 /// Move the runs listed in the control page into staging, fill in `Run::moved` and `Run::errno`, then Reply.
 pub const OP_MOVE: u32 = 1;
-/// As OP_MOVE, but make each run's pages exclusive first (MADV_POPULATE_WRITE): for pages shared by an earlier fork.
-pub const OP_MOVE_BREAK_COW: u32 = 2;
+/// Make the pages of the runs exclusive to the process (MADV_POPULATE_WRITE), then Reply: for pages that a fork has made
+/// shared, which MOVE refuses. Not part of a MOVE: it faults where a page is missing, and must be served like any fault.
+pub const OP_POPULATE: u32 = 2;
 /// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that is not
 /// known). No Reply.
 pub const OP_ZAP: u32 = 3;
@@ -108,7 +109,7 @@ pub struct Command {
     pub op: u32,
     /// Echoed in Reply.
     pub seq: u32,
-    /// OP_MOVE*: number of runs. OP_ZAP: first staging page.
+    /// OP_MOVE, OP_POPULATE: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
     /// OP_ZAP: number of staging pages.
     pub arg2: u32,

@@ -758,11 +758,13 @@ fn the_child_of_a_fork_joins() {
     assert_eq!(child.ready.ident_addr, parent.ready.ident_addr);
     // Shared with the parent: not to be moved, until made exclusive.
     assert_eq!(child.move_runs(OP_MOVE, &[(buffer + 30 * PAGE, 4, 0)]), [(0, libc::EBUSY)]);
-    assert_eq!(child.move_runs(OP_MOVE_BREAK_COW, &[(buffer + 30 * PAGE, 4, 0)]), [(4, 0)]);
+    child.move_runs(OP_POPULATE, &[(buffer + 30 * PAGE, 4, 0)]);
+    assert_eq!(child.move_runs(OP_MOVE, &[(buffer + 30 * PAGE, 4, 0)]), [(4, 0)]);
     assert_eq!(child.store(buffer + 30 * PAGE, 4, 0), pattern_pages(30, 4));
     child.zap(0, 4);
     // The parent's evictor goes on beside it.
-    assert_eq!(parent.move_runs(OP_MOVE_BREAK_COW, &[(buffer + 40 * PAGE, 4, 0)]), [(4, 0)]);
+    parent.move_runs(OP_POPULATE, &[(buffer + 40 * PAGE, 4, 0)]);
+    assert_eq!(parent.move_runs(OP_MOVE, &[(buffer + 40 * PAGE, 4, 0)]), [(4, 0)]);
     parent.store(buffer + 40 * PAGE, 4, 0);
     parent.zap(0, 4);
 

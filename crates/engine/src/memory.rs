@@ -47,8 +47,6 @@ pub struct Run {
 pub enum Take {
     /// Its bytes are in the frame buffer (at the next free index, in the order of the runs).
     Moved,
-    /// As `Moved`, after a copy of its own was made: it was shared with another process.
-    MovedShared,
     /// There was no page: it reads as zero.
     Hole,
     /// Not now (an event is pending, or the batch was cancelled).

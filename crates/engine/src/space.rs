@@ -33,6 +33,10 @@ pub struct Space {
     pub(crate) streams: Mutex<Streams>,
     chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
     next_stamp: AtomicU64,
+    /// Ranges that are never managed, whatever their words say (the agent's own pages).
+    excluded: RwLock<Vec<(Vpn, Vpn)>>,
+    /// Words that mremap moved onto pages whose filler was still at work: the filler puts them there when it ends.
+    pub(crate) displaced: Mutex<BTreeMap<Vpn, Word>>,
     /// Position in the round of reclaim, an f64 (see `reclaim/victim.rs`).
     pub(crate) pass_bits: AtomicU64,
     /// Pages of this space that are charged: RESIDENT, EVICTING (until taken) and FILLING.
@@ -55,6 +59,8 @@ impl Space {
             streams: Mutex::new(Streams::default()),
             chunks: RwLock::new(BTreeMap::new()),
             next_stamp: AtomicU64::new(1),
+            excluded: RwLock::new(Vec::new()),
+            displaced: Mutex::new(BTreeMap::new()),
             pass_bits: AtomicU64::new(0),
             resident_pages: AtomicU64::new(0),
             swapped_pages: AtomicU64::new(0),
@@ -72,6 +78,14 @@ impl Space {
     }
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Never manage these ranges.
+    pub fn exclude(&self, ranges: Vec<(Vpn, Vpn)>) {
+        *self.excluded.write().expect("excluded") = ranges;
+    }
+    pub(crate) fn is_excluded(&self, vpn: Vpn) -> bool {
+        self.excluded.read().expect("excluded").iter().any(|(from, to)| (*from..*to).contains(&vpn))
     }
 
     /// Bytes of page table and LRU.
@@ -165,25 +179,37 @@ impl Space {
             let end = ((at / CHUNK_PAGES + 1) * CHUNK_PAGES).min(to.0);
             let chunk = self.chunk_or_new(Vpn(at));
             let mut words = lock(&chunk);
+            let new = |p: &u64| words[index(Vpn(*p))].state() == State::None && !self.is_excluded(Vpn(*p));
+            let new: Vec<u64> = (at..end).filter(new).collect();
+            // Charged before they can be victims.
+            engine.group.charge_adopted(new.len() as u64);
+            self.count_resident(new.len() as i64);
             let mut lru = lock(&self.lru);
-            for page in at..end {
-                let word = &mut words[index(Vpn(page))];
-                if word.state() == State::None {
-                    let (resident, record) = self.fresh_resident(Vpn(page), 0);
-                    *word = resident;
-                    lru.push(record);
-                    adopted += 1;
-                }
+            for page in &new {
+                let (resident, record) = self.fresh_resident(Vpn(*page), 0);
+                words[index(Vpn(*page))] = resident;
+                lru.push(record);
             }
+            adopted += new.len() as u64;
             at = end;
         }
-        engine.group.charge_adopted(adopted);
-        self.count_resident(adopted as i64);
         adopted
     }
 
-    /// Pages that could not be taken as they were mapped get another chance.
-    pub fn unpark(&self) {
+    /// Now and then: pages that could not be taken as they were mapped get another chance, and stale LRU records go when
+    /// they are the majority.
+    pub fn tidy(&self) {
+        self.unpark();
+        let stale = lock(&self.lru).len() > 2 * self.resident_pages() as usize + 4096;
+        if stale {
+            // Not under the LRU's lock: it comes after the chunks'.
+            let mut records = std::mem::take(&mut *lock(&self.lru));
+            records.sweep(|r| self.word(r.vpn()).state() == State::Resident && self.word(r.vpn()).stamp() == r.stamp());
+            lock(&self.lru).put_before(records);
+        }
+    }
+
+    fn unpark(&self) {
         for vpn in std::mem::take(&mut *lock(&self.parked)) {
             let Some(chunk) = self.chunk(vpn) else { continue };
             let word = lock(&chunk)[index(vpn)];
@@ -197,7 +223,8 @@ impl Space {
     pub fn unmap(&self, engine: &Engine, cpu: CpuId, from: Vpn, to: Vpn) {
         let mut entries = Vec::new();
         let (mut resident, mut swapped) = (0, 0);
-        self.for_range(from, to, |_, word| match word.state() {
+        let mut displaced = Vec::new();
+        self.for_range(from, to, |vpn, word| match word.state() {
             State::None => {}
             State::Resident => {
                 resident += 1;
@@ -209,10 +236,18 @@ impl Space {
                 *word = Word::NONE;
             }
             // Its filler still reads the slot; it will see the mark, drop what it has and free the entry.
-            State::Filling => *word = word.with(CANCELLED),
+            State::Filling => {
+                *word = word.with(CANCELLED);
+                displaced.extend(lock(&self.displaced).remove(&vpn));
+            }
             State::Poisoned => *word = Word::NONE,
             State::Evicting => panic!("an unmap is processed while a batch is being taken"),
         });
+        for word in displaced {
+            resident += u64::from(word.state() == State::Resident);
+            swapped += i64::from(word.state() == State::Swapped);
+            entries.extend(word.held_entry());
+        }
         self.prune(from, to);
         engine.group.uncharge(resident);
         self.count_resident(-(resident as i64));
@@ -230,6 +265,7 @@ impl Space {
                 State::None => {}
                 // The filler keeps its reference and ends at the old address; the new one gets a reference of its own.
                 State::Filling => {
+                    moved.extend(lock(&self.displaced).remove(&vpn).map(|w| (target, w)));
                     if word.has(HAS_ENTRY) && !word.has(CANCELLED) {
                         dup.push(word.entry());
                         moved.push((target, Word::swapped(word.entry())));
@@ -250,16 +286,23 @@ impl Space {
         for (vpn, word) in moved {
             let chunk = self.chunk_or_new(vpn);
             let mut words = lock(&chunk);
-            words[index(vpn)] = match word.state() {
-                State::Resident => {
-                    let (resident, record) = self.fresh_resident(vpn, word.heat());
-                    lock(&self.lru).push(record);
-                    resident
-                }
-                _ => word,
-            };
+            if words[index(vpn)].state() == State::Filling {
+                lock(&self.displaced).insert(vpn, word);
+                continue;
+            }
+            words[index(vpn)] = self.settled(vpn, word);
         }
         self.prune(from, Vpn(from.0 + pages));
+    }
+
+    /// A word that comes to a new place: a resident page needs a stamp and a record of its own.
+    pub(crate) fn settled(&self, vpn: Vpn, word: Word) -> Word {
+        if word.state() != State::Resident {
+            return word;
+        }
+        let (resident, record) = self.fresh_resident(vpn, word.heat());
+        lock(&self.lru).push(record);
+        resident
     }
 
     /// The process forked: give the child a copy of the page table. Swapped pages are shared by count. Returns the pages
@@ -274,6 +317,8 @@ impl Space {
             {
                 let words = lock(&chunk);
                 for (i, word) in words.iter().enumerate() {
+                    let displaced = lock(&self.displaced).get(&Vpn(number * CHUNK_PAGES + i as u64)).copied();
+                    let word = displaced.as_ref().unwrap_or(word);
                     copy[i] = match word.state() {
                         State::Resident => {
                             resident += 1;

@@ -35,6 +35,15 @@ use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, WANTED, Word};
 /// Most pages brought by one fault.
 pub const WINDOW_MAX: usize = 32;
 
+/// A fault, as a front end hands it in.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub vpn: Vpn,
+    pub write: bool,
+    /// Served even over the limit: the fault of somebody who makes room.
+    pub urgent: bool,
+}
+
 /// What the caller has to do next.
 pub enum Outcome {
     Done,
@@ -52,6 +61,8 @@ pub enum Outcome {
 pub struct FillJob {
     space: Arc<Space>,
     write: bool,
+    /// The page that faulted.
+    fault: Vpn,
     /// The page that faulted, and those that came along.
     pages: Vec<Claim>,
     /// Page i of the buffer holds the bytes of `pages[i]`; empty for a zero fill.
@@ -99,10 +110,10 @@ impl Engine {
         cpu: CpuId,
         queue: QueueId,
         space: &Arc<Space>,
-        vpn: Vpn,
-        write: bool,
+        fault: Fault,
         scratch: &mut Scratch,
     ) -> Outcome {
+        let Fault { vpn, write, .. } = fault;
         if space.is_dead() {
             space.memory.wake(vpn, 1);
             return Outcome::Gone;
@@ -128,12 +139,12 @@ impl Engine {
             }
             state @ (State::None | State::Swapped) => {
                 let window = self.window(space, vpn, state);
-                let Some(pages) = self.claim(space, &mut words, vpn, window, state) else {
+                let Some(pages) = self.claim(space, &mut words, fault, window, state) else {
                     add(&self.stats.allocstall, 1);
                     return Outcome::NoRoom;
                 };
                 drop(words);
-                let job = FillJob { space: space.clone(), write, pages, buf: PageBuf::default() };
+                let job = FillJob { space: space.clone(), write, fault: vpn, pages, buf: PageBuf::default() };
                 if state == State::None {
                     self.install(cpu, job, scratch)
                 } else {
@@ -186,20 +197,24 @@ impl Engine {
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
-        vpn: Vpn,
+        fault: Fault,
         window: Window,
         state: State,
     ) -> Option<Vec<Claim>> {
+        let vpn = fault.vpn;
         let chunk_first = vpn.0 - index(vpn) as u64;
         let first = window.first.0.max(chunk_first);
         let last = (window.first.0 + window.pages).min(chunk_first + CHUNK_PAGES);
         let mut picked: Vec<Vpn> = (first..last)
             .filter(|p| *p == vpn.0 || words[(p - chunk_first) as usize].state() == state)
+            .filter(|p| *p == vpn.0 || state == State::Swapped || !space.is_excluded(Vpn(*p)))
             .map(Vpn)
             .collect();
         let reserve_bytes = self.group.gap_bytes() / 2;
         if picked.len() < 2 || !self.group.try_charge(picked.len() as u64, reserve_bytes) {
-            if !self.group.try_charge(1, 0) {
+            if fault.urgent {
+                self.group.force_charge(1);
+            } else if !self.group.try_charge(1, 0) {
                 return None;
             }
             picked = vec![vpn];
@@ -287,7 +302,7 @@ impl Engine {
         for (i, claim) in job.pages.iter().enumerate() {
             let mut one = page_buf(1);
             let mut part =
-                FillJob { space: job.space.clone(), write: job.write, pages: vec![*claim], buf: PageBuf::default() };
+                FillJob { space: job.space.clone(), write: job.write, fault: claim.vpn, pages: vec![*claim], buf: PageBuf::default() };
             let result = if missing.contains(&i) {
                 self.start_read(cpu, queue, part, one, scratch)
             } else {
@@ -373,6 +388,12 @@ impl Engine {
                     longest = pages / 2;
                     Stop::Done
                 }
+                // Behind a hole on the far side of the fault lies something else: not ours to fill.
+                Stop::NotMapped if job.pages[at].vpn > job.fault => {
+                    end.returned.extend_from_slice(&job.pages[at..]);
+                    at = job.pages.len();
+                    Stop::Done
+                }
                 Stop::NotMapped => {
                     end.returned.push(job.pages[at]);
                     at += 1;
@@ -398,6 +419,11 @@ impl Engine {
         {
             let mut words = lock(&chunk);
             self.finish_words(&space, &mut words, &end, &mut entries);
+        }
+        for (claim, cancelled) in &end.dropped {
+            if !cancelled {
+                space.memory.poison(claim.vpn);
+            }
         }
         drop(pass);
         self.free_entries(cpu, &entries);
@@ -436,7 +462,8 @@ impl Engine {
         let mut uncharged = 0;
         for (claim, cancelled) in &end.dropped {
             let lost = !cancelled && claim.failed;
-            words[index(claim.vpn)] = if lost { Word::NONE.with_state(State::Poisoned) } else { Word::NONE };
+            let word = if lost { Word::NONE.with_state(State::Poisoned) } else { Word::NONE };
+            words[index(claim.vpn)] = self.displaced_or(space, claim.vpn, word);
             entries.extend(claim.entry);
             uncharged += 1;
         }
@@ -449,13 +476,19 @@ impl Engine {
                 }
                 entry => {
                     entries.extend(entry);
-                    Word::NONE
+                    self.displaced_or(space, claim.vpn, Word::NONE)
                 }
             };
             uncharged += 1;
         }
         space.count_resident(-uncharged);
         self.group.uncharge(uncharged as u64);
+    }
+
+    /// What mremap has moved here while the filler was at work, else `word`.
+    fn displaced_or(&self, space: &Space, vpn: Vpn, word: Word) -> Word {
+        let displaced = lock(&space.displaced).remove(&vpn);
+        displaced.map_or(word, |moved| space.settled(vpn, moved))
     }
 
     /// A page that comes back soon after it left belongs to the working set: one more round in the LRU. "Soon" is the
@@ -481,15 +514,11 @@ impl Engine {
         scratch: &mut Scratch,
     ) -> Outcome {
         for (claim, cancelled) in &end.dropped {
-            if *cancelled {
-                add(&self.stats.fill_cancelled, 1);
-            } else {
-                space.memory.poison(claim.vpn);
-            }
+            add(&self.stats.fill_cancelled, u64::from(*cancelled));
             space.memory.wake(claim.vpn, 1);
         }
         // The waiters of what was given back look again, and get SIGSEGV from the kernel if there is no mapping.
-        for claim in end.returned.iter().filter(|_| end.stop != Stop::NoMemory) {
+        for claim in &end.returned {
             space.memory.wake(claim.vpn, 1);
         }
         if end.stop == Stop::Again {

@@ -35,6 +35,8 @@ pub struct Shrunk {
     pub tried: usize,
     /// Pages of the batch for which a fault came meanwhile: the caller has a pager look at them again.
     pub wanted: Vec<Vpn>,
+    /// Pages that are shared or pinned.
+    pub busy: Vec<Vpn>,
 }
 
 /// A page in staging.
@@ -73,7 +75,7 @@ impl Engine {
         assert_eq!(outcome.len(), shrunk.tried, "Memory::take must say what became of each page");
         add(&self.stats.take_batches, 1);
 
-        let staged = self.settle(space, &runs, &outcome, &mut shrunk.wanted);
+        let staged = self.settle(space, &runs, &outcome, &mut shrunk);
         shrunk.taken = staged.len();
         add(&self.stats.pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
@@ -82,34 +84,41 @@ impl Engine {
     }
 
     /// The words of pages that were not taken; returns those that were, in the order of the buffer.
-    fn settle(&self, space: &Space, runs: &[Run], outcome: &[Take], wanted: &mut Vec<Vpn>) -> Vec<Staged> {
+    fn settle(&self, space: &Space, runs: &[Run], outcome: &[Take], shrunk: &mut Shrunk) -> Vec<Staged> {
         let mut staged = Vec::with_capacity(outcome.len());
         let mut outcome = outcome.iter();
-        let (mut gone, mut unshared) = (0, 0);
+        let mut gone = 0;
         for vpn in runs.iter().flat_map(|r| (0..u64::from(r.pages)).map(|i| Vpn(r.vpn.0 + i))) {
             let take = *outcome.next().expect("an outcome for each page");
             match take {
-                Take::Moved | Take::MovedShared => {
+                Take::Moved => {
                     staged.push(Staged { vpn, place: staged.len() });
                     gone += 1;
-                    unshared += u64::from(take == Take::MovedShared);
                     continue;
                 }
                 Take::Retry => add(&self.stats.take_retry, 1),
-                Take::Busy => add(&self.stats.take_busy, 1),
+                Take::Busy => {
+                    add(&self.stats.take_busy, 1);
+                    shrunk.busy.push(vpn);
+                }
                 Take::Unevictable => add(&self.stats.take_unevictable, 1),
-                Take::Hole => gone += 1,
-                Take::Gone => space.dead.store(true, Ordering::Relaxed),
+                Take::Hole | Take::Gone => gone += 1,
             }
             let chunk = space.chunk_or_new(vpn);
             let mut words = lock(&chunk);
             let word = &mut words[index(vpn)];
             assert_eq!(word.state(), State::Evicting, "a victim changed under its batch");
             if word.has(WANTED) {
-                wanted.push(vpn);
+                shrunk.wanted.push(vpn);
             }
             if take == Take::Hole {
                 *word = Word::NONE;
+                continue;
+            }
+            // The agent has ended, and the page with its process. Should somebody still share that memory (a vfork child
+            // whose parent was killed), the page is lost to him, and must not read as zero.
+            if take == Take::Gone {
+                *word = Word::NONE.with_state(State::Poisoned);
                 continue;
             }
             let (fresh, record) = space.fresh_resident(vpn, 0);
@@ -120,7 +129,6 @@ impl Engine {
                 lock(&space.lru).push(record);
             }
         }
-        self.group.drop_discount_pages(unshared);
         self.group.uncharge(gone);
         space.count_resident(-(gone as i64));
         staged
@@ -155,9 +163,9 @@ impl Engine {
             .map(|(s, entry)| CachedPage { entry: *entry, frame: FrameId(first_frame.0 + s.place as u32) })
             .collect();
         self.cache_add(&pages);
+        space.count_swapped(data.len() as i64);
         let words = data.iter().zip(&entries).map(|(s, entry)| (s.vpn, Word::swapped(*entry)));
         self.set_words(space, words, wanted);
-        space.count_swapped(data.len() as i64);
         Some(WriteOut { pages })
     }
 
@@ -265,7 +273,18 @@ impl Engine {
         if batch.is_empty() {
             return 0;
         }
-        let pages = batch.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
+        // What nobody needs any more need not be written.
+        let (needed, orphans): (Vec<_>, Vec<_>) = batch
+            .into_iter()
+            .partition(|(entry, _)| self.devices[entry.device as usize].slots.count(entry.slot) > 0);
+        for (entry, _) in orphans {
+            let device = &self.devices[entry.device as usize];
+            let (mut frames, mut freed) = (Vec::new(), Vec::new());
+            device.slots.cache_delete(&[entry.slot], None, &mut frames, &mut freed);
+            self.staging.free_frames(&frames);
+            device.reuse(cpu, &freed);
+        }
+        let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
         self.write_out(cpu, queue, WriteOut { pages })
     }
 }

@@ -58,8 +58,8 @@ impl ControlPage {
         self.abort_word().store(abort as u32, Ordering::Release);
     }
 
-    /// Take the lock that excludes MOVEs. False if `alive` said that the other side is gone.
-    pub fn lock(&self, alive: impl Fn() -> bool) -> bool {
+    /// Take the lock that excludes MOVEs. False if it cannot be had for far longer than a MOVE takes.
+    pub fn lock(&self) -> bool {
         let word = self.lock_word();
         for _ in 0..2000 {
             if word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -67,13 +67,13 @@ impl ControlPage {
             }
             std::hint::spin_loop();
         }
-        while word.swap(2, Ordering::Acquire) != 0 {
-            self.futex_wait(2, Duration::from_millis(10));
-            if !alive() {
-                return false;
+        for _ in 0..20 {
+            if word.swap(2, Ordering::Acquire) == 0 {
+                return true;
             }
+            self.futex_wait(2, Duration::from_millis(1));
         }
-        true
+        false
     }
 
     pub fn unlock(&self) {

@@ -23,13 +23,15 @@ use std::sync::{Arc, Mutex};
 /// False: nothing to do.
 pub fn read_locked(process: &Process, messages: &mut Vec<Event>) -> bool {
     let control = process.memory.agent().map(|a| &a.control);
-    if let Some(control) = control
-        && !control.lock(|| !process.dying.load(Ordering::Relaxed))
-    {
+    let locked = control.is_some_and(|c| c.lock());
+    // An agent that is gone holds no MOVE, whatever the lock says. One that is there but holds the lock for long is
+    // stopped in the middle of a MOVE: come back later, others have faults too.
+    if control.is_some() && !locked && !process.dying.load(Ordering::Relaxed) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
         return false;
     }
     let result = process.memory.uffd.read(messages);
-    if let Some(control) = control {
+    if let Some(control) = control.filter(|_| locked) {
         if messages.iter().any(|m| !matches!(m, Event::Fault { .. })) {
             control.set_abort(true);
         }
@@ -78,7 +80,9 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         key,
         memory,
         space,
+        evictor: Mutex::new(()),
         batch: Mutex::new(()),
+        since: std::time::Instant::now(),
         growth: Mutex::new(Growth::default()),
         pressed: AtomicBool::new(true),
         dying: AtomicBool::new(false),
@@ -126,7 +130,9 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         key,
         space: Arc::new(Space::new(SpaceId(key as u32), memory.clone())),
         memory,
+        evictor: Mutex::new(()),
         batch: Mutex::new(()),
+        since: std::time::Instant::now(),
         growth: Mutex::new(Growth::default()),
         pressed: AtomicBool::new(false),
         dying: AtomicBool::new(false),

@@ -12,6 +12,7 @@ use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
 use memspill_engine::space::Space;
+use memspill_engine::swap_in::Fault;
 use memspill_engine::units::CpuId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,10 +77,24 @@ impl Reclaimer<'_> {
     fn shrink(&mut self, space: &Arc<Space>) -> usize {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
+        if crate::proc::is_stopped(process.memory.pid()) {
+            // A stopped process (SIGSTOP, ^Z, a debugger) cannot evict; nor does it fill memory. The others come first.
+            space.pass_over();
+            self.stuck_since = None;
+            return 0;
+        }
+        // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
+        let evictor = process.evictor.lock().expect("evictor");
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
         drop(batch);
         self.hand_over(&process, &shrunk.wanted);
+        if !shrunk.busy.is_empty() && space.cow.load(Ordering::Relaxed) {
+            // Shared since a fork. Where the other one still lives, each gets a page of its own by this.
+            process.memory.populate(&shrunk.busy);
+            engine.group.drop_discount_pages(shrunk.busy.len() as u64);
+        }
+        drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the compression.
         self.pager.poke_waiting();
         if let Some(write_out) = write_out {
@@ -92,7 +107,8 @@ impl Reclaimer<'_> {
     fn hand_over(&self, process: &Arc<Process>, wanted: &[memspill_engine::units::Vpn]) {
         if !wanted.is_empty() {
             let mut waiting = self.pager.cpus[self.cpu.index() % self.pager.cpus.len()].waiting.lock().expect("waiting");
-            waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), vpn: *vpn, write: true }));
+            let fault = |vpn: &memspill_engine::units::Vpn| Fault { vpn: *vpn, write: true, urgent: false };
+            waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), fault: fault(vpn) }));
         }
     }
 

@@ -16,7 +16,7 @@
 use crate::pager::{KEY_POKE, KEY_READS, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
-use memspill_engine::swap_in::{FillJob, Outcome, Scratch};
+use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::units::{CpuId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
 use rustix::event::epoll;
@@ -124,15 +124,17 @@ impl<'a> FaultThread<'a> {
         if crate::events::is_agent_call(self.pager, process, addr) {
             return;
         }
-        self.page_fault(process, Vpn::from_addr(addr), write);
+        // The evictor faults only where it makes pages ready to be moved out: it must not wait for the room it makes.
+        let urgent = process.memory.agent().is_some_and(|a| a.evictor_tid == tid);
+        self.page_fault(process, Fault { vpn: Vpn::from_addr(addr), write, urgent });
     }
 
-    fn page_fault(&mut self, process: &Arc<Process>, vpn: Vpn, write: bool) {
+    fn page_fault(&mut self, process: &Arc<Process>, fault: Fault) {
         let engine = &self.pager.engine;
-        let outcome = engine.fault(self.cpu, self.queue, &process.space, vpn, write, &mut self.scratch);
+        let outcome = engine.fault(self.cpu, self.queue, &process.space, fault, &mut self.scratch);
         match outcome {
             Outcome::NoRoom => {
-                let waiting = Waiting { process: process.clone(), vpn, write };
+                let waiting = Waiting { process: process.clone(), fault };
                 self.pager.cpus[self.cpu.index()].waiting.lock().expect("waiting").push_back(waiting);
             }
             other => self.after(other),
@@ -143,8 +145,9 @@ impl<'a> FaultThread<'a> {
     fn after(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Again(job) => self.put_off.push(job),
-            // The hard limit around us had no page for a fill that was charged: the waiter is woken, and faults again.
-            Outcome::NoRoom | Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+            // A hard limit around us had no page for a fill that was charged: the waiters were woken and will fault again.
+            Outcome::NoRoom => std::thread::sleep(std::time::Duration::from_millis(1)),
+            Outcome::Done | Outcome::Pending | Outcome::Gone => {}
         }
     }
 
@@ -164,14 +167,8 @@ impl<'a> FaultThread<'a> {
         loop {
             let Some(waiting) = mine.waiting.lock().expect("waiting").pop_front() else { break };
             let engine = &self.pager.engine;
-            let outcome = engine.fault(
-                self.cpu,
-                self.queue,
-                &waiting.process.space,
-                waiting.vpn,
-                waiting.write,
-                &mut self.scratch,
-            );
+            let space = &waiting.process.space;
+            let outcome = engine.fault(self.cpu, self.queue, space, waiting.fault, &mut self.scratch);
             if matches!(outcome, Outcome::NoRoom) {
                 mine.waiting.lock().expect("waiting").push_front(waiting);
                 break;

@@ -25,6 +25,10 @@ use std::time::{Duration, Instant};
 
 /// How fast a program can fill memory: 4 KiB pages on two CPUs here come to 3 GB/s, huge pages to more.
 const FILL_BYTES_PER_MS: u64 = 6 << 20;
+/// A forked child introduces its agent within this time, or has none.
+const AGENT_EXPECTED: Duration = Duration::from_secs(2);
+/// A range is registered, scanned and adopted in pieces of this size, each without an event in between.
+const ADOPT_BYTES: u64 = 8 << 20;
 const POLL_MIN: Duration = Duration::from_millis(1);
 const POLL_PRESSED: Duration = Duration::from_millis(2);
 const POLL_MAX: Duration = Duration::from_millis(40);
@@ -96,7 +100,7 @@ pub fn run(pager: &Arc<Pager>) {
             }
         }
         if last_parked.elapsed() > Duration::from_secs(2) {
-            pager.processes().iter().for_each(|p| p.space.unpark());
+            pager.processes().iter().for_each(|p| p.space.tidy());
             last_parked = Instant::now();
         }
         let pause = if pager.pressed.load(Ordering::Relaxed) {
@@ -141,6 +145,10 @@ fn tick(pager: &Arc<Pager>) -> u64 {
         follow(pager, process, statm, limit_bytes);
     }
     pager.kick_reclaim();
+    // Room may have come from elsewhere than reclaim (memory that is not managed, a process that ended).
+    if !pager.engine.group.full() {
+        pager.poke_waiting();
+    }
     0
 }
 
@@ -161,23 +169,21 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
         pager.give_up(125, format!("the memory of process {} cannot be read any more", process.memory.pid()));
     }
     let agentless = process.memory.agent().is_none();
-    if (process.dying.load(Ordering::Relaxed) || process.space.is_dead() || agentless) && is_gone(process) {
+    if (process.dying.load(Ordering::Relaxed) || process.space.is_dead() || agentless) && process.memory.uffd.is_gone() {
         pager.remove_process(process);
         return None;
     }
     proc::statm(process.memory.pid())
 }
 
-/// Any ioctl that needs the address space says ESRCH once it is gone. This one fails on a living one too (nothing is
-/// registered at the null page), but otherwise.
-fn is_gone(process: &Process) -> bool {
-    process.memory.uffd.zeropage(0, PAGE_SIZE as u64).stop == memspill_uffd::userfaultfd::Stop::Gone
-}
-
 /// In pressed times: register what is new in this process.
 fn follow(pager: &Arc<Pager>, process: &Arc<Process>, statm: Statm, limit_bytes: u64) {
     let pid = process.memory.pid();
-    if pid == 0 {
+    // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
+    let settling = process.parent.is_some()
+        && process.memory.agent().is_none()
+        && process.since.elapsed() < AGENT_EXPECTED;
+    if pid == 0 || settling {
         return;
     }
     if !process.pressed.load(Ordering::Relaxed) {
@@ -220,20 +226,33 @@ fn press(process: &Process) -> bool {
     true
 }
 
+/// Register a range, and adopt the pages of it that are there already.
+///
+/// Piece by piece, inside the gate: no event is read between the registration of a piece and the adoption of its pages. So
+/// if the mapping changes meanwhile, the event is still to be read when we are done: until then MOVE refuses, and its
+/// processing takes back what was adopted. (Else a page of a new, unregistered mapping could be adopted, moved out, and
+/// read as zero by its owner, without a fault.)
 fn register(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start: u64, end: u64) {
-    if process.memory.uffd.register(start, end - start).is_err() {
-        // Owned by a userfaultfd of the program's own, or changed since the maps were read: the next scan sees.
-        return;
-    }
-    growth.add(start, end);
-    adopt(pager, process, growth, start, end);
-}
-
-/// Pages of a newly registered range that are there already.
-fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start: u64, end: u64) {
     if growth.pagemap.is_none() {
         growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.pid())).ok();
     }
+    let mut at = start;
+    while at < end {
+        let to = (at + ADOPT_BYTES).min(end);
+        let pass = process.space.gate.enter_fill();
+        if process.memory.uffd.register(at, to - at).is_err() {
+            // Owned by a userfaultfd of the program's own, or changed since the maps were read: the next scan sees.
+            return;
+        }
+        growth.add(at, to);
+        adopt(pager, process, growth, at, to);
+        drop(pass);
+        at = to;
+    }
+    pager.update_other_bytes();
+}
+
+fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &Growth, start: u64, end: u64) {
     let Some(pagemap) = &growth.pagemap else { return };
     let scan = pagemap::present(pagemap, start, end, |from, to| {
         let adopted = process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
@@ -247,14 +266,32 @@ fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start:
     {
         eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
     }
-    pager.update_other_bytes();
+}
+
+/// An agent has introduced itself in a process that was followed before: none of its own pages is managed.
+pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
+    let mut growth = process.growth.lock().expect("growth");
+    let pass = process.space.gate.enter_events();
+    let batch = process.batch.lock().expect("batch");
+    for (start, end) in own {
+        growth.remove(*start, *end);
+        // Most were never registered: then there is nothing to undo.
+        let _ = process.memory.uffd.unregister(*start, end - start);
+        process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
+    }
+    drop(batch);
+    drop(pass);
 }
 
 /// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
 pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
     let page = PAGE_SIZE as u64;
     let (start, Some(end)) = (addr & !(page - 1), addr.checked_add(len)) else { return };
-    let end = end.div_ceil(page) * page;
+    let end = end & !(page - 1);
+    let touches_own = process.memory.agent().is_some_and(|a| a.own_ranges().iter().any(|(s, e)| start < *e && *s < end));
+    if touches_own || start >= end {
+        return;
+    }
     if process.memory.uffd.register(start, end.saturating_sub(start)).is_ok() {
         // Nobody has touched it, so there is nothing to adopt. Not waiting for the monitor: it may be in a scan, and the
         // caller waits. The scan finds the range registered already, which is harmless.

@@ -12,7 +12,7 @@
 use std::io;
 
 /// Start the guardian. `token` is what the environments of the tree hold. Returns its pid.
-pub fn start(token: &str) -> io::Result<i32> {
+pub fn start(token: &str) -> io::Result<u32> {
     let supervisor = std::process::id();
     // SAFETY: like fork(): no stack is given, the child runs on a copy of this one and never returns from `watch`. The
     // process is single-threaded (asserted by the caller), so no lock is held by a thread that is not copied.
@@ -20,7 +20,7 @@ pub fn start(token: &str) -> io::Result<i32> {
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => watch(supervisor, token),
-        pid => Ok(pid as i32),
+        pid => Ok(pid as u32),
     }
 }
 
@@ -42,7 +42,8 @@ fn watch(supervisor: u32, token: &str) -> ! {
         }
     }
     kill_tree(token);
-    std::process::exit(0);
+    // SAFETY: ends this process; nothing of the copied supervisor (buffers, exit handlers) may run.
+    unsafe { libc::_exit(0) }
 }
 
 /// Kill until nobody is left: a process may fork while we look.

@@ -12,6 +12,7 @@ use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, Welcome,
 };
 use memspill_uffd::userfaultfd::{self as uffd_abi, Uffd};
+use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -132,7 +133,7 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<(
     let known = known.filter(|p| p.memory.agent().is_none());
     let (control, control_fd) = ControlPage::new()?;
     let result = match known {
-        Some(process) => attach_known(&socket, &process, control, &control_fd).map(|()| process),
+        Some(process) => attach_known(pager, &socket, &process, control, &control_fd).map(|()| process),
         None => make_new(pager, &socket, pid, control, &control_fd),
     };
     let process = match result {
@@ -151,6 +152,7 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<(
 
 /// The child of a fork, whose userfaultfd came with the fork event.
 fn attach_known(
+    pager: &Pager,
     socket: &OwnedFd,
     process: &Arc<Process>,
     control: ControlPage,
@@ -160,6 +162,9 @@ fn attach_known(
     wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
     let (ready, _) = receive_ready(socket)?;
     attach(process, socket, control, ready)?;
+    let own = process.memory.agent().expect("just attached").own_ranges();
+    crate::growth::forget_own(pager, process, &own);
+    // Its doorbells and staging are still to be registered.
     process.pressed.store(false, Ordering::Relaxed);
     Ok(())
 }
@@ -203,8 +208,21 @@ fn receive_ready(socket: &OwnedFd) -> io::Result<(Ready, Vec<OwnedFd>)> {
     Ok((ready, fds))
 }
 
+/// Addresses from a target: in user space, in pages, and not wrapping.
+fn check_ready(ready: &Ready) -> io::Result<()> {
+    const USER_END: u64 = 1 << 56;
+    let pages = [ready.staging_addr, ready.doorbell_addr, ready.ident_addr, ready.control_addr];
+    let ends = [(ready.private_addr, ready.private_len), (ready.image_addr, ready.image_len)];
+    let aligned = pages.iter().all(|a| a % PAGE_SIZE as u64 == 0 && *a > 0 && *a < USER_END);
+    let bounded = ends.iter().all(|(addr, len)| *addr < USER_END && *len < USER_END);
+    if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
 fn attach(process: &Arc<Process>, socket: &OwnedFd, control: ControlPage, ready: Ready) -> io::Result<()> {
-    let agent = Agent::new(socket.try_clone()?, control, ready);
+    check_ready(&ready)?;
+    let agent = Agent::new(socket.try_clone()?, control, ready, process.memory.pid());
+    let own = agent.own_ranges();
+    process.space.exclude(own.iter().map(|(s, e)| (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))).collect());
     if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
 }
 

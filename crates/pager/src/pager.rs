@@ -12,7 +12,7 @@
 
 use crate::process::Process;
 use memspill_engine::engine::Engine;
-use memspill_engine::units::Vpn;
+use memspill_engine::swap_in::Fault;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, RwLock};
 /// A fault that waits for room.
 pub struct Waiting {
     pub process: Arc<Process>,
-    pub vpn: Vpn,
-    pub write: bool,
+    pub fault: Fault,
 }
 
 /// One pager thread's side of things.

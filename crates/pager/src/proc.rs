@@ -52,6 +52,12 @@ pub fn tgid_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
+/// Stopped by a signal or a tracer?
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
+}
+
 /// Every process that is below `root` in the tree of parents, `root` itself not included.
 pub fn descendants(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
@@ -90,9 +96,14 @@ pub fn with_environment(text: &str) -> Vec<u32> {
     found
 }
 
-/// Our own second process (see `guardian.rs`), by the name it gives itself.
-pub fn is_guardian(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "memspill-guard")
+/// The thread of a process, other than its first, that has this name.
+pub fn thread_named(pid: u32, name: &str) -> Option<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    threads
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|tid| *tid != pid)
+        .find(|tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).is_ok_and(|c| c.trim() == name))
 }
 
 #[cfg(test)]

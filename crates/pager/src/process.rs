@@ -12,7 +12,7 @@
 //! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data.
 
 use crate::control::ControlPage;
-use memspill_agent::protocol::{Command, OP_MOVE, OP_MOVE_BREAK_COW, OP_ZAP, Ready, Reply, Run as AgentRun};
+use memspill_agent::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, Ready, Reply, Run as AgentRun};
 use memspill_agent::protocol::{RUNS_MAX, STAGING_PAGES};
 use memspill_engine::engine::BATCH_PAGES;
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
@@ -33,21 +33,24 @@ pub struct Agent {
     pub socket: OwnedFd,
     pub control: ControlPage,
     pub ready: Ready,
+    /// Thread id of the evictor, 0 if unknown: its own faults are served even where there is no room.
+    pub evictor_tid: u32,
     seq: AtomicU32,
     half: AtomicU32,
 }
 
 impl Agent {
-    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready) -> Agent {
-        Agent { socket, control, ready, seq: AtomicU32::new(0), half: AtomicU32::new(0) }
+    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32) -> Agent {
+        let evictor_tid = crate::proc::thread_named(pid, "memspill").unwrap_or(0);
+        Agent { socket, control, ready, evictor_tid, seq: AtomicU32::new(0), half: AtomicU32::new(0) }
     }
 
     fn send(&self, command: Command) -> bool {
         crate::wire::send(&self.socket, &command, &[]).is_ok()
     }
 
-    /// Run one MOVE command and wait for its reply. False: the agent is gone.
-    fn moved(&self, op: u32, runs: &[AgentRun]) -> bool {
+    /// Run one command and wait for its reply. False: the agent is gone.
+    fn call(&self, op: u32, runs: &[AgentRun]) -> bool {
         self.control.write_runs(runs);
         let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         if !self.send(Command { op, seq, arg: runs.len() as u32, arg2: 0 }) {
@@ -103,8 +106,11 @@ pub struct Process {
     pub key: u64,
     pub memory: Arc<ProcessMemory>,
     pub space: Arc<Space>,
+    /// Held by a reclaimer for as long as it uses the evictor. Taken before `batch`.
+    pub evictor: Mutex<()>,
     /// Held while a batch is being taken, and while events are processed: never both at once.
     pub batch: Mutex<()>,
+    pub since: std::time::Instant,
     /// Ranges that are registered, and what was last seen of the process's size.
     pub growth: Mutex<crate::growth::Growth>,
     /// Registered at all: until memory gets tight, nothing is.
@@ -157,7 +163,6 @@ impl Memory for ProcessMemory {
         };
         let base = agent.half.fetch_xor(1, Ordering::Relaxed) * HALF_PAGES;
         let mut takes = Takes { runs, takes: vec![None; pages] };
-        let mut op = OP_MOVE;
         // Each round gives every run at least one outcome, so runs that are full of holes or busy pages need many:
         // what is left after the bound is tried again another time.
         for _ in 0..16 {
@@ -165,14 +170,14 @@ impl Memory for ProcessMemory {
             if remaining.is_empty() {
                 break;
             }
-            if !agent.moved(op, &remaining) {
+            if !agent.call(OP_MOVE, &remaining) {
                 takes.takes.iter_mut().for_each(|t| *t = t.or(Some(Take::Gone)));
                 break;
             }
-            op = self.collect(agent, &remaining, base, op, &mut takes.takes);
+            self.collect(agent, &remaining, base, &mut takes.takes);
         }
         self.read_staging(agent, base, frames, &mut takes.takes);
-        if takes.takes.iter().any(|t| matches!(t, Some(Take::Moved | Take::MovedShared))) {
+        if takes.takes.contains(&Some(Take::Moved)) {
             agent.send(Command { op: OP_ZAP, seq: 0, arg: base, arg2: pages as u32 });
         }
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
@@ -201,30 +206,55 @@ impl Memory for ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Read the results of a command. Returns the op for what is left.
-    fn collect(&self, agent: &Agent, sent: &[AgentRun], base: u32, op: u32, takes: &mut [Option<Take>]) -> u32 {
-        let mut next = OP_MOVE;
+    /// Read the results of a command.
+    fn collect(&self, agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take>]) {
         for (i, run) in sent.iter().enumerate() {
             let result = agent.control.read_run(i);
             let moved = result.moved.min(run.pages) as usize;
             let first = (run.staging - base) as usize;
-            let how = if op == OP_MOVE_BREAK_COW { Take::MovedShared } else { Take::Moved };
-            takes[first..first + moved].fill(Some(how));
+            let end = first + run.pages as usize;
+            takes[first..first + moved].fill(Some(Take::Moved));
             if moved == run.pages as usize {
                 continue;
             }
             let stopped_at = first + moved;
             match result.errno {
                 libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
-                libc::EBUSY if op == OP_MOVE => next = OP_MOVE_BREAK_COW,
                 libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
                 libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
-                libc::ESRCH => takes[stopped_at..first + run.pages as usize].fill(Some(Take::Gone)),
+                libc::EEXIST if self.moved_unnoticed(agent, run, moved as u64) => {
+                    takes[stopped_at] = Some(Take::Moved);
+                }
+                libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),
                 // EAGAIN, ECANCELED (an event), EEXIST (staging was not empty yet), ENOMEM.
-                _ => takes[stopped_at..first + run.pages as usize].fill(Some(Take::Retry)),
+                _ => takes[stopped_at..end].fill(Some(Take::Retry)),
             }
         }
-        next
+    }
+
+    /// EEXIST: the staging page is there already. Either it was left over, or the kernel moved the page and did not count
+    /// it (after a transient EAGAIN inside the call). Decided by looking, never by assumption: is the source still there?
+    fn moved_unnoticed(&self, agent: &Agent, run: &AgentRun, moved: u64) -> bool {
+        let page = PAGE_SIZE as u64;
+        let source = run.src_addr + moved * page;
+        let staged = agent.ready.staging_addr + (u64::from(run.staging) + moved) * page;
+        self.is_present(staged) && !self.is_present(source)
+    }
+
+    fn is_present(&self, addr: u64) -> bool {
+        let Ok(pagemap) = std::fs::File::open(format!("/proc/{}/pagemap", self.pid())) else { return false };
+        let mut present = false;
+        let _ = memspill_uffd::pagemap::present(&pagemap, addr, addr + PAGE_SIZE as u64, |_, _| present = true);
+        present
+    }
+
+    /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
+    /// it may fault, and the fault must find the batch lock free.
+    pub fn populate(&self, pages: &[Vpn]) {
+        let Some(agent) = self.agent() else { return };
+        let run = |vpn: &Vpn| AgentRun { src_addr: vpn.addr(), pages: 1, ..AgentRun::default() };
+        let runs: Vec<AgentRun> = pages.iter().take(RUNS_MAX).map(run).collect();
+        agent.call(OP_POPULATE, &runs);
     }
 
     /// Copy what was moved into `frames`, compactly, in order. The pages are in staging and nowhere else: if they cannot
@@ -232,9 +262,7 @@ impl ProcessMemory {
     fn read_staging(&self, agent: &Agent, base: u32, frames: &mut [Page], takes: &mut [Option<Take>]) {
         let mut segments: Vec<(u64, usize)> = Vec::new();
         let mut pages = 0;
-        for (i, _) in
-            takes.iter().enumerate().filter(|(_, t)| matches!(t, Some(Take::Moved | Take::MovedShared)))
-        {
+        for (i, _) in takes.iter().enumerate().filter(|(_, t)| **t == Some(Take::Moved)) {
             let addr = agent.ready.staging_addr + (u64::from(base) + i as u64) * PAGE_SIZE as u64;
             match segments.last_mut() {
                 Some((start, len)) if *start + *len as u64 == addr => *len += PAGE_SIZE,
@@ -250,7 +278,7 @@ impl ProcessMemory {
         if error.raw_os_error() != Some(libc::ESRCH) {
             self.broken.store(true, Ordering::Relaxed);
         }
-        for take in takes.iter_mut().filter(|t| matches!(t, Some(Take::Moved | Take::MovedShared))) {
+        for take in takes.iter_mut().filter(|t| **t == Some(Take::Moved)) {
             *take = Some(Take::Gone);
         }
     }

@@ -71,17 +71,19 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let signals = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
     let address = config.door.address();
-    crate::guardian::start(&address)?;
+    assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
+    let guardian = crate::guardian::start(&address)?;
+    let nofile = signals::raise_nofile();
     let agent = publish_agent()?;
     let pager = build(config.devices, config.tuning, config.settings, config.door, config.layout)?;
     pager.engine.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
     start_threads(&pager)?;
-    let child = match spawn(&config.command, &agent, &address) {
-        Ok(child) => child,
-        Err(e) => return Err(e),
-    };
-    let exit_code = wait(&pager, child, &signals);
+    let exit_code = spawn(&config.command, &agent, &address, nofile).map(|child| wait(&pager, child, guardian, &signals));
     pager.stopping.store(true, Ordering::Relaxed);
+    // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
+    signals::send(guardian, libc::SIGKILL);
+    signals::wait_for(guardian);
+    let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
 }
 
@@ -146,7 +148,7 @@ fn publish_agent() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str) -> io::Result<Child> {
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, nofile: signals::Nofile) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let mut child = Command::new(&command[0]);
     child
@@ -155,7 +157,7 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str) -> io::Result<Chi
         .env(memspill_agent::protocol::ENV_NAME, address)
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
         .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
-    signals::on_exec(&mut child);
+    signals::on_exec(&mut child, nofile);
     child.spawn()
 }
 
@@ -169,23 +171,27 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
 }
 
 /// Wait for the target and for all that it leaves behind; forward signals; carry out a verdict.
-fn wait(pager: &Arc<Pager>, child: Child, signals: &signals::Set) -> i32 {
+fn wait(pager: &Arc<Pager>, child: Child, guardian: u32, signals: &signals::Set) -> i32 {
     let pid = child.id();
     let mut exit_code = None;
     let mut told = false;
     loop {
         if let Some(verdict) = pager.verdict.lock().expect("verdict").clone() {
             eprintln!("memspill: {}", verdict.message);
-            end_tree(pager);
+            end_tree(pager, guardian);
             return verdict.exit_code;
         }
         for (who, status) in reap() {
             if who == pid {
                 exit_code = Some(code_of(status));
             }
+            if who == guardian {
+                pager.give_up(125, "the guardian was killed: the tree ends with it".into());
+            }
         }
         if let Some(code) = exit_code {
-            let left = crate::proc::descendants(std::process::id()).len().saturating_sub(1);
+            let below = crate::proc::descendants(std::process::id());
+            let left = below.iter().filter(|pid| **pid != guardian).count();
             if left == 0 {
                 return code;
             }
@@ -199,7 +205,7 @@ fn wait(pager: &Arc<Pager>, child: Child, signals: &signals::Set) -> i32 {
                 (libc::SIGCHLD, _) => {}
                 // The command is gone already: what it left behind goes too.
                 (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT, Some(code)) => {
-                    end_tree(pager);
+                    end_tree(pager, guardian);
                     return code;
                 }
                 (signal, None) if from_user => signals::send(pid, signal),
@@ -210,12 +216,11 @@ fn wait(pager: &Arc<Pager>, child: Child, signals: &signals::Set) -> i32 {
 }
 
 /// Kill everything below us, the guardian excepted (it goes when we go).
-fn end_tree(pager: &Arc<Pager>) {
+fn end_tree(pager: &Arc<Pager>, guardian: u32) {
     pager.stopping.store(true, Ordering::Relaxed);
     for _ in 0..500 {
         let tree = crate::proc::descendants(std::process::id());
-        let targets: Vec<u32> =
-            tree.into_iter().filter(|pid| !crate::proc::is_guardian(*pid)).collect();
+        let targets: Vec<u32> = tree.into_iter().filter(|pid| *pid != guardian).collect();
         if targets.is_empty() {
             break;
         }
@@ -296,10 +301,25 @@ mod signals {
         }
     }
 
-    /// In the target before exec: die with us, and get the signal mask back that we were started with.
-    pub fn on_exec(command: &mut Command) {
+    /// The limit of open files that the target is to have.
+    #[derive(Clone, Copy)]
+    pub struct Nofile(libc::rlimit);
+
+    /// Each process of the tree costs two descriptors here: take what the hard limit gives.
+    pub fn raise_nofile() -> Nofile {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct lives across the calls. If they fail, the limit stays as it was.
+        unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
+        }
+        Nofile(limit)
+    }
+
+    /// In the target before exec: die with us, and get back the signal mask and limit that we were started with.
+    pub fn on_exec(command: &mut Command, nofile: Nofile) {
         let supervisor = std::process::id();
-        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, _exit.
+        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, _exit.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -309,6 +329,7 @@ mod signals {
                 let mut none: libc::sigset_t = std::mem::zeroed();
                 libc::sigemptyset(&mut none);
                 libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+                libc::setrlimit(libc::RLIMIT_NOFILE, &nofile.0);
                 Ok(())
             });
         }
@@ -324,6 +345,11 @@ mod signals {
         // SAFETY: status lives across the call.
         let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
         (pid > 0).then_some((pid as u32, status))
+    }
+
+    pub fn wait_for(pid: u32) {
+        // SAFETY: no status is wanted.
+        unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), 0) };
     }
 
     /// Pin the calling thread.

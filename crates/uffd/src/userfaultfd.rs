@@ -54,6 +54,15 @@ struct ZeropageArg {
     zeropage: i64,
 }
 
+#[repr(C)]
+struct WriteprotectArg {
+    range: RangeArg,
+    mode: u64,
+}
+
+/// Any page-aligned address that the kernel lets be looked at (above mmap_min_addr).
+const PROBE_ADDR: u64 = 1 << 20;
+
 const UFFDIO_API: u64 = ioc(READ | WRITE, 0xAA, 0x3F, size_of::<ApiArg>());
 const UFFDIO_REGISTER: u64 = ioc(READ | WRITE, 0xAA, 0x00, size_of::<RegisterArg>());
 const UFFDIO_UNREGISTER: u64 = ioc(READ, 0xAA, 0x01, size_of::<RangeArg>());
@@ -62,6 +71,7 @@ const UFFDIO_COPY: u64 = ioc(READ | WRITE, 0xAA, 0x03, size_of::<CopyArg>());
 const UFFDIO_ZEROPAGE: u64 = ioc(READ | WRITE, 0xAA, 0x04, size_of::<ZeropageArg>());
 /// Same layout as zeropage: range, mode, signed count.
 const UFFDIO_POISON: u64 = ioc(READ | WRITE, 0xAA, 0x08, size_of::<ZeropageArg>());
+const UFFDIO_WRITEPROTECT: u64 = ioc(READ | WRITE, 0xAA, 0x06, size_of::<WriteprotectArg>());
 const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
 
 const _: () = assert!(UFFDIO_API == 0xC018_AA3F);
@@ -71,6 +81,7 @@ const _: () = assert!(UFFDIO_WAKE == 0x8010_AA02);
 const _: () = assert!(UFFDIO_COPY == 0xC028_AA03);
 const _: () = assert!(UFFDIO_ZEROPAGE == 0xC020_AA04);
 const _: () = assert!(UFFDIO_POISON == 0xC020_AA08);
+const _: () = assert!(UFFDIO_WRITEPROTECT == 0xC018_AA06);
 const _: () = assert!(USERFAULTFD_IOC_NEW == 0xAA00);
 
 /// Why a fill ended.
@@ -209,6 +220,13 @@ impl Uffd {
                 ZeropageArg { range: RangeArg { start: dst + done, len: len - done }, mode: 0, zeropage: 0 };
             (self.ioctl(UFFDIO_ZEROPAGE, &mut arg), arg.zeropage)
         })
+    }
+
+    /// Has the address space ended? Asks for something that cannot be done to a living one (nothing is registered for
+    /// write protection) and so changes nothing: ENOENT there, ESRCH once it is gone.
+    pub fn is_gone(&self) -> bool {
+        let mut arg = WriteprotectArg { range: RangeArg { start: PROBE_ADDR, len: 4096 }, mode: 0 };
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) == Err(libc::ESRCH)
     }
 
     /// Make the next access to these pages a SIGBUS.

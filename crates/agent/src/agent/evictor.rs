@@ -13,7 +13,7 @@
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::protocol::{Command, OP_MOVE, OP_MOVE_BREAK_COW, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES};
+use crate::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES};
 use crate::region::{Block, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 
@@ -105,8 +105,8 @@ fn serve(block: &Block) -> ! {
     loop {
         let command = receive(block);
         match command.op {
-            OP_MOVE => move_runs(block, command, false),
-            OP_MOVE_BREAK_COW => move_runs(block, command, true),
+            OP_MOVE => move_runs(block, command),
+            OP_POPULATE => populate_runs(block, command),
             OP_ZAP => zap(block, command, &mut guards),
             // The two sides no longer understand each other.
             _ => sys::die(),
@@ -143,7 +143,7 @@ fn zap(block: &Block, command: Command, guards: &mut bool) {
     }
 }
 
-fn move_runs(block: &Block, command: Command, break_cow: bool) {
+fn move_runs(block: &Block, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let mut canceled = false;
     for index in 0..count {
@@ -151,20 +151,26 @@ fn move_runs(block: &Block, command: Command, break_cow: bool) {
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<Run>().add(index) };
         // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence volatile.
         let mut run = unsafe { slot.read_volatile() };
-        let (moved, errno) = if canceled {
-            (0, ECANCELED)
-        } else {
-            if break_cow {
-                populate(&run);
-            }
-            move_run(block, &run)
-        };
+        let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run) };
         canceled |= errno == ECANCELED;
         run.moved = moved;
         run.errno = errno;
         // SAFETY: as for the read.
         unsafe { slot.write_volatile(run) };
     }
+    reply(block, command, count);
+}
+
+fn populate_runs(block: &Block, command: Command) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    for index in 0..count {
+        // SAFETY: as in move_runs.
+        populate(&unsafe { (&raw const (*block.control).runs).cast::<Run>().add(index).read_volatile() });
+    }
+    reply(block, command, count);
+}
+
+fn reply(block: &Block, command: Command, count: usize) {
     let reply = Reply { seq: command.seq, runs_done: count as u32 };
     let (addr, len) = (&raw const reply as usize, size_of::<Reply>());
     loop {

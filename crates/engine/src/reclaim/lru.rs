@@ -64,6 +64,11 @@ impl Lru {
         self.queue.retain(|r| live(*r));
         self.queue.shrink_to_fit();
     }
+    /// Put older records back before those that came meanwhile.
+    pub fn put_before(&mut self, older: Lru) {
+        let younger = std::mem::replace(&mut self.queue, older.queue);
+        self.queue.extend(younger);
+    }
     pub fn bytes(&self) -> u64 {
         (self.queue.capacity() * size_of::<Record>()) as u64
     }

@@ -101,6 +101,10 @@ impl Space {
         let step = pages.max(1) as f64 / self.resident_pages().max(1) as f64;
         self.pass_bits.store((self.pass() + step).to_bits(), Ordering::Relaxed);
     }
+    /// It cannot give a batch now: the others come first.
+    pub fn pass_over(&self) {
+        self.charge_pass(NEIGHBOURHOOD_PAGES as usize);
+    }
     /// A new space starts where the others are, neither favoured nor punished.
     pub fn join(&self, others: &[Arc<Space>]) {
         let least = others.iter().map(|s| s.pass()).fold(f64::INFINITY, f64::min);

@@ -1,0 +1,105 @@
+#!/bin/bash
+# All tests, in the order in which a failure tells most: packages, build, cargo's tests, then the shell suites.
+#
+# Stops at the first stage that fails, names it, and ends with a non-zero code. The last line sums up the shell suites
+# (cargo prints its own figures). Written to end within 20 minutes on two CPUs; a stage that hangs is ended. Root is
+# needed for the memory cgroup and for small file systems: without it those tests are skipped, and counted as skipped.
+#
+# Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full, tests/robustness.sh --full,
+# tests/memcg.sh.
+
+set -u
+cd "$(dirname "$0")/.." || exit 2
+[ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
+[ $# = 0 ] || { echo "usage: tests/run.sh" >&2; exit 2; }
+
+# sort is slow under a third of its memory, and java-serial stands for java.
+PROGRAMS=(numpy python sqlite redis gcc make node java-serial cplusplus verify-threads fork-storm stress-ng bash)
+LOG=$(mktemp "${TMPDIR:-/tmp}/memspill-run.XXXXXX") || exit 2
+PASSED=0
+FAILED=0
+SKIPPED=0
+SUITE=
+
+# The last line is printed on every way out.
+finish() {
+    local code=$?
+    rm -f "$LOG"
+    echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
+    exit $code
+}
+trap finish EXIT
+interrupted() { # CODE
+    [ -z "$SUITE" ] || { kill -TERM "$SUITE"; wait; }
+    exit "$1"
+}
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM
+
+give_up() { # STAGE CODE
+    echo "FAILED: $1 (exit code $2)"
+    exit 1
+}
+
+# stage NAME COMMAND...: a stage that counts nothing.
+stage() {
+    local name=$1 code
+    shift
+    echo "== $name"
+    "$@"
+    code=$?
+    [ $code = 0 ] && return
+    FAILED=$((FAILED + 1))
+    give_up "$name" $code
+}
+
+# suite NAME SECONDS COMMAND...: a shell suite, which ends with `N passed, N failed, N skipped`.
+suite() {
+    local name=$1 seconds=$2 code counts
+    shift 2
+    echo "== $name"
+    # A job with a process group of its own, so that all of it can be ended, and none of its signals is ignored. Through
+    # a file, not a pipe: what a suite leaves running must not keep us waiting.
+    : >"$LOG"
+    set -m
+    timeout -k 20 "$seconds" "$@" </dev/null >"$LOG" 2>&1 &
+    SUITE=$!
+    set +m
+    tail -n +1 -s 0.2 -f --pid=$SUITE "$LOG" &
+    wait $SUITE
+    code=$?
+    SUITE=
+    wait
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$LOG" | tail -n 1 | tr -d 'a-z,')
+    # Without a last line it was ended before its time.
+    set -- ${counts:-0 1 0}
+    PASSED=$((PASSED + $1))
+    FAILED=$((FAILED + $2))
+    SKIPPED=$((SKIPPED + $3))
+    [ $code = 0 ] || give_up "$name" $code
+}
+
+verifier() { # one test of a minute: every page is checked while mappings come, go, move and are forked
+    local memspill=target/release/memspill workload=target/release/memspill-workload
+    if timeout --foreground -k 10 100 $memspill run -m 80M -- $workload mutate --size 200M --threads 3 --seconds 60; then
+        echo "1 passed, 0 failed, 0 skipped"
+    else
+        echo "mutate: FAIL (ends with $?)"
+        echo "0 passed, 1 failed, 0 skipped"
+        return 1
+    fi
+}
+
+# What cannot be had is said there; the tests that need it are skipped.
+echo "== packages"
+scripts/install-test-packages.sh || true
+command -v cargo >/dev/null || { echo "no cargo: install Rust (https://rustup.rs)"; FAILED=1; give_up packages 127; }
+
+stage "build" cargo build --release --workspace --locked
+stage "cargo's tests" cargo test --release --workspace --locked
+suite "real programs" 600 tests/real_programs.sh "${PROGRAMS[@]}"
+suite "robustness" 300 tests/robustness.sh --kills 10
+export -f verifier
+suite "mutating verifier" 120 bash -c verifier
+suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
+echo "all stages passed"
