@@ -88,6 +88,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
+        home: Default::default(),
         unmapped: Mutex::new(Vec::new()),
     });
     if let Err(e) = pager.add_process(child) {
@@ -138,6 +139,7 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         parent: None,
+        home: Default::default(),
         unmapped: Mutex::new(Vec::new()),
     })
 }

@@ -66,7 +66,6 @@ impl<'a> FaultThread<'a> {
     pub fn run(&mut self) {
         let mut events = Vec::with_capacity(64);
         while !self.pager.stopping.load(Ordering::Relaxed) {
-            self.retry_put_off();
             // A fill that met an event waits for the changing thread to run: that is soon, and nothing announces it.
             let timeout = (!self.put_off.is_empty()).then_some(rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000 });
             events.clear();
@@ -75,6 +74,7 @@ impl<'a> FaultThread<'a> {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return self.pager.give_up(125, format!("cannot wait for faults: {e}")),
             }
+            mine.busy_since_us.store(crate::pager::now_us(), Ordering::Relaxed);
             for i in 0..events.len() {
                 match events[i].data.u64() {
                     KEY_POKE => self.serve_waiting(),
@@ -86,6 +86,8 @@ impl<'a> FaultThread<'a> {
                     }
                 }
             }
+            self.retry_put_off();
+            mine.busy_since_us.store(0, Ordering::Relaxed);
         }
     }
 
@@ -126,6 +128,9 @@ impl<'a> FaultThread<'a> {
         }
         // The evictor faults only where it makes pages ready to be moved out: it must not wait for the room it makes.
         let urgent = process.memory.agent().is_some_and(|a| a.evictor_tid == tid);
+        if !urgent {
+            crate::home::note_fault(self.pager, process, tid);
+        }
         self.page_fault(process, Fault { vpn: Vpn::from_addr(addr), write, urgent });
     }
 

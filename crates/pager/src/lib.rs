@@ -8,6 +8,7 @@ pub mod growth;
 mod guardian;
 pub mod handshake;
 pub mod histogram;
+mod home;
 pub mod pager;
 pub mod proc;
 mod process;

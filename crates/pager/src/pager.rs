@@ -17,6 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::{Duration, Instant};
 
 /// A fault that waits for room.
 pub struct Waiting {
@@ -26,10 +27,27 @@ pub struct Waiting {
 
 /// One pager thread's side of things.
 pub struct PagerCpu {
+    /// The kernel's number of the CPU to which the thread is pinned.
+    pub cpu: usize,
     pub epoll: OwnedFd,
     /// Written when there is room for `waiting`.
     pub poke: OwnedFd,
     pub waiting: Mutex<VecDeque<Waiting>>,
+    /// Since when it is at work, in µs since the start; 0 while it waits.
+    pub busy_since_us: AtomicU64,
+}
+
+impl PagerCpu {
+    pub fn busy_for(&self) -> Option<Duration> {
+        let since_us = self.busy_since_us.load(Ordering::Relaxed);
+        (since_us > 0).then(|| Duration::from_micros(now_us().saturating_sub(since_us)))
+    }
+}
+
+/// µs since the first call.
+pub fn now_us() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_micros() as u64 + 1
 }
 
 pub struct Pager {
@@ -136,9 +154,7 @@ impl Pager {
         if self.processes.write().expect("processes").remove(&process.key).is_none() {
             return;
         }
-        for cpu in &self.cpus {
-            crate::fault::unwatch(&cpu.epoll, &process.memory.uffd);
-        }
+        crate::home::remove(self, process);
         let pass = process.space.gate.enter_events();
         let batch = process.batch.lock().expect("batch");
         process.space.release(&self.engine, crate::cpu());
@@ -157,6 +173,10 @@ impl Pager {
             *self.reclaim.0.lock().expect("reclaim") += 1;
             self.reclaim.1.notify_all();
         }
+    }
+
+    pub fn reclaim_is_wanted(&self) -> bool {
+        self.reclaim_wanted.load(Ordering::Relaxed)
     }
 
     /// Sleep until reclaim is wanted, at most `timeout`. `seen` is the number of the last call that was answered.

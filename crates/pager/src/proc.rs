@@ -52,6 +52,13 @@ pub fn tgid_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
+/// The CPU on which a thread last ran.
+pub fn last_cpu(pid: u32, tid: u32) -> Option<usize> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    // Field 39; the state, which follows the name, is field 3.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
 /// Stopped by a signal or a tracer?
 pub fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -132,5 +139,6 @@ mod tests {
         let statm = statm(me).expect("statm of ourselves");
         assert!(statm.anon_bytes > 0 && statm.size_bytes > statm.anon_bytes);
         assert_eq!(tgid_of(me), Some(me));
+        assert!(last_cpu(me, me).is_some());
     }
 }

@@ -120,6 +120,8 @@ pub struct Process {
     pub unmanaged_bytes: AtomicU64,
     /// The process it was forked from, if that was managed, and that one's ident page: the child's first fault is there.
     pub parent: Option<(u64, u64)>,
+    /// Which pagers its faults wake.
+    pub home: crate::home::Home,
     /// Ranges that events took away since the monitor last looked: what is mapped there next is not registered.
     pub unmapped: Mutex<Vec<(u64, u64)>>,
 }

@@ -94,6 +94,7 @@ fn build(
     door: Door,
     layout: Layout,
 ) -> io::Result<Arc<Pager>> {
+    let allowed = allowed_cpus();
     let mut cpus = Vec::new();
     for queue in 0..layout.pagers {
         let poke = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
@@ -102,16 +103,21 @@ fn build(
             .filter_map(|d| d.backing.poll_fd(memspill_engine::backing::QueueId(queue)))
             .collect();
         let epoll = crate::fault::epoll_of(&poke, &read_fds)?;
-        cpus.push(PagerCpu { epoll, poke, waiting: Default::default() });
+        cpus.push(PagerCpu {
+            cpu: allowed[queue as usize % allowed.len()],
+            epoll,
+            poke,
+            waiting: Default::default(),
+            busy_since_us: Default::default(),
+        });
     }
     let engine = Engine::new(devices, settings.memory_max_bytes, tuning);
     Ok(Arc::new(Pager::new(engine, cpus, layout.reclaimers, settings, door)))
 }
 
 fn start_threads(pager: &Arc<Pager>) -> io::Result<()> {
-    let cpus = allowed_cpus();
     for index in 0..pager.cpus.len() as u32 {
-        let cpu = cpus[index as usize % cpus.len()];
+        let cpu = pager.cpus[index as usize].cpu;
         spawn_thread(pager, "memspill-pager", move |pager| {
             signals::pin(cpu);
             FaultThread::new(pager, index).run();
