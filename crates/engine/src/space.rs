@@ -15,7 +15,7 @@ use crate::readahead::Streams;
 use crate::reclaim::lru::{Lru, Record};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::units::{CpuId, SpaceId, Vpn};
-use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, Word};
+use crate::word::{CANCELLED, HAS_ENTRY, MADE_OWN, State, SwapEntry, Word};
 use std::collections::BTreeMap;
 
 /// Pages in a chunk of the page table (2 MiB).
@@ -194,6 +194,19 @@ impl Space {
             at = end;
         }
         adopted
+    }
+
+    /// These pages were shared since a fork, and are the process's own now: the next victims, before room is made by
+    /// copying more.
+    pub fn made_own(&self, pages: &[Vpn]) {
+        for vpn in pages {
+            let Some(chunk) = self.chunk(*vpn) else { continue };
+            let word = &mut lock(&chunk)[index(*vpn)];
+            if word.state() == State::Resident {
+                *word = word.with(MADE_OWN);
+                lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
+            }
+        }
     }
 
     /// Now and then: pages that could not be taken as they were mapped get another chance, and stale LRU records go when

@@ -24,7 +24,7 @@ use crate::space::{Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
 use crate::units::{CpuId, FrameId, Page, PageBuf, SlotIndex, Vpn};
-use crate::word::{State, SwapEntry, WANTED, Word};
+use crate::word::{State, SwapEntry, MADE_OWN, WANTED, Word};
 
 /// What a batch achieved.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub struct Shrunk {
     pub tried: usize,
     /// Pages of the batch for which a fault came meanwhile: the caller has a pager look at them again.
     pub wanted: Vec<Vpn>,
-    /// Pages that are shared or pinned.
+    /// Pages that are shared or pinned, and were not found so before.
     pub busy: Vec<Vpn>,
 }
 
@@ -99,7 +99,6 @@ impl Engine {
                 Take::Retry => add(&self.stats.take_retry, 1),
                 Take::Busy => {
                     add(&self.stats.take_busy, 1);
-                    shrunk.busy.push(vpn);
                 }
                 Take::Unevictable => add(&self.stats.take_unevictable, 1),
                 Take::Hole | Take::Gone => gone += 1,
@@ -110,6 +109,9 @@ impl Engine {
             assert_eq!(word.state(), State::Evicting, "a victim changed under its batch");
             if word.has(WANTED) {
                 shrunk.wanted.push(vpn);
+            }
+            if take == Take::Busy && !word.has(MADE_OWN) {
+                shrunk.busy.push(vpn);
             }
             if take == Take::Hole {
                 *word = Word::NONE;

@@ -45,6 +45,9 @@ pub const WANTED: u64 = 1 << 8;
 pub const CANCELLED: u64 = 1 << 9;
 /// FILLING: comes from `entry`, else from nothing (zero fill).
 pub const HAS_ENTRY: u64 = 1 << 10;
+/// RESIDENT: was made the process's own after a fork, so if it cannot be moved it is not because it is shared.
+pub const MADE_OWN: u64 = 1 << 11;
+const _: () = assert!(MADE_OWN < 1 << STAMP_SHIFT);
 
 const HEAT_SHIFT: u32 = 4;
 const HEAT_MASK: u64 = 0xF;

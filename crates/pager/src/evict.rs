@@ -115,6 +115,11 @@ impl Reclaimer<'_> {
             self.stuck_since = None;
             return 0;
         }
+        if process.memory.agent().is_none() {
+            // The child of a fork, whose agent has not introduced itself yet.
+            space.pass_over();
+            return 0;
+        }
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let evictor = process.evictor.lock().expect("evictor");
         let batch = process.batch.lock().expect("batch");
@@ -124,6 +129,7 @@ impl Reclaimer<'_> {
         if !shrunk.busy.is_empty() && space.cow.load(Ordering::Relaxed) {
             // Shared since a fork. Where the other one still lives, each gets a page of its own by this.
             process.memory.populate(&shrunk.busy);
+            space.made_own(&shrunk.busy);
             engine.group.drop_discount_pages(shrunk.busy.len() as u64);
         }
         drop(evictor);

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const FILL_BYTES_PER_MS: u64 = 6 << 20;
 /// A forked child introduces its agent within this time, or has none.
 const AGENT_EXPECTED: Duration = Duration::from_secs(2);
-/// A range is registered, scanned and adopted in pieces of this size, each without an event in between.
+/// A range is scanned and adopted in pieces of this size, each without an event in between.
 const ADOPT_BYTES: u64 = 8 << 20;
 const POLL_MIN: Duration = Duration::from_millis(1);
 const POLL_PRESSED: Duration = Duration::from_millis(2);
@@ -76,7 +76,7 @@ fn subtract(ranges: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
 
 /// The mark at which memory becomes managed: as far below the limit as a poll and the registration may be late.
 fn press_mark_bytes(limit_bytes: u64) -> u64 {
-    limit_bytes - (limit_bytes / 8).clamp(4 << 20, 48 << 20).min(limit_bytes / 2)
+    limit_bytes - (limit_bytes / 4).clamp(4 << 20, 64 << 20).min(limit_bytes / 2)
 }
 
 /// Processes smaller than this stay unmanaged: a compiler that lives for 20 ms is not worth registering.
@@ -141,8 +141,10 @@ fn tick(pager: &Arc<Pager>) -> u64 {
         }
         pager.pressed.store(true, Ordering::Relaxed);
     }
-    for (process, statm) in sizes {
-        follow(pager, process, statm, limit_bytes);
+    // All are registered before any is adopted: from then on nothing grows but by faults, which are counted.
+    let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_bytes))).collect();
+    for (process, ranges) in registered.iter().filter(|(_, ranges)| !ranges.is_empty()) {
+        adopt(pager, process, ranges);
     }
     pager.kick_reclaim();
     // Room may have come from elsewhere than reclaim (memory that is not managed, a process that ended).
@@ -176,19 +178,19 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
     proc::statm(process.memory.pid())
 }
 
-/// In pressed times: register what is new in this process.
-fn follow(pager: &Arc<Pager>, process: &Arc<Process>, statm: Statm, limit_bytes: u64) {
+/// In pressed times: register what is new in this process. Returns what was registered.
+fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
     let pid = process.memory.pid();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
     let settling = process.parent.is_some()
         && process.memory.agent().is_none()
         && process.since.elapsed() < AGENT_EXPECTED;
     if pid == 0 || settling {
-        return;
+        return Vec::new();
     }
     if !process.pressed.load(Ordering::Relaxed) {
         if statm.anon_bytes < small_bytes(limit_bytes) || !press(process) {
-            return;
+            return Vec::new();
         }
         process.pressed.store(true, Ordering::Relaxed);
     }
@@ -199,14 +201,19 @@ fn follow(pager: &Arc<Pager>, process: &Arc<Process>, statm: Statm, limit_bytes:
     }
     let changed = statm.size_bytes != growth.seen.size_bytes || statm.data_bytes != growth.seen.data_bytes;
     if !changed && unmapped.is_empty() {
-        return;
+        return Vec::new();
     }
     growth.seen = statm;
-    let Ok(ranges) = proc::manageable(pid) else { return };
+    let Ok(ranges) = proc::manageable(pid) else { return Vec::new() };
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
-    for (start, end) in subtract(&subtract(&ranges, &own), &growth.registered) {
-        register(pager, process, &mut growth, start, end);
-    }
+    let ranges = subtract(&subtract(&ranges, &own), &growth.registered);
+    let registered: Vec<(u64, u64)> = ranges
+        .into_iter()
+        // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
+        .filter(|(start, end)| process.memory.uffd.register(*start, end - start).is_ok())
+        .collect();
+    registered.iter().for_each(|(start, end)| growth.add(*start, *end));
+    registered
 }
 
 /// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
@@ -226,34 +233,31 @@ fn press(process: &Process) -> bool {
     true
 }
 
-/// Register a range, and adopt the pages of it that are there already.
+/// Adopt the pages of registered ranges that are there already.
 ///
-/// Piece by piece, inside the gate: no event is read between the registration of a piece and the adoption of its pages. So
-/// if the mapping changes meanwhile, the event is still to be read when we are done: until then MOVE refuses, and its
-/// processing takes back what was adopted. (Else a page of a new, unregistered mapping could be adopted, moved out, and
-/// read as zero by its owner, without a fault.)
-fn register(pager: &Arc<Pager>, process: &Arc<Process>, growth: &mut Growth, start: u64, end: u64) {
+/// Piece by piece, inside the gate, and without what events took away since the monitor last looked: such a range may be
+/// mapped anew, unregistered. (A page of it that was adopted and moved out would read as zero to its owner, without a
+/// fault.) An event that is not read yet makes MOVE refuse, and its processing takes back what was adopted.
+fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
+    let mut growth = process.growth.lock().expect("growth");
     if growth.pagemap.is_none() {
         growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.pid())).ok();
     }
-    let mut at = start;
-    while at < end {
-        let to = (at + ADOPT_BYTES).min(end);
-        let pass = process.space.gate.enter_fill();
-        if process.memory.uffd.register(at, to - at).is_err() {
-            // Owned by a userfaultfd of the program's own, or changed since the maps were read: the next scan sees.
-            return;
+    let Some(pagemap) = &growth.pagemap else { return };
+    for (start, end) in ranges {
+        for at in (*start..*end).step_by(ADOPT_BYTES as usize) {
+            let pass = process.space.gate.enter_fill();
+            let unmapped = process.unmapped.lock().expect("unmapped").clone();
+            for (from, to) in subtract(&[(at, (at + ADOPT_BYTES).min(*end))], &unmapped) {
+                adopt_piece(pager, process, pagemap, from, to);
+            }
+            drop(pass);
         }
-        growth.add(at, to);
-        adopt(pager, process, growth, at, to);
-        drop(pass);
-        at = to;
     }
     pager.update_other_bytes();
 }
 
-fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, growth: &Growth, start: u64, end: u64) {
-    let Some(pagemap) = &growth.pagemap else { return };
+fn adopt_piece(pager: &Arc<Pager>, process: &Arc<Process>, pagemap: &File, start: u64, end: u64) {
     let scan = pagemap::present(pagemap, start, end, |from, to| {
         let adopted = process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
         // What was counted as unmanaged until now is managed from here on.
