@@ -86,11 +86,12 @@ fn small_bytes(limit_bytes: u64) -> u64 {
 
 /// The monitor thread.
 pub fn run(pager: &Arc<Pager>) {
+    let mut last_usage_bytes = 0;
     let mut last_shared = Instant::now();
     let mut last_parked = Instant::now();
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
-        let room_bytes = tick(pager);
+        let room_bytes = tick(pager, &mut last_usage_bytes);
         if pager.engine.group.discount_pages() > 0 || last_shared.elapsed() > Duration::from_secs(1) {
             let begun = Instant::now();
             // The walk costs tens of ns a page: at most a tenth of one CPU goes there.
@@ -113,7 +114,7 @@ pub fn run(pager: &Arc<Pager>) {
 }
 
 /// Look at every process once. Returns the room to the mark, in bytes.
-fn tick(pager: &Arc<Pager>) -> u64 {
+fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     let limit_bytes = pager.engine.group.limit_bytes();
     let processes = pager.processes();
     let mut unmanaged_bytes = 0;
@@ -131,12 +132,14 @@ fn tick(pager: &Arc<Pager>) -> u64 {
     pager.update_other_bytes();
     let mark_bytes = press_mark_bytes(limit_bytes);
     let usage_bytes = pager.engine.group.usage_bytes();
+    let grown_bytes = usage_bytes.saturating_sub(std::mem::replace(last_usage_bytes, usage_bytes));
     if usage_bytes < mark_bytes && !pager.pressed.load(Ordering::Relaxed) {
         return mark_bytes - usage_bytes;
     }
     if !pager.pressed.load(Ordering::Relaxed) {
-        // Processes that share pages since a fork are counted twice by statm: look more closely before paying.
-        if sizes.len() > 1 && shared_usage(&sizes) + own_bytes < mark_bytes {
+        // Processes that share pages since a fork are counted twice by statm: look more closely before paying, unless
+        // memory is filling meanwhile (the look takes ms, in which a GiB/s is much).
+        if sizes.len() > 1 && grown_bytes < 1 << 20 && shared_usage(&sizes) + own_bytes < mark_bytes {
             return POLL_PRESSED.as_millis() as u64 * FILL_BYTES_PER_MS;
         }
         pager.pressed.store(true, Ordering::Relaxed);
