@@ -11,7 +11,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 . "$(dirname "$0")/common.sh"
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
-    static-c static-go kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
+    static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full stats-json)
 KILLS=
 option() {
@@ -263,6 +263,72 @@ case_static-go() {
         { SKIP="go build does not work here"; return; }
     call 20 "${SPILL[@]}" -- ./static-go
     code_is 125 && says static && clean
+}
+
+# Without CAP_SYS_PTRACE forks cannot be followed: nothing may run.
+case_no-capability() {
+    [ "$(id -u)" = 0 ] && have setpriv || { SKIP="needs root and setpriv"; return; }
+    local drop=(setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace)
+    call 20 "${drop[@]}" "${SPILL[@]}" -- touch "$WORK/ran"
+    [ ! -e ran ] || { rm -f ran; no "it ran"; return; }
+    code_is 125 && says CAP_SYS_PTRACE || return
+    call 20 "${drop[@]}" "$MEMSPILL" doctor
+    code_is 1 || return
+    grep -q '^FAIL  uffd EVENT_FORK' out || no "doctor has no such line"
+    clean
+}
+
+# As another user, with a device node of our own that this user may open.
+case_unprivileged() {
+    [ "$(id -u)" = 0 ] && have setpriv && have unshare && have setcap || { SKIP="needs root, setpriv, unshare, setcap"; return; }
+    local dir=$WORK/unprivileged node
+    mkdir "$dir" && chmod 755 "$WORK" "$dir" && cp "$MEMSPILL" "$dir/memspill" && cp "$MEMSPILL" "$dir/with-file-cap"
+    node=$(stat -c '0x%t 0x%T' /dev/userfaultfd 2>/dev/null) && mknod -m 666 "$dir/node" c $node &&
+        setcap cap_sys_ptrace+ep "$dir/with-file-cap" || { SKIP="cannot make a device node or set capabilities"; return; }
+    # with_node COMMAND...
+    local with_node=(unshare -m bash -c 'mount --bind "$1" /dev/userfaultfd && shift && exec "$@"' - "$dir/node")
+    local user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+    local ambient=(--inh-caps +sys_ptrace --ambient-caps +sys_ptrace)
+    "${with_node[@]}" "${user[@]}" test -x "$dir/memspill" -a -w /dev/userfaultfd ||
+        { SKIP="the user cannot reach a copy of memspill"; return; }
+    local memory=(run -m 64M --swap ram: -- /usr/bin/python3 -c 'print(sum(bytearray(160 << 20)))')
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" "$dir/memspill" "${memory[@]}"
+    code_is 0 && [ "$(cat out)" = 0 ] || { no "the program's output is wrong: $(head -c 100 out)"; return; }
+    call 60 "${with_node[@]}" "${user[@]}" "$dir/memspill" "${memory[@]}"
+    code_is 125 && says CAP_SYS_PTRACE || { WHY="without the capability: $WHY"; return; }
+    call 60 "${with_node[@]}" "${user[@]}" "$dir/with-file-cap" "${memory[@]}"
+    code_is 125 && says setcap || { WHY="with a file capability: $WHY"; return; }
+    rm -r "$dir"
+    clean
+}
+
+# Whatever keeps the agent out of the command ends the run, with 125 and one line.
+unmanaged() { # WORDS COMMAND...
+    local words=$1
+    shift
+    call 30 "${SPILL[@]}" -- "$@"
+    code_is 125 && says "$words" || { WHY="$*: $WHY"; return 1; }
+    [ "$(grep -c '^memspill: ' err)" = 1 ] || { no "$*: more than one line: $(cat err)"; return 1; }
+    clean
+}
+case_no-agent() {
+    # The loader is not told of it.
+    unmanaged 'without memspill.s agent' env -u LD_PRELOAD sleep 20 || return
+    # The loader may not open it.
+    if [ "$(id -u)" = 0 ] && have setpriv; then
+        unmanaged 'without memspill.s agent' setpriv --reuid 65534 sleep 20 || return
+    fi
+    # The agent cannot get the descriptors that it needs.
+    unmanaged refused sh -c 'ulimit -n 4; exec sleep 20' || return
+    # A loader that knows nothing of LD_PRELOAD, and a program that is over before it can be looked at.
+    have gcc || { DID="without gcc, some were left out"; return; }
+    cat >loader.c <<'END'
+__attribute__((naked)) void _start(void) { __asm__("mov $60, %eax\n xor %edi, %edi\n syscall"); }
+END
+    echo 'int main(void) { return 0; }' >main.c
+    gcc -nostdlib -static-pie -fPIE loader.c -o loader 2>/dev/null && gcc main.c -o other-loader "-Wl,--dynamic-linker=$WORK/loader" ||
+        { DID="without static-pie, some were left out"; return; }
+    unmanaged 'without memspill.s agent' ./other-loader
 }
 
 # The target is killed while it starts, populates and touches.

@@ -105,8 +105,9 @@ struct Facts {
     /// In force, and the most that this process and its children can ever have.
     capabilities: u64,
     capabilities_bound: u64,
+    /// A command that is started has CAP_SYS_PTRACE if this process has it.
+    ptrace_is_passed_on: bool,
     setfacl: bool,
-    own_path: PathBuf,
     /// Opening /dev/userfaultfd, and making a userfaultfd with it.
     uffd_device: Tried,
     /// userfaultfd(2) as the program that is run can call it.
@@ -163,8 +164,8 @@ impl Facts {
             seccomp: status_field(&status, "Seccomp").is_some_and(|mode| mode != "0"),
             capabilities: capability_set(&status, "CapEff"),
             capabilities_bound: capability_set(&status, "CapBnd"),
+            ptrace_is_passed_on: ptrace_is_passed_on(&status),
             setfacl: ["/usr/bin/setfacl", "/bin/setfacl"].iter().any(|tool| Path::new(tool).exists()),
-            own_path: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("memspill")),
             uffd_device: tried(open_uffd_device().map(drop)),
             uffd_full: full_userfaultfd(&status),
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
@@ -207,6 +208,11 @@ impl Facts {
     /// The user as the owner of a device node is counted.
     fn device_user_id(&self) -> u32 {
         self.outer_user_id.unwrap_or(self.user_id)
+    }
+
+    /// CAP_SYS_PTRACE by a capability of memspill's file, which the command does not get.
+    fn has_capability_alone(&self) -> bool {
+        self.has_capability(CAP_SYS_PTRACE) && !self.ptrace_is_passed_on
     }
 
     fn may_ever_have(&self, capability: u32) -> bool {
@@ -284,10 +290,12 @@ fn outer_user_id(uid_map: &str, user_id: u32) -> Option<u32> {
 /// userfaultfd(2) is called by the program, not by memspill: what memspill may do by a file capability of its own
 /// is lost on the way there.
 fn full_userfaultfd(status: &str) -> Tried {
-    let passed_on = rustix::process::getuid().is_root()
-        || capability_set(status, "CapAmb") >> CAP_SYS_PTRACE & 1 == 1
-        || number_in("/proc/sys/vm/unprivileged_userfaultfd") == Some(1);
-    if passed_on { tried(probe::userfaultfd(false)) } else { Err(libc::EPERM) }
+    let for_all = number_in("/proc/sys/vm/unprivileged_userfaultfd") == Some(1);
+    if for_all || ptrace_is_passed_on(status) { tried(probe::userfaultfd(false)) } else { Err(libc::EPERM) }
+}
+
+fn ptrace_is_passed_on(status: &str) -> bool {
+    rustix::process::getuid().is_root() || capability_set(status, "CapAmb") >> CAP_SYS_PTRACE & 1 == 1
 }
 
 fn open_uffd_device() -> io::Result<std::os::fd::OwnedFd> {
@@ -499,24 +507,29 @@ fn judge_feature(wanted: &Feature, features: u64) -> Check {
 fn event_fork(facts: &Facts, features: u64) -> Check {
     const NAME: &str = "uffd EVENT_FORK";
     if features & feature::EVENT_FORK == 0 {
-        return warn(
-            NAME,
-            "not in this kernel: swapped-out memory cannot be followed into a forked child",
-            None,
-        );
+        let found = "not in this kernel: swapped-out memory cannot be followed into a forked child";
+        return fail(NAME, found, Some("install Linux 6.8 or later".into()));
     }
     match facts.event_fork {
+        Ok(()) if facts.has_capability_alone() => {
+            let found = "memspill has CAP_SYS_PTRACE for itself alone (setcap): the command could not load the agent";
+            fail(NAME, found, Some(ptrace_capability_fix(facts)))
+        }
         Ok(()) => ok(NAME, "forked children get the swapped-out memory of their parent"),
         Err(libc::EPERM) => {
-            let found = "needs CAP_SYS_PTRACE: programs that fork and go on in the child are not safe to run";
-            warn(NAME, found, Some(ptrace_capability_fix(facts)))
+            let found = "needs CAP_SYS_PTRACE: else a forked child would read zeros for what is swapped out";
+            fail(NAME, found, Some(ptrace_capability_fix(facts)))
         }
-        Err(errno) => warn(NAME, format!("{}: forked children are not followed", reason(errno)), None),
+        Err(errno) => fail(NAME, format!("{}: forked children are not followed", reason(errno)), None),
     }
 }
 
+/// Ambient, so that memspill and the command both hold it. A file capability (setcap) does not serve: its process is
+/// closed to others of its user (not dumpable, more capabilities than they), and the command opens the agent there.
 fn ptrace_capability_fix(facts: &Facts) -> String {
-    if facts.has_capability(CAP_SYS_PTRACE) {
+    const AMBIENT: &str = "setpriv --reuid $USER --regid $(id -g) --init-groups --inh-caps +sys_ptrace --ambient-caps \
+                           +sys_ptrace memspill run ...  # or as root; for a systemd unit: AmbientCapabilities=CAP_SYS_PTRACE";
+    if facts.has_capability(CAP_SYS_PTRACE) && !facts.has_capability_alone() {
         // Held, and still refused: it is the capability of another user namespace than the first.
         "run memspill outside this user namespace".into()
     } else if !facts.may_ever_have(CAP_SYS_PTRACE) && facts.container {
@@ -524,7 +537,7 @@ fn ptrace_capability_fix(facts: &Facts) -> String {
     } else if facts.is_root() || !facts.may_ever_have(CAP_SYS_PTRACE) {
         "start memspill from a session that keeps CAP_SYS_PTRACE".into()
     } else {
-        facts.as_root(&format!("setcap cap_sys_ptrace+ep {}", facts.own_path.display()))
+        facts.as_root(AMBIENT)
     }
 }
 
@@ -535,8 +548,13 @@ fn pagemap_scan(facts: &Facts) -> Check {
         Err(libc::ENOTTY | libc::EINVAL) => {
             fail(NAME, "not in this kernel: it came with 6.7", Some("install Linux 6.8 or later".into()))
         }
-        Err(errno) => fail(NAME, reason(errno), None),
+        Err(errno) => fail(NAME, format!("{}{}", reason(errno), closed_to_itself(facts)), None),
     }
+}
+
+/// A process with capabilities of its file may not even look at what /proc tells of itself.
+fn closed_to_itself(facts: &Facts) -> &'static str {
+    if facts.has_capability_alone() { " (by memspill's own capability, see uffd EVENT_FORK)" } else { "" }
 }
 
 fn guard_regions(facts: &Facts) -> Check {
@@ -553,7 +571,10 @@ fn child_pagemap(facts: &Facts) -> Check {
     const NAME: &str = "child's pagemap";
     match facts.child_pagemap {
         Ok(()) => ok(NAME, "can be read"),
-        Err(errno) => fail(NAME, format!("{}: growth of the program would not be seen", reason(errno)), None),
+        Err(errno) => {
+            let found = format!("{}: growth of the program would not be seen", reason(errno));
+            fail(NAME, found + closed_to_itself(facts), None)
+        }
     }
 }
 
@@ -744,8 +765,8 @@ mod tests {
             seccomp: false,
             capabilities: !0,
             capabilities_bound: !0,
+            ptrace_is_passed_on: true,
             setfacl: true,
-            own_path: "/usr/bin/memspill".into(),
             uffd_device: Ok(()),
             uffd_full: Ok(()),
             uffd_user_mode: Ok(()),
@@ -777,6 +798,7 @@ mod tests {
         Facts {
             user_id: 1000,
             capabilities: 0,
+            ptrace_is_passed_on: false,
             uffd_device: Err(libc::EACCES),
             uffd_full: Err(libc::EPERM),
             event_fork: Err(libc::EPERM),
@@ -809,7 +831,7 @@ mod tests {
             Some("sudo setfacl -m u:1000:rw /dev/userfaultfd  # until the next boot; a udev rule keeps it")
         );
         let fails = judge(&facts).iter().filter(|check| check.level == Level::Fail).count();
-        assert_eq!(fails, 1, "one lack, one FAIL");
+        assert_eq!(fails, 2, "one lack, one FAIL: the device, the capability");
         assert!(
             check(&facts, "userfaultfd(2)")
                 .fix
@@ -825,8 +847,9 @@ mod tests {
     /// Either way to a full userfaultfd is enough.
     #[test]
     fn the_device_or_the_system_call() {
+        let plain_user = || Facts { event_fork: Ok(()), ..plain_user() };
         let by_device = Facts { uffd_device: Ok(()), ..plain_user() };
-        assert_eq!(worst(&by_device), Level::Warn);
+        assert_eq!(worst(&by_device), Level::Ok);
         assert_eq!(check(&by_device, "userfaultfd(2)").level, Level::Ok);
         let by_call = Facts { uffd_full: Ok(()), uffd_device: Err(libc::ENOENT), ..plain_user() };
         assert_eq!(check(&by_call, "/dev/userfaultfd").level, Level::Ok);
@@ -861,8 +884,16 @@ mod tests {
     fn fork_needs_a_capability() {
         let facts = plain_user();
         let fork = check(&facts, "uffd EVENT_FORK");
-        assert_eq!(fork.level, Level::Warn);
-        assert_eq!(fork.fix.as_deref(), Some("sudo setcap cap_sys_ptrace+ep /usr/bin/memspill"));
+        assert_eq!(fork.level, Level::Fail);
+        let fix = fork.fix.unwrap();
+        assert!(fix.starts_with("sudo setpriv --reuid $USER ") && fix.contains("--ambient-caps +sys_ptrace memspill"));
+        assert!(fix.contains("AmbientCapabilities=CAP_SYS_PTRACE"));
+        let by_file = Facts { capabilities: 1 << CAP_SYS_PTRACE, event_fork: Ok(()), ..facts.clone() };
+        let fork = check(&by_file, "uffd EVENT_FORK");
+        assert!(fork.level == Level::Fail && fork.found.contains("setcap"), "{fork:?}");
+        assert!(fork.fix.unwrap().contains("--ambient-caps"));
+        let ambient = Facts { ptrace_is_passed_on: true, ..by_file };
+        assert_eq!(check(&ambient, "uffd EVENT_FORK").level, Level::Ok);
         let container = Facts { container: true, capabilities_bound: 0, ..facts };
         assert!(check(&container, "uffd EVENT_FORK").fix.unwrap().contains("--cap-add=SYS_PTRACE"));
         let dropped = Facts { capabilities: 0, event_fork: Err(libc::EPERM), ..good() };

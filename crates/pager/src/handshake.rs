@@ -7,6 +7,7 @@ use crate::control::ControlPage;
 use crate::events;
 use crate::pager::Pager;
 use crate::process::{Agent, Process};
+use crate::target::Target;
 use crate::wire;
 use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, Welcome,
@@ -14,11 +15,12 @@ use memspill_agent::protocol::{
 use memspill_uffd::userfaultfd::{self as uffd_abi, Uffd};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::event::epoll;
+use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// An agent that does not answer for this long is let go.
@@ -39,6 +41,10 @@ pub struct Door {
     source: UffdSource,
     /// Features asked of every userfaultfd.
     features: u64,
+    /// The command's own process, which must not run without an agent.
+    pub target: Target,
+    /// Others may: that is said once.
+    told_of_unmanaged: AtomicBool,
 }
 
 /// The key in the door's epoll that is not a process: the listening socket.
@@ -63,7 +69,8 @@ impl Door {
         )?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&socket, 128)?;
-        Ok(Door { socket, name, token, source, features })
+        let (target, told_of_unmanaged) = (Target::new(), AtomicBool::new(false));
+        Ok(Door { socket, name, token, source, features, target, told_of_unmanaged })
     }
 
     /// The value of the environment variable by which agents find us.
@@ -104,11 +111,11 @@ fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
     loop {
         match rustix::net::accept_with(&pager.socket.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
-                // A peer that misbehaves is refused; it is not a failure of ours.
-                if let Err(e) = welcome(pager, epoll, socket)
-                    && pager.settings.verbose
-                {
-                    eprintln!("memspill: an agent was refused: {e}");
+                let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+                // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
+                let pid = peer.pid.as_raw_nonzero().get() as u32;
+                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid) {
+                    refused(pager, pid, &e);
                 }
             }
             Err(rustix::io::Errno::AGAIN) => return Ok(()),
@@ -118,17 +125,29 @@ fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
     }
 }
 
+/// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
+fn refused(pager: &Pager, pid: u32, error: &io::Error) {
+    // It was killed on the way: then its exit says all.
+    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) {
+        return;
+    }
+    let door = &pager.socket;
+    if door.target.is(pid) {
+        return pager.give_up(125, format!("the command cannot be managed: its agent was refused: {error}"));
+    }
+    if !door.told_of_unmanaged.swap(true, Ordering::Relaxed) || pager.settings.verbose {
+        eprintln!("memspill: process {pid} runs outside the budget: its agent was refused: {error}");
+    }
+}
+
 /// The whole exchange with one agent.
-fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<()> {
+fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: u32) -> io::Result<()> {
     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
     let (hello, _) = wire::receive::<Hello>(&socket)?;
-    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
     let mine = rustix::process::geteuid();
-    if hello.magic != MAGIC || hello.token != pager.socket.token || !(peer.uid == mine || mine.is_root()) {
+    if hello.magic != MAGIC || hello.token != pager.socket.token || !(uid == mine || mine.is_root()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
-    let pid = peer.pid.as_raw_nonzero().get() as u32;
     let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
     let known = known.filter(|p| p.memory.agent().is_none());
     let (control, control_fd) = ControlPage::new()?;
@@ -138,6 +157,8 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<(
     };
     let process = match result {
         Ok(process) => process,
+        // Without a word from us the command does not run on: its agent sees the socket close, and kills it.
+        Err(e) if pager.socket.target.is(pid) => return Err(e),
         Err(e) => {
             let _ = wire::send(&socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
             return Err(e);
@@ -147,6 +168,7 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd) -> io::Result<(
     // From here on the socket carries commands, which may take as long as the target is stopped.
     rustix::net::sockopt::set_socket_timeout(&agent.socket, rustix::net::sockopt::Timeout::Recv, None)?;
     epoll::add(epoll, &agent.socket, epoll::EventData::new_u64(process.key), epoll::EventFlags::RDHUP)?;
+    pager.socket.target.joined(pid, process.key);
     wire::send(&agent.socket, &Go { magic: MAGIC, errno: 0 }, &[])
 }
 
@@ -232,6 +254,7 @@ fn hung_up(pager: &Arc<Pager>, epoll: &OwnedFd, key: u64) {
     if let Some(agent) = process.memory.agent() {
         let _ = epoll::delete(epoll, &agent.socket);
     }
+    pager.socket.target.left(key);
     // The address space may live a little longer, with faults to be served; the monitor frees it when it is gone.
     process.dying.store(true, Ordering::Relaxed);
 }
@@ -263,6 +286,15 @@ pub fn find_source() -> Result<(UffdSource, u64), String> {
     if have & needed != needed {
         return Err("this kernel lacks UFFDIO_MOVE (Linux 6.8 has it)".into());
     }
-    Ok((source, needed | uffd_abi::FEATURE_EVENT_FORK))
+    // To be in the kernel and to be allowed are two things, and each descriptor is asked once.
+    let features = needed | uffd_abi::FEATURE_EVENT_FORK;
+    let device = match &source {
+        UffdSource::Device(device) => Some(device.as_raw_fd()),
+        UffdSource::Syscall => None,
+    };
+    Uffd::of_self(device)
+        .and_then(|uffd| uffd.api(features))
+        .map_err(|e| format!("userfaultfd refuses to follow forks, for which it wants CAP_SYS_PTRACE: {e}"))?;
+    Ok((source, features))
 }
 

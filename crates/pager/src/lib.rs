@@ -13,6 +13,7 @@ pub mod pager;
 pub mod proc;
 mod process;
 pub mod supervisor;
+mod target;
 mod wire;
 
 use memspill_engine::units::CpuId;

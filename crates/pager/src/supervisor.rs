@@ -56,6 +56,9 @@ impl Layout {
     }
 }
 
+/// memspill itself failed, as timeout(1) has it.
+const EXIT_OWN_FAILURE: i32 = 125;
+
 /// Signals that are passed on to the target when they were sent to us (a terminal sends them to both by itself).
 const FORWARDED: [i32; 7] = [
     libc::SIGTERM,
@@ -68,6 +71,7 @@ const FORWARDED: [i32; 7] = [
 ];
 
 pub fn run(config: Config) -> io::Result<Ended> {
+    proc_is_ours()?;
     let signals = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
     let address = config.door.address();
@@ -78,13 +82,23 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let pager = build(config.devices, config.tuning, config.settings, config.door, config.layout)?;
     pager.engine.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
     start_threads(&pager)?;
-    let exit_code = spawn(&config.command, &agent, &address, nofile).map(|child| wait(&pager, child, guardian, &signals));
+    let started = pager.socket.target.start(|| spawn(&config.command, &agent, &address, nofile));
+    let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
     pager.stopping.store(true, Ordering::Relaxed);
     // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
     signals::send(guardian, libc::SIGKILL);
     signals::wait_for(guardian);
     let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
+}
+
+/// Processes are looked at by their number in our own pid namespace, and the loader opens the agent by ours.
+fn proc_is_ours() -> io::Result<()> {
+    let me = std::fs::read_link("/proc/self")?;
+    if me.as_os_str().to_str() == Some(&std::process::id().to_string()) {
+        return Ok(());
+    }
+    Err(io::Error::other("/proc is that of another pid namespace: mount one for this namespace"))
 }
 
 fn build(
@@ -177,23 +191,33 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
 }
 
 /// Wait for the target and for all that it leaves behind; forward signals; carry out a verdict.
-fn wait(pager: &Arc<Pager>, child: Child, guardian: u32, signals: &signals::Set) -> i32 {
-    let pid = child.id();
+fn wait(pager: &Arc<Pager>, pid: u32, guardian: u32, signals: &signals::Set) -> i32 {
+    let target = &pager.socket.target;
     let mut exit_code = None;
     let mut told = false;
     loop {
+        for (who, status) in reap() {
+            if who == pid {
+                let judged = target.judge_exit(code_of(status), status.signal().is_some());
+                exit_code = Some(judged.unwrap_or_else(|reason| {
+                    pager.give_up(EXIT_OWN_FAILURE, reason);
+                    EXIT_OWN_FAILURE
+                }));
+            }
+            if who == guardian {
+                pager.give_up(EXIT_OWN_FAILURE, "the guardian was killed: the tree ends with it".into());
+            }
+        }
+        if exit_code.is_none()
+            && let Some(reason) = target.unmanaged()
+        {
+            pager.give_up(EXIT_OWN_FAILURE, reason);
+        }
+        // After the reaping: who gives up may be the reason for which a process has ended.
         if let Some(verdict) = pager.verdict.lock().expect("verdict").clone() {
             eprintln!("memspill: {}", verdict.message);
             end_tree(pager, guardian);
             return verdict.exit_code;
-        }
-        for (who, status) in reap() {
-            if who == pid {
-                exit_code = Some(code_of(status));
-            }
-            if who == guardian {
-                pager.give_up(125, "the guardian was killed: the tree ends with it".into());
-            }
         }
         if let Some(code) = exit_code {
             let below = crate::proc::descendants(std::process::id());
@@ -206,7 +230,7 @@ fn wait(pager: &Arc<Pager>, child: Child, guardian: u32, signals: &signals::Set)
                 told = true;
             }
         }
-        if let Some((signal, from_user)) = signals.wait(Duration::from_millis(500)) {
+        if let Some((signal, from_user)) = signals.wait(target.pause()) {
             match (signal, exit_code) {
                 (libc::SIGCHLD, _) => {}
                 // The command is gone already: what it left behind goes too.

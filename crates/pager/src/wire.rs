@@ -33,7 +33,7 @@ pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) 
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// One message of exactly the expected size; anything else is an error (a peer that speaks another protocol).
+/// One message of exactly the expected size. UnexpectedEof: the peer is gone; InvalidData: it speaks another protocol.
 pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut message = MaybeUninit::<T>::zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -47,8 +47,10 @@ pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
             other => break other?,
         }
     };
-    if received.bytes != size_of::<T>() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+    match received.bytes {
+        0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+        bytes if bytes == size_of::<T>() => {}
+        _ => return Err(io::ErrorKind::InvalidData.into()),
     }
     let mut fds = Vec::new();
     for ancillary in control.drain() {
