@@ -37,6 +37,8 @@ pub struct FaultPlan {
     pub read_failure_at: u64,
     /// The page written that fails, counted from 1; 0 for none.
     pub write_failure_at: u64,
+    /// The two above are the first of all that fail from there on.
+    pub from_there_on: bool,
     /// What a failed read or write returns.
     pub error: BackingError,
     /// How much longer each call of `read` and `write` takes.
@@ -51,6 +53,7 @@ impl Default for FaultPlan {
             write_failures_per_million: 0,
             read_failure_at: 0,
             write_failure_at: 0,
+            from_there_on: false,
             error: BackingError::Io(libc::EIO),
             delay: Duration::ZERO,
         }
@@ -94,7 +97,8 @@ impl<B: Backing> FaultyBacking<B> {
 
     fn fails(&self, counter: &AtomicU64, at: u64, per_million: u32, salt: u64) -> bool {
         let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
-        let fails = count == at || mixed(self.plan.seed ^ salt, count) % 1_000_000 < u64::from(per_million);
+        let is_due = count == at || at > 0 && count > at && self.plan.from_there_on;
+        let fails = is_due || mixed(self.plan.seed ^ salt, count) % 1_000_000 < u64::from(per_million);
         self.failures.fetch_add(u64::from(fails), Ordering::Relaxed);
         fails
     }
@@ -184,6 +188,16 @@ impl<B: Backing> Backing for FaultyBacking<B> {
     fn usage(&self) -> Usage {
         self.inner.usage()
     }
+}
+
+/// A hook for `FileBacking::set_tamper`: flips one bit in the page that the device returns as its `at`th.
+pub fn bit_flip_at(at: u64) -> Tamper {
+    let count = AtomicU64::new(0);
+    Box::new(move |_slot, page| {
+        if count.fetch_add(1, Ordering::Relaxed) + 1 == at {
+            page.0[at as usize % PAGE_SIZE] ^= 1;
+        }
+    })
 }
 
 /// A hook for `FileBacking::set_tamper`: flips one bit in a seeded share of the pages that the device returns.

@@ -4,7 +4,8 @@
 //! the swap directory when its share of the budget is used up.
 
 use crate::args::RunArgs;
-use crate::spec::SwapSpec;
+use crate::spec::{Fail, FailWhat, SwapSpec};
+use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
 use memspill_backing::file::{FileBacking, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
@@ -49,22 +50,37 @@ pub fn open(
         // As swapon: without a priority, the first named is the first used.
         let default_priority = -2 - n as i16;
         devices.push(match spec {
-            SwapSpec::Ram { size, priority } => {
+            SwapSpec::Ram { size, priority, fail } => {
                 let slots = slots_of(*size);
                 let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
-                let backing = Arc::new(RamBacking::new(config));
+                let backing = failing(RamBacking::new(config), *fail);
                 device("ram:", priority.unwrap_or(default_priority), backing, tuning, layout)
             }
-            SwapSpec::File { path, size, priority } => {
+            SwapSpec::File { path, size, priority, fail } => {
                 let config = file_config(FilePlace::Path(path.clone()), *size, disk_free_bytes, layout);
                 let backing =
                     FileBacking::open(config).map_err(|e| format!("--swap file:{}: {e}", path.display()))?;
+                if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
+                    backing.set_tamper(bit_flip_at(*at));
+                }
                 let name = format!("file:{}", path.display());
-                device(&name, priority.unwrap_or(default_priority), Arc::new(backing), tuning, layout)
+                let backing = failing(backing, *fail);
+                device(&name, priority.unwrap_or(default_priority), backing, tuning, layout)
             }
         });
     }
     Ok(devices)
+}
+
+/// With the failure that a test asks for.
+fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Backing> {
+    let Some(Fail { what, at, from_there_on }) = fail.filter(|f| f.what != FailWhat::Flip) else {
+        return Arc::new(backing);
+    };
+    let at_if = |wanted| if what == wanted { at } else { 0 };
+    let (read_failure_at, write_failure_at) = (at_if(FailWhat::Read), at_if(FailWhat::Write));
+    let plan = FaultPlan { read_failure_at, write_failure_at, from_there_on, ..FaultPlan::default() };
+    Arc::new(FaultyBacking::new(backing, plan))
 }
 
 fn default_device(

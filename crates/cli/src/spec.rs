@@ -5,6 +5,9 @@
 //! file:PATH[,size=SIZE][,prio=N]      a file; PATH ends at the first comma
 //! ```
 //!
+//! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written fail, with a
+//! `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that is read.
+//!
 //! Devices of a higher priority fill first, as with swapon. `size=50%` is a share of RAM, as everywhere;
 //! `size=max` is the same as no size. An error names the part that is wrong and the form expected there.
 
@@ -17,8 +20,24 @@ use crate::size::{Size, SizeError};
 /// One swap device as asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SwapSpec {
-    Ram { size: Option<u64>, priority: Option<i16> },
-    File { path: PathBuf, size: Option<u64>, priority: Option<i16> },
+    Ram { size: Option<u64>, priority: Option<i16>, fail: Option<Fail> },
+    File { path: PathBuf, size: Option<u64>, priority: Option<i16>, fail: Option<Fail> },
+}
+
+/// A failure asked for by a test.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fail {
+    pub what: FailWhat,
+    /// Counted in pages, from 1.
+    pub at: u64,
+    pub from_there_on: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailWhat {
+    Read,
+    Write,
+    Flip,
 }
 
 /// Why a text is not a swap device.
@@ -34,6 +53,7 @@ pub enum SpecError {
     Twice(&'static str),
     Size(String, SizeError),
     Priority(String),
+    Fail(String),
 }
 
 impl fmt::Display for SpecError {
@@ -58,6 +78,7 @@ impl fmt::Display for SpecError {
             SpecError::Priority(text) => {
                 write!(out, "prio={text}: a priority is a whole number from 0 to 32767, higher is used first")
             }
+            SpecError::Fail(text) => write!(out, "fail={text}: use read@N, write@N or, for a file, flip@N"),
         }
     }
 }
@@ -82,14 +103,18 @@ fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecE
                 return Err(SpecError::RamPath(rest.to_owned()));
             }
             let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
-            Ok(SwapSpec::Ram { size: options.size, priority: options.priority })
+            let Options { size, priority, fail } = options;
+            match fail {
+                Some(Fail { what: FailWhat::Flip, at, .. }) => Err(SpecError::Fail(format!("flip@{at}"))),
+                _ => Ok(SwapSpec::Ram { size, priority, fail }),
+            }
         }
         "file" => {
             if rest.is_empty() {
                 return Err(SpecError::EmptyPath);
             }
-            let options = Options::parse(parts, ram_bytes)?;
-            Ok(SwapSpec::File { path: PathBuf::from(rest), size: options.size, priority: options.priority })
+            let Options { size, priority, fail } = Options::parse(parts, ram_bytes)?;
+            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, fail })
         }
         _ => Err(SpecError::Kind(device.to_owned())),
     }
@@ -98,6 +123,7 @@ fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecE
 struct Options {
     size: Option<u64>,
     priority: Option<i16>,
+    fail: Option<Fail>,
 }
 
 impl Options {
@@ -107,6 +133,7 @@ impl Options {
     ) -> Result<Options, SpecError> {
         let mut size: Option<Option<u64>> = None;
         let mut priority = None;
+        let mut fail = None;
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(|| SpecError::Form(part.to_owned()))?;
             match key {
@@ -114,10 +141,11 @@ impl Options {
                 "size" => size = Some(parse_size(value, &ram_bytes)?),
                 "prio" if priority.is_some() => return Err(SpecError::Twice("prio")),
                 "prio" => priority = Some(parse_priority(value)?),
+                "fail" => fail = Some(parse_fail(value).ok_or_else(|| SpecError::Fail(value.to_owned()))?),
                 _ => return Err(SpecError::Key(key.to_owned())),
             }
         }
-        Ok(Options { size: size.flatten(), priority })
+        Ok(Options { size: size.flatten(), priority, fail })
     }
 }
 
@@ -127,6 +155,19 @@ fn parse_size(value: &str, ram_bytes: &impl Fn() -> u64) -> Result<Option<u64>, 
         Size::RamPpm(_) => size.resolve(ram_bytes()),
         absolute => absolute.resolve(0),
     })
+}
+
+fn parse_fail(value: &str) -> Option<Fail> {
+    let (what, at) = value.split_once('@')?;
+    let what = match what {
+        "read" => FailWhat::Read,
+        "write" => FailWhat::Write,
+        "flip" => FailWhat::Flip,
+        _ => return None,
+    };
+    let from_there_on = at.ends_with('+') && what != FailWhat::Flip;
+    let at = at.strip_suffix('+').filter(|_| from_there_on).unwrap_or(at).parse().ok().filter(|at| *at > 0)?;
+    Some(Fail { what, at, from_there_on })
 }
 
 /// As swapon: 0 to 32767. The negative ones are those the kernel gives out by itself.
@@ -147,11 +188,11 @@ mod tests {
 
     #[test]
     fn ram() {
-        let plain = SwapSpec::Ram { size: None, priority: None };
+        let plain = SwapSpec::Ram { size: None, priority: None, fail: None };
         assert_eq!(read("ram:"), Ok(plain.clone()));
         assert_eq!(read("ram"), Ok(plain.clone()));
         assert_eq!(read("ram:,size=max"), Ok(plain));
-        let full = SwapSpec::Ram { size: Some(2 << 30), priority: Some(100) };
+        let full = SwapSpec::Ram { size: Some(2 << 30), priority: Some(100), fail: None };
         for text in [
             "ram:,size=2G,prio=100",
             "ram:,prio=100,size=2G",
@@ -165,10 +206,22 @@ mod tests {
     #[test]
     fn file() {
         let path = PathBuf::from("/var/tmp/a:b=c");
-        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None };
+        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None, fail: None };
         assert_eq!(read("file:/var/tmp/a:b=c"), Ok(spec));
-        let spec = SwapSpec::File { path, size: Some(8 << 30), priority: Some(10) };
+        let spec = SwapSpec::File { path, size: Some(8 << 30), priority: Some(10), fail: None };
         assert_eq!(read("file:/var/tmp/a:b=c,size=8G,prio=10"), Ok(spec));
+    }
+
+    #[test]
+    fn failures_for_tests() {
+        let fail = |what, at, from_there_on| Some(Fail { what, at, from_there_on });
+        assert_eq!(parse_fail("read@7"), fail(FailWhat::Read, 7, false));
+        assert_eq!(parse_fail("write@1+"), fail(FailWhat::Write, 1, true));
+        assert_eq!(parse_fail("flip@3"), fail(FailWhat::Flip, 3, false));
+        for text in ["", "read", "read@", "read@0", "read@+", "flip@3+", "read@-1", "sing@1"] {
+            assert_eq!(parse_fail(text), None, "{text}");
+        }
+        assert_eq!(read("ram:,fail=flip@3").unwrap_err(), SpecError::Fail("flip@3".into()));
     }
 
     #[test]

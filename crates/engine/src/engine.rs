@@ -4,6 +4,7 @@
 //! address space's changes in `space.rs`.
 
 use crate::backing::{Backing, ReadDone};
+use crate::errors::DeviceErrors;
 use crate::group::Group;
 use crate::slots::SwapDevice;
 use crate::space::Space;
@@ -26,11 +27,13 @@ pub struct Device {
     pub backing: Arc<dyn Backing>,
     /// The backing had no room for a page: no slots are allocated here until one is freed or a write succeeds.
     pub full: AtomicBool,
+    pub errors: DeviceErrors,
 }
 
 impl Device {
     pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
-        Device { name, priority, slots, backing, full: AtomicBool::new(false) }
+        let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
+        Device { name, priority, slots, backing, full, errors }
     }
 }
 
@@ -54,7 +57,7 @@ pub struct Engine {
     pub swap_max_pages: AtomicU64,
     /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
     pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
-    /// The last device error, for the line on stderr.
+    /// The last error that belongs to no device, for the line on stderr.
     pub last_error: Mutex<Option<String>>,
 }
 
@@ -117,12 +120,12 @@ impl Engine {
             let equals = self.devices[first..].iter().take_while(|d| d.priority == priority).count();
             for i in 0..equals {
                 let device = first + (turn + i) % equals;
-                if self.devices[device].full.load(Ordering::Relaxed) {
+                let target = &self.devices[device];
+                if target.full.load(Ordering::Relaxed) || target.errors.is_failing() {
                     continue;
                 }
                 slots.clear();
-                let swap = &self.devices[device].slots;
-                got += swap.alloc(cpu, Order::ZERO, n - got, ROOT_GROUP, &mut slots);
+                got += target.slots.alloc(cpu, Order::ZERO, n - got, ROOT_GROUP, &mut slots);
                 out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
             }
             first += equals;

@@ -6,6 +6,7 @@
 pub mod backing;
 pub mod cgroup_map;
 pub mod engine;
+pub mod errors;
 pub mod gate;
 pub mod group;
 pub mod memory;

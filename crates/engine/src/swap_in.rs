@@ -351,7 +351,8 @@ impl Engine {
         add(&self.stats.pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
         add(&self.stats.read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
         if let Some(Err(error)) = done.results.iter().find(|r| r.is_err()) {
-            *lock(&self.last_error) = Some(format!("read error: {error}"));
+            let device = job.pages[0].entry.expect("a page that is read has an entry").device;
+            self.devices[device as usize].errors.note_read(error);
         }
         job.buf = done.buf;
         self.install(cpu, job, scratch)

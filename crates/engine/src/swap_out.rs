@@ -205,12 +205,16 @@ impl Engine {
     /// Second half of a batch: write it, and take what was written out of the swap cache. Returns the pages whose write
     /// failed.
     pub fn write_out(&self, cpu: CpuId, queue: QueueId, batch: WriteOut) -> usize {
+        self.write_batch(cpu, queue, batch, false)
+    }
+
+    fn write_batch(&self, cpu: CpuId, queue: QueueId, batch: WriteOut, again: bool) -> usize {
         let mut failed = Vec::new();
         for n in 0..self.devices.len() {
             let pages: Vec<CachedPage> =
                 batch.pages.iter().filter(|p| p.entry.device as usize == n).copied().collect();
             if !pages.is_empty() {
-                self.write_to(cpu, queue, n, &pages, &mut failed);
+                self.write_to(cpu, queue, n, &pages, again, &mut failed);
             }
         }
         let count = failed.len();
@@ -224,6 +228,7 @@ impl Engine {
         queue: QueueId,
         device: usize,
         pages: &[CachedPage],
+        again: bool,
         failed: &mut Vec<CachedPage>,
     ) {
         let device = &self.devices[device];
@@ -242,10 +247,13 @@ impl Engine {
             match result {
                 Ok(()) => written.push(page.entry.slot),
                 Err(error) => {
-                    self.note_write_error(device, error);
+                    self.note_write_error(device, error, again);
                     failed.push(*page);
                 }
             }
+        }
+        if !written.is_empty() {
+            device.errors.note_written();
         }
         if !written.is_empty() && written.len() == pages.len() {
             device.full.store(false, Ordering::Relaxed);
@@ -258,14 +266,14 @@ impl Engine {
         device.reuse(cpu, &freed);
     }
 
-    fn note_write_error(&self, device: &Device, error: &BackingError) {
+    fn note_write_error(&self, device: &Device, error: &BackingError, again: bool) {
         if *error == BackingError::Full {
             device.full.store(true, Ordering::Relaxed);
             add(&self.stats.swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
-        } else {
+        } else if !again {
             add(&self.stats.write_errors, 1);
-            *lock(&self.last_error) = Some(format!("write error on {}: {error}", device.name));
+            device.errors.note_write(error);
         }
     }
 
@@ -287,7 +295,7 @@ impl Engine {
             device.reuse(cpu, &freed);
         }
         let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
-        self.write_out(cpu, queue, WriteOut { pages })
+        self.write_batch(cpu, queue, WriteOut { pages }, true)
     }
 }
 

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Pages taken out in one batch: enough to amortise the two wakes and the TLB flushes, short enough for who waits.
 const BATCH_PAGES: usize = 64;
 
+/// Pages that could not be written are tried again after this long: a failing device may take its time for each error.
+const WRITE_AGAIN: Duration = Duration::from_millis(100);
+
 /// Nothing can be reclaimed for this long while a fault waits: the policy decides.
 const STUCK: Duration = Duration::from_secs(2);
 
@@ -30,6 +33,7 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
         cpu: CpuId(index),
         queue: QueueId(pager.cpus.len() as u32 + index),
         stuck_since: None,
+        write_again_at: Instant::now(),
     };
     let mut seen = 0;
     while !pager.stopping.load(Ordering::Relaxed) {
@@ -84,13 +88,17 @@ struct Reclaimer<'a> {
     queue: QueueId,
     /// Since when no batch has achieved anything.
     stuck_since: Option<Instant>,
+    /// No earlier than this are pages written again whose write failed.
+    write_again_at: Instant,
 }
 
 impl Reclaimer<'_> {
     /// Take one batch out. False if that achieved nothing.
     fn batch(&mut self) -> bool {
         let engine = &self.pager.engine;
-        engine.write_again(self.cpu, self.queue);
+        if Instant::now() >= self.write_again_at && engine.write_again(self.cpu, self.queue) > 0 {
+            self.write_again_at = Instant::now() + WRITE_AGAIN;
+        }
         let taken = match engine.pick_space() {
             Some(space) => self.shrink(&space),
             None => 0,
@@ -170,17 +178,22 @@ impl Reclaimer<'_> {
         }
         self.stuck_since = None;
         let group = &self.pager.engine.group;
-        let full = self.pager.engine.swap_is_full.swap(false, Ordering::Relaxed);
-        let error = self.pager.engine.last_error.lock().expect("last error").take();
-        let reason = match (full, error) {
-            (_, Some(error)) => error,
-            (true, None) => "the swap is full".to_string(),
-            (false, None) => format!(
-                "{} MiB of the budget cannot be swapped out (not managed, shared, locked, or in use by memspill)",
-                group.usage_bytes() >> 20
-            ),
+        let engine = &self.pager.engine;
+        let full = engine.swap_is_full.swap(false, Ordering::Relaxed);
+        let failing = engine.devices.iter().find(|d| d.errors.is_failing());
+        let error = engine.last_error.lock().expect("last error").take();
+        let (reason, fix) = match (full, failing, error) {
+            (true, Some(device), _) => {
+                (format!("nothing can be written to swap device {}", device.name), "name another one with --swap")
+            }
+            (true, None, _) => ("the swap is full".into(), "raise --swap-max, --swap size= or free disk space"),
+            (false, _, Some(error)) => (error, "raise --memory-max"),
+            (false, _, None) => {
+                let bytes = group.usage_bytes() >> 20;
+                let why = "cannot be swapped out (not managed, shared, locked, or in use by memspill)";
+                (format!("{bytes} MiB of the budget {why}"), "raise --memory-max")
+            }
         };
-        let fix = if full { "raise --swap-max, --swap size= or free disk space" } else { "raise --memory-max" };
         match self.pager.settings.on_full {
             OnFull::Kill => self.pager.give_up(137, format!("killed: {reason}; {fix}")),
             OnFull::Grow => {

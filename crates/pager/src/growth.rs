@@ -92,6 +92,7 @@ pub fn run(pager: &Arc<Pager>) {
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
         let room_bytes = tick(pager, &mut last_usage_bytes);
+        crate::errors::tell(pager);
         if pager.engine.group.discount_pages() > 0 || last_shared.elapsed() > Duration::from_secs(1) {
             let begun = Instant::now();
             // The walk costs tens of ns a page: at most a tenth of one CPU goes there.

@@ -1,6 +1,7 @@
 //! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
 
 mod control;
+mod errors;
 mod events;
 mod evict;
 mod fault;

@@ -88,6 +88,7 @@ pub fn run(config: Config) -> io::Result<Ended> {
     // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
     signals::send(guardian, libc::SIGKILL);
     signals::wait_for(guardian);
+    crate::errors::tell(&pager);
     let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
 }

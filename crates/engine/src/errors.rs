@@ -1,0 +1,95 @@
+//! A device's errors: whether it is still given pages, and the first error of each kind, for the line that is said once.
+//!
+//! A page whose write failed is not lost, it stays in the swap cache. A device that fails page after page gets no more:
+//! else reclaim would move all memory into the swap cache, where it takes the same room. It is used again once a page
+//! that waited there has been written.
+
+use crate::backing::BackingError;
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+
+/// New pages that failed with none written in between: from so many on it is the device, not the slot.
+const FAILED_IN_A_ROW_MAX: u32 = 16;
+
+#[derive(Default)]
+pub struct DeviceErrors {
+    read: Mutex<First>,
+    write: Mutex<First>,
+    failed_in_a_row: AtomicU32,
+}
+
+#[derive(Default)]
+struct First {
+    error: Option<BackingError>,
+    told: bool,
+}
+
+impl First {
+    fn note(&mut self, error: &BackingError) {
+        self.error.get_or_insert_with(|| error.clone());
+    }
+    fn tell(&mut self) -> Option<BackingError> {
+        let told = std::mem::replace(&mut self.told, self.error.is_some());
+        self.error.clone().filter(|_| !told)
+    }
+}
+
+impl DeviceErrors {
+    pub(crate) fn note_read(&self, error: &BackingError) {
+        lock(&self.read).note(error);
+    }
+
+    /// A page that was to be written for the first time.
+    pub(crate) fn note_write(&self, error: &BackingError) {
+        lock(&self.write).note(error);
+        self.failed_in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_written(&self) {
+        self.failed_in_a_row.store(0, Ordering::Relaxed);
+    }
+
+    /// Nothing can be written: no pages for this device.
+    pub fn is_failing(&self) -> bool {
+        self.failed_in_a_row.load(Ordering::Relaxed) >= FAILED_IN_A_ROW_MAX
+    }
+
+    /// The first read error, once.
+    pub fn tell_read(&self) -> Option<BackingError> {
+        lock(&self.read).tell()
+    }
+
+    /// The first write error, once.
+    pub fn tell_write(&self) -> Option<BackingError> {
+        lock(&self.write).tell()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_told_once() {
+        let errors = DeviceErrors::default();
+        assert_eq!(errors.tell_read(), None);
+        errors.note_read(&BackingError::Io(5));
+        errors.note_read(&BackingError::Checksum);
+        assert_eq!(errors.tell_read(), Some(BackingError::Io(5)));
+        errors.note_read(&BackingError::Checksum);
+        assert_eq!((errors.tell_read(), errors.tell_write()), (None, None));
+    }
+
+    #[test]
+    fn a_device_fails_when_nothing_can_be_written() {
+        let errors = DeviceErrors::default();
+        for _ in 0..3 {
+            (1..FAILED_IN_A_ROW_MAX).for_each(|_| errors.note_write(&BackingError::Io(5)));
+            assert!(!errors.is_failing());
+            errors.note_written();
+        }
+        (0..FAILED_IN_A_ROW_MAX).for_each(|_| errors.note_write(&BackingError::Io(5)));
+        assert!(errors.is_failing());
+        errors.note_written();
+        assert!(!errors.is_failing());
+    }
+}

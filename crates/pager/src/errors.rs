@@ -1,0 +1,16 @@
+//! Errors of swap devices, said on stderr: one line for each device and kind. The statistics count them all.
+
+use crate::pager::Pager;
+
+/// Called now and then, and at the end of the run.
+pub fn tell(pager: &Pager) {
+    for device in &pager.engine.devices {
+        let name = &device.name;
+        if let Some(error) = device.errors.tell_read() {
+            eprintln!("memspill: swap device {name} has a read error: {error}; access to a page that is lost gets SIGBUS");
+        }
+        if let Some(error) = device.errors.tell_write() {
+            eprintln!("memspill: swap device {name} has a write error: {error}; pages that are not written stay in memory");
+        }
+    }
+}
