@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full read-error
-    wrong-bytes write-error write-error-all write-error-other stats-json)
+    wrong-bytes write-error write-error-all write-error-other check stats-json)
 KILLS=
 option() {
     case $1 in
@@ -552,6 +552,18 @@ case_write-error-all() {
 # Another device takes what the failing one does not.
 case_write-error-other() {
     failing 0 'write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
+}
+
+# memspill's own tables agree while mappings come, go, move and are forked, and pages fail.
+case_check() {
+    local device
+    for device in --swap="file:$WORK/device,fail=write@3000" --swap-dir="$SWAP"; do
+        call 60 "$MEMSPILL" run --memory-max 80M "$device" --check --verbose -- \
+            "$WORKLOAD" mutate --size 160M --threads 3 --seconds 5
+        code_is 0 || return
+        grep -qE -- '--check: [3-9] checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+        clean || return
+    done
 }
 
 case_stats-json() {

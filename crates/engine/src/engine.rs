@@ -50,6 +50,8 @@ pub struct Engine {
     /// Pages taken out so far: the clock of refault distances.
     pub(crate) evictions: AtomicU32,
     spaces: RwLock<Vec<Arc<Space>>>,
+    /// Removed, with fills still under way, whose pages are charged until they end: for the checker.
+    leaving: Mutex<Vec<Arc<Space>>>,
     next_device: AtomicU32,
     /// A page found no place on any device since this was last cleared.
     pub swap_is_full: AtomicBool,
@@ -77,6 +79,7 @@ impl Engine {
             next_token: AtomicU64::new(1),
             evictions: AtomicU32::new(0),
             spaces: RwLock::new(Vec::new()),
+            leaving: Mutex::new(Vec::new()),
             next_device: AtomicU32::new(0),
             swap_is_full: AtomicBool::new(false),
             swap_max_pages: AtomicU64::new(u64::MAX),
@@ -90,9 +93,18 @@ impl Engine {
     }
     pub fn remove_space(&self, space: &Arc<Space>) {
         self.spaces.write().expect("spaces").retain(|s| !Arc::ptr_eq(s, space));
+        let mut leaving = lock(&self.leaving);
+        leaving.push(space.clone());
+        leaving.retain(|s| s.resident_pages() > 0);
     }
     pub fn spaces(&self) -> Vec<Arc<Space>> {
         self.spaces.read().expect("spaces").clone()
+    }
+
+    pub(crate) fn all_spaces(&self) -> Vec<Arc<Space>> {
+        let mut all = self.spaces();
+        all.extend(lock(&self.leaving).iter().cloned());
+        all
     }
 
     /// Bytes of the engine's own tables: page tables, LRUs, swap maps.
@@ -165,27 +177,6 @@ impl Engine {
     /// Take a finished read's job back.
     pub(crate) fn take_read(&self, done: &ReadDone) -> FillJob {
         lock(&self.reads).remove(&done.token).expect("a read finished that was not started")
-    }
-
-    /// Walk everything at a quiet point (no fault, batch or event in work) and panic with what is broken.
-    pub fn check(&self) {
-        let spaces = self.spaces();
-        let mut references = 0;
-        let mut resident = 0;
-        for space in &spaces {
-            let (r, s, busy) = space.census();
-            assert_eq!(busy, 0, "space {:?} has pages in transit at a quiet point", space.id);
-            assert_eq!(r, space.resident_pages(), "space {:?}: resident pages", space.id);
-            assert_eq!(s, space.swapped_pages(), "space {:?}: swapped pages", space.id);
-            resident += r;
-            references += s;
-        }
-        assert_eq!(resident, self.group.charged_pages(), "charged pages");
-        let used: u64 = self.used_slots();
-        assert!(used <= references, "{used} slots in use, {references} references from page tables");
-        for device in &self.devices {
-            device.slots.check();
-        }
     }
 }
 
@@ -284,6 +275,11 @@ impl Staging {
         if inner.spare.len() < SPARE_MAX {
             inner.spare.push(buf);
         }
+    }
+
+    /// Pages that are in the swap cache, or pinned there.
+    pub fn frames(&self) -> usize {
+        lock(&self.inner).batches.iter().flatten().map(|batch| batch.frames).sum()
     }
 
     pub fn bytes(&self) -> u64 {

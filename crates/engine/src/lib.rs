@@ -5,6 +5,7 @@
 
 pub mod backing;
 pub mod cgroup_map;
+mod check;
 pub mod engine;
 pub mod errors;
 pub mod gate;

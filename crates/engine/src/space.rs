@@ -379,16 +379,10 @@ impl Space {
         lock(&self.parked).clear();
     }
 
-    /// Pages by state, for reports and the checker: (resident, swapped, filling or evicting).
-    pub fn census(&self) -> (u64, u64, u64) {
-        let (mut resident, mut swapped, mut busy) = (0, 0, 0);
-        self.for_range(Vpn(0), Vpn(1 << 52), |_, word| match word.state() {
-            State::Resident => resident += 1,
-            State::Swapped => swapped += 1,
-            State::Filling | State::Evicting => busy += 1,
-            State::None | State::Poisoned => {}
-        });
-        (resident, swapped, busy)
+    /// Every word, those included that wait for a filler to end; for the checker.
+    pub(crate) fn each_word(&self, mut visit: impl FnMut(Vpn, Word)) {
+        self.for_range(Vpn(0), Vpn(1 << 52), |vpn, word| visit(vpn, *word));
+        lock(&self.displaced).iter().for_each(|(vpn, word)| visit(*vpn, *word));
     }
 }
 

@@ -95,7 +95,9 @@ struct Reclaimer<'a> {
 impl Reclaimer<'_> {
     /// Take one batch out. False if that achieved nothing.
     fn batch(&mut self) -> bool {
-        let engine = &self.pager.engine;
+        let pager = self.pager;
+        let _work = pager.quiet.work();
+        let engine = &pager.engine;
         if Instant::now() >= self.write_again_at && engine.write_again(self.cpu, self.queue) > 0 {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }

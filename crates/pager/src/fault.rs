@@ -74,6 +74,7 @@ impl<'a> FaultThread<'a> {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return self.pager.give_up(125, format!("cannot wait for faults: {e}")),
             }
+            let _work = self.pager.quiet.work();
             mine.busy_since_us.store(crate::pager::now_us(), Ordering::Relaxed);
             for i in 0..events.len() {
                 match events[i].data.u64() {

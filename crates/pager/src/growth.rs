@@ -16,6 +16,7 @@
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
+use crate::quiet;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::pagemap;
 use std::fs::File;
@@ -89,8 +90,10 @@ pub fn run(pager: &Arc<Pager>) {
     let mut last_usage_bytes = 0;
     let mut last_shared = Instant::now();
     let mut last_parked = Instant::now();
+    let mut last_check = Instant::now();
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
+        let work = pager.quiet.work();
         let room_bytes = tick(pager, &mut last_usage_bytes);
         crate::errors::tell(pager);
         if pager.engine.group.discount_pages() > 0 || last_shared.elapsed() > Duration::from_secs(1) {
@@ -104,6 +107,11 @@ pub fn run(pager: &Arc<Pager>) {
         if last_parked.elapsed() > Duration::from_secs(2) {
             pager.processes().iter().for_each(|p| p.space.tidy());
             last_parked = Instant::now();
+        }
+        drop(work);
+        if pager.settings.check && last_check.elapsed() > quiet::INTERVAL {
+            pager.quiet.check(pager);
+            last_check = Instant::now();
         }
         let pause = if pager.pressed.load(Ordering::Relaxed) {
             POLL_PRESSED.max(3 * start.elapsed())
@@ -278,6 +286,7 @@ fn adopt_piece(pager: &Arc<Pager>, process: &Arc<Process>, pagemap: &File, start
 
 /// An agent has introduced itself in a process that was followed before: none of its own pages is managed.
 pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
+    let _work = pager.quiet.work();
     let mut growth = process.growth.lock().expect("growth");
     let pass = process.space.gate.enter_events();
     let batch = process.batch.lock().expect("batch");

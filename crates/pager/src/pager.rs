@@ -61,6 +61,7 @@ pub struct Pager {
     /// Memory is tight: everything is registered, new mappings too.
     pub pressed: AtomicBool,
     pub stopping: AtomicBool,
+    pub quiet: crate::quiet::Quiet,
     /// The first reason to end everything; the main thread acts on it.
     pub verdict: Mutex<Option<Verdict>>,
     pub settings: Settings,
@@ -115,6 +116,7 @@ impl Pager {
             reclaim: (Mutex::new(0), Condvar::new()),
             pressed: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            quiet: crate::quiet::Quiet::new(settings.check),
             verdict: Mutex::new(None),
             settings,
             measured_bytes: AtomicU64::new(0),

@@ -80,10 +80,18 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let nofile = signals::raise_nofile();
     let agent = publish_agent()?;
     let pager = build(config.devices, config.tuning, config.settings, config.door, config.layout)?;
+    crate::panics::install(&pager);
     pager.engine.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
     start_threads(&pager)?;
     let started = pager.socket.target.start(|| spawn(&config.command, &agent, &address, nofile));
     let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
+    // A run may be over before the first interval is.
+    if pager.settings.check && pager.verdict.lock().expect("verdict").is_none() {
+        pager.quiet.check(&pager);
+        if pager.settings.verbose {
+            eprintln!("memspill: --check: {} checks, nothing found", pager.quiet.checks.load(Ordering::Relaxed));
+        }
+    }
     pager.stopping.store(true, Ordering::Relaxed);
     // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
     signals::send(guardian, libc::SIGKILL);
