@@ -12,7 +12,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
-    signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full read-error
+    signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other check stats-json)
 KILLS=
 option() {
@@ -524,6 +524,41 @@ case_disk-full() {
     gone 2 || { no "processes are left"; kill_ours; }
     umount disk || no "the file system is still in use"
     [ -z "$WHY" ] && clean
+}
+
+# A swap file that was not there leaves neither a name nor disk space, however memspill ends.
+case_swap-file-new() {
+    local n device=file:$SWAP/device,size=1G
+    call 60 "$MEMSPILL" run --memory-max 48M --swap "$device" -- "$WORKLOAD" hog --size 160M --contents random
+    code_is 0 && clean || return
+    for n in 1 2 3; do
+        start "$MEMSPILL" run --memory-max 48M --swap "$device" -- "${SPIN[@]}"
+        populated 1 || return
+        [ -z "$(ls -A "$SWAP")" ] || { no "it has a name: $(ls "$SWAP")"; return; }
+        kill -9 $PID
+        ends 10
+        code_is 137 && clean || return
+    done
+}
+
+# One that was there keeps its length, and nothing else.
+case_swap-file-old() {
+    local file=$WORK/old args
+    truncate -s 20M "$file"
+    for args in "hog --size 160M --contents random" "no-such-workload"; do
+        call 60 "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" $args
+        [ "$(stat -c '%s %b' "$file")" = "20971520 0" ] || { no "size and blocks: $(stat -c '%s %b' "$file")"; return; }
+    done
+    # As it is after a kill, it can be used again.
+    start "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "${SPIN[@]}"
+    populated 1 || return
+    kill -9 $PID
+    ends 10
+    call 60 "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" hog --size 160M
+    code_is 0 || return
+    [ "$(stat -c %b "$file")" = 0 ] || { no "disk space is in use"; return; }
+    rm "$file"
+    clean
 }
 
 # A device that fails at page 1000. The program checks all that it reads.

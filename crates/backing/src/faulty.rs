@@ -185,6 +185,10 @@ impl<B: Backing> Backing for FaultyBacking<B> {
         self.inner.set_ram_limit_bytes(limit_bytes);
     }
 
+    fn end(&self) {
+        self.inner.end();
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }

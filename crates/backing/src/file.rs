@@ -7,9 +7,10 @@
 //! ```
 //!
 //! *The file* is nameless from birth (O_TMPFILE), readable by nobody (mode 000), sparse and opened O_DIRECT: the
-//! page cache would keep in RAM what is being moved out of it. Or it is a file or block device that the user named;
-//! then it is locked, and it is refused if it holds data that memspill did not put there (page 0, whose slot
-//! is never used, carries a mark).
+//! page cache would keep in RAM what is being moved out of it. A path that the user named and that is not there is no
+//! different: the file is made in its directory, without that name, so that no ending leaves it behind. What is there, a
+//! file or a block device, is locked, and refused if it holds data that memspill did not put there (page 0, whose slot is
+//! never used, carries a mark); a file is emptied in the end.
 //!
 //! *A slot's state* is two bits, in memory that costs nothing until it is used:
 //!
@@ -36,7 +37,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, RwLock};
 
@@ -72,7 +73,7 @@ const MARK: &[u8] = b"memspill swap file; its contents mean nothing without the 
 pub enum FilePlace {
     /// A nameless file in this directory, gone with the process however it ends.
     Temp { dir: PathBuf },
-    /// This file (created with mode 0600 if it is not there) or block device, locked while in use.
+    /// This file or block device, locked while in use; where it is not there, as `Temp` in its directory.
     Path(PathBuf),
 }
 
@@ -131,8 +132,9 @@ pub struct FileBacking {
     in_ram: bool,
     rotational: bool,
     block_device: bool,
-    /// A named regular file: emptied when done.
-    named: bool,
+    /// A named regular file was so long before: emptied when done.
+    length_before: Option<u64>,
+    ended: AtomicBool,
     sums: ZeroTable,
     live: ZeroTable,
     dead: ZeroTable,
@@ -160,14 +162,14 @@ impl FileBacking {
 
     /// As `open`, with slots 0..`slots` addressable although only `max_bytes` may be on disk at any time.
     pub(crate) fn open_with_slots(config: FileConfig, slots: u32) -> io::Result<FileBacking> {
-        let (file, direct) = open_place(&config.place)?;
+        let Opened { file, direct, named } = open_place(&config.place)?;
         let meta = fs::File::from(file);
         let kind = meta.metadata()?;
         let block_device = kind.file_type().is_block_device();
-        let named = matches!(config.place, FilePlace::Path(_));
         if !block_device && !kind.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file or block device"));
         }
+        let length_before = (named && !block_device).then_some(kind.len());
         let file = OwnedFd::from(meta);
         let mut slots = slots;
         let mut max_bytes = config.max_bytes;
@@ -224,7 +226,8 @@ impl FileBacking {
                 .is_ok_and(|fs| [0x0102_1994, 0x8584_58f6].contains(&fs.f_type)),
             rotational: is_rotational(&file, block_device),
             block_device,
-            named: named && !block_device,
+            length_before,
+            ended: AtomicBool::new(false),
             sums: ZeroTable::new(slots as usize * 4)?,
             live: bitmap()?,
             dead: bitmap()?,
@@ -367,6 +370,9 @@ impl FileBacking {
         let base = results.len();
         results.resize(base + pages.len(), Ok(()));
         let results = &mut results[base..];
+        if self.ended.load(Ordering::Acquire) {
+            return results.fill(Err(BackingError::Full));
+        }
         let mut order: Vec<usize> = (0..pages.len()).collect();
         order.sort_unstable_by_key(|index| pages[*index].slot);
         // From here on the slots are neither live nor dead, but allocated.
@@ -654,6 +660,16 @@ impl Backing for FileBacking {
 
     fn set_ram_limit_bytes(&self, _limit_bytes: u64) {}
 
+    fn end(&self) {
+        let Some(length) = self.length_before else { return };
+        // All of them: whoever writes is done, and whoever comes later sees the mark.
+        let _alone: Vec<_> = self.locks.iter().map(|lock| lock.write()).collect();
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            // It held a program's memory: leave none of it in a file with a name, and no space on disk in use.
+            let _ = rustix::fs::ftruncate(&self.file, 0).and_then(|()| rustix::fs::ftruncate(&self.file, length));
+        }
+    }
+
     fn usage(&self) -> Usage {
         let tables = [&self.sums, &self.live, &self.dead, &self.listed];
         Usage {
@@ -669,10 +685,7 @@ impl Drop for FileBacking {
     fn drop(&mut self) {
         // The rings first: they wait for the reads that are still in flight.
         self.queues.clear();
-        if self.named {
-            // It held a program's memory: leave none of it in a file with a name.
-            let _ = rustix::fs::ftruncate(&self.file, 0);
-        }
+        self.end();
     }
 }
 
@@ -698,28 +711,44 @@ pub fn checksum(slot: SlotIndex, page: &Page) -> u32 {
     (all ^ all >> 32) as u32
 }
 
+struct Opened {
+    file: OwnedFd,
+    direct: bool,
+    /// It was there before, and stays.
+    named: bool,
+}
+
 /// Open, with O_DIRECT where the file system has it.
-fn open_place(place: &FilePlace) -> io::Result<(OwnedFd, bool)> {
-    let mut last = None;
+fn open_place(place: &FilePlace) -> io::Result<Opened> {
     for direct in [OFlags::DIRECT, OFlags::empty()] {
         let opened = match place {
-            FilePlace::Temp { dir } => open_nameless(dir, direct),
+            FilePlace::Temp { dir } => open_nameless(dir, direct).map(|file| (file, false)),
             FilePlace::Path(path) => {
-                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | direct;
-                rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+                let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | direct;
+                match rustix::fs::open(path, flags, Mode::empty()) {
+                    Err(Errno::NOENT) => open_nameless(directory_of(path), direct).map(|file| (file, false)),
+                    other => other.map(|file| (file, true)),
+                }
             }
         };
         match opened {
-            Ok(file) => return Ok((file, !direct.is_empty())),
+            Ok((file, named)) => return Ok(Opened { file, direct: !direct.is_empty(), named }),
             // EINVAL: no O_DIRECT here.
-            Err(Errno::INVAL) => last = Some(Errno::INVAL),
+            Err(Errno::INVAL) if !direct.is_empty() => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(last.unwrap_or(Errno::INVAL).into())
+    unreachable!("the second round ends in either way")
 }
 
-fn open_nameless(dir: &PathBuf, direct: OFlags) -> Result<OwnedFd, Errno> {
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn open_nameless(dir: &Path, direct: OFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | direct;
     match rustix::fs::open(dir, flags | OFlags::TMPFILE | OFlags::EXCL, Mode::empty()) {
         // No O_TMPFILE on this file system: a file that has a name for a moment.

@@ -150,6 +150,10 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
         self.inner.set_ram_limit_bytes(limit_bytes);
     }
 
+    fn end(&self) {
+        self.inner.end();
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }

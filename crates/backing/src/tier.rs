@@ -338,6 +338,10 @@ impl Backing for TierBacking {
         self.ram.set_ram_limit_bytes(limit_bytes);
     }
 
+    fn end(&self) {
+        self.file.end();
+    }
+
     fn usage(&self) -> Usage {
         self.ram.set_other_bytes(self.other_ram_bytes());
         let ram = self.ram.usage();

@@ -779,16 +779,27 @@ fn named_files_are_locked_marked_and_emptied() {
     let open = || {
         FileBacking::open(FileConfig { place: FilePlace::Path(path.clone()), ..file_config(IoEngine::Auto) })
     };
+    // What is not there is made without its name, and another run is not in its way.
+    let (file, other) = (open().unwrap(), open().unwrap());
+    write_good(&file, 0, &[(5, noise_page(5))]);
+    expect(&file, 0, &[(5, noise_page(5))]);
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    drop((file, other));
+    // What is there keeps its name and length.
+    std::fs::File::create(&path).unwrap().set_len(8 * 4096).unwrap();
     let file = open().unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
-    assert_eq!(mode & 0o777, 0o600);
     write_good(&file, 0, &[(5, noise_page(5))]);
     expect(&file, 0, &[(5, noise_page(5))]);
     assert!(open().is_err_and(|error| error.to_string().contains("in use")));
     // What a killed process leaves behind is taken over.
     let left = std::fs::read(&path).unwrap();
+    file.end();
+    let empty = std::fs::metadata(&path).unwrap();
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&empty);
+    assert_eq!((empty.len(), blocks), (8 * 4096, 0), "no program's memory stays in a named file");
+    let late = write(&file, 0, &[(6, noise_page(6))]);
+    assert_eq!(late, [Err(BackingError::Full)], "nothing is written after the end");
     drop(file);
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "no program's memory stays in a named file");
     std::fs::write(&path, &left[..4096 * 8]).unwrap();
     let file = open().unwrap();
     assert_eq!(read(&file, 0, &[5]).results, [Err(BackingError::Empty)]);

@@ -53,7 +53,8 @@ the cgroup's limit where that is lower), plain bytes, max.
 
 Swap devices, as with swapon; the highest priority fills first:
   ram:[,size=SIZE][,prio=N]         compressed in RAM; counts against --memory-max
-  file:PATH[,size=SIZE][,prio=N]    a file
+  file:PATH[,size=SIZE][,prio=N]    a file or block device; where PATH is not there, a file without
+                                    a name in its directory, gone with memspill
 
 Exit status: that of COMMAND, or 128+N where signal N ended it;
   125  memspill itself failed        126  COMMAND cannot be executed

@@ -140,5 +140,9 @@ pub trait Backing: Send + Sync {
     /// RAM that the backing may hold; the caller changes it as the budget is shared out.
     fn set_ram_limit_bytes(&self, limit_bytes: u64);
 
+    /// The run is over, nothing will be read again: leave nothing that outlives the process. Writes that come later may
+    /// fail.
+    fn end(&self) {}
+
     fn usage(&self) -> Usage;
 }

@@ -97,6 +97,8 @@ pub fn run(config: Config) -> io::Result<Ended> {
     signals::send(guardian, libc::SIGKILL);
     signals::wait_for(guardian);
     crate::errors::tell(&pager);
+    // By hand: our threads still own the devices when the process ends.
+    pager.engine.devices.iter().for_each(|device| device.backing.end());
     let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
 }
