@@ -32,6 +32,9 @@ use crate::tuning::Readahead;
 use crate::units::{CpuId, FrameId, PageBuf, SlotIndex, Vpn, page_buf};
 use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, WANTED, Word};
 
+/// Rounds of the LRU that a favoured page stays, beyond those that it has earned.
+const FAVOUR_HEAT: u64 = 3;
+
 /// Most pages brought by one fault.
 pub const WINDOW_MAX: usize = 32;
 
@@ -42,6 +45,8 @@ pub struct Fault {
     pub write: bool,
     /// Served even over the limit: the fault of somebody who makes room.
     pub urgent: bool,
+    /// The page stays for some more rounds of the LRU.
+    pub favoured: bool,
 }
 
 /// What the caller has to do next.
@@ -61,6 +66,7 @@ pub enum Outcome {
 pub struct FillJob {
     space: Arc<Space>,
     write: bool,
+    favoured: bool,
     /// The page that faulted.
     fault: Vpn,
     /// The page that faulted, and those that came along.
@@ -113,7 +119,7 @@ impl Engine {
         fault: Fault,
         scratch: &mut Scratch,
     ) -> Outcome {
-        let Fault { vpn, write, .. } = fault;
+        let Fault { vpn, write, favoured, .. } = fault;
         if space.is_dead() {
             space.memory.wake(vpn, 1);
             return Outcome::Gone;
@@ -144,7 +150,7 @@ impl Engine {
                     return Outcome::NoRoom;
                 };
                 drop(words);
-                let job = FillJob { space: space.clone(), write, fault: vpn, pages, buf: PageBuf::default() };
+                let job = FillJob { space: space.clone(), write, favoured, fault: vpn, pages, buf: PageBuf::default() };
                 if state == State::None {
                     self.install(cpu, job, scratch)
                 } else {
@@ -302,7 +308,7 @@ impl Engine {
         for (i, claim) in job.pages.iter().enumerate() {
             let mut one = page_buf(1);
             let mut part =
-                FillJob { space: job.space.clone(), write: job.write, fault: claim.vpn, pages: vec![*claim], buf: PageBuf::default() };
+                FillJob { space: job.space.clone(), write: job.write, favoured: job.favoured, fault: claim.vpn, pages: vec![*claim], buf: PageBuf::default() };
             let result = if missing.contains(&i) {
                 self.start_read(cpu, queue, part, one, scratch)
             } else {
@@ -419,7 +425,7 @@ impl Engine {
         let mut entries = Vec::new();
         {
             let mut words = lock(&chunk);
-            self.finish_words(&space, &mut words, &end, &mut entries);
+            self.finish_words(&space, &mut words, job.favoured, &end, &mut entries);
         }
         for (claim, cancelled) in &end.dropped {
             if !cancelled {
@@ -446,13 +452,14 @@ impl Engine {
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
+        favoured: bool,
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
         let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
         for claim in &end.installed {
             claimed(words, claim.vpn);
-            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(space, claim));
+            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(space, claim) + if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 });
             words[index(claim.vpn)] = word;
             records.push(record);
             entries.extend(claim.entry);

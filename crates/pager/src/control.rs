@@ -54,6 +54,12 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).pressed) }).store(pressed as u32, Ordering::Release);
     }
 
+    /// Has the process marked memory that its children are not to have?
+    pub fn fork_advice(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).fork_advice) }).load(Ordering::Acquire) != 0
+    }
+
     pub fn set_abort(&self, abort: bool) {
         self.abort_word().store(abort as u32, Ordering::Release);
     }

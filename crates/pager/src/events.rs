@@ -76,6 +76,10 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     let memory = Arc::new(ProcessMemory::new(uffd, 0));
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()));
     parent.space.fork_into(&pager.engine, &space);
+    // Without an agent (a raw clone) it is not known, so it is looked at.
+    if parent.memory.agent().is_none_or(|agent| agent.control.fork_advice()) {
+        forget_not_inherited(pager, parent.memory.pid(), &space);
+    }
     let child = Arc::new(Process {
         key,
         memory,
@@ -93,6 +97,17 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     });
     if let Err(e) = pager.add_process(child) {
         pager.give_up(125, format!("cannot follow a fork: {e}"));
+    }
+}
+
+/// What the child finds empty, or has no mapping for, must not come back as its parent's bytes. Nobody knows its space yet.
+/// Should another thread of the parent change its mappings right now, the marks of a moment later are what is seen.
+fn forget_not_inherited(pager: &Pager, parent_pid: u32, child: &Space) {
+    match crate::proc::not_inherited(parent_pid) {
+        Ok(ranges) => ranges.iter().for_each(|(start, end)| {
+            child.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
+        }),
+        Err(e) => pager.give_up(125, format!("cannot follow a fork: /proc/{parent_pid}/smaps: {e}")),
     }
 }
 

@@ -61,7 +61,7 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
 fn linger(pager: &Pager) {
     const QUIET: Duration = Duration::from_micros(100);
     const SOMEBODY_ELSE_RAN: Duration = Duration::from_micros(10);
-    if std::env::var_os("NOLINGER").is_some() || pager.cpus.len() != 2 || !crate::home::one_thread_faults(pager) {
+    if pager.cpus.len() != 2 || !crate::home::one_thread_faults(pager) {
         return;
     }
     let faults = || pager.engine.stats.pgfault.load(Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Reclaimer<'_> {
     fn hand_over(&self, process: &Arc<Process>, wanted: &[memspill_engine::units::Vpn]) {
         if !wanted.is_empty() {
             let mut waiting = self.pager.cpus[self.cpu.index() % self.pager.cpus.len()].waiting.lock().expect("waiting");
-            let fault = |vpn: &memspill_engine::units::Vpn| Fault { vpn: *vpn, write: true, urgent: false };
+            let fault = |vpn: &memspill_engine::units::Vpn| Fault { vpn: *vpn, write: true, urgent: false, favoured: false };
             waiting.extend(wanted.iter().map(|vpn| Waiting { process: process.clone(), fault: fault(vpn) }));
         }
     }

@@ -109,7 +109,8 @@ impl<'a> FaultThread<'a> {
             crate::events::process(self.pager, self.cpu, process, &mut self.messages);
         }
         drop(pass);
-        let messages = std::mem::take(&mut self.messages);
+        let mut messages = std::mem::take(&mut self.messages);
+        messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.pager.token.is_held_by(*tid)));
         for message in &messages {
             if let Event::Fault { addr, write, tid } = message {
                 self.fault(process, *addr, *write, *tid);
@@ -132,7 +133,8 @@ impl<'a> FaultThread<'a> {
         if !urgent {
             crate::home::note_fault(self.pager, process, tid);
         }
-        self.page_fault(process, Fault { vpn: Vpn::from_addr(addr), write, urgent });
+        let favoured = self.pager.token.fault(tid, crate::pager::now_us());
+        self.page_fault(process, Fault { vpn: Vpn::from_addr(addr), write, urgent, favoured });
     }
 
     fn page_fault(&mut self, process: &Arc<Process>, fault: Fault) {

@@ -16,6 +16,7 @@ pub mod proc;
 mod process;
 mod quiet;
 pub mod supervisor;
+mod token;
 mod target;
 mod wire;
 

@@ -61,6 +61,7 @@ pub struct Pager {
     /// Memory is tight: everything is registered, new mappings too.
     pub pressed: AtomicBool,
     pub stopping: AtomicBool,
+    pub token: crate::token::Token,
     pub quiet: crate::quiet::Quiet,
     /// The first reason to end everything; the main thread acts on it.
     pub verdict: Mutex<Option<Verdict>>,
@@ -116,6 +117,7 @@ impl Pager {
             reclaim: (Mutex::new(0), Condvar::new()),
             pressed: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            token: crate::token::Token::default(),
             quiet: crate::quiet::Quiet::new(settings.check),
             verdict: Mutex::new(None),
             settings,

@@ -47,6 +47,26 @@ fn manageable_line(line: &str) -> Option<(u64, u64)> {
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
+/// Ranges that the child of a fork finds empty (MADV_WIPEONFORK) or has not (MADV_DONTFORK). Walks all page tables.
+pub fn not_inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+    Ok(not_inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+}
+
+fn not_inherited_in(smaps: &str) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut range = None;
+    for line in smaps.lines() {
+        let first = line.split(' ').next().unwrap_or("");
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let marked = flags.split_ascii_whitespace().any(|flag| flag == "wf" || flag == "dc");
+            found.extend(range.take().filter(|_| marked));
+        } else if let Some((start, end)) = first.split_once('-') {
+            range = u64::from_str_radix(start, 16).ok().zip(u64::from_str_radix(end, 16).ok());
+        }
+    }
+    found
+}
+
 pub fn tgid_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|l| l.strip_prefix("Tgid:"))?.trim().parse().ok()
@@ -131,6 +151,14 @@ mod tests {
         assert!(yes.iter().all(|l| manageable_line(l).is_some()));
         assert!(no.iter().all(|l| manageable_line(l).is_none()));
         assert_eq!(manageable_line(yes[0]), Some((0x7f00, 0x7f01)));
+    }
+
+    #[test]
+    fn what_a_child_does_not_inherit_is_found() {
+        let smaps = "7f00-7f01 rw-p 00000000 00:00 0 \nSize:   4 kB\nVmFlags: rd wr mr mw me ac wf \n\
+                     7f01-7f02 rw-p 00000000 00:00 0    [heap]\nVmFlags: rd wr mr mw me ac \n\
+                     8f00-8f10 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me dc sd \n";
+        assert_eq!(not_inherited_in(smaps), [(0x7f00, 0x7f01), (0x8f00, 0x8f10)]);
     }
 
     #[test]

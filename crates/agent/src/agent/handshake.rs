@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::sys::{self, ECONNREFUSED, EINTR, EPROTO, Fd, Result, SignalsBlocked, nr};
-use crate::{NAME_MAX, STATE, evictor, fork};
+use crate::{NAME_MAX, STATE, evictor, fork, hooks};
 
 const AF_UNIX: usize = 1;
 const SOCK_SEQPACKET: usize = 5;
@@ -159,6 +159,7 @@ impl Made {
         STATE.rung.store(0, Ordering::Relaxed);
         STATE.owner.store(pid, Ordering::Relaxed);
         STATE.control.store(block.control, Ordering::Release);
+        hooks::tell_fork_advice();
         block.go.store(GO_RUN, Ordering::Release);
         sys::futex_wake(&block.go);
         if kind == KIND_EXEC {

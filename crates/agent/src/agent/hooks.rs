@@ -1,4 +1,4 @@
-//! `mmap`, `mmap64` and `mremap`, in place of the C library's.
+//! `mmap`, `mmap64`, `mremap` and `madvise`, in place of the C library's.
 //!
 //! While memory is tight (`Control::pressed`), new memory must be registered with the userfaultfd before the program can
 //! fill it. So the call is made as asked, and then, before it returns, the pager is told of the new range: a doorbell.
@@ -11,6 +11,10 @@
 //! All of this may run in a signal handler, in the child of a vfork, in the child of a raw clone: there is no
 //! lock, and the control page is not looked at before the process id has been compared (the child of a clone has no such
 //! page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle of a call costs a doorbell.
+//!
+//! `madvise` is only watched: a child of a fork finds memory that is marked MADV_WIPEONFORK empty and what is marked
+//! MADV_DONTFORK not there, and the supervisor, which has a copy of what was swapped out of it, learns of such marks in
+//! no other cheap way. It is told that there are some, and then looks for itself at each fork.
 //!
 //! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
 
@@ -80,12 +84,37 @@ fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
         && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
 }
 
-/// The control page, if there is one, it is this process's own, and memory is tight.
-fn pressing_control() -> Option<*mut Control> {
-    let control = STATE.control.load(Ordering::Acquire);
-    if control.is_null() || STATE.owner.load(Ordering::Relaxed) != sys::getpid() {
-        return None;
+#[unsafe(no_mangle)]
+pub extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
+    if matches!(advice as usize, sys::MADV_WIPEONFORK | sys::MADV_DONTFORK) {
+        // Before the call: a fork right after it must see this.
+        STATE.fork_advice.store(1, Ordering::SeqCst);
+        tell_fork_advice();
     }
+    // SAFETY: the caller's own request, passed through.
+    let ret = unsafe { sys::syscall(nr::MADVISE, [addr, len, advice as usize, 0, 0, 0]) };
+    finish(ret) as c_int
+}
+
+/// Pass the mark on to the supervisor, if this process has a control page.
+pub fn tell_fork_advice() {
+    if let Some(control) = own_control()
+        && STATE.fork_advice.load(Ordering::SeqCst) != 0
+    {
+        // SAFETY: this process owns the page, and keeps it mapped until it ends.
+        unsafe { (&raw mut (*control).fork_advice).write_volatile(1) };
+    }
+}
+
+/// The control page, if there is one and it is this process's own.
+fn own_control() -> Option<*mut Control> {
+    let control = STATE.control.load(Ordering::Acquire);
+    (!control.is_null() && STATE.owner.load(Ordering::Relaxed) == sys::getpid()).then_some(control)
+}
+
+/// The control page, if memory is tight.
+fn pressing_control() -> Option<*mut Control> {
+    let control = own_control()?;
     // SAFETY: this process owns the page, and keeps it mapped until it ends.
     let pressed = unsafe { (&raw const (*control).pressed).read_volatile() };
     (pressed != 0).then_some(control)

@@ -11,7 +11,7 @@
 //! | `handshake.rs` | how a process joins: connect, Hello, Welcome, Ready, Go                    |
 //! | `region.rs`    | the memory that the agent owns, and how it is kept apart from the program's |
 //! | `evictor.rs`   | the thread that carries out the supervisor's commands                      |
-//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells                               |
+//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells; `madvise`                    |
 //! | `fork.rs`      | how the child of a fork joins                                              |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!
@@ -66,6 +66,8 @@ struct State {
     doorbells: AtomicUsize,
     /// One bit for each doorbell in use.
     rung: AtomicU32,
+    /// Memory was marked with advice on forks, which the child of a fork inherits (see `Control::fork_advice`).
+    fork_advice: AtomicU32,
     /// The ident page; one for a whole family of forks, since each child finds it empty.
     ident: AtomicUsize,
     address: UnsafeCell<Address>,
@@ -81,6 +83,7 @@ static STATE: State = State {
     owner: AtomicU32::new(0),
     doorbells: AtomicUsize::new(0),
     rung: AtomicU32::new(0),
+    fork_advice: AtomicU32::new(0),
     ident: AtomicUsize::new(0),
     address: UnsafeCell::new(Address { name: [0; NAME_MAX], name_len: 0, token: [0; TOKEN_LEN] }),
 };
