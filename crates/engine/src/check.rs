@@ -6,7 +6,7 @@
 use crate::engine::Engine;
 use crate::space::Space;
 use crate::sync::lock;
-use crate::word::{State, SwapEntry, Word};
+use crate::word::{CANCELLED, State, SwapEntry, Word};
 use std::collections::HashMap;
 
 /// References to each slot, by the page tables.
@@ -53,6 +53,12 @@ fn check_space(space: &Space, references: &mut References) -> u64 {
             *references.entry(entry).or_default() += 1;
         }
     });
+    let displaced: Vec<_> = lock(&space.displaced).keys().copied().collect();
+    for vpn in displaced {
+        let word = space.word(vpn);
+        let waits = word.state() == State::Filling && word.has(CANCELLED);
+        assert!(waits, "space {:?}: a page waits to be put at {vpn:?}, for a filler that is not there: {word:?}", space.id);
+    }
     assert_eq!(resident, space.resident_pages(), "space {:?}: resident pages, and their count", space.id);
     assert_eq!(swapped, space.swapped_pages(), "space {:?}: swapped pages, and their count", space.id);
     resident
@@ -93,7 +99,7 @@ mod tests {
     fn engine() -> (Engine, Arc<Space>) {
         let tuning = Tuning::default();
         let slots = SwapDevice::new(4096, 1, false, &tuning);
-        let device = Device::new("test".into(), 0, slots, Arc::new(memory_backing::InMemory::default()));
+        let device = Device::new("test".into(), 0, slots, Arc::new(memory_backing::InMemory));
         let engine = Engine::new(vec![device], 64 << 20, tuning);
         let space = |id| Arc::new(Space::new(SpaceId(id), Arc::new(Sevens)));
         let (parent, child) = (space(1), space(2));

@@ -83,7 +83,7 @@ impl Drop for EventPass<'_> {
 
 fn backoff(spins: &mut u32) {
     *spins += 1;
-    if *spins % 256 == 0 {
+    if spins.is_multiple_of(256) {
         crate::sync::yield_now();
     } else {
         spin_hint();

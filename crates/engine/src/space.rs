@@ -299,7 +299,10 @@ impl Space {
         for (vpn, word) in moved {
             let chunk = self.chunk_or_new(vpn);
             let mut words = lock(&chunk);
-            if words[index(vpn)].state() == State::Filling {
+            let there = &mut words[index(vpn)];
+            if there.state() == State::Filling {
+                // Claimed before the unmap above or since: either way what it brings is not what belongs here now.
+                *there = there.with(CANCELLED);
                 lock(&self.displaced).insert(vpn, word);
                 continue;
             }

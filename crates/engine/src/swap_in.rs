@@ -139,9 +139,7 @@ impl Engine {
             State::Filling => Outcome::Done,
             State::Poisoned => {
                 drop(words);
-                space.memory.poison(vpn);
-                space.memory.wake(vpn, 1);
-                Outcome::Done
+                self.fault_on_poisoned(space, &chunk, vpn)
             }
             state @ (State::None | State::Swapped) => {
                 let window = self.window(space, vpn, state);
@@ -174,6 +172,18 @@ impl Engine {
             }
         }
         // Whatever it was: they look again, and come back with a new fault if need be.
+        space.memory.wake(vpn, 1);
+        Outcome::Done
+    }
+
+    /// Its only copy could not be read: SIGBUS. Inside the gate and under the lock, or a mapping that came meanwhile would
+    /// get the mark.
+    fn fault_on_poisoned(&self, space: &Space, chunk: &Chunk, vpn: Vpn) -> Outcome {
+        let _pass = space.gate.enter_fill();
+        let words = lock(chunk);
+        if words[index(vpn)].state() == State::Poisoned {
+            space.memory.poison(vpn);
+        }
         space.memory.wake(vpn, 1);
         Outcome::Done
     }

@@ -76,8 +76,8 @@ impl<'a> FaultThread<'a> {
             }
             let _work = self.pager.quiet.work();
             mine.busy_since_us.store(crate::pager::now_us(), Ordering::Relaxed);
-            for i in 0..events.len() {
-                match events[i].data.u64() {
+            for event in &events {
+                match event.data.u64() {
                     KEY_POKE => self.serve_waiting(),
                     KEY_READS => self.reap(),
                     key => {

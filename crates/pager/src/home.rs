@@ -89,7 +89,7 @@ pub fn one_thread_faults(pager: &Pager) -> bool {
 /// A pager that is busy for long may be stuck: let the others see what it would have to serve.
 pub fn release_stuck(pager: &Pager) {
     for (index, cpu) in pager.cpus.iter().enumerate() {
-        if !cpu.busy_for().is_some_and(|busy| busy > STUCK) {
+        if cpu.busy_for().is_none_or(|busy| busy <= STUCK) {
             continue;
         }
         let at_home = |p: &Process| p.home.pager.load(Ordering::Relaxed) == index as u32;

@@ -329,7 +329,7 @@ mod signals {
             unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
                 let signal = libc::sigtimedwait(&self.0, &mut info, &timeout);
-                (signal > 0).then(|| (signal, info.si_code <= 0))
+                (signal > 0).then_some((signal, info.si_code <= 0))
             }
         }
     }

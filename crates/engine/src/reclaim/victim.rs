@@ -80,7 +80,7 @@ impl Engine {
     }
 }
 
-const _: () = assert!(CHUNK_PAGES % NEIGHBOURHOOD_PAGES == 0, "a neighbourhood lies in one chunk");
+const _: () = assert!(CHUNK_PAGES.is_multiple_of(NEIGHBOURHOOD_PAGES), "a neighbourhood lies in one chunk");
 
 impl Space {
     /// Pages that reclaim may look at.

@@ -1,0 +1,1053 @@
+//! The whole engine against a model: random histories of address spaces, of a device that is slow or fails, and of the
+//! threads between them.
+//!
+//! ```text
+//!   Op ─▶ World ─┬─ target     touch, map, unmap, drop, mremap, fork, exit           common::MockMemory
+//!                ├─ pager      fault, read events, retry what was put off, reap      common::MockBacking
+//!                └─ reclaimer  shrink, write out later, write again
+//! ```
+//!
+//! Every step of the pager that may come late is an operation of its own: events stay unread, reads stay in flight, fills
+//! that met an event stay put off, batches stay unwritten, until an operation or a quiet point ends them. So one thread
+//! goes through the interleavings that matter, and a history that fails shrinks to the few steps that matter.
+//!
+//! What is checked:
+//! * at each touch, that a page reads as what was last stored there, in each of the spaces that share it since a fork;
+//!   a page may be lost only if a read of it has failed, and then it is SIGBUS and never data;
+//! * at a quiet point, that nobody sleeps in a fault that nobody will serve, that the engine's own count of everything
+//!   is right, and that every page of every space can be had;
+//! * at the end, that nothing is left: no slot, no page, no byte in the device.
+//!
+//! The second half of the file does the same with threads, where the interleavings are finer than the steps of a pager.
+
+mod common;
+
+use common::{Event, Lost, MockBacking, MockMemory, Random, Touch};
+use memspill_engine::backing::{BackingError, QueueId};
+use memspill_engine::engine::{Device, Engine};
+use memspill_engine::memory::{Stop, Take};
+use memspill_engine::slots::SwapDevice;
+use memspill_engine::space::Space;
+use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
+use memspill_engine::swap_out::WriteOut;
+use memspill_engine::tuning::{Readahead, Tuning};
+use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
+use memspill_engine::word::State;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Pages that a history plays with: three chunks of the page table, the first and the last only in part.
+const FIRST: u64 = 0x7f00_0000 + 400;
+const PAGES: u64 = 720;
+const LIMIT_PAGES: u64 = 300;
+const SPACES_MAX: usize = 4;
+const CPU: CpuId = CpuId(0);
+const QUEUE: QueueId = QueueId(0);
+
+// ---- what may happen --------------------------------------------------------------------------------------------
+
+/// `page` is counted from FIRST; `target` is taken modulo the spaces that there are.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Store (a zero now and then), whatever it takes.
+    Write { target: usize, page: u64, zero: bool },
+    Read { target: usize, page: u64 },
+    /// Read pages one after the other: what proves a stream.
+    Scan { target: usize, page: u64, pages: u64, down: bool },
+    WriteRun { target: usize, page: u64, pages: u64 },
+    /// Access a page and do not wait for it.
+    Touch { target: usize, page: u64, write: bool },
+    Shrink { target: usize, pages: usize, write: bool },
+    /// As `Shrink`, and victims are faulted on while they are in transit.
+    ShrinkWanted { target: usize, pages: usize },
+    FinishWrites,
+    WriteAgain,
+    Map { target: usize, page: u64, pages: u64 },
+    MapPresent { target: usize, page: u64, pages: u64 },
+    Adopt { target: usize },
+    Unmap { target: usize, page: u64, pages: u64 },
+    Remove { target: usize, page: u64, pages: u64 },
+    Remap { target: usize, from: u64, to: u64, pages: u64, early: bool, late: bool },
+    Fork { target: usize },
+    Exit { target: usize },
+    Events { target: usize },
+    Reap { reads: usize },
+    Retry,
+    Vanish { target: usize, page: u64 },
+    Refuse { target: usize, page: u64, pages: u64, take: Take },
+    StopFill { target: usize, after: usize, stop: Stop },
+    FailReads { pages: usize },
+    FailWrites { error: BackingError, pages: usize },
+    Pending(bool),
+    Tidy { target: usize },
+    Quiet,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(), 1..200)
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![6 => access(), 4 => change(), 3 => reclaim(), 3 => pager(), 2 => trouble()]
+}
+
+fn run() -> impl Strategy<Value = (usize, u64, u64)> {
+    (0..SPACES_MAX, 0..PAGES, prop_oneof![3 => 1..40u64, 1 => 40..200u64])
+}
+
+fn access() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0..SPACES_MAX, 0..PAGES, prop::bool::weighted(0.1))
+            .prop_map(|(target, page, zero)| Op::Write { target, page, zero }),
+        2 => (0..SPACES_MAX, 0..PAGES).prop_map(|(target, page)| Op::Read { target, page }),
+        3 => (run(), any::<bool>())
+            .prop_map(|((target, page, pages), down)| Op::Scan { target, page, pages, down }),
+        4 => run().prop_map(|(target, page, pages)| Op::WriteRun { target, page, pages }),
+        6 => (0..SPACES_MAX, 0..PAGES, any::<bool>())
+            .prop_map(|(target, page, write)| Op::Touch { target, page, write }),
+    ]
+}
+
+fn change() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => run().prop_map(|(target, page, pages)| Op::Map { target, page, pages }),
+        1 => run().prop_map(|(target, page, pages)| Op::MapPresent { target, page, pages }),
+        1 => (0..SPACES_MAX).prop_map(|target| Op::Adopt { target }),
+        2 => run().prop_map(|(target, page, pages)| Op::Unmap { target, page, pages }),
+        2 => run().prop_map(|(target, page, pages)| Op::Remove { target, page, pages }),
+        4 => (run(), 0..PAGES, any::<bool>(), any::<bool>())
+            .prop_map(|((target, from, pages), to, early, late)| Op::Remap { target, from, to, pages, early, late }),
+        1 => (0..SPACES_MAX).prop_map(|target| Op::Fork { target }),
+        1 => (0..SPACES_MAX).prop_map(|target| Op::Exit { target }),
+    ]
+}
+
+fn reclaim() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..SPACES_MAX, 1..128usize, any::<bool>())
+            .prop_map(|(target, pages, write)| Op::Shrink { target, pages, write }),
+        2 => (0..SPACES_MAX, 1..64usize).prop_map(|(target, pages)| Op::ShrinkWanted { target, pages }),
+        2 => Just(Op::FinishWrites),
+        1 => Just(Op::WriteAgain),
+        1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
+    ]
+}
+
+fn pager() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0..SPACES_MAX).prop_map(|target| Op::Events { target }),
+        3 => (1..4usize).prop_map(|reads| Op::Reap { reads }),
+        3 => Just(Op::Retry),
+        2 => prop::bool::weighted(0.7).prop_map(Op::Pending),
+        1 => Just(Op::Quiet),
+    ]
+}
+
+fn trouble() -> impl Strategy<Value = Op> {
+    let refusal = prop_oneof![Just(Take::Busy), Just(Take::Retry), Just(Take::Unevictable)];
+    let stop = prop_oneof![Just(Stop::Again), Just(Stop::NoMemory), Just(Stop::NotMapped)];
+    let error = prop_oneof![Just(BackingError::Full), Just(BackingError::Io(5))];
+    prop_oneof![
+        2 => (0..SPACES_MAX, 0..PAGES).prop_map(|(target, page)| Op::Vanish { target, page }),
+        2 => (run(), refusal).prop_map(|((target, page, pages), take)| Op::Refuse { target, page, pages, take }),
+        2 => (0..SPACES_MAX, 0..8usize, stop)
+            .prop_map(|(target, after, stop)| Op::StopFill { target, after, stop }),
+        1 => (1..4usize).prop_map(|pages| Op::FailReads { pages }),
+        1 => (error, 1..100usize).prop_map(|(error, pages)| Op::FailWrites { error, pages }),
+    ]
+}
+
+// ---- the world in which it happens ------------------------------------------------------------------------------
+
+/// What differs between runs of the model: the devices, and when neighbours come along.
+#[derive(Clone, Debug)]
+struct Setup {
+    /// Slots and priority of each device.
+    devices: Vec<(u32, i16)>,
+    readahead: Readahead,
+    synchronous: bool,
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    let devices = prop_oneof![
+        3 => Just(vec![(8192, 0)]),
+        2 => Just(vec![(8192, 0), (8192, 0)]),
+        2 => Just(vec![(150, 5), (8192, 0)]),
+        1 => Just(vec![(250, 0)]),
+    ];
+    let readahead = prop_oneof![3 => Just(Readahead::Stream), 1 => Just(Readahead::Always), 1 => Just(Readahead::Auto)];
+    (devices, readahead, any::<bool>())
+        .prop_map(|(devices, readahead, synchronous)| Setup { devices, readahead, synchronous })
+}
+
+fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<Arc<MockBacking>>) {
+    let tuning = Tuning { readahead: setup.readahead, ..Tuning::default() };
+    let backings: Vec<Arc<MockBacking>> = setup
+        .devices
+        .iter()
+        .map(|(slots, _)| Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone())))
+        .collect();
+    let devices = setup.devices.iter().zip(&backings).enumerate().map(|(i, ((slots, priority), backing))| {
+        let map = SwapDevice::new(*slots, cpus, false, &tuning);
+        Device::new(format!("device {i}"), *priority, map, backing.clone())
+    });
+    let engine = Engine::new(devices.collect(), LIMIT_PAGES * PAGE_SIZE as u64, tuning.clone());
+    (Arc::new(engine), backings)
+}
+
+#[derive(Clone)]
+struct Target {
+    memory: Arc<MockMemory>,
+    space: Arc<Space>,
+}
+
+struct World {
+    engine: Arc<Engine>,
+    backings: Vec<Arc<MockBacking>>,
+    targets: Vec<Target>,
+    scratch: Scratch,
+    put_off: Vec<FillJob>,
+    /// Faults that found no room.
+    waiting: VecDeque<(Target, Fault)>,
+    unwritten: Vec<WriteOut>,
+    stamps: u64,
+    spaces: u32,
+}
+
+impl World {
+    fn new(setup: &Setup) -> World {
+        let lost = Arc::new(Lost::default());
+        let (engine, backings) = make_engine(setup, 1, &lost);
+        let mut world = World {
+            engine,
+            backings,
+            targets: Vec::new(),
+            scratch: Scratch::default(),
+            put_off: Vec::new(),
+            waiting: VecDeque::new(),
+            unwritten: Vec::new(),
+            stamps: 0,
+            spaces: 0,
+        };
+        let memory = Arc::new(MockMemory::new(lost));
+        memory.map(FIRST, FIRST + PAGES / 2);
+        world.add_target(memory);
+        world
+    }
+
+    fn add_target(&mut self, memory: Arc<MockMemory>) -> Target {
+        self.spaces += 1;
+        let space = Arc::new(Space::new(SpaceId(self.spaces), memory.clone()));
+        let target = Target { memory, space };
+        self.targets.push(target.clone());
+        target
+    }
+
+    fn target(&self, target: usize) -> Target {
+        self.targets[target % self.targets.len()].clone()
+    }
+
+    fn stamp(&mut self) -> u64 {
+        self.stamps += 1;
+        self.stamps
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Write { .. } | Op::Read { .. } | Op::Scan { .. } | Op::WriteRun { .. } | Op::Touch { .. } => {
+                self.step_access(op);
+            }
+            Op::Shrink { target, pages, write } => {
+                let target = self.target(*target);
+                self.shrink(&target, *pages, *write);
+            }
+            Op::ShrinkWanted { target, pages } => self.shrink_wanted(*target, *pages),
+            Op::FinishWrites => self.finish_writes(),
+            Op::WriteAgain => {
+                self.engine.write_again(CPU, QUEUE);
+            }
+            Op::Tidy { target } => self.target(*target).space.tidy(),
+            Op::Events { target } => self.events(&self.target(*target)),
+            Op::Reap { reads } => self.reap(*reads),
+            Op::Retry => self.retry(),
+            Op::Quiet => self.quiet(),
+            Op::Pending(pending) => self.backings.iter().for_each(|b| b.set_pending(*pending)),
+            Op::FailReads { pages } => self.backings.iter().for_each(|b| b.fail_reads(*pages)),
+            Op::FailWrites { error, pages } => {
+                self.backings.iter().for_each(|b| b.fail_writes(error.clone(), *pages));
+            }
+            Op::Vanish { target, page } => self.target(*target).memory.vanish(FIRST + page),
+            Op::Refuse { target, page, pages, take } => {
+                let (from, to) = range(*page, *pages);
+                (from..to).for_each(|page| self.target(*target).memory.refuse(page, *take));
+            }
+            Op::StopFill { target, after, stop } => self.target(*target).memory.stop_next_fill(*after, *stop),
+            change => self.step_change(change),
+        }
+    }
+
+    fn step_access(&mut self, op: &Op) {
+        match op {
+            Op::Write { target, page, zero } => {
+                let stamp = if *zero { 0 } else { self.stamp() };
+                self.access(&self.target(*target), FIRST + page, Some(stamp));
+            }
+            Op::Read { target, page } => self.access(&self.target(*target), FIRST + page, None),
+            Op::Scan { target, page, pages, down } => {
+                let (from, to) = range(*page, *pages);
+                for i in 0..to - from {
+                    let page = if *down { to - 1 - i } else { from + i };
+                    self.access(&self.target(*target), page, None);
+                }
+            }
+            Op::WriteRun { target, page, pages } => {
+                let (from, to) = range(*page, *pages);
+                for page in from..to {
+                    let stamp = self.stamp();
+                    self.access(&self.target(*target), page, Some(stamp));
+                }
+            }
+            Op::Touch { target, page, write } => {
+                let target = self.target(*target);
+                let page = FIRST + page;
+                let stamp = write.then(|| self.stamp());
+                if target.memory.touch(0, page, stamp) == Touch::Missing {
+                    self.fault(&target, page, *write);
+                }
+            }
+            _ => unreachable!("not an access"),
+        }
+    }
+
+    fn step_change(&mut self, op: &Op) {
+        let target = match op {
+            Op::Map { target, .. } | Op::MapPresent { target, .. } | Op::Adopt { target } => self.target(*target),
+            Op::Unmap { target, .. } | Op::Remove { target, .. } | Op::Remap { target, .. } => self.target(*target),
+            Op::Fork { target } | Op::Exit { target } => self.target(*target),
+            _ => unreachable!("not a change"),
+        };
+        // Pages that are being dropped are moved or shared by nobody: what they would read as is anybody's guess.
+        if target.memory.has_remove() {
+            self.events(&target);
+        }
+        match op {
+            Op::Map { page, pages, .. } => {
+                let (from, to) = range(*page, *pages);
+                target.memory.map(from, to);
+            }
+            Op::MapPresent { page, pages, .. } => {
+                // As when memory becomes managed: nothing is known of it, so no event of it can be on its way.
+                self.events(&target);
+                let (from, to) = range(*page, *pages);
+                let stamps = &mut self.stamps;
+                target.memory.map_present(from, to, || {
+                    *stamps += 1;
+                    *stamps
+                });
+            }
+            Op::Adopt { .. } => self.adopt(&target),
+            Op::Unmap { page, pages, .. } => {
+                let (from, to) = range(*page, *pages);
+                target.memory.unmap(from, to);
+            }
+            Op::Remove { page, pages, .. } => {
+                let (from, to) = range(*page, *pages);
+                target.memory.remove(from, to);
+            }
+            Op::Remap { from, to, pages, early, late, .. } => {
+                let pages = (*pages).min(PAGES - from).min(PAGES - to);
+                if from.abs_diff(*to) >= pages {
+                    target.memory.remap(FIRST + from, FIRST + to, pages, *early, *late);
+                }
+            }
+            Op::Fork { .. } if self.targets.len() < SPACES_MAX => {
+                target.memory.fork();
+            }
+            Op::Exit { .. } if self.targets.len() > 1 => self.exit(&target),
+            _ => {}
+        }
+    }
+
+    fn adopt(&mut self, target: &Target) {
+        for (from, to) in target.memory.present_ranges(FIRST, FIRST + PAGES) {
+            target.space.adopt(&self.engine, Vpn(from), Vpn(to));
+        }
+    }
+
+    // -- the target --
+
+    /// Access a page, and play pager and reclaimer until it is there.
+    fn access(&mut self, target: &Target, page: u64, write: Option<u64>) {
+        for _ in 0..100 {
+            if target.memory.touch(0, page, write) != Touch::Missing {
+                return;
+            }
+            self.fault(target, page, write.is_some());
+            if target.memory.touch(0, page, write) != Touch::Missing {
+                return;
+            }
+            self.make_progress();
+        }
+        panic!("page {page:#x} never came: {:?}", target.space.word(Vpn(page)));
+    }
+
+    /// All that is late happens now.
+    fn make_progress(&mut self) {
+        self.all_events();
+        self.reap(usize::MAX);
+        self.retry();
+        self.serve_waiting();
+    }
+
+    fn exit(&mut self, target: &Target) {
+        target.memory.exit();
+        let pass = target.space.gate.enter_events();
+        let batch = target.memory.batch.lock().expect("batch");
+        target.space.release(&self.engine, CPU);
+        drop((pass, batch));
+        self.engine.remove_space(&target.space);
+        self.targets.retain(|t| !Arc::ptr_eq(&t.space, &target.space));
+    }
+
+    // -- the pager --
+
+    fn fault(&mut self, target: &Target, page: u64, write: bool) {
+        let fault = Fault { vpn: Vpn(page), write, urgent: false, favoured: false };
+        let outcome = self.engine.fault(CPU, QUEUE, &target.space, fault, &mut self.scratch);
+        match outcome {
+            Outcome::NoRoom => self.waiting.push_back((target.clone(), fault)),
+            other => self.after(other),
+        }
+    }
+
+    fn after(&mut self, outcome: Outcome) {
+        if let Outcome::Again(job) = outcome {
+            self.put_off.push(job);
+        }
+    }
+
+    fn reap(&mut self, reads: usize) {
+        for backing in self.backings.clone() {
+            for _ in 0..reads {
+                let Some(done) = backing.reap_one(QUEUE) else { break };
+                let outcome = self.engine.read_done(CPU, done, &mut self.scratch);
+                self.after(outcome);
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        for job in std::mem::take(&mut self.put_off) {
+            let outcome = self.engine.install(CPU, job, &mut self.scratch);
+            self.after(outcome);
+        }
+    }
+
+    fn serve_waiting(&mut self) {
+        for (target, fault) in std::mem::take(&mut self.waiting) {
+            self.make_room();
+            self.fault(&target, fault.vpn.0, fault.write);
+        }
+    }
+
+    fn all_events(&mut self) {
+        // A fork adds to the list while it is walked.
+        let mut at = 0;
+        while at < self.targets.len() {
+            self.events(&self.targets[at].clone());
+            at += 1;
+        }
+    }
+
+    fn events(&mut self, target: &Target) {
+        if !target.memory.has_events() {
+            return;
+        }
+        let pass = target.space.gate.enter_events();
+        let events = target.memory.read_events();
+        let batch = target.memory.batch.lock().expect("batch");
+        for event in events {
+            match event {
+                Event::Unmap { from, to } | Event::Remove { from, to } => {
+                    target.space.unmap(&self.engine, CPU, Vpn(from), Vpn(to));
+                    target.memory.end_remove();
+                }
+                Event::Remap { from, to, pages } => {
+                    target.space.remap(&self.engine, CPU, Vpn(from), Vpn(to), pages);
+                }
+                Event::Fork { child } => {
+                    let child = self.add_target(child);
+                    target.space.fork_into(&self.engine, &child.space);
+                    self.engine.add_space(child.space);
+                }
+            }
+        }
+        target.memory.end_events();
+        drop((pass, batch));
+    }
+
+    // -- the reclaimer --
+
+    fn shrink(&mut self, target: &Target, pages: usize, write: bool) -> usize {
+        let batch = target.memory.batch.lock().expect("batch");
+        let (shrunk, write_out) = self.engine.shrink(CPU, &target.space, pages);
+        drop(batch);
+        self.unwritten.extend(write_out);
+        if write {
+            self.finish_writes();
+        }
+        for vpn in shrunk.wanted {
+            self.fault(target, vpn.0, true);
+        }
+        shrunk.taken
+    }
+
+    fn shrink_wanted(&mut self, target: usize, pages: usize) {
+        let target = self.target(target);
+        let (engine, space, memory) = (self.engine.clone(), target.space.clone(), target.memory.clone());
+        *target.memory.after_take.lock().expect("hook") = Some(Box::new(move |runs| {
+            for run in runs {
+                if memory.touch(0, run.vpn.0, None) == Touch::Missing {
+                    let fault = Fault { vpn: run.vpn, write: false, urgent: false, favoured: false };
+                    let outcome = engine.fault(CPU, QUEUE, &space, fault, &mut Scratch::default());
+                    assert!(matches!(outcome, Outcome::Done), "a page in transit is somebody else's work");
+                }
+            }
+        }));
+        self.shrink(&target, pages, false);
+        *target.memory.after_take.lock().expect("hook") = None;
+    }
+
+    fn finish_writes(&mut self) {
+        for write_out in std::mem::take(&mut self.unwritten) {
+            self.engine.write_out(CPU, QUEUE, write_out);
+        }
+    }
+
+    /// There shall be room for a fault. What is full or fails forever is met as a supervisor does that lets the limit grow.
+    fn make_room(&mut self) {
+        let engine = self.engine.clone();
+        let mut rounds = 0;
+        while engine.group.above_high_mark() && rounds < 4 {
+            rounds += 1;
+            engine.write_again(CPU, QUEUE);
+            for target in self.targets.clone() {
+                self.shrink(&target, 64, true);
+            }
+        }
+        if engine.group.full() {
+            engine.group.set_limit_bytes(engine.group.limit_bytes() + 32 * PAGE_SIZE as u64);
+        }
+    }
+
+    // -- quiet points --
+
+    fn behave(&mut self) {
+        self.backings.iter().for_each(|b| {
+            b.behave();
+            b.set_pending(false);
+        });
+        self.targets.iter().for_each(|t| t.memory.behave());
+    }
+
+    fn drain(&mut self) {
+        self.behave();
+        for _ in 0..100 {
+            self.make_progress();
+            self.finish_writes();
+            let left = self.engine.write_again(CPU, QUEUE);
+            if left == 0 && self.put_off.is_empty() && self.waiting.is_empty() {
+                return;
+            }
+        }
+        panic!("the pager does not come to rest");
+    }
+
+    fn quiet(&mut self) {
+        self.drain();
+        for target in &self.targets {
+            assert_eq!(target.memory.waiters(), [], "faults that nobody will serve");
+        }
+        self.check_engine();
+    }
+
+    fn check_engine(&self) {
+        // The first space is known to the engine from the start of a history, the others since their fork.
+        for target in &self.targets {
+            let known = self.engine.spaces().iter().any(|s| Arc::ptr_eq(s, &target.space));
+            if !known {
+                self.engine.add_space(target.space.clone());
+            }
+        }
+        self.engine.check();
+    }
+
+    /// Every page of every space, and once more after they have all pushed each other out.
+    fn check_contents(&mut self) {
+        for _ in 0..2 {
+            for target in self.targets.clone() {
+                for page in target.memory.mapped() {
+                    self.access(&target, page, None);
+                }
+            }
+        }
+    }
+
+    fn end(mut self, in_flight: bool) {
+        if !in_flight {
+            self.quiet();
+            self.check_contents();
+            self.quiet();
+        }
+        for target in self.targets.clone() {
+            self.exit(&target);
+        }
+        self.drain();
+        assert_eq!(self.engine.used_slots(), 0, "slots are left");
+        assert_eq!(self.engine.group.charged_pages(), 0, "pages are left charged");
+        assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
+        self.engine.check();
+    }
+}
+
+fn range(page: u64, pages: u64) -> (u64, u64) {
+    (FIRST + page, FIRST + (page + pages).min(PAGES))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_history_keeps_every_page(setup in setup(), ops in ops(), in_flight in prop::bool::weighted(0.3)) {
+        let mut world = World::new(&setup);
+        for op in &ops {
+            world.step(op);
+        }
+        world.end(in_flight);
+    }
+}
+
+// ---- histories that are worth a name ----------------------------------------------------------------------------
+
+fn one_device() -> Setup {
+    Setup { devices: vec![(8192, 0)], readahead: Readahead::Stream, synchronous: false }
+}
+
+fn write_and_evict(world: &mut World, pages: u64) -> Target {
+    world.step(&Op::WriteRun { target: 0, page: 0, pages });
+    let target = world.target(0);
+    while world.shrink(&target, 128, true) > 0 {}
+    target
+}
+
+#[test]
+fn mremap_onto_a_page_that_is_being_read() {
+    let mut world = World::new(&one_device());
+    let target = write_and_evict(&mut world, 64);
+    world.step(&Op::Pending(true));
+    world.step(&Op::Touch { target: 0, page: 3, write: false });
+    assert_eq!(target.space.word(Vpn(FIRST + 3)).state(), State::Filling);
+    world.step(&Op::Remap { target: 0, from: 32, to: 0, pages: 32, early: false, late: true });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Reap { reads: 1 });
+    world.end(false);
+}
+
+#[test]
+fn a_failed_read_is_sigbus_and_never_data() {
+    let mut world = World::new(&one_device());
+    let target = write_and_evict(&mut world, 8);
+    world.step(&Op::FailReads { pages: 1 });
+    world.step(&Op::Read { target: 0, page: 5 });
+    assert_eq!(target.space.word(Vpn(FIRST + 5)).state(), State::Poisoned);
+    assert_eq!(target.memory.touch(0, FIRST + 5, None), Touch::Lost);
+    world.end(false);
+}
+
+#[test]
+fn a_device_without_room_loses_nothing() {
+    let mut world = World::new(&Setup { devices: vec![(64, 0)], ..one_device() });
+    world.step(&Op::FailWrites { error: BackingError::Full, pages: 20 });
+    for target in [0, 1, 1] {
+        world.step(&Op::WriteRun { target, page: 0, pages: PAGES });
+        world.step(&Op::Fork { target: 0 });
+        world.step(&Op::Events { target: 0 });
+    }
+    assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    world.end(false);
+}
+
+// ---- threads ----------------------------------------------------------------------------------------------------
+
+/// Targets that are pagers too: each serves its own faults, as the pager of its CPU would.
+const PAGERS: u32 = 3;
+const STRESS: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the threads share. The main space, and for a while the child of a fork.
+struct Stress {
+    engine: Arc<Engine>,
+    backings: Vec<Arc<MockBacking>>,
+    targets: Mutex<Vec<Target>>,
+    /// Pages of batches that were faulted on in transit: for the pagers.
+    wanted: Mutex<Vec<(Target, Vpn)>>,
+    stamps: AtomicU64,
+    spaces: AtomicU32,
+    stopping: AtomicBool,
+}
+
+/// A pager thread, and the thread of the target that runs on its CPU.
+struct Pager<'a> {
+    stress: &'a Stress,
+    id: u32,
+    scratch: Scratch,
+    put_off: Vec<FillJob>,
+    random: Random,
+}
+
+impl Stress {
+    fn main(&self) -> Target {
+        self.targets.lock().expect("targets")[0].clone()
+    }
+
+    fn add(&self, memory: Arc<MockMemory>) -> Target {
+        let id = SpaceId(self.spaces.fetch_add(1, Ordering::Relaxed) + 1);
+        let space = Arc::new(Space::new(id, memory.clone()));
+        let target = Target { memory, space };
+        self.targets.lock().expect("targets").push(target.clone());
+        target
+    }
+
+    fn stamp(&self) -> u64 {
+        self.stamps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn running(&self) -> bool {
+        !self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Read and process what has happened to the space, if nobody else does. True if there was a drop to be ended.
+    fn events(&self, cpu: CpuId, target: &Target) -> bool {
+        let Some(pass) = target.space.gate.try_enter_events() else { return false };
+        let events = target.memory.read_events();
+        if events.is_empty() {
+            return false;
+        }
+        let batch = target.memory.batch.lock().expect("batch");
+        let mut drops = false;
+        for event in events {
+            match event {
+                Event::Unmap { from, to } => target.space.unmap(&self.engine, cpu, Vpn(from), Vpn(to)),
+                Event::Remove { from, to } => {
+                    target.space.unmap(&self.engine, cpu, Vpn(from), Vpn(to));
+                    drops = true;
+                }
+                Event::Remap { from, to, pages } => {
+                    target.space.remap(&self.engine, cpu, Vpn(from), Vpn(to), pages);
+                }
+                Event::Fork { child } => {
+                    let child = self.add(child);
+                    target.space.fork_into(&self.engine, &child.space);
+                    child.space.join(&self.engine.spaces());
+                    self.engine.add_space(child.space);
+                }
+            }
+        }
+        target.memory.end_events();
+        drop((batch, pass));
+        drops
+    }
+}
+
+impl Pager<'_> {
+    fn cpu(&self) -> CpuId {
+        CpuId(self.id)
+    }
+
+    fn after(&mut self, outcome: Outcome) {
+        if let Outcome::Again(job) = outcome {
+            self.put_off.push(job);
+        }
+    }
+
+    fn duties(&mut self) {
+        let stress = self.stress;
+        // Not in the head of the loop, where the lock would be held for all of it.
+        let targets = stress.targets.lock().expect("targets").clone();
+        for target in targets {
+            stress.events(self.cpu(), &target);
+        }
+        for job in std::mem::take(&mut self.put_off) {
+            let outcome = stress.engine.install(self.cpu(), job, &mut self.scratch);
+            self.after(outcome);
+        }
+        for backing in &stress.backings {
+            if let Some(done) = backing.reap_one(QueueId(self.id)) {
+                let outcome = stress.engine.read_done(self.cpu(), done, &mut self.scratch);
+                self.after(outcome);
+            }
+        }
+        let wanted = stress.wanted.lock().expect("wanted").pop();
+        if let Some((target, vpn)) = wanted
+            && !self.fault(&target, vpn)
+        {
+            stress.wanted.lock().expect("wanted").push((target, vpn));
+        }
+    }
+
+    /// False: there was no room.
+    fn fault(&mut self, target: &Target, vpn: Vpn) -> bool {
+        let fault = Fault { vpn, write: self.random.one_in(2), urgent: false, favoured: false };
+        let queue = QueueId(self.id);
+        let outcome = self.stress.engine.fault(self.cpu(), queue, &target.space, fault, &mut self.scratch);
+        let served = !matches!(outcome, Outcome::NoRoom);
+        self.after(outcome);
+        served
+    }
+
+    /// Access a page. One fault for each sleep, as in a kernel: a wake that is lost is a thread that sleeps for ever.
+    fn access(&mut self, target: &Target, page: u64, write: Option<u64>) {
+        let start = Instant::now();
+        while target.memory.touch(self.id, page, write) == Touch::Missing {
+            let mut served = self.fault(target, Vpn(page));
+            while target.memory.waits(page, self.id) {
+                self.duties();
+                // Who found no room faults again when there may be some.
+                served = served || !target.memory.waits(page, self.id) || self.fault(target, Vpn(page));
+                let word = target.space.word(Vpn(page));
+                assert!(start.elapsed() < PATIENCE, "page {page:#x} never came: {:?} {word:?}", word.state());
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        let target = self.stress.main();
+        while self.stress.running() {
+            let page = FIRST + self.random.below(PAGES);
+            let pages = if self.random.one_in(8) { 30 } else { 1 };
+            for page in page..(page + pages).min(FIRST + PAGES) {
+                let zero = self.random.one_in(10);
+                let stamp = if zero { 0 } else { self.stress.stamp() };
+                let write = self.random.one_in(2).then_some(stamp);
+                self.access(&target, page, write);
+                self.duties();
+            }
+        }
+        self.rest();
+    }
+
+    fn rest(&mut self) {
+        for _ in 0..1000 {
+            self.duties();
+        }
+        assert!(self.put_off.is_empty(), "a fill is put off for ever");
+    }
+
+    // -- the thread that changes the address space --
+
+    fn change(&mut self) {
+        let target = self.stress.main();
+        while self.stress.running() {
+            let (from, to) = (self.random.below(PAGES), self.random.below(PAGES));
+            let pages = (1 + self.random.below(60)).min(PAGES - from).min(PAGES - to);
+            self.change_once(&target, FIRST + from, FIRST + to, pages);
+            target.memory.vanish(FIRST + to);
+            for _ in 0..self.random.below(20) {
+                self.duties();
+            }
+        }
+        self.rest();
+    }
+
+    fn change_once(&mut self, target: &Target, from: u64, to: u64, pages: u64) {
+        match self.random.below(8) {
+            0..3 => {
+                target.memory.unmap(from, from + pages);
+                self.until_read(target);
+                target.memory.map(from, from + pages);
+            }
+            3..5 => {
+                target.memory.remove(from, from + pages);
+                self.until_read(target);
+                // The kernel drops the pages after the event was read, whenever that thread runs.
+                (0..self.random.below(3)).for_each(|_| std::thread::yield_now());
+                target.memory.end_remove();
+            }
+            5..7 if from.abs_diff(to) >= pages => {
+                let (early, late) = (self.random.one_in(2), self.random.one_in(2));
+                target.memory.remap(from, to, pages, early, late);
+                // Somebody may map what was left before the event is read.
+                if self.random.one_in(2) && !late {
+                    target.memory.map(from, from + pages);
+                }
+                self.until_read(target);
+                target.memory.map(from, from + pages);
+            }
+            7 if self.random.one_in(20) => self.fork(target),
+            _ => {}
+        }
+    }
+
+    fn until_read(&mut self, target: &Target) {
+        while target.memory.has_events() {
+            self.duties();
+        }
+    }
+
+    /// A child comes, looks at all it has inherited, writes some of it, and goes.
+    fn fork(&mut self, target: &Target) {
+        let memory = target.memory.fork();
+        let child = loop {
+            self.duties();
+            let targets = self.stress.targets.lock().expect("targets").clone();
+            // Known to the engine, so the parent's words have been copied.
+            let known = self.stress.engine.spaces();
+            let found = targets.into_iter().find(|t| Arc::ptr_eq(&t.memory, &memory));
+            if let Some(child) = found.filter(|c| known.iter().any(|s| Arc::ptr_eq(s, &c.space))) {
+                break child;
+            }
+        };
+        for page in child.memory.mapped() {
+            let write = self.random.one_in(4).then(|| self.stress.stamp());
+            self.access(&child, page, write);
+        }
+        exit_space(&self.stress.engine, self.cpu(), &child);
+        self.stress.targets.lock().expect("targets").retain(|t| !Arc::ptr_eq(&t.space, &child.space));
+    }
+}
+
+fn exit_space(engine: &Engine, cpu: CpuId, target: &Target) {
+    target.memory.exit();
+    let pass = target.space.gate.enter_events();
+    let batch = target.memory.batch.lock().expect("batch");
+    target.space.release(engine, cpu);
+    drop((batch, pass));
+    engine.remove_space(&target.space);
+}
+
+impl Stress {
+    /// The reclaimer. It works without need too, so that there are always batches in flight.
+    fn reclaim(&self) {
+        let mut random = Random(99);
+        let cpu = CpuId(PAGERS + 1);
+        let queue = QueueId(PAGERS + 1);
+        while self.running() {
+            self.engine.write_again(cpu, queue);
+            self.trouble(&mut random);
+            let picked = self.engine.pick_space();
+            let targets = self.targets.lock().expect("targets").clone();
+            let Some(target) = picked.and_then(|s| targets.into_iter().find(|t| Arc::ptr_eq(&t.space, &s))) else {
+                continue;
+            };
+            let batch = target.memory.batch.lock().expect("batch");
+            let (shrunk, write_out) = self.engine.shrink(cpu, &target.space, 1 + random.below(64) as usize);
+            drop(batch);
+            let wanted = shrunk.wanted.iter().map(|vpn| (target.clone(), *vpn));
+            self.wanted.lock().expect("wanted").extend(wanted);
+            if let Some(write_out) = write_out {
+                self.engine.write_out(cpu, queue, write_out);
+            }
+            if !self.engine.group.above_high_mark() {
+                std::thread::yield_now();
+            }
+            if shrunk.taken == 0 {
+                target.space.pass_over();
+            }
+        }
+    }
+
+    fn trouble(&self, random: &mut Random) {
+        let backing = &self.backings[random.below(self.backings.len() as u64) as usize];
+        match random.below(60) {
+            0 => backing.fail_reads(2),
+            1 => backing.fail_writes(BackingError::Io(5), 30),
+            2 => backing.fail_writes(BackingError::Full, 3),
+            3 => backing.set_pending(false),
+            4..8 => backing.set_pending(true),
+            8 => self.main().space.tidy(),
+            9 => self.main().memory.refuse(FIRST + random.below(PAGES), Take::Unevictable),
+            10 => self.main().memory.stop_next_fill(1, Stop::Again),
+            _ => {}
+        }
+    }
+
+    /// All threads are gone: what they left must add up.
+    fn check(&self) {
+        self.backings.iter().for_each(|b| {
+            b.behave();
+            b.set_pending(false);
+        });
+        let mut pager = Pager { stress: self, id: 0, scratch: Scratch::default(), put_off: Vec::new(), random: Random(5) };
+        pager.rest();
+        self.engine.group.set_limit_bytes(u64::MAX / 2);
+        let main = self.main();
+        main.memory.behave();
+        assert_eq!(main.memory.waiters(), [], "threads that nobody will wake");
+        assert_eq!(self.engine.write_again(CPU, QUEUE), 0);
+        self.engine.check();
+        main.memory.mapped().into_iter().for_each(|page| pager.access(&main, page, None));
+        self.engine.check();
+        exit_space(&self.engine, CPU, &main);
+        assert_eq!(self.engine.used_slots(), 0, "slots are left");
+        assert_eq!(self.engine.group.charged_pages(), 0, "pages are left charged");
+        assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
+    }
+}
+
+/// A thread that panics must not leave the others waiting for it.
+struct StopOnPanic<'a>(&'a Stress);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stopping.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn threads_keep_every_page() {
+    let lost = Arc::new(Lost::default());
+    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], ..one_device() };
+    let (engine, backings) = make_engine(&setup, PAGERS + 2, &lost);
+    let stress = Stress {
+        engine,
+        backings,
+        targets: Mutex::default(),
+        wanted: Mutex::default(),
+        stamps: AtomicU64::new(0),
+        spaces: AtomicU32::new(0),
+        stopping: AtomicBool::new(false),
+    };
+    let memory = Arc::new(MockMemory::new(lost));
+    memory.map(FIRST, FIRST + PAGES);
+    let main = stress.add(memory);
+    stress.engine.add_space(main.space);
+    let stress = &stress;
+    std::thread::scope(|scope| {
+        for id in 0..=PAGERS {
+            scope.spawn(move || {
+                let _stop = StopOnPanic(stress);
+                let random = Random(u64::from(id) + 7);
+                let mut pager = Pager { stress, id, scratch: Scratch::default(), put_off: Vec::new(), random };
+                if id == PAGERS { pager.change() } else { pager.run() }
+            });
+        }
+        scope.spawn(move || {
+            let _stop = StopOnPanic(stress);
+            stress.reclaim();
+        });
+        let start = Instant::now();
+        while start.elapsed() < STRESS && stress.running() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stress.stopping.store(true, Ordering::Relaxed);
+    });
+    stress.check();
+}
