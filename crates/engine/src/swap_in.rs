@@ -416,11 +416,12 @@ impl Engine {
                     at += 1;
                     Stop::Done
                 }
-                // Present although we thought it was not: the waiters look again; what is there stays.
+                // Present although we thought it was not: the waiters look again; what is there stays, and stays unmanaged.
+                // It may be a page of a MADV_DONTNEED whose event we have processed and whose thread has not dropped it
+                // yet: moved out now, it would come back with its old bytes.
                 Stop::Exists => {
                     add(&self.stats.fill_exists, 1);
-                    end.installed.push(job.pages[at]);
-                    space.memory.wake(job.pages[at].vpn, 1);
+                    end.found.push(job.pages[at]);
                     at += 1;
                     Stop::Done
                 }
@@ -485,6 +486,11 @@ impl Engine {
             entries.extend(claim.entry);
             uncharged += 1;
         }
+        for claim in &end.found {
+            words[index(claim.vpn)] = self.displaced_or(space, claim.vpn, Word::NONE);
+            entries.extend(claim.entry);
+            uncharged += 1;
+        }
         for claim in &end.returned {
             let cancelled = claimed(words, claim.vpn).has(CANCELLED);
             words[index(claim.vpn)] = match claim.entry {
@@ -536,7 +542,7 @@ impl Engine {
             space.memory.wake(claim.vpn, 1);
         }
         // The waiters of what was given back look again, and get SIGSEGV from the kernel if there is no mapping.
-        for claim in &end.returned {
+        for claim in end.returned.iter().chain(&end.found) {
             space.memory.wake(claim.vpn, 1);
         }
         if end.stop == Stop::Again {
@@ -570,6 +576,8 @@ struct End {
     installed: Vec<Claim>,
     /// (claim, was it cancelled); else its read failed.
     dropped: Vec<(Claim, bool)>,
+    /// Present already.
+    found: Vec<Claim>,
     /// Could not be filled: as before the claim.
     returned: Vec<Claim>,
     stop: Stop,
@@ -577,7 +585,7 @@ struct End {
 
 impl Default for End {
     fn default() -> End {
-        End { installed: Vec::new(), dropped: Vec::new(), returned: Vec::new(), stop: Stop::Done }
+        End { installed: Vec::new(), dropped: Vec::new(), found: Vec::new(), returned: Vec::new(), stop: Stop::Done }
     }
 }
 

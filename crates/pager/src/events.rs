@@ -54,6 +54,7 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
                 process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
             }
             Event::Remove { start, end } => {
+                process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.push((start, end)));
                 process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
             }
             Event::Unmap { start, end } => {
@@ -94,6 +95,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
         home: Default::default(),
         unmapped: Mutex::new(Vec::new()),
+        removed: Mutex::new(None),
     });
     if let Err(e) = pager.add_process(child) {
         pager.give_up(125, format!("cannot follow a fork: {e}"));
@@ -156,6 +158,7 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         parent: None,
         home: Default::default(),
         unmapped: Mutex::new(Vec::new()),
+        removed: Mutex::new(None),
     })
 }
 

@@ -155,8 +155,11 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     }
     // All are registered before any is adopted: from then on nothing grows but by faults, which are counted.
     let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_bytes))).collect();
-    for (process, ranges) in registered.iter().filter(|(_, ranges)| !ranges.is_empty()) {
-        adopt(pager, process, ranges);
+    for (process, ranges) in &registered {
+        if !ranges.is_empty() {
+            adopt(pager, process, ranges);
+        }
+        *process.removed.lock().expect("removed") = None;
     }
     pager.kick_reclaim();
     // Room may have come from elsewhere than reclaim (memory that is not managed, a process that ended).
@@ -219,6 +222,7 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
     let Ok(ranges) = proc::manageable(pid) else { return Vec::new() };
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let ranges = subtract(&subtract(&ranges, &own), &growth.registered);
+    *process.removed.lock().expect("removed") = Some(Vec::new());
     let registered: Vec<(u64, u64)> = ranges
         .into_iter()
         // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
@@ -249,7 +253,8 @@ fn press(process: &Process) -> bool {
 ///
 /// Piece by piece, inside the gate, and without what events took away since the monitor last looked: such a range may be
 /// mapped anew, unregistered. (A page of it that was adopted and moved out would read as zero to its owner, without a
-/// fault.) An event that is not read yet makes MOVE refuse, and its processing takes back what was adopted.
+/// fault.) An event that is not read yet makes MOVE refuse, and its processing takes back what was adopted. Nor without
+/// what MADV_DONTNEED takes away: its pages go some time after the event was read, and must not be saved meanwhile.
 fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
     let mut growth = process.growth.lock().expect("growth");
     if growth.pagemap.is_none() {
@@ -259,8 +264,9 @@ fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
     for (start, end) in ranges {
         for at in (*start..*end).step_by(ADOPT_BYTES as usize) {
             let pass = process.space.gate.enter_fill();
-            let unmapped = process.unmapped.lock().expect("unmapped").clone();
-            for (from, to) in subtract(&[(at, (at + ADOPT_BYTES).min(*end))], &unmapped) {
+            let mut gone = process.unmapped.lock().expect("unmapped").clone();
+            gone.extend(process.removed.lock().expect("removed").iter().flatten());
+            for (from, to) in subtract(&[(at, (at + ADOPT_BYTES).min(*end))], &gone) {
                 adopt_piece(pager, process, pagemap, from, to);
             }
             drop(pass);

@@ -124,6 +124,8 @@ pub struct Process {
     pub home: crate::home::Home,
     /// Ranges that events took away since the monitor last looked: what is mapped there next is not registered.
     pub unmapped: Mutex<Vec<(u64, u64)>>,
+    /// Ranges of MADV_DONTNEED, while pages are being adopted.
+    pub removed: Mutex<Option<Vec<(u64, u64)>>>,
 }
 
 /// What became of the pages of one command so far.
