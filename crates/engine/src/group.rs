@@ -83,12 +83,6 @@ impl Group {
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Pages that are in two address spaces but once in memory: counted there, and discounted here.
-    pub fn force_charge_shared(&self, pages: u64) {
-        self.discount_pages.fetch_add(pages, Ordering::Relaxed);
-        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
-    }
-
     pub fn uncharge(&self, pages: u64) {
         let before = self.charged_pages.fetch_sub(pages, Ordering::Relaxed);
         assert!(before >= pages, "{pages} pages uncharged of {before} charged");
@@ -107,13 +101,9 @@ impl Group {
     pub fn discount_pages(&self) -> u64 {
         self.discount_pages.load(Ordering::Relaxed)
     }
-    pub fn set_discount_pages(&self, pages: u64) {
-        self.discount_pages.store(pages, Ordering::Relaxed);
-    }
-    /// Shared pages became one: they are not counted twice any more.
-    pub fn drop_discount_pages(&self, pages: u64) {
-        let drop = |d: u64| Some(d.saturating_sub(pages));
-        let _ = self.discount_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, drop);
+    /// One space's part of the discount changes.
+    pub(crate) fn change_discount(&self, from_pages: u64, to_pages: u64) {
+        self.discount_pages.fetch_add(to_pages.wrapping_sub(from_pages), Ordering::Relaxed);
     }
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)

@@ -46,6 +46,9 @@ pub struct Space {
     pub(crate) parked: Mutex<Vec<Vpn>>,
     /// Pages may be shared with another process since a fork: take them with copy-on-write broken.
     pub cow: AtomicBool,
+    /// Of the resident pages: those that are counted elsewhere too. The group's discount is the sum over all spaces, so
+    /// that it follows when one comes or goes.
+    discount_pages: AtomicU64,
     pub dead: AtomicBool,
 }
 
@@ -66,6 +69,7 @@ impl Space {
             swapped_pages: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),
             cow: AtomicBool::new(false),
+            discount_pages: AtomicU64::new(0),
             dead: AtomicBool::new(false),
         }
     }
@@ -207,6 +211,23 @@ impl Space {
                 lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
             }
         }
+    }
+
+    /// So many of the resident pages are in memory once and in several spaces: all but this space's share of them.
+    pub fn set_discount(&self, engine: &Engine, pages: u64) {
+        let before = self.discount_pages.swap(pages, Ordering::SeqCst);
+        engine.group.change_discount(before, pages);
+        // Released meanwhile: whichever of the two is later takes the figure away.
+        if pages > 0 && self.dead.load(Ordering::SeqCst) {
+            self.set_discount(engine, 0);
+        }
+    }
+
+    /// Shared pages became this space's own: they are not counted twice any more.
+    pub fn drop_discount(&self, engine: &Engine, pages: u64) {
+        let drop = |d: u64| Some(d.saturating_sub(pages));
+        let before = self.discount_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, drop).unwrap_or(0);
+        engine.group.change_discount(before, before.saturating_sub(pages));
     }
 
     /// Now and then: pages that could not be taken as they were mapped get another chance, and stale LRU records go when
@@ -367,7 +388,8 @@ impl Space {
         }
         child.count_resident(resident as i64);
         child.count_swapped(swapped);
-        engine.group.force_charge_shared(resident);
+        child.set_discount(engine, resident);
+        engine.group.force_charge(resident);
         self.cow.store(true, Ordering::Relaxed);
         child.cow.store(true, Ordering::Relaxed);
         crate::stats::add(&engine.stats.forks, 1);
@@ -376,8 +398,9 @@ impl Space {
 
     /// The address space is gone: free all that it held. A fill that is still under way ends by itself.
     pub fn release(&self, engine: &Engine, cpu: CpuId) {
-        self.dead.store(true, Ordering::Relaxed);
+        self.dead.store(true, Ordering::SeqCst);
         self.unmap(engine, cpu, Vpn(0), Vpn(1 << 52));
+        self.set_discount(engine, 0);
         *lock(&self.lru) = Lru::default();
         lock(&self.parked).clear();
     }

@@ -136,11 +136,12 @@ impl Reclaimer<'_> {
         let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
         drop(batch);
         self.hand_over(&process, &shrunk.wanted);
-        if !shrunk.busy.is_empty() && space.cow.load(Ordering::Relaxed) {
-            // Shared since a fork. Where the other one still lives, each gets a page of its own by this.
+        if !shrunk.busy.is_empty() {
+            // Shared since a fork (perhaps one that nobody told of). Where the other one still lives, each gets a page of its own by this.
+            space.cow.store(true, Ordering::Relaxed);
             process.memory.populate(&shrunk.busy);
             space.made_own(&shrunk.busy);
-            engine.group.drop_discount_pages(shrunk.busy.len() as u64);
+            space.drop_discount(engine, shrunk.busy.len() as u64);
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the compression.

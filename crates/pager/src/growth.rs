@@ -96,7 +96,8 @@ pub fn run(pager: &Arc<Pager>) {
         let work = pager.quiet.work();
         let room_bytes = tick(pager, &mut last_usage_bytes);
         crate::errors::tell(pager);
-        if pager.engine.group.discount_pages() > 0 || last_shared.elapsed() > Duration::from_secs(1) {
+        let sharers = pager.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)).count();
+        if sharers > 1 || pager.engine.group.discount_pages() > 0 {
             let begun = Instant::now();
             // The walk costs tens of ns a page: at most a tenth of one CPU goes there.
             if last_shared.elapsed() > Duration::from_millis(10) {
@@ -157,7 +158,13 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_bytes))).collect();
     for (process, ranges) in &registered {
         if !ranges.is_empty() {
-            adopt(pager, process, ranges);
+            if after_earlier_forks(pager, process) {
+                adopt(pager, process, ranges);
+            } else {
+                let mut growth = process.growth.lock().expect("growth");
+                ranges.iter().for_each(|(start, end)| growth.remove(*start, *end));
+                growth.seen = Statm::default();
+            }
         }
         *process.removed.lock().expect("removed") = None;
     }
@@ -233,19 +240,33 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
 }
 
 /// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
-/// refused while an event waits to be read.
-fn press(process: &Process) -> bool {
+/// refused while an event waits to be read. And of those the ident page first: the child of a fork in between, whose event
+/// comes as soon as anything is registered, says by it who it is.
+pub fn press(process: &Process) -> bool {
     let Some(agent) = process.memory.agent() else { return true };
     let page = PAGE_SIZE as u64;
     let ready = &agent.ready;
     let uffd = &process.memory.uffd;
+    let ident = uffd.register(ready.ident_addr, page);
     let staging = uffd.register(ready.staging_addr, u64::from(memspill_agent::protocol::STAGING_PAGES) * page);
     let doorbells = uffd.register(ready.doorbell_addr, memspill_agent::protocol::DOORBELLS as u64 * page);
-    let ident = uffd.register(ready.ident_addr, page);
-    if staging.and(doorbells).and(ident).is_err() {
+    if ident.and(staging).and(doorbells).is_err() {
         return false;
     }
     agent.control.set_pressed(true);
+    true
+}
+
+/// Wait until a fork that was under way when ranges were registered has been read. Its child has them unregistered, so it
+/// must not inherit what is adopted of them: taken out there, a page would be lost. False if that takes too long.
+fn after_earlier_forks(pager: &Pager, process: &Process) -> bool {
+    let start = Instant::now();
+    while process.memory.uffd.is_changing() {
+        if start.elapsed() > Duration::from_millis(100) || pager.stopping.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
     true
 }
 
@@ -326,17 +347,16 @@ pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: 
 }
 
 /// After a fork pages are in two address spaces and once in memory: find out how many.
-pub fn measure_shared(pager: &Pager) {
-    let (mut rss_bytes, mut pss_bytes) = (0, 0);
-    let forked = pager.processes();
-    for process in forked.iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
+fn measure_shared(pager: &Pager) {
+    for process in pager.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
         let pid = process.memory.pid();
-        let Some(statm) = proc::statm(pid) else { continue };
+        // One that has just been forked and is not known yet, or that has just ended, keeps its figure.
+        let Some(statm) = proc::statm(pid).filter(|_| pid != 0) else { continue };
         let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
-        rss_bytes += statm.anon_bytes.max(managed_bytes);
-        pss_bytes += proc::pss_anon_bytes(pid).unwrap_or(statm.anon_bytes);
+        let rss_bytes = statm.anon_bytes.max(managed_bytes);
+        let pss_bytes = proc::pss_anon_bytes(pid).unwrap_or(statm.anon_bytes);
+        process.space.set_discount(&pager.engine, rss_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64);
     }
-    pager.engine.group.set_discount_pages(rss_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64);
 }
 
 #[cfg(test)]

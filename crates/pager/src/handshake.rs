@@ -164,6 +164,10 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: 
             return Err(e);
         }
     };
+    if hello.kind == KIND_FORK {
+        // Perhaps before its parent was followed. It shares pages with that, and with others of the family.
+        pager.processes().iter().for_each(|p| p.space.cow.store(true, Ordering::Relaxed));
+    }
     let agent = process.memory.agent().expect("just attached");
     // From here on the socket carries commands, which may take as long as the target is stopped.
     rustix::net::sockopt::set_socket_timeout(&agent.socket, rustix::net::sockopt::Timeout::Recv, None)?;
@@ -186,8 +190,8 @@ fn attach_known(
     attach(process, socket, control, ready)?;
     let own = process.memory.agent().expect("just attached").own_ranges();
     crate::growth::forget_own(pager, process, &own);
-    // Its doorbells and staging are still to be registered.
-    process.pressed.store(false, Ordering::Relaxed);
+    // Now, while it waits for us: it may fork as soon as it runs, and its child must find the ident page registered.
+    process.pressed.store(crate::growth::press(process), Ordering::Relaxed);
     Ok(())
 }
 

@@ -165,9 +165,6 @@ impl Pager {
         drop(batch);
         drop(pass);
         self.engine.remove_space(&process.space);
-        if process.parent.is_some() || self.engine.group.discount_pages() > 0 {
-            crate::growth::measure_shared(self);
-        }
         self.poke_waiting();
     }
 

@@ -222,6 +222,13 @@ impl Uffd {
         })
     }
 
+    /// Is there a change of the address space whose event is not read yet? From the moment of the change on, also while
+    /// its event is not queued yet. Asks for a page where there is no mapping: EAGAIN if so, before anything is looked at.
+    pub fn is_changing(&self) -> bool {
+        let mut arg = ZeropageArg { range: RangeArg { start: PROBE_ADDR, len: 4096 }, mode: 0, zeropage: 0 };
+        self.ioctl(UFFDIO_ZEROPAGE, &mut arg) == Err(libc::EAGAIN)
+    }
+
     /// Has the address space ended? Asks for something that cannot be done to a living one (nothing is registered for
     /// write protection) and so changes nothing: ENOENT there, ESRCH once it is gone.
     pub fn is_gone(&self) -> bool {
