@@ -2,7 +2,7 @@
 //!
 //! A page whose write failed is not lost, it stays in the swap cache. A device that fails page after page gets no more:
 //! else reclaim would move all memory into the swap cache, where it takes the same room. It is used again once a page
-//! that waited there has been written.
+//! that waited there has been written, or none waits there any more.
 
 use crate::backing::BackingError;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -48,6 +48,11 @@ impl DeviceErrors {
         self.failed_in_a_row.store(0, Ordering::Relaxed);
     }
 
+    /// No page is left by which to see whether the device works again: a new one may try, and one more failure is enough.
+    pub(crate) fn none_waits(&self) {
+        let _ = self.failed_in_a_row.fetch_min(FAILED_IN_A_ROW_MAX - 1, Ordering::Relaxed);
+    }
+
     /// Nothing can be written: no pages for this device.
     pub fn is_failing(&self) -> bool {
         self.failed_in_a_row.load(Ordering::Relaxed) >= FAILED_IN_A_ROW_MAX
@@ -91,5 +96,15 @@ mod tests {
         assert!(errors.is_failing());
         errors.note_written();
         assert!(!errors.is_failing());
+    }
+
+    #[test]
+    fn a_failing_device_gets_another_try_when_nothing_waits_for_it() {
+        let errors = DeviceErrors::default();
+        (0..100).for_each(|_| errors.note_write(&BackingError::Io(5)));
+        errors.none_waits();
+        assert!(!errors.is_failing());
+        errors.note_write(&BackingError::Io(5));
+        assert!(errors.is_failing());
     }
 }

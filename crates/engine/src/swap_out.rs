@@ -287,6 +287,11 @@ impl Engine {
         let (needed, orphans): (Vec<_>, Vec<_>) = batch
             .into_iter()
             .partition(|(entry, _)| self.devices[entry.device as usize].slots.count(entry.slot) > 0);
+        for (n, device) in self.devices.iter().enumerate() {
+            if !needed.iter().any(|(entry, _)| entry.device as usize == n) {
+                device.errors.none_waits();
+            }
+        }
         for (entry, _) in orphans {
             let device = &self.devices[entry.device as usize];
             let (mut frames, mut freed) = (Vec::new(), Vec::new());

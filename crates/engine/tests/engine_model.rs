@@ -699,6 +699,8 @@ struct Stress {
     stamps: AtomicU64,
     spaces: AtomicU32,
     stopping: AtomicBool,
+    /// Pagers that may still need room: until the last has ended, the reclaimer makes some.
+    at_work: AtomicU32,
 }
 
 /// A pager thread, and the thread of the target that runs on its CPU.
@@ -937,7 +939,7 @@ impl Stress {
         let mut random = Random(99);
         let cpu = CpuId(PAGERS + 1);
         let queue = QueueId(PAGERS + 1);
-        while self.running() {
+        while self.at_work.load(Ordering::Relaxed) > 0 {
             self.engine.write_again(cpu, queue);
             self.trouble(&mut random);
             let picked = self.engine.pick_space();
@@ -1011,6 +1013,14 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
+struct AtWork<'a>(&'a Stress);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn threads_keep_every_page() {
     let lost = Arc::new(Lost::default());
@@ -1024,6 +1034,7 @@ fn threads_keep_every_page() {
         stamps: AtomicU64::new(0),
         spaces: AtomicU32::new(0),
         stopping: AtomicBool::new(false),
+        at_work: AtomicU32::new(PAGERS + 1),
     };
     let memory = Arc::new(MockMemory::new(lost));
     memory.map(FIRST, FIRST + PAGES);
@@ -1034,6 +1045,7 @@ fn threads_keep_every_page() {
         for id in 0..=PAGERS {
             scope.spawn(move || {
                 let _stop = StopOnPanic(stress);
+                let _work = AtWork(stress);
                 let random = Random(u64::from(id) + 7);
                 let mut pager = Pager { stress, id, scratch: Scratch::default(), put_off: Vec::new(), random };
                 if id == PAGERS { pager.change() } else { pager.run() }
