@@ -416,9 +416,11 @@ def main():
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = Path(options.json) if options.json else Path(__file__).resolve().parent / "runs" / f"compare-{stamp}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({
+        text = json.dumps({
             "when": stamp, "kernel": platform.release(), "cpus": os.cpu_count(),
-            "options": vars(options), "scenarios": {s.name: runs for s, runs in results}}, indent=1))
+            "options": vars(options), "scenarios": {s.name: runs for s, runs in results}}, indent=1)
+        # Where the repository lies is nobody's business.
+        path.write_text(text.replace(f"{REPO}/", ""))
         print(f"Linux {platform.release()}, {os.cpu_count()} CPUs, mode {options.mode}, contents {options.contents}. "
               "Ratios above 1: memspill is faster.\n")
         print(table(results))
