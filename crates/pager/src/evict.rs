@@ -24,8 +24,9 @@ const BATCH_PAGES: usize = 64;
 /// Pages that could not be written are tried again after this long: a failing device may take its time for each error.
 const WRITE_AGAIN: Duration = Duration::from_millis(100);
 
-/// Nothing can be reclaimed for this long while a fault waits: the policy decides.
-const STUCK: Duration = Duration::from_secs(2);
+/// Nothing can be reclaimed for this long while a fault waits: the policy decides. Long, because a kill cannot be taken
+/// back: with 2 s a run that forks and remaps all the time was killed once on a loaded machine.
+const STUCK: Duration = Duration::from_secs(10);
 
 pub fn run(pager: &Arc<Pager>, index: u32) {
     let mut reclaimer = Reclaimer {
