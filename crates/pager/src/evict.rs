@@ -24,8 +24,11 @@ const BATCH_PAGES: usize = 64;
 /// Pages that could not be written are tried again after this long: a failing device may take its time for each error.
 const WRITE_AGAIN: Duration = Duration::from_millis(100);
 
-/// Nothing can be reclaimed for this long while a fault waits: the policy decides. Long, because a kill cannot be taken
-/// back: with 2 s a run that forks and remaps all the time was killed once on a loaded machine.
+/// No page has left and none was filled for this long while a fault waits: the policy decides.
+const FULL: Duration = Duration::from_secs(2);
+
+/// The same where the swap has room. Longer: pages that are busy with events and forks come free again, and a kill cannot
+/// be taken back.
 const STUCK: Duration = Duration::from_secs(10);
 
 pub fn run(pager: &Arc<Pager>, index: u32) {
@@ -33,7 +36,7 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
         pager,
         cpu: CpuId(index),
         queue: QueueId(pager.cpus.len() as u32 + index),
-        stuck_since: None,
+        stuck: None,
         write_again_at: Instant::now(),
     };
     let mut seen = 0;
@@ -47,6 +50,9 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
                     break;
                 }
             }
+        }
+        if !pager.engine.group.above_high_mark() {
+            reclaimer.stuck = None;
         }
         while reclaimer.maintain() {}
         if index == 0 {
@@ -87,8 +93,9 @@ struct Reclaimer<'a> {
     pager: &'a Arc<Pager>,
     cpu: CpuId,
     queue: QueueId,
-    /// Since when no batch has achieved anything.
-    stuck_since: Option<Instant>,
+    /// Since when nothing moves, and how much had moved by then (`Pager::moved`). Moved by anybody: a thread that never
+    /// finds a victim because the other one takes them all has no reason to complain.
+    stuck: Option<(Instant, u64)>,
     /// No earlier than this are pages written again whose write failed.
     write_again_at: Instant,
 }
@@ -109,7 +116,7 @@ impl Reclaimer<'_> {
         self.maintain();
         self.pager.update_other_bytes();
         if taken > 0 {
-            self.stuck_since = None;
+            self.stuck = None;
             self.pager.poke_waiting();
             return true;
         }
@@ -123,7 +130,7 @@ impl Reclaimer<'_> {
         if crate::proc::is_stopped(process.memory.pid()) {
             // A stopped process (SIGSTOP, ^Z, a debugger) cannot evict; nor does it fill memory. The others come first.
             space.pass_over();
-            self.stuck_since = None;
+            self.stuck = None;
             return 0;
         }
         if process.memory.agent().is_none() {
@@ -171,19 +178,24 @@ impl Reclaimer<'_> {
     /// Nothing could be taken out. If that lasts and somebody waits, either the swap is full or what is left cannot be
     /// moved; both are answers, not hangs.
     fn consider_policy(&mut self) {
-        let waiting = self.pager.cpus.iter().any(|c| !c.waiting.lock().expect("waiting").is_empty());
-        let since = *self.stuck_since.get_or_insert_with(Instant::now);
-        if !waiting {
-            self.stuck_since = None;
-            return;
-        }
-        if since.elapsed() < STUCK {
-            return;
-        }
-        self.stuck_since = None;
-        let group = &self.pager.engine.group;
         let engine = &self.pager.engine;
-        let full = engine.swap_is_full.swap(false, Ordering::Relaxed);
+        let group = &engine.group;
+        let waiting = self.pager.cpus.iter().any(|c| !c.waiting.lock().expect("waiting").is_empty());
+        let moved = self.pager.moved();
+        let since = match self.stuck {
+            Some((since, then)) if waiting && then == moved => since,
+            _ => {
+                self.stuck = Some((Instant::now(), moved));
+                engine.swap_is_full.store(false, Ordering::Relaxed);
+                return;
+            }
+        };
+        let full = engine.swap_is_full.load(Ordering::Relaxed);
+        if since.elapsed() < if full { FULL } else { STUCK } {
+            return;
+        }
+        self.stuck = None;
+        engine.swap_is_full.store(false, Ordering::Relaxed);
         let failing = engine.devices.iter().find(|d| d.errors.is_failing());
         let error = engine.last_error.lock().expect("last error").take();
         let (reason, fix) = match (full, failing, error) {

@@ -199,6 +199,13 @@ impl Pager {
         }
     }
 
+    /// Pages that left or were filled since the start: as long as it grows, nobody waits for ever.
+    pub fn moved(&self) -> u64 {
+        let stats = &self.engine.stats;
+        let counters = [&stats.pgsteal, &stats.zero_fill, &stats.swap_cache_hit, &stats.pswpin];
+        counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+
     /// Pool, staging and tables change with every batch: bring the group's figure up to date.
     pub fn update_other_bytes(&self) {
         let pool: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
