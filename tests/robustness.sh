@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice check stats-json)
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces check stats-json)
 KILLS=
 option() {
     case $1 in
@@ -593,6 +593,13 @@ case_write-error-other() {
 # What fork leaves out of the child must not come back from the parent's swapped pages.
 case_fork-advice() {
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/fork_advice.py"
+    code_is 0 && clean
+}
+
+# The kernel does this since 6.17.
+case_remap-pieces() {
+    $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 || { SKIP="this kernel does not move several mappings at once"; return; }
+    call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/remap_pieces.py"
     code_is 0 && clean
 }
 

@@ -23,6 +23,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::STATE;
 use crate::protocol::{Control, DOORBELLS, Doorbell};
+use crate::remap;
 use crate::sys::{self, PAGE, Result, nr};
 
 /// Below this a range is not worth a call: the scan finds what many small ones add up to.
@@ -50,8 +51,9 @@ pub extern "C" fn mmap64(
 /// kernel ignores it.
 #[unsafe(no_mangle)]
 pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
-    // SAFETY: the caller's own request, passed through.
-    let ret = unsafe { sys::syscall(nr::MREMAP, [old, old_len, new_len, flags as usize, new, 0]) };
+    let flags = flags as usize;
+    let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
+    let ret = pieces.unwrap_or_else(|| remap::mremap(old, old_len, new_len, flags, new));
     if let Ok(addr) = ret
         && new_len >= RING_MIN
         && (addr != old || new_len > old_len)

@@ -42,6 +42,7 @@ mod hooks;
 #[path = "../protocol.rs"]
 mod protocol;
 mod region;
+mod remap;
 mod sys;
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.

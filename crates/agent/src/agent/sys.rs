@@ -10,6 +10,7 @@ pub type Result<T> = core::result::Result<T, i32>;
 pub const PAGE: usize = 4096;
 
 pub const EINTR: i32 = 4;
+pub const EFAULT: i32 = 14;
 pub const EINVAL: i32 = 22;
 pub const EPROTO: i32 = 71;
 pub const ETIMEDOUT: i32 = 110;
