@@ -26,9 +26,12 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
     let engine: &Engine = &pager.engine;
     let usage: Vec<_> = engine.devices.iter().map(|d| d.backing.usage()).collect();
     let sum = |get: fn(&memspill_engine::backing::Usage) -> u64| usage.iter().map(get).sum::<u64>();
+    let tables = *pager.largest_tables.lock().expect("tables");
     vec![
         ("memory_max_bytes", engine.group.limit_bytes(), "the budget"),
         ("memory_peak_bytes", engine.group.peak_bytes(), "the most that was counted against it"),
+        ("tables_peak_bytes", tables.bytes, "the most that page tables, LRU lists and swap maps took"),
+        ("tables_peak_pages", tables.managed_pages, "pages, in memory or swapped out, that were managed then"),
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),

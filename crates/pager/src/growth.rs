@@ -91,6 +91,7 @@ pub fn run(pager: &Arc<Pager>) {
     let mut last_shared = Instant::now();
     let mut last_parked = Instant::now();
     let mut last_check = Instant::now();
+    let mut last_tables = Instant::now();
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
         let work = pager.quiet.work();
@@ -104,6 +105,10 @@ pub fn run(pager: &Arc<Pager>) {
                 measure_shared(pager);
                 last_shared = Instant::now() + 9 * begun.elapsed();
             }
+        }
+        if last_tables.elapsed() > Duration::from_millis(100) {
+            pager.note_tables();
+            last_tables = Instant::now();
         }
         if last_parked.elapsed() > Duration::from_secs(2) {
             pager.processes().iter().for_each(|p| p.space.tidy());

@@ -50,6 +50,13 @@ pub fn now_us() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_micros() as u64 + 1
 }
 
+/// Page tables, LRU lists and swap maps, and the pages (resident and swapped) that they were for.
+#[derive(Clone, Copy, Default)]
+pub struct Tables {
+    pub bytes: u64,
+    pub managed_pages: u64,
+}
+
 pub struct Pager {
     pub engine: Engine,
     pub cpus: Vec<PagerCpu>,
@@ -68,6 +75,8 @@ pub struct Pager {
     pub settings: Settings,
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
     pub measured_bytes: AtomicU64,
+    /// When the engine's tables were at their largest.
+    pub largest_tables: Mutex<Tables>,
     pub socket: crate::handshake::Door,
     /// Page faults served, for latency: nanoseconds summed by power of two.
     pub fault_ns: crate::histogram::Histogram,
@@ -122,6 +131,7 @@ impl Pager {
             verdict: Mutex::new(None),
             settings,
             measured_bytes: AtomicU64::new(0),
+            largest_tables: Mutex::new(Tables::default()),
             socket,
             fault_ns: crate::histogram::Histogram::default(),
         }
@@ -204,6 +214,17 @@ impl Pager {
         let stats = &self.engine.stats;
         let counters = [&stats.pgsteal, &stats.zero_fill, &stats.swap_cache_hit, &stats.pswpin];
         counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+
+    /// To be called now and then.
+    pub fn note_tables(&self) {
+        let pages = |s: &Arc<memspill_engine::space::Space>| s.resident_pages() + s.swapped_pages();
+        let managed_pages = self.engine.spaces().iter().map(pages).sum();
+        let now = Tables { bytes: self.engine.table_bytes(), managed_pages };
+        let mut largest = self.largest_tables.lock().expect("tables");
+        if now.bytes > largest.bytes {
+            *largest = now;
+        }
     }
 
     /// Pool, staging and tables change with every batch: bring the group's figure up to date.
