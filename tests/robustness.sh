@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces check stats-json)
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces compaction main-exits check stats-json)
 KILLS=
 option() {
     case $1 in
@@ -601,6 +601,28 @@ case_remap-pieces() {
     $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 || { SKIP="this kernel does not move several mappings at once"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/remap_pieces.py"
     code_is 0 && clean
+}
+
+# The kernel moves pages about while they are taken out: UFFDIO_MOVE meets them in migration.
+case_compaction() {
+    [ -w /proc/sys/vm/compact_memory ] || { SKIP="needs root and a kernel that compacts memory"; return; }
+    local compactor
+    while :; do echo 1 >/proc/sys/vm/compact_memory; done &
+    compactor=$!
+    call 60 "${SPILL[@]}" -- "$WORKLOAD" random --size 192M --seconds 20 --read-percent 50 --check full --processes 3
+    kill -- -$compactor
+    wait $compactor 2>/dev/null
+    code_is 0 && clean
+}
+
+case_main-exits() {
+    gcc -O2 -pthread -o main-exits "$TESTS/programs/main_exits.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 120 "${SPILL[@]}" --stats-json stats.json -- ./main-exits
+    code_is 0 || return
+    local peak
+    peak=$(grep -oP '"memory_peak_bytes": \K\d+' stats.json)
+    [ "$peak" -gt 60000000 ] || { no "its memory was not seen: peak $peak"; return; }
+    clean
 }
 
 case_check() {

@@ -84,6 +84,9 @@ pub struct Ready {
     /// Writable data of the agent's own image (.data, .bss): [addr, addr + len).
     pub image_addr: u64,
     pub image_len: u64,
+    /// Thread id of the evictor, as this process sees it and as the userfaultfd names it. It runs already.
+    pub evictor_tid: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]

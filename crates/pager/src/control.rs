@@ -23,8 +23,11 @@ unsafe impl Sync for ControlPage {}
 impl ControlPage {
     /// A memfd of one page, to be handed to an agent, and our mapping of it.
     pub fn new() -> io::Result<(ControlPage, OwnedFd)> {
-        let fd = rustix::fs::memfd_create("memspill-control", rustix::fs::MemfdFlags::CLOEXEC)?;
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let fd = rustix::fs::memfd_create("memspill-control", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, 4096)?;
+        // Else the target could cut off the page under us: a SIGBUS here.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let page = unsafe {
             libc::mmap(null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)

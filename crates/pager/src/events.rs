@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was processed.
 /// False: nothing to do.
-pub fn read_locked(process: &Process, messages: &mut Vec<Event>) -> bool {
+pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) -> bool {
     let control = process.memory.agent().map(|a| &a.control);
     let locked = control.is_some_and(|c| c.lock());
     // An agent that is gone holds no MOVE, whatever the lock says. One that is there but holds the lock for long is
@@ -37,7 +37,14 @@ pub fn read_locked(process: &Process, messages: &mut Vec<Event>) -> bool {
         }
         control.unlock();
     }
-    matches!(result, Ok(n) if n > 0)
+    match result {
+        Ok(read) => read > 0,
+        // The process, or its fork, would wait for ever.
+        Err(error) => {
+            pager.give_up(125, format!("cannot follow process {}: reading its events: {error}", process.memory.pid()));
+            false
+        }
+    }
 }
 
 /// Process the events among the messages, in order. The caller is inside the gate.
@@ -85,7 +92,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         key,
         memory,
         space,
-        evictor: Mutex::new(()),
+        evictor: Default::default(),
         batch: Mutex::new(()),
         since: std::time::Instant::now(),
         growth: Mutex::new(Growth::default()),
@@ -148,7 +155,7 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         key,
         space: Arc::new(Space::new(SpaceId(key as u32), memory.clone())),
         memory,
-        evictor: Mutex::new(()),
+        evictor: Default::default(),
         batch: Mutex::new(()),
         since: std::time::Instant::now(),
         growth: Mutex::new(Growth::default()),

@@ -31,6 +31,9 @@ const FULL: Duration = Duration::from_secs(2);
 /// be taken back.
 const STUCK: Duration = Duration::from_secs(10);
 
+/// An evictor that keeps another reclaimer waiting for this long belongs to a process that is frozen, or dumps core.
+const NO_ANSWER: Duration = Duration::from_millis(200);
+
 pub fn run(pager: &Arc<Pager>, index: u32) {
     let mut reclaimer = Reclaimer {
         pager,
@@ -127,19 +130,22 @@ impl Reclaimer<'_> {
     fn shrink(&mut self, space: &Arc<Space>) -> usize {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
-        if crate::proc::is_stopped(process.memory.pid()) {
+        if crate::proc::is_stopped(process.memory.proc_id()) {
             // A stopped process (SIGSTOP, ^Z, a debugger) cannot evict; nor does it fill memory. The others come first.
             space.pass_over();
             self.stuck = None;
             return 0;
         }
-        if process.memory.agent().is_none() {
+        if !process.memory.agent().is_some_and(|agent| agent.serves()) {
             // The child of a fork, whose agent has not introduced itself yet.
             space.pass_over();
             return 0;
         }
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
-        let evictor = process.evictor.lock().expect("evictor");
+        let Some(evictor) = process.evictor.take(NO_ANSWER) else {
+            space.pass_over();
+            return 0;
+        };
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
         drop(batch);

@@ -101,7 +101,7 @@ impl<'a> FaultThread<'a> {
             return;
         };
         self.messages.clear();
-        if !crate::events::read_locked(process, &mut self.messages) {
+        if !crate::events::read_locked(self.pager, process, &mut self.messages) {
             drop(pass);
             return;
         }
@@ -129,7 +129,7 @@ impl<'a> FaultThread<'a> {
             return;
         }
         // The evictor faults only where it makes pages ready to be moved out: it must not wait for the room it makes.
-        let urgent = process.memory.agent().is_some_and(|a| a.evictor_tid == tid);
+        let urgent = process.memory.agent().is_some_and(|agent| agent.is_evictor(tid));
         if !urgent {
             crate::home::note_fault(self.pager, process, tid);
         }

@@ -182,7 +182,7 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
 }
 
 fn shared_usage(sizes: &[(&Arc<Process>, Statm)]) -> u64 {
-    sizes.iter().map(|(p, statm)| proc::pss_anon_bytes(p.memory.pid()).unwrap_or(statm.anon_bytes)).sum()
+    sizes.iter().map(|(p, statm)| proc::pss_anon_bytes(p.memory.proc_id()).unwrap_or(statm.anon_bytes)).sum()
 }
 
 /// Memory of our own that is neither pool nor staging: tables, stacks, code's data.
@@ -194,7 +194,7 @@ fn own_bytes(pager: &Pager) -> u64 {
 
 /// Is the process still there, and how big is it?
 fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
-    if process.memory.broken.load(Ordering::Relaxed) {
+    if process.memory.broken.load(Ordering::Relaxed) && !process.dying.load(Ordering::Relaxed) && !process.memory.uffd.is_gone() {
         pager.give_up(125, format!("the memory of process {} cannot be read any more", process.memory.pid()));
     }
     let agentless = process.memory.agent().is_none();
@@ -202,12 +202,12 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
         pager.remove_process(process);
         return None;
     }
-    proc::statm(process.memory.pid())
+    proc::statm(process.memory.proc_id())
 }
 
 /// In pressed times: register what is new in this process. Returns what was registered.
 fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
-    let pid = process.memory.pid();
+    let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
     let settling = process.parent.is_some()
         && process.memory.agent().is_none()
@@ -284,7 +284,7 @@ fn after_earlier_forks(pager: &Pager, process: &Process) -> bool {
 fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
     let mut growth = process.growth.lock().expect("growth");
     if growth.pagemap.is_none() {
-        growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.pid())).ok();
+        growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.proc_id())).ok();
     }
     let Some(pagemap) = &growth.pagemap else { return };
     for (start, end) in ranges {
@@ -354,7 +354,7 @@ pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: 
 /// After a fork pages are in two address spaces and once in memory: find out how many.
 fn measure_shared(pager: &Pager) {
     for process in pager.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
-        let pid = process.memory.pid();
+        let pid = process.memory.proc_id();
         // One that has just been forked and is not known yet, or that has just ended, keeps its figure.
         let Some(statm) = proc::statm(pid).filter(|_| pid != 0) else { continue };
         let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;

@@ -173,6 +173,7 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: 
     rustix::net::sockopt::set_socket_timeout(&agent.socket, rustix::net::sockopt::Timeout::Recv, None)?;
     epoll::add(epoll, &agent.socket, epoll::EventData::new_u64(process.key), epoll::EventFlags::RDHUP)?;
     pager.socket.target.joined(pid, process.key);
+    agent.set_serves();
     wire::send(&agent.socket, &Go { magic: MAGIC, errno: 0 }, &[])
 }
 
@@ -246,7 +247,7 @@ fn check_ready(ready: &Ready) -> io::Result<()> {
 
 fn attach(process: &Arc<Process>, socket: &OwnedFd, control: ControlPage, ready: Ready) -> io::Result<()> {
     check_ready(&ready)?;
-    let agent = Agent::new(socket.try_clone()?, control, ready, process.memory.pid());
+    let agent = Agent::new(socket.try_clone()?, control, ready, process.memory.pid())?;
     let own = agent.own_ranges();
     process.space.exclude(own.iter().map(|(s, e)| (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))).collect());
     if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }

@@ -16,8 +16,9 @@ pub mod proc;
 mod process;
 mod quiet;
 pub mod supervisor;
-mod token;
 mod target;
+mod token;
+mod turn;
 mod wire;
 
 use memspill_engine::units::CpuId;

@@ -123,14 +123,16 @@ pub fn with_environment(text: &str) -> Vec<u32> {
     found
 }
 
-/// The thread of a process, other than its first, that has this name.
-pub fn thread_named(pid: u32, name: &str) -> Option<u32> {
+/// The evictor of a process: the thread named so whose id the process itself (in its own pid namespace) calls `own_tid`.
+pub fn evictor(pid: u32, own_tid: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    threads
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter(|tid| *tid != pid)
-        .find(|tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).is_ok_and(|c| c.trim() == name))
+    threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|tid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+        let field = |name| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+        // The innermost namespace is named last.
+        let innermost = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse::<u32>().ok());
+        *tid != pid && field("Name:") == Some("memspill") && innermost.unwrap_or(*tid) == own_tid
+    })
 }
 
 #[cfg(test)]

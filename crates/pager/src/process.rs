@@ -12,6 +12,7 @@
 //! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data.
 
 use crate::control::ControlPage;
+use crate::turn::Turn;
 use memspill_agent::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, Ready, Reply, Run as AgentRun};
 use memspill_agent::protocol::{RUNS_MAX, STAGING_PAGES};
 use memspill_engine::engine::BATCH_PAGES;
@@ -20,6 +21,8 @@ use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_uffd::userfaultfd::{self, Uffd};
 use memspill_uffd::vm;
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -33,30 +36,50 @@ pub struct Agent {
     pub socket: OwnedFd,
     pub control: ControlPage,
     pub ready: Ready,
-    /// Thread id of the evictor, 0 if unknown: its own faults are served even where there is no room.
-    pub evictor_tid: u32,
+    /// Thread id of the evictor, as seen from here (`Ready` has the process's own view). That thread lives as long as
+    /// this address space is used: not so the process's first thread, nor, after an exec, what its process id means.
+    evictor_tid: u32,
+    pagemap: File,
+    /// The evictor has been told to go, or is just being told: it answers.
+    serves: AtomicBool,
     seq: AtomicU32,
     half: AtomicU32,
 }
 
 impl Agent {
-    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32) -> Agent {
-        let evictor_tid = crate::proc::thread_named(pid, "memspill").unwrap_or(0);
-        Agent { socket, control, ready, evictor_tid, seq: AtomicU32::new(0), half: AtomicU32::new(0) }
+    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32) -> io::Result<Agent> {
+        let evictor_tid = crate::proc::evictor(pid, ready.evictor_tid).ok_or(io::ErrorKind::NotFound)?;
+        let pagemap = File::open(format!("/proc/{evictor_tid}/pagemap"))?;
+        let serves = AtomicBool::new(false);
+        let (seq, half) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ok(Agent { socket, control, ready, evictor_tid, pagemap, serves, seq, half })
     }
 
-    fn send(&self, command: Command) -> bool {
-        crate::wire::send(&self.socket, &command, &[]).is_ok()
+    /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for anybody.
+    pub fn set_serves(&self) {
+        self.serves.store(true, Ordering::Release);
     }
 
-    /// Run one command and wait for its reply. False: the agent is gone.
-    fn call(&self, op: u32, runs: &[AgentRun]) -> bool {
+    pub fn serves(&self) -> bool {
+        self.serves.load(Ordering::Acquire)
+    }
+
+    /// Is this the evictor, as a fault names it?
+    pub fn is_evictor(&self, fault_tid: u32) -> bool {
+        fault_tid == self.ready.evictor_tid
+    }
+
+    fn send(&self, command: Command) -> io::Result<()> {
+        crate::wire::send(&self.socket, &command, &[])
+    }
+
+    /// Run one command and wait for its reply.
+    fn call(&self, op: u32, runs: &[AgentRun]) -> Result<(), Failed> {
         self.control.write_runs(runs);
         let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if !self.send(Command { op, seq, arg: runs.len() as u32, arg2: 0 }) {
-            return false;
-        }
-        matches!(crate::wire::receive::<Reply>(&self.socket), Ok((reply, _)) if reply.seq == seq)
+        self.send(Command { op, seq, arg: runs.len() as u32, arg2: 0 })?;
+        let (reply, _) = crate::wire::receive::<Reply>(&self.socket)?;
+        if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
     }
 
     /// The agent's own ranges: never to be managed.
@@ -73,6 +96,24 @@ impl Agent {
             (r.image_addr, r.image_len),
         ]
         .map(|(addr, len)| (addr, addr.saturating_add(len)))
+    }
+}
+
+/// Why a command has no result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failed {
+    /// The evictor has ended, and its process or its program with it.
+    Gone,
+    /// It answers, but not what it was asked: what became of the pages is not known.
+    Broken,
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Failed {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Failed::Gone,
+            _ => Failed::Broken,
+        }
     }
 }
 
@@ -98,6 +139,11 @@ impl ProcessMemory {
     pub fn pid(&self) -> u32 {
         self.pid.load(Ordering::Relaxed)
     }
+    /// The thread under whose id /proc shows this address space; 0 if not known yet. (Once the first thread has called
+    /// pthread_exit, the process id shows none.)
+    pub fn proc_id(&self) -> u32 {
+        self.agent().map_or_else(|| self.pid(), |agent| agent.evictor_tid)
+    }
 }
 
 /// A managed process.
@@ -106,8 +152,8 @@ pub struct Process {
     pub key: u64,
     pub memory: Arc<ProcessMemory>,
     pub space: Arc<Space>,
-    /// Held by a reclaimer for as long as it uses the evictor. Taken before `batch`.
-    pub evictor: Mutex<()>,
+    /// Taken by a reclaimer for as long as it uses the evictor. Before `batch`.
+    pub evictor: Turn,
     /// Held while a batch is being taken, and while events are processed: never both at once.
     pub batch: Mutex<()>,
     pub since: std::time::Instant,
@@ -135,6 +181,19 @@ struct Takes<'a> {
 }
 
 impl Takes<'_> {
+    /// Where page `index` of the batch has its place.
+    fn address(&self, index: usize) -> u64 {
+        let mut before = 0;
+        for run in self.runs {
+            let at = index - before;
+            if at < run.pages as usize {
+                return Vpn(run.vpn.0 + at as u64).addr();
+            }
+            before += run.pages as usize;
+        }
+        panic!("page {index} of a batch of {before}");
+    }
+
     /// Runs of pages that have no outcome yet; page i of the batch goes to staging page `base + i`.
     fn remaining(&self, base: u32) -> Vec<AgentRun> {
         let mut out: Vec<AgentRun> = Vec::new();
@@ -161,7 +220,7 @@ impl Takes<'_> {
 impl Memory for ProcessMemory {
     fn take(&self, runs: &[Run], frames: &mut [Page], outcome: &mut Vec<Take>) {
         let pages: usize = runs.iter().map(|r| r.pages as usize).sum();
-        let Some(agent) = self.agent() else {
+        let Some(agent) = self.agent().filter(|agent| agent.serves()) else {
             outcome.resize(outcome.len() + pages, Take::Busy);
             return;
         };
@@ -169,20 +228,30 @@ impl Memory for ProcessMemory {
         let mut takes = Takes { runs, takes: vec![None; pages] };
         // Each round gives every run at least one outcome, so runs that are full of holes or busy pages need many:
         // what is left after the bound is tried again another time.
+        let mut doubtful = false;
         for _ in 0..16 {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {
                 break;
             }
-            if !agent.call(OP_MOVE, &remaining) {
-                takes.takes.iter_mut().for_each(|t| *t = t.or(Some(Take::Gone)));
-                break;
+            match agent.call(OP_MOVE, &remaining) {
+                Ok(()) => doubtful |= collect(agent, &remaining, base, &mut takes.takes),
+                Err(failed) => {
+                    if failed == Failed::Broken {
+                        self.broken.store(true, Ordering::Relaxed);
+                    }
+                    takes.takes.iter_mut().for_each(|t| *t = t.or(Some(Take::Gone)));
+                    break;
+                }
             }
-            self.collect(agent, &remaining, base, &mut takes.takes);
+        }
+        if doubtful && let Err(error) = find_uncounted(agent, base, &mut takes) {
+            self.lose_all(&error, &mut takes.takes);
         }
         self.read_staging(agent, base, frames, &mut takes.takes);
         if takes.takes.contains(&Some(Take::Moved)) {
-            agent.send(Command { op: OP_ZAP, seq: 0, arg: base, arg2: pages as u32 });
+            // If it fails the process is ending.
+            let _ = agent.send(Command { op: OP_ZAP, seq: 0, arg: base, arg2: pages as u32 });
         }
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
@@ -210,55 +279,15 @@ impl Memory for ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Read the results of a command.
-    fn collect(&self, agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take>]) {
-        for (i, run) in sent.iter().enumerate() {
-            let result = agent.control.read_run(i);
-            let moved = result.moved.min(run.pages) as usize;
-            let first = (run.staging - base) as usize;
-            let end = first + run.pages as usize;
-            takes[first..first + moved].fill(Some(Take::Moved));
-            if moved == run.pages as usize {
-                continue;
-            }
-            let stopped_at = first + moved;
-            match result.errno {
-                libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
-                libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
-                libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
-                libc::EEXIST if self.moved_unnoticed(agent, run, moved as u64) => {
-                    takes[stopped_at] = Some(Take::Moved);
-                }
-                libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),
-                // EAGAIN, ECANCELED (an event), EEXIST (staging was not empty yet), ENOMEM.
-                _ => takes[stopped_at..end].fill(Some(Take::Retry)),
-            }
-        }
-    }
-
-    /// EEXIST: the staging page is there already. Either it was left over, or the kernel moved the page and did not count
-    /// it (after a transient EAGAIN inside the call). Decided by looking, never by assumption: is the source still there?
-    fn moved_unnoticed(&self, agent: &Agent, run: &AgentRun, moved: u64) -> bool {
-        let page = PAGE_SIZE as u64;
-        let source = run.src_addr + moved * page;
-        let staged = agent.ready.staging_addr + (u64::from(run.staging) + moved) * page;
-        self.is_present(staged) && !self.is_present(source)
-    }
-
-    fn is_present(&self, addr: u64) -> bool {
-        let Ok(pagemap) = std::fs::File::open(format!("/proc/{}/pagemap", self.pid())) else { return false };
-        let mut present = false;
-        let _ = memspill_uffd::pagemap::present(&pagemap, addr, addr + PAGE_SIZE as u64, |_, _| present = true);
-        present
-    }
-
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
     /// it may fault, and the fault must find the batch lock free.
     pub fn populate(&self, pages: &[Vpn]) {
-        let Some(agent) = self.agent() else { return };
+        let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return };
         let run = |vpn: &Vpn| AgentRun { src_addr: vpn.addr(), pages: 1, ..AgentRun::default() };
         let runs: Vec<AgentRun> = pages.iter().take(RUNS_MAX).map(run).collect();
-        agent.call(OP_POPULATE, &runs);
+        if agent.call(OP_POPULATE, &runs) == Err(Failed::Broken) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Copy what was moved into `frames`, compactly, in order. The pages are in staging and nowhere else: if they cannot
@@ -277,15 +306,73 @@ impl ProcessMemory {
         if pages == 0 {
             return;
         }
-        let result = vm::read(self.pid(), &segments, bytes_of_mut(&mut frames[..pages]));
-        let Err(error) = result else { return };
+        if let Err(error) = vm::read(agent.evictor_tid, &segments, bytes_of_mut(&mut frames[..pages])) {
+            self.lose_all(&error, takes);
+        }
+    }
+
+    /// What was moved cannot be had. Where the evictor has ended (ESRCH), so has the address space.
+    fn lose_all(&self, error: &io::Error, takes: &mut [Option<Take>]) {
         if error.raw_os_error() != Some(libc::ESRCH) {
             self.broken.store(true, Ordering::Relaxed);
         }
-        for take in takes.iter_mut().filter(|t| **t == Some(Take::Moved)) {
+        for take in takes.iter_mut().filter(|t| matches!(t, Some(Take::Moved | Take::Retry) | None)) {
             *take = Some(Take::Gone);
         }
     }
+}
+
+/// Read the results of a command. True if pages may have been moved that it does not tell of.
+fn collect(agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take>]) -> bool {
+    let mut doubtful = false;
+    for (i, run) in sent.iter().enumerate() {
+        let result = agent.control.read_run(i);
+        let moved = result.moved.min(run.pages) as usize;
+        let first = (run.staging - base) as usize;
+        let end = first + run.pages as usize;
+        takes[first..first + moved].fill(Some(Take::Moved));
+        if moved == run.pages as usize {
+            continue;
+        }
+        let stopped_at = first + moved;
+        match result.errno {
+            libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
+            libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
+            libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
+            libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),
+            // EEXIST, EAGAIN and ECANCELED (an event), ENOMEM.
+            _ => {
+                takes[stopped_at..end].fill(Some(Take::Retry));
+                doubtful = true;
+            }
+        }
+    }
+    doubtful
+}
+
+/// Find the pages that UFFDIO_MOVE has moved and not counted: those in staging that their place is without.
+///
+/// Since Linux 6.18 it moves up to a page table's worth of pages at a time, and where it met one that was being migrated
+/// (EAGAIN inside) it tries again, moves them, and counts none of them. The next try finds their places in staging taken
+/// (EEXIST), or an event (EAGAIN, ECANCELED). Staging is emptied after a batch: they would be gone for good.
+fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()> {
+    let page = PAGE_SIZE as u64;
+    let first = agent.ready.staging_addr + u64::from(base) * page;
+    let end = first + takes.takes.len() as u64 * page;
+    let mut staged = Vec::new();
+    memspill_uffd::pagemap::occupied(&agent.pagemap, first, end, |from, to| {
+        staged.extend((from..to).step_by(PAGE_SIZE).map(|addr| ((addr - first) / page) as usize));
+    })?;
+    staged.retain(|index| takes.takes[*index] != Some(Take::Moved));
+    for index in staged {
+        let source = takes.address(index);
+        let mut at_home = false;
+        memspill_uffd::pagemap::occupied(&agent.pagemap, source, source + page, |_, _| at_home = true)?;
+        if !at_home {
+            takes.takes[index] = Some(Take::Moved);
+        }
+    }
+    Ok(())
 }
 
 fn fill(result: userfaultfd::Fill) -> Fill {

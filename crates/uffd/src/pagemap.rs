@@ -32,11 +32,21 @@ struct ScanArg {
 const PAGEMAP_SCAN: u64 = ioc(READ | WRITE, b'f' as u64, 16, size_of::<ScanArg>());
 const _: () = assert!(size_of::<ScanArg>() == 96);
 
-pub const PRESENT: u64 = 8;
+const PRESENT: u64 = 8;
+const SWAPPED: u64 = 16;
 
 /// Call `found(start, end)` for each run of present pages in [start, end) of the process whose /proc/PID/pagemap
 /// this is.
-pub fn present(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+pub fn present(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+    scan(pagemap, start, end, PRESENT, found)
+}
+
+/// As [`present`], and also pages that the kernel has swapped out itself: whatever is not a hole.
+pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+    scan(pagemap, start, end, PRESENT | SWAPPED, found)
+}
+
+fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
     let mut regions = [PageRegion::default(); 256];
     let mut at = start;
     while at < end {
@@ -50,9 +60,9 @@ pub fn present(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, 
             vec_len: regions.len() as u64,
             max_pages: 0,
             category_inverted: 0,
-            category_mask: PRESENT,
-            category_anyof_mask: 0,
-            return_mask: PRESENT,
+            category_mask: 0,
+            category_anyof_mask: any_of,
+            return_mask: any_of,
         };
         // SAFETY: arg is a live struct of the size encoded in the number, and vec points to vec_len regions.
         let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg) };

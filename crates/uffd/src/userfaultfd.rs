@@ -223,9 +223,9 @@ impl Uffd {
     }
 
     /// Is there a change of the address space whose event is not read yet? From the moment of the change on, also while
-    /// its event is not queued yet. Asks for a page where there is no mapping: EAGAIN if so, before anything is looked at.
+    /// its event is not queued yet. Asks for no page at all: EAGAIN if so, else EINVAL.
     pub fn is_changing(&self) -> bool {
-        let mut arg = ZeropageArg { range: RangeArg { start: PROBE_ADDR, len: 4096 }, mode: 0, zeropage: 0 };
+        let mut arg = ZeropageArg { range: RangeArg { start: 0, len: 0 }, mode: 0, zeropage: 0 };
         self.ioctl(UFFDIO_ZEROPAGE, &mut arg) == Err(libc::EAGAIN)
     }
 

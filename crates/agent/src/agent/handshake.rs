@@ -75,6 +75,8 @@ fn try_join(kind: u32) -> Option<()> {
         control_addr: made.region.control() as u64,
         image_addr: image_addr as u64,
         image_len: image_len as u64,
+        evictor_tid: made.evictor_tid(),
+        reserved: 0,
     };
     let passed = (welcome.uffd_source != UFFD_GIVEN).then_some(&made.uffd);
     send(&socket, &ready, passed);
@@ -101,6 +103,8 @@ const NOT_READY: Ready = Ready {
     control_addr: 0,
     image_addr: 0,
     image_len: 0,
+    evictor_tid: 0,
+    reserved: 0,
 };
 
 /// Everything that Ready tells of, with the evictor waiting for its go.
@@ -146,14 +150,25 @@ fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Mad
 }
 
 impl Made {
+    /// The evictor's thread id, once it has started. Until then it has no name, and holds copies of the program's
+    /// descriptors, which would keep closed pipes open.
+    fn evictor_tid(&self) -> u32 {
+        // SAFETY: the block lives as long as the region.
+        let block = unsafe { &*self.region.block() };
+        loop {
+            match block.started.load(Ordering::Acquire) {
+                0 => {
+                    let _ = sys::futex_wait(&block.started, 0, 0);
+                }
+                tid => return tid,
+            }
+        }
+    }
+
     /// Lets the evictor work, and the hooks see the control page.
     fn publish(self, kind: u32, pid: u32) {
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
-        // Until then it holds copies of the program's descriptors, which would keep closed pipes open.
-        while block.started.load(Ordering::Acquire) == 0 {
-            let _ = sys::futex_wait(&block.started, 0, 0);
-        }
         STATE.ident.store(self.ident, Ordering::Relaxed);
         STATE.doorbells.store(self.region.doorbells(), Ordering::Relaxed);
         STATE.rung.store(0, Ordering::Relaxed);

@@ -35,7 +35,7 @@ pub struct Block {
     pub uffd: i32,
     pub staging: usize,
     pub control: *mut Control,
-    /// Written by the evictor: 1 when it has closed the copies of the program's descriptors.
+    /// Written by the evictor: its thread id, when it has its name and has closed the copies of the program's descriptors.
     pub started: AtomicU32,
     /// Written by the joining thread: GO_*.
     pub go: AtomicU32,
