@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces compaction main-exits check stats-json)
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits check stats-json)
 KILLS=
 option() {
     case $1 in
@@ -600,6 +600,11 @@ case_fork-advice() {
 case_remap-pieces() {
     $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 || { SKIP="this kernel does not move several mappings at once"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/remap_pieces.py"
+    code_is 0 && clean
+}
+
+case_madv-free() {
+    call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/madv_free.py"
     code_is 0 && clean
 }
 

@@ -19,6 +19,9 @@ use memspill_uffd::userfaultfd::{Event, Uffd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// Beyond all addresses of a process.
+const USER_END: u64 = 1 << 56;
+
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was processed.
 /// False: nothing to do.
 pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) -> bool {
@@ -56,7 +59,7 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
             Event::Fault { .. } => faults.push(message),
             Event::Fork { child } => fork(pager, process, child),
             Event::Remap { from, to, len } => {
-                process.unmapped.lock().expect("unmapped").push((from, from + len));
+                process.changes.lock().expect("changes").unmap(from, from + len);
                 let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
                 process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
             }
@@ -65,7 +68,7 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
                 process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
             }
             Event::Unmap { start, end } => {
-                process.unmapped.lock().expect("unmapped").push((start, end));
+                process.changes.lock().expect("changes").unmap(start, end);
                 process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
             }
         }
@@ -84,10 +87,8 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     let memory = Arc::new(ProcessMemory::new(uffd, 0));
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()));
     parent.space.fork_into(&pager.engine, &space);
-    // Without an agent (a raw clone) it is not known, so it is looked at.
-    if parent.memory.agent().is_none_or(|agent| agent.control.fork_advice()) {
-        forget_not_inherited(pager, parent.memory.pid(), &space);
-    }
+    // Without an agent (a raw clone) it is not known.
+    let in_part = parent.memory.agent().is_none_or(|agent| agent.control.fork_advice());
     let child = Arc::new(Process {
         key,
         memory,
@@ -99,9 +100,10 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         pressed: AtomicBool::new(true),
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
+        inherits_in_part: AtomicBool::new(in_part),
         parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
         home: Default::default(),
-        unmapped: Mutex::new(Vec::new()),
+        changes: Default::default(),
         removed: Mutex::new(None),
     });
     if let Err(e) = pager.add_process(child) {
@@ -109,22 +111,41 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     }
 }
 
-/// What the child finds empty, or has no mapping for, must not come back as its parent's bytes. Nobody knows its space yet.
-/// Should another thread of the parent change its mappings right now, the marks of a moment later are what is seen.
-fn forget_not_inherited(pager: &Pager, parent_pid: u32, child: &Space) {
-    match crate::proc::not_inherited(parent_pid) {
-        Ok(ranges) => ranges.iter().for_each(|(start, end)| {
-            child.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
-        }),
-        Err(e) => pager.give_up(125, format!("cannot follow a fork: /proc/{parent_pid}/smaps: {e}")),
+/// The first fault of a forked child tells which process it is; before it is served, what the child has not inherited is
+/// forgotten. (Not at the fork: the parent may have ended by then.)
+pub fn learn_pid(pager: &Pager, process: &Process, tid: u32) {
+    let parent = process.parent.and_then(|(key, _)| pager.process(key)).map(|parent| parent.memory.pid());
+    if let Some(pid) = crate::proc::process_of_fault(tid, parent) {
+        let _ = process.memory.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    if process.inherits_in_part.swap(false, Ordering::Relaxed) {
+        forget_not_inherited(pager, process);
     }
 }
 
-/// The first fault of a forked child tells which process it is.
-pub fn learn_pid(process: &Process, tid: u32) {
-    if let Some(pid) = crate::proc::tgid_of(tid) {
-        let _ = process.memory.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+/// What the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come back as its parent's
+/// bytes.
+fn forget_not_inherited(pager: &Pager, child: &Process) {
+    let kept = match crate::proc::inherited(child.memory.pid()) {
+        Ok(kept) => kept,
+        // Killed while it waits for this fault.
+        Err(_) if ends_soon(child) => return,
+        Err(e) => return pager.give_up(125, format!("cannot follow a fork: /proc/{}/smaps: {e}", child.memory.pid())),
+    };
+    let pass = child.space.gate.enter_events();
+    let batch = child.batch.lock().expect("batch");
+    for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
+        child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
     }
+    drop(batch);
+    drop(pass);
+}
+
+fn ends_soon(process: &Process) -> bool {
+    (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        process.memory.uffd.is_gone()
+    })
 }
 
 /// A fault on one of the agent's own pages is a call to us: a doorbell (a new mapping to register), or the ident page of a
@@ -162,9 +183,10 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         pressed: AtomicBool::new(false),
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
+        inherits_in_part: AtomicBool::new(false),
         parent: None,
         home: Default::default(),
-        unmapped: Mutex::new(Vec::new()),
+        changes: Default::default(),
         removed: Mutex::new(None),
     })
 }

@@ -62,8 +62,29 @@ impl Growth {
     }
 }
 
+/// What became of mappings since the monitor last looked.
+#[derive(Default)]
+pub struct Changes {
+    /// Taken away by events: what is mapped there next is not registered.
+    pub unmapped: Vec<(u64, u64)>,
+    /// Registered at the agent's word, before anybody touched them.
+    announced: Vec<(u64, u64)>,
+}
+
+impl Changes {
+    pub fn unmap(&mut self, start: u64, end: u64) {
+        self.announced = subtract(&self.announced, &[(start, end)]);
+        self.unmapped.push((start, end));
+    }
+
+    fn announce(&mut self, start: u64, end: u64) {
+        self.unmapped = subtract(&self.unmapped, &[(start, end)]);
+        self.announced.push((start, end));
+    }
+}
+
 /// `ranges` without `holes` (both of disjoint ranges).
-fn subtract(ranges: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
+pub fn subtract(ranges: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut out: Vec<(u64, u64)> = ranges.to_vec();
     for (from, to) in holes {
         out = out
@@ -222,12 +243,11 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
         process.pressed.store(true, Ordering::Relaxed);
     }
     let mut growth = process.growth.lock().expect("growth");
-    let unmapped = std::mem::take(&mut *process.unmapped.lock().expect("unmapped"));
-    for (start, end) in &unmapped {
-        growth.remove(*start, *end);
-    }
+    let changes = std::mem::take(&mut *process.changes.lock().expect("changes"));
+    changes.unmapped.iter().for_each(|(start, end)| growth.remove(*start, *end));
+    changes.announced.iter().for_each(|(start, end)| growth.add(*start, *end));
     let changed = statm.size_bytes != growth.seen.size_bytes || statm.data_bytes != growth.seen.data_bytes;
-    if !changed && unmapped.is_empty() {
+    if !changed && changes.unmapped.is_empty() {
         return Vec::new();
     }
     growth.seen = statm;
@@ -290,7 +310,7 @@ fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
     for (start, end) in ranges {
         for at in (*start..*end).step_by(ADOPT_BYTES as usize) {
             let pass = process.space.gate.enter_fill();
-            let mut gone = process.unmapped.lock().expect("unmapped").clone();
+            let mut gone = process.changes.lock().expect("changes").unmapped.clone();
             gone.extend(process.removed.lock().expect("removed").iter().flatten());
             for (from, to) in subtract(&[(at, (at + ADOPT_BYTES).min(*end))], &gone) {
                 adopt_piece(pager, process, pagemap, from, to);
@@ -342,11 +362,8 @@ pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: 
         return;
     }
     if process.memory.uffd.register(start, end.saturating_sub(start)).is_ok() {
-        // Nobody has touched it, so there is nothing to adopt. Not waiting for the monitor: it may be in a scan, and the
-        // caller waits. The scan finds the range registered already, which is harmless.
-        if let Ok(mut growth) = process.growth.try_lock() {
-            growth.add(start, end);
-        }
+        // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
+        process.changes.lock().expect("changes").announce(start, end);
     }
     pager.kick_reclaim();
 }
@@ -380,6 +397,16 @@ mod tests {
         assert_eq!(growth.registered, [(10, 40)]);
         growth.remove(15, 18);
         assert_eq!(growth.registered, [(10, 15), (18, 40)]);
+    }
+
+    #[test]
+    fn of_changes_the_last_counts() {
+        let mut changes = Changes::default();
+        changes.unmap(10, 30);
+        changes.announce(20, 25);
+        assert_eq!((&changes.unmapped[..], &changes.announced[..]), (&[(10, 20), (25, 30)][..], &[(20, 25)][..]));
+        changes.unmap(22, 40);
+        assert_eq!((&changes.unmapped[2..], &changes.announced[..]), (&[(22, 40)][..], &[(20, 22)][..]));
     }
 
     #[test]

@@ -47,19 +47,20 @@ fn manageable_line(line: &str) -> Option<(u64, u64)> {
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
-/// Ranges that the child of a fork finds empty (MADV_WIPEONFORK) or has not (MADV_DONTFORK). Walks all page tables.
-pub fn not_inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(not_inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+/// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork (MADV_WIPEONFORK): all
+/// that a fork's child has of what was swapped out. Walks all page tables.
+pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+    Ok(inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
 }
 
-fn not_inherited_in(smaps: &str) -> Vec<(u64, u64)> {
+fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut range = None;
     for line in smaps.lines() {
         let first = line.split(' ').next().unwrap_or("");
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let marked = flags.split_ascii_whitespace().any(|flag| flag == "wf" || flag == "dc");
-            found.extend(range.take().filter(|_| marked));
+            let has = |wanted| flags.split_ascii_whitespace().any(|flag| flag == wanted);
+            found.extend(range.take().filter(|_| has("um") && !has("wf")));
         } else if let Some((start, end)) = first.split_once('-') {
             range = u64::from_str_radix(start, 16).ok().zip(u64::from_str_radix(end, 16).ok());
         }
@@ -67,9 +68,35 @@ fn not_inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     found
 }
 
-pub fn tgid_of(tid: u32) -> Option<u32> {
+/// Thread group and parent of a thread, and the thread's id in its own (innermost) pid namespace.
+struct Ids {
+    tgid: u32,
+    parent: u32,
+    innermost_tid: u32,
+}
+
+fn ids(tid: u32) -> Option<Ids> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    status.lines().find_map(|l| l.strip_prefix("Tgid:"))?.trim().parse().ok()
+    let field = |name| status.lines().find_map(|l| l.strip_prefix(name));
+    let number = |name| field(name)?.trim().parse().ok();
+    // Kernels without pid namespaces do not have the line.
+    let innermost_tid = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse().ok()).unwrap_or(tid);
+    Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
+}
+
+/// The process of which a userfaultfd says that its thread `tid` has faulted; `parent` is who forked it. The userfaultfd
+/// names threads as their own pid namespace does.
+pub fn process_of_fault(tid: u32, parent: Option<u32>) -> Option<u32> {
+    let direct = ids(tid).filter(|ids| ids.innermost_tid == tid && Some(ids.parent) == parent);
+    if let Some(ids) = direct {
+        return Some(ids.tgid);
+    }
+    // Its parent has ended already, or it lives in a namespace of its own.
+    let ours = descendants(std::process::id());
+    let fits = |pid: &u32| ids(*pid).is_some_and(|ids| ids.innermost_tid == tid);
+    let mut fitting = ours.into_iter().filter(fits);
+    let found = fitting.next();
+    found.filter(|_| fitting.next().is_none())
 }
 
 /// The CPU on which a thread last ran.
@@ -127,11 +154,8 @@ pub fn with_environment(text: &str) -> Vec<u32> {
 pub fn evictor(pid: u32, own_tid: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|tid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
-        let field = |name| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
-        // The innermost namespace is named last.
-        let innermost = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse::<u32>().ok());
-        *tid != pid && field("Name:") == Some("memspill") && innermost.unwrap_or(*tid) == own_tid
+        let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+        *tid != pid && comm.trim() == "memspill" && ids(*tid).is_some_and(|ids| ids.innermost_tid == own_tid)
     })
 }
 
@@ -156,11 +180,23 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_does_not_inherit_is_found() {
-        let smaps = "7f00-7f01 rw-p 00000000 00:00 0 \nSize:   4 kB\nVmFlags: rd wr mr mw me ac wf \n\
-                     7f01-7f02 rw-p 00000000 00:00 0    [heap]\nVmFlags: rd wr mr mw me ac \n\
-                     8f00-8f10 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me dc sd \n";
-        assert_eq!(not_inherited_in(smaps), [(0x7f00, 0x7f01), (0x8f00, 0x8f10)]);
+    fn what_a_child_inherits_is_found() {
+        let smaps = "7f00-7f01 rw-p 00000000 00:00 0 \nSize:   4 kB\nVmFlags: rd wr mr mw me ac wf um \n\
+                     7f01-7f02 rw-p 00000000 00:00 0    [heap]\nVmFlags: rd wr mr mw me ac um \n\
+                     8f00-8f10 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me sd \n";
+        assert_eq!(inherited_in(smaps), [(0x7f01, 0x7f02)]);
+    }
+
+    #[test]
+    fn the_process_of_a_thread_is_found() {
+        let parent = std::os::unix::process::parent_id();
+        assert_eq!(process_of_fault(std::process::id(), Some(parent)), Some(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
+        // Whoever its parent is said to be.
+        assert_eq!(process_of_fault(child.id(), None), Some(child.id()));
+        let _ = child.kill();
+        let _ = child.wait();
+        assert_eq!(process_of_fault(child.id(), None), None);
     }
 
     #[test]
@@ -168,7 +204,6 @@ mod tests {
         let me = std::process::id();
         let statm = statm(me).expect("statm of ourselves");
         assert!(statm.anon_bytes > 0 && statm.size_bytes > statm.anon_bytes);
-        assert_eq!(tgid_of(me), Some(me));
         assert!(last_cpu(me, me).is_some());
     }
 }

@@ -164,12 +164,13 @@ pub struct Process {
     pub dying: AtomicBool,
     /// RSS that is not managed, as last seen.
     pub unmanaged_bytes: AtomicU64,
+    /// The child of a fork that has not all of its parent's memory: to be looked at before its first fault is served.
+    pub inherits_in_part: AtomicBool,
     /// The process it was forked from, if that was managed, and that one's ident page: the child's first fault is there.
     pub parent: Option<(u64, u64)>,
     /// Which pagers its faults wake.
     pub home: crate::home::Home,
-    /// Ranges that events took away since the monitor last looked: what is mapped there next is not registered.
-    pub unmapped: Mutex<Vec<(u64, u64)>>,
+    pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
     pub removed: Mutex<Option<Vec<(u64, u64)>>>,
 }

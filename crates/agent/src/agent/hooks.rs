@@ -12,9 +12,10 @@
 //! lock, and the control page is not looked at before the process id has been compared (the child of a clone has no such
 //! page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle of a call costs a doorbell.
 //!
-//! `madvise` is only watched: a child of a fork finds memory that is marked MADV_WIPEONFORK empty and what is marked
-//! MADV_DONTFORK not there, and the supervisor, which has a copy of what was swapped out of it, learns of such marks in
-//! no other cheap way. It is told that there are some, and then looks for itself at each fork.
+//! `madvise` frees at once, while memory is tight, what MADV_FREE leaves to the kernel to free. Else it is only watched: a
+//! child of a fork finds memory that is marked MADV_WIPEONFORK empty and what is marked MADV_DONTFORK not there, and the
+//! supervisor, which has a copy of what was swapped out of it, learns of such marks in no other cheap way. It is told that
+//! there are some, and then looks for itself at each fork.
 //!
 //! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
 
@@ -95,6 +96,11 @@ pub extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     }
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::MADVISE, [addr, len, advice as usize, 0, 0, 0]) };
+    if ret.is_ok() && advice as usize == sys::MADV_FREE && pressing_control().is_some() {
+        // Pages that it leaves in place are used again without a fault, and so would be managed no more.
+        // SAFETY: what the kernel agreed to free some time (it refuses memory that is not anonymous) is freed now.
+        let _ = unsafe { sys::madvise(addr, len, sys::MADV_DONTNEED) };
+    }
     finish(ret) as c_int
 }
 

@@ -32,6 +32,7 @@ pub const MAP_POPULATE: usize = 0x8000;
 pub const MAP_HUGETLB: usize = 0x4_0000;
 
 pub const MADV_DONTNEED: usize = 4;
+pub const MADV_FREE: usize = 8;
 pub const MADV_DONTFORK: usize = 10;
 pub const MADV_NOHUGEPAGE: usize = 15;
 pub const MADV_WIPEONFORK: usize = 18;
