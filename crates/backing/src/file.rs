@@ -174,12 +174,7 @@ impl FileBacking {
         let mut slots = slots;
         let mut max_bytes = config.max_bytes;
         if named {
-            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(
-                |error| match error {
-                    Errno::WOULDBLOCK => io::Error::other("in use by another process"),
-                    other => io::Error::from(other),
-                },
-            )?;
+            lock_for_us(&file)?;
             check_mark(&file)?;
         }
         if block_device {
@@ -768,6 +763,17 @@ fn open_nameless(dir: &Path, direct: OFlags) -> Result<OwnedFd, Errno> {
         }
     }
     Err(Errno::EXIST)
+}
+
+/// The lock of a run that was killed is held until the kernel has taken down its I/O and its guardian: a moment.
+fn lock_for_us(file: &OwnedFd) -> io::Result<()> {
+    for _ in 0..200 {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            other => return Ok(other?),
+        }
+    }
+    Err(io::Error::other("in use by another process"))
 }
 
 /// A named file or device must be empty, blank in its first page, or marked as memspill's.
