@@ -65,7 +65,7 @@ fn neighbours_do_not_disturb_each_other() {
             }
         });
         assert!((0..512).all(|slot| map.lookup(SlotIndex(slot)) == GroupId(0)));
-        assert_eq!(map.locks_taken() > 0, form == CgroupMapForm::Locked);
+        assert_eq!(map.lock_counts().taken > 0, form == CgroupMapForm::Locked);
     }
 }
 

@@ -115,6 +115,7 @@ pub struct SlotStats {
     pub list_contended: u64,
     /// The lock of the cgroup map (locked form), or exchanges tried again (lock-free form).
     pub cgroup_locks: u64,
+    pub cgroup_contended: u64,
     pub cgroup_retries: u64,
     /// 64-bit words of free bitmaps looked at in searches of a cluster.
     pub scan_steps: u64,
@@ -542,12 +543,14 @@ impl SwapDevice {
             (lists.ever_used(), lists.locks, lists.contended, lists.passed_by)
         };
         let scan = self.scan.counters();
+        let groups = self.groups.lock_counts();
         let mut stats = SlotStats {
             list_locks,
             list_contended,
             cluster_passed_by: passed_by + scan.passed_by,
             base_steps: scan.steps,
-            cgroup_locks: self.groups.locks_taken(),
+            cgroup_locks: groups.taken,
+            cgroup_contended: groups.contended,
             cgroup_retries: self.groups.retries(),
             stolen_slots: self.stolen.load(Ordering::Relaxed),
             failed: std::array::from_fn(|order| self.failed[order].load(Ordering::Relaxed)),
