@@ -7,7 +7,7 @@
 //!
 //! Two ids of 16 bits share one atomic word of 32. An id is exchanged by a compare-exchange loop on the whole word,
 //! with shift and mask; nothing ever reads or writes half a word, so there is one access size and no byte order in
-//! it. A range that covers both halves changes them in one exchange.
+//! it. A range that covers both halves has no neighbour in the word, and a load and a store are enough.
 //!
 //! Why no lock is needed: the id of a slot is changed only by the slot's owner (who allocated it, or who holds its
 //! last reference), so no two threads ever want to change the same id. What runs at the same time is a change of the
@@ -188,6 +188,11 @@ impl CgroupMap {
     fn exchange(&self, part: WordPart, new: u32) -> u32 {
         let word = self.word(part.word);
         let mut old = word.load(Ordering::Relaxed);
+        if part.mask == u32::MAX {
+            // Both halves are the caller's: there is no neighbour.
+            word.store(new, Ordering::Relaxed);
+            return old;
+        }
         loop {
             let next = (old & !part.mask) | new;
             match word.compare_exchange_weak(old, next, Ordering::Relaxed, Ordering::Relaxed) {
