@@ -132,3 +132,34 @@ fn scans_are_counted_and_short() {
         assert!(list_locks <= clusters + 8, "{scan_base:?}: {list_locks} for {clusters} clusters");
     }
 }
+
+#[test]
+fn a_scan_keeps_out_of_another_cpus_current_cluster() {
+    for scan_base in [ScanBase::PerCpu, ScanBase::PerCpuTrunk] {
+        let device = device(scan_base, false);
+        let mine = alloc(&device, 0, 100);
+        give_back(&device, &mine[..10]);
+        // Nonfull, and the only one; but CPU 0 goes on there, and empty clusters are left.
+        let theirs = alloc(&device, 1, 100);
+        assert_eq!(distinct(theirs.iter().map(|slot| slot.cluster())), 1);
+        let shared = theirs[0].cluster() == mine[0].cluster();
+        assert_eq!(alloc(&device, 0, 1)[0].0, mine[99].0 + 1, "CPU 0 goes on where it was");
+        assert!(!shared, "{scan_base:?}");
+    }
+}
+
+#[test]
+fn another_cpus_empty_cluster_is_taken_when_there_is_no_other() {
+    for scan_base in ALL {
+        for order in [Order::ZERO, Order(3)] {
+            let tuning = Tuning { scan_base, ..Tuning::default() };
+            let device = SwapDevice::new(512, 2, false, &tuning);
+            for cpu in [CpuId(0), CpuId(1), CpuId(0)] {
+                let mut first = Vec::new();
+                assert_eq!(device.alloc(cpu, order, 1, GroupId(1), &mut first), 1, "{scan_base:?} {cpu:?}");
+                let pages: Vec<SlotIndex> = (first[0].0..first[0].0 + order.pages()).map(SlotIndex).collect();
+                give_back(&device, &pages);
+            }
+        }
+    }
+}

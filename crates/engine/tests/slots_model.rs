@@ -351,7 +351,7 @@ fn tuning() -> impl Strategy<Value = Tuning> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2048, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn device_agrees_with_the_model(

@@ -5,11 +5,13 @@
 //!     │ order 0: reserve n of the free slots, so that what is counted can be had
 //!     ▼
 //!   1 this CPU's current cluster of that order, from where it left off      one cluster lock
-//!   2 order 0 only: what is near this CPU's scan base, of 3 (scan.rs)        no lock, clusters only tried
-//!   3 nonfull[order]   something was freed there since
+//!   2 order 0 only: of 3, what is near this CPU's scan base (scan.rs)        no lock, clusters only tried;
+//!                                                                           none where another CPU allocates
+//!   3 nonfull[order]   something was freed there since, and no other CPU
+//!                      allocates there
 //!   4 free             empty clusters, those used before first              one list lock for 3 to 7,
 //!   5 virgin           never used                                           clusters only tried there
-//!   6 frag[order]      other CPUs' current clusters
+//!   6 nonfull[order], free, frag[order]: other CPUs' current clusters too
 //!   7 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
 //!   8 what was busy in 3 to 7: wait for its lock, look again
 //! ```
@@ -68,7 +70,7 @@ use super::cluster::{CacheRelease, Cluster, ClusterState, TABLE_BYTES};
 use super::lazy::LazyArray;
 use super::lists::{ListId, Lists, steal_order};
 use super::percpu::PerCpu;
-use super::scan::Scan;
+use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
@@ -227,22 +229,46 @@ impl SwapDevice {
             }
         }
         if want.order == Order::ZERO
-            && let Some((index, mut state)) = self.scan.find(want.cpu, |index| self.try_nonfull(index))
+            && let Some((index, mut state)) =
+                self.scan.find(want.cpu, |index| self.try_nonfull(want.cpu, index))
         {
             return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
         }
         self.alloc_from_lists(want, out)
     }
 
-    /// A cluster of single pages in which something was freed, if it is still that and nobody holds it.
-    fn try_nonfull(&self, index: ClusterIndex) -> Option<(ClusterIndex, MutexGuard<'_, ClusterState>)> {
-        let state = self.cluster_at(index).try_lock()?;
-        (state.list == ListId::nonfull(Order::ZERO)).then_some((index, state))
+    /// A cluster of single pages in which something was freed, on offer from the scan base.
+    fn try_nonfull(
+        &self,
+        cpu: CpuId,
+        index: ClusterIndex,
+    ) -> Offer<(ClusterIndex, MutexGuard<'_, ClusterState>)> {
+        let Some(state) = self.cluster_at(index).try_lock() else {
+            return Offer::Held;
+        };
+        let nonfull = state.list == ListId::nonfull(Order::ZERO);
+        if !nonfull || self.is_current_of_another(cpu, Order::ZERO, index, &state) {
+            return Offer::Declined;
+        }
+        Offer::Taken((index, state))
+    }
+
+    /// Does another CPU allocate here now? What it frees in its own current cluster makes that nonfull, and would bring
+    /// others there.
+    fn is_current_of_another(
+        &self,
+        cpu: CpuId,
+        order: Order,
+        index: ClusterIndex,
+        state: &ClusterState,
+    ) -> bool {
+        let is_current_of = |cpu| self.percpu.hint(cpu, order).is_some_and(|slot| slot.cluster() == index);
+        is_current_of(state.taken_by) && !is_current_of(cpu)
     }
 
     fn alloc_from_lists(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
         for round in 0.. {
-            let (index, mut state) = match self.pick(want.order) {
+            let (index, mut state) = match self.pick(want.cpu, want.order) {
                 Pick::Found(index, state) => (index, state),
                 Pick::Busy(index) => (index, self.cluster_at(index).lock()),
                 Pick::Nothing => {
@@ -262,41 +288,45 @@ impl SwapDevice {
 
     /// Walk the lists in the order of preference. A busy cluster is passed by, but not for a worse kind of source:
     /// stealing must not begin because somebody held a lock for a moment.
-    fn pick(&self, order: Order) -> Pick<'_> {
+    fn pick(&self, cpu: CpuId, order: Order) -> Pick<'_> {
         let mut lists = self.lock_lists();
         let mut busy = Busy::default();
-        let found = self.pick_from(&mut lists, order, &mut busy);
+        let found = self.pick_from(&mut lists, cpu, order, &mut busy);
         lists.passed_by += busy.met;
         found.unwrap_or_else(|| busy.first.map_or(Pick::Nothing, Pick::Busy))
     }
 
-    fn pick_from(&self, lists: &mut Lists, order: Order, busy: &mut Busy) -> Option<Pick<'_>> {
-        let own = [ListId::nonfull(order), ListId::FREE];
-        if let Some(found) = self.first_free_to_lock(lists, own, order, busy) {
+    fn pick_from(&self, lists: &mut Lists, cpu: CpuId, order: Order, busy: &mut Busy) -> Option<Pick<'_>> {
+        let alone = |index, state: &ClusterState| {
+            state.has_block(order) && !self.is_current_of_another(cpu, order, index, state)
+        };
+        let any = |_, state: &ClusterState| state.has_block(order);
+        let (nonfull, frag) = (ListId::nonfull(order), ListId::frag(order));
+        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE], alone, busy) {
             return Some(found);
         }
         if let Some(found) = self.open_virgin(lists, order) {
             return Some(found);
         }
-        if let Some(found) = self.first_free_to_lock(lists, [ListId::frag(order)], order, busy) {
+        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE, frag], any, busy) {
             return Some(found);
         }
         let may_steal = order == Order::ZERO && busy.first.is_none();
-        may_steal.then(|| self.first_free_to_lock(lists, steal_order(), order, busy)).flatten()
+        may_steal.then(|| self.first_free_to_lock(lists, steal_order(), any, busy)).flatten()
     }
 
-    /// The first cluster on these lists that nobody holds and that has a block; remembers the first that was held.
+    /// The first cluster on these lists that nobody holds and that serves; remembers the first that was held.
     fn first_free_to_lock(
         &self,
         lists: &Lists,
         from: impl IntoIterator<Item = ListId>,
-        order: Order,
+        serves: impl Fn(ClusterIndex, &ClusterState) -> bool,
         busy: &mut Busy,
     ) -> Option<Pick<'_>> {
         for index in from.into_iter().flat_map(|list| lists.clusters_on(list)) {
             match self.cluster_at(index).try_lock() {
                 // The lists are exact but for one thing: the first and last cluster are free without being whole.
-                Some(state) if state.has_block(order) => return Some(Pick::Found(index, state)),
+                Some(state) if serves(index, &state) => return Some(Pick::Found(index, state)),
                 Some(_) => {}
                 None => {
                     busy.first.get_or_insert(index);
@@ -346,6 +376,7 @@ impl SwapDevice {
         if state.order() == order {
             let hint = state.serves(order, false).then(|| self.hint_in(index, next));
             self.percpu.set_hint(cpu, order, hint);
+            state.taken_by = cpu;
         } else {
             self.stolen.fetch_add(blocks.len() as u64, Ordering::Relaxed);
         }

@@ -54,8 +54,17 @@ struct Base {
 pub(super) struct ScanCounters {
     /// Words of the map looked at.
     pub(super) steps: u64,
-    /// Clusters that another CPU held or had just taken.
+    /// Clusters that another CPU held.
     pub(super) passed_by: u64,
+}
+
+/// What became of a cluster that a scan came to.
+pub(super) enum Offer<T> {
+    Taken(T),
+    /// Another CPU holds it.
+    Held,
+    /// It is another CPU's current cluster, or not what it was any more.
+    Declined,
 }
 
 pub(super) struct Scan {
@@ -102,11 +111,7 @@ impl Scan {
     }
 
     /// Offer `attempt` marked clusters from the CPU's base on, until it takes one; the base moves behind it.
-    pub(super) fn find<T>(
-        &self,
-        cpu: CpuId,
-        mut attempt: impl FnMut(ClusterIndex) -> Option<T>,
-    ) -> Option<T> {
+    pub(super) fn find<T>(&self, cpu: CpuId, mut attempt: impl FnMut(ClusterIndex) -> Offer<T>) -> Option<T> {
         let trunks = self.trunks.load(Ordering::Relaxed);
         if trunks == 0 {
             return None;
@@ -124,10 +129,10 @@ impl Scan {
             while found.is_none() && bits != 0 {
                 let cluster = trunk * TRUNK + bits.trailing_zeros();
                 bits &= bits - 1;
-                found = attempt(ClusterIndex(cluster));
-                match found {
-                    Some(_) => at = cluster + 1,
-                    None => passed_by += 1,
+                match attempt(ClusterIndex(cluster)) {
+                    Offer::Taken(taken) => (found, at) = (Some(taken), cluster + 1),
+                    Offer::Held => passed_by += 1,
+                    Offer::Declined => {}
                 }
             }
             if at.is_multiple_of(TRUNK) {
@@ -182,7 +187,7 @@ mod tests {
     fn take(scan: &Scan, cpu: CpuId) -> Option<u32> {
         scan.find(cpu, |cluster| {
             scan.mark(cluster, false);
-            Some(cluster.0)
+            Offer::Taken(cluster.0)
         })
     }
 
@@ -256,10 +261,12 @@ mod tests {
     #[test]
     fn a_scan_is_short_and_what_is_held_is_passed_by() {
         let scan = marked(64, 1, false);
-        assert_eq!(scan.find(CPU, |_| None::<()>), None);
+        assert_eq!(scan.find(CPU, |_| Offer::<()>::Held), None);
         let counters = scan.counters();
         assert_eq!((counters.steps, counters.passed_by), (5, 5 * u64::from(TRUNK)));
         assert_eq!(take(&scan, CPU), Some(5 * TRUNK), "the next one goes on from there");
+        assert_eq!(scan.find(CPU, |_| Offer::<()>::Declined), None);
+        assert_eq!(scan.counters().passed_by, counters.passed_by);
     }
 
     #[test]
