@@ -7,7 +7,7 @@
 //!
 //! Two ids of 16 bits share one atomic word of 32. An id is exchanged by a compare-exchange loop on the whole word,
 //! with shift and mask; nothing ever reads or writes half a word, so there is one access size and no byte order in
-//! it. A range that covers both halves changes them in one exchange.
+//! it. A range that covers both halves has no neighbour in the word, and a load and a store are enough.
 //!
 //! Why no lock is needed: the id of a slot is changed only by the slot's owner (who allocated it, or who holds its
 //! last reference), so no two threads ever want to change the same id. What runs at the same time is a change of the
@@ -28,7 +28,7 @@
 //! whole map is allocated at swapon; here 1 KiB per cluster when the cluster is first used.
 
 use crate::slots::lazy::{LazyArray, Once};
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::tuning::CgroupMapForm;
 use crate::units::{CLUSTER_SLOTS, GroupId, SlotIndex};
 
@@ -50,9 +50,16 @@ pub struct CgroupMap {
     leaves: LazyArray<Once<Leaf>>,
     leaf_bytes: AtomicU64,
     /// The lock of the locked form; what it guards besides the ids is how often it was taken.
-    lock: Mutex<u64>,
+    lock: Mutex<LockCounts>,
     /// How often a compare-exchange found that the neighbour had changed.
     retries: AtomicU64,
+}
+
+/// How often the lock was taken, and how often of those somebody else held it at first. Zeros in the lock-free form.
+#[derive(Clone, Copy, Default)]
+pub struct LockCounts {
+    pub taken: u64,
+    pub contended: u64,
 }
 
 /// The part of a range that falls into one word: which word, and the bits of it.
@@ -92,7 +99,7 @@ impl CgroupMap {
             slots,
             leaves: LazyArray::new(slots.div_ceil(CLUSTER_SLOTS) as usize),
             leaf_bytes: AtomicU64::new(0),
-            lock: Mutex::new(0),
+            lock: Mutex::new(LockCounts::default()),
             retries: AtomicU64::new(0),
         }
     }
@@ -143,8 +150,7 @@ impl CgroupMap {
         size_of::<CgroupMap>() as u64 + self.leaves.bytes() + self.leaf_bytes.load(Ordering::Relaxed)
     }
 
-    /// How often the lock was taken (0 in the lock-free form).
-    pub fn locks_taken(&self) -> u64 {
+    pub fn lock_counts(&self) -> LockCounts {
         *lock(&self.lock)
     }
 
@@ -157,10 +163,7 @@ impl CgroupMap {
     fn exchange_range(&self, first: SlotIndex, n: u32, group: GroupId, verify: impl Fn(u32, WordPart)) {
         let past_end = u64::from(first.0) + u64::from(n) > u64::from(self.slots);
         assert!(!past_end, "slots {first:?}+{n} reach beyond a map of {} slots", self.slots);
-        let mut guard = (self.form == CgroupMapForm::Locked).then(|| lock(&self.lock));
-        if let Some(taken) = guard.as_deref_mut() {
-            *taken += 1;
-        }
+        let _guard = (self.form == CgroupMapForm::Locked).then(|| self.lock_counted());
         for part in word_parts(first, n) {
             debug_assert!((1..=IDS_PER_WORD).contains(&part.ids));
             let old = match self.form {
@@ -171,10 +174,25 @@ impl CgroupMap {
         }
     }
 
+    fn lock_counted(&self) -> MutexGuard<'_, LockCounts> {
+        let (mut counts, waited) = match self.lock.try_lock() {
+            Ok(counts) => (counts, 0),
+            Err(_) => (lock(&self.lock), 1),
+        };
+        counts.taken += 1;
+        counts.contended += waited;
+        counts
+    }
+
     /// Change the masked bits of a word and leave the rest as it is at that instant. Returns the old masked bits.
     fn exchange(&self, part: WordPart, new: u32) -> u32 {
         let word = self.word(part.word);
         let mut old = word.load(Ordering::Relaxed);
+        if part.mask == u32::MAX {
+            // Both halves are the caller's: there is no neighbour.
+            word.store(new, Ordering::Relaxed);
+            return old;
+        }
         loop {
             let next = (old & !part.mask) | new;
             match word.compare_exchange_weak(old, next, Ordering::Relaxed, Ordering::Relaxed) {

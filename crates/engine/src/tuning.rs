@@ -14,6 +14,17 @@
 
 use std::fmt;
 
+/// Where a CPU allocates, and looks for its next cluster on a fragmented device. On rotating devices always `Shared`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScanBase {
+    /// All CPUs in one current cluster, and from one base.
+    Shared,
+    /// Each CPU in a cluster of its own, and from a base of its own.
+    PerCpu,
+    /// As `PerCpu`; the base leaves a trunk of 64 MiB for a random one.
+    PerCpuTrunk,
+}
+
 /// How the swap cgroup map keeps two updates of one word apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CgroupMapForm {
@@ -37,6 +48,7 @@ pub enum Readahead {
 /// One value for each knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
+    pub scan_base: ScanBase,
     /// Slots that one lock hold allocates at most, 1..=64.
     pub slot_batch: u32,
     /// Swap-cache entries that one lock hold adds or deletes at most, 1..=64.
@@ -50,6 +62,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Tuning {
         Tuning {
+            scan_base: ScanBase::PerCpuTrunk,
             slot_batch: 64,
             cache_batch: 32,
             cgroup_map: CgroupMapForm::LockFree,
@@ -75,6 +88,8 @@ pub struct Knob {
     set: fn(&mut Tuning, u32),
 }
 
+const SCAN_BASES: [(&str, ScanBase); 3] =
+    [("shared", ScanBase::Shared), ("per-cpu", ScanBase::PerCpu), ("per-cpu-trunk", ScanBase::PerCpuTrunk)];
 const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
@@ -82,6 +97,13 @@ const READAHEADS: [(&str, Readahead); 3] =
 
 /// Every knob, in the order in which `--tune help` and the documentation show them.
 pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "scan-base",
+        help: "CPUs allocate side by side; each on its own; leaving a 64 MiB trunk for a random one",
+        values: Values::Words(&[SCAN_BASES[0].0, SCAN_BASES[1].0, SCAN_BASES[2].0]),
+        get: |t| place(&SCAN_BASES, t.scan_base),
+        set: |t, value| t.scan_base = SCAN_BASES[value as usize].1,
+    },
     Knob {
         name: "slot-batch",
         help: "slots that one lock hold allocates; 1 is a lock for each slot",
@@ -207,7 +229,7 @@ impl Tuning {
         let defaults = Tuning::default();
         let row = |knob: &Knob| {
             let default = knob.value_in(&defaults);
-            format!("  {:<14}{:<22}{:<12}{}\n", knob.name, knob.values(), default, knob.help)
+            format!("  {:<14}{:<30}{:<15}{}\n", knob.name, knob.values(), default, knob.help)
         };
         KNOBS.iter().map(row).collect()
     }
@@ -230,10 +252,17 @@ mod tests {
 
     #[test]
     fn the_old_forms_can_be_set() {
-        let old =
-            ["slot-batch=1", "cache-batch=1", "cgroup-map=locked", "readahead=always", "page-cluster=0"];
+        let old = [
+            "scan-base=shared",
+            "slot-batch=1",
+            "cache-batch=1",
+            "cgroup-map=locked",
+            "readahead=always",
+            "page-cluster=0",
+        ];
         let tuning = Tuning::parse(old).unwrap();
         let expected = Tuning {
+            scan_base: ScanBase::Shared,
             slot_batch: 1,
             cache_batch: 1,
             cgroup_map: CgroupMapForm::Locked,
@@ -250,7 +279,7 @@ mod tests {
         assert_eq!(error("slot-batch=-1"), "slot-batch cannot be `-1`; values: 1..64");
         assert_eq!(error("cgroup-map=none"), "cgroup-map cannot be `none`; values: locked|lock-free");
         assert_eq!(error("page-cluster="), "page-cluster cannot be ``; values: 0..5");
-        assert!(error("slot_batch=1").contains("names: slot-batch, cache-batch"));
+        assert!(error("slot_batch=1").contains("names: scan-base, slot-batch"));
         assert!(error("slot-batch").contains("not NAME=VALUE"));
     }
 }

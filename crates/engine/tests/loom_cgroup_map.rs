@@ -122,3 +122,30 @@ fn a_fault_meets_the_end_of_the_write() {
         device.check();
     });
 }
+
+#[test]
+fn a_scan_meets_the_release_that_marks_its_cluster() {
+    // A full cluster gets free slots while another CPU looks for one by the map of marks: what it gets is free, and what
+    // it does not get can be had afterwards.
+    loom::model(|| {
+        let device = Arc::new(SwapDevice::new(4, 2, false, &Tuning::default()));
+        let mut slots = Vec::new();
+        device.alloc(CpuId(0), Order(0), 3, GroupId(1), &mut slots);
+        let mut freed = Vec::new();
+        device.put(&slots[..2], &mut freed);
+        let other = Arc::clone(&device);
+        let scan = thread::spawn(move || {
+            let mut found = Vec::new();
+            other.alloc(CpuId(1), Order(0), 1, GroupId(2), &mut found);
+            found
+        });
+        device.release(CpuId(0), &freed[..1]);
+        device.release(CpuId(0), &freed[1..]);
+        let mut all = scan.join().unwrap();
+        device.check();
+        device.alloc(CpuId(1), Order(0), 3, GroupId(2), &mut all);
+        all.sort_unstable();
+        assert_eq!(all, slots[..2], "each slot once, and none is stranded");
+        device.check();
+    });
+}

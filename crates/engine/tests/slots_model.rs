@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use memspill_engine::slots::SwapDevice;
-use memspill_engine::tuning::{CgroupMapForm, Tuning};
+use memspill_engine::tuning::{CgroupMapForm, ScanBase, Tuning};
 use memspill_engine::units::{CLUSTER_SLOTS, CpuId, FrameId, GroupId, Order, SlotIndex};
 use proptest::prelude::*;
 
@@ -51,8 +51,13 @@ enum Op {
     CacheGet(usize),
     CacheUnpin(usize),
     CacheDelete(Vec<usize>, Option<u32>),
-    /// Everything that is free can be had as order 0, and not one slot more.
+    /// Everything that is free can be had as order 0, and not one slot more; and is given back.
     TakeAll(u32),
+    /// The same, and then every n-th slot in use is given back: a device without an empty cluster.
+    Fragment {
+        cpu: u32,
+        every: usize,
+    },
 }
 
 struct World {
@@ -227,6 +232,16 @@ impl World {
         self.release(usize::MAX);
     }
 
+    fn fragment(&mut self, cpu: u32, every: usize) {
+        let free = self.free();
+        self.alloc(cpu, 0, free, 1);
+        let only_here = |slot: &SlotIndex| self.slots[slot.index()].count == 1;
+        let all = (1..self.slots.len() as u32).map(SlotIndex).filter(only_here);
+        let some: Vec<SlotIndex> = all.step_by(every).collect();
+        self.put(&some);
+        self.release(usize::MAX);
+    }
+
     fn step(&mut self, op: &Op) {
         let cached = |slot: &Slot| slot.frame.is_some() && !slot.retired;
         match op {
@@ -253,6 +268,7 @@ impl World {
             }
             Op::CacheDelete(at, shadow) => self.cache_delete(&self.choose(at, cached), *shadow),
             Op::TakeAll(cpu) => self.take_all(*cpu),
+            Op::Fragment { cpu, every } => self.fragment(*cpu, *every),
         }
     }
 
@@ -316,13 +332,16 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<u16>().prop_map(|at| Op::CacheUnpin(at.into())),
         2 => (places(), any::<Option<u32>>()).prop_map(|(at, shadow)| Op::CacheDelete(at, shadow)),
         1 => (0..3u32).prop_map(Op::TakeAll),
+        1 => (0..3u32, 1..200usize).prop_map(|(cpu, every)| Op::Fragment { cpu, every }),
     ]
 }
 
 fn tuning() -> impl Strategy<Value = Tuning> {
     let form = prop_oneof![Just(CgroupMapForm::Locked), Just(CgroupMapForm::LockFree)];
-    (prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form).prop_map(
-        |(slot_batch, cache_batch, cgroup_map)| Tuning {
+    let base = prop_oneof![Just(ScanBase::Shared), Just(ScanBase::PerCpu), Just(ScanBase::PerCpuTrunk)];
+    (base, prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form).prop_map(
+        |(scan_base, slot_batch, cache_batch, cgroup_map)| Tuning {
+            scan_base,
             slot_batch,
             cache_batch,
             cgroup_map,
@@ -332,7 +351,7 @@ fn tuning() -> impl Strategy<Value = Tuning> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2048, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn device_agrees_with_the_model(
@@ -346,6 +365,28 @@ proptest! {
             world.step(op);
             world.agree();
         }
+        world.drain();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Several trunks, so that scan bases move from one to another.
+    #[test]
+    fn a_device_of_several_trunks_agrees_with_the_model(
+        slots in 30_000..70_000u32,
+        rotational: bool,
+        tuning in tuning(),
+        every in 1..2000usize,
+        ops in prop::collection::vec(op(), 1..25),
+    ) {
+        let mut world = World::new(slots, 3, rotational, &tuning);
+        world.step(&Op::Fragment { cpu: 0, every });
+        for op in &ops {
+            world.step(op);
+        }
+        world.agree();
         world.drain();
     }
 }

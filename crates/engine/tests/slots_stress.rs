@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memspill_engine::slots::SwapDevice;
-use memspill_engine::tuning::Tuning;
+use memspill_engine::tuning::{ScanBase, Tuning};
 use memspill_engine::units::{CpuId, FrameId, GroupId, Order, SlotIndex};
 
 /// Numbers that are the same on every run.
@@ -24,6 +24,12 @@ impl Random {
 fn device(slots: u32, cpus: u32) -> SwapDevice {
     SwapDevice::new(slots, cpus, false, &Tuning::default())
 }
+
+fn device_with(slots: u32, cpus: u32, scan_base: ScanBase) -> SwapDevice {
+    SwapDevice::new(slots, cpus, false, &Tuning { scan_base, ..Tuning::default() })
+}
+
+const SCAN_BASES: [ScanBase; 3] = [ScanBase::Shared, ScanBase::PerCpu, ScanBase::PerCpuTrunk];
 
 fn pages_of(folios: &[SlotIndex], order: Order) -> Vec<SlotIndex> {
     folios.iter().flat_map(|first| (first.0..first.0 + order.pages()).map(SlotIndex)).collect()
@@ -97,11 +103,15 @@ impl Shared {
 
 #[test]
 fn no_slot_is_handed_out_twice() {
+    SCAN_BASES.into_iter().for_each(hand_out_from_threads);
+}
+
+fn hand_out_from_threads(scan_base: ScanBase) {
     const THREADS: u32 = 4;
     // About what the threads want at once: often full, so that all the ways to a slot are taken.
     let slots = 4000;
     let taken = (0..slots).map(|_| AtomicBool::new(false)).collect();
-    let shared = Shared { device: device(slots, THREADS), taken, common: Mutex::default() };
+    let shared = Shared { device: device_with(slots, THREADS, scan_base), taken, common: Mutex::default() };
     std::thread::scope(|scope| {
         for cpu in (0..THREADS).map(CpuId) {
             let shared = &shared;
@@ -122,9 +132,13 @@ fn no_slot_is_handed_out_twice() {
 
 #[test]
 fn order_0_never_fails_while_a_slot_is_free() {
+    SCAN_BASES.into_iter().for_each(order_0_from_threads);
+}
+
+fn order_0_from_threads(scan_base: ScanBase) {
     const THREADS: u32 = 8;
     // Eight slots are free, one for each thread, spread over clusters of three orders.
-    let device = device(8 * 512, THREADS);
+    let device = device_with(8 * 512, THREADS, scan_base);
     let large = [alloc(&device, 0, Order(4), 60), alloc(&device, 1, Order(2), 100)];
     let small = alloc(&device, 2, Order(0), 8 * 512);
     assert_eq!(device.free_slots(), 0);

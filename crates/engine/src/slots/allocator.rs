@@ -5,13 +5,18 @@
 //!     │ order 0: reserve n of the free slots, so that what is counted can be had
 //!     ▼
 //!   1 this CPU's current cluster of that order, from where it left off      one cluster lock
-//!   2 nonfull[order]   something was freed there since
-//!   3 free             empty clusters, those used before first              one list lock for 2 to 6,
-//!   4 virgin           never used                                           clusters only tried there
-//!   5 frag[order]      other CPUs' current clusters
-//!   6 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
-//!   7 what was busy in 2 to 6: wait for its lock, look again
+//!   2 order 0 only: of 3, what is near this CPU's scan base (scan.rs)        no lock, clusters only tried;
+//!                                                                           none where another CPU allocates
+//!   3 nonfull[order]   something was freed there since, and no other CPU
+//!                      allocates there
+//!   4 free             empty clusters, those used before first              one list lock for 3 to 7,
+//!   5 virgin           never used                                           clusters only tried there
+//!   6 nonfull[order], free, frag[order]: other CPUs' current clusters too
+//!   7 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
+//!   8 what was busy in 3 to 7: wait for its lock, look again
 //! ```
+//!
+//! With `scan-base=shared`, and always on a rotating device, the CPUs have one current cluster and one scan base.
 //!
 //! A cluster takes the order of the first allocation in it and keeps it until it is empty, so folios of one size
 //! do not break up the room of another. Every list that an order is served from is exact (lists.rs), so an
@@ -45,8 +50,8 @@
 //!
 //! # Lock order
 //!
-//! cluster → lists. Under the list lock clusters are only tried (`try_lock`), never waited for. No thread holds two
-//! cluster locks. The cgroup map is used with neither held.
+//! cluster → lists. Under the list lock, and in a scan, clusters are only tried (`try_lock`), never waited for. No thread
+//! holds two cluster locks. The cgroup map is used with neither held.
 //!
 //! # What it does not do
 //!
@@ -65,10 +70,11 @@ use super::cluster::{CacheRelease, Cluster, ClusterState, TABLE_BYTES};
 use super::lazy::LazyArray;
 use super::lists::{ListId, Lists, steal_order};
 use super::percpu::PerCpu;
+use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::tuning::Tuning;
+use crate::tuning::{ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
@@ -85,6 +91,7 @@ pub struct SwapDevice {
     clusters: LazyArray<Cluster>,
     lists: Apart<Mutex<Lists>>,
     percpu: PerCpu,
+    scan: Scan,
     groups: CgroupMap,
     /// Slots that are free and not reserved by an allocation in progress.
     free: Apart<AtomicU64>,
@@ -103,14 +110,19 @@ pub struct SlotStats {
     /// Cluster locks taken, and how many of those had to be waited for.
     pub cluster_locks: u64,
     pub cluster_contended: u64,
+    /// Clusters that a search left alone because another CPU held them.
+    pub cluster_passed_by: u64,
     /// The same for the lock of the lists.
     pub list_locks: u64,
     pub list_contended: u64,
     /// The lock of the cgroup map (locked form), or exchanges tried again (lock-free form).
     pub cgroup_locks: u64,
+    pub cgroup_contended: u64,
     pub cgroup_retries: u64,
-    /// 64-bit words of free bitmaps looked at in searches.
+    /// 64-bit words of free bitmaps looked at in searches of a cluster.
     pub scan_steps: u64,
+    /// Trunks looked at in searches for a cluster from a scan base.
+    pub base_steps: u64,
     /// Slots that order 0 took from clusters of larger orders.
     pub stolen_slots: u64,
     /// Folios of each order that were asked for and not given: order 0, the device was full; others, split.
@@ -141,6 +153,13 @@ struct Want {
     n: usize,
 }
 
+/// Clusters that a search of the lists could not lock.
+#[derive(Default)]
+struct Busy {
+    first: Option<ClusterIndex>,
+    met: u64,
+}
+
 /// A search of the lists.
 enum Pick<'a> {
     Found(ClusterIndex, MutexGuard<'a, ClusterState>),
@@ -153,11 +172,15 @@ impl SwapDevice {
     /// A device of `slots` slots (slot 0 included, which is never handed out), all free.
     pub fn new(slots: u32, cpus: u32, rotational: bool, tuning: &Tuning) -> SwapDevice {
         let clusters = slots.div_ceil(CLUSTER_SLOTS);
+        let shared = rotational || tuning.scan_base == ScanBase::Shared;
+        let places = if shared { 1 } else { cpus.max(1) };
+        let jumps = !shared && tuning.scan_base == ScanBase::PerCpuTrunk;
         SwapDevice {
             slots,
             clusters: LazyArray::new(clusters as usize),
             lists: Apart(Mutex::new(Lists::new(clusters))),
-            percpu: PerCpu::new(cpus, rotational),
+            percpu: PerCpu::new(places),
+            scan: Scan::new(clusters, places, jumps),
             groups: CgroupMap::new(slots, tuning.cgroup_map),
             free: Apart(AtomicU64::new(u64::from(slots.saturating_sub(1)))),
             tables: AtomicU64::new(0),
@@ -205,12 +228,47 @@ impl SwapDevice {
                 return self.take(want, slot, &mut state, out);
             }
         }
+        if want.order == Order::ZERO
+            && let Some((index, mut state)) =
+                self.scan.find(want.cpu, |index| self.try_nonfull(want.cpu, index))
+        {
+            return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
+        }
         self.alloc_from_lists(want, out)
+    }
+
+    /// A cluster of single pages in which something was freed, on offer from the scan base.
+    fn try_nonfull(
+        &self,
+        cpu: CpuId,
+        index: ClusterIndex,
+    ) -> Offer<(ClusterIndex, MutexGuard<'_, ClusterState>)> {
+        let Some(state) = self.cluster_at(index).try_lock() else {
+            return Offer::Held;
+        };
+        let nonfull = state.list == ListId::nonfull(Order::ZERO);
+        if !nonfull || self.is_current_of_another(cpu, Order::ZERO, index, &state) {
+            return Offer::Declined;
+        }
+        Offer::Taken((index, state))
+    }
+
+    /// Does another CPU allocate here now? What it frees in its own current cluster makes that nonfull, and would bring
+    /// others there.
+    fn is_current_of_another(
+        &self,
+        cpu: CpuId,
+        order: Order,
+        index: ClusterIndex,
+        state: &ClusterState,
+    ) -> bool {
+        let is_current_of = |cpu| self.percpu.hint(cpu, order).is_some_and(|slot| slot.cluster() == index);
+        is_current_of(state.taken_by) && !is_current_of(cpu)
     }
 
     fn alloc_from_lists(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
         for round in 0.. {
-            let (index, mut state) = match self.pick(want.order) {
+            let (index, mut state) = match self.pick(want.cpu, want.order) {
                 Pick::Found(index, state) => (index, state),
                 Pick::Busy(index) => (index, self.cluster_at(index).lock()),
                 Pick::Nothing => {
@@ -230,42 +288,49 @@ impl SwapDevice {
 
     /// Walk the lists in the order of preference. A busy cluster is passed by, but not for a worse kind of source:
     /// stealing must not begin because somebody held a lock for a moment.
-    fn pick(&self, order: Order) -> Pick<'_> {
+    fn pick(&self, cpu: CpuId, order: Order) -> Pick<'_> {
         let mut lists = self.lock_lists();
-        let mut busy = None;
-        let own = [ListId::nonfull(order), ListId::FREE];
-        if let Some(found) = self.first_free_to_lock(&lists, own, order, &mut busy) {
-            return found;
-        }
-        if let Some(found) = self.open_virgin(&mut lists, order) {
-            return found;
-        }
-        if let Some(found) = self.first_free_to_lock(&lists, [ListId::frag(order)], order, &mut busy) {
-            return found;
-        }
-        let may_steal = order == Order::ZERO && busy.is_none();
-        let stolen = may_steal.then(|| self.first_free_to_lock(&lists, steal_order(), order, &mut busy));
-        if let Some(found) = stolen.flatten() {
-            return found;
-        }
-        busy.map_or(Pick::Nothing, Pick::Busy)
+        let mut busy = Busy::default();
+        let found = self.pick_from(&mut lists, cpu, order, &mut busy);
+        lists.passed_by += busy.met;
+        found.unwrap_or_else(|| busy.first.map_or(Pick::Nothing, Pick::Busy))
     }
 
-    /// The first cluster on these lists that nobody holds and that has a block; remembers the first that was held.
+    fn pick_from(&self, lists: &mut Lists, cpu: CpuId, order: Order, busy: &mut Busy) -> Option<Pick<'_>> {
+        let alone = |index, state: &ClusterState| {
+            state.has_block(order) && !self.is_current_of_another(cpu, order, index, state)
+        };
+        let any = |_, state: &ClusterState| state.has_block(order);
+        let (nonfull, frag) = (ListId::nonfull(order), ListId::frag(order));
+        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE], alone, busy) {
+            return Some(found);
+        }
+        if let Some(found) = self.open_virgin(lists, order) {
+            return Some(found);
+        }
+        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE, frag], any, busy) {
+            return Some(found);
+        }
+        let may_steal = order == Order::ZERO && busy.first.is_none();
+        may_steal.then(|| self.first_free_to_lock(lists, steal_order(), any, busy)).flatten()
+    }
+
+    /// The first cluster on these lists that nobody holds and that serves; remembers the first that was held.
     fn first_free_to_lock(
         &self,
         lists: &Lists,
         from: impl IntoIterator<Item = ListId>,
-        order: Order,
-        busy: &mut Option<ClusterIndex>,
+        serves: impl Fn(ClusterIndex, &ClusterState) -> bool,
+        busy: &mut Busy,
     ) -> Option<Pick<'_>> {
         for index in from.into_iter().flat_map(|list| lists.clusters_on(list)) {
             match self.cluster_at(index).try_lock() {
                 // The lists are exact but for one thing: the first and last cluster are free without being whole.
-                Some(state) if state.has_block(order) => return Some(Pick::Found(index, state)),
+                Some(state) if serves(index, &state) => return Some(Pick::Found(index, state)),
                 Some(_) => {}
                 None => {
-                    busy.get_or_insert(index);
+                    busy.first.get_or_insert(index);
+                    busy.met += 1;
                 }
             }
         }
@@ -311,6 +376,7 @@ impl SwapDevice {
         if state.order() == order {
             let hint = state.serves(order, false).then(|| self.hint_in(index, next));
             self.percpu.set_hint(cpu, order, hint);
+            state.taken_by = cpu;
         } else {
             self.stolen.fetch_add(blocks.len() as u64, Ordering::Relaxed);
         }
@@ -341,6 +407,10 @@ impl SwapDevice {
         let to = state.proper_list(allocated);
         if to != state.list {
             self.lock_lists().move_to(index, state.list, to);
+            let nonfull = ListId::nonfull(Order::ZERO);
+            if state.list == nonfull || to == nonfull {
+                self.scan.mark(index, to == nonfull);
+            }
             state.list = to;
         }
     }
@@ -489,18 +559,29 @@ impl SwapDevice {
         let tables = self.tables.load(Ordering::Relaxed) * TABLE_BYTES;
         let lists = self.lists_uncounted().bytes();
         let fixed = size_of::<SwapDevice>() - size_of::<CgroupMap>();
-        fixed as u64 + tables + lists + self.clusters.bytes() + self.percpu.bytes() + self.groups.bytes()
+        fixed as u64
+            + tables
+            + lists
+            + self.clusters.bytes()
+            + self.percpu.bytes()
+            + self.scan.bytes()
+            + self.groups.bytes()
     }
 
     pub fn stats(&self) -> SlotStats {
-        let (ever_used, list_locks, list_contended) = {
+        let (ever_used, list_locks, list_contended, passed_by) = {
             let lists = self.lists_uncounted();
-            (lists.ever_used(), lists.locks, lists.contended)
+            (lists.ever_used(), lists.locks, lists.contended, lists.passed_by)
         };
+        let scan = self.scan.counters();
+        let groups = self.groups.lock_counts();
         let mut stats = SlotStats {
             list_locks,
             list_contended,
-            cgroup_locks: self.groups.locks_taken(),
+            cluster_passed_by: passed_by + scan.passed_by,
+            base_steps: scan.steps,
+            cgroup_locks: groups.taken,
+            cgroup_contended: groups.contended,
             cgroup_retries: self.groups.retries(),
             stolen_slots: self.stolen.load(Ordering::Relaxed),
             failed: std::array::from_fn(|order| self.failed[order].load(Ordering::Relaxed)),
@@ -556,6 +637,8 @@ impl SwapDevice {
         let order = state.order();
         let useful = list == ListId::nonfull(order) || list == ListId::frag(order);
         assert!(!useful || state.has_block(order), "cluster {} is on {list}, without a block", index.0);
+        let nonfull = list == ListId::nonfull(Order::ZERO);
+        assert!(self.scan.is_marked(index) == nonfull, "cluster {} is on {list}, a scan sees other", index.0);
         let homes = [state.proper_list(true), state.proper_list(false)];
         assert!(homes.contains(&list), "cluster {} is on {list}, it belongs on {}", index.0, homes[0]);
     }

@@ -28,7 +28,7 @@ use std::ops::Range;
 use super::lists::ListId;
 use super::slot_word::{Payload, SlotWord, State};
 use crate::sync::{Mutex, MutexGuard};
-use crate::units::{CLUSTER_SLOTS, ClusterIndex, FrameId, Order, SlotIndex};
+use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, Order, SlotIndex};
 
 pub(super) const SLOTS: usize = CLUSTER_SLOTS as usize;
 const BITS: usize = u64::BITS as usize;
@@ -55,6 +55,8 @@ pub(super) struct ClusterState {
     order: Order,
     /// The list that the cluster is on.
     pub(super) list: ListId,
+    /// Who allocated here last: while his hint is here, others keep away if they can.
+    pub(super) taken_by: CpuId,
 }
 
 /// Evidence, kept under the lock that it is about: no cache line is shared for it.
@@ -97,6 +99,7 @@ impl Cluster {
             end: (slots - start).min(CLUSTER_SLOTS) as u16,
             order: Order::ZERO,
             list: ListId::FREE,
+            taken_by: CpuId(0),
         };
         Cluster { state: Mutex::new(state) }
     }

@@ -91,12 +91,14 @@ pub(super) struct Lists {
     clusters: u32,
     pub(super) locks: u64,
     pub(super) contended: u64,
+    /// Clusters that a search could not try because another CPU held them.
+    pub(super) passed_by: u64,
 }
 
 impl Lists {
     pub(super) fn new(clusters: u32) -> Lists {
         let ends = [Ends { head: NIL, tail: NIL }; ListId::COUNT];
-        Lists { ends, links: Vec::new(), virgin: 0, clusters, locks: 0, contended: 0 }
+        Lists { ends, links: Vec::new(), virgin: 0, clusters, locks: 0, contended: 0, passed_by: 0 }
     }
 
     /// How many clusters were ever used: exactly those below it are on lists.

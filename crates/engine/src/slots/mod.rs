@@ -4,7 +4,8 @@
 //!   swap_out ── alloc ──▶ SwapDevice ◀── dup, put ── page table (fork, unmap, swap-in)
 //!                │            │
 //!       percpu hint           ├── clusters: 512 slots, a lock each      cluster.rs, slot_word.rs
-//!        percpu.rs            ├── lists of clusters, one lock           lists.rs
+//!        percpu.rs            ├── scan base of each CPU, no lock        scan.rs
+//!                             ├── lists of clusters, one lock           lists.rs
 //!                             └── swap cgroup map, no lock              ../cgroup_map.rs
 //! ```
 //!
@@ -15,6 +16,7 @@ mod cluster;
 pub(crate) mod lazy;
 mod lists;
 mod percpu;
+mod scan;
 mod slot_word;
 
 pub use allocator::{SlotStats, SwapDevice};

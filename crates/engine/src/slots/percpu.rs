@@ -11,7 +11,8 @@
 //! found unusable. For the same reason relaxed loads and stores are enough, and a CPU number beyond the table
 //! is folded into it.
 //!
-//! On a rotating device all CPUs share one hint: neighbours in time should be neighbours on the disk.
+//! On a rotating device all CPUs share one hint, for neighbours in time should be neighbours on the disk; with
+//! `scan-base=shared` on others too.
 //!
 //! What it does not do: hold slots back (the kernel's slots cache did, and was removed for it).
 //!
@@ -31,8 +32,8 @@ pub(super) struct PerCpu {
 }
 
 impl PerCpu {
-    pub(super) fn new(cpus: u32, rotational: bool) -> PerCpu {
-        let count = if rotational { 1 } else { cpus.max(1) };
+    /// Hints for `count` CPUs: others are folded into them, so with 1 they share.
+    pub(super) fn new(count: u32) -> PerCpu {
         let none = || Hints(std::array::from_fn(|_| AtomicU32::new(0)));
         PerCpu { cpus: (0..count).map(|_| none()).collect() }
     }
