@@ -68,6 +68,7 @@ stats! {
     forks,
 }
 
+#[track_caller]
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
