@@ -70,5 +70,8 @@ stats! {
 
 #[track_caller]
 pub fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
+    // Every CPU counts here: what did not happen must not take the cache line from the others.
+    if n > 0 {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
 }

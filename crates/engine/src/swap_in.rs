@@ -350,8 +350,7 @@ impl Engine {
         let entries: Vec<SwapEntry> = job.pages.iter().filter_map(|c| c.entry).collect();
         let slots: Vec<SlotIndex> = entries.iter().map(|e| e.slot).collect();
         let device = &self.devices[entries[0].device as usize];
-        let token = self.next_token.fetch_add(1, Ordering::Relaxed);
-        lock(&self.reads).insert(token, job);
+        let token = self.reads.start(queue, job);
         match device.backing.read(queue, ReadRequest { token, slots, buf }) {
             ReadStart::Done(done) => self.read_done(cpu, done, scratch),
             ReadStart::Pending => Outcome::Pending,
@@ -360,7 +359,7 @@ impl Engine {
 
     /// A read has finished (at once, or reaped from the queue): install what it brought.
     pub fn read_done(&self, cpu: CpuId, done: ReadDone, scratch: &mut Scratch) -> Outcome {
-        let mut job = self.take_read(&done);
+        let mut job = self.reads.finish(&done);
         for (claim, result) in job.pages.iter_mut().zip(&done.results) {
             claim.failed = result.is_err();
         }

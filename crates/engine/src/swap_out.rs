@@ -232,7 +232,7 @@ impl Engine {
         failed: &mut Vec<CachedPage>,
     ) {
         let device = &self.devices[device];
-        let buffers: Vec<(Arc<PageBuf>, usize)> = pages.iter().map(|p| self.staging.get(p.frame)).collect();
+        let buffers: Vec<(Arc<PageBuf>, usize)> = self.staging.get_many(pages.iter().map(|p| p.frame));
         let writes: Vec<PageWrite> = pages
             .iter()
             .zip(&buffers)

@@ -14,7 +14,7 @@ use memspill_engine_sim::space::Space;
 use memspill_engine_sim::stats::add;
 use memspill_engine_sim::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine_sim::units::{CpuId, SpaceId, Vpn};
-use memspill_vcpu::{self as vcpu, Mutex, Signal, cost};
+use memspill_vcpu::{self as vcpu, Mutex, MutexGuard, Signal, cost};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -119,16 +119,23 @@ impl Host {
 
     /// Take one batch out. Returns the pages taken.
     pub fn batch(&self, cpu: CpuId, queue: QueueId) -> usize {
-        let engine = &self.engine;
-        engine.write_again(cpu, queue);
-        let Some(space) = engine.pick_space() else { return 0 };
-        let Some(process) = self.process_of(&space) else { return 0 };
-        self.batch_of(cpu, queue, &process)
+        self.engine.write_again(cpu, queue);
+        for last_try in [false, false, false, true] {
+            let Some(space) = self.engine.pick_space() else { return 0 };
+            let Some(process) = self.process_of(&space) else { return 0 };
+            // Somebody takes a batch there: another process first, and only then wait.
+            let evictor = match process.evictor.try_lock() {
+                Ok(evictor) => evictor,
+                Err(_) if !last_try => continue,
+                Err(_) => process.evictor.lock().expect("evictor"),
+            };
+            return self.batch_of(cpu, queue, &process, evictor);
+        }
+        unreachable!("the last try returns")
     }
 
-    pub fn batch_of(&self, cpu: CpuId, queue: QueueId, process: &Rc<Process>) -> usize {
+    fn batch_of(&self, cpu: CpuId, queue: QueueId, process: &Process, evictor: MutexGuard<'_, EvictorLock>) -> usize {
         let engine = &self.engine;
-        let evictor = process.evictor.lock().expect("evictor");
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(cpu, &process.space, BATCH_PAGES);
         drop(batch);

@@ -23,15 +23,26 @@ use crate::word::{State, Word};
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
 const NEIGHBOURHOOD_PAGES: u64 = 16;
+/// What a batch is reckoned at when a space is picked for it.
+const PICKED_PAGES: usize = 64;
 
 impl Engine {
     /// The space that gives the next batch: pages taken in proportion to what is resident, so that everyone is pressed
     /// alike and idle ones drain, because their pages do not come back.
     pub fn pick_space(&self) -> Option<Arc<Space>> {
         let spaces = self.spaces();
-        let candidates = spaces.iter().filter(|s| !s.is_dead() && s.evictable() > 0);
-        let picked = candidates.min_by(|a, b| a.pass().total_cmp(&b.pass()))?;
-        Some(picked.clone())
+        let mut candidates: Vec<(f64, &Arc<Space>)> =
+            spaces.iter().filter(|s| !s.is_dead() && s.resident_pages() > 0).map(|s| (s.pass(), s)).collect();
+        loop {
+            let (n, (_, picked)) = candidates.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
+            // Only now: it takes the lock of the LRU, and with many processes all of those would be taken for each batch.
+            if picked.evictable() > 0 {
+                // Charged before its victims are known, so that who picks next finds another one instead of waiting for this.
+                picked.charge_pass(PICKED_PAGES);
+                return Some((*picked).clone());
+            }
+            candidates.swap_remove(n);
+        }
     }
 
     /// Choose up to `n` pages of `space`, mark them EVICTING, and return them as ascending runs.
@@ -45,7 +56,6 @@ impl Engine {
             add(&self.stats.pgscan, 1);
             self.consider(space, record, n, &mut victims);
         }
-        space.charge_pass(victims.len());
         victims.sort_unstable();
         runs_of(&victims)
     }
