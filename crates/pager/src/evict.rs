@@ -71,7 +71,7 @@ fn linger(pager: &Pager) {
     if pager.cpus.len() != 2 || !crate::home::one_thread_faults(pager) {
         return;
     }
-    let faults = || pager.engine.stats.pgfault.load(Ordering::Relaxed);
+    let faults = || pager.engine.stats.sum(|c| &c.pgfault);
     let (mut seen, mut seen_at) = (faults(), Instant::now());
     while !pager.reclaim_is_wanted() {
         (0..64).for_each(|_| std::hint::spin_loop());

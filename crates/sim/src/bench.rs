@@ -13,7 +13,6 @@ use crate::target::Target;
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
 use memspill_engine_sim::slots::SwapDevice;
-use memspill_engine_sim::sync::Ordering;
 use memspill_engine_sim::tuning::Tuning;
 use memspill_engine_sim::units::{CpuId, PAGE_SIZE, Vpn};
 use memspill_vcpu::profile::Entry;
@@ -203,9 +202,9 @@ fn counted(host: &Host, meter: &Meter) -> Counted {
     let stats = &host.engine.stats;
     let mut counted = Counted { accesses: meter.accesses.get(), ..Counted::default() };
     vcpu::untimed(|| {
-        counted.faults = stats.pgfault.load(Ordering::Relaxed);
-        counted.swapped_in = stats.pswpin.load(Ordering::Relaxed);
-        counted.swapped_out = stats.pswpout.load(Ordering::Relaxed);
+        counted.faults = stats.sum(|c| &c.pgfault);
+        counted.swapped_in = stats.sum(|c| &c.pswpin);
+        counted.swapped_out = stats.sum(|c| &c.pswpout);
     });
     counted
 }

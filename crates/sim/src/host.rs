@@ -206,7 +206,7 @@ impl Worker {
     fn fault(&mut self, process: &Rc<Process>, vpn: Vpn, write: bool) {
         let host = self.host.clone();
         vcpu::spend(cost::FAULT_NS);
-        add(&host.engine.stats.pgfault, 1);
+        add(&host.engine.stats.on(self.cpu).pgfault, 1);
         self.read_messages(process);
         let fault = Fault { vpn, write, urgent: false, favoured: false };
         loop {

@@ -18,7 +18,7 @@ use crate::reclaim::lru::Record;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
-use crate::units::Vpn;
+use crate::units::{CpuId, Vpn};
 use crate::word::{State, Word};
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
@@ -46,21 +46,21 @@ impl Engine {
     }
 
     /// Choose up to `n` pages of `space`, mark them EVICTING, and return them as ascending runs.
-    pub(crate) fn choose_victims(&self, space: &Space, n: usize) -> Vec<Run> {
+    pub(crate) fn choose_victims(&self, cpu: CpuId, space: &Space, n: usize) -> Vec<Run> {
         let mut victims: Vec<Vpn> = Vec::with_capacity(n);
         // Heat is finite, so a queue of hot pages only is cold after some rounds; the bound keeps one call short.
         let mut looks = 4 * n + 64;
         while victims.len() < n && looks > 0 {
             looks -= 1;
             let Some(record) = lock(&space.lru).pop() else { break };
-            add(&self.stats.pgscan, 1);
-            self.consider(space, record, n, &mut victims);
+            add(&self.stats.on(cpu).pgscan, 1);
+            self.consider(cpu, space, record, n, &mut victims);
         }
         victims.sort_unstable();
         runs_of(&victims)
     }
 
-    fn consider(&self, space: &Space, record: Record, n: usize, victims: &mut Vec<Vpn>) {
+    fn consider(&self, cpu: CpuId, space: &Space, record: Record, n: usize, victims: &mut Vec<Vpn>) {
         let vpn = record.vpn();
         let Some(chunk) = space.chunk(vpn) else { return };
         let mut words = lock(&chunk);
@@ -72,7 +72,7 @@ impl Engine {
             let (fresh, record) = space.fresh_resident(vpn, word.heat() - 1);
             words[index(vpn)] = fresh;
             lock(&space.lru).push(record);
-            add(&self.stats.pgrotated, 1);
+            add(&self.stats.on(cpu).pgrotated, 1);
             return;
         }
         words[index(vpn)] = word.with_state(State::Evicting);
