@@ -4,7 +4,11 @@ use crate::args::{EXIT_USAGE, parse_tune};
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_sim::device::Kind;
 use memspill_sim::scale::{self, Row};
+use memspill_sim::soak::{self, Coverage};
 use std::io::{IsTerminal, Write};
+
+/// A soak has found something wrong.
+const EXIT_FOUND: i32 = 1;
 
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
@@ -12,7 +16,8 @@ the same bytes on every machine. See docs/simulation.md.
 
 Examples:
   memspill sim scale --cpus 1,16,256
-  memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1";
+  memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
+  memspill sim soak --seed 1 --minutes 10";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -25,6 +30,8 @@ pub struct SimArgs {
 enum SimCommand {
     /// Throughput on more and more virtual CPUs, and what time is lost in
     Scale(ScaleArgs),
+    /// Random histories with failing devices and preemption, every page checked
+    Soak(SoakArgs),
 }
 
 #[derive(Args, Debug)]
@@ -67,6 +74,25 @@ struct ScaleArgs {
     json: bool,
 }
 
+#[derive(Args, Debug)]
+struct SoakArgs {
+    /// Seed of the first history; the next ones have the numbers after it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Virtual minutes of histories, 20 virtual milliseconds each
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: u64,
+
+    /// Histories, whatever their minutes
+    #[arg(long, value_name = "K", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceKind {
     Ram,
@@ -88,6 +114,7 @@ impl DeviceKind {
 pub fn sim(args: &SimArgs) -> u8 {
     match &args.command {
         SimCommand::Scale(args) => scale(args),
+        SimCommand::Soak(args) => soak(args),
     }
 }
 
@@ -110,6 +137,31 @@ fn scale(args: &ScaleArgs) -> u8 {
             EXIT_USAGE
         }
     }
+}
+
+fn soak(args: &SoakArgs) -> u8 {
+    let histories = args.seeds.unwrap_or_else(|| soak::histories_of(args.minutes));
+    let Some(end) = args.seed.checked_add(histories) else {
+        eprintln!("memspill: there are no seeds above {}", u64::MAX);
+        return EXIT_USAGE;
+    };
+    let mut coverage = Coverage::new();
+    for seed in args.seed..end {
+        // What is wrong is a panic, wherever in the engine or in the checks it happens.
+        std::panic::set_hook(Box::new(move |panic| {
+            eprintln!("memspill: seed {seed}: {panic}");
+            eprintln!("memspill: repeat it with: memspill sim soak --seed {seed} --seeds 1");
+            std::process::exit(EXIT_FOUND);
+        }));
+        soak::history(seed, &mut coverage);
+        let done = seed - args.seed + 1;
+        if done.is_multiple_of(500) {
+            note(&format!("{done} of {histories} histories"));
+        }
+    }
+    drop(std::panic::take_hook());
+    let text = if args.json { soak::json } else { soak::table };
+    print(&text(args.seed, histories, &coverage))
 }
 
 /// A line of progress, for somebody who looks.

@@ -12,6 +12,7 @@ use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::Engine;
 use memspill_engine_sim::space::Space;
 use memspill_engine_sim::stats::add;
+use memspill_engine_sim::sync::Ordering;
 use memspill_engine_sim::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine_sim::units::{CpuId, SpaceId, Vpn};
 use memspill_vcpu::{self as vcpu, Mutex, MutexGuard, Signal, cost};
@@ -23,6 +24,9 @@ use std::sync::Arc;
 pub const BATCH_PAGES: usize = 64;
 /// A batch that took nothing is tried again after this long, as in the pager.
 const NOTHING_TAKEN_NS: u64 = 2_000_000;
+
+/// The pager gives up after ten seconds; nothing here is planned to last so long.
+const STUCK_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaim {
@@ -49,8 +53,10 @@ pub struct Host {
     pub engine: Engine,
     pub devices: Vec<Arc<SimDevice>>,
     pub processes: RefCell<Vec<Rc<Process>>>,
-    pub reclaim: Reclaim,
+    pub reclaim: Cell<Reclaim>,
     pub stopping: Cell<bool>,
+    /// Staging is charged, as in the pager. Without, budgets may be smaller than the buffers of a few batches.
+    pub counts_staging: Cell<bool>,
     next_space: Cell<u32>,
     room: Signal,
     kick: Signal,
@@ -63,8 +69,9 @@ impl Host {
             engine,
             devices,
             processes: RefCell::default(),
-            reclaim,
+            reclaim: Cell::new(reclaim),
             stopping: Cell::new(false),
+            counts_staging: Cell::new(true),
             next_space: Cell::new(1),
             room: Signal::default(),
             kick: Signal::default(),
@@ -148,25 +155,52 @@ impl Host {
         if let Some(write_out) = write_out {
             engine.write_out(cpu, queue, write_out);
         }
-        engine.group.set_other_bytes(engine.staging_bytes());
+        if self.counts_staging.get() {
+            engine.group.set_other_bytes(engine.staging_bytes());
+        }
         shrunk.taken
     }
 
     /// The loop of a background reclaimer.
     pub fn reclaimer(&self, cpu: CpuId, queue: QueueId) {
+        let mut moved_at = vcpu::now();
         while !self.stopping.get() {
             let seen = self.kick.count();
             self.wanted.set(false);
             while self.engine.group.above_low_mark() && !self.stopping.get() {
                 if self.batch(cpu, queue) == 0 {
+                    self.assert_not_stuck(moved_at);
                     vcpu::step(NOTHING_TAKEN_NS);
                     break;
                 }
+                moved_at = vcpu::now();
             }
-            if !self.stopping.get() && !self.wanted.get() {
+            // Above the mark somebody may wait for room, and will not kick again.
+            if !self.stopping.get() && !self.engine.group.above_high_mark() {
                 self.kick.wait(seen);
+                moved_at = vcpu::now();
             }
         }
+    }
+
+    /// A fault that has waited for room for so long waits for ever.
+    fn assert_not_stuck(&self, since_ns: u64) {
+        if vcpu::now() - since_ns < STUCK_NS {
+            return;
+        }
+        let group = &self.engine.group;
+        let spaces: Vec<(usize, u64, u64)> =
+            self.engine.spaces().iter().map(|s| (s.evictable(), s.resident_pages(), s.swapped_pages())).collect();
+        panic!(
+            "a fault finds no room: {} pages charged, {} other bytes, limit {} bytes, {} slots used, devices failing: {:?}, \
+             full: {:?}; spaces (evictable, resident, swapped): {spaces:?}",
+            group.charged_pages(),
+            group.other_bytes(),
+            group.limit_bytes(),
+            self.engine.used_slots(),
+            self.engine.devices.iter().map(|d| d.errors.is_failing()).collect::<Vec<_>>(),
+            self.engine.devices.iter().map(|d| d.full.load(Ordering::Relaxed)).collect::<Vec<_>>(),
+        );
     }
 
     fn kick_reclaim(&self) {
@@ -209,7 +243,9 @@ impl Worker {
         add(&host.engine.stats.on(self.cpu).pgfault, 1);
         self.read_messages(process);
         let fault = Fault { vpn, write, urgent: false, favoured: false };
+        let began = vcpu::now();
         loop {
+            host.assert_not_stuck(began);
             let seen = host.room.count();
             let outcome = host.engine.fault(self.cpu, self.queue, &process.space, fault, &mut self.scratch);
             match outcome {
@@ -221,7 +257,7 @@ impl Worker {
             }
         }
         self.finish();
-        match host.reclaim {
+        match host.reclaim.get() {
             Reclaim::Direct if host.engine.group.above_high_mark() => _ = host.batch(self.cpu, self.queue),
             Reclaim::Direct => {}
             Reclaim::Background(_) => host.kick_reclaim(),
@@ -270,7 +306,7 @@ impl Worker {
 
     fn make_room(&mut self, seen: u64) {
         let host = self.host.clone();
-        match host.reclaim {
+        match host.reclaim.get() {
             Reclaim::Direct => {
                 if host.batch(self.cpu, self.queue) == 0 {
                     vcpu::step(cost::SCHED_YIELD_NS);
@@ -286,6 +322,13 @@ impl Worker {
     fn events_of_all(&mut self) {
         let processes = self.host.processes.borrow().clone();
         processes.iter().filter(|p| p.target.has_events()).for_each(|p| self.read_messages(p));
+    }
+
+    /// Until no event of the process is unread, whoever reads it.
+    pub fn settle(&mut self, process: &Rc<Process>) {
+        while process.target.has_events() {
+            self.read_messages(process);
+        }
     }
 
     /// Read a process's messages, alone in its gate, and process its events.

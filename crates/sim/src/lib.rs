@@ -13,6 +13,7 @@ pub mod bench;
 pub mod device;
 mod host;
 pub mod scale;
+pub mod soak;
 mod stamp;
 mod target;
 mod text;

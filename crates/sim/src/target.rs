@@ -129,12 +129,6 @@ impl Target {
         }
     }
 
-    /// Is this task still in a fault?
-    pub fn in_fault(&self) -> bool {
-        let task = current_task();
-        self.lock().waiters.iter().any(|w| w.task == task)
-    }
-
     /// Map what is not mapped of the range, as zero.
     pub fn map(&self, from: u64, to: u64) {
         for state in &mut self.lock().pages[from as usize..to as usize] {
