@@ -5,6 +5,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use memspill_sim::device::Kind;
 use memspill_sim::scale::{self, Row};
 use memspill_sim::soak::{self, Coverage};
+use memspill_sim::{calibrate, seeds};
 use std::io::{IsTerminal, Write};
 
 /// A soak has found something wrong.
@@ -12,12 +13,13 @@ const EXIT_FOUND: i32 = 1;
 
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
-the same bytes on every machine. See docs/simulation.md.
+the same bytes on every machine (but for calibrate, which is there to look at this one). See docs/simulation.md.
 
 Examples:
   memspill sim scale --cpus 1,16,256
   memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
-  memspill sim soak --seed 1 --minutes 10";
+  memspill sim soak --seed 1 --minutes 10
+  memspill sim seeds --json";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -32,6 +34,10 @@ enum SimCommand {
     Scale(ScaleArgs),
     /// Random histories with failing devices and preemption, every page checked
     Soak(SoakArgs),
+    /// The mechanisms of the published patch threads, old against new, beside what they reported
+    Seeds(SeedsArgs),
+    /// Measure on this machine what the simulation's constants stand for
+    Calibrate(CalibrateArgs),
 }
 
 #[derive(Args, Debug)]
@@ -93,6 +99,24 @@ struct SoakArgs {
     json: bool,
 }
 
+#[derive(Args, Debug)]
+struct SeedsArgs {
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct CalibrateArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceKind {
     Ram,
@@ -115,6 +139,11 @@ pub fn sim(args: &SimArgs) -> u8 {
     match &args.command {
         SimCommand::Scale(args) => scale(args),
         SimCommand::Soak(args) => soak(args),
+        SimCommand::Seeds(args) => seeds(args),
+        SimCommand::Calibrate(args) => {
+            let measures = calibrate::measure();
+            print(&if args.json { calibrate::json(&measures) } else { calibrate::table(&measures) })
+        }
     }
 }
 
@@ -132,6 +161,17 @@ fn scale(args: &ScaleArgs) -> u8 {
     let progress = |row: &Row| note(&format!("{} of {} CPUs", row.cpus, args.cpus.iter().max().unwrap_or(&0)));
     match scale::scale(&options, progress) {
         Ok(rows) => print(&if args.json { scale::json(&options, &rows) } else { scale::table(&rows) }),
+        Err(error) => {
+            eprintln!("memspill: {error}");
+            EXIT_USAGE
+        }
+    }
+}
+
+fn seeds(args: &SeedsArgs) -> u8 {
+    let progress = |row: &seeds::Row| note(&row.name());
+    match seeds::seeds(args.seed, progress) {
+        Ok(rows) => print(&if args.json { seeds::json(args.seed, &rows) } else { seeds::table(&rows) }),
         Err(error) => {
             eprintln!("memspill: {error}");
             EXIT_USAGE

@@ -6,13 +6,15 @@
 //!   soak ────────────────────┘       tasks: vcpu                                  └▶ device: what slots hold
 //! ```
 //!
-//! Everything is a function of the command line: no clock, no address, no order of a hash map is in the output, so the same
+//! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map is in the output, so the same
 //! command prints the same bytes on every machine. What it costs to do things is in `vcpu/src/cost.rs`.
 
 pub mod bench;
+pub mod calibrate;
 pub mod device;
 mod host;
 pub mod scale;
+pub mod seeds;
 pub mod soak;
 mod stamp;
 mod target;

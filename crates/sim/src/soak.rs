@@ -14,7 +14,7 @@
 //! What it does not do: weak memory orderings, and what only a kernel can do (guard pages, pinned pages, hard limits).
 
 use crate::device::{Faults, Kind, SimDevice};
-use crate::host::{Host, Process, Reclaim, Worker};
+use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
 use crate::target::{Lost, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
@@ -30,9 +30,6 @@ use std::sync::Arc;
 
 /// Virtual time of a history, without its end.
 pub const HISTORY_NS: u64 = 20_000_000;
-/// Pages of a process: two chunks of the page table and a part of a third.
-const PAGES: u64 = 1200;
-const PROCESSES_MAX: usize = 4;
 
 /// How often things happened: the engine's counters by name, and what the processes did.
 pub type Coverage = BTreeMap<&'static str, u64>;
@@ -63,6 +60,9 @@ pub fn json(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
 /// What one history is made of, drawn from its seed.
 struct Plan {
     tasks: u32,
+    processes_max: usize,
+    /// Of a process.
+    pages: u64,
     limit_pages: u64,
     reclaim: Reclaim,
     tuning: Tuning,
@@ -99,9 +99,12 @@ impl Plan {
         Plan {
             devices,
             tasks: 2 + chance(&[0, 1, 2, 4]) as u32,
-            limit_pages: chance(&[400, 700, 1500]),
+            processes_max: chance(&[1, 2, 4]) as usize,
+            // Up to two chunks of the page table and a part of a third.
+            pages: chance(&[200, 600, 1200]),
+            limit_pages: chance(&[300, 400, 700, 1500]),
             reclaim: [Reclaim::Direct, Reclaim::Background(1), Reclaim::Background(2)][chance(&[0, 1, 2]) as usize],
-            preemption: Preemption { seed: random.draw(), one_in: 20 + random.below(500), longest_ns: 200_000 },
+            preemption: Preemption { seed: random.draw(), one_in: 20 + random.below(500), longest_ns: 20_000 << (3 * random.below(3)) },
             tuning,
         }
     }
@@ -119,6 +122,8 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
         let history = Rc::new(History {
             host: host.clone(),
             lost,
+            pages: plan.pages,
+            processes_max: plan.processes_max,
             stamps: Cell::new(0),
             running: Cell::new(plan.tasks),
         });
@@ -135,14 +140,16 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
 }
 
 fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
-    const SLOTS: u32 = 8192;
     let cpus = plan.tasks + 3;
+    // No more than may be needed at once: slots are used again soon, by whoever would meet what is left of their past.
+    let in_batches = (BATCH_PAGES as u64 + 1) * u64::from(cpus);
+    let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
     for (n, (kind, faults)) in plan.devices.iter().enumerate() {
-        let sim = Arc::new(SimDevice::new(*kind, SLOTS, *faults, lost.clone()));
+        let sim = Arc::new(SimDevice::new(*kind, slots, *faults, lost.clone()));
         let backing: Arc<dyn Backing> = sim.clone();
-        let slots = SwapDevice::new(SLOTS, cpus, false, &plan.tuning);
-        devices.push(Device::new(format!("device {n}"), 0, slots, vcpu::Arc::from_std(backing)));
+        let table = SwapDevice::new(slots, cpus, false, &plan.tuning);
+        devices.push(Device::new(format!("device {n}"), 0, table, vcpu::Arc::from_std(backing)));
         sims.push(sim);
     }
     let engine = Engine::new(devices, plan.limit_pages * PAGE_SIZE as u64, plan.tuning.clone());
@@ -154,14 +161,16 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
 struct History {
     host: Rc<Host>,
     lost: Arc<Lost>,
+    pages: u64,
+    processes_max: usize,
     stamps: Cell<u64>,
     running: Cell<u32>,
 }
 
 impl History {
     fn new_process(&self) {
-        let target = Arc::new(Target::new(PAGES, self.lost.clone()));
-        target.map(0, PAGES / 2);
+        let target = Arc::new(Target::new(self.pages, self.lost.clone()));
+        target.map(0, self.pages / 2);
         self.host.add_process(target);
     }
 
@@ -200,7 +209,7 @@ impl History {
             let processes = history.host.processes.borrow().clone();
             for process in &processes {
                 worker.settle(process);
-                (0..PAGES).for_each(|page| _ = worker.access(process, page, None));
+                (0..history.pages).for_each(|page| _ = worker.access(process, page, None));
             }
         });
         self.host.stopping.set(false);
@@ -255,9 +264,10 @@ impl Life<'_> {
     /// Pages at random, or one after the other.
     fn accesses(&mut self, process: &Rc<Process>) {
         let stream = self.random.one_in(3);
-        let first = self.random.below(PAGES);
+        let pages = self.history.pages;
+        let first = self.random.below(pages);
         for i in 0..1 + self.random.below(40) {
-            let page = if stream { (first + i) % PAGES } else { self.random.below(PAGES) };
+            let page = if stream { (first + i) % pages } else { self.random.below(pages) };
             let write = self.random.one_in(2).then(|| if self.random.one_in(10) { 0 } else { self.history.stamp() });
             if self.worker.access(process, page, write) == Touch::NotMapped && process.target.is_dead() {
                 return;
@@ -266,9 +276,9 @@ impl Life<'_> {
     }
 
     fn range(&mut self) -> (u64, u64) {
-        let longest = if self.random.one_in(4) { 400 } else { 40 };
+        let longest = if self.random.one_in(4) { self.history.pages / 3 } else { 40 };
         let pages = 1 + self.random.below(longest);
-        let from = self.random.below(PAGES - pages);
+        let from = self.random.below(self.history.pages - pages);
         (from, from + pages)
     }
 
@@ -283,12 +293,12 @@ impl Life<'_> {
             4..6 => target.unmap(from, to),
             6..9 => {
                 let (other, _) = self.range();
-                let pages = (to - from).min(PAGES - other);
+                let pages = (to - from).min(self.history.pages - other);
                 if other + pages <= from || from + pages <= other {
                     target.remap(from, other, pages);
                 }
             }
-            _ if self.history.host.processes.borrow().len() < PROCESSES_MAX => drop(target.fork()),
+            _ if self.history.host.processes.borrow().len() < self.history.processes_max => drop(target.fork()),
             _ => {}
         }
         // As in the kernel: who changes an address space waits until somebody has read of it.
@@ -296,8 +306,8 @@ impl Life<'_> {
     }
 
     fn exit(&mut self, process: &Rc<Process>) {
-        let others = self.history.host.processes.borrow().len() > 1;
-        if others && !process.target.is_dead() && !process.target.has_events() && self.random.one_in(3) {
+        let living = self.history.host.processes.borrow().iter().filter(|p| !p.target.is_dead()).count();
+        if living > 1 && !process.target.is_dead() && !process.target.has_events() && self.random.one_in(3) {
             process.target.exit();
             self.history.host.remove_process(self.worker.cpu, process);
         }
