@@ -158,7 +158,8 @@ fn scale(args: &ScaleArgs) -> u8 {
         ms: args.ms,
         tune: args.tune.clone(),
     };
-    let progress = |row: &Row| note(&format!("{} of {} CPUs", row.cpus, args.cpus.iter().max().unwrap_or(&0)));
+    let progress =
+        |row: &Row| note(&format!("{} of {} CPUs", row.cpus, args.cpus.iter().max().unwrap_or(&0)));
     match scale::scale(&options, progress) {
         Ok(rows) => print(&if args.json { scale::json(&options, &rows) } else { scale::table(&rows) }),
         Err(error) => {

@@ -42,21 +42,41 @@ pub fn measure() -> Vec<Measure> {
     let zero_end = [0u8; PAGE];
     let m = |name, constant_ns, measured_ns| Measure { name, constant_ns, measured_ns };
     vec![
-        m("load that hits the first cache", cost::LOAD_NS, time(1 << 22, |_| _ = black_box(black_box(&word).load(Ordering::Relaxed)))),
-        m("locked add, line its own", cost::RMW_NS, time(1 << 22, |_| _ = black_box(word.fetch_add(1, Ordering::Relaxed)))),
-        m("line from another CPU", cost::LINE_SAME_SOCKET_NS, (0..20).map(|_| line_from_another_cpu()).fold(f64::INFINITY, f64::min)),
+        m(
+            "load that hits the first cache",
+            cost::LOAD_NS,
+            time(1 << 22, |_| _ = black_box(black_box(&word).load(Ordering::Relaxed))),
+        ),
+        m(
+            "locked add, line its own",
+            cost::RMW_NS,
+            time(1 << 22, |_| _ = black_box(word.fetch_add(1, Ordering::Relaxed))),
+        ),
+        m(
+            "line from another CPU",
+            cost::LINE_SAME_SOCKET_NS,
+            (0..20).map(|_| line_from_another_cpu()).fold(f64::INFINITY, f64::min),
+        ),
         m("sched_yield", cost::SCHED_YIELD_NS, time(1 << 14, |_| std::thread::yield_now())),
         m("wake a sleeper (futex)", cost::WAKE_NS, wake()),
-        m("compress a page (LZ4)", cost::COMPRESS_PAGE_NS, time(1 << 12, |_| {
-            _ = black_box(lz4_flex::block::compress_into(black_box(&text), &mut out));
-        })),
+        m(
+            "compress a page (LZ4)",
+            cost::COMPRESS_PAGE_NS,
+            time(1 << 12, |_| {
+                _ = black_box(lz4_flex::block::compress_into(black_box(&text), &mut out));
+            }),
+        ),
         m("decompress a page (LZ4)", cost::DECOMPRESS_PAGE_NS, {
             let mut page = vec![0u8; PAGE];
             time(1 << 13, |_| _ = black_box(lz4_flex::block::decompress_into(black_box(&packed), &mut page)))
         }),
-        m("copy a page that is in no cache", cost::RAMDISK_PAGE_NS, time(half, |i| {
-            to[page(i)..page(i) + PAGE].copy_from_slice(black_box(&from[page(i)..page(i) + PAGE]));
-        })),
+        m(
+            "copy a page that is in no cache",
+            cost::RAMDISK_PAGE_NS,
+            time(half, |i| {
+                to[page(i)..page(i) + PAGE].copy_from_slice(black_box(&from[page(i)..page(i) + PAGE]));
+            }),
+        ),
         m("is a page all zeros (it ends otherwise)", cost::IS_ZERO_NS, {
             let mut page = zero_end;
             page[PAGE - 1] = 1;
@@ -67,7 +87,14 @@ pub fn measure() -> Vec<Measure> {
 
 /// Records of small objects, much alike: what a heap of a scripting language looks like to LZ4.
 fn text_page() -> Vec<u8> {
-    let record = |i: u32| format!("{{'id': {i}, 'name': 'item-{}', 'tags': ['a', 'b{}'], 'size': {}}}\n", i * 7919 % 1000, i % 13, i * 31 % 4096);
+    let record = |i: u32| {
+        format!(
+            "{{'id': {i}, 'name': 'item-{}', 'tags': ['a', 'b{}'], 'size': {}}}\n",
+            i * 7919 % 1000,
+            i % 13,
+            i * 31 % 4096
+        )
+    };
     let mut text: String = (0..).map(record).take(80).collect();
     text.truncate(PAGE);
     text.into_bytes()
@@ -147,7 +174,10 @@ pub fn json(measures: &[Measure]) -> String {
         .iter()
         .map(|m| {
             let name = crate::text::json_string(m.name);
-            format!("    {{\"name\": {name}, \"constant_ns\": {}, \"measured_ns\": {:.1}}}", m.constant_ns, m.measured_ns)
+            format!(
+                "    {{\"name\": {name}, \"constant_ns\": {}, \"measured_ns\": {:.1}}}",
+                m.constant_ns, m.measured_ns
+            )
         })
         .collect();
     format!("{{\n  \"schema\": 1,\n  \"measures\": [\n{}\n  ]\n}}\n", rows.join(",\n"))

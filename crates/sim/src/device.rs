@@ -109,7 +109,8 @@ impl Inner {
             if *readers == 0 {
                 self.readers.remove(&slot.0);
             }
-            let stamp = self.stamps[slot.index()].unwrap_or_else(|| panic!("{slot:?} is read, and holds nothing"));
+            let stamp =
+                self.stamps[slot.index()].unwrap_or_else(|| panic!("{slot:?} is read, and holds nothing"));
             if self.happens(device.faults.read_fails, &device.faults) {
                 device.lost.lock().expect("lost").insert(stamp);
                 // What a failed read leaves behind must never be seen.
@@ -173,7 +174,8 @@ impl Backing for SimDevice {
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
         let mut inner = self.lock();
         let Some(started) = inner.started.get_mut(&queue.0) else { return };
-        let ended: Vec<ReadRequest> = started.extract_if(.., |(end, _)| *end <= now()).map(|(_, r)| r).collect();
+        let ended: Vec<ReadRequest> =
+            started.extract_if(.., |(end, _)| *end <= now()).map(|(_, r)| r).collect();
         for request in ended {
             let read = inner.finish(self, request);
             done.push(read);

@@ -12,8 +12,8 @@ use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::Engine;
 use memspill_engine_sim::space::Space;
 use memspill_engine_sim::stats::add;
-use memspill_engine_sim::sync::Ordering;
 use memspill_engine_sim::swap_in::{Fault, FillJob, Outcome, Scratch};
+use memspill_engine_sim::sync::Ordering;
 use memspill_engine_sim::units::{CpuId, SpaceId, Vpn};
 use memspill_vcpu::{self as vcpu, Mutex, MutexGuard, Signal, cost};
 use std::cell::{Cell, RefCell};
@@ -87,7 +87,12 @@ impl Host {
     fn add(&self, target: Arc<Target>, space: vcpu::Arc<Space>) -> Rc<Process> {
         space.join(&self.engine.spaces());
         self.engine.add_space(space.clone());
-        let process = Rc::new(Process { target, space, batch: Mutex::new(BatchLock), evictor: Mutex::new(EvictorLock) });
+        let process = Rc::new(Process {
+            target,
+            space,
+            batch: Mutex::new(BatchLock),
+            evictor: Mutex::new(EvictorLock),
+        });
         self.processes.borrow_mut().push(process.clone());
         process
     }
@@ -141,7 +146,13 @@ impl Host {
         unreachable!("the last try returns")
     }
 
-    fn batch_of(&self, cpu: CpuId, queue: QueueId, process: &Process, evictor: MutexGuard<'_, EvictorLock>) -> usize {
+    fn batch_of(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        process: &Process,
+        evictor: MutexGuard<'_, EvictorLock>,
+    ) -> usize {
         let engine = &self.engine;
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(cpu, &process.space, BATCH_PAGES);
@@ -189,8 +200,12 @@ impl Host {
             return;
         }
         let group = &self.engine.group;
-        let spaces: Vec<(usize, u64, u64)> =
-            self.engine.spaces().iter().map(|s| (s.evictable(), s.resident_pages(), s.swapped_pages())).collect();
+        let spaces: Vec<(usize, u64, u64)> = self
+            .engine
+            .spaces()
+            .iter()
+            .map(|s| (s.evictable(), s.resident_pages(), s.swapped_pages()))
+            .collect();
         panic!(
             "a fault finds no room: {} pages charged, {} other bytes, limit {} bytes, {} slots used, devices failing: {:?}, \
              full: {:?}; spaces (evictable, resident, swapped): {spaces:?}",
@@ -221,7 +236,13 @@ pub struct Worker {
 
 impl Worker {
     pub fn new(host: Rc<Host>, index: u32) -> Worker {
-        Worker { host, cpu: CpuId(index), queue: QueueId(index), scratch: Scratch::default(), put_off: Vec::new() }
+        Worker {
+            host,
+            cpu: CpuId(index),
+            queue: QueueId(index),
+            scratch: Scratch::default(),
+            put_off: Vec::new(),
+        }
     }
 
     /// Access a page of a process, with all that comes of it.

@@ -36,7 +36,11 @@ impl Options {
             pattern: Pattern::Random { write_percent: 20 },
             kind: self.kind,
             devices: 1,
-            reclaim: if self.reclaimers == 0 { Reclaim::Direct } else { Reclaim::Background(self.reclaimers) },
+            reclaim: if self.reclaimers == 0 {
+                Reclaim::Direct
+            } else {
+                Reclaim::Background(self.reclaimers)
+            },
             tuning,
             warm_up_ns: self.ms * 1_000_000 / 4,
             measured_ns: self.ms * 1_000_000,
@@ -85,7 +89,11 @@ pub fn table(rows: &[Row]) -> String {
         for (i, entry) in m.profile.iter().take(TOP).enumerate() {
             let share = percent(entry.counts.lost_ns() as f64 / m.cpu_ns as f64);
             let indent = if i == 0 { 2 } else { 56 };
-            let site = if entry.name.ends_with(&entry.worst_site) { String::new() } else { format!(" at {}", entry.worst_site) };
+            let site = if entry.name.ends_with(&entry.worst_site) {
+                String::new()
+            } else {
+                format!(" at {}", entry.worst_site)
+            };
             let _ = writeln!(text, "{:indent$}{share:>6}  {}{site}", "", entry.name);
         }
     }
@@ -101,7 +109,13 @@ pub fn json(options: &Options, rows: &[Row]) -> String {
             text,
             "{comma}\n    {{\"cpus\": {}, \"efficiency\": {:.4}, \"measured_ns\": {}, \"cpu_ns\": {}, \"faults\": {}, \
              \"swapped_in\": {}, \"swapped_out\": {}, \"losses\": [",
-            row.cpus, row.efficiency, m.measured_ns, m.cpu_ns, m.counted.faults, m.counted.swapped_in, m.counted.swapped_out,
+            row.cpus,
+            row.efficiency,
+            m.measured_ns,
+            m.cpu_ns,
+            m.counted.faults,
+            m.counted.swapped_in,
+            m.counted.swapped_out,
         );
         for (i, entry) in m.profile.iter().enumerate() {
             let comma = if i == 0 { "" } else { "," };
@@ -110,7 +124,13 @@ pub fn json(options: &Options, rows: &[Row]) -> String {
                 text,
                 "{comma}\n      {{\"name\": {}, \"worst_site\": {}, \"uses\": {}, \"waits\": {}, \"wait_ns\": {}, \
                  \"move_ns\": {}, \"held_ns\": {}}}",
-                json_string(&entry.name), json_string(&entry.worst_site), c.uses, c.waits, c.wait_ns, c.move_ns, c.held_ns,
+                json_string(&entry.name),
+                json_string(&entry.worst_site),
+                c.uses,
+                c.waits,
+                c.wait_ns,
+                c.move_ns,
+                c.held_ns,
             );
         }
         text.push_str("\n    ]}");

@@ -50,7 +50,8 @@ pub fn table(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
 }
 
 pub fn json(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
-    let counts: Vec<String> = coverage.iter().map(|(name, count)| format!("    \"{name}\": {count}")).collect();
+    let counts: Vec<String> =
+        coverage.iter().map(|(name, count)| format!("    \"{name}\": {count}")).collect();
     format!(
         "{{\n  \"schema\": {SCHEMA},\n  \"first_seed\": {first_seed},\n  \"histories\": {histories},\n  \"counters\": {{\n{}\n  }}\n}}\n",
         counts.join(",\n")
@@ -103,8 +104,13 @@ impl Plan {
             // Up to two chunks of the page table and a part of a third.
             pages: chance(&[200, 600, 1200]),
             limit_pages: chance(&[300, 400, 700, 1500]),
-            reclaim: [Reclaim::Direct, Reclaim::Background(1), Reclaim::Background(2)][chance(&[0, 1, 2]) as usize],
-            preemption: Preemption { seed: random.draw(), one_in: 20 + random.below(500), longest_ns: 20_000 << (3 * random.below(3)) },
+            reclaim: [Reclaim::Direct, Reclaim::Background(1), Reclaim::Background(2)]
+                [chance(&[0, 1, 2]) as usize],
+            preemption: Preemption {
+                seed: random.draw(),
+                one_in: 20 + random.below(500),
+                longest_ns: 20_000 << (3 * random.below(3)),
+            },
             tuning,
         }
     }
@@ -268,7 +274,8 @@ impl Life<'_> {
         let first = self.random.below(pages);
         for i in 0..1 + self.random.below(40) {
             let page = if stream { (first + i) % pages } else { self.random.below(pages) };
-            let write = self.random.one_in(2).then(|| if self.random.one_in(10) { 0 } else { self.history.stamp() });
+            let write =
+                self.random.one_in(2).then(|| if self.random.one_in(10) { 0 } else { self.history.stamp() });
             if self.worker.access(process, page, write) == Touch::NotMapped && process.target.is_dead() {
                 return;
             }
@@ -298,7 +305,9 @@ impl Life<'_> {
                     target.remap(from, other, pages);
                 }
             }
-            _ if self.history.host.processes.borrow().len() < self.history.processes_max => drop(target.fork()),
+            _ if self.history.host.processes.borrow().len() < self.history.processes_max => {
+                drop(target.fork())
+            }
             _ => {}
         }
         // As in the kernel: who changes an address space waits until somebody has read of it.

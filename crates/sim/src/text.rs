@@ -24,7 +24,10 @@ mod tests {
 
     #[test]
     fn numbers_are_short_and_strings_are_quoted() {
-        assert_eq!((rate(1_234_567.0), rate(45_600.0), rate(7.0)), ("1.23 M".into(), "46 k".into(), "7".into()));
+        assert_eq!(
+            (rate(1_234_567.0), rate(45_600.0), rate(7.0)),
+            ("1.23 M".into(), "46 k".into(), "7".into())
+        );
         assert_eq!(percent(0.8125), "81.2 %");
         assert_eq!(json_string("a\"b\\c"), r#""a\"b\\c""#);
     }

@@ -62,7 +62,10 @@ fn one_cpu_does_what_its_costs_allow() {
     let pages = measured.counted.swapped_in;
     // A fault, a page read and installed, a page taken out, compressed and its share of the evictor's wakes: 12 to 16 µs.
     assert!((600..850).contains(&pages), "{pages} pages in 10 ms");
-    assert!(measured.counted.swapped_out.abs_diff(pages) <= 192, "as many go out as come in, but for the room between the marks");
+    assert!(
+        measured.counted.swapped_out.abs_diff(pages) <= 192,
+        "as many go out as come in, but for the room between the marks"
+    );
     let lost: u64 = measured.profile.iter().map(|e| e.counts.wait_ns).sum();
     assert_eq!(lost, 0, "one CPU waits for nobody");
 }
@@ -75,7 +78,9 @@ fn more_cpus_do_more_and_a_global_lock_shows() {
     let mut locked = setup(8);
     locked.tuning.set("cgroup-map=locked").unwrap();
     let locked = bench::measure(&locked);
-    let waited = |m: &bench::Measured| m.profile.iter().filter(|e| e.name == "lock u64").map(|e| e.counts.waits).sum::<u64>();
+    let waited = |m: &bench::Measured| {
+        m.profile.iter().filter(|e| e.name == "lock u64").map(|e| e.counts.waits).sum::<u64>()
+    };
     assert_eq!(waited(&eight), 0, "the lock-free map takes no lock");
     assert!(waited(&locked) > 0, "the lock of the locked map is waited for: {:?}", locked.profile);
 }

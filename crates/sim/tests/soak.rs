@@ -7,8 +7,20 @@ fn histories_end_well_and_meet_trouble() {
     let mut coverage = Coverage::new();
     (1..=150).for_each(|seed| soak::history(seed, &mut coverage));
     let met = [
-        "pswpin", "pswpout", "swpout_zero", "swap_cache_hit", "swap_ra", "take_retry", "allocstall", "fill_again",
-        "fill_cancelled", "read_errors", "write_errors", "swap_full", "workingset_refault", "forks",
+        "pswpin",
+        "pswpout",
+        "swpout_zero",
+        "swap_cache_hit",
+        "swap_ra",
+        "take_retry",
+        "allocstall",
+        "fill_again",
+        "fill_cancelled",
+        "read_errors",
+        "write_errors",
+        "swap_full",
+        "workingset_refault",
+        "forks",
     ];
     let never: Vec<_> = met.iter().filter(|name| coverage[**name] == 0).collect();
     assert!(never.is_empty(), "no history has met {never:?}: {coverage:?}");

@@ -28,10 +28,12 @@ mod world;
 pub use arc::Arc;
 pub use atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 pub use lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use locks::TaskId;
 pub use std::sync::atomic::Ordering;
 pub use wait::Signal;
-pub use locks::TaskId;
-pub use world::{Machine, Preemption, World, block, current_task, now, run, sleep_until, spawn, spend, step, untimed, wake};
+pub use world::{
+    Machine, Preemption, World, block, current_task, now, run, sleep_until, spawn, spend, step, untimed, wake,
+};
 
 /// The body of a bounded spin.
 pub fn spin_hint() {

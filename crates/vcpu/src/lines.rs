@@ -48,7 +48,12 @@ pub struct Lines {
 
 impl Lines {
     pub fn new(cpus_per_socket: u32) -> Lines {
-        Lines { cpus_per_socket: cpus_per_socket.max(1), lines: Vec::new(), caches: Vec::new(), last_made: None }
+        Lines {
+            cpus_per_socket: cpus_per_socket.max(1),
+            lines: Vec::new(),
+            caches: Vec::new(),
+            last_made: None,
+        }
     }
 
     pub fn add_cpu(&mut self, cpu: u32) {

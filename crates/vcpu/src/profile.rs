@@ -61,7 +61,8 @@ impl Profile {
             .values()
             .map(|((kind, site), counts)| {
                 let site = site_name(site);
-                let name = if kind.is_empty() { format!("atomic {site}") } else { format!("lock {}", short(kind)) };
+                let name =
+                    if kind.is_empty() { format!("atomic {site}") } else { format!("lock {}", short(kind)) };
                 (name, site, *counts)
             })
             .collect();

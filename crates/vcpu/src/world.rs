@@ -195,7 +195,12 @@ impl State {
         Some((task, &mut self.lines, &mut self.profile))
     }
 
-    fn access(&mut self, kind: &'static str, site: &'static Location<'static>, access: impl FnOnce(&mut Lines, u32, u64) -> Access) {
+    fn access(
+        &mut self,
+        kind: &'static str,
+        site: &'static Location<'static>,
+        access: impl FnOnce(&mut Lines, u32, u64) -> Access,
+    ) {
         let Some((task, lines, profile)) = self.me() else { return };
         let before = task.time;
         let access = access(lines, task.cpu, before);

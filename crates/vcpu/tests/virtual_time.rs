@@ -1,6 +1,8 @@
 //! Tasks, locks and atomics in virtual time: who runs when, what it costs, and that it is always the same.
 
-use memspill_vcpu::{self as vcpu, AtomicU64, Machine, Mutex, Ordering, Preemption, RwLock, Signal, World, cost};
+use memspill_vcpu::{
+    self as vcpu, AtomicU64, Machine, Mutex, Ordering, Preemption, RwLock, Signal, World, cost,
+};
 use std::rc::Rc;
 
 fn world() -> World {
@@ -44,7 +46,10 @@ fn a_lock_makes_its_holders_follow_one_another() {
     });
     assert_eq!(*lock.lock().unwrap(), 80, "nobody came between the load and the store");
     assert!(end >= 80 * HELD_NS, "{end} ns for 80 holds");
-    assert!(end < 80 * (HELD_NS + cost::WAKE_LATENCY_NS + 4 * cost::WAKE_NS), "the lock did not stand still: {end}");
+    assert!(
+        end < 80 * (HELD_NS + cost::WAKE_LATENCY_NS + 4 * cost::WAKE_NS),
+        "the lock did not stand still: {end}"
+    );
 }
 
 #[test]
