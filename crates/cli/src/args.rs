@@ -40,12 +40,15 @@ pub enum Command {
     Run(RunArgs),
     /// Say what this machine offers and lacks for memspill, and how to mend it
     Doctor(DoctorArgs),
+    /// Run the engine on virtual CPUs: how it scales, and whether it breaks
+    Sim(crate::sim::SimArgs),
 }
 
 const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
-  memspill doctor";
+  memspill doctor
+  memspill sim scale --cpus 1,16,256";
 
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of
@@ -158,7 +161,7 @@ fn choose_dir(option: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsStrin
 }
 
 /// Names and values are the engine's to judge; the shape is checked here.
-fn parse_tune(text: &str) -> Result<String, String> {
+pub fn parse_tune(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
         _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),

@@ -3,11 +3,12 @@
 //! ```text
 //! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
-//!      └─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
+//!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
+//!      └─ sim.rs     memspill sim
 //! ```
 //!
 //! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
-//! or to what was asked for (`doctor`, `--help`). A reader that closed the pipe has seen enough: that is success.
+//! or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe has seen enough: that is success.
 
 mod args;
 mod devices;
@@ -17,6 +18,7 @@ mod machine;
 mod probe;
 mod report;
 mod run;
+mod sim;
 mod size;
 mod spec;
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
     ExitCode::from(match cli.command {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Sim(args) => sim::sim(&args),
     })
 }
 

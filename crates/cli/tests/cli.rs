@@ -144,3 +144,31 @@ fn stdout_that_cannot_be_written() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("memspill: cannot write to stdout"));
 }
+
+#[test]
+fn sim_says_what_is_wrong_with_its_options() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["sim", "scale", "--cpus", "0"], "0 is not in 1..=1024"),
+        (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
+        (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
+        (&["sim", "soak", "--seed", "18446744073709551615", "--seeds", "1"], "there are no seeds above"),
+    ];
+    for (arguments, expected) in cases {
+        let (code, message) = refused(arguments);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn sim_prints_the_same_bytes_for_the_same_command() {
+    let output = |arguments: &[&str]| {
+        let output = memspill(arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stderr.is_empty(), "progress is for terminals");
+        output.stdout
+    };
+    for command in [&["sim", "scale", "--cpus", "1,6", "--ms", "2", "--json"][..], &["sim", "soak", "--seeds", "5"][..]] {
+        assert_eq!(output(command), output(command));
+    }
+}

@@ -64,7 +64,7 @@ fn check_space(space: &Space, references: &mut References) -> u64 {
     resident
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, simulated))))]
 mod tests {
     use crate::backing::QueueId;
     use crate::engine::{Device, Engine};

@@ -3,7 +3,7 @@
 //! The three stories are told elsewhere: a page goes out in `swap_out.rs`, comes in in `swap_in.rs`, and follows its
 //! address space's changes in `space.rs`.
 
-use crate::backing::{Backing, ReadDone};
+use crate::backing::{Backing, QueueId, ReadDone};
 use crate::errors::DeviceErrors;
 use crate::group::Group;
 use crate::slots::SwapDevice;
@@ -44,9 +44,7 @@ pub struct Engine {
     pub stats: Stats,
     pub tuning: Tuning,
     pub(crate) staging: Staging,
-    /// Reads in flight: token → what they are for.
-    pub(crate) reads: Mutex<HashMap<u64, FillJob>>,
-    pub(crate) next_token: AtomicU64,
+    pub(crate) reads: Reads,
     /// Pages taken out so far: the clock of refault distances.
     pub(crate) evictions: AtomicU32,
     spaces: RwLock<Vec<Arc<Space>>>,
@@ -75,8 +73,7 @@ impl Engine {
             stats: Stats::default(),
             tuning,
             staging: Staging::default(),
-            reads: Mutex::new(HashMap::new()),
-            next_token: AtomicU64::new(1),
+            reads: Reads::default(),
             evictions: AtomicU32::new(0),
             spaces: RwLock::new(Vec::new()),
             leaving: Mutex::new(Vec::new()),
@@ -173,11 +170,6 @@ impl Engine {
             }
         }
     }
-
-    /// Take a finished read's job back.
-    pub(crate) fn take_read(&self, done: &ReadDone) -> FillJob {
-        lock(&self.reads).remove(&done.token).expect("a read finished that was not started")
-    }
 }
 
 impl Device {
@@ -190,6 +182,43 @@ impl Device {
     }
 }
 
+/// Reads in flight: token → what they are for. Each queue has its part, because every fault that reads passes through.
+pub(crate) struct Reads {
+    parts: [Mutex<ReadsOfQueue>; READS_PARTS],
+}
+
+#[derive(Default)]
+struct ReadsOfQueue {
+    started: u64,
+    jobs: HashMap<u64, FillJob>,
+}
+
+const READS_PARTS: usize = 64;
+
+impl Default for Reads {
+    fn default() -> Reads {
+        Reads { parts: std::array::from_fn(|_| Mutex::default()) }
+    }
+}
+
+impl Reads {
+    /// A token for a read on `queue` that brings `job`.
+    pub fn start(&self, queue: QueueId, job: FillJob) -> u64 {
+        let part = queue.0 as usize % READS_PARTS;
+        let mut reads = lock(&self.parts[part]);
+        reads.started += 1;
+        let token = reads.started * READS_PARTS as u64 + part as u64;
+        reads.jobs.insert(token, job);
+        token
+    }
+
+    /// Take a finished read's job back.
+    pub fn finish(&self, done: &ReadDone) -> FillJob {
+        let mut reads = lock(&self.parts[(done.token % READS_PARTS as u64) as usize]);
+        reads.jobs.remove(&done.token).expect("a read finished that was not started")
+    }
+}
+
 /// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
 ///
 /// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
@@ -197,6 +226,8 @@ impl Device {
 #[derive(Default)]
 pub(crate) struct Staging {
     inner: Mutex<StagingInner>,
+    /// Buffers with frames, and spare ones: for the account, which asks after each batch.
+    buffers: AtomicU64,
 }
 
 #[derive(Default)]
@@ -223,8 +254,9 @@ fn batch_of(frame: FrameId) -> usize {
 
 impl Staging {
     pub fn buffer(&self) -> PageBuf {
-        let spare = lock(&self.inner).spare.pop();
-        spare.unwrap_or_else(|| page_buf(BATCH_PAGES))
+        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(BATCH_PAGES) };
+        self.buffers.fetch_sub(1, Ordering::Relaxed);
+        spare
     }
 
     /// Publish a filled buffer of which `frames` pages will be in the swap cache; returns the frame of its page 0.
@@ -239,14 +271,19 @@ impl Staging {
             }
         };
         inner.batches[batch] = Some(Batch { buf: Arc::new(buf), frames });
+        self.buffers.fetch_add(1, Ordering::Relaxed);
         FrameId((batch as u32) << FRAME_PAGE_BITS)
     }
 
     /// The buffer of a frame that is pinned in the swap cache, and the page's place in it.
     pub fn get(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
+        lock(&self.inner).page(frame)
+    }
+
+    /// As `get`, for frames that are all cached or pinned.
+    pub fn get_many(&self, frames: impl Iterator<Item = FrameId>) -> Vec<(Arc<PageBuf>, usize)> {
         let inner = lock(&self.inner);
-        let batch = inner.batches[batch_of(frame)].as_ref().expect("a pinned frame has its batch");
-        (batch.buf.clone(), (frame.0 & ((1 << FRAME_PAGE_BITS) - 1)) as usize)
+        frames.map(|frame| inner.page(frame)).collect()
     }
 
     /// These frames are neither cached nor pinned any more.
@@ -260,11 +297,13 @@ impl Staging {
                 continue;
             }
             let buf = slot.take().expect("it was there").buf;
+            self.buffers.fetch_sub(1, Ordering::Relaxed);
             // Somebody may still be copying out of it: then the memory goes when he is done.
             if let Ok(buf) = Arc::try_unwrap(buf)
                 && inner.spare.len() < SPARE_MAX
             {
                 inner.spare.push(buf);
+                self.buffers.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -274,6 +313,7 @@ impl Staging {
         let mut inner = lock(&self.inner);
         if inner.spare.len() < SPARE_MAX {
             inner.spare.push(buf);
+            self.buffers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -283,8 +323,13 @@ impl Staging {
     }
 
     pub fn bytes(&self) -> u64 {
-        let inner = lock(&self.inner);
-        let buffers = inner.batches.iter().flatten().count() + inner.spare.len();
-        (buffers * BATCH_PAGES * crate::units::PAGE_SIZE) as u64
+        self.buffers.load(Ordering::Relaxed) * (BATCH_PAGES * crate::units::PAGE_SIZE) as u64
+    }
+}
+
+impl StagingInner {
+    fn page(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
+        let batch = self.batches[batch_of(frame)].as_ref().expect("a pinned frame has its batch");
+        (batch.buf.clone(), (frame.0 & ((1 << FRAME_PAGE_BITS) - 1)) as usize)
     }
 }

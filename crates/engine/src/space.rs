@@ -392,7 +392,7 @@ impl Space {
         engine.group.force_charge(resident);
         self.cow.store(true, Ordering::Relaxed);
         child.cow.store(true, Ordering::Relaxed);
-        crate::stats::add(&engine.stats.forks, 1);
+        crate::stats::add(&engine.stats.rare().forks, 1);
         resident
     }
 

@@ -1,20 +1,51 @@
 //! Every counter, once: its name (the kernel's vmstat word where there is one) and what it counts.
+//!
+//! Each CPU counts for itself and reading adds up: a counter that all CPUs write stops 128 of them (`memspill sim scale`).
 
 use crate::sync::{AtomicU64, Ordering};
+use crate::units::CpuId;
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
-        /// Counters since the start. All are events; gauges come from their owners.
+        /// What one CPU (or several of the same place) has counted.
         #[derive(Default)]
-        pub struct Stats { $($(#[doc = $doc])+ pub $name: AtomicU64,)* }
+        #[repr(align(128))]
+        pub struct Counters { $($(#[doc = $doc])+ pub $name: AtomicU64,)* }
 
         impl Stats {
             /// (name, value, help) for every counter, in the order of declaration.
             pub fn list(&self) -> Vec<(&'static str, u64, &'static str)> {
-                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed), concat!($($doc),+)),)*]
+                vec![$((stringify!($name), self.sum(|c| &c.$name), concat!($($doc),+)),)*]
             }
         }
     };
+}
+
+/// CPUs that count apart; more of them share.
+const PLACES: usize = 256;
+
+/// Counters since the start. All are events; gauges come from their owners.
+pub struct Stats {
+    places: Box<[Counters]>,
+}
+
+impl Default for Stats {
+    fn default() -> Stats {
+        Stats { places: (0..PLACES).map(|_| Counters::default()).collect() }
+    }
+}
+
+impl Stats {
+    pub fn on(&self, cpu: CpuId) -> &Counters {
+        &self.places[cpu.index() % PLACES]
+    }
+    /// Where the CPU is not known: for what is rare.
+    pub fn rare(&self) -> &Counters {
+        &self.places[0]
+    }
+    pub fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+        self.places.iter().map(|place| counter(place).load(Ordering::Relaxed)).sum()
+    }
 }
 
 stats! {
@@ -68,6 +99,10 @@ stats! {
     forks,
 }
 
+#[track_caller]
 pub fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
+    // Others may count in the same place: what did not happen must not take its cache line from them.
+    if n > 0 {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
 }

@@ -143,8 +143,8 @@ impl Engine {
             }
             state @ (State::None | State::Swapped) => {
                 let window = self.window(space, vpn, state);
-                let Some(pages) = self.claim(space, &mut words, fault, window, state) else {
-                    add(&self.stats.allocstall, 1);
+                let Some(pages) = self.claim(cpu, space, &mut words, fault, window, state) else {
+                    add(&self.stats.on(cpu).allocstall, 1);
                     return Outcome::NoRoom;
                 };
                 drop(words);
@@ -168,7 +168,7 @@ impl Engine {
         if words[index(vpn)].state() == State::Resident {
             let fill = space.memory.put_zero(vpn, 1, true);
             if fill.stop == Stop::Exists {
-                add(&self.stats.fill_exists, 1);
+                add(&self.stats.rare().fill_exists, 1);
             }
         }
         // Whatever it was: they look again, and come back with a new fault if need be.
@@ -211,6 +211,7 @@ impl Engine {
     /// is no room even for the page itself. What comes along may not take the last of the room.
     fn claim(
         &self,
+        cpu: CpuId,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
         fault: Fault,
@@ -251,7 +252,7 @@ impl Engine {
         if state == State::Swapped {
             space.count_swapped(-(picked.len() as i64));
         }
-        add(&self.stats.swap_ra, picked.len() as u64 - 1);
+        add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         Some(claims)
     }
 
@@ -262,7 +263,7 @@ impl Engine {
         for (i, claim) in job.pages.iter().enumerate() {
             let entry = claim.entry.expect("a swapped page has an entry");
             if self.copy_from_cache(cpu, entry, &mut buf[i]) {
-                add(&self.stats.swap_cache_hit, 1);
+                add(&self.stats.on(cpu).swap_cache_hit, 1);
             } else {
                 missing.push(i);
             }
@@ -271,7 +272,7 @@ impl Engine {
             job.buf = buf;
             return self.install(cpu, job, scratch);
         }
-        add(&self.stats.pgmajfault, 1);
+        add(&self.stats.on(cpu).pgmajfault, 1);
         // One request goes to one device, into consecutive pages: if some pages came out of the cache, or the entries are
         // of several devices, bring the faulting page's part now and leave the rest swapped out.
         let whole = missing.len() == job.pages.len()
@@ -350,8 +351,7 @@ impl Engine {
         let entries: Vec<SwapEntry> = job.pages.iter().filter_map(|c| c.entry).collect();
         let slots: Vec<SlotIndex> = entries.iter().map(|e| e.slot).collect();
         let device = &self.devices[entries[0].device as usize];
-        let token = self.next_token.fetch_add(1, Ordering::Relaxed);
-        lock(&self.reads).insert(token, job);
+        let token = self.reads.start(queue, job);
         match device.backing.read(queue, ReadRequest { token, slots, buf }) {
             ReadStart::Done(done) => self.read_done(cpu, done, scratch),
             ReadStart::Pending => Outcome::Pending,
@@ -360,12 +360,12 @@ impl Engine {
 
     /// A read has finished (at once, or reaped from the queue): install what it brought.
     pub fn read_done(&self, cpu: CpuId, done: ReadDone, scratch: &mut Scratch) -> Outcome {
-        let mut job = self.take_read(&done);
+        let mut job = self.reads.finish(&done);
         for (claim, result) in job.pages.iter_mut().zip(&done.results) {
             claim.failed = result.is_err();
         }
-        add(&self.stats.pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
-        add(&self.stats.read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
+        add(&self.stats.on(cpu).pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
+        add(&self.stats.on(cpu).read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
         if let Some(Err(error)) = done.results.iter().find(|r| r.is_err()) {
             let device = job.pages[0].entry.expect("a page that is read has an entry").device;
             self.devices[device as usize].errors.note_read(error);
@@ -420,7 +420,7 @@ impl Engine {
                 // It may be a page of a MADV_DONTNEED whose event we have processed and whose thread has not dropped it
                 // yet: moved out now, it would come back with its old bytes.
                 Stop::Exists => {
-                    add(&self.stats.fill_exists, 1);
+                    add(&self.stats.rare().fill_exists, 1);
                     end.found.push(job.pages[at]);
                     at += 1;
                     Stop::Done
@@ -436,7 +436,7 @@ impl Engine {
         let mut entries = Vec::new();
         {
             let mut words = lock(&chunk);
-            self.finish_words(&space, &mut words, job.favoured, &end, &mut entries);
+            self.finish_words(cpu, &space, &mut words, job.favoured, &end, &mut entries);
         }
         for (claim, cancelled) in &end.dropped {
             if !cancelled {
@@ -452,7 +452,7 @@ impl Engine {
     fn put(&self, job: &FillJob, at: usize, pages: usize) -> Fill {
         let vpn = job.pages[at].vpn;
         if job.pages[at].entry.is_none() {
-            add(&self.stats.zero_fill, pages as u64);
+            add(&self.stats.rare().zero_fill, pages as u64);
             return job.space.memory.put_zero(vpn, pages, job.write);
         }
         job.space.memory.put(vpn, &job.buf[at..at + pages])
@@ -461,6 +461,7 @@ impl Engine {
     /// The words of a job after its fills: resident, given back, or poisoned.
     fn finish_words(
         &self,
+        cpu: CpuId,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
         favoured: bool,
@@ -470,7 +471,7 @@ impl Engine {
         let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
         for claim in &end.installed {
             claimed(words, claim.vpn);
-            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(space, claim) + if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 });
+            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(cpu, space, claim) + if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 });
             words[index(claim.vpn)] = word;
             records.push(record);
             entries.extend(claim.entry);
@@ -517,14 +518,14 @@ impl Engine {
 
     /// A page that comes back soon after it left belongs to the working set: one more round in the LRU. "Soon" is the
     /// kernel's test: fewer pages have left since than are resident.
-    fn refault_heat(&self, space: &Space, claim: &Claim) -> u64 {
+    fn refault_heat(&self, cpu: CpuId, space: &Space, claim: &Claim) -> u64 {
         let Some(entry) = claim.entry else { return 0 };
         let Some(shadow) = self.devices[entry.device as usize].slots.shadow(entry.slot) else { return 0 };
         let distance = self.evictions.load(Ordering::Relaxed).wrapping_sub(shadow);
         if u64::from(distance) > space.resident_pages() {
             return 0;
         }
-        add(&self.stats.workingset_refault, 1);
+        add(&self.stats.on(cpu).workingset_refault, 1);
         1
     }
 
@@ -538,7 +539,7 @@ impl Engine {
         scratch: &mut Scratch,
     ) -> Outcome {
         for (claim, cancelled) in &end.dropped {
-            add(&self.stats.fill_cancelled, u64::from(*cancelled));
+            add(&self.stats.rare().fill_cancelled, u64::from(*cancelled));
             space.memory.wake(claim.vpn, 1);
         }
         // The waiters of what was given back look again, and get SIGSEGV from the kernel if there is no mapping.
@@ -546,7 +547,7 @@ impl Engine {
             space.memory.wake(claim.vpn, 1);
         }
         if end.stop == Stop::Again {
-            add(&self.stats.fill_again, 1);
+            add(&self.stats.rare().fill_again, 1);
             if !job.buf.is_empty() {
                 job.buf = job.buf[at..at + rest.len()].to_vec().into_boxed_slice();
             }

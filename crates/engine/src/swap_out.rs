@@ -59,11 +59,11 @@ impl Engine {
         let mut entries = Vec::with_capacity(BATCH_PAGES);
         let places = self.alloc_slots(cpu, n.min(BATCH_PAGES), &mut entries);
         if places == 0 {
-            add(&self.stats.swap_full, 1);
+            add(&self.stats.rare().swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
             return (Shrunk::default(), None);
         }
-        let runs = self.choose_victims(space, places);
+        let runs = self.choose_victims(cpu, space, places);
         let mut shrunk = Shrunk { tried: runs.iter().map(|r| r.pages as usize).sum(), ..Shrunk::default() };
         if runs.is_empty() {
             self.free_entries(cpu, &entries);
@@ -73,11 +73,11 @@ impl Engine {
         let mut outcome = Vec::with_capacity(shrunk.tried);
         space.memory.take(&runs, &mut buf, &mut outcome);
         assert_eq!(outcome.len(), shrunk.tried, "Memory::take must say what became of each page");
-        add(&self.stats.take_batches, 1);
+        add(&self.stats.on(cpu).take_batches, 1);
 
         let staged = self.settle(space, &runs, &outcome, &mut shrunk);
         shrunk.taken = staged.len();
-        add(&self.stats.pgsteal, staged.len() as u64);
+        add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
         let write_out = self.stage(cpu, space, staged, entries, buf, &mut shrunk.wanted);
         (shrunk, write_out)
@@ -96,11 +96,11 @@ impl Engine {
                     gone += 1;
                     continue;
                 }
-                Take::Retry => add(&self.stats.take_retry, 1),
+                Take::Retry => add(&self.stats.rare().take_retry, 1),
                 Take::Busy => {
-                    add(&self.stats.take_busy, 1);
+                    add(&self.stats.rare().take_busy, 1);
                 }
-                Take::Unevictable => add(&self.stats.take_unevictable, 1),
+                Take::Unevictable => add(&self.stats.rare().take_unevictable, 1),
                 Take::Hole | Take::Gone => gone += 1,
             }
             let chunk = space.chunk_or_new(vpn);
@@ -148,7 +148,7 @@ impl Engine {
     ) -> Option<WriteOut> {
         let (zero, data): (Vec<Staged>, Vec<Staged>) =
             staged.into_iter().partition(|s| is_zero(&buf[s.place]));
-        add(&self.stats.swpout_zero, zero.len() as u64);
+        add(&self.stats.on(cpu).swpout_zero, zero.len() as u64);
         self.set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
         let unused = entries.split_off(data.len());
         self.free_entries(cpu, &unused);
@@ -232,7 +232,7 @@ impl Engine {
         failed: &mut Vec<CachedPage>,
     ) {
         let device = &self.devices[device];
-        let buffers: Vec<(Arc<PageBuf>, usize)> = pages.iter().map(|p| self.staging.get(p.frame)).collect();
+        let buffers: Vec<(Arc<PageBuf>, usize)> = self.staging.get_many(pages.iter().map(|p| p.frame));
         let writes: Vec<PageWrite> = pages
             .iter()
             .zip(&buffers)
@@ -258,7 +258,7 @@ impl Engine {
         if !written.is_empty() && written.len() == pages.len() {
             device.full.store(false, Ordering::Relaxed);
         }
-        add(&self.stats.pswpout, written.len() as u64);
+        add(&self.stats.on(cpu).pswpout, written.len() as u64);
         let shadow = self.evictions.load(Ordering::Relaxed);
         let (mut frames, mut freed) = (Vec::new(), Vec::new());
         device.slots.cache_delete(&written, Some(shadow), &mut frames, &mut freed);
@@ -269,10 +269,10 @@ impl Engine {
     fn note_write_error(&self, device: &Device, error: &BackingError, again: bool) {
         if *error == BackingError::Full {
             device.full.store(true, Ordering::Relaxed);
-            add(&self.stats.swap_full, 1);
+            add(&self.stats.rare().swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
         } else if !again {
-            add(&self.stats.write_errors, 1);
+            add(&self.stats.rare().write_errors, 1);
             device.errors.note_write(error);
         }
     }

@@ -1,4 +1,5 @@
-//! The one door to locks, atomics and time: std in a shipped build, loom under `--cfg loom`.
+//! The one door to locks, atomics and time: std in a shipped build, loom under `--cfg loom`, and under `--cfg simulated`
+//! (the crate `engine-sim`, which has these same sources) those of virtual CPUs, where each costs virtual time.
 //!
 //! Everything else in the engine imports from here, so that one body of code can be shipped, model-checked and
 //! simulated. What it does not do: pick a CPU (that is an argument) or read a clock (callers pass `now_ns`).
@@ -8,7 +9,11 @@ pub use loom::sync::{
     Arc, Condvar, Mutex, MutexGuard, RwLock,
     atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
-#[cfg(not(loom))]
+#[cfg(simulated)]
+pub use memspill_vcpu::{
+    Arc, AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock,
+};
+#[cfg(not(any(loom, simulated)))]
 pub use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, RwLock,
     atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -18,12 +23,15 @@ pub use std::sync::{
 pub fn spin_hint() {
     #[cfg(loom)]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(simulated)]
+    memspill_vcpu::spin_hint();
+    #[cfg(not(any(loom, simulated)))]
     std::hint::spin_loop();
 }
 
 /// Lock, and treat a poisoned lock as what it is: a broken invariant. The panic aborts the supervisor, and the
 /// target is killed rather than fed bytes that may be wrong.
+#[track_caller]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock")
 }
@@ -32,6 +40,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(simulated)]
+    memspill_vcpu::yield_now();
+    #[cfg(not(any(loom, simulated)))]
     std::thread::yield_now();
 }

@@ -74,7 +74,8 @@ fn linger(pager: &Pager) {
     if pager.cpus.len() != 2 || !crate::home::one_thread_faults(pager) {
         return;
     }
-    let faults = || pager.engine.stats.pgfault.load(Ordering::Relaxed);
+    let stats = &pager.engine.stats;
+    let faults = || [0, 1].map(|cpu| stats.on(CpuId(cpu)).pgfault.load(Ordering::Relaxed)).iter().sum::<u64>();
     let (mut seen, mut seen_at) = (faults(), Instant::now());
     while !pager.reclaim_is_wanted() {
         (0..64).for_each(|_| std::hint::spin_loop());

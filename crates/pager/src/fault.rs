@@ -121,7 +121,7 @@ impl<'a> FaultThread<'a> {
     }
 
     fn fault(&mut self, process: &Arc<Process>, addr: u64, write: bool, tid: u32) {
-        memspill_engine::stats::add(&self.pager.engine.stats.pgfault, 1);
+        memspill_engine::stats::add(&self.pager.engine.stats.on(self.cpu).pgfault, 1);
         if process.memory.pid() == 0 {
             crate::events::learn_pid(self.pager, process, tid);
         }

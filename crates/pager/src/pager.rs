@@ -212,8 +212,7 @@ impl Pager {
     /// Pages that left or were filled since the start: as long as it grows, nobody waits for ever.
     pub fn moved(&self) -> u64 {
         let stats = &self.engine.stats;
-        let counters = [&stats.pgsteal, &stats.zero_fill, &stats.swap_cache_hit, &stats.pswpin];
-        counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+        stats.sum(|c| &c.pgsteal) + stats.sum(|c| &c.zero_fill) + stats.sum(|c| &c.swap_cache_hit) + stats.sum(|c| &c.pswpin)
     }
 
     /// To be called now and then.

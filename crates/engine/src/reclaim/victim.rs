@@ -18,39 +18,49 @@ use crate::reclaim::lru::Record;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
-use crate::units::Vpn;
+use crate::units::{CpuId, Vpn};
 use crate::word::{State, Word};
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
 const NEIGHBOURHOOD_PAGES: u64 = 16;
+/// What a batch is reckoned at when a space is picked for it.
+const PICKED_PAGES: usize = 64;
 
 impl Engine {
     /// The space that gives the next batch: pages taken in proportion to what is resident, so that everyone is pressed
     /// alike and idle ones drain, because their pages do not come back.
     pub fn pick_space(&self) -> Option<Arc<Space>> {
         let spaces = self.spaces();
-        let candidates = spaces.iter().filter(|s| !s.is_dead() && s.evictable() > 0);
-        let picked = candidates.min_by(|a, b| a.pass().total_cmp(&b.pass()))?;
-        Some(picked.clone())
+        let mut candidates: Vec<(f64, &Arc<Space>)> =
+            spaces.iter().filter(|s| !s.is_dead() && s.resident_pages() > 0).map(|s| (s.pass(), s)).collect();
+        loop {
+            let (n, (_, picked)) = candidates.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
+            // Only now: it takes the lock of the LRU, and with many processes all of those would be taken for each batch.
+            if picked.evictable() > 0 {
+                // Charged before its victims are known, so that who picks next finds another one instead of waiting for this.
+                picked.charge_pass(PICKED_PAGES);
+                return Some((*picked).clone());
+            }
+            candidates.swap_remove(n);
+        }
     }
 
     /// Choose up to `n` pages of `space`, mark them EVICTING, and return them as ascending runs.
-    pub(crate) fn choose_victims(&self, space: &Space, n: usize) -> Vec<Run> {
+    pub(crate) fn choose_victims(&self, cpu: CpuId, space: &Space, n: usize) -> Vec<Run> {
         let mut victims: Vec<Vpn> = Vec::with_capacity(n);
         // Heat is finite, so a queue of hot pages only is cold after some rounds; the bound keeps one call short.
         let mut looks = 4 * n + 64;
         while victims.len() < n && looks > 0 {
             looks -= 1;
             let Some(record) = lock(&space.lru).pop() else { break };
-            add(&self.stats.pgscan, 1);
-            self.consider(space, record, n, &mut victims);
+            add(&self.stats.on(cpu).pgscan, 1);
+            self.consider(cpu, space, record, n, &mut victims);
         }
-        space.charge_pass(victims.len());
         victims.sort_unstable();
         runs_of(&victims)
     }
 
-    fn consider(&self, space: &Space, record: Record, n: usize, victims: &mut Vec<Vpn>) {
+    fn consider(&self, cpu: CpuId, space: &Space, record: Record, n: usize, victims: &mut Vec<Vpn>) {
         let vpn = record.vpn();
         let Some(chunk) = space.chunk(vpn) else { return };
         let mut words = lock(&chunk);
@@ -62,7 +72,7 @@ impl Engine {
             let (fresh, record) = space.fresh_resident(vpn, word.heat() - 1);
             words[index(vpn)] = fresh;
             lock(&space.lru).push(record);
-            add(&self.stats.pgrotated, 1);
+            add(&self.stats.on(cpu).pgrotated, 1);
             return;
         }
         words[index(vpn)] = word.with_state(State::Evicting);

@@ -1,0 +1,224 @@
+//! `memspill sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
+
+use crate::args::{EXIT_USAGE, parse_tune};
+use clap::{Args, Subcommand, ValueEnum};
+use memspill_sim::device::Kind;
+use memspill_sim::scale::{self, Row};
+use memspill_sim::soak::{self, Coverage};
+use memspill_sim::{calibrate, seeds};
+use std::io::{IsTerminal, Write};
+
+/// A soak has found something wrong.
+const EXIT_FOUND: i32 = 1;
+
+const EXAMPLES: &str = "\
+Everything printed to stdout is a function of the command line: the same command prints
+the same bytes on every machine (but for calibrate, which is there to look at this one). See docs/simulation.md.
+
+Examples:
+  memspill sim scale --cpus 1,16,256
+  memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
+  memspill sim soak --seed 1 --minutes 10
+  memspill sim seeds --json";
+
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct SimArgs {
+    #[command(subcommand)]
+    command: SimCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum SimCommand {
+    /// Throughput on more and more virtual CPUs, and what time is lost in
+    Scale(ScaleArgs),
+    /// Random histories with failing devices and preemption, every page checked
+    Soak(SoakArgs),
+    /// The mechanisms of the published patch threads, old against new, beside what they reported
+    Seeds(SeedsArgs),
+    /// Measure on this machine what the simulation's constants stand for
+    Calibrate(CalibrateArgs),
+}
+
+#[derive(Args, Debug)]
+struct ScaleArgs {
+    /// Numbers of virtual CPUs, one row for each; efficiency is against the first
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    cpus: Vec<u32>,
+
+    /// CPUs of a socket: a cache line takes longer to come from another one
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    cpus_per_socket: u32,
+
+    /// Threads of each process; each thread has a CPU
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+
+    /// Reclaimers on CPUs of their own; 0: each thread makes room itself
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
+    reclaimers: u32,
+
+    /// Swap device: ram (compressed), ram-disk or nvme; as fast for many CPUs as for one
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = DeviceKind::Ram, hide_possible_values = true)]
+    device: DeviceKind,
+
+    /// Virtual milliseconds that are measured, after a quarter of that to warm up
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    ms: u64,
+
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Set a tuning knob, such as slot-batch=1; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
+    tune: Vec<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct SoakArgs {
+    /// Seed of the first history; the next ones have the numbers after it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Virtual minutes of histories, 20 virtual milliseconds each
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: u64,
+
+    /// Histories, whatever their minutes
+    #[arg(long, value_name = "K", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct SeedsArgs {
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct CalibrateArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum DeviceKind {
+    Ram,
+    RamDisk,
+    Nvme,
+}
+
+impl DeviceKind {
+    fn kind(self) -> Kind {
+        match self {
+            DeviceKind::Ram => Kind::Ram,
+            DeviceKind::RamDisk => Kind::RamDisk,
+            DeviceKind::Nvme => Kind::Nvme,
+        }
+    }
+}
+
+/// Returns the exit code.
+pub fn sim(args: &SimArgs) -> u8 {
+    match &args.command {
+        SimCommand::Scale(args) => scale(args),
+        SimCommand::Soak(args) => soak(args),
+        SimCommand::Seeds(args) => seeds(args),
+        SimCommand::Calibrate(args) => {
+            let measures = calibrate::measure();
+            print(&if args.json { calibrate::json(&measures) } else { calibrate::table(&measures) })
+        }
+    }
+}
+
+fn scale(args: &ScaleArgs) -> u8 {
+    let options = scale::Options {
+        cpus: args.cpus.clone(),
+        seed: args.seed,
+        cpus_per_socket: args.cpus_per_socket,
+        threads: args.threads,
+        reclaimers: args.reclaimers,
+        kind: args.device.kind(),
+        ms: args.ms,
+        tune: args.tune.clone(),
+    };
+    let progress =
+        |row: &Row| note(&format!("{} of {} CPUs", row.cpus, args.cpus.iter().max().unwrap_or(&0)));
+    match scale::scale(&options, progress) {
+        Ok(rows) => print(&if args.json { scale::json(&options, &rows) } else { scale::table(&rows) }),
+        Err(error) => {
+            eprintln!("memspill: {error}");
+            EXIT_USAGE
+        }
+    }
+}
+
+fn seeds(args: &SeedsArgs) -> u8 {
+    let progress = |row: &seeds::Row| note(&row.name());
+    match seeds::seeds(args.seed, progress) {
+        Ok(rows) => print(&if args.json { seeds::json(args.seed, &rows) } else { seeds::table(&rows) }),
+        Err(error) => {
+            eprintln!("memspill: {error}");
+            EXIT_USAGE
+        }
+    }
+}
+
+fn soak(args: &SoakArgs) -> u8 {
+    let histories = args.seeds.unwrap_or_else(|| soak::histories_of(args.minutes));
+    let Some(end) = args.seed.checked_add(histories) else {
+        eprintln!("memspill: there are no seeds above {}", u64::MAX);
+        return EXIT_USAGE;
+    };
+    let mut coverage = Coverage::new();
+    for seed in args.seed..end {
+        // What is wrong is a panic, wherever in the engine or in the checks it happens.
+        std::panic::set_hook(Box::new(move |panic| {
+            eprintln!("memspill: seed {seed}: {panic}");
+            eprintln!("memspill: repeat it with: memspill sim soak --seed {seed} --seeds 1");
+            std::process::exit(EXIT_FOUND);
+        }));
+        soak::history(seed, &mut coverage);
+        let done = seed - args.seed + 1;
+        if done.is_multiple_of(500) {
+            note(&format!("{done} of {histories} histories"));
+        }
+    }
+    drop(std::panic::take_hook());
+    let text = if args.json { soak::json } else { soak::table };
+    print(&text(args.seed, histories, &coverage))
+}
+
+/// A line of progress, for somebody who looks.
+fn note(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("memspill: {text}");
+    }
+}
+
+/// A reader that has closed the pipe has seen enough.
+fn print(text: &str) -> u8 {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("memspill: cannot write: {error}");
+            1
+        }
+        _ => 0,
+    }
+}

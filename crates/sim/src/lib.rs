@@ -1,0 +1,23 @@
+//! `memspill sim`: the shipped engine's sources on virtual CPUs with a virtual clock.
+//!
+//! ```text
+//!   scale, seeds ──▶ bench ──┐
+//!                            ├─▶ host: what the pager does ─▶ engine (engine-sim) ─▶ target: a process's memory
+//!   soak ────────────────────┘       tasks: vcpu                                  └▶ device: what slots hold
+//! ```
+//!
+//! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map is in the output, so the same
+//! command prints the same bytes on every machine. What it costs to do things is in `vcpu/src/cost.rs`.
+
+pub mod bench;
+pub mod calibrate;
+pub mod device;
+mod host;
+pub mod scale;
+pub mod seeds;
+pub mod soak;
+mod stamp;
+mod target;
+mod text;
+
+pub use host::Reclaim;

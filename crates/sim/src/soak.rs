@@ -1,0 +1,324 @@
+//! `memspill sim soak`: random histories with faults of devices and preemption at any lock, checked all along.
+//!
+//! ```text
+//!   seed ─▶ machine, devices, fault plan, knobs ─▶ tasks: touch, map, unmap, mremap, fork, exit, reclaim, tidy
+//!                                                    │ 20 virtual ms
+//!                                                    ▼
+//!           quiet: checker ─▶ every page of every process is read ─▶ all exit: no slot, page or byte is left
+//! ```
+//!
+//! Each touch compares the page with what was last stored there (target.rs); a page may be lost only if a read of it has
+//! failed. A history depends on nothing but its seed, so a failure is repeated by that seed alone. Faults of devices end
+//! before the history does, so that what waits to be written can be.
+//!
+//! What it does not do: weak memory orderings, and what only a kernel can do (guard pages, pinned pages, hard limits).
+
+use crate::device::{Faults, Kind, SimDevice};
+use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
+use crate::target::{Lost, Target, Touch};
+use memspill_engine_sim::backing::{Backing, QueueId};
+use memspill_engine_sim::engine::{Device, Engine};
+use memspill_engine_sim::slots::SwapDevice;
+use memspill_engine_sim::tuning::Tuning;
+use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
+use memspill_vcpu::random::Random;
+use memspill_vcpu::{self as vcpu, Machine, Preemption, World};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Virtual time of a history, without its end.
+pub const HISTORY_NS: u64 = 20_000_000;
+
+/// How often things happened: the engine's counters by name, and what the processes did.
+pub type Coverage = BTreeMap<&'static str, u64>;
+
+/// Version of the JSON's shape.
+const SCHEMA: u32 = 1;
+
+/// Histories that together last so many virtual minutes.
+pub fn histories_of(minutes: u64) -> u64 {
+    minutes * 60_000_000_000 / HISTORY_NS
+}
+
+pub fn table(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
+    let last = first_seed + histories - 1;
+    let mut text = format!("{histories} histories, seeds {first_seed} to {last}: nothing wrong. In them:\n");
+    coverage.iter().for_each(|(name, count)| text.push_str(&format!("  {name:<20} {count:>12}\n")));
+    text
+}
+
+pub fn json(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
+    let counts: Vec<String> =
+        coverage.iter().map(|(name, count)| format!("    \"{name}\": {count}")).collect();
+    format!(
+        "{{\n  \"schema\": {SCHEMA},\n  \"first_seed\": {first_seed},\n  \"histories\": {histories},\n  \"counters\": {{\n{}\n  }}\n}}\n",
+        counts.join(",\n")
+    )
+}
+
+/// What one history is made of, drawn from its seed.
+struct Plan {
+    tasks: u32,
+    processes_max: usize,
+    /// Of a process.
+    pages: u64,
+    limit_pages: u64,
+    reclaim: Reclaim,
+    tuning: Tuning,
+    devices: Vec<(Kind, Faults)>,
+    preemption: Preemption,
+}
+
+impl Plan {
+    fn draw(random: &mut Random) -> Plan {
+        let mut tuning = Tuning::default();
+        if random.one_in(2) {
+            for (name, values) in [("slot-batch", ["1", "7", "64"]), ("cache-batch", ["1", "5", "32"])] {
+                let value = values[random.below(3) as usize];
+                tuning.set(&format!("{name}={value}")).expect("values of the table of knobs");
+            }
+            let readahead = ["always", "auto", "stream"][random.below(3) as usize];
+            tuning.set(&format!("readahead={readahead}")).expect("values of the table of knobs");
+        }
+        let mut chance = |of: &[u64]| of[random.below(of.len() as u64) as usize];
+        let devices = (0..chance(&[1, 1, 2])).map(|_| {
+            let kind = [Kind::Ram, Kind::Nvme][chance(&[0, 1]) as usize];
+            let faults = Faults {
+                seed: chance(&[1, 2, 3]),
+                read_fails: chance(&[0, 0, 200]),
+                write_fails: chance(&[0, 0, 20, 300]),
+                full: chance(&[0, 0, 50]),
+                delays: chance(&[0, 3, 20]),
+                longest_delay_ns: chance(&[100_000, 3_000_000]),
+                until_ns: HISTORY_NS / 2,
+            };
+            (kind, faults)
+        });
+        let devices = devices.collect();
+        Plan {
+            devices,
+            tasks: 2 + chance(&[0, 1, 2, 4]) as u32,
+            processes_max: chance(&[1, 2, 4]) as usize,
+            // Up to two chunks of the page table and a part of a third.
+            pages: chance(&[200, 600, 1200]),
+            limit_pages: chance(&[300, 400, 700, 1500]),
+            reclaim: [Reclaim::Direct, Reclaim::Background(1), Reclaim::Background(2)]
+                [chance(&[0, 1, 2]) as usize],
+            preemption: Preemption {
+                seed: random.draw(),
+                one_in: 20 + random.below(500),
+                longest_ns: 20_000 << (3 * random.below(3)),
+            },
+            tuning,
+        }
+    }
+}
+
+/// Run the history of one seed to its end. Panics with what is wrong.
+pub fn history(seed: u64, coverage: &mut Coverage) {
+    let mut random = Random::new(seed);
+    let plan = Plan::draw(&mut random);
+    let machine = Machine { cpus_per_socket: 4, preemption: Some(plan.preemption) };
+    let world = World::install(&machine);
+    {
+        let lost: Arc<Lost> = Arc::default();
+        let host = Rc::new(make_host(&plan, &lost));
+        let history = Rc::new(History {
+            host: host.clone(),
+            lost,
+            pages: plan.pages,
+            processes_max: plan.processes_max,
+            stamps: Cell::new(0),
+            running: Cell::new(plan.tasks),
+        });
+        history.new_process();
+        history.spawn_tasks(&plan, &mut random);
+        vcpu::run();
+        history.quiet();
+        history.end();
+        for (name, count, _) in host.engine.stats.list() {
+            *coverage.entry(name).or_default() += count;
+        }
+    }
+    drop(world);
+}
+
+fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
+    let cpus = plan.tasks + 3;
+    // No more than may be needed at once: slots are used again soon, by whoever would meet what is left of their past.
+    let in_batches = (BATCH_PAGES as u64 + 1) * u64::from(cpus);
+    let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
+    let (mut devices, mut sims) = (Vec::new(), Vec::new());
+    for (n, (kind, faults)) in plan.devices.iter().enumerate() {
+        let sim = Arc::new(SimDevice::new(*kind, slots, *faults, lost.clone()));
+        let backing: Arc<dyn Backing> = sim.clone();
+        let table = SwapDevice::new(slots, cpus, false, &plan.tuning);
+        devices.push(Device::new(format!("device {n}"), 0, table, vcpu::Arc::from_std(backing)));
+        sims.push(sim);
+    }
+    let engine = Engine::new(devices, plan.limit_pages * PAGE_SIZE as u64, plan.tuning.clone());
+    let host = Host::new(engine, sims, plan.reclaim);
+    host.counts_staging.set(false);
+    host
+}
+
+struct History {
+    host: Rc<Host>,
+    lost: Arc<Lost>,
+    pages: u64,
+    processes_max: usize,
+    stamps: Cell<u64>,
+    running: Cell<u32>,
+}
+
+impl History {
+    fn new_process(&self) {
+        let target = Arc::new(Target::new(self.pages, self.lost.clone()));
+        target.map(0, self.pages / 2);
+        self.host.add_process(target);
+    }
+
+    fn stamp(&self) -> u64 {
+        self.stamps.set(self.stamps.get() + 1);
+        self.stamps.get()
+    }
+
+    fn spawn_tasks(self: &Rc<History>, plan: &Plan, random: &mut Random) {
+        for cpu in 0..plan.tasks {
+            let (history, seed) = (self.clone(), random.draw());
+            vcpu::spawn(cpu, format!("CPU {cpu}"), move || {
+                let worker = Worker::new(history.host.clone(), cpu);
+                Life { history: &history, worker, random: Random::new(seed) }.live();
+                history.running.set(history.running.get() - 1);
+                if history.running.get() == 0 {
+                    history.host.stop();
+                }
+            });
+        }
+        if let Reclaim::Background(reclaimers) = plan.reclaim {
+            for index in plan.tasks..plan.tasks + reclaimers {
+                let host = self.host.clone();
+                let body = move || host.reclaimer(CpuId(index), QueueId(index));
+                vcpu::spawn(index, format!("reclaimer on CPU {index}"), body);
+            }
+        }
+    }
+
+    /// Nobody is at work: what is known everywhere agrees, and every page can be had.
+    fn quiet(self: &Rc<History>) {
+        self.host.engine.check();
+        let history = self.clone();
+        vcpu::spawn(0, "reader".into(), move || {
+            let mut worker = Worker::new(history.host.clone(), 0);
+            let processes = history.host.processes.borrow().clone();
+            for process in &processes {
+                worker.settle(process);
+                (0..history.pages).for_each(|page| _ = worker.access(process, page, None));
+            }
+        });
+        self.host.stopping.set(false);
+        // Nobody reclaims in the background any more, so the reader makes room himself.
+        self.host.reclaim.set(Reclaim::Direct);
+        vcpu::run();
+        self.host.engine.check();
+    }
+
+    /// All processes end, and nothing is left.
+    fn end(&self) {
+        let host = &self.host;
+        let processes = host.processes.borrow().clone();
+        for process in &processes {
+            process.target.exit();
+            host.remove_process(CpuId(0), process);
+        }
+        host.engine.write_again(CpuId(0), QueueId(0));
+        host.engine.check();
+        assert_eq!(host.engine.used_slots(), 0, "slots are in use when all processes have ended");
+        assert_eq!(host.engine.group.charged_pages(), 0, "pages are charged when all processes have ended");
+        let held: usize = host.devices.iter().map(|d| d.held()).sum();
+        assert_eq!(held, 0, "devices hold pages when all processes have ended");
+    }
+}
+
+/// What one task does until the history ends.
+struct Life<'a> {
+    history: &'a History,
+    worker: Worker,
+    random: Random,
+}
+
+impl Life<'_> {
+    fn live(&mut self) {
+        while vcpu::now() < HISTORY_NS {
+            let processes = self.history.host.processes.borrow().clone();
+            let process = &processes[self.random.below(processes.len() as u64) as usize];
+            match self.random.below(100) {
+                0..72 => self.accesses(process),
+                72..90 => self.change(process),
+                90..97 => _ = self.history.host.batch(self.worker.cpu, self.worker.queue),
+                97..99 => process.space.tidy(),
+                _ => self.exit(process),
+            }
+        }
+        // What others have begun in these processes is read before nobody is left to read it.
+        let processes = self.history.host.processes.borrow().clone();
+        processes.iter().for_each(|process| self.worker.settle(process));
+    }
+
+    /// Pages at random, or one after the other.
+    fn accesses(&mut self, process: &Rc<Process>) {
+        let stream = self.random.one_in(3);
+        let pages = self.history.pages;
+        let first = self.random.below(pages);
+        for i in 0..1 + self.random.below(40) {
+            let page = if stream { (first + i) % pages } else { self.random.below(pages) };
+            let write =
+                self.random.one_in(2).then(|| if self.random.one_in(10) { 0 } else { self.history.stamp() });
+            if self.worker.access(process, page, write) == Touch::NotMapped && process.target.is_dead() {
+                return;
+            }
+        }
+    }
+
+    fn range(&mut self) -> (u64, u64) {
+        let longest = if self.random.one_in(4) { self.history.pages / 3 } else { 40 };
+        let pages = 1 + self.random.below(longest);
+        let from = self.random.below(self.history.pages - pages);
+        (from, from + pages)
+    }
+
+    fn change(&mut self, process: &Rc<Process>) {
+        if process.target.is_dead() {
+            return;
+        }
+        let (from, to) = self.range();
+        let target = &process.target;
+        match self.random.below(10) {
+            0..4 => target.map(from, to),
+            4..6 => target.unmap(from, to),
+            6..9 => {
+                let (other, _) = self.range();
+                let pages = (to - from).min(self.history.pages - other);
+                if other + pages <= from || from + pages <= other {
+                    target.remap(from, other, pages);
+                }
+            }
+            _ if self.history.host.processes.borrow().len() < self.history.processes_max => {
+                drop(target.fork())
+            }
+            _ => {}
+        }
+        // As in the kernel: who changes an address space waits until somebody has read of it.
+        self.worker.settle(process);
+    }
+
+    fn exit(&mut self, process: &Rc<Process>) {
+        let living = self.history.host.processes.borrow().iter().filter(|p| !p.target.is_dead()).count();
+        if living > 1 && !process.target.is_dead() && !process.target.has_events() && self.random.one_in(3) {
+            process.target.exit();
+            self.history.host.remove_process(self.worker.cpu, process);
+        }
+    }
+}
