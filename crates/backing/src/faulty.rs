@@ -20,7 +20,7 @@ use std::time::Duration;
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::units::{PAGE_SIZE, SlotIndex};
+use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
 use crate::file::Tamper;
 
@@ -183,6 +183,14 @@ impl<B: Backing> Backing for FaultyBacking<B> {
 
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
         self.inner.set_ram_limit_bytes(limit_bytes);
+    }
+
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        self.inner.keeps(slot)
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.inner.still_holds(slot, page)
     }
 
     fn end(&self) {

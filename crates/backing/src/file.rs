@@ -25,8 +25,9 @@
 //! its clusters' locks shared from before it looks at the bits until the bits say live again; a punch holds
 //! one exclusively, and only if it gets it at once. Writes take them in ascending order, punches take one.
 //!
-//! *Checksums*: 32 bits for each slot, over the bytes and the slot's number, so that a write that went to the wrong
-//! place is found too. 0.15 µs a page. They are in RAM only: a swap file means nothing after its process.
+//! *Checksums*: 64 bits for each slot (XXH3), over the bytes and the slot's number, so that a write that went to the wrong
+//! place is found too. They are in RAM only: a swap file means nothing after its process. A page that leaves memory again
+//! with the same bytes is known by them and needs no write (`still_holds`): this is why they have 64 bits and not 32.
 //!
 //! *Limits*: pages on disk, live and dead, are at most `max_bytes`; the file system keeps `free_floor_bytes` free.
 //! Free space is asked for 64 MiB at a time, not at each write. Over a limit the answer is Full, and nothing is lost.
@@ -413,7 +414,7 @@ impl FileBacking {
                 let slot = pages[index].slot;
                 if (place + 1) * PAGE_SIZE <= end.done_bytes {
                     let sum = checksum(slot, pages[index].page);
-                    self.sums.half_to_write(slot.index()).store(sum, Ordering::Release);
+                    self.sums.word_to_write(slot.index()).store(sum, Ordering::Release);
                     FileBacking::set(&self.live, slot);
                     self.live_pages.fetch_add(1, Ordering::AcqRel);
                 } else {
@@ -531,7 +532,7 @@ impl FileBacking {
                     if let Some(tamper) = self.tamper.get() {
                         tamper(slot, &mut buf[index]);
                     }
-                    let sum = self.sums.half(slot.index()).load(Ordering::Acquire);
+                    let sum = self.sums.word(slot.index()).load(Ordering::Acquire);
                     if checksum(slot, &buf[index]) == sum { Ok(()) } else { Err(BackingError::Checksum) }
                 };
             }
@@ -655,6 +656,14 @@ impl Backing for FileBacking {
 
     fn set_ram_limit_bytes(&self, _limit_bytes: u64) {}
 
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        FileBacking::is_set(&self.live, slot)
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.keeps(slot) && self.sums.word(slot.index()).load(Ordering::Acquire) == checksum(slot, page)
+    }
+
     fn end(&self) {
         let Some(length) = self.length_before else { return };
         // All of them: whoever writes is done, and whoever comes later sees the mark.
@@ -684,26 +693,9 @@ impl Drop for FileBacking {
     }
 }
 
-/// 32 bits over a page and the number of its slot.
-///
-/// Eight lanes of multiply and fold, so that the multiplications overlap: 0.15 µs for a page. Each step is a
-/// bijection of the lane's state for a given word, so a change in one word always changes its lane; the chance
-/// that the 32 bits agree nevertheless is one in four thousand million.
-pub fn checksum(slot: SlotIndex, page: &Page) -> u32 {
-    const K: u64 = 0x9e37_79b9_7f4a_7c15;
-    let fold = |state: u64| state ^ state >> 29;
-    let mut lanes: [u64; 8] =
-        std::array::from_fn(|lane| (u64::from(slot.0) << 8 | lane as u64).wrapping_mul(K));
-    for words in page.0.as_chunks::<64>().0 {
-        for (lane, word) in lanes.iter_mut().zip(words.as_chunks::<8>().0) {
-            *lane = fold((*lane ^ u64::from_le_bytes(*word)).wrapping_mul(K));
-        }
-    }
-    let mut all = 0u64;
-    for lane in lanes {
-        all = fold((all ^ lane).wrapping_mul(K)).rotate_left(23);
-    }
-    (all ^ all >> 32) as u32
+/// 64 bits over a page and the number of its slot.
+pub fn checksum(slot: SlotIndex, page: &Page) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&page.0, u64::from(slot.0))
 }
 
 struct Opened {

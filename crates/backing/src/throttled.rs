@@ -20,7 +20,7 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::SlotIndex;
+use memspill_engine::units::{Page, SlotIndex};
 use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -148,6 +148,14 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
 
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
         self.inner.set_ram_limit_bytes(limit_bytes);
+    }
+
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        self.inner.keeps(slot)
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.inner.still_holds(slot, page)
     }
 
     fn end(&self) {

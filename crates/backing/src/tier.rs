@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::units::{PAGE_SIZE, PageBuf, SlotIndex, page_buf};
+use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::with_scratch;
 use crate::fifo::Entry;
@@ -336,6 +336,14 @@ impl Backing for TierBacking {
 
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
         self.ram.set_ram_limit_bytes(limit_bytes);
+    }
+
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        self.ram.word(slot.0).kind() == Kind::File && self.file.keeps(slot)
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.ram.word(slot.0).kind() == Kind::File && self.file.still_holds(slot, page)
     }
 
     fn end(&self) {

@@ -140,6 +140,18 @@ pub trait Backing: Send + Sync {
     /// RAM that the backing may hold; the caller changes it as the budget is shared out.
     fn set_ram_limit_bytes(&self, limit_bytes: u64);
 
+    /// Is the slot's copy worth keeping while its page is in memory? On a device whose writes are dear, yes: if the page
+    /// leaves again as it came, it need not be written again. Never of a slot that holds nothing.
+    fn keeps(&self, _slot: SlotIndex) -> bool {
+        false
+    }
+
+    /// Are these the bytes that the slot holds? No I/O: by a checksum of at least 64 bits. Asked only of slots that the
+    /// caller holds a reference to.
+    fn still_holds(&self, _slot: SlotIndex, _page: &Page) -> bool {
+        false
+    }
+
     /// The run is over, nothing will be read again: leave nothing that outlives the process. Writes that come later may
     /// fail.
     fn end(&self) {}

@@ -6,6 +6,7 @@
 use crate::backing::{Backing, QueueId, ReadDone};
 use crate::errors::DeviceErrors;
 use crate::group::Group;
+use crate::kept::Kept;
 use crate::slots::SwapDevice;
 use crate::space::Space;
 use crate::stats::Stats;
@@ -57,6 +58,7 @@ pub struct Engine {
     pub swap_max_pages: AtomicU64,
     /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
     pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
+    pub(crate) kept: Kept,
     /// The last error that belongs to no device, for the line on stderr.
     pub last_error: Mutex<Option<String>>,
 }
@@ -81,6 +83,7 @@ impl Engine {
             swap_is_full: AtomicBool::new(false),
             swap_max_pages: AtomicU64::new(u64::MAX),
             unwritten: Mutex::new(Vec::new()),
+            kept: Kept::default(),
             last_error: Mutex::new(None),
         }
     }

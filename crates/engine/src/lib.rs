@@ -10,6 +10,7 @@ pub mod engine;
 pub mod errors;
 pub mod gate;
 pub mod group;
+mod kept;
 pub mod memory;
 pub mod readahead;
 pub mod reclaim;

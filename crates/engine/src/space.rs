@@ -125,6 +125,12 @@ impl Space {
         (word, Record::new(vpn, word.stamp()))
     }
 
+    /// As `fresh_resident`, for a page that was resident before: a kept copy stays with it.
+    pub(crate) fn renewed(&self, vpn: Vpn, word: Word, heat: u64) -> (Word, Record) {
+        let (fresh, record) = self.fresh_resident(vpn, heat);
+        (word.held_entry().map_or(fresh, |entry| fresh.with_kept(entry)), record)
+    }
+
     pub(crate) fn stamp_now(&self) -> u64 {
         self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT
     }
@@ -134,6 +140,22 @@ impl Space {
     }
     pub(crate) fn count_swapped(&self, pages: i64) {
         add_signed(&self.swapped_pages, pages);
+    }
+
+    /// Give up kept copies of resident pages until `want` slots are free. Returns them: their references are the caller's.
+    pub(crate) fn give_up_kept(&self, want: usize) -> Vec<SwapEntry> {
+        let mut given_up = Vec::new();
+        let chunks: Vec<Arc<Chunk>> = self.chunks.read().expect("chunk map").values().cloned().collect();
+        for chunk in chunks {
+            if given_up.len() >= want {
+                break;
+            }
+            for word in lock(&chunk).iter_mut().filter(|w| w.state() == State::Resident) {
+                given_up.extend(word.held_entry());
+                *word = word.without_kept();
+            }
+        }
+        given_up
     }
 
     /// Visit the words of [from, to) that lie in existing chunks, one chunk lock at a time.
@@ -262,6 +284,7 @@ impl Space {
             State::None => {}
             State::Resident => {
                 resident += 1;
+                entries.extend(word.held_entry());
                 *word = Word::NONE;
             }
             State::Swapped => {
@@ -337,7 +360,7 @@ impl Space {
         if word.state() != State::Resident {
             return word;
         }
-        let (resident, record) = self.fresh_resident(vpn, word.heat());
+        let (resident, record) = self.renewed(vpn, word, word.heat());
         lock(&self.lru).push(record);
         resident
     }
@@ -357,9 +380,10 @@ impl Space {
                     let displaced = lock(&self.displaced).get(&Vpn(number * CHUNK_PAGES + i as u64)).copied();
                     let word = displaced.as_ref().unwrap_or(word);
                     copy[i] = match word.state() {
+                        // A kept copy stays the parent's.
                         State::Resident => {
                             resident += 1;
-                            *word
+                            word.without_kept()
                         }
                         State::Swapped => *word,
                         State::Filling if word.has(HAS_ENTRY) && !word.has(CANCELLED) => {

@@ -59,6 +59,8 @@ stats! {
     pswpout,
     /// Pages found to be all zero at swap-out: no slot, no data.
     swpout_zero,
+    /// Pages that left as they had come from a slot that was kept: not written again.
+    swpout_clean,
     /// Pages filled with zeros.
     zero_fill,
     /// Faults answered from the swap cache, without I/O.

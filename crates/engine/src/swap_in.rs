@@ -81,6 +81,8 @@ struct Claim {
     /// None: zero fill.
     entry: Option<SwapEntry>,
     failed: bool,
+    /// Its bytes came from its slot, which holds them still (and not out of the swap cache, on their way there).
+    read: bool,
 }
 
 impl FillJob {
@@ -245,7 +247,7 @@ impl Engine {
                 if entry.is_some() {
                     *word = word.with(HAS_ENTRY);
                 }
-                Claim { vpn: *vpn, entry, failed: false }
+                Claim { vpn: *vpn, entry, failed: false, read: false }
             })
             .collect();
         space.count_resident(picked.len() as i64);
@@ -363,6 +365,7 @@ impl Engine {
         let mut job = self.reads.finish(&done);
         for (claim, result) in job.pages.iter_mut().zip(&done.results) {
             claim.failed = result.is_err();
+            claim.read = result.is_ok();
         }
         add(&self.stats.on(cpu).pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
         add(&self.stats.on(cpu).read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
@@ -471,10 +474,14 @@ impl Engine {
         let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
         for claim in &end.installed {
             claimed(words, claim.vpn);
-            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(cpu, space, claim) + if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 });
-            words[index(claim.vpn)] = word;
+            let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
+            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(cpu, space, claim) + favour);
+            let kept = claim.entry.filter(|entry| claim.read && self.keeps(*entry));
+            words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
             records.push(record);
-            entries.extend(claim.entry);
+            if kept.is_none() {
+                entries.extend(claim.entry);
+            }
         }
         let mut lru = lock(&space.lru);
         records.into_iter().for_each(|r| lru.push(r));

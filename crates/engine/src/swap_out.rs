@@ -4,6 +4,7 @@
 //!  slots, one allocation for the batch, cgroup ids recorded with them: no page leaves before it has a place to go
 //!  choose victims (EVICTING) ─▶ Memory::take: out of the address space, bytes in staging
 //!     ├─ all zero        word NONE: its slot is given back, nothing is stored
+//!     ├─ its kept copy is the same   word SWAPPED, as it was before: nothing is written (kept.rs)
 //!     ├─ into the swap cache, one step        from here on a fault is a HIT
 //!     ├─ words SWAPPED; faults that came meanwhile (WANTED) go to a pager now: hits
 //!     ├─ one write submission
@@ -41,10 +42,10 @@ pub struct Shrunk {
 
 /// A page in staging.
 #[derive(Clone, Copy)]
-struct Staged {
-    vpn: Vpn,
+pub(crate) struct Staged {
+    pub(crate) vpn: Vpn,
     /// Place in the batch's buffer.
-    place: usize,
+    pub(crate) place: usize,
 }
 
 impl Engine {
@@ -56,8 +57,15 @@ impl Engine {
         space: &Arc<Space>,
         n: usize,
     ) -> (Shrunk, Option<WriteOut>) {
+        if self.kept.are_to_go() {
+            self.give_up_kept(cpu);
+        }
         let mut entries = Vec::with_capacity(BATCH_PAGES);
-        let places = self.alloc_slots(cpu, n.min(BATCH_PAGES), &mut entries);
+        let n = n.min(BATCH_PAGES);
+        let mut places = self.alloc_slots(cpu, n, &mut entries);
+        if places < n && self.give_up_kept(cpu) > 0 {
+            places += self.alloc_slots(cpu, n - places, &mut entries);
+        }
         if places == 0 {
             add(&self.stats.rare().swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
@@ -75,7 +83,7 @@ impl Engine {
         assert_eq!(outcome.len(), shrunk.tried, "Memory::take must say what became of each page");
         add(&self.stats.on(cpu).take_batches, 1);
 
-        let staged = self.settle(space, &runs, &outcome, &mut shrunk);
+        let staged = self.settle(cpu, space, &runs, &outcome, &mut shrunk);
         shrunk.taken = staged.len();
         add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
@@ -84,7 +92,15 @@ impl Engine {
     }
 
     /// The words of pages that were not taken; returns those that were, in the order of the buffer.
-    fn settle(&self, space: &Space, runs: &[Run], outcome: &[Take], shrunk: &mut Shrunk) -> Vec<Staged> {
+    fn settle(
+        &self,
+        cpu: CpuId,
+        space: &Space,
+        runs: &[Run],
+        outcome: &[Take],
+        shrunk: &mut Shrunk,
+    ) -> Vec<Staged> {
+        let mut lost: Vec<SwapEntry> = Vec::new();
         let mut staged = Vec::with_capacity(outcome.len());
         let mut outcome = outcome.iter();
         let mut gone = 0;
@@ -113,6 +129,9 @@ impl Engine {
             if take == Take::Busy && !word.has(MADE_OWN) {
                 shrunk.busy.push(vpn);
             }
+            if matches!(take, Take::Hole | Take::Gone) {
+                lost.extend(word.held_entry());
+            }
             if take == Take::Hole {
                 *word = Word::NONE;
                 continue;
@@ -123,7 +142,7 @@ impl Engine {
                 *word = Word::NONE.with_state(State::Poisoned);
                 continue;
             }
-            let (fresh, record) = space.fresh_resident(vpn, 0);
+            let (fresh, record) = space.renewed(vpn, *word, 0);
             *word = fresh;
             if take == Take::Unevictable {
                 lock(&space.parked).push(vpn);
@@ -131,6 +150,7 @@ impl Engine {
                 lock(&space.lru).push(record);
             }
         }
+        self.free_entries(cpu, &lost);
         self.group.uncharge(gone);
         space.count_resident(-(gone as i64));
         staged
@@ -149,7 +169,11 @@ impl Engine {
         let (zero, data): (Vec<Staged>, Vec<Staged>) =
             staged.into_iter().partition(|s| is_zero(&buf[s.place]));
         add(&self.stats.on(cpu).swpout_zero, zero.len() as u64);
+        self.give_up_kept_of(cpu, space, zero.iter().map(|s| s.vpn));
         self.set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
+        let (clean, data) = self.split_clean(cpu, space, data, &buf);
+        self.set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
+        space.count_swapped(clean.len() as i64);
         let unused = entries.split_off(data.len());
         self.free_entries(cpu, &unused);
         if data.is_empty() {
@@ -271,6 +295,7 @@ impl Engine {
             device.full.store(true, Ordering::Relaxed);
             add(&self.stats.rare().swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
+            self.kept.must_go();
         } else if !again {
             add(&self.stats.rare().write_errors, 1);
             device.errors.note_write(error);

@@ -57,6 +57,8 @@ pub struct Tuning {
     pub readahead: Readahead,
     /// log2 of the readahead window in pages, 0..=5.
     pub page_cluster: u32,
+    /// A page keeps the slot that it was read from, where writing is dear.
+    pub keep_clean: bool,
 }
 
 impl Default for Tuning {
@@ -68,6 +70,7 @@ impl Default for Tuning {
             cgroup_map: CgroupMapForm::LockFree,
             readahead: Readahead::Stream,
             page_cluster: 3,
+            keep_clean: true,
         }
     }
 }
@@ -94,6 +97,8 @@ const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
     [("always", Readahead::Always), ("auto", Readahead::Auto), ("stream", Readahead::Stream)];
+
+const SWITCH: [(&str, bool); 2] = [("off", false), ("on", true)];
 
 /// Every knob, in the order in which `--tune help` and the documentation show them.
 pub const KNOBS: &[Knob] = &[
@@ -138,6 +143,13 @@ pub const KNOBS: &[Knob] = &[
         values: Values::Number { min: 0, max: 5 },
         get: |t| t.page_cluster,
         set: |t, value| t.page_cluster = value,
+    },
+    Knob {
+        name: "keep-clean",
+        help: "a page read from a file keeps its slot, and is not written again if nothing was stored to it",
+        values: Values::Words(&[SWITCH[0].0, SWITCH[1].0]),
+        get: |t| place(&SWITCH, t.keep_clean),
+        set: |t, value| t.keep_clean = SWITCH[value as usize].1,
     },
 ];
 
@@ -259,6 +271,7 @@ mod tests {
             "cgroup-map=locked",
             "readahead=always",
             "page-cluster=0",
+            "keep-clean=off",
         ];
         let tuning = Tuning::parse(old).unwrap();
         let expected = Tuning {
@@ -268,6 +281,7 @@ mod tests {
             cgroup_map: CgroupMapForm::Locked,
             readahead: Readahead::Always,
             page_cluster: 0,
+            keep_clean: false,
         };
         assert_eq!(tuning, expected);
     }

@@ -6,7 +6,7 @@
 //! │ device  │ slot (32)  │ stamp    │ flags  │ heat │ state │
 //! │ (4)     │            │ (16)     │ (4)    │ (4)  │ (4)   │
 //! └─────────┴────────────┴──────────┴────────┴──────┴───────┘
-//!  device, slot   the swap entry, in SWAPPED and in FILLING with HAS_ENTRY
+//!  device, slot   the swap entry: in SWAPPED, and with HAS_ENTRY in FILLING, RESIDENT and EVICTING
 //!  stamp  changes each time the page becomes resident: an LRU record with another stamp is stale
 //!  heat   rounds of second chance left in the LRU
 //! ```
@@ -43,7 +43,8 @@ pub enum State {
 pub const WANTED: u64 = 1 << 8;
 /// FILLING: the range was unmapped or removed; the filler drops what it has.
 pub const CANCELLED: u64 = 1 << 9;
-/// FILLING: comes from `entry`, else from nothing (zero fill).
+/// FILLING: comes from `entry`, else from nothing (zero fill). RESIDENT, EVICTING: `entry` still holds what the page was when
+/// it came (a kept copy), so that it need not be written again if nobody has stored to it.
 pub const HAS_ENTRY: u64 = 1 << 10;
 /// RESIDENT: was made the process's own after a fork, so if it cannot be moved it is not because it is shared.
 pub const MADE_OWN: u64 = 1 << 11;
@@ -119,11 +120,22 @@ impl Word {
         Word((entry.device as u64) << DEVICE_SHIFT | (entry.slot.0 as u64) << SLOT_SHIFT)
             .with_state(State::Swapped)
     }
+    /// This word, of a resident page, with a kept copy.
+    pub fn with_kept(self, entry: SwapEntry) -> Word {
+        Word(self.0 | Word::swapped(entry).without_state().0).with(HAS_ENTRY)
+    }
+    /// The same without it.
+    pub fn without_kept(self) -> Word {
+        Word(self.0 & ((1 << SLOT_SHIFT) - 1)).without(HAS_ENTRY)
+    }
+    fn without_state(self) -> Word {
+        Word(self.0 & !0xF)
+    }
     /// The swap entry that this word holds a reference to, if it does.
     pub fn held_entry(self) -> Option<SwapEntry> {
         match self.state() {
             State::Swapped => Some(self.entry()),
-            State::Filling if self.has(HAS_ENTRY) => Some(self.entry()),
+            _ if self.has(HAS_ENTRY) => Some(self.entry()),
             _ => None,
         }
     }
@@ -143,5 +155,9 @@ mod tests {
         assert_eq!(w.state(), State::Swapped);
         let w = w.with_stamp(0).with_heat(0).without(WANTED | CANCELLED | HAS_ENTRY);
         assert_eq!(w, Word::swapped(entry));
+        let resident = Word::NONE.with_state(State::Resident).with_stamp(77).with_heat(3);
+        let kept = resident.with_kept(entry);
+        assert_eq!((kept.held_entry(), kept.stamp(), kept.heat()), (Some(entry), 77, 3));
+        assert_eq!((kept.without_kept(), resident.held_entry()), (resident, None));
     }
 }

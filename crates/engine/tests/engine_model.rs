@@ -169,6 +169,7 @@ struct Setup {
     devices: Vec<(u32, i16)>,
     readahead: Readahead,
     synchronous: bool,
+    keep_clean: bool,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
@@ -179,12 +180,13 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => Just(vec![(250, 0)]),
     ];
     let readahead = prop_oneof![3 => Just(Readahead::Stream), 1 => Just(Readahead::Always), 1 => Just(Readahead::Auto)];
-    (devices, readahead, any::<bool>())
-        .prop_map(|(devices, readahead, synchronous)| Setup { devices, readahead, synchronous })
+    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75)).prop_map(
+        |(devices, readahead, synchronous, keep_clean)| Setup { devices, readahead, synchronous, keep_clean },
+    )
 }
 
 fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<Arc<MockBacking>>) {
-    let tuning = Tuning { readahead: setup.readahead, ..Tuning::default() };
+    let tuning = Tuning { readahead: setup.readahead, keep_clean: setup.keep_clean, ..Tuning::default() };
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
@@ -633,7 +635,7 @@ proptest! {
 // ---- histories that are worth a name ----------------------------------------------------------------------------
 
 fn one_device() -> Setup {
-    Setup { devices: vec![(8192, 0)], readahead: Readahead::Stream, synchronous: false }
+    Setup { devices: vec![(8192, 0)], readahead: Readahead::Stream, synchronous: false, keep_clean: true }
 }
 
 fn write_and_evict(world: &mut World, pages: u64) -> Target {
@@ -679,6 +681,36 @@ fn a_device_without_room_loses_nothing() {
         world.step(&Op::Events { target: 0 });
     }
     assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    world.end(false);
+}
+
+/// Pages that were read and not stored to leave without being written; a store to one is never lost.
+#[test]
+fn a_clean_page_is_written_once() {
+    let mut world = World::new(&one_device());
+    let target = write_and_evict(&mut world, 16);
+    let written = |world: &World| world.backings[0].written();
+    assert_eq!(written(&world), 16);
+    (0..16).for_each(|page| world.step(&Op::Touch { target: 0, page, write: page == 5 }));
+    while world.shrink(&target, 128, true) > 0 {}
+    assert_eq!(written(&world), 17, "one page was stored to");
+    assert_eq!(world.engine.stats.sum(|c| &c.swpout_clean), 15);
+    world.check_contents();
+    world.end(false);
+}
+
+/// A slot that only spares a write goes before the swap counts as full.
+#[test]
+fn kept_copies_make_room() {
+    let mut world = World::new(&Setup { devices: vec![(151, 0)], ..one_device() });
+    let target = write_and_evict(&mut world, 64);
+    (0..64).for_each(|page| world.step(&Op::Touch { target: 0, page, write: false }));
+    assert!(world.engine.used_slots() >= 64, "read pages keep their slots");
+    world.step(&Op::WriteRun { target: 0, page: 64, pages: 120 });
+    while world.shrink(&target, 128, true) > 0 {}
+    assert_eq!(world.engine.used_slots(), 150);
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
     world.end(false);
 }
 

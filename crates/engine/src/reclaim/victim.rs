@@ -69,7 +69,7 @@ impl Engine {
             return;
         }
         if word.heat() > 0 {
-            let (fresh, record) = space.fresh_resident(vpn, word.heat() - 1);
+            let (fresh, record) = space.renewed(vpn, word, word.heat() - 1);
             words[index(vpn)] = fresh;
             lock(&space.lru).push(record);
             add(&self.stats.on(cpu).pgrotated, 1);

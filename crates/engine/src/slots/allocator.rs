@@ -526,6 +526,13 @@ impl SwapDevice {
         });
     }
 
+    /// The pages of these slots leave memory again, and the slots hold their bytes already: new shadows.
+    pub fn set_shadow(&self, batch: &[SlotIndex], shadow: u32) {
+        self.each_cluster(batch, self.cache_batch, |state, run| {
+            run.iter().for_each(|slot| state.set_shadow(*slot, shadow));
+        });
+    }
+
     // ---- looking ----------------------------------------------------------------------------------------------
 
     /// References to the slot; 0 if it is free, dying, or only in the swap cache.

@@ -349,6 +349,15 @@ impl ClusterState {
         word.die_if_unused()
     }
 
+    /// A slot in the swap cache, or just out of it, gets its shadow when its frame goes.
+    pub(super) fn set_shadow(&mut self, slot: SlotIndex, shadow: u32) {
+        let word = self.word_mut(slot);
+        assert!(word.count() > 0, "slot {} is given a shadow without a reference", slot.0);
+        if word.frame().is_none() {
+            word.set_payload(Payload::Shadow(shadow));
+        }
+    }
+
     fn take_late_shadow(&mut self, slot: SlotIndex) -> Option<u32> {
         let offset = slot.offset_in_cluster() as u16;
         let late = &mut self.table_mut(slot).late_shadows;

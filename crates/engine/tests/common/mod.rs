@@ -426,6 +426,7 @@ struct BackingInner {
     pending: bool,
     fail_reads: usize,
     fail_writes: Option<(BackingError, usize)>,
+    written: usize,
 }
 
 pub struct MockBacking {
@@ -457,6 +458,10 @@ impl MockBacking {
     }
     pub fn fail_writes(&self, error: BackingError, pages: usize) {
         self.lock().fail_writes = Some((error, pages));
+    }
+    /// Pages written so far.
+    pub fn written(&self) -> usize {
+        self.lock().written
     }
     pub fn behave(&self) {
         let mut inner = self.lock();
@@ -516,6 +521,7 @@ impl Backing for MockBacking {
                 }
                 _ => {
                     inner.slots.insert(slot, stamp_of(write.page));
+                    inner.written += 1;
                     results.push(Ok(()));
                 }
             }
@@ -557,6 +563,15 @@ impl Backing for MockBacking {
         false
     }
     fn set_ram_limit_bytes(&self, _: u64) {}
+
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        !self.synchronous && self.lock().slots.contains_key(&slot.0)
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.lock().slots.get(&slot.0) == Some(&stamp_of(page))
+    }
+
     fn usage(&self) -> Usage {
         Usage::default()
     }
