@@ -46,14 +46,14 @@ SCENARIOS = [
     Scenario("cpu-native", None, "ops_per_s", "computation on 4 MiB", "cpu", extra_args=["--seconds-worth", "3"]),
     Scenario("populate-2x", "zram", "pages_per_s", "first write of twice the limit", "populate",
              extra_args=["--no-verify"]),
-    Scenario("random-1p", "zram", "ops_per_s", "random 80/20 over twice the limit", "random", extra_args=RANDOM),
-    Scenario("random-16p", "zram", "ops_per_s", "the same, 16 processes", "random",
+    Scenario("random-1p", "zram", "ops_per_s", "random 80/20 over twice the limit", "pmbench", extra_args=RANDOM),
+    Scenario("random-16p", "zram", "ops_per_s", "the same, 16 processes", "pmbench",
              extra_args=RANDOM + ["--processes", "16"]),
     Scenario("sequential", "zram", "pages_per_s", "two passes over twice the limit", "sequential",
              extra_args=["--passes", "2", "--check", "sparse"]),
-    Scenario("disk-random-1p", "disk", "ops_per_s", "random 80/20 over twice the limit", "random", limit=128,
+    Scenario("disk-random-1p", "disk", "ops_per_s", "random 80/20 over twice the limit", "pmbench", limit=128,
              extra_args=RANDOM),
-    Scenario("disk-random-16p", "disk", "ops_per_s", "the same, 16 processes", "random", limit=128,
+    Scenario("disk-random-16p", "disk", "ops_per_s", "the same, 16 processes", "pmbench", limit=128,
              extra_args=RANDOM + ["--processes", "16"]),
     Scenario("sort-100M", "zram", "seconds", "GNU sort of 100 MB in half of what it takes", limit=100),
 ]
@@ -250,7 +250,7 @@ class Bench:
             command = [o.workload, scenario.workload, *scenario.extra_args]
             if scenario.swap:
                 command += ["--size", f"{int(size)}M", "--contents", o.contents]
-            if scenario.workload == "random":
+            if scenario.workload == "pmbench":
                 command += ["--seconds", str(o.seconds)]
         kernel, budget = limit, limit
         if scenario.swap == "zram" and o.mode == "resident":

@@ -86,7 +86,7 @@ for name in "${ALL[@]}"; do
         if [ "$CODE" = 137 ]; then ok "$name" "killed at $USED MiB"; else fail "$name" "ends with $CODE at $USED MiB"; fi
         continue
         ;;
-    random-*) command=(random --size "$size" --seconds 10 --threads 4 --check sparse) ;;
+    random-*) command=(pmbench --size "$size" --seconds 10 --threads 4 --check sparse) ;;
     threads-*) command=(verify-threads --size "$size" --threads 16 --seconds 10) ;;
     *) command=(hog --size "$size" --by "${name%-*}") ;;
     esac

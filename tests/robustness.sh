@@ -614,7 +614,7 @@ case_compaction() {
     local compactor
     while :; do echo 1 >/proc/sys/vm/compact_memory; done &
     compactor=$!
-    call 60 "${SPILL[@]}" -- "$WORKLOAD" random --size 192M --seconds 20 --read-percent 50 --check full --processes 3
+    call 60 "${SPILL[@]}" -- "$WORKLOAD" pmbench --size 192M --seconds 20 --read-percent 50 --check full --processes 3
     kill -- -$compactor
     wait $compactor 2>/dev/null
     code_is 0 && clean

@@ -42,6 +42,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run the engine on virtual CPUs: how it scales, and whether it breaks
     Sim(crate::sim::SimArgs),
+    /// Measure memspill with the published swap benchmarks
+    Bench(crate::bench::BenchArgs),
 }
 
 const TOP_EXAMPLES: &str = "\

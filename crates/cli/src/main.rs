@@ -4,6 +4,7 @@
 //! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
+//!      ├─ bench.rs   memspill bench
 //!      └─ sim.rs     memspill sim
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe has seen enough: that is success.
 
 mod args;
+mod bench;
 mod devices;
 mod doctor;
 mod exec;
@@ -35,11 +37,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse(&error, &arguments)),
     };
-    ExitCode::from(match cli.command {
-        Command::Run(args) => run::run(args),
-        Command::Doctor(args) => doctor::doctor(&args),
-        Command::Sim(args) => sim::sim(&args),
-    })
+    match cli.command {
+        Command::Run(args) => ExitCode::from(run::run(args)),
+        Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
+        Command::Sim(args) => ExitCode::from(sim::sim(&args)),
+        Command::Bench(args) => bench::bench(args),
+    }
 }
 
 /// Help and version are asked for and are no errors; the rest is one line.

@@ -8,6 +8,8 @@ use crate::report::Failure;
 
 pub struct Args {
     options: Vec<(String, Option<String>)>,
+    /// The words with which this program starts a workload: none, or the subcommand of a larger one.
+    pub prefix: &'static [&'static str],
 }
 
 /// What every workload takes.
@@ -19,11 +21,27 @@ pub struct Common {
     pub huge: Huge,
 }
 
+impl Common {
+    /// Every process of a workload has contents of its own.
+    pub fn of_process(self, number: usize) -> Common {
+        Common { seed: self.seed.wrapping_add(number as u64 * 1_000_003), ..self }
+    }
+}
+
+/// The name in `--name` or `-n`; a negative number is none.
+fn option_name(word: &str) -> Option<&str> {
+    let short = || {
+        word.strip_prefix('-')
+            .filter(|name| name.len() == 1 && !name.starts_with(|c: char| !c.is_alphabetic()))
+    };
+    word.strip_prefix("--").or_else(short)
+}
+
 impl Args {
     pub fn parse(words: impl Iterator<Item = String>) -> Result<Args, String> {
         let mut options: Vec<(String, Option<String>)> = Vec::new();
         for word in words {
-            if let Some(name) = word.strip_prefix("--") {
+            if let Some(name) = option_name(&word) {
                 match name.split_once('=') {
                     Some((name, value)) => options.push((name.to_string(), Some(value.to_string()))),
                     None => options.push((name.to_string(), None)),
@@ -35,7 +53,7 @@ impl Args {
                 }
             }
         }
-        Ok(Args { options })
+        Ok(Args { options, prefix: &[] })
     }
 
     fn take(&mut self, name: &str) -> Option<Option<String>> {
@@ -59,6 +77,32 @@ impl Args {
             }
             Some(None) => Err(Failure::Usage(format!("--{name} needs a value"))),
         }
+    }
+
+    pub fn at_least_one(&mut self, name: &str, default: usize) -> Result<usize, Failure> {
+        match self.number(name, default)? {
+            0 => Err(Failure::Usage(format!("--{name} needs 1 or more"))),
+            count => Ok(count),
+        }
+    }
+
+    pub fn percent(&mut self, name: &str, default: usize) -> Result<usize, Failure> {
+        match self.number(name, default)? {
+            share @ 0..=100 => Ok(share),
+            share => Err(Failure::Usage(format!("--{name}: {share} is not from 0 to 100"))),
+        }
+    }
+
+    /// Seconds, up to a year.
+    pub fn seconds(&mut self, name: &str, default: f64) -> Result<f64, Failure> {
+        match self.number(name, default)? {
+            seconds if (0.0..=31_536_000.0).contains(&seconds) => Ok(seconds),
+            seconds => Err(Failure::Usage(format!("--{name}: {seconds} is no number of seconds"))),
+        }
+    }
+
+    pub fn pages_or(&mut self, name: &str, default_pages: usize) -> Result<usize, Failure> {
+        self.pages(name, &(default_pages * PAGE).to_string())
     }
 
     /// Whole pages of a size such as 512M.
@@ -124,5 +168,15 @@ mod tests {
         assert!(args.finish().is_err());
         assert!(args.flag("odd"));
         assert!(args.finish().is_ok());
+    }
+
+    #[test]
+    fn one_letter_and_numbers_out_of_range() {
+        let args = |words: &str| Args::parse(words.split(' ').map(String::from)).ok().unwrap();
+        assert_eq!(args("-j 8").at_least_one("j", 1).ok(), Some(8));
+        assert!(args("-j 0").at_least_one("j", 1).is_err());
+        assert!(args("--seconds -1").seconds("seconds", 1.0).is_err());
+        assert!(args("--seconds NaN").seconds("seconds", 1.0).is_err());
+        assert!(args("--read-percent 101").percent("read-percent", 80).is_err());
     }
 }

@@ -48,6 +48,14 @@ impl Contents {
 }
 
 impl Check {
+    pub fn name(self) -> &'static str {
+        match self {
+            Check::None => "none",
+            Check::Sparse => "sparse",
+            Check::Full => "full",
+        }
+    }
+
     pub fn parse(text: &str) -> Option<Check> {
         match text {
             "none" => Some(Check::None),

@@ -32,6 +32,18 @@ impl Default for Histogram {
 }
 
 impl Histogram {
+    /// Length of `to_bytes`.
+    pub const BYTES: usize = BUCKETS * 8;
+
+    /// Of the bytes that children have sent, all of them whole.
+    pub fn sum<B: AsRef<[u8]>>(answers: impl IntoIterator<Item = B>) -> Histogram {
+        let mut total = Histogram::default();
+        for answer in answers {
+            total.merge(&Histogram::from_bytes(answer.as_ref()).unwrap_or_default());
+        }
+        total
+    }
+
     pub fn add(&mut self, nanoseconds: u64) {
         self.counts[bucket(nanoseconds)] += 1;
     }
@@ -63,7 +75,7 @@ impl Histogram {
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Option<Histogram> {
-        if bytes.len() != BUCKETS * 8 {
+        if bytes.len() != Histogram::BYTES {
             return None;
         }
         let counts =

@@ -5,7 +5,10 @@
 //! and the process exits 1 at once.
 
 pub mod args;
+pub mod command;
 pub mod contents;
+pub mod crew;
+pub mod distribution;
 pub mod histogram;
 pub mod report;
 pub mod rng;
@@ -14,13 +17,17 @@ pub mod rng;
 #[allow(unsafe_code)]
 pub mod os;
 
+pub mod compile;
 pub mod cpu;
 pub mod fork_storm;
 pub mod fresh;
 pub mod hog;
 pub mod mutate;
+pub mod pmbench;
 pub mod populate;
-pub mod random;
+pub mod seqswap;
 pub mod sequential;
+pub mod shmem_read;
 pub mod spin_touch;
+pub mod usemem;
 pub mod verify_threads;

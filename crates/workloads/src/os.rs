@@ -54,13 +54,17 @@ fn check(result: i32) -> io::Result<()> {
 }
 
 fn map_at(address: usize, pages: usize, protection: Protection, extra: i32) -> io::Result<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
+    let private = if extra & libc::MAP_SHARED == 0 { libc::MAP_PRIVATE } else { 0 };
+    let flags = private | libc::MAP_ANONYMOUS | extra;
     // SAFETY: without MAP_FIXED the kernel picks a free range; with it, callers pass a range that a Mapping owns.
     let at = unsafe { libc::mmap(address as *mut _, pages * PAGE, protection.bits(), flags, -1, 0) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at as usize) }
 }
 
-/// An owned range of anonymous private memory, unmapped when dropped.
+/// Asks the kernel to swap a range out now.
+pub const PAGEOUT: i32 = libc::MADV_PAGEOUT;
+
+/// An owned range of anonymous memory, private unless made by `shared`, unmapped when dropped.
 pub struct Mapping {
     base: usize,
     pages: usize,
@@ -73,6 +77,20 @@ impl Mapping {
             map.advise(0, pages, advice).ok(); // a kernel without huge pages refuses
         }
         Ok(map)
+    }
+
+    /// Begins at a multiple of `alignment` pages.
+    pub fn aligned(pages: usize, alignment: usize, huge: Huge) -> io::Result<Mapping> {
+        let mut head = Mapping::new(pages + alignment - 1, huge)?;
+        let skip = (head.base / PAGE).next_multiple_of(alignment) - head.base / PAGE;
+        let mut map = head.split_off(skip);
+        map.split_off(pages);
+        Ok(map)
+    }
+
+    /// Shared with the processes that inherit it, and not copied for them.
+    pub fn shared(pages: usize) -> io::Result<Mapping> {
+        Ok(Mapping { base: map_at(0, pages, Protection::ReadWrite, libc::MAP_SHARED)?, pages })
     }
 
     /// Address space without memory.
@@ -105,6 +123,14 @@ impl Mapping {
         let at = self.range(from, pages);
         // SAFETY: the range is ours; contents may change, but all access is atomic.
         check(unsafe { libc::madvise(at as *mut _, pages * PAGE, advice) })
+    }
+
+    /// Pages that are in memory, or on their way out of it.
+    pub fn resident_pages(&self) -> io::Result<usize> {
+        let mut states = vec![0u8; self.pages];
+        // SAFETY: the range is ours, and the vector has a byte for each of its pages.
+        check(unsafe { libc::mincore(self.base as *mut _, self.pages * PAGE, states.as_mut_ptr()) })?;
+        Ok(states.iter().filter(|state| **state & 1 == 1).count())
     }
 
     pub fn protect(&mut self, from: usize, pages: usize, protection: Protection) -> io::Result<()> {
@@ -317,6 +343,12 @@ pub fn exit_now(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// SIGKILL to a child that has not been waited for.
+pub fn kill(pid: Pid) {
+    // SAFETY: kill has no memory effects.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
 /// SIGALRM after `seconds`: a child that hangs becomes one that died.
 pub fn alarm(seconds: u32) {
     // SAFETY: alarm has no memory effects.
@@ -409,4 +441,18 @@ pub fn put(fd: i32, bytes: &[u8]) -> bool {
     // SAFETY: writes from the given slice.
     let done = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
     done == bytes.len() as isize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_memory_is_whole() {
+        let map = Mapping::aligned(3, 512, Huge::Never).unwrap();
+        assert_eq!((map.address() % (512 * PAGE), map.pages()), (0, 3));
+        assert_eq!(map.resident_pages().unwrap(), 0);
+        (0..3).for_each(|index| map.page(index)[7].store(1, std::sync::atomic::Ordering::Relaxed));
+        assert_eq!(map.resident_pages().unwrap(), 3);
+    }
 }

@@ -71,7 +71,11 @@ impl Meter {
     }
 
     pub fn report(&self) -> Report {
-        let seconds = self.seconds();
+        self.report_of(self.seconds())
+    }
+
+    /// Where the work took `seconds` and its processes have been waited for only after that.
+    pub fn report_of(&self, seconds: f64) -> Report {
         let (user, system) = os::cpu_time();
         let mut report = Report { fields: Vec::new(), seconds };
         report.fraction("seconds", seconds);

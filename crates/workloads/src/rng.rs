@@ -24,6 +24,20 @@ impl Rng {
         ((u128::from(self.draw()) * bound as u128) >> 64) as usize
     }
 
+    /// From 0 up to, but not including, 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// 0 to `length - 1` in an order of chance.
+    pub fn shuffled(&mut self, length: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..length as u32).collect();
+        for last in (1..length).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
+    }
+
     /// A number in `low..=high`.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
