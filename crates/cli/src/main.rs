@@ -16,6 +16,7 @@ mod bench;
 mod devices;
 mod doctor;
 mod exec;
+mod groups;
 mod machine;
 mod probe;
 mod report;

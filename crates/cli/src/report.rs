@@ -3,6 +3,7 @@
 use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
+use memspill_engine::group::Group;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
 
@@ -47,7 +48,25 @@ fn table(ended: &Ended) -> String {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
     }
+    for group in ended.pager.engine.groups.all().iter().skip(1) {
+        let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
+    }
     text
+}
+
+/// (name, value) of a group below the budget, in cgroup v2's words.
+fn group_values(group: &Group) -> Vec<(&'static str, u64)> {
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+    let page_bytes = memspill_engine::units::PAGE_SIZE as u64;
+    vec![
+        ("memory.current", group.usage_bytes()),
+        ("memory.peak", group.peak_bytes()),
+        ("swap.current", group.swap_pages().unwrap_or(0) * page_bytes),
+        ("events.high", count(&group.events.high)),
+        ("events.max", count(&group.events.max)),
+        ("events.swap_max", count(&group.events.swap_max)),
+    ]
 }
 
 fn json(ended: &Ended) -> String {
@@ -59,6 +78,16 @@ fn json(ended: &Ended) -> String {
         let stats = device.slots.stats();
         let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
     }
+    let groups: Vec<String> = ended.pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
+    if !groups.is_empty() {
+        let _ = write!(text, ",\n  \"groups\": [{}]", groups.join(", "));
+    }
     text.push_str("\n}\n");
     text
+}
+
+/// Names of groups have no characters that JSON would want escaped.
+fn group_json(group: &Group) -> String {
+    let values: Vec<String> = group_values(group).iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+    format!("{{\"name\": \"{}\", {}}}", group.name, values.join(", "))
 }

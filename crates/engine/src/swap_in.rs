@@ -229,11 +229,12 @@ impl Engine {
             .filter(|p| *p == vpn.0 || state == State::Swapped || !space.is_excluded(Vpn(*p)))
             .map(Vpn)
             .collect();
-        let reserve_bytes = self.group.gap_bytes() / 2;
-        if picked.len() < 2 || !self.group.try_charge(picked.len() as u64, reserve_bytes) {
+        let group = space.group(self);
+        let reserve_bytes = group.gap_bytes() / 2;
+        if picked.len() < 2 || !group.try_charge(cpu, picked.len() as u64, reserve_bytes) {
             if fault.urgent {
-                self.group.force_charge(1);
-            } else if !self.group.try_charge(1, 0) {
+                group.force_charge(cpu, 1);
+            } else if !group.try_charge(cpu, 1, 0) {
                 return None;
             }
             picked = vec![vpn];
@@ -302,7 +303,7 @@ impl Engine {
             self.staging.free_frames(&[frame]);
         }
         if release.slot_freed {
-            device.reuse(cpu, &[entry.slot]);
+            self.reuse(cpu, device, &[entry.slot]);
         }
     }
 
@@ -514,7 +515,7 @@ impl Engine {
             uncharged += 1;
         }
         space.count_resident(-uncharged);
-        self.group.uncharge(uncharged as u64);
+        space.group(self).uncharge(cpu, uncharged as u64);
     }
 
     /// What mremap has moved here while the filler was at work, else `word`.

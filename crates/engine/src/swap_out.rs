@@ -61,12 +61,14 @@ impl Engine {
             self.give_up_kept(cpu);
         }
         let mut entries = Vec::with_capacity(BATCH_PAGES);
+        let group = space.group(self);
         let n = n.min(BATCH_PAGES);
-        let mut places = self.alloc_slots(cpu, n, &mut entries);
+        let mut places = self.alloc_slots(cpu, group, n, &mut entries);
         if places < n && self.give_up_kept(cpu) > 0 {
-            places += self.alloc_slots(cpu, n - places, &mut entries);
+            places += self.alloc_slots(cpu, group, n - places, &mut entries);
         }
         if places == 0 {
+            self.groups.drain_stocks();
             add(&self.stats.rare().swap_full, 1);
             self.swap_is_full.store(true, Ordering::Relaxed);
             return (Shrunk::default(), None);
@@ -74,6 +76,7 @@ impl Engine {
         let runs = self.choose_victims(cpu, space, places);
         let mut shrunk = Shrunk { tried: runs.iter().map(|r| r.pages as usize).sum(), ..Shrunk::default() };
         if runs.is_empty() {
+            self.groups.drain_stocks();
             self.free_entries(cpu, &entries);
             return (shrunk, None);
         }
@@ -85,6 +88,9 @@ impl Engine {
 
         let staged = self.settle(cpu, space, &runs, &outcome, &mut shrunk);
         shrunk.taken = staged.len();
+        if staged.is_empty() {
+            self.groups.drain_stocks();
+        }
         add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
         let write_out = self.stage(cpu, space, staged, entries, buf, &mut shrunk.wanted);
@@ -151,7 +157,7 @@ impl Engine {
             }
         }
         self.free_entries(cpu, &lost);
-        self.group.uncharge(gone);
+        space.group(self).uncharge(cpu, gone);
         space.count_resident(-(gone as i64));
         staged
     }
@@ -242,7 +248,10 @@ impl Engine {
             }
         }
         let count = failed.len();
-        lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
+        if count > 0 {
+            lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
+            self.all_written.store(false, Ordering::Release);
+        }
         count
     }
 
@@ -280,14 +289,14 @@ impl Engine {
             device.errors.note_written();
         }
         if !written.is_empty() && written.len() == pages.len() {
-            device.full.store(false, Ordering::Relaxed);
+            device.has_room();
         }
         add(&self.stats.on(cpu).pswpout, written.len() as u64);
         let shadow = self.evictions.load(Ordering::Relaxed);
         let (mut frames, mut freed) = (Vec::new(), Vec::new());
         device.slots.cache_delete(&written, Some(shadow), &mut frames, &mut freed);
         self.staging.free_frames(&frames);
-        device.reuse(cpu, &freed);
+        self.reuse(cpu, device, &freed);
     }
 
     fn note_write_error(&self, device: &Device, error: &BackingError, again: bool) {
@@ -304,6 +313,11 @@ impl Engine {
 
     /// Try again to write what could not be written. Returns how many are still unwritten.
     pub fn write_again(&self, cpu: CpuId, queue: QueueId) -> usize {
+        if self.all_written.load(Ordering::Acquire) {
+            return 0;
+        }
+        // Before the list is taken: what is added meanwhile says so again.
+        self.all_written.store(true, Ordering::Release);
         let batch: Vec<(SwapEntry, FrameId)> = std::mem::take(&mut *lock(&self.unwritten));
         if batch.is_empty() {
             return 0;
@@ -322,7 +336,7 @@ impl Engine {
             let (mut frames, mut freed) = (Vec::new(), Vec::new());
             device.slots.cache_delete(&[entry.slot], None, &mut frames, &mut freed);
             self.staging.free_frames(&frames);
-            device.reuse(cpu, &freed);
+            self.reuse(cpu, device, &freed);
         }
         let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
         self.write_batch(cpu, queue, WriteOut { pages }, true)

@@ -78,6 +78,7 @@ pub struct Pager {
     /// When the engine's tables were at their largest.
     pub largest_tables: Mutex<Tables>,
     pub socket: crate::handshake::Door,
+    pub membership: crate::groups::Membership,
     /// Page faults served, for latency: nanoseconds summed by power of two.
     pub fault_ns: crate::histogram::Histogram,
 }
@@ -115,6 +116,7 @@ impl Pager {
         reclaimers: u32,
         settings: Settings,
         socket: crate::handshake::Door,
+        membership: crate::groups::Membership,
     ) -> Pager {
         Pager {
             engine,
@@ -133,6 +135,7 @@ impl Pager {
             measured_bytes: AtomicU64::new(0),
             largest_tables: Mutex::new(Tables::default()),
             socket,
+            membership,
             fault_ns: crate::histogram::Histogram::default(),
         }
     }
@@ -180,7 +183,7 @@ impl Pager {
 
     /// Wake a reclaimer if usage calls for it.
     pub fn kick_reclaim(&self) {
-        if self.engine.group.above_high_mark() && !self.reclaim_wanted.swap(true, Ordering::Relaxed) {
+        if self.engine.groups.above_high_mark() && !self.reclaim_wanted.swap(true, Ordering::Relaxed) {
             *self.reclaim.0.lock().expect("reclaim") += 1;
             self.reclaim.1.notify_all();
         }
