@@ -602,7 +602,8 @@ impl SwapDevice {
         self.groups.lookup(slot)
     }
 
-    /// Slots that can be allocated now.
+    /// Slots that can be allocated now. Exact at a quiet point; else some that are on their way from one counter to another
+    /// may be counted twice, or not.
     pub fn free_slots(&self) -> u64 {
         let have = |count: &AtomicU64| (count.load(Ordering::Acquire) as i64).max(0) as u64;
         self.freed.iter().map(|place| have(&place.0)).sum::<u64>() + have(&self.free.0)
@@ -610,7 +611,7 @@ impl SwapDevice {
 
     /// Slots in use, dying ones and those of allocations in progress included.
     pub fn used_slots(&self) -> u64 {
-        u64::from(self.slots.saturating_sub(1)) - self.free_slots()
+        u64::from(self.slots.saturating_sub(1)).saturating_sub(self.free_slots())
     }
 
     /// Memory that the device takes now.
