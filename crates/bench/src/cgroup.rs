@@ -33,11 +33,15 @@ pub struct Cgroups {
 
 impl Cgroups {
     pub fn find() -> Result<Cgroups, Stop> {
-        if Path::new(V1).join(FILES_V1.limit).exists() {
-            return Ok(Cgroups { root: V1.into(), files: &FILES_V1, version: 1, switched_on: false });
+        Cgroups::among(Path::new(V1), Path::new(V2))
+    }
+
+    fn among(v1: &Path, v2: &Path) -> Result<Cgroups, Stop> {
+        if v1.join(FILES_V1.limit).exists() {
+            return Ok(Cgroups { root: v1.into(), files: &FILES_V1, version: 1, switched_on: false });
         }
-        let control = Path::new(V2).join("cgroup.subtree_control");
-        let Ok(controllers) = fs::read_to_string(Path::new(V2).join("cgroup.controllers")) else {
+        let control = v2.join("cgroup.subtree_control");
+        let Ok(controllers) = fs::read_to_string(v2.join("cgroup.controllers")) else {
             return Stop::refuse(
                 "no memory cgroup is mounted at /sys/fs/cgroup/memory (v1) or /sys/fs/cgroup (v2): mount one (mount -t \
                  cgroup2 none /sys/fs/cgroup)",
@@ -51,7 +55,7 @@ impl Cgroups {
         if !on && let Err(error) = fs::write(&control, "+memory") {
             return Stop::refuse(format!("{}: {error}: run it outside of the container", control.display()));
         }
-        Ok(Cgroups { root: V2.into(), files: &FILES_V2, version: 2, switched_on: !on })
+        Ok(Cgroups { root: v2.into(), files: &FILES_V2, version: 2, switched_on: !on })
     }
 
     /// A new group; none of that name may be there.
@@ -136,6 +140,35 @@ impl Drop for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_switched_on_is_switched_off() {
+        let folder = std::env::temp_dir().join(format!("memspill-cgroup-{}", std::process::id()));
+        let (v1, v2) = (folder.join("v1"), folder.join("v2"));
+        fs::create_dir_all(&v1).unwrap();
+        fs::create_dir_all(&v2).unwrap();
+        let refused = |reason: &str| match Cgroups::among(&v1, &v2) {
+            Err(Stop::Refused(told)) => assert!(told.contains(reason), "{told}"),
+            _ => panic!("not refused"),
+        };
+        refused("no memory cgroup is mounted");
+        fs::write(v2.join("cgroup.controllers"), "cpu io\n").unwrap();
+        refused("cgroup_enable=memory");
+        fs::write(v2.join("cgroup.controllers"), "cpu memory\n").unwrap();
+        let control = v2.join("cgroup.subtree_control");
+        for (before, during, after) in
+            [("cpu", "+memory", "-memory"), ("cpu memory", "cpu memory", "cpu memory")]
+        {
+            fs::write(&control, before).unwrap();
+            let cgroups = Cgroups::among(&v1, &v2).ok().unwrap();
+            assert_eq!((cgroups.version, fs::read_to_string(&control).unwrap().as_str()), (2, during));
+            drop(cgroups);
+            assert_eq!(fs::read_to_string(&control).unwrap(), after);
+        }
+        fs::write(v1.join("memory.limit_in_bytes"), "").unwrap();
+        assert_eq!(Cgroups::among(&v1, &v2).ok().unwrap().version, 1);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn kills_are_read_in_both_forms() {
