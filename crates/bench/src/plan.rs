@@ -5,7 +5,7 @@
 //!   ratio      what a page takes in the kernel's pool, of 1: found in a run of the kernel's side
 //!
 //!   mode resident     kernel: limit L for uncompressed pages, its pool comes on top and is not counted
-//!                     memspill: budget L + (takes - L) × ratio + 16 MiB, which counts its pool
+//!                     memspill: budget L + (takes - L) × ratio, which counts its pool, its tables and itself
 //!   mode everything   memspill: budget L, pool included
 //!                     kernel: the limit r at which pages and pool make up L: r + (takes - r) × ratio = L
 //!   a swap file       L for both: there is no pool
@@ -19,8 +19,6 @@ use std::time::Duration;
 
 use crate::{MIB, Stop, mib};
 
-/// What memspill holds beside pages and pool: tables, staging, itself.
-const OWN_BYTES: u64 = 16 * MIB;
 const LIMIT_LEAST_BYTES: u64 = 16 * MIB;
 /// Memory of a workload whose size nobody gave.
 const SIZE_BYTES: u64 = 512 * MIB;
@@ -115,8 +113,8 @@ impl Options {
         let sizes: &[(&str, u64)] = match name {
             // Each process's own.
             "usemem" => &[("--size", total_bytes / count("--processes", 1))],
-            // The region fits below the limit, and what pushes it out does not.
-            "seqswap" => &[("--size", total_bytes * 3 / 8), ("--push", total_bytes * 5 / 8)],
+            // The region fits below the limit, and what pushes it out does not fit beside the pool.
+            "seqswap" => &[("--size", total_bytes / 4), ("--push", total_bytes * 3 / 2)],
             "compile" => &[("--size", total_bytes / count("-j", cpus))],
             "cpu" => &[],
             _ => &[("--size", total_bytes)],
@@ -201,7 +199,7 @@ pub fn sizes(
     }
     match mode {
         Mode::Resident => {
-            sizes.budget_bytes += ((takes_bytes - limit_bytes) as f64 * ratio) as u64 + OWN_BYTES;
+            sizes.budget_bytes += ((takes_bytes - limit_bytes) as f64 * ratio) as u64;
         }
         Mode::Everything => {
             let resident = (limit_bytes as f64 - ratio * takes_bytes as f64) / (1.0 - ratio);
@@ -264,7 +262,7 @@ mod tests {
         );
         assert_eq!(
             command("seqswap", "", false, Some(8 * MIB)),
-            format!("{start} seqswap --size 6144K --push 10240K")
+            format!("{start} seqswap --size 4096K --push 24576K")
         );
         assert_eq!(command("compile", "-j 4", false, Some(MIB)), format!("{start} compile -j 4 --size 512K"));
         assert_eq!(command("cpu", "", true, None), format!("{start} cpu"));
@@ -286,7 +284,7 @@ mod tests {
     fn what_is_counted_in_each_mode() {
         let size = |swap, mode, ratio| sizes(swap, mode, 100 * MIB, 200 * MIB, ratio);
         let resident = size(KernelSwap::Zram, Mode::Resident, 0.5).unwrap();
-        assert_eq!((resident.kernel_limit_bytes, resident.budget_bytes), (100 * MIB, 166 * MIB));
+        assert_eq!((resident.kernel_limit_bytes, resident.budget_bytes), (100 * MIB, 150 * MIB));
         let everything = sizes(KernelSwap::Zram, Mode::Everything, 150 * MIB, 200 * MIB, 0.5).unwrap();
         assert_eq!((everything.kernel_limit_bytes, everything.budget_bytes), (100 * MIB, 150 * MIB));
         for ratio in [0.5, 1.0, 1.1] {

@@ -89,9 +89,15 @@ struct CompareArgs {
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
 
-    /// Set a tuning knob of memspill, such as readahead=auto; repeatable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = crate::args::parse_tune)]
-    tune: Vec<String>,
+    /// Further options for memspill run, such as '--tune readahead=auto'
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    with: String,
 
     /// Write every run and the table as JSON to FILE
     #[arg(long, value_name = "FILE")]
@@ -202,7 +208,7 @@ fn options(args: &CompareArgs) -> Result<Options, String> {
         quick: args.quick,
         timeout: Duration::from_secs(args.timeout),
         dir: args.dir.clone(),
-        with: args.tune.iter().flat_map(|knob| [OsString::from("--tune"), knob.into()]).collect(),
+        with: args.with.split_whitespace().map(OsString::from).collect(),
         program: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
     })
 }
@@ -232,7 +238,11 @@ mod tests {
     use clap::Parser;
 
     fn parsed(words: &str) -> Result<Options, String> {
-        let words = ["memspill", "bench", "compare"].into_iter().chain(words.split_whitespace());
+        parsed_words(&words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    fn parsed_words(words: &[&str]) -> Result<Options, String> {
+        let words = ["memspill", "bench", "compare"].iter().chain(words);
         match Cli::try_parse_from(words).map_err(|e| crate::args::one_line(&e))?.command {
             Command::Bench(BenchArgs { command: BenchCommand::Compare(args) }) => options(&args),
             other => panic!("{other:?}"),
@@ -251,7 +261,7 @@ mod tests {
             (workload.pairs, workload.kernel_swap, workload.mode),
             (2, KernelSwap::Zram, Mode::Resident)
         );
-        assert_eq!(parsed("--tune a=1 true").unwrap().with, ["--tune", "a=1"]);
+        assert_eq!(parsed_words(&["--with", "--tune a=1", "true"]).unwrap().with, ["--tune", "a=1"]);
     }
 
     #[test]
