@@ -22,10 +22,13 @@ const EXIT_NOTHING: u8 = 1;
 const EXAMPLES: &str = "\
 Ratios above 1: memspill is better. A run that failed is counted and shown.
 
-Modes, where the kernel swaps to zram:
-  resident     the same limit for uncompressed pages; the kernel's pool is not counted, so memspill, which
-               counts its own, gets as much more as the kernel's pool is found to take
-  everything   the same limit for pages and pool together; the kernel's limit is lowered by what its pool takes
+Modes, where the kernel swaps to zram, whose pool no cgroup counts:
+  resident     the limit is of uncompressed pages; memspill, which counts its pool, gets as
+               much more as the kernel's pool is found to take
+  everything   the limit is of pages and pool together; the kernel's is lowered by what its
+               pool takes
+
+memspill bench workload NAME --help lists the options of a workload.
 
 Examples:
   sudo memspill bench compare --limit 1G -- python3 job.py
@@ -53,7 +56,7 @@ enum BenchCommand {
 #[command(after_help = EXAMPLES, override_usage = "memspill bench compare [OPTIONS] -- COMMAND [ARG]...
        memspill bench compare [OPTIONS] --workload <NAME> [OPTION OF THE WORKLOAD]...")]
 struct CompareArgs {
-    /// Compare with one of the benchmarks' workloads; NAME --help lists its options
+    /// A workload instead of a command: pmbench, usemem, seqswap, shmem-read, compile, populate, sequential, fresh, cpu
     #[arg(long, value_name = "NAME")]
     workload: Option<String>,
 
