@@ -15,7 +15,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, Group};
 use crate::plan::{self, KernelSwap, Options, Sizes};
 use crate::process::{self, Ran};
 use crate::swap::{self, Device, ZramUse};
@@ -100,7 +100,10 @@ impl Drop for Scratch {
 pub fn compare(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Comparison, Stop> {
     signals::install().or_else(|error| Stop::refuse(format!("signals: {error}")))?;
     let swap_before = may_run(options)?;
-    let cgroups = if rustix::process::geteuid().is_root() { Some(Cgroups::find()?) } else { None };
+    let cgroups = match options.kernel_swap {
+        KernelSwap::None => Cgroups::find().ok(), // only for the peaks
+        _ => Some(Cgroups::find()?),
+    };
     let bench = Bench { options, scratch: Scratch::make(&options.dir)?, cgroups };
     let mut comparison = bench.learn(note, swap_before)?;
     for number in 1..=options.pairs {
@@ -233,8 +236,14 @@ impl Bench<'_> {
         Run { side: Side::Kernel, ran, pool_peak_bytes: None, stats: Vec::new(), load: load() }
     }
 
+    /// Without a limit, for the peak; where that is not to be had and not needed, none.
+    fn group(&self) -> Result<Option<Group>, Stop> {
+        let group = self.cgroups.as_ref().map(|cgroups| cgroups.group(None)).transpose();
+        if self.options.kernel_swap == KernelSwap::None { Ok(group.unwrap_or(None)) } else { group }
+    }
+
     fn plain(&self) -> Result<Ran, Stop> {
-        let group = self.cgroups.as_ref().map(|cgroups| cgroups.group(None)).transpose()?;
+        let group = self.group()?;
         process::run(&self.options.command(), group.as_ref(), self.options.timeout, || {})
     }
 
@@ -281,7 +290,7 @@ impl Bench<'_> {
         command.push("--".into());
         command.extend(self.options.command());
         let load = load();
-        let group = self.cgroups.as_ref().map(|cgroups| cgroups.group(None)).transpose()?;
+        let group = self.group()?;
         let ran = process::run(&command, group.as_ref(), self.options.timeout, || {})?;
         let stats =
             fs::read_to_string(&stats_file).ok().and_then(|text| flat::numbers(&text)).unwrap_or_default();
