@@ -51,7 +51,8 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
   memspill doctor
-  memspill sim scale --cpus 1,16,256";
+  memspill sim scale --cpus 1,16,256
+  sudo memspill bench compare --limit 1G -- python3 job.py";
 
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of

@@ -6,6 +6,7 @@ use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -34,6 +35,7 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
         ("tables_peak_bytes", tables.bytes, "the most that page tables, LRU lists and swap maps took"),
         ("tables_peak_pages", tables.managed_pages, "pages, in memory or swapped out, that were managed then"),
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
+        ("swap_ram_peak_bytes", pager.largest_pool_bytes.load(Ordering::Relaxed), "the most RAM that it held"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
         ("fault_ns_p50", pager.fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),

@@ -75,6 +75,8 @@ pub struct Pager {
     pub settings: Settings,
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
     pub measured_bytes: AtomicU64,
+    /// The most RAM that the devices held, as it was seen after each batch.
+    pub largest_pool_bytes: AtomicU64,
     /// When the engine's tables were at their largest.
     pub largest_tables: Mutex<Tables>,
     pub socket: crate::handshake::Door,
@@ -133,6 +135,7 @@ impl Pager {
             verdict: Mutex::new(None),
             settings,
             measured_bytes: AtomicU64::new(0),
+            largest_pool_bytes: AtomicU64::new(0),
             largest_tables: Mutex::new(Tables::default()),
             socket,
             membership,
@@ -232,6 +235,7 @@ impl Pager {
     /// Pool, staging and tables change with every batch: bring the group's figure up to date.
     pub fn update_other_bytes(&self) {
         let pool: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+        self.largest_pool_bytes.fetch_max(pool, Ordering::Relaxed);
         let measured = self.measured_bytes.load(Ordering::Relaxed);
         self.engine.group.set_other_bytes(pool + self.engine.staging_bytes() + measured);
     }
