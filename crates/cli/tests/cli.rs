@@ -147,7 +147,10 @@ fn stdout_that_cannot_be_written() {
 
 #[test]
 fn sim_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 7] = [
+        (&["sim", "seeds", "--json", "--csv"], "cannot be used with"),
+        (&["sim", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory /no/such/dir"),
+        (&["sim", "scale", "--html", "/"], "that is a directory"),
         (&["sim", "scale", "--cpus", "0"], "0 is not in 1..=1024"),
         (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
         (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
@@ -168,7 +171,20 @@ fn sim_prints_the_same_bytes_for_the_same_command() {
         assert!(output.stderr.is_empty(), "progress is for terminals");
         output.stdout
     };
-    for command in [&["sim", "scale", "--cpus", "1,6", "--ms", "2", "--json"][..], &["sim", "soak", "--seeds", "5"][..]] {
-        assert_eq!(output(command), output(command));
+    let scale = ["sim", "scale", "--cpus", "1,6", "--ms", "2"];
+    for form in [&[][..], &["--json"], &["--csv"], &["--markdown"]] {
+        let command = [&scale[..], form].concat();
+        assert_eq!(output(&command), output(&command));
     }
+    assert_eq!(output(&["sim", "soak", "--seeds", "5"]), output(&["sim", "soak", "--seeds", "5"]));
+
+    let page = scratch_file("page.html", b"", 0o644);
+    let command = [&scale[..], &["--html", page.to_str().unwrap()]].concat();
+    let pages = [(); 2].map(|()| {
+        output(&command);
+        fs::read_to_string(&page).unwrap()
+    });
+    assert_eq!(pages[0], pages[1]);
+    assert!(pages[0].contains("<svg"), "{}", pages[0]);
+    fs::remove_file(page).unwrap();
 }
