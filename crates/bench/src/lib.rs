@@ -20,6 +20,8 @@ pub mod flat;
 pub mod outcome;
 pub mod plan;
 pub mod process;
+mod scratch;
+pub mod seeds;
 pub mod signals;
 pub mod swap;
 

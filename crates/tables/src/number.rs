@@ -41,7 +41,7 @@ pub fn unit_key(unit: Unit) -> &'static str {
 }
 
 /// `2.61 M`, `913 k`, `78`, `0.104`.
-fn scaled(value: f64) -> String {
+pub fn scaled(value: f64) -> String {
     match value.abs() {
         v if v >= 999.5e6 => format!("{} G", digits(value / 1e9)),
         v if v >= 999.5e3 => format!("{} M", digits(value / 1e6)),
