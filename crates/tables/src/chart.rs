@@ -91,7 +91,7 @@ fn cut(text: &str, characters: usize) -> String {
 
 /// Where the axis of changes begins and ends; labels are on its left, numbers on its right.
 const CHANGES_LEFT: f64 = 250.0;
-const CHANGES_RIGHT: f64 = 700.0;
+const CHANGES_RIGHT: f64 = 690.0;
 
 struct Change<'a> {
     row: &'a Row,
@@ -127,7 +127,7 @@ pub fn changes(report: &Report) -> Option<String> {
     const ROW: f64 = 22.0;
     const GROUP: f64 = 27.0;
     const TOP: f64 = 26.0;
-    const WIDTH: f64 = 860.0;
+    const WIDTH: f64 = 880.0;
     let groups = changes_of(report);
     if groups.is_empty() {
         return None;
@@ -148,8 +148,8 @@ pub fn changes(report: &Report) -> Option<String> {
         let label = if tick == 0.0 { "no change".into() } else { format!("{:+.0} %", tick * 100.0) };
         picture.text("tick middle", x, TOP - 12.0, &label);
     }
-    picture.text("tick", CHANGES_RIGHT + 14.0, TOP - 12.0, "here");
-    picture.text("tick", CHANGES_RIGHT + 84.0, TOP - 12.0, "published");
+    picture.text("tick", CHANGES_RIGHT + 34.0, TOP - 12.0, "here");
+    picture.text("tick", CHANGES_RIGHT + 108.0, TOP - 12.0, "published");
     let mut says = String::from("Change against the first setting of each group.");
     let mut y = TOP;
     for (name, changes) in &groups {
@@ -181,7 +181,7 @@ fn change_line(picture: &mut Picture, axis: &Axis, y: f64, change: &Change) {
             picture.line("whisker", (axis.place(ratio(here.least)), y), (axis.place(ratio(here.most)), y));
         }
         picture.dot(x, y, &format!("here {}", shown(here.median, Unit::Change)));
-        picture.text("value", CHANGES_RIGHT + 14.0, y + 4.0, &shown(here.median, Unit::Change));
+        picture.text("value", CHANGES_RIGHT + 34.0, y + 4.0, &shown(here.median, Unit::Change));
     }
     if let Some(published) = change.published {
         picture.diamond(
@@ -189,7 +189,7 @@ fn change_line(picture: &mut Picture, axis: &Axis, y: f64, change: &Change) {
             y,
             &format!("published {}", change.row.published_text()),
         );
-        picture.text("published-value", CHANGES_RIGHT + 84.0, y + 4.0, &shown(published, Unit::Change));
+        picture.text("published-value", CHANGES_RIGHT + 108.0, y + 4.0, &shown(published, Unit::Change));
     }
 }
 
@@ -198,8 +198,10 @@ fn change_line(picture: &mut Picture, axis: &Axis, y: f64, change: &Change) {
 /// A panel for each group: its name and its picture.
 pub fn bars(table: &Table, key: &str, one_scale: bool) -> Vec<(String, String)> {
     let Some(i) = table.column(key) else { return Vec::new() };
+    // One sample far out must not make all bars too short to compare: its whisker is cut.
+    let reach = |s: &Spread| s.most.min(s.median * 2.0);
     let most =
-        |rows: &[&Row]| rows.iter().filter_map(|r| r.cells[i].number()).map(|s| s.most).fold(0.0, f64::max);
+        |rows: &[&Row]| rows.iter().filter_map(|r| r.cells[i].number()).map(reach).fold(0.0, f64::max);
     let groups = table.groups();
     let of_all = groups.iter().map(|(_, rows)| most(rows)).fold(0.0, f64::max);
     groups
@@ -234,11 +236,12 @@ fn panel(table: &Table, group: &str, rows: &[&Row], i: usize, full: f64) -> Stri
         let class = if n == 0 && table.change.is_some() { "old" } else { "new" };
         // What is there, but too small to see, is a hair.
         picture.bar(class, (0.0, top), ((spread.median * scale).max(1.0), BAR));
+        let end = (spread.most * scale).min(WIDTH - VALUE);
         if spread.samples > 1 {
             let y = top + BAR / 2.0;
-            picture.line("whisker", (spread.least * scale, y), (spread.most * scale, y));
+            picture.line("whisker", (spread.least * scale, y), (end, y));
         }
-        picture.text("value", spread.most * scale + 7.0, top + BAR - 2.0, &value);
+        picture.text("value", end + 7.0, top + BAR - 2.0, &value);
     }
     picture.finish(&says)
 }

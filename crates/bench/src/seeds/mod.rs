@@ -118,11 +118,11 @@ impl Bench<'_> {
                 let (outcome, signal) = self.case(mechanism, case)?;
                 measured.last_mut().expect("one was pushed").1.push(outcome);
                 if signal.is_some() {
-                    return Ok((rows::report(self.options, self.scale, &measured), signal));
+                    return Ok((rows::report(self.options, self.scale, &measured, signal), signal));
                 }
             }
         }
-        Ok((rows::report(self.options, self.scale, &measured), None))
+        Ok((rows::report(self.options, self.scale, &measured, None), None))
     }
 
     /// Whether anything runs here at all, before hours are spent to find that nothing does.

@@ -9,13 +9,21 @@ use crate::outcome;
 const CHANGE: &str = "change";
 const THROUGHPUT: &str = "throughput";
 
-pub fn report(options: &Options, scale: Scale, measured: &[(&Mechanism, Vec<Outcome>)]) -> Report {
+pub fn report(
+    options: &Options,
+    scale: Scale,
+    measured: &[(&Mechanism, Vec<Outcome>)],
+    interrupted: Option<i32>,
+) -> Report {
     let mut notes = vec![
         "Medians of the rounds that ended well, with the least and the most. Changes are taken within a round, settings in turns, \
          there and back."
             .to_string(),
         "Swap is RAM compressed with LZ4, inside the budget; contents compress to half.".to_string(),
     ];
+    if interrupted.is_some() {
+        notes.push("Interrupted: there are the rounds that were complete by then, and no tables after.".into());
+    }
     if options.quick {
         notes.push(format!(
             "Quick: {} s a run and {} MiB in memory show that it works, and little else.",
