@@ -200,8 +200,7 @@ pub fn bars(table: &Table, key: &str, one_scale: bool) -> Vec<(String, String)> 
     let Some(i) = table.column(key) else { return Vec::new() };
     // One sample far out must not make all bars too short to compare: its whisker is cut.
     let reach = |s: &Spread| s.most.min(s.median * 2.0);
-    let most =
-        |rows: &[&Row]| rows.iter().filter_map(|r| r.cells[i].number()).map(reach).fold(0.0, f64::max);
+    let most = |rows: &[&Row]| rows.iter().filter_map(|r| r.cells[i].number()).map(reach).fold(0.0, f64::max);
     let groups = table.groups();
     let of_all = groups.iter().map(|(_, rows)| most(rows)).fold(0.0, f64::max);
     groups
