@@ -12,12 +12,11 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroups, Group};
 use crate::plan::{self, KernelSwap, Options, Sizes};
 use crate::process::{self, Ran};
+use crate::scratch::Scratch;
 use crate::swap::{self, Device, ZramUse};
 use crate::{Stop, flat, mib, signals};
 
@@ -71,29 +70,6 @@ pub struct Comparison {
     /// The kernel's run and memspill's of each pair.
     pub pairs: Vec<(Run, Run)>,
     pub interrupted: Option<i32>,
-}
-
-/// A directory for swap files and statistics, removed with all that is in it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn make(dir: &Path) -> Result<Scratch, Stop> {
-        let path = dir.join(format!("memspill-bench-{}", std::process::id()));
-        match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Scratch(path)),
-            Err(error) => {
-                Stop::refuse(format!("{}: {error} (--dir names another directory)", path.display()))
-            }
-        }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("memspill: could not remove {}: {error}", self.0.display());
-        }
-    }
 }
 
 /// Runs it all. `note` is told of each run.
@@ -251,7 +227,7 @@ impl Bench<'_> {
     fn kernel(&self, limit_bytes: u64, swap_bytes: u64) -> Result<(Run, Option<ZramUse>), Stop> {
         let load = load();
         let device = match self.options.kernel_swap {
-            KernelSwap::File => Device::file(&self.scratch.0, swap_bytes)?,
+            KernelSwap::File => Device::file(self.scratch.path(), swap_bytes)?,
             _ => Device::zram(swap_bytes)?,
         };
         let group = match &self.cgroups {
@@ -271,7 +247,7 @@ impl Bench<'_> {
     }
 
     fn memspill(&self, sizes: &Sizes) -> Result<Run, Stop> {
-        let stats_file = self.scratch.0.join("stats.json");
+        let stats_file = self.scratch.path().join("stats.json");
         let mut command: Vec<OsString> = vec![self.options.program.clone().into()];
         command.extend(["run", "--memory-max"].map(OsString::from));
         command.push(sizes.budget_bytes.to_string().into());
@@ -279,7 +255,7 @@ impl Bench<'_> {
             KernelSwap::Zram => command.extend(["--swap", "ram:"].map(OsString::from)),
             KernelSwap::File => {
                 let mut spec = OsString::from("file:");
-                spec.push(self.scratch.0.join("memspill-swap"));
+                spec.push(self.scratch.path().join("memspill-swap"));
                 spec.push(format!(",size={}", sizes.swap_bytes));
                 command.extend([OsString::from("--swap"), spec]);
             }

@@ -1,4 +1,5 @@
-//! `memspill bench compare`: the same work under memspill and under the kernel's own swap, in turns.
+//! `memspill bench`: the same work in turns, under memspill and under the kernel's own swap (`compare`), or under one
+//! setting of memspill and another (`seeds`).
 //!
 //! ```text
 //!   compare.rs    learn what the work takes ─▶ pairs: kernel, memspill, memspill, kernel, …  ─▶ Comparison
@@ -7,8 +8,10 @@
 //!     swap.rs       the kernel's swap device: zram or a file    ┘ whatever happens: they clean up in drop
 //!     process.rs    one run: its time, memory, output and end
 //!     signals.rs    Ctrl-C is a mark that is looked at, so that nothing is left half made
+//!     scratch.rs    a directory for all of that
 //!   outcome.rs    medians, ratios pair by pair, failures; as text and as JSON
 //!     flat.rs       the line of JSON that workloads print, and memspill's statistics
+//!   seeds/        tables of settings ─▶ runs of memspill with --tune ─▶ memspill_tables::Report
 //! ```
 //!
 //! A run that failed is counted and shown, never dropped in silence. What was there before is there afterwards: swap
@@ -20,6 +23,8 @@ pub mod flat;
 pub mod outcome;
 pub mod plan;
 pub mod process;
+mod scratch;
+pub mod seeds;
 pub mod signals;
 pub mod swap;
 

@@ -4,11 +4,12 @@
 //! second file.
 
 use crate::args::EXIT_USAGE;
-use crate::machine::Memory;
+use crate::machine::{self, Memory};
+use crate::output::{OutputArgs, command_line};
 use crate::size::{self, Size};
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_bench::plan::{KernelSwap, Mode, Options, Work};
-use memspill_bench::{Stop, compare};
+use memspill_bench::{Stop, compare, seeds};
 use memspill_workloads::command::{self, Program};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -47,6 +48,8 @@ pub struct BenchArgs {
 enum BenchCommand {
     /// The same work under memspill and under the kernel's own swap, in turns (root)
     Compare(CompareArgs),
+    /// The mechanisms of the published patch threads on this machine, setting against setting
+    Seeds(SeedsArgs),
     /// One run of one of the benchmarks' workloads, as memspill-workload does it
     #[command(hide = true, disable_help_flag = true)]
     Workload(WorkloadArgs),
@@ -111,6 +114,38 @@ struct CompareArgs {
     words: Vec<OsString>,
 }
 
+const SEEDS_EXAMPLES: &str = "\
+Each run is memspill run --tune NAME=VALUE -- a workload like the thread's, as much larger than memory as there.
+A row for each setting; changes are against the first setting of a workload, round by round.
+
+Examples:
+  memspill bench seeds --quick
+  memspill bench seeds 003 --pairs 20
+  memspill bench seeds --json --html seeds.html > seeds.json";
+
+#[derive(Args, Debug)]
+#[command(after_help = SEEDS_EXAMPLES)]
+struct SeedsArgs {
+    /// Tables to make, of 000, 001, 002, 003 and 004 [default: all]
+    #[arg(value_name = "THREAD", value_parser = clap::builder::PossibleValuesParser::new(seeds::ids()), hide_possible_values = true)]
+    threads: Vec<String>,
+
+    /// Runs of each setting, in turns [default: 10, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: Option<u32>,
+
+    /// About a minute in all: less memory, less time, three pairs
+    #[arg(long)]
+    quick: bool,
+
+    /// Directory for the runs' statistics
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 #[derive(Args, Debug)]
 struct WorkloadArgs {
     /// Name and options of the workload; its options are not clap's to judge
@@ -141,6 +176,7 @@ fn parse_ratio(text: &str) -> Result<f64, String> {
 pub fn bench(args: BenchArgs) -> ExitCode {
     match args.command {
         BenchCommand::Compare(args) => ExitCode::from(run_compare(&args)),
+        BenchCommand::Seeds(args) => ExitCode::from(run_seeds(&args)),
         BenchCommand::Workload(args) => {
             let program = Program { name: "memspill bench workload", prefix: &["bench", "workload"] };
             command::main(&program, args.words.into_iter())
@@ -190,6 +226,50 @@ fn run_compare(args: &CompareArgs) -> u8 {
         None if comparison.has_a_pair() => 0,
         None => EXIT_NOTHING,
     }
+}
+
+fn run_seeds(args: &SeedsArgs) -> u8 {
+    let options = args.output.check().and_then(|()| seeds_options(args));
+    let options = match options {
+        Ok(options) => options,
+        Err(reason) => {
+            eprintln!("memspill: {reason}");
+            return EXIT_USAGE;
+        }
+    };
+    let mut note = |text: &str| {
+        if std::io::stderr().is_terminal() {
+            eprintln!("memspill: {text}");
+        }
+    };
+    match seeds::seeds(&options, &mut note) {
+        Ok((report, interrupted)) => {
+            let exit = args.output.write(&report);
+            interrupted.map_or(exit, |signal| 128 + signal as u8)
+        }
+        Err(Stop::Refused(reason)) => {
+            eprintln!("memspill: {reason}");
+            EXIT_NOTHING
+        }
+        Err(Stop::Interrupted(signal)) => {
+            eprintln!("memspill: interrupted before anything was measured");
+            128 + signal as u8
+        }
+    }
+}
+
+fn seeds_options(args: &SeedsArgs) -> Result<seeds::Options, String> {
+    let ram_bytes = Memory::of_this_machine().usable_bytes();
+    Ok(seeds::Options {
+        program: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
+        pairs: args.pairs.unwrap_or(if args.quick { 3 } else { 10 }),
+        quick: args.quick,
+        only: args.threads.clone(),
+        ram_bytes,
+        dir: args.dir.clone(),
+        command: command_line(),
+        machine: machine::described(),
+    })
 }
 
 fn options(args: &CompareArgs) -> Result<Options, String> {

@@ -4,6 +4,7 @@ use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
+use memspill_engine::slots::SlotStats;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -71,9 +72,29 @@ fn group_values(group: &Group) -> Vec<(&'static str, u64)> {
     ]
 }
 
+/// What the devices' locks and searches have cost, of all devices together.
+fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
+    let devices: Vec<SlotStats> = engine.devices.iter().map(|device| device.slots.stats()).collect();
+    let sum = |get: fn(&SlotStats) -> u64| devices.iter().map(get).sum();
+    vec![
+        ("cluster_locks", sum(|s| s.cluster_locks)),
+        ("cluster_contended", sum(|s| s.cluster_contended)),
+        ("list_locks", sum(|s| s.list_locks)),
+        ("list_contended", sum(|s| s.list_contended)),
+        ("cgroup_locks", sum(|s| s.cgroup_locks)),
+        ("cgroup_contended", sum(|s| s.cgroup_contended)),
+        ("cgroup_retries", sum(|s| s.cgroup_retries)),
+        ("scan_steps", sum(|s| s.scan_steps)),
+        ("base_steps", sum(|s| s.base_steps)),
+    ]
+}
+
 fn json(ended: &Ended) -> String {
     let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {}", ended.exit_code);
     for (name, value, _) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
+        let _ = write!(text, ",\n  \"{name}\": {value}");
+    }
+    for (name, value) in locks_and_scans(&ended.pager.engine) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
     for device in &ended.pager.engine.devices {

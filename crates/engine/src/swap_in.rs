@@ -254,8 +254,8 @@ impl Engine {
         space.count_resident(picked.len() as i64);
         if state == State::Swapped {
             space.count_swapped(-(picked.len() as i64));
+            add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         }
-        add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         Some(claims)
     }
 
