@@ -6,7 +6,7 @@
 # needed for the memory cgroup and for small file systems: without it those tests are skipped, and counted as skipped.
 #
 # Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full, tests/robustness.sh --full,
-# tests/memcg.sh.
+# tests/knobs.sh --full, tests/memcg.sh.
 
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -100,6 +100,7 @@ stage "cargo's tests" cargo test --release --workspace --locked
 suite "real programs" 600 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 420 tests/robustness.sh --kills 10
 export -f verifier
+suite "knobs" 300 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
 echo "all stages passed"

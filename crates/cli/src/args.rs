@@ -123,9 +123,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
-    /// Set a tuning knob, such as slot-batch=1; repeatable
+    /// Set a tuning knob, such as slot-batch=1; repeatable; 'memspill run --tune help' lists them
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
     pub tune: Vec<String>,
+
+    /// File with a [tuning] table of knobs, which --tune goes before [default: $MEMSPILL_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// Check memspill's own tables at intervals (slow; ends the run at a fault found)
     #[arg(long)]
@@ -179,6 +183,14 @@ pub fn parse_tune(text: &str) -> Result<String, String> {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
         _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
     }
+}
+
+/// `memspill run --tune help`, before a COMMAND: which knobs there are.
+pub fn asks_for_knobs(arguments: &[OsString]) -> bool {
+    let words = || arguments.iter().skip(2).take_while(|word| word.as_encoded_bytes() != b"--");
+    let is_run = arguments.get(1).is_some_and(|first| first == OsStr::new("run"));
+    let separate = words().zip(words().skip(1)).any(|(a, b)| a == OsStr::new("--tune") && b == OsStr::new("help"));
+    is_run && (separate || words().any(|word| word == OsStr::new("--tune=help")))
 }
 
 /// The exit code for a command line that clap refused.

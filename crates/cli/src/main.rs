@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod config;
 mod devices;
 mod doctor;
 mod exec;
@@ -35,6 +36,10 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    if args::asks_for_knobs(&arguments) {
+        print!("{}", memspill_engine::tuning::Tuning::help());
+        return ExitCode::SUCCESS;
+    }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse(&error, &arguments)),

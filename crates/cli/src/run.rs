@@ -6,7 +6,7 @@
 
 use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs};
 use crate::machine::Memory;
-use crate::{devices, doctor, exec, groups, report, size};
+use crate::{config, devices, doctor, exec, groups, report, size};
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::handshake::{self, Door};
@@ -50,6 +50,10 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
         ));
     }
     let mut tuning = Tuning::default();
+    let config = args.config.clone().or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
+    if let Some(path) = config {
+        config::read(&path, &mut tuning)?;
+    }
     for knob in &args.tune {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
     }

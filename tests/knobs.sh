@@ -1,0 +1,69 @@
+#!/bin/bash
+# Every knob at both ends: whatever is set back to what it replaced, no page is wrong and programs print the same.
+#
+# For each setting the mutating verifier runs for some seconds with memspill's own checks on, and then real programs. The
+# knobs and what they take are read from `memspill run --tune help`, so that a new one is tested without a line here.
+
+HELP="usage: tests/knobs.sh [--memspill BIN] [--workload BIN] [--full] [KNOB...]
+  --full     every word of every knob, with all real programs (hours); the default is the extremes, with bash
+  --list     the settings"
+. "$(dirname "$0")/common.sh"
+
+LIST=0
+option() {
+    [ "$1" = --list ] && { LIST=1; return; }
+    return 1
+}
+parse_options "$@"
+
+# settings NAME VALUES: one a line, of `1..64` or `off|on`.
+settings() {
+    local values
+    case $2 in
+    *..*) values=("${2%%..*}" "${2##*..}") ;;
+    *) IFS='|' read -ra values <<<"$2" ;;
+    esac
+    [ $FULL = 1 ] || values=("${values[0]}" "${values[-1]}")
+    printf "$1=%s\n" "${values[@]}"
+}
+
+ALL=()
+OLD=()
+while read -r name values _; do
+    [ ${#NAMES[@]} = 0 ] || [[ " ${NAMES[*]} " == *" $name "* ]] || continue
+    mapfile -t of_knob < <(settings "$name" "$values")
+    ALL+=("${of_knob[@]}")
+    OLD+=("${of_knob[0]}")
+done < <("$MEMSPILL" run --tune help)
+[ ${#ALL[@]} -gt 0 ] || { echo "no such knob; the names: $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ')" >&2; exit 2; }
+# And all of them set back at once.
+ALL+=("${OLD[*]}")
+[ $LIST = 0 ] || { printf '%s\n' "${ALL[@]}"; exit; }
+
+PROGRAMS=(bash)
+[ $FULL = 0 ] || mapfile -t PROGRAMS < <("$TESTS/real_programs.sh" --list | tr ' ' '\n')
+PASSED=0
+FAILED=0
+mkdir "$WORK/swap"
+
+try() { # SETTING...
+    local with=() setting
+    for setting in "$@"; do with+=(--tune "$setting"); done
+    timeout -k 5 60 "$MEMSPILL" run -m 64M --check --swap-dir "$WORK/swap" "${with[@]}" -- \
+        "$WORKLOAD" mutate --size 160M --threads 2 --seconds 3 >"$WORK/out" 2>&1 || { tail -n 3 "$WORK/out"; return 1; }
+    "$TESTS/real_programs.sh" --memspill "$MEMSPILL" --workload "$WORKLOAD" --with "${with[*]}" "${PROGRAMS[@]}" \
+        >"$WORK/out" 2>&1 || { tail -n 5 "$WORK/out"; return 1; }
+}
+
+for setting in "${ALL[@]}"; do
+    read -ra words <<<"$setting"
+    if try "${words[@]}"; then
+        PASSED=$((PASSED + 1))
+        echo "$setting: ok"
+    else
+        FAILED=$((FAILED + 1))
+        echo "$setting: FAIL"
+    fi
+done
+echo "$PASSED passed, $FAILED failed, 0 skipped"
+[ $FAILED = 0 ]
