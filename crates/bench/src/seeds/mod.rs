@@ -62,7 +62,7 @@ pub struct Scale {
 impl Scale {
     fn of(options: &Options) -> Scale {
         if options.quick {
-            return Scale { resident_bytes: 48 * MIB, seconds: 0.5, jobs: 16 };
+            return Scale { resident_bytes: 32 * MIB, seconds: 0.4, jobs: 16 };
         }
         // The original sets were many gigabytes: what matters is how much more they were than memory.
         let resident_bytes = (options.ram_bytes / 384).clamp(32 * MIB, 256 * MIB) / MIB * MIB;
