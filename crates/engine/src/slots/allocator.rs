@@ -74,7 +74,7 @@ use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::tuning::{ScanBase, Tuning};
+use crate::tuning::{LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
@@ -102,6 +102,8 @@ pub struct SwapDevice {
     stolen: AtomicU64,
     slot_batch: usize,
     cache_batch: usize,
+    /// Large folios come only from current clusters, going upwards, and from empty ones.
+    free_cluster_only: bool,
 }
 
 /// What the allocator has done so far. Exact at a quiet point.
@@ -188,6 +190,7 @@ impl SwapDevice {
             stolen: AtomicU64::new(0),
             slot_batch: tuning.slot_batch.max(1) as usize,
             cache_batch: tuning.cache_batch.max(1) as usize,
+            free_cluster_only: tuning.large_folios == LargeFolios::FreeClusterOnly,
         }
     }
 
@@ -225,7 +228,10 @@ impl SwapDevice {
         if let Some(slot) = self.percpu.hint(want.cpu, want.order) {
             let mut state = self.cluster(slot).lock();
             if state.serves(want.order, false) {
-                return self.take(want, slot, &mut state, out);
+                let got = self.take(want, slot, &mut state, out);
+                if got > 0 || !self.free_cluster_only {
+                    return got;
+                }
             }
         }
         if want.order == Order::ZERO
@@ -302,6 +308,10 @@ impl SwapDevice {
         };
         let any = |_, state: &ClusterState| state.has_block(order);
         let (nonfull, frag) = (ListId::nonfull(order), ListId::frag(order));
+        if self.free_cluster_only && order != Order::ZERO {
+            let free = self.first_free_to_lock(lists, [ListId::FREE], any, busy);
+            return free.or_else(|| self.open_virgin(lists, order));
+        }
         if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE], alone, busy) {
             return Some(found);
         }
@@ -356,6 +366,10 @@ impl SwapDevice {
     fn take(&self, want: Want, from: SlotIndex, state: &mut ClusterState, out: &mut Vec<SlotIndex>) -> usize {
         let Want { cpu, order, n } = want;
         let mut blocks = state.find(order, from.offset_in_cluster(), n);
+        let upwards_only = self.free_cluster_only && order != Order::ZERO;
+        if upwards_only {
+            blocks.retain(|block| usize::from(*block) >= from.offset_in_cluster());
+        }
         if order != Order::ZERO {
             // Found, but perhaps promised to allocations of order 0 that are still looking.
             let pages = u64::from(order.pages());
@@ -374,7 +388,8 @@ impl SwapDevice {
         self.settle(index, state, true);
         out.extend(blocks.iter().map(|offset| SlotIndex(first_slot + u32::from(*offset))));
         if state.order() == order {
-            let hint = state.serves(order, false).then(|| self.hint_in(index, next));
+            let goes_on = state.serves(order, false) && !(upwards_only && self.is_end(index, next));
+            let hint = goes_on.then(|| self.hint_in(index, next));
             self.percpu.set_hint(cpu, order, hint);
             state.taken_by = cpu;
         } else {
@@ -385,10 +400,12 @@ impl SwapDevice {
 
     /// Where to go on in a cluster after `next - 1`: at its first slot again, if that was its last one.
     fn hint_in(&self, index: ClusterIndex, next: u32) -> SlotIndex {
-        let first = index.0 * CLUSTER_SLOTS;
-        let within = next < self.slots && next - first < CLUSTER_SLOTS;
         // Slot 0 would mean "no hint"; a search from slot 1 sees the same.
-        SlotIndex(if within { next } else { first.max(1) })
+        SlotIndex(if self.is_end(index, next) { (index.0 * CLUSTER_SLOTS).max(1) } else { next })
+    }
+
+    fn is_end(&self, index: ClusterIndex, next: u32) -> bool {
+        next >= self.slots || next - index.0 * CLUSTER_SLOTS >= CLUSTER_SLOTS
     }
 
     /// Take up to `wanted` off the counter of free slots, in multiples of `unit`. Returns how many.
