@@ -3,6 +3,7 @@
 use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
+use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
 
@@ -41,11 +42,22 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
     ]
 }
 
+/// Folios of each order, under the names of the kernel's counters for huge pages.
+fn folios(ended: &Ended) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
+    let kib = |order: Order| order.pages() as usize * PAGE_SIZE / 1024;
+    let stats = &ended.pager.engine.stats;
+    (1..=MAX_ORDER).map(Order).map(move |order| (format!("hugepages-{}kB", kib(order)), stats.of_order(order)))
+}
+
 fn table(ended: &Ended) -> String {
     let mut text = String::new();
     for (name, value, help) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
+    }
+    for (size, counts) in folios(ended).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
+        let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
+        let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
     }
     text
 }
@@ -54,6 +66,10 @@ fn json(ended: &Ended) -> String {
     let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {}", ended.exit_code);
     for (name, value, _) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
+    }
+    for (size, counts) in folios(ended) {
+        let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("\"{name}\": {value}")).collect();
+        let _ = write!(text, ",\n  \"{size}\": {{{}}}", shown.join(", "));
     }
     for device in &ended.pager.engine.devices {
         let stats = device.slots.stats();

@@ -13,11 +13,11 @@ use crate::stats::Stats;
 use crate::swap_in::FillJob;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::tuning::Tuning;
-use crate::units::{CpuId, FrameId, GroupId, Order, PageBuf, SlotIndex, page_buf};
+use crate::units::{CpuId, FrameId, GroupId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
 use crate::word::SwapEntry;
 use std::collections::HashMap;
 
-/// Most pages taken out in one batch.
+/// Most pages taken out in one batch, unless the folios asked for are larger.
 pub const BATCH_PAGES: usize = 128;
 
 /// A swap device: slots, and where their bytes are kept.
@@ -73,8 +73,8 @@ impl Engine {
             devices,
             group: Group::new(limit_bytes),
             stats: Stats::default(),
+            staging: Staging::new(BATCH_PAGES.max(crate::folio::pages_asked_for(&tuning))),
             tuning,
-            staging: Staging::default(),
             reads: Reads::default(),
             evictions: AtomicU32::new(0),
             spaces: RwLock::new(Vec::new()),
@@ -119,10 +119,11 @@ impl Engine {
         self.devices.iter().map(|d| d.slots.used_slots()).sum()
     }
 
-    /// Slots for up to `n` pages, from the first device that has some; equal priorities take turns.
-    pub(crate) fn alloc_slots(&self, cpu: CpuId, n: usize, out: &mut Vec<SwapEntry>) -> usize {
+    /// Slots for up to `n` folios of `order`, the first slot of each: from the first device that has some; equal
+    /// priorities take turns. Large folios are split rather than sent to a device of lower priority.
+    pub(crate) fn alloc_slots(&self, cpu: CpuId, order: Order, n: usize, out: &mut Vec<SwapEntry>) -> usize {
         let room = self.swap_max_pages.load(Ordering::Relaxed).saturating_sub(self.used_slots());
-        let n = n.min(room as usize);
+        let n = n.min(room as usize / order.pages() as usize);
         let mut got = 0;
         let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
         let mut slots = Vec::with_capacity(n);
@@ -130,19 +131,31 @@ impl Engine {
         while first < self.devices.len() && got < n {
             let priority = self.devices[first].priority;
             let equals = self.devices[first..].iter().take_while(|d| d.priority == priority).count();
+            let mut has_room = false;
             for i in 0..equals {
                 let device = first + (turn + i) % equals;
                 let target = &self.devices[device];
-                if target.full.load(Ordering::Relaxed) || target.errors.is_failing() {
+                if !target.takes_pages() {
                     continue;
                 }
+                has_room |= target.slots.free_slots() > 0;
                 slots.clear();
-                got += target.slots.alloc(cpu, Order::ZERO, n - got, ROOT_GROUP, &mut slots);
+                got += target.slots.alloc(cpu, order, n - got, ROOT_GROUP, &mut slots);
                 out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
+            }
+            if has_room && order != Order::ZERO {
+                break;
             }
             first += equals;
         }
         got
+    }
+
+    /// Pages for which there are slots now.
+    pub(crate) fn room_pages(&self) -> usize {
+        let allowed = self.swap_max_pages.load(Ordering::Relaxed).saturating_sub(self.used_slots());
+        let free: u64 = self.devices.iter().filter(|d| d.takes_pages()).map(|d| d.slots.free_slots()).sum();
+        free.min(allowed) as usize
     }
 
     /// One more reference to each entry (fork, mremap of a page that is being filled).
@@ -169,6 +182,8 @@ impl Engine {
             slots.clear();
             slots.extend(entries.iter().filter(|e| e.device as usize == n).map(|e| e.slot));
             if !slots.is_empty() {
+                // In runs, so that each cluster is locked once.
+                slots.sort_unstable();
                 act(device, &slots);
             }
         }
@@ -176,6 +191,10 @@ impl Engine {
 }
 
 impl Device {
+    pub(crate) fn takes_pages(&self) -> bool {
+        !self.full.load(Ordering::Relaxed) && !self.errors.is_failing()
+    }
+
     pub(crate) fn reuse(&self, cpu: CpuId, freed: &[SlotIndex]) {
         if !freed.is_empty() {
             self.backing.discard(freed);
@@ -225,10 +244,11 @@ impl Reads {
 /// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
 ///
 /// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
-/// pages back. A frame id names batch and page: `batch << 8 | page`.
-#[derive(Default)]
+/// pages back. A frame id names batch and page: `batch << 9 | page`.
 pub(crate) struct Staging {
     inner: Mutex<StagingInner>,
+    /// Pages of a buffer.
+    batch_pages: usize,
     /// Buffers with frames, and spare ones: for the account, which asks after each batch.
     buffers: AtomicU64,
 }
@@ -246,8 +266,8 @@ struct Batch {
     frames: usize,
 }
 
-const FRAME_PAGE_BITS: u32 = 8;
-const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS);
+const FRAME_PAGE_BITS: u32 = 9;
+const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS && MAX_ORDER as u32 <= FRAME_PAGE_BITS);
 /// Spare buffers kept: one for each thread that may reclaim at once.
 const SPARE_MAX: usize = 4;
 
@@ -256,8 +276,17 @@ fn batch_of(frame: FrameId) -> usize {
 }
 
 impl Staging {
+    fn new(batch_pages: usize) -> Staging {
+        Staging { inner: Mutex::default(), batch_pages, buffers: AtomicU64::new(0) }
+    }
+
+    /// Most pages of a batch.
+    pub fn batch_pages(&self) -> usize {
+        self.batch_pages
+    }
+
     pub fn buffer(&self) -> PageBuf {
-        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(BATCH_PAGES) };
+        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(self.batch_pages) };
         self.buffers.fetch_sub(1, Ordering::Relaxed);
         spare
     }
@@ -326,7 +355,7 @@ impl Staging {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.buffers.load(Ordering::Relaxed) * (BATCH_PAGES * crate::units::PAGE_SIZE) as u64
+        self.buffers.load(Ordering::Relaxed) * (self.batch_pages * crate::units::PAGE_SIZE) as u64
     }
 }
 

@@ -204,6 +204,8 @@ pub const KNOBS: &[Knob] = &[
         values: Values::Words(&[SWITCH[0].0, SWITCH[1].0]),
         get: |t| place(&SWITCH, t.keep_clean),
         set: |t, value| t.keep_clean = SWITCH[value as usize].1,
+    },
+    Knob {
         name: "large-folios",
         help: "slots for folios: page by page; only from empty clusters; from all clusters of their order",
         values: Values::Words(&[LARGE_FOLIOS[0].0, LARGE_FOLIOS[1].0, LARGE_FOLIOS[2].0]),

@@ -30,8 +30,8 @@ use memspill_engine::slots::SwapDevice;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::swap_out::WriteOut;
-use memspill_engine::tuning::{Readahead, Tuning};
-use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
+use memspill_engine::tuning::{FolioSize, LargeFolios, Readahead, Tuning};
+use memspill_engine::units::{CpuId, Order, PAGE_SIZE, SpaceId, Vpn};
 use memspill_engine::word::State;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -61,6 +61,9 @@ enum Op {
     /// Access a page and do not wait for it.
     Touch { target: usize, page: u64, write: bool },
     Shrink { target: usize, pages: usize, write: bool },
+    /// MADV_PAGEOUT and MADV_COLD.
+    Pageout { target: usize, page: u64, pages: u64 },
+    Cold { target: usize, page: u64, pages: u64 },
     /// As `Shrink`, and victims are faulted on while they are in transit.
     ShrinkWanted { target: usize, pages: usize },
     FinishWrites,
@@ -130,6 +133,8 @@ fn reclaim() -> impl Strategy<Value = Op> {
         6 => (0..SPACES_MAX, 1..128usize, any::<bool>())
             .prop_map(|(target, pages, write)| Op::Shrink { target, pages, write }),
         2 => (0..SPACES_MAX, 1..64usize).prop_map(|(target, pages)| Op::ShrinkWanted { target, pages }),
+        2 => run().prop_map(|(target, page, pages)| Op::Pageout { target, page, pages }),
+        1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
@@ -170,6 +175,9 @@ struct Setup {
     readahead: Readahead,
     synchronous: bool,
     keep_clean: bool,
+    large_folios: LargeFolios,
+    folio: FolioSize,
+    limit_pages: u64,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
@@ -180,13 +188,30 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => Just(vec![(250, 0)]),
     ];
     let readahead = prop_oneof![3 => Just(Readahead::Stream), 1 => Just(Readahead::Always), 1 => Just(Readahead::Auto)];
-    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75)).prop_map(
-        |(devices, readahead, synchronous, keep_clean)| Setup { devices, readahead, synchronous, keep_clean },
+    let large_folios = prop_oneof![
+        3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly), 1 => Just(LargeFolios::Split)
+    ];
+    let folio = prop_oneof![
+        3 => Just(FolioSize::Auto), 4 => (0..=9u8).prop_map(|order| FolioSize::Fixed(Order(order)))
+    ];
+    // Under the larger one a chunk can be in memory whole.
+    let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
+    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages).prop_map(
+        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages)| Setup {
+            devices,
+            readahead,
+            synchronous,
+            keep_clean,
+            large_folios,
+            folio,
+            limit_pages,
+        },
     )
 }
 
 fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<Arc<MockBacking>>) {
-    let tuning = Tuning { readahead: setup.readahead, keep_clean: setup.keep_clean, ..Tuning::default() };
+    let Setup { readahead, keep_clean, large_folios, folio, .. } = *setup;
+    let tuning = Tuning { readahead, keep_clean, large_folios, folio, ..Tuning::default() };
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
@@ -196,7 +221,7 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
         let map = SwapDevice::new(*slots, cpus, false, &tuning);
         Device::new(format!("device {i}"), *priority, map, backing.clone())
     });
-    let engine = Engine::new(devices.collect(), LIMIT_PAGES * PAGE_SIZE as u64, tuning.clone());
+    let engine = Engine::new(devices.collect(), setup.limit_pages * PAGE_SIZE as u64, tuning.clone());
     (Arc::new(engine), backings)
 }
 
@@ -265,6 +290,11 @@ impl World {
             Op::Shrink { target, pages, write } => {
                 let target = self.target(*target);
                 self.shrink(&target, *pages, *write);
+            }
+            Op::Pageout { target, page, pages } => self.pageout(&self.target(*target), *page, *pages),
+            Op::Cold { target, page, pages } => {
+                let (from, to) = range(*page, *pages);
+                self.target(*target).space.cold(Vpn(from), Vpn(to));
             }
             Op::ShrinkWanted { target, pages } => self.shrink_wanted(*target, *pages),
             Op::FinishWrites => self.finish_writes(),
@@ -507,6 +537,22 @@ impl World {
         shrunk.taken
     }
 
+    fn pageout(&mut self, target: &Target, page: u64, pages: u64) {
+        let (from, to) = range(page, pages);
+        let mut at = Vpn(from);
+        while at < Vpn(to) {
+            let batch = target.memory.batch.lock().expect("batch");
+            let (shrunk, write_out, next) = self.engine.pageout(CPU, &target.space, at, Vpn(to));
+            drop(batch);
+            assert!(next > at, "a batch brings it further");
+            at = next;
+            self.unwritten.extend(write_out);
+            for vpn in shrunk.wanted {
+                self.fault(target, vpn.0, true);
+            }
+        }
+    }
+
     fn shrink_wanted(&mut self, target: usize, pages: usize) {
         let target = self.target(target);
         let (engine, space, memory) = (self.engine.clone(), target.space.clone(), target.memory.clone());
@@ -635,7 +681,15 @@ proptest! {
 // ---- histories that are worth a name ----------------------------------------------------------------------------
 
 fn one_device() -> Setup {
-    Setup { devices: vec![(8192, 0)], readahead: Readahead::Stream, synchronous: false, keep_clean: true }
+    Setup {
+        devices: vec![(8192, 0)],
+        readahead: Readahead::Stream,
+        synchronous: false,
+        keep_clean: true,
+        large_folios: LargeFolios::All,
+        folio: FolioSize::Auto,
+        limit_pages: LIMIT_PAGES,
+    }
 }
 
 fn write_and_evict(world: &mut World, pages: u64) -> Target {
@@ -711,6 +765,126 @@ fn kept_copies_make_room() {
     assert_eq!(world.engine.used_slots(), 150);
     world.step(&Op::Fork { target: 0 });
     world.step(&Op::Events { target: 0 });
+    world.end(false);
+}
+
+/// The middle chunk of the three, which is there whole.
+const CHUNK: u64 = 512;
+const CHUNK_AT: u64 = (FIRST / CHUNK + 1) * CHUNK - FIRST;
+
+fn folios_of(order: u8) -> Setup {
+    Setup { folio: FolioSize::Fixed(Order(order)), limit_pages: 2000, ..one_device() }
+}
+
+/// (swpout, swpout_fallback) of an order.
+fn folio_counts(world: &World, order: u8) -> (u64, u64) {
+    let counts = world.engine.stats.of_order(Order(order));
+    let value = |name| counts.iter().find(|(n, ..)| *n == name).expect("a counter").1;
+    (value("swpout"), value("swpout_fallback"))
+}
+
+fn entry_of(target: &Target, page: u64) -> memspill_engine::word::SwapEntry {
+    target.space.word(Vpn(FIRST + page)).held_entry().expect("the page is out")
+}
+
+#[test]
+fn a_folio_leaves_whole_into_slots_in_a_row() {
+    for order in 0..=9u8 {
+        let mut world = World::new(&folios_of(order));
+        let pages = 1u64 << order;
+        world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages });
+        let target = world.target(0);
+        assert_eq!(world.shrink(&target, 1, true), pages as usize, "order {order}: all of it");
+        let first = entry_of(&target, CHUNK_AT);
+        assert_eq!(first.slot.0 % pages as u32, if order == 0 { first.slot.0 % pages as u32 } else { 0 });
+        for i in 0..pages {
+            assert_eq!(entry_of(&target, CHUNK_AT + i).slot.0, first.slot.0 + i as u32);
+        }
+        if order > 0 {
+            assert_eq!(folio_counts(&world, order), (1, 0), "order {order}");
+        }
+        world.end(false);
+    }
+}
+
+#[test]
+fn a_folio_that_is_not_there_whole_leaves_in_parts() {
+    let mut world = World::new(&folios_of(4));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 15 });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 1, "a page is missing: single pages");
+    // All are there, but one cannot be taken, and one is zero: slots in a row all the same.
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT + 16, pages: 16 });
+    world.step(&Op::Write { target: 0, page: CHUNK_AT + 20, zero: true });
+    target.memory.refuse(FIRST + CHUNK_AT + 25, Take::Retry);
+    world.pageout(&target, CHUNK_AT + 16, 16);
+    assert_eq!(folio_counts(&world, 4), (0, 1));
+    let slot = |page| entry_of(&target, CHUNK_AT + 16 + page).slot.0;
+    assert_eq!((slot(3) - slot(0), slot(5) - slot(0), slot(15) - slot(0)), (3, 4, 13));
+    assert_eq!(world.engine.used_slots(), 1 + 14);
+    world.end(false);
+}
+
+#[test]
+fn a_large_entry_is_unmapped_in_the_middle() {
+    let mut world = World::new(&folios_of(9));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 512);
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Unmap { target: 0, page: CHUNK_AT + 100, pages: 200 });
+    world.step(&Op::Quiet);
+    assert_eq!(world.engine.used_slots(), 512, "the child has them all");
+    let child = world.target(1);
+    world.exit(&child);
+    assert_eq!(world.engine.used_slots(), 312, "a part of the entry is free");
+    world.step(&Op::Scan { target: 0, page: CHUNK_AT + 300, pages: 20, down: false });
+    world.end(false);
+}
+
+#[test]
+fn without_room_in_a_row_a_folio_is_split() {
+    // Slots for all pages, but no cluster for the folio: the first lacks slot 0, the second the rest.
+    let mut world = World::new(&Setup { devices: vec![(900, 0)], ..folios_of(9) });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 512);
+    assert_eq!(folio_counts(&world, 9), (0, 1));
+    world.end(false);
+}
+
+#[test]
+fn victims_without_a_slot_stay() {
+    let mut world = World::new(&Setup { devices: vec![(100, 0)], ..folios_of(4) });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    while world.shrink(&target, 64, true) > 0 {}
+    assert_eq!(world.engine.used_slots(), 99);
+    assert_eq!(target.space.resident_pages(), CHUNK - 99);
+    assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    world.end(false);
+}
+
+#[test]
+fn what_is_cold_leaves_first() {
+    let mut world = World::new(&Setup { limit_pages: 2000, ..one_device() });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: 0, pages: PAGES });
+    let target = world.target(0);
+    for _ in 0..100 {
+        world.step(&Op::Cold { target: 0, page: 600, pages: 20 });
+    }
+    let records = target.space.evictable();
+    target.space.tidy();
+    assert!(records <= PAGES as usize + 100 * 20 && target.space.evictable() <= records);
+    assert!(world.shrink(&target, 20, true) >= 20);
+    assert!((600..620).all(|page| target.space.word(Vpn(FIRST + page)).state() == State::Swapped));
     world.end(false);
 }
 
