@@ -307,12 +307,7 @@ impl Staging {
         FrameId((batch as u32) << FRAME_PAGE_BITS)
     }
 
-    /// The buffer of a frame that is pinned in the swap cache, and the page's place in it.
-    pub fn get(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
-        lock(&self.inner).page(frame)
-    }
-
-    /// As `get`, for frames that are all cached or pinned.
+    /// The buffers of frames that are all cached or pinned, and each page's place in its own.
     pub fn get_many(&self, frames: impl Iterator<Item = FrameId>) -> Vec<(Arc<PageBuf>, usize)> {
         let inner = lock(&self.inner);
         frames.map(|frame| inner.page(frame)).collect()

@@ -261,9 +261,15 @@ impl World {
                 self.cache_add(&self.choose(at, |slot| slot.count > 0 && slot.frame.is_none()))
             }
             Op::CacheGet(at) => {
-                for slot in self.choose(&[*at, at / 2], |slot| slot.used && !slot.dying) {
+                let wanted: Vec<usize> = (*at..at + 5).chain([at / 2]).collect();
+                let slots = self.choose(&wanted, |slot| slot.used && !slot.dying);
+                let mut got = vec![None; slots.len()];
+                self.device.cache_get_many(&slots, |place, frame| got[place] = Some(frame));
+                let mut shadows = vec![None; slots.len()];
+                self.device.shadows(&slots, |place, shadow| shadows[place] = Some(shadow));
+                for ((slot, got), shadow) in slots.iter().zip(got).zip(shadows) {
                     let model = &mut self.slots[slot.index()];
-                    assert_eq!(self.device.cache_get(slot), model.frame.map(FrameId));
+                    assert_eq!((got, shadow), (model.frame.map(FrameId), model.shadow));
                     model.pins += u32::from(model.frame.is_some());
                 }
             }

@@ -520,6 +520,31 @@ impl SwapDevice {
         self.cluster(slot).lock().cache_get(slot)
     }
 
+    /// As `cache_get` for each slot, a lock for each run of slots in one cluster: `hit` gets the place and the frame of each
+    /// that is in the cache.
+    pub fn cache_get_many(&self, slots: &[SlotIndex], mut hit: impl FnMut(usize, FrameId)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                if let Some(frame) = state.cache_get(*slot) {
+                    hit(at, frame);
+                }
+                at += 1;
+            }
+        });
+    }
+
+    /// As `cache_unpin` for each slot: `released` gets the place of each and what has come of it.
+    pub fn cache_unpin_many(&self, slots: &[SlotIndex], mut released: impl FnMut(usize, CacheRelease)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                released(at, state.cache_unpin(*slot));
+                at += 1;
+            }
+        });
+    }
+
     /// The end of a pin. Says if that has freed the frame, and if the slot is dying now (see `put`).
     pub fn cache_unpin(&self, slot: SlotIndex) -> CacheRelease {
         self.cluster(slot).lock().cache_unpin(slot)
@@ -562,6 +587,19 @@ impl SwapDevice {
             Payload::Shadow(shadow) => Some(shadow),
             _ => None,
         }
+    }
+
+    /// As `shadow` for each slot in use: `found` gets the place and the shadow of each that has one.
+    pub fn shadows(&self, slots: &[SlotIndex], mut found: impl FnMut(usize, u32)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                if let Payload::Shadow(shadow) = state.word(*slot).payload() {
+                    found(at, shadow);
+                }
+                at += 1;
+            }
+        });
     }
 
     pub fn group_of(&self, slot: SlotIndex) -> GroupId {
