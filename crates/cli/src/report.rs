@@ -36,6 +36,8 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
+        ("swap_write_ios", sum(|u| u.write_ios_total), "writes to swap files, each of pages that lie in a row"),
+        ("swap_read_ios", sum(|u| u.read_ios_total), "reads of swap files"),
         ("fault_ns_p50", pager.fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
         ("fault_ns_p99", pager.fault_ns.percentile_ns(990), "99 % of faults took at most this"),
         ("fault_ns_p999", pager.fault_ns.percentile_ns(999), "99.9 % of faults took at most this"),
