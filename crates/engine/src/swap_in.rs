@@ -155,14 +155,11 @@ impl Engine {
                 self.fault_on_poisoned(space, &chunk, vpn)
             }
             state @ (State::None | State::Swapped) => {
-                let claims = match self.folio_window(&words[..], vpn, state) {
-                    Some(block) => self.claim_folio(cpu, space, &mut words, vpn, block),
-                    None => None,
-                };
-                let claims = claims.or_else(|| {
-                    let window = self.window(space, vpn, state);
-                    self.claim(cpu, space, &mut words, fault, window, state)
-                });
+                let window = self.window(space, vpn, state);
+                let folio = self.folio_window(&words[..], vpn, state).filter(|block| block.len() as u64 > window.pages);
+                let claims = folio
+                    .and_then(|block| self.claim_folio(cpu, space, &mut words, vpn, block))
+                    .or_else(|| self.claim(cpu, space, &mut words, fault, window, state));
                 let Some(pages) = claims else {
                     add(&self.stats.on(cpu).allocstall, 1);
                     return Outcome::NoRoom;
@@ -247,6 +244,7 @@ impl Engine {
         if pages.len() == whole {
             add(&self.stats.on(cpu).swpin[whole.ilog2() as usize], 1);
         }
+        lock(&space.streams).brought(Vpn(chunk_first + block.start as u64), block.len() as u64);
         Some(self.mark_claimed(cpu, space, words, &pages, State::Swapped))
     }
 
@@ -337,7 +335,8 @@ impl Engine {
         let mut first = 0;
         for of_device in job.pages.chunk_by(|a, b| a.device() == b.device()) {
             let part = &mut buf[first..first + of_device.len()];
-            missing.extend(self.copy_from_cache(cpu, of_device, part).into_iter().map(|i| first + i));
+            let absent = self.copy_from_cache(cpu, of_device[0].device(), &slots_of(of_device), part);
+            missing.extend(absent.into_iter().map(|i| first + i));
             first += of_device.len();
         }
         add(&self.stats.on(cpu).swap_cache_hit, (job.pages.len() - missing.len()) as u64);
@@ -355,14 +354,19 @@ impl Engine {
         self.start_read(cpu, queue, job, buf, scratch)
     }
 
-    /// Copy what is in the swap cache of pages of one device, a lock for each cluster; returns the places of the others.
-    fn copy_from_cache(&self, cpu: CpuId, claims: &[Claim], pages: &mut [Page]) -> Vec<usize> {
-        let device = &self.devices[claims[0].device() as usize];
-        let slots = slots_of(claims);
+    /// Copy what is in the swap cache of these slots of a device, a lock for each cluster; returns the places of the others.
+    pub(crate) fn copy_from_cache(
+        &self,
+        cpu: CpuId,
+        device: u8,
+        slots: &[SlotIndex],
+        pages: &mut [Page],
+    ) -> Vec<usize> {
+        let device = &self.devices[device as usize];
         let mut hits: Vec<(usize, FrameId)> = Vec::new();
-        device.slots.cache_get_many(&slots, |place, frame| hits.push((place, frame)));
+        device.slots.cache_get_many(slots, |place, frame| hits.push((place, frame)));
         if hits.is_empty() {
-            return (0..claims.len()).collect();
+            return (0..slots.len()).collect();
         }
         let bytes = self.staging.get_many(hits.iter().map(|(_, frame)| *frame));
         for ((place, _), (batch, at)) in hits.iter().zip(&bytes) {
@@ -380,7 +384,7 @@ impl Engine {
         }
         device.reuse(cpu, &freed);
         let mut hit = hits.iter().map(|(place, _)| *place).peekable();
-        (0..claims.len()).filter(|place| hit.next_if_eq(place).is_none()).collect()
+        (0..slots.len()).filter(|place| hit.next_if_eq(place).is_none()).collect()
     }
 
     /// The pages of a mixed window: what is here is installed together with the page that faulted if that is here too;

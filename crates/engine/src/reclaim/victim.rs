@@ -54,10 +54,10 @@ impl Engine {
     /// Choose `n` pages of `space`, more where they leave together, but at most `room`; mark them EVICTING, and return them
     /// as ascending runs.
     pub(crate) fn choose_victims(&self, cpu: CpuId, space: &Space, n: usize, room: usize) -> Vec<Run> {
-        let mut victims = Victims { pages: Vec::with_capacity(room), room };
+        let mut victims = Victims { pages: Vec::with_capacity(room), goal: n.min(room), room };
         // Heat is finite, so a queue of hot pages only is cold after some rounds; the bound keeps one call short.
         let mut looks = 4 * n + 64;
-        while victims.pages.len() < n.min(room) && looks > 0 {
+        while victims.pages.len() < victims.goal && looks > 0 {
             looks -= 1;
             let Some(record) = lock(&space.lru).pop() else { break };
             add(&self.stats.on(cpu).pgscan, 1);
@@ -126,7 +126,8 @@ impl Engine {
 
 struct Victims {
     pages: Vec<Vpn>,
-    /// No more than this.
+    /// About so many, and no more than `room`.
+    goal: usize,
     room: usize,
 }
 
@@ -168,7 +169,7 @@ impl Block<'_> {
             return;
         }
         self.take_all(first..first + pages, victims);
-        while pages < self.words.len() && victims.has_room_for(pages) {
+        while pages < self.words.len() && victims.pages.len() + pages <= victims.goal {
             let other_half = first ^ pages;
             if !self.words[other_half..other_half + pages].iter().all(cold) {
                 break;
