@@ -40,6 +40,8 @@ pub struct Streams {
 pub struct Window {
     pub first: Vpn,
     pub pages: u64,
+    /// Faults have come where a stream's next one was expected.
+    pub proven: bool,
 }
 
 impl Streams {
@@ -62,11 +64,11 @@ impl Streams {
                 window: pages,
                 last_use: self.clock,
             };
-            return Window { first: Vpn(first), pages };
+            return Window { first: Vpn(first), pages, proven: true };
         }
         let oldest = self.table.iter_mut().min_by_key(|s| s.last_use).expect("the table is not empty");
         *oldest = Stream { up: page + 1, down: page.saturating_sub(1), window: 1, last_use: self.clock };
-        Window { first: vpn, pages: 1 }
+        Window { first: vpn, pages: 1, proven: false }
     }
 
     /// The latest fault has brought these pages instead (a folio): its stream goes on behind them.

@@ -22,6 +22,7 @@
 
 use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::engine::Engine;
+use crate::folio::AUTO_ORDER_MIN;
 use crate::memory::{Fill, Stop};
 use crate::readahead::Window;
 use crate::reclaim::lru::Record;
@@ -156,7 +157,8 @@ impl Engine {
             }
             state @ (State::None | State::Swapped) => {
                 let window = self.window(space, vpn, state);
-                let folio = self.folio_window(&words[..], vpn, state).filter(|block| block.len() as u64 > window.pages);
+                let folio = self.folio_window(&words[..], vpn, state, window.proven);
+                let folio = folio.filter(|block| block.len() as u64 > window.pages);
                 let claims = folio
                     .and_then(|block| self.claim_folio(cpu, space, &mut words, vpn, block))
                     .or_else(|| self.claim(cpu, space, &mut words, fault, window, state));
@@ -205,8 +207,9 @@ impl Engine {
         Outcome::Done
     }
 
-    /// The folio of the page, if folios of one size are asked for, and this one lies in slots in a row.
-    fn folio_window(&self, words: &[Word], vpn: Vpn, state: State) -> Option<Range<usize>> {
+    /// The folio of the page, if folios of one size are asked for, and this one lies in slots in a row; 64 KiB of it until
+    /// faults have proven a stream (2 MiB for each page that is wanted would be all that a program gets done).
+    fn folio_window(&self, words: &[Word], vpn: Vpn, state: State, proven: bool) -> Option<Range<usize>> {
         let FolioSize::Fixed(order) = self.tuning.folio else { return None };
         if order == Order::ZERO || state != State::Swapped {
             return None;
@@ -219,7 +222,12 @@ impl Engine {
             let expected = SwapEntry { device, slot: SlotIndex(slot.0.wrapping_add(i as u32)) };
             word.state() == State::Swapped && word.entry() == expected
         };
-        block.iter().enumerate().all(follows).then_some(first..first + pages)
+        if !block.iter().enumerate().all(follows) {
+            return None;
+        }
+        let pages = if proven { pages } else { pages.min(AUTO_ORDER_MIN.pages() as usize) };
+        let first = index(vpn) & !(pages - 1);
+        Some(first..first + pages)
     }
 
     /// Claim a folio, or that half of it (that quarter, ...) for which there is room. None if there is none for two pages.
@@ -231,7 +239,7 @@ impl Engine {
         vpn: Vpn,
         mut block: Range<usize>,
     ) -> Option<Vec<Claim>> {
-        let (whole, at) = (block.len(), index(vpn));
+        let at = index(vpn);
         while !self.group.try_charge(block.len() as u64, self.group.gap_bytes() / 2) {
             let middle = block.start + block.len() / 2;
             block = if at < middle { block.start..middle } else { middle..block.end };
@@ -241,8 +249,8 @@ impl Engine {
         }
         let chunk_first = vpn.0 - at as u64;
         let pages: Vec<Vpn> = block.clone().map(|i| Vpn(chunk_first + i as u64)).collect();
-        if pages.len() == whole {
-            add(&self.stats.on(cpu).swpin[whole.ilog2() as usize], 1);
+        if self.tuning.folio == FolioSize::Fixed(Order(pages.len().ilog2() as u8)) {
+            add(&self.stats.on(cpu).swpin[pages.len().ilog2() as usize], 1);
         }
         lock(&space.streams).brought(Vpn(chunk_first + block.start as u64), block.len() as u64);
         Some(self.mark_claimed(cpu, space, words, &pages, State::Swapped))
@@ -256,11 +264,24 @@ impl Engine {
             Readahead::Auto | Readahead::Always => {
                 // By slot or by address without proof: the naturally aligned window around the page.
                 let pages = 1u64 << self.tuning.page_cluster.min(5);
-                return Window { first: Vpn(vpn.0 & !(pages - 1)), pages };
+                return Window { first: Vpn(vpn.0 & !(pages - 1)), pages, proven: false };
             }
             Readahead::Stream => WINDOW_MAX as u64,
         };
-        lock(&space.streams).fault(vpn, max)
+        let mut streams = lock(&space.streams);
+        let window = streams.fault(vpn, max);
+        let FolioSize::Fixed(order) = self.tuning.folio else { return window };
+        if state != State::Swapped || u64::from(order.pages()) <= window.pages {
+            return window;
+        }
+        // Up to the end of its folio, so that the next one is met at its beginning.
+        let block = vpn.0 & !(u64::from(order.pages()) - 1);
+        let first = window.first.0.max(block);
+        let end = (window.first.0 + window.pages).min(block + u64::from(order.pages()));
+        if end - first < window.pages {
+            streams.brought(Vpn(first), end - first);
+        }
+        Window { first: Vpn(first), pages: end - first, ..window }
     }
 
     fn synchronous(&self) -> bool {

@@ -813,34 +813,42 @@ fn a_folio_comes_in_whole() {
     for synchronous in [false, true] {
         let mut world = World::new(&Setup { synchronous, ..folios_of(6) });
         world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
-        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 128 });
+        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 256 });
         let target = world.target(0);
-        assert_eq!(world.shrink(&target, 128, true), 128);
-        let others = target.space.resident_pages();
-        world.step(&Op::Read { target: 0, page: CHUNK_AT + 70 });
-        assert_eq!(target.space.resident_pages(), others + 64);
-        assert!((64..128).all(|i| target.space.word(Vpn(FIRST + CHUNK_AT + i)).state() == State::Resident));
-        // Of the other one a page has gone: the rest comes as single pages do.
-        world.step(&Op::Remove { target: 0, page: CHUNK_AT + 5, pages: 1 });
+        while world.shrink(&target, 64, true) > 0 {}
+        let resident = |world: &mut World, page| {
+            let before = target.space.resident_pages();
+            world.step(&Op::Read { target: 0, page: CHUNK_AT + page });
+            target.space.resident_pages() - before
+        };
+        assert_eq!(resident(&mut world, 4), 16, "nothing is known yet");
+        assert_eq!(resident(&mut world, 16), 32, "a stream");
+        assert_eq!(resident(&mut world, 48), 16, "up to the next folio");
+        assert_eq!(resident(&mut world, 64), 64, "the next folio");
+        let swpin = |world: &World| {
+            world.engine.stats.of_order(Order(6)).iter().find(|(name, ..)| *name == "swpin").expect("a counter").1
+        };
+        assert_eq!(swpin(&world), 1);
+        // Of another one a page has gone: the rest comes as single pages do.
+        world.step(&Op::Remove { target: 0, page: CHUNK_AT + 197, pages: 1 });
         world.step(&Op::Events { target: 0 });
-        world.step(&Op::Read { target: 0, page: CHUNK_AT + 50 });
-        assert_eq!(target.space.resident_pages(), others + 65);
-        let swpin = world.engine.stats.of_order(Order(6)).iter().find(|(name, ..)| *name == "swpin").expect("a counter").1;
-        assert_eq!(swpin, 1);
+        assert_eq!(resident(&mut world, 240), 1);
         world.end(false);
     }
 }
 
 #[test]
-fn a_folio_in_the_swap_cache_is_taken_back_whole() {
-    let mut world = World::new(&folios_of(9));
+fn a_folio_in_the_swap_cache_is_taken_back_with_a_lock_for_a_cluster() {
+    let mut world = World::new(&folios_of(4));
     world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
-    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 16 });
     let target = world.target(0);
-    assert_eq!(world.shrink(&target, 1, false), 512);
+    world.shrink(&target, 1, false);
+    let locks = |world: &World| world.engine.devices[0].slots.stats().cluster_locks;
+    let before = locks(&world);
     world.step(&Op::Read { target: 0, page: CHUNK_AT + 7 });
-    assert_eq!(target.space.resident_pages(), 512);
-    assert_eq!(world.engine.stats.sum(|c| &c.swap_cache_hit), 512);
+    assert_eq!(world.engine.stats.sum(|c| &c.swap_cache_hit), 16);
+    assert_eq!(locks(&world) - before, 4, "lookup, unpin, shadows, and the references that go");
     world.step(&Op::FinishWrites);
     world.end(false);
 }
