@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits check stats-json)
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits groups groups-full check stats-json)
 KILLS=
 option() {
     case $1 in
@@ -628,6 +628,31 @@ case_main-exits() {
     peak=$(grep -oP '"memory_peak_bytes": \K\d+' stats.json)
     [ "$peak" -gt 60000000 ] || { no "its memory was not seen: peak $peak"; return; }
     clean
+}
+
+# Two programs share a budget, one of them in a group of 40 MiB: each gets its own pages back, the group keeps its maximum.
+case_groups() {
+    cp "$WORKLOAD" inner-job
+    call 60 "$MEMSPILL" run -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' --stats-json stats.json \
+        "${MEMSPILL_ARGS[@]}" -- bash -c './inner-job populate --size 200M & "$0" populate --size 120M && wait $!' "$WORKLOAD"
+    code_is 0 || return
+    [ "$(grep -c '"bad_pages":0' out)" = 2 ] || no "a program did not check its pages" || return
+    $PYTHON - stats.json <<'PY' || no "the group's figures are not as they should be: $(tail -n 3 stats.json)"
+import json, sys
+stats = json.load(open(sys.argv[1]))
+(inner,) = stats["groups"]
+assert inner["name"] == "inner" and inner["events.max"] > 0 and inner["swap.current"] == 0, inner
+assert 30 << 20 < inner["memory.peak"] < 44 << 20, inner
+assert stats["pswpout"] > 30000, stats["pswpout"]
+PY
+}
+
+case_groups-full() {
+    cp "$WORKLOAD" inner-job
+    call 60 "$MEMSPILL" run -m 300M --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M,swap.max=50M' \
+        "${MEMSPILL_ARGS[@]}" -- ./inner-job populate --size 200M
+    code_is 137 || return
+    grep -q 'memspill: killed: group inner has used up its swap.max; raise its swap.max' err || no "not told why: $(tail -n 1 err)"
 }
 
 case_check() {

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::groups::GroupSpec;
 use crate::size::{self, Size};
 use crate::spec::{self, SwapSpec};
 
@@ -50,7 +51,8 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
   memspill doctor
-  memspill sim scale --cpus 1,16,256";
+  memspill sim scale --cpus 1,16,256
+  sudo memspill bench compare --limit 1G -- python3 job.py";
 
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of
@@ -61,6 +63,10 @@ Swap devices, as with swapon; the highest priority fills first:
   file:PATH[,size=SIZE][,prio=N]    a file or block device; where PATH is not there, a file without
                                     a name in its directory, gone with memspill
 
+Memory groups, inside the budget, for programs by the name of their file (* and ? as in a shell):
+  NAME,comm=PATTERN[,comm=...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]
+  What a program starts is in its group, unless another pattern matches. A percentage is of the budget.
+
 Exit status: that of COMMAND, or 128+N where signal N ended it;
   125  memspill itself failed        126  COMMAND cannot be executed
   127  COMMAND was not found         137  killed, also when swap ran out (--on-full=kill)
@@ -68,6 +74,7 @@ Exit status: that of COMMAND, or 128+N where signal N ended it;
 Examples:
   memspill run -m 2G -- python3 train.py
   memspill run -m 50% --stats sort -S 90% big.txt
+  memspill run -m 4G --group ld,comm=ld*,memory.max=1G -- make -j8
   memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8";
 
 #[derive(Args, Debug)]
@@ -85,6 +92,10 @@ pub struct RunArgs {
     // Hyphens are let through to the parser of sizes, which has the better words for a negative one.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub swap_max: Option<Size>,
+
+    /// A memory group for some of the programs: NAME,comm=PATTERN[,memory.max=SIZE]... (see below); repeatable
+    #[arg(long, value_name = "SPEC", value_parser = |text: &str| text.parse::<GroupSpec>())]
+    pub group: Vec<GroupSpec>,
 
     /// Swap device: ram:... or file:PATH,... (see below); repeatable
     ///

@@ -47,6 +47,25 @@ impl Memory {
     }
 }
 
+/// What stands beside figures that were measured here: processor, memory, kernel, and how busy it was.
+pub fn described() -> String {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map(|(_, name)| name);
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let memory = crate::size::human(Memory::of_this_machine().usable_bytes());
+    let load = read("/proc/loadavg");
+    format!(
+        "{cpus} CPUs ({}), {memory}, Linux {}, load {} at the start",
+        model.unwrap_or("unknown"),
+        read("/proc/sys/kernel/osrelease").trim(),
+        load.split(' ').next().unwrap_or("unknown"),
+    )
+}
+
 /// The field `name` of /proc/meminfo (`MemTotal:  123 kB`).
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

@@ -5,7 +5,7 @@
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
-//!      └─ sim.rs     memspill sim
+//!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
 //! ```
 //!
 //! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
@@ -16,7 +16,9 @@ mod bench;
 mod devices;
 mod doctor;
 mod exec;
+mod groups;
 mod machine;
+mod output;
 mod probe;
 mod report;
 mod run;

@@ -4,8 +4,11 @@ use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
 use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
+use memspill_engine::group::Group;
+use memspill_engine::slots::SlotStats;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -34,6 +37,7 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
         ("tables_peak_bytes", tables.bytes, "the most that page tables, LRU lists and swap maps took"),
         ("tables_peak_pages", tables.managed_pages, "pages, in memory or swapped out, that were managed then"),
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
+        ("swap_ram_peak_bytes", pager.largest_pool_bytes.load(Ordering::Relaxed), "the most RAM that it held"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
         ("swap_write_ios", sum(|u| u.write_ios_total), "writes to swap files, each of pages that lie in a row"),
@@ -61,7 +65,42 @@ fn table(ended: &Ended) -> String {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
     }
+    for group in ended.pager.engine.groups.all().iter().skip(1) {
+        let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
+    }
     text
+}
+
+/// (name, value) of a group below the budget, in cgroup v2's words.
+fn group_values(group: &Group) -> Vec<(&'static str, u64)> {
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+    let page_bytes = memspill_engine::units::PAGE_SIZE as u64;
+    vec![
+        ("memory.current", group.usage_bytes()),
+        ("memory.peak", group.peak_bytes()),
+        ("swap.current", group.swap_pages().unwrap_or(0) * page_bytes),
+        ("events.high", count(&group.events.high)),
+        ("events.max", count(&group.events.max)),
+        ("events.swap_max", count(&group.events.swap_max)),
+    ]
+}
+
+/// What the devices' locks and searches have cost, of all devices together.
+fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
+    let devices: Vec<SlotStats> = engine.devices.iter().map(|device| device.slots.stats()).collect();
+    let sum = |get: fn(&SlotStats) -> u64| devices.iter().map(get).sum();
+    vec![
+        ("cluster_locks", sum(|s| s.cluster_locks)),
+        ("cluster_contended", sum(|s| s.cluster_contended)),
+        ("list_locks", sum(|s| s.list_locks)),
+        ("list_contended", sum(|s| s.list_contended)),
+        ("cgroup_locks", sum(|s| s.cgroup_locks)),
+        ("cgroup_contended", sum(|s| s.cgroup_contended)),
+        ("cgroup_retries", sum(|s| s.cgroup_retries)),
+        ("scan_steps", sum(|s| s.scan_steps)),
+        ("base_steps", sum(|s| s.base_steps)),
+    ]
 }
 
 fn json(ended: &Ended) -> String {
@@ -73,10 +112,23 @@ fn json(ended: &Ended) -> String {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("\"{name}\": {value}")).collect();
         let _ = write!(text, ",\n  \"{size}\": {{{}}}", shown.join(", "));
     }
+    for (name, value) in locks_and_scans(&ended.pager.engine) {
+        let _ = write!(text, ",\n  \"{name}\": {value}");
+    }
     for device in &ended.pager.engine.devices {
         let stats = device.slots.stats();
         let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
     }
+    let groups: Vec<String> = ended.pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
+    if !groups.is_empty() {
+        let _ = write!(text, ",\n  \"groups\": [{}]", groups.join(", "));
+    }
     text.push_str("\n}\n");
     text
+}
+
+/// Names of groups have no characters that JSON would want escaped.
+fn group_json(group: &Group) -> String {
+    let values: Vec<String> = group_values(group).iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+    format!("{{\"name\": \"{}\", {}}}", group.name, values.join(", "))
 }

@@ -6,7 +6,7 @@
 
 use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs};
 use crate::machine::Memory;
-use crate::{devices, doctor, exec, report, size};
+use crate::{devices, doctor, exec, groups, report, size};
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::handshake::{self, Door};
@@ -71,6 +71,7 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
             verbose: args.verbose,
             check: args.check,
         },
+        groups: groups::rules(&args.group, memory_max_bytes)?,
         swap_max_pages: swap_max_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64),
         door,
         layout,

@@ -1,12 +1,13 @@
 //! `memspill sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
 
 use crate::args::{EXIT_USAGE, parse_tune};
+use crate::output::{OutputArgs, command_line, print};
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_sim::device::Kind;
-use memspill_sim::scale::{self, Row};
+use memspill_sim::scale::{self, Point};
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 /// A soak has found something wrong.
 const EXIT_FOUND: i32 = 1;
@@ -19,7 +20,7 @@ Examples:
   memspill sim scale --cpus 1,16,256
   memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
   memspill sim soak --seed 1 --minutes 10
-  memspill sim seeds --json";
+  memspill sim seeds --html seeds.html";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -75,9 +76,8 @@ struct ScaleArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
     tune: Vec<String>,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
@@ -105,9 +105,8 @@ struct SeedsArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
@@ -148,6 +147,9 @@ pub fn sim(args: &SimArgs) -> u8 {
 }
 
 fn scale(args: &ScaleArgs) -> u8 {
+    if let Err(error) = args.output.check() {
+        return usage(&error);
+    }
     let options = scale::Options {
         cpus: args.cpus.clone(),
         seed: args.seed,
@@ -158,26 +160,24 @@ fn scale(args: &ScaleArgs) -> u8 {
         ms: args.ms,
         tune: args.tune.clone(),
     };
-    let progress =
-        |row: &Row| note(&format!("{} of {} CPUs", row.cpus, args.cpus.iter().max().unwrap_or(&0)));
+    let most = args.cpus.iter().max().unwrap_or(&0);
+    let progress = |point: &Point| note(&format!("{} of {most} CPUs", point.cpus));
     match scale::scale(&options, progress) {
-        Ok(rows) => print(&if args.json { scale::json(&options, &rows) } else { scale::table(&rows) }),
-        Err(error) => {
-            eprintln!("memspill: {error}");
-            EXIT_USAGE
-        }
+        Ok(points) => args.output.write(&scale::report(&options, &points, command_line())),
+        Err(error) => usage(&error.to_string()),
     }
 }
 
 fn seeds(args: &SeedsArgs) -> u8 {
-    let progress = |row: &seeds::Row| note(&row.name());
-    match seeds::seeds(args.seed, progress) {
-        Ok(rows) => print(&if args.json { seeds::json(args.seed, &rows) } else { seeds::table(&rows) }),
-        Err(error) => {
-            eprintln!("memspill: {error}");
-            EXIT_USAGE
-        }
+    if let Err(error) = args.output.check() {
+        return usage(&error);
     }
+    args.output.write(&seeds::seeds(args.seed, command_line(), note))
+}
+
+fn usage(error: &str) -> u8 {
+    eprintln!("memspill: {error}");
+    EXIT_USAGE
 }
 
 fn soak(args: &SoakArgs) -> u8 {
@@ -209,16 +209,5 @@ fn soak(args: &SoakArgs) -> u8 {
 fn note(text: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("memspill: {text}");
-    }
-}
-
-/// A reader that has closed the pipe has seen enough.
-fn print(text: &str) -> u8 {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            eprintln!("memspill: cannot write: {error}");
-            1
-        }
-        _ => 0,
     }
 }

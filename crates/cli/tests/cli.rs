@@ -147,7 +147,10 @@ fn stdout_that_cannot_be_written() {
 
 #[test]
 fn sim_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 7] = [
+        (&["sim", "seeds", "--json", "--csv"], "cannot be used with"),
+        (&["sim", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory /no/such/dir"),
+        (&["sim", "scale", "--html", "/"], "that is a directory"),
         (&["sim", "scale", "--cpus", "0"], "0 is not in 1..=1024"),
         (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
         (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
@@ -168,7 +171,77 @@ fn sim_prints_the_same_bytes_for_the_same_command() {
         assert!(output.stderr.is_empty(), "progress is for terminals");
         output.stdout
     };
-    for command in [&["sim", "scale", "--cpus", "1,6", "--ms", "2", "--json"][..], &["sim", "soak", "--seeds", "5"][..]] {
-        assert_eq!(output(command), output(command));
+    let scale = ["sim", "scale", "--cpus", "1,6", "--ms", "2"];
+    for form in [&[][..], &["--json"], &["--csv"], &["--markdown"]] {
+        let command = [&scale[..], form].concat();
+        assert_eq!(output(&command), output(&command));
+    }
+    assert_eq!(output(&["sim", "soak", "--seeds", "5"]), output(&["sim", "soak", "--seeds", "5"]));
+
+    let page = scratch_file("page.html", b"", 0o644);
+    let command = [&scale[..], &["--html", page.to_str().unwrap()]].concat();
+    let pages = [(); 2].map(|()| {
+        output(&command);
+        fs::read_to_string(&page).unwrap()
+    });
+    assert_eq!(pages[0], pages[1]);
+    assert!(pages[0].contains("<svg"), "{}", pages[0]);
+    fs::remove_file(page).unwrap();
+}
+
+/// A short run of one table on real memory, where this machine can run anything under memspill.
+#[test]
+fn bench_seeds_measures_on_this_machine() {
+    let probe = memspill(&["run", "-m", "64M", "--", "true"]);
+    if !probe.status.success() {
+        eprintln!("skipped: memspill run does not work here: {}", String::from_utf8_lossy(&probe.stderr));
+        return;
+    }
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-seeds-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let page = dir.join("page.html");
+    let output = memspill(&[
+        "bench",
+        "seeds",
+        "001",
+        "--quick",
+        "--pairs",
+        "1",
+        "--csv",
+        "--html",
+        page.to_str().unwrap(),
+        "--dir",
+        dir.to_str().unwrap(),
+    ]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.is_empty(), "progress is for terminals: {stderr}");
+    let csv = String::from_utf8(output.stdout).unwrap();
+    let pages_per_s = |setting: &str| -> Vec<f64> {
+        let lines = csv.lines().filter(|line| line.contains(&format!("{setting},throughput,")));
+        lines.map(|line| line.rsplit(',').nth(4).unwrap().parse().unwrap()).collect()
+    };
+    for setting in ["slot-batch=1 cache-batch=1", "slot-batch=64 cache-batch=32"] {
+        let rates = pages_per_s(setting);
+        assert_eq!(rates.len(), 2, "one for each workload: {csv}");
+        assert!(rates.iter().all(|rate| *rate > 100.0), "{rates:?}");
+    }
+    assert!(fs::read_to_string(&page).unwrap().contains("001 batches"));
+    fs::remove_file(page).unwrap();
+    fs::remove_dir(&dir).expect("nothing else is left behind");
+}
+
+#[test]
+fn bench_seeds_says_what_is_wrong_with_its_options() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["bench", "seeds", "005"], "[possible values: 000, 001, 002, 003, 004]"),
+        (&["bench", "seeds", "--pairs", "0"], "0 is not in 1..=1000"),
+        (&["bench", "seeds", "--json", "--markdown"], "cannot be used with"),
+        (&["bench", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory"),
+    ];
+    for (arguments, expected) in cases {
+        let (code, message) = refused(arguments);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(expected), "{message}");
     }
 }

@@ -5,7 +5,8 @@
 
 use crate::engine::Engine;
 use crate::space::Space;
-use crate::sync::lock;
+use crate::sync::{Arc, lock};
+use crate::units::GroupId;
 use crate::word::{CANCELLED, State, SwapEntry, Word};
 use std::collections::HashMap;
 
@@ -16,11 +17,40 @@ impl Engine {
     /// See the module's header.
     pub fn check(&self) {
         let mut references = References::new();
-        let charged: u64 = self.all_spaces().iter().map(|space| check_space(space, &mut references)).sum();
-        assert_eq!(charged, self.group.charged_pages(), "pages in the page tables, and pages charged");
+        let charged: Vec<(Arc<Space>, u64)> = self
+            .all_spaces()
+            .into_iter()
+            .map(|space| {
+                let pages = check_space(&space, &mut references);
+                (space, pages)
+            })
+            .collect();
+        for group in self.groups.all() {
+            let within = charged.iter().filter(|(space, _)| space.group(self).is_within(group));
+            let pages: u64 = within.map(|(_, pages)| pages).sum();
+            let name = &group.name;
+            assert_eq!(pages, self.groups.charged_pages(group), "group {name}: pages in page tables, and pages charged");
+        }
+        self.check_swap_charges();
         self.check_references(&references);
         for device in &self.devices {
             device.slots.check();
+        }
+    }
+
+    /// Each group has the slots that the cgroup map says are its, and of the groups below it.
+    fn check_swap_charges(&self) {
+        let mut owned: HashMap<GroupId, u64> = HashMap::new();
+        for device in &self.devices {
+            for (group, slots) in device.slots.slots_by_group() {
+                *owned.entry(group).or_default() += slots;
+            }
+        }
+        for group in self.groups.all() {
+            let below = self.groups.all().iter().filter(|other| other.is_within(group));
+            let slots: u64 = below.filter_map(|other| owned.get(&other.id)).sum();
+            let Some(charged) = group.swap_pages() else { continue };
+            assert_eq!(slots, charged, "group {}: slots that it owns, and slots charged", group.name);
         }
     }
 
@@ -111,7 +141,7 @@ mod tests {
         }
         let (_, batch) = engine.shrink(CpuId(0), &parent, 40);
         engine.write_out(CpuId(0), QueueId(0), batch.expect("pages were taken"));
-        parent.fork_into(&engine, &child);
+        parent.fork_into(&engine, CpuId(0), &child);
         engine.add_space(child);
         (engine, parent)
     }
@@ -132,12 +162,12 @@ mod tests {
     #[test]
     fn what_does_not_agree_is_found() {
         let (engine, _) = engine();
-        engine.group.force_charge(1);
+        engine.group.force_charge(CpuId(0), 1);
         assert!(broken(&engine), "a page too many is charged");
-        engine.group.uncharge(1);
+        engine.group.uncharge(CpuId(0), 1);
         engine.check();
         let mut out = Vec::new();
-        engine.alloc_slots(CpuId(0), Order::ZERO, 1, &mut out);
+        engine.alloc_slots(CpuId(0), &engine.group, Order::ZERO, 1, &mut out);
         assert!(broken(&engine), "a slot is in use that nobody refers to");
         engine.free_entries(CpuId(0), &out);
         engine.check();

@@ -5,7 +5,7 @@
 
 use crate::backing::{Backing, QueueId, ReadDone};
 use crate::errors::DeviceErrors;
-use crate::group::Group;
+use crate::group::{Group, GroupConfig, Groups};
 use crate::kept::Kept;
 use crate::slots::SwapDevice;
 use crate::space::Space;
@@ -13,7 +13,7 @@ use crate::stats::Stats;
 use crate::swap_in::FillJob;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::tuning::Tuning;
-use crate::units::{CpuId, FrameId, GroupId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
+use crate::units::{CpuId, FrameId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
 use crate::word::SwapEntry;
 use std::collections::HashMap;
 
@@ -36,68 +36,95 @@ impl Device {
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         Device { name, priority, slots, backing, full, errors }
     }
+
+    /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.
+    pub(crate) fn has_room(&self) {
+        if self.full.load(Ordering::Relaxed) {
+            self.full.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 pub struct Engine {
     /// By descending priority.
     pub devices: Vec<Device>,
-    pub group: Group,
+    pub groups: Arc<Groups>,
+    /// The root of the groups, whose maximum is the budget.
+    pub group: Arc<Group>,
     pub stats: Stats,
     pub tuning: Tuning,
     pub(crate) staging: Staging,
     pub(crate) reads: Reads,
     /// Pages taken out so far: the clock of refault distances.
     pub(crate) evictions: AtomicU32,
-    spaces: RwLock<Vec<Arc<Space>>>,
+    /// Replaced as a whole: who walks it for each batch takes no reference to each.
+    spaces: RwLock<Arc<Vec<Arc<Space>>>>,
     /// Removed, with fills still under way, whose pages are charged until they end: for the checker.
     leaving: Mutex<Vec<Arc<Space>>>,
     next_device: AtomicU32,
+    /// Where the next search for a space to take pages from begins.
+    pub(crate) next_pick: AtomicU32,
     /// A page found no place on any device since this was last cleared.
     pub swap_is_full: AtomicBool,
-    /// The most pages that the devices may hold together (`--swap-max`).
-    pub swap_max_pages: AtomicU64,
     /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
     pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
+    /// There are none: each batch asks.
+    pub(crate) all_written: AtomicBool,
     pub(crate) kept: Kept,
     /// The last error that belongs to no device, for the line on stderr.
     pub last_error: Mutex<Option<String>>,
 }
 
-/// The group of everything that this engine manages (groups as a tree are a later step).
-pub const ROOT_GROUP: GroupId = GroupId(1);
-
 impl Engine {
-    pub fn new(mut devices: Vec<Device>, limit_bytes: u64, tuning: Tuning) -> Engine {
+    /// With one group, the root.
+    pub fn new(devices: Vec<Device>, limit_bytes: u64, tuning: Tuning) -> Engine {
+        Engine::with_groups(devices, &[GroupConfig::root(limit_bytes)], tuning)
+    }
+
+    /// With a tree of groups, the root first.
+    pub fn with_groups(mut devices: Vec<Device>, groups: &[GroupConfig], tuning: Tuning) -> Engine {
         devices.sort_by_key(|d| std::cmp::Reverse(d.priority));
+        let groups = Groups::new(groups);
         Engine {
             devices,
-            group: Group::new(limit_bytes),
+            group: groups.root().clone(),
+            groups: Arc::new(groups),
             stats: Stats::default(),
             staging: Staging::new(BATCH_PAGES.max(crate::folio::pages_asked_for(&tuning))),
             tuning,
             reads: Reads::default(),
             evictions: AtomicU32::new(0),
-            spaces: RwLock::new(Vec::new()),
+            spaces: RwLock::new(Arc::new(Vec::new())),
             leaving: Mutex::new(Vec::new()),
             next_device: AtomicU32::new(0),
+            next_pick: AtomicU32::new(0),
             swap_is_full: AtomicBool::new(false),
-            swap_max_pages: AtomicU64::new(u64::MAX),
             unwritten: Mutex::new(Vec::new()),
+            all_written: AtomicBool::new(true),
             kept: Kept::default(),
             last_error: Mutex::new(None),
         }
     }
 
     pub fn add_space(&self, space: Arc<Space>) {
-        self.spaces.write().expect("spaces").push(space);
+        let mut spaces = self.spaces.write().expect("spaces");
+        let with = spaces.iter().cloned().chain(std::iter::once(space)).collect();
+        *spaces = Arc::new(with);
     }
     pub fn remove_space(&self, space: &Arc<Space>) {
-        self.spaces.write().expect("spaces").retain(|s| !Arc::ptr_eq(s, space));
+        let mut spaces = self.spaces.write().expect("spaces");
+        let without = spaces.iter().filter(|s| !Arc::ptr_eq(s, space)).cloned().collect();
+        *spaces = Arc::new(without);
+        drop(spaces);
         let mut leaving = lock(&self.leaving);
         leaving.push(space.clone());
         leaving.retain(|s| s.resident_pages() > 0);
     }
     pub fn spaces(&self) -> Vec<Arc<Space>> {
+        self.list_of_spaces().to_vec()
+    }
+    /// As they are now, without a reference to each.
+    pub(crate) fn list_of_spaces(&self) -> Arc<Vec<Arc<Space>>> {
         self.spaces.read().expect("spaces").clone()
     }
 
@@ -119,11 +146,31 @@ impl Engine {
         self.devices.iter().map(|d| d.slots.used_slots()).sum()
     }
 
-    /// Slots for up to `n` folios of `order`, the first slot of each: from the first device that has some; equal
-    /// priorities take turns. Large folios are split rather than sent to a device of lower priority.
-    pub(crate) fn alloc_slots(&self, cpu: CpuId, order: Order, n: usize, out: &mut Vec<SwapEntry>) -> usize {
-        let room = self.swap_max_pages.load(Ordering::Relaxed).saturating_sub(self.used_slots());
-        let n = n.min(room as usize / order.pages() as usize);
+    /// Slots for up to `n` folios of `order` that belong to `group`, the first slot of each: from the first device that has
+    /// some; equal priorities take turns. Large folios are split rather than sent to a device of lower priority.
+    pub(crate) fn alloc_slots(
+        &self,
+        cpu: CpuId,
+        group: &Group,
+        order: Order,
+        n: usize,
+        out: &mut Vec<SwapEntry>,
+    ) -> usize {
+        let pages = u64::from(order.pages());
+        let charged = group.charge_swap(n as u64 * pages);
+        let got = self.alloc_charged(cpu, group, order, (charged / pages) as usize, out);
+        group.uncharge_swap(charged - got as u64 * pages);
+        got
+    }
+
+    fn alloc_charged(
+        &self,
+        cpu: CpuId,
+        group: &Group,
+        order: Order,
+        n: usize,
+        out: &mut Vec<SwapEntry>,
+    ) -> usize {
         let mut got = 0;
         let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
         let mut slots = Vec::with_capacity(n);
@@ -140,7 +187,7 @@ impl Engine {
                 }
                 has_room |= target.slots.free_slots() > 0;
                 slots.clear();
-                got += target.slots.alloc(cpu, order, n - got, ROOT_GROUP, &mut slots);
+                got += target.slots.alloc(cpu, order, n - got, group.id, &mut slots);
                 out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
             }
             if has_room && order != Order::ZERO {
@@ -151,9 +198,9 @@ impl Engine {
         got
     }
 
-    /// Pages for which there are slots now.
-    pub(crate) fn room_pages(&self) -> usize {
-        let allowed = self.swap_max_pages.load(Ordering::Relaxed).saturating_sub(self.used_slots());
+    /// Pages of the group for which there are slots now.
+    pub(crate) fn room_pages(&self, group: &Group) -> usize {
+        let allowed = group.swap_room_pages();
         let free: u64 = self.devices.iter().filter(|d| d.takes_pages()).map(|d| d.slots.free_slots()).sum();
         free.min(allowed) as usize
     }
@@ -169,8 +216,20 @@ impl Engine {
         self.per_device(entries, |device, slots| {
             let mut freed = Vec::new();
             device.slots.put(slots, &mut freed);
-            device.reuse(cpu, &freed);
+            self.reuse(cpu, device, &freed);
         });
+    }
+
+    /// Slots that have lost their last reference: discard their copies, make them free, uncharge their owners.
+    pub(crate) fn reuse(&self, cpu: CpuId, device: &Device, freed: &[SlotIndex]) {
+        if freed.is_empty() {
+            return;
+        }
+        device.backing.discard(freed);
+        device.has_room();
+        for (group, slots) in device.slots.release(cpu, freed) {
+            self.groups.of(group).uncharge_swap(u64::from(slots));
+        }
     }
 
     pub(crate) fn per_device(&self, entries: &[SwapEntry], mut act: impl FnMut(&Device, &[SlotIndex])) {
@@ -193,14 +252,6 @@ impl Engine {
 impl Device {
     pub(crate) fn takes_pages(&self) -> bool {
         !self.full.load(Ordering::Relaxed) && !self.errors.is_failing()
-    }
-
-    pub(crate) fn reuse(&self, cpu: CpuId, freed: &[SlotIndex]) {
-        if !freed.is_empty() {
-            self.backing.discard(freed);
-            self.full.store(false, Ordering::Relaxed);
-            self.slots.release(cpu, freed);
-        }
     }
 }
 

@@ -24,6 +24,7 @@
 //! What it does not do: choose victims, or move pages.
 
 use crate::engine::Engine;
+use crate::group::Group;
 use crate::memory::Run;
 use crate::space::CHUNK_PAGES;
 use crate::stats::add;
@@ -145,7 +146,7 @@ impl Places {
 
 impl Engine {
     /// Slots for the pages of a batch, given as ascending runs.
-    pub(crate) fn alloc_places(&self, cpu: CpuId, runs: &[Run]) -> Places {
+    pub(crate) fn alloc_places(&self, cpu: CpuId, group: &Group, runs: &[Run]) -> Places {
         let (mut folios, mut loose) = match orders(&self.tuning) {
             Some((smallest, largest)) => decompose(runs, smallest, largest),
             None => (Vec::new(), pages_of(runs).collect()),
@@ -156,7 +157,7 @@ impl Engine {
         for same in folios.chunk_by(|a, b| a.order == b.order) {
             let order = same[0].order;
             firsts.clear();
-            let got = self.alloc_slots(cpu, order, same.len(), &mut firsts);
+            let got = self.alloc_slots(cpu, group, order, same.len(), &mut firsts);
             let block = |(folio, first): (&Folio, &SwapEntry)| Block { folio: *folio, first: *first, taken: 0, used: 0 };
             blocks.extend(same.iter().zip(&firsts).map(block));
             let split = &same[got..];
@@ -164,7 +165,7 @@ impl Engine {
             loose.extend(split.iter().flat_map(|folio| folio.pages()));
         }
         let mut single = Vec::with_capacity(loose.len());
-        let got = self.alloc_slots(cpu, Order::ZERO, loose.len(), &mut single);
+        let got = self.alloc_slots(cpu, group, Order::ZERO, loose.len(), &mut single);
         blocks.sort_by_key(|block: &Block| block.folio.first);
         single.sort_unstable();
         loose.sort_unstable();

@@ -1,95 +1,183 @@
-//! The memory group: what is used, what may be used, and when reclaim must work.
+//! Memory groups: what is used, what may be used, and when reclaim must work. A tree; the budget is the root's maximum.
 //!
 //! ```text
 //!   0                    low_mark      high_mark       limit
 //!   ├───────────────────────┼───────────────┼────────────┤
-//!         usage here: idle  │  reclaim stops│ reclaim    │ faults wait
+//!         usage here: idle  │  reclaim stops│ reclaim    │ faults wait (limit = memory.max)
 //!                           ◀──here─────────│ starts     │
 //! ```
 //!
 //! usage = pages charged (resident pages of managed ranges)
-//!       + other bytes (compressed pool, staging, tables, memory of the targets that is not managed)
+//!       + other bytes (memory of the targets that is not managed; in the root also compressed pool, staging, tables)
 //!       − discount (pages counted in two address spaces that are one page, shared since a fork).
 //!
-//! A charge either fits under the limit or fails; nobody sleeps here. What must be admitted (a page that is there already,
-//! found by a scan) is charged by force, and reclaim brings the usage down.
+//! A page is charged to the group of its space and to all above it. A charge fits in each of them or fails; nobody sleeps
+//! here. What must be admitted (a page that is there already, found by a scan) is charged by force, and reclaim brings the
+//! usage down. `memory.high` is where reclaim starts if that is below what the maximum asks for; no fault waits for it.
+//!
+//! *Stock*: each CPU keeps a few pages charged in advance, as the kernel's memcg does, so that most faults write no line that
+//! other CPUs write. They count as used, so a stock makes nobody go over a limit; reclaim that finds nothing to take empties
+//! them. (Emptying all of them whenever a charge fails was tried: from 64 CPUs on, that is all that they do.)
+//!
+//! ```text
+//!   charge:    stock of this CPU ─ not enough ─▶ this group, its parent, … the root
+//!   uncharge:  stock of this CPU ─ over the cap ─▶ the same
+//! ```
+//!
+//! *Swap* is charged slot by slot to the group that the cgroup map names as the owner, from allocation to release, so the
+//! group outlives its processes until the last slot is gone. Without any limit on swap nothing is counted.
+//!
+//! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, wake anybody.
 
-use crate::sync::{AtomicU64, Ordering};
-use crate::units::PAGE_SIZE;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::units::{CpuId, GroupId, PAGE_SIZE};
+
+/// Groups that a run may have, its root included.
+pub const GROUPS_MAX: usize = 64;
+/// The group of all groups.
+pub const ROOT_GROUP: GroupId = GroupId(1);
+
+/// CPUs that have a stock of their own; more of them share.
+const STOCKS: usize = 256;
+/// Pages in a stock at most.
+const STOCK_PAGES_MAX: u64 = 64;
+/// No stock is larger than this part of the limit: what lies in stocks is used for nothing.
+const STOCK_PART: u64 = 1024;
+
+/// What a group is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    pub name: String,
+    /// Place of the parent in the list of groups; it comes before its children. None: the root.
+    pub parent: Option<usize>,
+    /// `memory.max`; u64::MAX: none of its own.
+    pub max_bytes: u64,
+    /// `memory.high`; u64::MAX: none.
+    pub high_bytes: u64,
+    /// `swap.max`; u64::MAX: none.
+    pub swap_max_pages: u64,
+}
+
+impl GroupConfig {
+    pub fn root(max_bytes: u64) -> GroupConfig {
+        GroupConfig { name: "/".into(), parent: None, max_bytes, high_bytes: u64::MAX, swap_max_pages: u64::MAX }
+    }
+}
+
+/// One CPU's pages charged in advance, on a line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Stock {
+    pages: AtomicU64,
+    /// Pages charged and uncharged here so far.
+    moved_pages: AtomicU64,
+}
+
+impl Stock {
+    fn take(&self, pages: u64) -> bool {
+        let less = |stock: u64| stock.checked_sub(pages);
+        self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+}
+
+/// How often a limit was met (the kernel's memory.events).
+#[derive(Default)]
+pub struct Events {
+    /// Batches that reclaim took because of `memory.high`.
+    pub high: AtomicU64,
+    /// A charge did not fit below `memory.max`.
+    pub max: AtomicU64,
+    /// Slots were not given because of `swap.max`.
+    pub swap_max: AtomicU64,
+}
 
 pub struct Group {
-    limit_bytes: AtomicU64,
+    pub id: GroupId,
+    pub name: String,
+    pub parent: Option<Arc<Group>>,
+    pub events: Events,
+    max_bytes: AtomicU64,
+    high_bytes: AtomicU64,
+    /// Distance between the limit and the mark at which reclaim starts, and again to where it stops.
+    gap_bytes: AtomicU64,
     charged_pages: AtomicU64,
     other_bytes: AtomicU64,
     discount_pages: AtomicU64,
     peak_bytes: AtomicU64,
-    /// Distance between the limit and the mark at which reclaim starts, and again to where it stops.
-    gap_bytes: AtomicU64,
+    counts_swap: AtomicBool,
+    swap_max_pages: AtomicU64,
+    swap_pages: AtomicU64,
+    stocks: Box<[Stock]>,
 }
 
 impl Group {
-    pub fn new(limit_bytes: u64) -> Group {
+    fn new(id: GroupId, config: &GroupConfig, parent: Option<Arc<Group>>) -> Group {
         let group = Group {
-            limit_bytes: AtomicU64::new(0),
+            id,
+            name: config.name.clone(),
+            parent,
+            events: Events::default(),
+            max_bytes: AtomicU64::new(0),
+            high_bytes: AtomicU64::new(config.high_bytes),
+            gap_bytes: AtomicU64::new(0),
             charged_pages: AtomicU64::new(0),
             other_bytes: AtomicU64::new(0),
             discount_pages: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
-            gap_bytes: AtomicU64::new(0),
+            counts_swap: AtomicBool::new(id != ROOT_GROUP),
+            swap_max_pages: AtomicU64::new(u64::MAX),
+            swap_pages: AtomicU64::new(0),
+            stocks: (0..STOCKS).map(|_| Stock::default()).collect(),
         };
-        group.set_limit_bytes(limit_bytes);
+        group.set_limit_bytes(config.max_bytes);
+        if config.swap_max_pages != u64::MAX {
+            group.limit_swap(config.swap_max_pages);
+        }
         group
     }
 
+    /// This group, its parent, … the root.
+    fn chain(&self) -> impl Iterator<Item = &Group> {
+        std::iter::successors(Some(self), |group| group.parent.as_deref())
+    }
+
+    /// Is this group `other`, or below it?
+    pub fn is_within(&self, other: &Group) -> bool {
+        self.chain().any(|group| group.id == other.id)
+    }
+
+    // ---- limits -----------------------------------------------------------------------------------------------
+
     pub fn limit_bytes(&self) -> u64 {
-        self.limit_bytes.load(Ordering::Relaxed)
+        self.max_bytes.load(Ordering::Relaxed)
     }
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
-        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+        self.max_bytes.store(limit_bytes, Ordering::Relaxed);
         // A wake of an idle CPU costs 50 µs: the gap amortises it over a thousand pages where the limit allows.
+        let limit_bytes = limit_bytes.min(self.high_bytes());
         self.gap_bytes.store((limit_bytes / 32).clamp(512 << 10, 8 << 20), Ordering::Relaxed);
     }
+    pub fn high_bytes(&self) -> u64 {
+        self.high_bytes.load(Ordering::Relaxed)
+    }
+    pub fn swap_max_pages(&self) -> u64 {
+        self.swap_max_pages.load(Ordering::Relaxed)
+    }
+    /// Before the first slot is allocated: what was handed out uncounted would be missed.
+    pub fn limit_swap(&self, pages: u64) {
+        self.counts_swap.store(true, Ordering::Relaxed);
+        self.swap_max_pages.store(pages, Ordering::Relaxed);
+    }
 
+    // ---- usage ------------------------------------------------------------------------------------------------
+
+    /// What lies in stocks included.
     pub fn usage_bytes(&self) -> u64 {
-        let pages = self
-            .charged_pages
-            .load(Ordering::Relaxed)
-            .saturating_sub(self.discount_pages.load(Ordering::Relaxed));
-        pages * PAGE_SIZE as u64 + self.other_bytes.load(Ordering::Relaxed)
+        self.usage_with(self.charged_pages.load(Ordering::Relaxed))
     }
-
-    /// Charge if it fits below `limit - reserve_bytes`.
-    pub fn try_charge(&self, pages: u64, reserve_bytes: u64) -> bool {
-        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
-        let usage_bytes = self.usage_bytes();
-        if usage_bytes + reserve_bytes > self.limit_bytes() {
-            self.charged_pages.fetch_sub(pages, Ordering::Relaxed);
-            return false;
-        }
-        self.note_peak(usage_bytes);
-        true
-    }
-
-    pub fn force_charge(&self, pages: u64) {
-        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
-        self.note_peak(self.usage_bytes());
-    }
-
-    /// Pages that were counted among the other bytes until now are charged from now on.
-    pub fn charge_adopted(&self, pages: u64) {
-        let bytes = pages * PAGE_SIZE as u64;
-        let move_over = |other: u64| Some(other.saturating_sub(bytes));
-        let _ = self.other_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, move_over);
-        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    pub fn uncharge(&self, pages: u64) {
-        let before = self.charged_pages.fetch_sub(pages, Ordering::Relaxed);
-        assert!(before >= pages, "{pages} pages uncharged of {before} charged");
-    }
-
-    pub fn charged_pages(&self) -> u64 {
-        self.charged_pages.load(Ordering::Relaxed)
+    fn usage_with(&self, charged_pages: u64) -> u64 {
+        let pages = charged_pages.saturating_sub(self.discount_pages.load(Ordering::Relaxed));
+        (pages * PAGE_SIZE as u64).saturating_add(self.other_bytes.load(Ordering::Relaxed))
     }
     pub fn other_bytes(&self) -> u64 {
         self.other_bytes.load(Ordering::Relaxed)
@@ -103,31 +191,344 @@ impl Group {
     }
     /// One space's part of the discount changes.
     pub(crate) fn change_discount(&self, from_pages: u64, to_pages: u64) {
-        self.discount_pages.fetch_add(to_pages.wrapping_sub(from_pages), Ordering::Relaxed);
+        for group in self.chain() {
+            group.discount_pages.fetch_add(to_pages.wrapping_sub(from_pages), Ordering::Relaxed);
+        }
     }
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
-
     fn note_peak(&self, usage_bytes: u64) {
         if usage_bytes > self.peak_bytes.load(Ordering::Relaxed) {
             self.peak_bytes.fetch_max(usage_bytes, Ordering::Relaxed);
         }
     }
+    /// `swap.current`, where it is counted.
+    pub fn swap_pages(&self) -> Option<u64> {
+        self.counts_swap.load(Ordering::Relaxed).then(|| self.swap_pages.load(Ordering::Relaxed))
+    }
+    /// A slot more may be had, as far as limits go.
+    pub fn has_swap(&self) -> bool {
+        self.chain().all(|group| group.swap_pages().is_none_or(|used| used < group.swap_max_pages()))
+    }
+    /// Pages that it may still have in swap.
+    pub(crate) fn swap_room_pages(&self) -> u64 {
+        let room = |group: &Group| group.swap_pages().map(|used| group.swap_max_pages().saturating_sub(used));
+        self.chain().filter_map(room).min().unwrap_or(u64::MAX)
+    }
+    /// More than half of what the group, or one above it, may have of swap is in use.
+    pub(crate) fn swap_is_scarce(&self) -> bool {
+        self.chain().any(|group| group.swap_pages().is_some_and(|used| used > group.swap_max_pages() / 2))
+    }
+    /// Pages charged to and uncharged from the spaces of this very group so far: while it grows, nobody there is stuck.
+    pub fn moved_pages(&self) -> u64 {
+        self.stocks.iter().map(|stock| stock.moved_pages.load(Ordering::Relaxed)).sum()
+    }
+
+    // ---- charges ----------------------------------------------------------------------------------------------
+
+    fn stock(&self, cpu: CpuId) -> &Stock {
+        &self.stocks[cpu.index() % STOCKS]
+    }
+    fn stock_cap(&self) -> u64 {
+        let limit_bytes = self.chain().map(|group| group.limit_bytes()).min().expect("the group itself");
+        (limit_bytes / PAGE_SIZE as u64 / STOCK_PART).min(STOCK_PAGES_MAX)
+    }
+    fn note_moved(&self, cpu: CpuId, pages: u64) {
+        self.stock(cpu).moved_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Charge if it fits below `limit - reserve_bytes` here and above.
+    pub fn try_charge(&self, cpu: CpuId, pages: u64, reserve_bytes: u64) -> bool {
+        let charged = self.stock(cpu).take(pages) || self.charge_chain(pages, reserve_bytes);
+        if charged {
+            self.note_moved(cpu, pages);
+        } else if reserve_bytes == 0 {
+            self.events.max.fetch_add(1, Ordering::Relaxed);
+        }
+        charged
+    }
+
+    fn charge_chain(&self, pages: u64, reserve_bytes: u64) -> bool {
+        let full = self.chain().position(|group| !group.charge_one(pages, reserve_bytes));
+        if let Some(full) = full {
+            self.chain().take(full).for_each(|group| group.uncharge_one(pages));
+        }
+        full.is_none()
+    }
+
+    fn charge_one(&self, pages: u64, reserve_bytes: u64) -> bool {
+        let fits = |charged: u64| {
+            self.usage_with(charged + pages).saturating_add(reserve_bytes) <= self.limit_bytes()
+        };
+        // Looked at first: many who all find it full must not take the line from each other.
+        if !fits(self.charged_pages.load(Ordering::Relaxed)) {
+            return false;
+        }
+        // Not in a compare-exchange loop, which under contention does little else. Two that come at once to the last page
+        // may both be refused: each looks again.
+        let before = self.charged_pages.fetch_add(pages, Ordering::Relaxed);
+        if !fits(before) {
+            self.uncharge_one(pages);
+            return false;
+        }
+        self.note_peak(self.usage_with(before + pages));
+        true
+    }
+
+    pub fn force_charge(&self, cpu: CpuId, pages: u64) {
+        for group in self.chain() {
+            let before = group.charged_pages.fetch_add(pages, Ordering::Relaxed);
+            group.note_peak(group.usage_with(before + pages));
+        }
+        self.note_moved(cpu, pages);
+    }
+
+    /// Pages that were counted among the other bytes until now are charged from now on.
+    pub fn charge_adopted(&self, pages: u64) {
+        let bytes = pages * PAGE_SIZE as u64;
+        for group in self.chain() {
+            let move_over = |other: u64| Some(other.saturating_sub(bytes));
+            let _ = group.other_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, move_over);
+            group.charged_pages.fetch_add(pages, Ordering::Relaxed);
+        }
+    }
+
+    pub fn uncharge(&self, cpu: CpuId, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        self.note_moved(cpu, pages);
+        let cap = self.stock_cap();
+        let stock = &self.stock(cpu).pages;
+        let mut surplus = 0;
+        let add = |held: u64| {
+            surplus = (held + pages).saturating_sub(cap);
+            Some(held + pages - surplus)
+        };
+        let _ = stock.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        if surplus > 0 {
+            self.chain().for_each(|group| group.uncharge_one(surplus));
+        }
+    }
+
+    fn uncharge_one(&self, pages: u64) {
+        let before = self.charged_pages.fetch_sub(pages, Ordering::Relaxed);
+        assert!(before >= pages, "group {}: {pages} pages uncharged of {before} charged", self.name);
+    }
+
+    /// Give back what was charged in advance.
+    fn drain_stocks(&self) {
+        let mut drained = 0;
+        for stock in &self.stocks {
+            if stock.pages.load(Ordering::Relaxed) > 0 {
+                drained += stock.pages.swap(0, Ordering::Relaxed);
+            }
+        }
+        if drained > 0 {
+            self.chain().for_each(|group| group.uncharge_one(drained));
+        }
+    }
+
+    fn stocked_pages(&self) -> u64 {
+        self.stocks.iter().map(|stock| stock.pages.load(Ordering::Relaxed)).sum()
+    }
+
+    // ---- swap -------------------------------------------------------------------------------------------------
+
+    /// Charge up to `pages` slots, as many as fit here and above. Returns how many.
+    pub(crate) fn charge_swap(&self, pages: u64) -> u64 {
+        let mut granted = pages;
+        for (at, group) in self.chain().enumerate() {
+            let here = group.charge_swap_one(granted);
+            if here < granted {
+                group.events.swap_max.fetch_add(1, Ordering::Relaxed);
+                self.chain().take(at).for_each(|below| below.uncharge_swap_one(granted - here));
+                granted = here;
+            }
+        }
+        granted
+    }
+
+    fn charge_swap_one(&self, pages: u64) -> u64 {
+        if !self.counts_swap.load(Ordering::Relaxed) {
+            return pages;
+        }
+        let mut granted = 0;
+        let add = |used: u64| {
+            granted = pages.min(self.swap_max_pages().saturating_sub(used));
+            Some(used + granted)
+        };
+        let _ = self.swap_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        granted
+    }
+
+    pub(crate) fn uncharge_swap(&self, pages: u64) {
+        self.chain().for_each(|group| group.uncharge_swap_one(pages));
+    }
+
+    fn uncharge_swap_one(&self, pages: u64) {
+        if self.counts_swap.load(Ordering::Relaxed) && pages > 0 {
+            let before = self.swap_pages.fetch_sub(pages, Ordering::Relaxed);
+            assert!(before >= pages, "group {}: {pages} slots uncharged of {before} charged", self.name);
+        }
+    }
+
+    // ---- marks ------------------------------------------------------------------------------------------------
 
     pub fn gap_bytes(&self) -> u64 {
         self.gap_bytes.load(Ordering::Relaxed)
     }
+    fn target_bytes(&self) -> u64 {
+        self.limit_bytes().min(self.high_bytes())
+    }
     /// Reclaim should start.
     pub fn above_high_mark(&self) -> bool {
-        self.usage_bytes() + self.gap_bytes() > self.limit_bytes()
+        self.usage_bytes() + self.gap_bytes() > self.target_bytes()
     }
     /// Reclaim may not stop yet.
     pub fn above_low_mark(&self) -> bool {
-        self.usage_bytes() + 2 * self.gap_bytes() > self.limit_bytes()
+        self.usage_bytes() + 2 * self.gap_bytes() > self.target_bytes()
     }
-    /// No room for even one page.
+    /// No room for even one page, here or above, whatever lies in stocks.
     pub fn full(&self) -> bool {
-        self.usage_bytes() + PAGE_SIZE as u64 > self.limit_bytes()
+        let used = |group: &Group| group.usage_bytes().saturating_sub(self.stocked_pages() * PAGE_SIZE as u64);
+        self.chain().any(|group| used(group) + PAGE_SIZE as u64 > group.limit_bytes())
+    }
+}
+
+/// All groups of a run. Made when it begins; parents come before their children.
+pub struct Groups {
+    all: Vec<Arc<Group>>,
+}
+
+impl Groups {
+    /// The first one is the root.
+    pub fn new(configs: &[GroupConfig]) -> Groups {
+        assert!((1..=GROUPS_MAX).contains(&configs.len()), "{} groups", configs.len());
+        let mut all: Vec<Arc<Group>> = Vec::new();
+        for (n, config) in configs.iter().enumerate() {
+            assert_eq!(config.parent.is_none(), n == 0, "the first group, and no other, is the root");
+            let parent = config.parent.map(|at| all[at].clone());
+            all.push(Arc::new(Group::new(GroupId(ROOT_GROUP.0 + n as u16), config, parent)));
+        }
+        Groups { all }
+    }
+
+    pub fn root(&self) -> &Arc<Group> {
+        &self.all[0]
+    }
+    pub fn all(&self) -> &[Arc<Group>] {
+        &self.all
+    }
+    pub(crate) fn of(&self, id: GroupId) -> &Group {
+        &self.all[(id.0 - ROOT_GROUP.0) as usize]
+    }
+
+    /// Reclaim found nothing to take: what was charged in advance is room.
+    pub(crate) fn drain_stocks(&self) {
+        self.all.iter().for_each(|group| group.drain_stocks());
+    }
+
+    /// Reclaim should start somewhere.
+    pub fn above_high_mark(&self) -> bool {
+        self.all.iter().any(|group| group.above_high_mark())
+    }
+    /// Reclaim may not stop everywhere yet.
+    pub fn above_low_mark(&self) -> bool {
+        self.all.iter().any(|group| group.above_low_mark())
+    }
+    /// Groups that reclaim must bring down, those below others first: what they give helps those above too.
+    pub(crate) fn pressed(&self) -> impl Iterator<Item = &Arc<Group>> {
+        self.all.iter().rev().filter(|group| group.above_low_mark())
+    }
+
+    /// Pages charged in `group` and below, without what lies in stocks. Exact at a quiet point.
+    pub fn charged_pages(&self, group: &Group) -> u64 {
+        let below = self.all.iter().filter(|other| other.is_within(group));
+        let stocked: u64 = below.map(|other| other.stocked_pages()).sum();
+        group.charged_pages.load(Ordering::Relaxed) - stocked
+    }
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+
+    const CPU: CpuId = CpuId(0);
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn config(name: &str, parent: Option<usize>, max_pages: u64) -> GroupConfig {
+        GroupConfig { name: name.into(), parent, ..GroupConfig::root(max_pages * PAGE) }
+    }
+
+    fn tree() -> Groups {
+        Groups::new(&[config("/", None, 10_000), config("a", Some(0), 4000), config("b", Some(1), 3000), config("c", Some(0), 9000)])
+    }
+
+    #[test]
+    fn a_charge_fits_everywhere_or_nowhere() {
+        let groups = tree();
+        let [root, a, b, c] = [0, 1, 2, 3].map(|n| groups.all()[n].clone());
+        assert!(b.try_charge(CPU, 2900, 0) && a.try_charge(CPU, 1100, 0));
+        assert!(!b.try_charge(CPU, 1, 0), "its parent is full");
+        assert!(c.try_charge(CPU, 6000, 0) && !c.try_charge(CPU, 1, 0), "the root is full");
+        let charged = |group: &Group| groups.charged_pages(group);
+        assert_eq!([charged(&root), charged(&a), charged(&b), charged(&c)], [10_000, 4000, 2900, 6000]);
+        c.uncharge(CPU, 500);
+        groups.drain_stocks();
+        assert!(!b.try_charge(CPU, 1, 0) && c.try_charge(CPU, 500, 0), "what it gave back is not its neighbour's");
+        b.uncharge(CPU, 2900);
+        groups.drain_stocks();
+        assert!(a.try_charge(CPU, 2900, 0));
+        assert_eq!([charged(&root), charged(&a), charged(&b)], [10_000, 4000, 0]);
+        assert!(b.is_within(&root) && b.is_within(&a) && !b.is_within(&c) && !a.is_within(&b));
+        assert!(b.events.max.load(Ordering::Relaxed) > 0);
+    }
+
+    /// What one CPU holds in advance is not lost to the others, nor to the checker.
+    #[test]
+    fn what_lies_in_stocks_is_used_until_they_are_emptied() {
+        let groups = Groups::new(&[config("/", None, 100_000)]);
+        let root = groups.root();
+        assert!(root.try_charge(CPU, 100_000, 0));
+        for cpu in 0..8 {
+            root.uncharge(CpuId(cpu), 64);
+        }
+        assert_eq!((root.usage_bytes() / PAGE, groups.charged_pages(root)), (100_000, 100_000 - 512));
+        assert!(!root.full(), "stocks are room");
+        assert!(root.try_charge(CPU, 64, 0), "the CPU's own");
+        assert!(!root.try_charge(CpuId(9), 1, 0), "the others'");
+        groups.drain_stocks();
+        assert!(root.try_charge(CpuId(9), 448, 0) && !root.try_charge(CpuId(9), 1, 0));
+        assert!(root.full());
+        assert_eq!(groups.charged_pages(root), 100_000);
+    }
+
+    #[test]
+    fn swap_is_granted_as_far_as_it_goes() {
+        let mut configs = [config("/", None, 1000), config("a", Some(0), 1000), config("b", Some(1), 1000)];
+        configs[0].swap_max_pages = 100;
+        configs[2].swap_max_pages = 70;
+        let groups = Groups::new(&configs);
+        let [root, a, b] = [0, 1, 2].map(|n| groups.all()[n].clone());
+        assert_eq!((b.charge_swap(64), b.charge_swap(64), a.charge_swap(64)), (64, 6, 30));
+        assert_eq!([&root, &a, &b].map(|g| g.swap_pages()), [Some(100), Some(100), Some(70)]);
+        b.uncharge_swap(70);
+        a.uncharge_swap(30);
+        assert_eq!([&root, &a, &b].map(|g| g.swap_pages()), [Some(0); 3]);
+        assert_eq!(b.events.swap_max.load(Ordering::Relaxed), 1);
+        assert_eq!(Groups::new(&[config("/", None, 10)]).root().swap_pages(), None, "nobody asked");
+    }
+
+    #[test]
+    fn high_starts_reclaim_and_stops_nobody() {
+        let mut configs = [config("/", None, 1 << 20), config("a", Some(0), 1 << 20)];
+        configs[1].high_bytes = 4096 * PAGE;
+        let groups = Groups::new(&configs);
+        let a = &groups.all()[1];
+        assert!(a.try_charge(CPU, 5000, 0) && a.above_high_mark() && !groups.root().above_high_mark());
+        assert_eq!(groups.pressed().map(|group| group.name.as_str()).collect::<Vec<_>>(), ["a"]);
+        assert!(a.try_charge(CPU, 5000, 0), "only reclaim minds");
     }
 }

@@ -70,7 +70,7 @@ impl Engine {
         }
         let used = device.slots.used_slots();
         let scarce = used > u64::from(device.backing.properties().slots) / 2
-            || used > self.swap_max_pages.load(Ordering::Relaxed) / 2
+            || self.groups.of(device.slots.group_of(entry.slot)).swap_is_scarce()
             || device.full.load(Ordering::Relaxed);
         let keeps = !scarce && device.backing.keeps(entry.slot);
         if keeps {

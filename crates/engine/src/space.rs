@@ -10,6 +10,7 @@
 
 use crate::engine::Engine;
 use crate::gate::Gate;
+use crate::group::Group;
 use crate::memory::Memory;
 use crate::readahead::Streams;
 use crate::reclaim::lru::{Lru, Record};
@@ -28,6 +29,8 @@ pub type Chunk = Mutex<[Word; CHUNK_PAGES as usize]>;
 pub struct Space {
     pub id: SpaceId,
     pub memory: Arc<dyn Memory>,
+    /// None: the root.
+    group: Option<Arc<Group>>,
     pub gate: Gate,
     pub(crate) lru: Mutex<Lru>,
     pub(crate) streams: Mutex<Streams>,
@@ -57,6 +60,7 @@ impl Space {
         Space {
             id,
             memory,
+            group: None,
             gate: Gate::new(),
             lru: Mutex::new(Lru::default()),
             streams: Mutex::new(Streams::default()),
@@ -72,6 +76,15 @@ impl Space {
             discount_pages: AtomicU64::new(0),
             dead: AtomicBool::new(false),
         }
+    }
+
+    /// In a group other than the root.
+    pub fn in_group(self, group: Arc<Group>) -> Space {
+        Space { group: Some(group), ..self }
+    }
+    /// The group that its pages are charged to.
+    pub fn group<'a>(&'a self, engine: &'a Engine) -> &'a Arc<Group> {
+        self.group.as_ref().unwrap_or(&engine.group)
     }
 
     pub fn resident_pages(&self) -> u64 {
@@ -214,7 +227,7 @@ impl Space {
             let new = |p: &u64| words[index(Vpn(*p))].state() == State::None && !self.is_excluded(Vpn(*p));
             let new: Vec<u64> = (at..end).filter(new).collect();
             // Charged before they can be victims.
-            engine.group.charge_adopted(new.len() as u64);
+            self.group(engine).charge_adopted(new.len() as u64);
             self.count_resident(new.len() as i64);
             let mut lru = lock(&self.lru);
             for page in &new {
@@ -277,7 +290,7 @@ impl Space {
     /// So many of the resident pages are in memory once and in several spaces: all but this space's share of them.
     pub fn set_discount(&self, engine: &Engine, pages: u64) {
         let before = self.discount_pages.swap(pages, Ordering::SeqCst);
-        engine.group.change_discount(before, pages);
+        self.group(engine).change_discount(before, pages);
         // Released meanwhile: whichever of the two is later takes the figure away.
         if pages > 0 && self.dead.load(Ordering::SeqCst) {
             self.set_discount(engine, 0);
@@ -288,7 +301,7 @@ impl Space {
     pub fn drop_discount(&self, engine: &Engine, pages: u64) {
         let drop = |d: u64| Some(d.saturating_sub(pages));
         let before = self.discount_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, drop).unwrap_or(0);
-        engine.group.change_discount(before, before.saturating_sub(pages));
+        self.group(engine).change_discount(before, before.saturating_sub(pages));
     }
 
     /// Now and then: pages that could not be taken as they were mapped get another chance, and stale LRU records go when
@@ -345,7 +358,7 @@ impl Space {
             entries.extend(word.held_entry());
         }
         self.prune(from, to);
-        engine.group.uncharge(resident);
+        self.group(engine).uncharge(cpu, resident);
         self.count_resident(-(resident as i64));
         self.count_swapped(-swapped);
         engine.free_entries(cpu, &entries);
@@ -406,7 +419,7 @@ impl Space {
 
     /// The process forked: give the child a copy of the page table. Swapped pages are shared by count. Returns the pages
     /// that are resident in both, and so counted twice while they are one.
-    pub fn fork_into(&self, engine: &Engine, child: &Space) -> u64 {
+    pub fn fork_into(&self, engine: &Engine, cpu: CpuId, child: &Space) -> u64 {
         let (mut resident, mut swapped) = (0, 0);
         let chunks: Vec<(u64, Arc<Chunk>)> =
             self.chunks.read().expect("chunk map").iter().map(|(n, c)| (*n, c.clone())).collect();
@@ -452,7 +465,7 @@ impl Space {
         child.count_resident(resident as i64);
         child.count_swapped(swapped);
         child.set_discount(engine, resident);
-        engine.group.force_charge(resident);
+        child.group(engine).force_charge(cpu, resident);
         self.cow.store(true, Ordering::Relaxed);
         child.cow.store(true, Ordering::Relaxed);
         crate::stats::add(&engine.stats.rare().forks, 1);

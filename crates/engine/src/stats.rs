@@ -76,7 +76,7 @@ stats! {
     zero_fill,
     /// Faults answered from the swap cache, without I/O.
     swap_cache_hit,
-    /// Pages brought in beyond the one that faulted.
+    /// Pages swapped in beyond the one that faulted.
     swap_ra,
     /// Victims looked at by reclaim.
     pgscan,

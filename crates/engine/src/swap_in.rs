@@ -240,7 +240,8 @@ impl Engine {
         mut block: Range<usize>,
     ) -> Option<Vec<Claim>> {
         let at = index(vpn);
-        while !self.group.try_charge(block.len() as u64, self.group.gap_bytes() / 2) {
+        let group = space.group(self);
+        while !group.try_charge(cpu, block.len() as u64, group.gap_bytes() / 2) {
             let middle = block.start + block.len() / 2;
             block = if at < middle { block.start..middle } else { middle..block.end };
             if block.len() < 2 {
@@ -308,11 +309,12 @@ impl Engine {
             .filter(|p| *p == vpn.0 || state == State::Swapped || !space.is_excluded(Vpn(*p)))
             .map(Vpn)
             .collect();
-        let reserve_bytes = self.group.gap_bytes() / 2;
-        if picked.len() < 2 || !self.group.try_charge(picked.len() as u64, reserve_bytes) {
+        let group = space.group(self);
+        let reserve_bytes = group.gap_bytes() / 2;
+        if picked.len() < 2 || !group.try_charge(cpu, picked.len() as u64, reserve_bytes) {
             if fault.urgent {
-                self.group.force_charge(1);
-            } else if !self.group.try_charge(1, 0) {
+                group.force_charge(cpu, 1);
+            } else if !group.try_charge(cpu, 1, 0) {
                 return None;
             }
             picked = vec![vpn];
@@ -344,8 +346,8 @@ impl Engine {
         space.count_resident(picked.len() as i64);
         if state == State::Swapped {
             space.count_swapped(-(picked.len() as i64));
+            add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         }
-        add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         claims
     }
 
@@ -403,7 +405,7 @@ impl Engine {
         if !frames.is_empty() {
             self.staging.free_frames(&frames);
         }
-        device.reuse(cpu, &freed);
+        self.reuse(cpu, device, &freed);
         let mut hit = hits.iter().map(|(place, _)| *place).peekable();
         (0..slots.len()).filter(|place| hit.next_if_eq(place).is_none()).collect()
     }
@@ -616,7 +618,7 @@ impl Engine {
             uncharged += 1;
         }
         space.count_resident(-uncharged);
-        self.group.uncharge(uncharged as u64);
+        space.group(self).uncharge(cpu, uncharged as u64);
     }
 
     /// What mremap has moved here while the filler was at work, else `word`.

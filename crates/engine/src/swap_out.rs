@@ -60,7 +60,7 @@ impl Engine {
         space: &Arc<Space>,
         n: usize,
     ) -> (Shrunk, Option<WriteOut>) {
-        let room = self.batch_room(cpu, n);
+        let room = self.batch_room(cpu, space, n);
         if room == 0 {
             return (Shrunk::default(), None);
         }
@@ -77,7 +77,7 @@ impl Engine {
         from: Vpn,
         to: Vpn,
     ) -> (Shrunk, Option<WriteOut>, Vpn) {
-        let room = self.batch_room(cpu, self.staging.batch_pages());
+        let room = self.batch_room(cpu, space, self.staging.batch_pages());
         if room == 0 {
             return (Shrunk::default(), None, to);
         }
@@ -87,15 +87,17 @@ impl Engine {
     }
 
     /// Pages that a batch of about `n` may have now. None: the swap is full, which is noted.
-    fn batch_room(&self, cpu: CpuId, n: usize) -> usize {
+    fn batch_room(&self, cpu: CpuId, space: &Space, n: usize) -> usize {
         if self.kept.are_to_go() {
             self.give_up_kept(cpu);
         }
-        let mut room = self.room_pages();
+        let group = space.group(self);
+        let mut room = self.room_pages(group);
         if room < n && self.give_up_kept(cpu) > 0 {
-            room = self.room_pages();
+            room = self.room_pages(group);
         }
         if room == 0 {
+            self.groups.drain_stocks();
             self.note_swap_full();
         }
         room.min(self.staging.batch_pages())
@@ -110,9 +112,10 @@ impl Engine {
     fn take_out(&self, cpu: CpuId, space: &Arc<Space>, mut runs: Vec<Run>) -> (Shrunk, Option<WriteOut>) {
         let mut shrunk = Shrunk { tried: pages_of(&runs).count(), ..Shrunk::default() };
         if runs.is_empty() {
+            self.groups.drain_stocks();
             return (shrunk, None);
         }
-        let places = self.alloc_places(cpu, &runs);
+        let places = self.alloc_places(cpu, space.group(self), &runs);
         if !places.without.is_empty() {
             self.note_swap_full();
             shrunk.wanted = space.put_back(&places.without);
@@ -129,6 +132,9 @@ impl Engine {
 
         let staged = self.settle(cpu, space, &runs, &outcome, &mut shrunk);
         shrunk.taken = staged.len();
+        if staged.is_empty() {
+            self.groups.drain_stocks();
+        }
         add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
         let write_out = self.stage(cpu, space, &staged, places, buf, &mut shrunk.wanted);
@@ -195,7 +201,7 @@ impl Engine {
             }
         }
         self.free_entries(cpu, &lost);
-        self.group.uncharge(gone);
+        space.group(self).uncharge(cpu, gone);
         space.count_resident(-(gone as i64));
         staged
     }
@@ -292,7 +298,10 @@ impl Engine {
             }
         }
         let count = failed.len();
-        lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
+        if count > 0 {
+            lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
+            self.all_written.store(false, Ordering::Release);
+        }
         count
     }
 
@@ -330,14 +339,14 @@ impl Engine {
             device.errors.note_written();
         }
         if !written.is_empty() && written.len() == pages.len() {
-            device.full.store(false, Ordering::Relaxed);
+            device.has_room();
         }
         add(&self.stats.on(cpu).pswpout, written.len() as u64);
         let shadow = self.evictions.load(Ordering::Relaxed);
         let (mut frames, mut freed) = (Vec::new(), Vec::new());
         device.slots.cache_delete(&written, Some(shadow), &mut frames, &mut freed);
         self.staging.free_frames(&frames);
-        device.reuse(cpu, &freed);
+        self.reuse(cpu, device, &freed);
     }
 
     fn note_write_error(&self, device: &Device, error: &BackingError, again: bool) {
@@ -354,6 +363,11 @@ impl Engine {
 
     /// Try again to write what could not be written. Returns how many are still unwritten.
     pub fn write_again(&self, cpu: CpuId, queue: QueueId) -> usize {
+        if self.all_written.load(Ordering::Acquire) {
+            return 0;
+        }
+        // Before the list is taken: what is added meanwhile says so again.
+        self.all_written.store(true, Ordering::Release);
         let batch: Vec<(SwapEntry, FrameId)> = std::mem::take(&mut *lock(&self.unwritten));
         if batch.is_empty() {
             return 0;
@@ -372,7 +386,7 @@ impl Engine {
             let (mut frames, mut freed) = (Vec::new(), Vec::new());
             device.slots.cache_delete(&[entry.slot], None, &mut frames, &mut freed);
             self.staging.free_frames(&frames);
-            device.reuse(cpu, &freed);
+            self.reuse(cpu, device, &freed);
         }
         let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
         self.write_batch(cpu, queue, WriteOut { pages }, true)

@@ -24,6 +24,7 @@ mod common;
 
 use common::{Event, Lost, MockBacking, MockMemory, Random, Touch};
 use memspill_engine::backing::{BackingError, QueueId};
+use memspill_engine::group::GroupConfig;
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::memory::{Stop, Take};
 use memspill_engine::slots::SwapDevice;
@@ -178,6 +179,8 @@ struct Setup {
     large_folios: LargeFolios,
     folio: FolioSize,
     limit_pages: u64,
+    /// The first space and its even children are in a group of their own: its maximum, and what it may have of swap.
+    group: Option<(u64, u64)>,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
@@ -188,6 +191,12 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => Just(vec![(250, 0)]),
     ];
     let readahead = prop_oneof![3 => Just(Readahead::Stream), 1 => Just(Readahead::Always), 1 => Just(Readahead::Auto)];
+    let group = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some((200, u64::MAX))),
+        1 => Just(Some((150, 220))),
+        1 => Just(Some((10_000, 300))),
+    ];
     let large_folios = prop_oneof![
         3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly), 1 => Just(LargeFolios::Split)
     ];
@@ -196,8 +205,8 @@ fn setup() -> impl Strategy<Value = Setup> {
     ];
     // Under the larger one a chunk can be in memory whole.
     let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
-    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages).prop_map(
-        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages)| Setup {
+    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages, group).prop_map(
+        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages, group)| Setup {
             devices,
             readahead,
             synchronous,
@@ -205,6 +214,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             large_folios,
             folio,
             limit_pages,
+            group,
         },
     )
 }
@@ -221,8 +231,24 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
         let map = SwapDevice::new(*slots, cpus, false, &tuning);
         Device::new(format!("device {i}"), *priority, map, backing.clone())
     });
-    let engine = Engine::new(devices.collect(), setup.limit_pages * PAGE_SIZE as u64, tuning.clone());
+    let mut groups = vec![GroupConfig::root(setup.limit_pages * PAGE_SIZE as u64)];
+    groups.extend(setup.group.map(|(max_pages, swap_max_pages)| GroupConfig {
+        name: "inner".into(),
+        parent: Some(0),
+        swap_max_pages,
+        ..GroupConfig::root(max_pages * PAGE_SIZE as u64)
+    }));
+    let engine = Engine::with_groups(devices.collect(), &groups, tuning.clone());
     (Arc::new(engine), backings)
+}
+
+/// Odd ones are in the inner group, if there is one.
+fn new_space(engine: &Engine, id: u32, memory: Arc<MockMemory>) -> Arc<Space> {
+    let space = Space::new(SpaceId(id), memory);
+    Arc::new(match engine.groups.all().get(1) {
+        Some(inner) if id % 2 == 1 => space.in_group(inner.clone()),
+        _ => space,
+    })
 }
 
 #[derive(Clone)]
@@ -267,7 +293,7 @@ impl World {
 
     fn add_target(&mut self, memory: Arc<MockMemory>) -> Target {
         self.spaces += 1;
-        let space = Arc::new(Space::new(SpaceId(self.spaces), memory.clone()));
+        let space = new_space(&self.engine, self.spaces, memory.clone());
         let target = Target { memory, space };
         self.targets.push(target.clone());
         target
@@ -512,7 +538,7 @@ impl World {
                 }
                 Event::Fork { child } => {
                     let child = self.add_target(child);
-                    target.space.fork_into(&self.engine, &child.space);
+                    target.space.fork_into(&self.engine, CPU, &child.space);
                     self.engine.add_space(child.space);
                 }
             }
@@ -579,15 +605,15 @@ impl World {
     fn make_room(&mut self) {
         let engine = self.engine.clone();
         let mut rounds = 0;
-        while engine.group.above_high_mark() && rounds < 4 {
+        while engine.groups.above_high_mark() && rounds < 4 {
             rounds += 1;
             engine.write_again(CPU, QUEUE);
             for target in self.targets.clone() {
                 self.shrink(&target, 64, true);
             }
         }
-        if engine.group.full() {
-            engine.group.set_limit_bytes(engine.group.limit_bytes() + 32 * PAGE_SIZE as u64);
+        for group in engine.groups.all().iter().filter(|group| group.full()) {
+            group.set_limit_bytes(group.limit_bytes() + 32 * PAGE_SIZE as u64);
         }
     }
 
@@ -655,7 +681,7 @@ impl World {
         }
         self.drain();
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
-        assert_eq!(self.engine.group.charged_pages(), 0, "pages are left charged");
+        assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
         assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
         self.engine.check();
     }
@@ -689,6 +715,7 @@ fn one_device() -> Setup {
         large_folios: LargeFolios::All,
         folio: FolioSize::Auto,
         limit_pages: LIMIT_PAGES,
+        group: None,
     }
 }
 
@@ -970,7 +997,7 @@ impl Stress {
 
     fn add(&self, memory: Arc<MockMemory>) -> Target {
         let id = SpaceId(self.spaces.fetch_add(1, Ordering::Relaxed) + 1);
-        let space = Arc::new(Space::new(id, memory.clone()));
+        let space = new_space(&self.engine, id.0, memory.clone());
         let target = Target { memory, space };
         self.targets.lock().expect("targets").push(target.clone());
         target
@@ -1005,7 +1032,7 @@ impl Stress {
                 }
                 Event::Fork { child } => {
                     let child = self.add(child);
-                    target.space.fork_into(&self.engine, &child.space);
+                    target.space.fork_into(&self.engine, CPU, &child.space);
                     child.space.join(&self.engine.spaces());
                     self.engine.add_space(child.space);
                 }
@@ -1206,7 +1233,7 @@ impl Stress {
             if let Some(write_out) = write_out {
                 self.engine.write_out(cpu, queue, write_out);
             }
-            if !self.engine.group.above_high_mark() {
+            if !self.engine.groups.above_high_mark() {
                 std::thread::yield_now();
             }
             if shrunk.taken == 0 {
@@ -1238,7 +1265,7 @@ impl Stress {
         });
         let mut pager = Pager { stress: self, id: 0, scratch: Scratch::default(), put_off: Vec::new(), random: Random(5) };
         pager.rest();
-        self.engine.group.set_limit_bytes(u64::MAX / 2);
+        self.engine.groups.all().iter().for_each(|group| group.set_limit_bytes(u64::MAX / 2));
         let main = self.main();
         main.memory.behave();
         assert_eq!(main.memory.waiters(), [], "threads that nobody will wake");
@@ -1248,7 +1275,7 @@ impl Stress {
         self.engine.check();
         exit_space(&self.engine, CPU, &main);
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
-        assert_eq!(self.engine.group.charged_pages(), 0, "pages are left charged");
+        assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
         assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
     }
 }

@@ -330,3 +330,22 @@ fn broken_callers_are_stopped() {
         device.check();
     });
 }
+
+/// CPUs count apart what they free. Whoever asks for the last slots gets them, wherever they are counted.
+#[test]
+fn what_other_cpus_have_freed_is_found() {
+    const CPUS: u32 = 16;
+    let device = SwapDevice::new(4097, CPUS, false, &Tuning::default());
+    let mut slots = Vec::new();
+    assert_eq!(device.alloc(CpuId(0), Order::ZERO, 5000, GroupId(1), &mut slots), 4096);
+    for (n, part) in slots.chunks(256).enumerate() {
+        let mut freed = Vec::new();
+        device.put(part, &mut freed);
+        part.chunks(7).for_each(|some| drop(device.release(CpuId(n as u32 % CPUS), some)));
+    }
+    assert_eq!((device.free_slots(), device.used_slots()), (4096, 0));
+    device.check();
+    let mut again = Vec::new();
+    assert_eq!(device.alloc(CpuId(3), Order(4), 300, GroupId(1), &mut again), 255, "for large folios too; slot 0 is nobody's");
+    assert_eq!((device.free_slots(), device.used_slots()), (16, 4080));
+}

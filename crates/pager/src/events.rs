@@ -85,8 +85,9 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
 fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     let key = pager.new_key();
     let memory = Arc::new(ProcessMemory::new(uffd, 0));
-    let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()));
-    parent.space.fork_into(&pager.engine, &space);
+    let group = parent.space.group(&pager.engine).clone();
+    let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
+    parent.space.fork_into(&pager.engine, crate::cpu(), &space);
     // Without an agent (a raw clone) it is not known.
     let in_part = parent.memory.agent().is_none_or(|agent| agent.control.fork_advice());
     let child = Arc::new(Process {
@@ -172,9 +173,14 @@ pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64) -> b
 pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
     let key = pager.new_key();
     let memory = Arc::new(ProcessMemory::new(uffd, pid));
+    let space = Space::new(SpaceId(key as u32), memory.clone());
+    let group = pager.membership.of_program(pager, pid);
     Arc::new(Process {
         key,
-        space: Arc::new(Space::new(SpaceId(key as u32), memory.clone())),
+        space: Arc::new(match group {
+            Some(group) => space.in_group(group),
+            None => space,
+        }),
         memory,
         evictor: Default::default(),
         batch: Mutex::new(()),

@@ -11,9 +11,11 @@
 use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
+use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::Fault;
-use memspill_engine::units::CpuId;
+use memspill_engine::units::{CpuId, GroupId};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,22 +42,24 @@ pub fn run(pager: &Arc<Pager>, index: u32) {
         cpu: CpuId(index),
         queue: QueueId(pager.cpus.len() as u32 + index),
         stuck: None,
+        stuck_groups: HashMap::new(),
         write_again_at: Instant::now(),
     };
     let mut seen = 0;
     while !pager.stopping.load(Ordering::Relaxed) {
         pager.wait_for_kick(&mut seen, Duration::from_millis(200));
         crate::home::release_stuck(pager);
-        while pager.engine.group.above_low_mark() && !pager.stopping.load(Ordering::Relaxed) {
+        while pager.engine.groups.above_low_mark() && !pager.stopping.load(Ordering::Relaxed) {
             if !reclaimer.batch() {
                 std::thread::sleep(Duration::from_millis(2));
-                if !pager.engine.group.above_high_mark() {
+                if !pager.engine.groups.above_high_mark() {
                     break;
                 }
             }
         }
-        if !pager.engine.group.above_high_mark() {
+        if !pager.engine.groups.above_high_mark() {
             reclaimer.stuck = None;
+            reclaimer.stuck_groups.clear();
         }
         while reclaimer.maintain() {}
         if index == 0 {
@@ -100,6 +104,8 @@ struct Reclaimer<'a> {
     /// Since when nothing moves, and how much had moved by then (`Pager::moved`). Moved by anybody: a thread that never
     /// finds a victim because the other one takes them all has no reason to complain.
     stuck: Option<(Instant, u64)>,
+    /// The same for each group that is full by itself, while the others may go on.
+    stuck_groups: HashMap<GroupId, (Instant, u64)>,
     /// No earlier than this are pages written again whose write failed.
     write_again_at: Instant,
 }
@@ -119,6 +125,7 @@ impl Reclaimer<'_> {
         };
         self.maintain();
         self.pager.update_other_bytes();
+        self.consider_groups();
         if taken > 0 {
             self.stuck = None;
             self.pager.poke_waiting();
@@ -182,6 +189,34 @@ impl Reclaimer<'_> {
         more
     }
 
+    /// A group below the root may be full for good while reclaim goes on in others.
+    fn consider_groups(&mut self) {
+        let engine = &self.pager.engine;
+        if engine.groups.all().len() == 1 {
+            return;
+        }
+        let mut waiting: Vec<Arc<Group>> = Vec::new();
+        for cpu in &self.pager.cpus {
+            let queue = cpu.waiting.lock().expect("waiting");
+            waiting.extend(queue.iter().map(|w| w.process.space.group(engine).clone()));
+        }
+        let below_the_root = engine.groups.all().iter().filter(|group| group.parent.is_some());
+        let full: Vec<&Arc<Group>> = below_the_root.filter(|group| group.full()).collect();
+        self.stuck_groups.retain(|id, _| full.iter().any(|group| group.id == *id));
+        for group in full {
+            let below = engine.groups.all().iter().filter(|other| other.is_within(group));
+            let moved = below.map(|group| group.moved_pages()).sum();
+            let (since, then) = *self.stuck_groups.entry(group.id).or_insert((Instant::now(), moved));
+            if then != moved {
+                self.stuck_groups.remove(&group.id);
+            } else if since.elapsed() > STUCK && waiting.iter().any(|w| w.is_within(group)) {
+                self.stuck_groups.remove(&group.id);
+                let name = &group.name;
+                self.no_way_out(group, &format!("group {name} is full"), "raise its memory.max or swap.max");
+            }
+        }
+    }
+
     /// Nothing could be taken out. If that lasts and somebody waits, either the swap is full or what is left cannot be
     /// moved; both are answers, not hangs.
     fn consider_policy(&mut self) {
@@ -205,6 +240,11 @@ impl Reclaimer<'_> {
         engine.swap_is_full.store(false, Ordering::Relaxed);
         let failing = engine.devices.iter().find(|d| d.errors.is_failing());
         let error = engine.last_error.lock().expect("last error").take();
+        let of_group = engine.groups.all().iter().skip(1).find(|group| full && !group.has_swap());
+        if let Some(group) = of_group {
+            let reason = format!("group {} has used up its swap.max", group.name);
+            return self.no_way_out(group, &reason, "raise its swap.max or memory.max");
+        }
         let (reason, fix) = match (full, failing, error) {
             (true, Some(device), _) => {
                 (format!("nothing can be written to swap device {}", device.name), "name another one with --swap")
@@ -217,12 +257,17 @@ impl Reclaimer<'_> {
                 (format!("{bytes} MiB of the budget {why}"), "raise --memory-max")
             }
         };
+        self.no_way_out(group, &reason, fix);
+    }
+
+    fn no_way_out(&self, group: &Group, reason: &str, fix: &str) {
         match self.pager.settings.on_full {
             OnFull::Kill => self.pager.give_up(137, format!("killed: {reason}; {fix}")),
             OnFull::Grow => {
                 let limit_bytes = group.limit_bytes() + group.limit_bytes() / 8;
                 group.set_limit_bytes(limit_bytes);
-                eprintln!("memspill: {reason}; the budget grows to {} MiB", limit_bytes >> 20);
+                let what = if group.parent.is_none() { "the budget" } else { "its memory.max" };
+                eprintln!("memspill: {reason}; {what} grows to {} MiB", limit_bytes >> 20);
                 self.pager.poke_waiting();
             }
         }

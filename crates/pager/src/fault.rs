@@ -17,7 +17,7 @@ use crate::pager::{KEY_POKE, KEY_READS, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
-use memspill_engine::units::{CpuId, Vpn};
+use memspill_engine::units::{CpuId, GroupId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
 use rustix::event::epoll;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -167,22 +167,34 @@ impl<'a> FaultThread<'a> {
         }
     }
 
-    /// There is room again: serve what waits, in order, until it is used up.
+    /// There is room again: serve what waits, in order, until it is used up. Who waits for a group's room does not hold up
+    /// the others.
     fn serve_waiting(&mut self) {
         let mine = &self.pager.cpus[self.cpu.index()];
         let mut count = [0; 8];
         let _ = rustix::io::read(&mine.poke, &mut count);
-        loop {
+        let engine = &self.pager.engine;
+        let mut without_room: Vec<GroupId> = Vec::new();
+        let mut still_waiting: Vec<Waiting> = Vec::new();
+        while without_room.len() < engine.groups.all().len() {
             let Some(waiting) = mine.waiting.lock().expect("waiting").pop_front() else { break };
-            let engine = &self.pager.engine;
             let space = &waiting.process.space;
+            let group = space.group(engine).id;
+            if without_room.contains(&group) {
+                still_waiting.push(waiting);
+                continue;
+            }
             let outcome = engine.fault(self.cpu, self.queue, space, waiting.fault, &mut self.scratch);
             if matches!(outcome, Outcome::NoRoom) {
-                mine.waiting.lock().expect("waiting").push_front(waiting);
-                break;
+                without_room.push(group);
+                still_waiting.push(waiting);
+                continue;
             }
             self.after(outcome);
         }
+        let mut queue = mine.waiting.lock().expect("waiting");
+        still_waiting.into_iter().rev().for_each(|waiting| queue.push_front(waiting));
+        drop(queue);
         self.pager.kick_reclaim();
     }
 

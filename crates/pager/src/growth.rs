@@ -17,6 +17,7 @@ use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
 use crate::quiet;
+use memspill_engine::group::Group;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::pagemap;
 use std::fs::File;
@@ -151,7 +152,6 @@ pub fn run(pager: &Arc<Pager>) {
 
 /// Look at every process once. Returns the room to the mark, in bytes.
 fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
-    let limit_bytes = pager.engine.group.limit_bytes();
     let processes = pager.processes();
     let mut unmanaged_bytes = 0;
     let mut sizes = Vec::with_capacity(processes.len());
@@ -166,22 +166,25 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     let own_bytes = own_bytes(pager);
     pager.measured_bytes.store(unmanaged_bytes + own_bytes, Ordering::Relaxed);
     pager.update_other_bytes();
-    let mark_bytes = press_mark_bytes(limit_bytes);
+    let groups = pager.engine.groups.all();
+    groups.iter().skip(1).for_each(|group| count_unmanaged(pager, group, &processes));
+    let mark_bytes = press_mark_bytes(pager.engine.group.limit_bytes());
     let usage_bytes = pager.engine.group.usage_bytes();
     let grown_bytes = usage_bytes.saturating_sub(std::mem::replace(last_usage_bytes, usage_bytes));
-    if usage_bytes < mark_bytes && !pager.pressed.load(Ordering::Relaxed) {
-        return mark_bytes - usage_bytes;
+    let room_bytes = groups.iter().map(|group| room_to_mark(group)).min().expect("the root at least");
+    if room_bytes > 0 && !pager.pressed.load(Ordering::Relaxed) {
+        return room_bytes;
     }
     if !pager.pressed.load(Ordering::Relaxed) {
         // Processes that share pages since a fork are counted twice by statm: look more closely before paying, unless
         // memory is filling meanwhile (the look takes ms, in which a GiB/s is much).
-        if sizes.len() > 1 && grown_bytes < 1 << 20 && shared_usage(&sizes) + own_bytes < mark_bytes {
+        if sizes.len() > 1 && groups.len() == 1 && grown_bytes < 1 << 20 && shared_usage(&sizes) + own_bytes < mark_bytes {
             return POLL_PRESSED.as_millis() as u64 * FILL_BYTES_PER_MS;
         }
         pager.pressed.store(true, Ordering::Relaxed);
     }
     // All are registered before any is adopted: from then on nothing grows but by faults, which are counted.
-    let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_bytes))).collect();
+    let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_of(pager, p)))).collect();
     for (process, ranges) in &registered {
         if !ranges.is_empty() {
             if after_earlier_forks(pager, process) {
@@ -196,10 +199,29 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     }
     pager.kick_reclaim();
     // Room may have come from elsewhere than reclaim (memory that is not managed, a process that ended).
-    if !pager.engine.group.full() {
+    if groups.iter().any(|group| !group.full()) {
         pager.poke_waiting();
     }
     0
+}
+
+/// How much may come before memory becomes managed. A group with `memory.high` is pressed there.
+fn room_to_mark(group: &Group) -> u64 {
+    let limit_bytes = group.limit_bytes().min(group.high_bytes());
+    press_mark_bytes(limit_bytes).saturating_sub(group.usage_bytes())
+}
+
+/// The least limit that a process has above it.
+fn limit_of(pager: &Pager, process: &Process) -> u64 {
+    let group = process.space.group(&pager.engine);
+    let above = pager.engine.groups.all().iter().filter(|other| group.is_within(other));
+    above.map(|group| group.limit_bytes().min(group.high_bytes())).min().expect("the root at least")
+}
+
+/// A group below the root: memory of its processes that is not managed. The root has more, see `update_other_bytes`.
+fn count_unmanaged(pager: &Pager, group: &Group, processes: &[Arc<Process>]) {
+    let within = processes.iter().filter(|p| p.space.group(&pager.engine).is_within(group));
+    group.set_other_bytes(within.map(|p| p.unmanaged_bytes.load(Ordering::Relaxed)).sum());
 }
 
 fn shared_usage(sizes: &[(&Arc<Process>, Statm)]) -> u64 {

@@ -189,6 +189,7 @@ fn attach_known(
     wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
     let (ready, _) = receive_ready(socket)?;
     attach(process, socket, control, ready)?;
+    pager.membership.joined(pager, process);
     let own = process.memory.agent().expect("just attached").own_ranges();
     crate::growth::forget_own(pager, process, &own);
     // Now, while it waits for us: it may fork as soon as it runs, and its child must find the ident page registered.

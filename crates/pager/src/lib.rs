@@ -6,6 +6,7 @@ mod events;
 mod evict;
 mod fault;
 pub mod growth;
+pub mod groups;
 mod guardian;
 pub mod handshake;
 pub mod histogram;

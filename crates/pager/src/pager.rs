@@ -75,9 +75,12 @@ pub struct Pager {
     pub settings: Settings,
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
     pub measured_bytes: AtomicU64,
+    /// The most RAM that the devices held, as it was seen after each batch.
+    pub largest_pool_bytes: AtomicU64,
     /// When the engine's tables were at their largest.
     pub largest_tables: Mutex<Tables>,
     pub socket: crate::handshake::Door,
+    pub membership: crate::groups::Membership,
     /// Page faults served, for latency: nanoseconds summed by power of two.
     pub fault_ns: crate::histogram::Histogram,
 }
@@ -115,6 +118,7 @@ impl Pager {
         reclaimers: u32,
         settings: Settings,
         socket: crate::handshake::Door,
+        membership: crate::groups::Membership,
     ) -> Pager {
         Pager {
             engine,
@@ -131,8 +135,10 @@ impl Pager {
             verdict: Mutex::new(None),
             settings,
             measured_bytes: AtomicU64::new(0),
+            largest_pool_bytes: AtomicU64::new(0),
             largest_tables: Mutex::new(Tables::default()),
             socket,
+            membership,
             fault_ns: crate::histogram::Histogram::default(),
         }
     }
@@ -180,7 +186,7 @@ impl Pager {
 
     /// Wake a reclaimer if usage calls for it.
     pub fn kick_reclaim(&self) {
-        if self.engine.group.above_high_mark() && !self.reclaim_wanted.swap(true, Ordering::Relaxed) {
+        if self.engine.groups.above_high_mark() && !self.reclaim_wanted.swap(true, Ordering::Relaxed) {
             *self.reclaim.0.lock().expect("reclaim") += 1;
             self.reclaim.1.notify_all();
         }
@@ -229,6 +235,7 @@ impl Pager {
     /// Pool, staging and tables change with every batch: bring the group's figure up to date.
     pub fn update_other_bytes(&self) {
         let pool: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+        self.largest_pool_bytes.fetch_max(pool, Ordering::Relaxed);
         let measured = self.measured_bytes.load(Ordering::Relaxed);
         self.engine.group.set_other_bytes(pool + self.engine.staging_bytes() + measured);
     }

@@ -84,6 +84,10 @@ fn ids(tid: u32) -> Option<Ids> {
     Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
 }
 
+pub fn parent_of(pid: u32) -> Option<u32> {
+    ids(pid).map(|ids| ids.parent)
+}
+
 /// The process of which a userfaultfd says that its thread `tid` has faulted; `parent` is who forked it. The userfaultfd
 /// names threads as their own pid namespace does.
 pub fn process_of_fault(tid: u32, parent: Option<u32>) -> Option<u32> {

@@ -9,9 +9,11 @@
 //! agent), by the guardian (all the rest).
 
 use crate::fault::FaultThread;
+use crate::groups::{GroupRules, Membership};
 use crate::handshake::{self, Door};
 use crate::pager::{Pager, PagerCpu, Settings};
 use memspill_engine::engine::{Device, Engine};
+use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -28,6 +30,7 @@ pub struct Config {
     pub tuning: Tuning,
     pub settings: Settings,
     pub swap_max_pages: u64,
+    pub groups: GroupRules,
     pub door: Door,
     pub layout: Layout,
 }
@@ -79,11 +82,11 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let guardian = crate::guardian::start(&address)?;
     let nofile = signals::raise_nofile();
     let agent = publish_agent()?;
-    let pager = build(config.devices, config.tuning, config.settings, config.door, config.layout)?;
+    let command = config.command.clone();
+    let pager = build(config)?;
     crate::panics::install(&pager);
-    pager.engine.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
     start_threads(&pager)?;
-    let started = pager.socket.target.start(|| spawn(&config.command, &agent, &address, nofile));
+    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, nofile));
     let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
     // A run may be over before the first interval is.
     if pager.settings.check && pager.verdict.lock().expect("verdict").is_none() {
@@ -112,13 +115,8 @@ fn proc_is_ours() -> io::Result<()> {
     Err(io::Error::other("/proc is that of another pid namespace: mount one for this namespace"))
 }
 
-fn build(
-    devices: Vec<Device>,
-    tuning: Tuning,
-    settings: Settings,
-    door: Door,
-    layout: Layout,
-) -> io::Result<Arc<Pager>> {
+fn build(config: Config) -> io::Result<Arc<Pager>> {
+    let Config { devices, tuning, settings, door, layout, groups: rules, swap_max_pages, .. } = config;
     let allowed = allowed_cpus();
     let mut cpus = Vec::new();
     for queue in 0..layout.pagers {
@@ -136,8 +134,10 @@ fn build(
             busy_since_us: Default::default(),
         });
     }
-    let engine = Engine::new(devices, settings.memory_max_bytes, tuning);
-    Ok(Arc::new(Pager::new(engine, cpus, layout.reclaimers, settings, door)))
+    let mut groups = vec![GroupConfig { swap_max_pages, ..GroupConfig::root(settings.memory_max_bytes) }];
+    groups.extend(rules.groups.iter().cloned());
+    let engine = Engine::with_groups(devices, &groups, tuning);
+    Ok(Arc::new(Pager::new(engine, cpus, layout.reclaimers, settings, door, Membership::new(&rules))))
 }
 
 fn start_threads(pager: &Arc<Pager>) -> io::Result<()> {

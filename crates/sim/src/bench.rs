@@ -4,12 +4,13 @@
 //!   outside of time: map all, the older half swapped out ─▶ tasks: warm-up ─▶ measured stretch ─▶ end
 //! ```
 //!
-//! Counters are taken at the start of the stretch and at its end by the first task to come there; the profile is that of
-//! warm-up and stretch together. What it does not do: report (scale.rs, seeds.rs).
+//! Counters are taken at the start of the stretch and at its end by the first task to come there; the profile, and what the
+//! mechanisms did, are of warm-up and stretch together. What it does not do: report (scale.rs, seeds.rs).
 
 use crate::device::{Faults, Kind, SimDevice};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
 use crate::target::Target;
+use crate::zipf::Zipf;
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
 use memspill_engine_sim::slots::SwapDevice;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub enum Pattern {
     /// Pages at random; so many percent of the accesses are stores.
     Random { write_percent: u64 },
+    /// Loads of which most are of a few pages (zipf.rs).
+    Zipf,
     /// Each page after the other, round and round, all of them stores.
     Sequential,
 }
@@ -59,9 +62,32 @@ pub struct Counted {
     pub accesses: u64,
 }
 
+/// What the mechanisms did while tasks ran, warm-up included, and for how many pages.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Mechanisms {
+    /// Pages that went in or out.
+    pub pages: u64,
+    pub swapped_in: u64,
+    /// Of those, the ones that came along with a page that faulted, and how many of them were touched before they left.
+    pub readahead: u64,
+    pub readahead_hits: u64,
+    pub cluster_locks: u64,
+    pub cluster_contended: u64,
+    pub list_locks: u64,
+    pub list_contended: u64,
+    pub cgroup_locks: u64,
+    pub cgroup_contended: u64,
+    /// 64-bit words of free bitmaps looked at, and trunks looked at from a scan base.
+    pub scan_steps: u64,
+    pub base_steps: u64,
+    /// Folios of larger orders that got no slots and were split.
+    pub fallbacks: u64,
+}
+
 #[derive(Debug)]
 pub struct Measured {
     pub counted: Counted,
+    pub mechanisms: Mechanisms,
     pub measured_ns: u64,
     /// Time of all tasks together, warm-up included: what the profile is a share of.
     pub cpu_ns: u64,
@@ -85,14 +111,17 @@ struct Meter {
 
 pub fn measure(setup: &Setup) -> Measured {
     let world = World::install(&Machine { cpus_per_socket: setup.cpus_per_socket, preemption: None });
-    let (cpu_ns, counted) = run(setup);
+    let (cpu_ns, counted, mechanisms) = run(setup);
     let profile = world.profile().report();
-    Measured { counted, measured_ns: setup.measured_ns, cpu_ns, profile }
+    Measured { counted, mechanisms, measured_ns: setup.measured_ns, cpu_ns, profile }
 }
 
-fn run(setup: &Setup) -> (u64, Counted) {
+fn run(setup: &Setup) -> (u64, Counted, Mechanisms) {
     let host = Rc::new(make_host(setup));
     let processes = populate(setup, &host);
+    let before = Mechanisms::of(&host);
+    let zipf = (setup.pattern == Pattern::Zipf)
+        .then(|| Rc::new(Zipf::new(setup.pages_per_cpu * u64::from(setup.threads))));
     let meter = Rc::new(Meter {
         start: Cell::default(),
         end: Cell::default(),
@@ -102,8 +131,10 @@ fn run(setup: &Setup) -> (u64, Counted) {
     });
     for cpu in 0..setup.cpus {
         let process = processes[(cpu / setup.threads) as usize].clone();
-        let (setup, host, meter) = (setup.clone(), host.clone(), meter.clone());
-        vcpu::spawn(cpu, format!("CPU {cpu}"), move || task(&setup, &host, &meter, cpu, &process));
+        let (setup, host, meter, zipf) = (setup.clone(), host.clone(), meter.clone(), zipf.clone());
+        vcpu::spawn(cpu, format!("CPU {cpu}"), move || {
+            task(&setup, &host, &meter, cpu, &process, zipf.as_deref());
+        });
     }
     if let Reclaim::Background(reclaimers) = setup.reclaim {
         for index in setup.cpus..setup.cpus + reclaimers {
@@ -124,7 +155,52 @@ fn run(setup: &Setup) -> (u64, Counted) {
         swapped_out: end.swapped_out - start.swapped_out,
         accesses: end.accesses - start.accesses,
     };
-    (meter.cpu_ns.get(), counted)
+    (meter.cpu_ns.get(), counted, Mechanisms::of(&host).since(&before))
+}
+
+impl Mechanisms {
+    /// Since the host was made. To be called while no task runs.
+    fn of(host: &Host) -> Mechanisms {
+        let stats = &host.engine.stats;
+        let swapped_in = stats.sum(|c| &c.pswpin);
+        let mut sum = Mechanisms {
+            pages: swapped_in + stats.sum(|c| &c.pswpout),
+            swapped_in,
+            readahead: stats.sum(|c| &c.swap_ra),
+            readahead_hits: host.processes.borrow().iter().map(|p| p.target.readahead_hits()).sum(),
+            ..Mechanisms::default()
+        };
+        for slots in host.engine.devices.iter().map(|device| device.slots.stats()) {
+            sum.cluster_locks += slots.cluster_locks;
+            sum.cluster_contended += slots.cluster_contended;
+            sum.list_locks += slots.list_locks;
+            sum.list_contended += slots.list_contended;
+            sum.cgroup_locks += slots.cgroup_locks;
+            sum.cgroup_contended += slots.cgroup_contended;
+            sum.scan_steps += slots.scan_steps;
+            sum.base_steps += slots.base_steps;
+            sum.fallbacks += slots.failed[1..].iter().sum::<u64>();
+        }
+        sum
+    }
+
+    fn since(&self, before: &Mechanisms) -> Mechanisms {
+        Mechanisms {
+            pages: self.pages - before.pages,
+            swapped_in: self.swapped_in - before.swapped_in,
+            readahead: self.readahead - before.readahead,
+            readahead_hits: self.readahead_hits - before.readahead_hits,
+            cluster_locks: self.cluster_locks - before.cluster_locks,
+            cluster_contended: self.cluster_contended - before.cluster_contended,
+            list_locks: self.list_locks - before.list_locks,
+            list_contended: self.list_contended - before.list_contended,
+            cgroup_locks: self.cgroup_locks - before.cgroup_locks,
+            cgroup_contended: self.cgroup_contended - before.cgroup_contended,
+            scan_steps: self.scan_steps - before.scan_steps,
+            base_steps: self.base_steps - before.base_steps,
+            fallbacks: self.fallbacks - before.fallbacks,
+        }
+    }
 }
 
 fn make_host(setup: &Setup) -> Host {
@@ -164,7 +240,7 @@ fn populate(setup: &Setup, host: &Host) -> Vec<Rc<Process>> {
     processes
 }
 
-fn task(setup: &Setup, host: &Rc<Host>, meter: &Meter, cpu: u32, process: &Rc<Process>) {
+fn task(setup: &Setup, host: &Rc<Host>, meter: &Meter, cpu: u32, process: &Rc<Process>, zipf: Option<&Zipf>) {
     let mut worker = Worker::new(host.clone(), cpu);
     let mut random = Random::new(setup.seed ^ u64::from(cpu) << 32);
     let pages = setup.pages_per_cpu * u64::from(setup.threads);
@@ -178,6 +254,7 @@ fn task(setup: &Setup, host: &Rc<Host>, meter: &Meter, cpu: u32, process: &Rc<Pr
         }
         let (page, write) = match setup.pattern {
             Pattern::Random { write_percent } => (random.below(pages), random.below(100) < write_percent),
+            Pattern::Zipf => (zipf.expect("made for this pattern").page(&mut random), false),
             Pattern::Sequential => {
                 turn = (turn + 1) % setup.pages_per_cpu;
                 (own_first + turn, true)

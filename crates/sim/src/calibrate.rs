@@ -173,10 +173,10 @@ pub fn json(measures: &[Measure]) -> String {
     let rows: Vec<String> = measures
         .iter()
         .map(|m| {
-            let name = crate::text::json_string(m.name);
+            // Names here need no escapes.
             format!(
-                "    {{\"name\": {name}, \"constant_ns\": {}, \"measured_ns\": {:.1}}}",
-                m.constant_ns, m.measured_ns
+                "    {{\"name\": \"{}\", \"constant_ns\": {}, \"measured_ns\": {:.1}}}",
+                m.name, m.constant_ns, m.measured_ns
             )
         })
         .collect();

@@ -209,7 +209,7 @@ impl Host {
         panic!(
             "a fault finds no room: {} pages charged, {} other bytes, limit {} bytes, {} slots used, devices failing: {:?}, \
              full: {:?}; spaces (evictable, resident, swapped): {spaces:?}",
-            group.charged_pages(),
+            self.engine.groups.charged_pages(group),
             group.other_bytes(),
             group.limit_bytes(),
             self.engine.used_slots(),
@@ -374,7 +374,7 @@ impl Worker {
                 }
                 Event::Fork { child } => {
                     let space = host.new_space(child.clone());
-                    process.space.fork_into(&host.engine, &space);
+                    process.space.fork_into(&host.engine, self.cpu, &space);
                     host.add(child, space);
                 }
             }

@@ -6,6 +6,8 @@
 //!   soak ────────────────────┘       tasks: vcpu                                  └▶ device: what slots hold
 //! ```
 //!
+//! scale and seeds make a `memspill_tables::Report`, which that crate renders.
+//!
 //! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map is in the output, so the same
 //! command prints the same bytes on every machine. What it costs to do things is in `vcpu/src/cost.rs`.
 
@@ -18,6 +20,7 @@ pub mod seeds;
 pub mod soak;
 mod stamp;
 mod target;
-mod text;
+mod threads;
+mod zipf;
 
 pub use host::Reclaim;

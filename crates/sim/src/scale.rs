@@ -3,13 +3,12 @@
 use crate::bench::{self, Measured, Pattern, Setup};
 use crate::device::Kind;
 use crate::host::Reclaim;
-use crate::text::{json_string, percent, rate};
+use crate::seeds::MACHINE;
 use memspill_engine_sim::tuning::{Tuning, TuningError};
-use std::fmt::Write;
+use memspill_tables::{Cell, Chart, Column, Report, Row, Table, Unit};
+use memspill_vcpu::profile::Entry;
 
-/// Version of the JSON's shape.
-const SCHEMA: u32 = 1;
-/// Locks and atomics shown for each row.
+/// Locks and atomics that people see for each number of CPUs; programs see all.
 const TOP: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -49,92 +48,140 @@ impl Options {
 }
 
 #[derive(Debug)]
-pub struct Row {
+pub struct Point {
     pub cpus: u32,
     /// Throughput of a CPU, as a share of what it is in the first row.
     pub efficiency: f64,
     pub measured: Measured,
 }
 
-/// Measure each number of CPUs; `done` is told of each row.
-pub fn scale(options: &Options, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, TuningError> {
+/// Measure each number of CPUs; `done` is told of each.
+pub fn scale(options: &Options, mut done: impl FnMut(&Point)) -> Result<Vec<Point>, TuningError> {
     let tuning = Tuning::parse(options.tune.iter().map(String::as_str))?;
-    let mut rows: Vec<Row> = Vec::new();
+    let mut points: Vec<Point> = Vec::new();
     for cpus in &options.cpus {
         let measured = bench::measure(&options.setup(*cpus, tuning.clone()));
         let per_cpu = measured.pages_per_s() / f64::from(*cpus);
-        let first = rows.first().map_or(per_cpu, |row| row.measured.pages_per_s() / f64::from(row.cpus));
-        let row = Row { cpus: *cpus, efficiency: per_cpu / first, measured };
-        done(&row);
-        rows.push(row);
+        let first = points.first().map_or(per_cpu, |p| p.measured.pages_per_s() / f64::from(p.cpus));
+        let point = Point { cpus: *cpus, efficiency: per_cpu / first, measured };
+        done(&point);
+        points.push(point);
     }
-    Ok(rows)
+    Ok(points)
 }
 
-/// The rows as a table, each with its losses below.
-pub fn table(rows: &[Row]) -> String {
-    let mut text = String::from("  CPUs     pages/s   of linear   swap-in/s  swap-out/s  time lost to\n");
-    for row in rows {
-        let m = &row.measured;
-        let seconds = m.measured_ns as f64 / 1e9;
-        let _ = write!(
-            text,
-            "{:>6}  {:>10}  {:>10}  {:>10}  {:>10}",
-            row.cpus,
-            rate(m.pages_per_s()),
-            percent(row.efficiency),
-            rate(m.counted.swapped_in as f64 / seconds),
-            rate(m.counted.swapped_out as f64 / seconds),
-        );
-        for (i, entry) in m.profile.iter().take(TOP).enumerate() {
-            let share = percent(entry.counts.lost_ns() as f64 / m.cpu_ns as f64);
-            let indent = if i == 0 { 2 } else { 56 };
-            let site = if entry.name.ends_with(&entry.worst_site) {
-                String::new()
+pub fn report(options: &Options, points: &[Point], command: String) -> Report {
+    Report {
+        title: "Swap on more and more virtual CPUs".into(),
+        command,
+        machine: MACHINE.into(),
+        seed: Some(options.seed),
+        notes: Vec::new(),
+        tables: vec![throughput(points), losses(points)],
+    }
+}
+
+fn throughput(points: &[Point]) -> Table {
+    let column = |key, name, unit, help| Column { key, name, unit, help };
+    Table {
+        id: "throughput",
+        title: "Throughput".into(),
+        row_name: "CPUs",
+        columns: vec![
+            column("pages_per_s", "pages", Unit::PerSecond, "Pages in and out."),
+            column(
+                "efficiency",
+                "of linear",
+                Unit::Share,
+                "Throughput of a CPU, of what it is in the first row.",
+            ),
+            column("swap_in_per_s", "swap-in", Unit::PerSecond, "Pages read from slots."),
+            column("swap_out_per_s", "swap-out", Unit::PerSecond, "Pages written to slots."),
+            column("faults_per_s", "faults", Unit::PerSecond, "Faults that reached the pager."),
+        ],
+        rows: points.iter().map(throughput_row).collect(),
+        notes: Vec::new(),
+        change: None,
+        charts: vec![Chart::Line { column: "pages_per_s" }],
+    }
+}
+
+fn throughput_row(point: &Point) -> Row {
+    let m = &point.measured;
+    let rate = |count: u64| Cell::once(count as f64 * 1e9 / m.measured_ns as f64);
+    Row {
+        group: String::new(),
+        setting: point.cpus.to_string(),
+        cells: vec![
+            Cell::once(m.pages_per_s()),
+            Cell::once(point.efficiency),
+            rate(m.counted.swapped_in),
+            rate(m.counted.swapped_out),
+            rate(m.counted.faults),
+        ],
+        published: None,
+        detail: false,
+    }
+}
+
+/// Of warm-up and measured stretch together.
+fn losses(points: &[Point]) -> Table {
+    let column = |key, name, unit, help| Column { key, name, unit, help };
+    let rows = points.iter().flat_map(|point| {
+        let entries = point.measured.profile.iter().enumerate();
+        entries.map(|(i, entry)| loss_row(point, entry, i >= TOP))
+    });
+    Table {
+        id: "losses",
+        title: "What the time of all CPUs is lost in".into(),
+        row_name: "lock or atomic",
+        columns: vec![
+            column(
+                "lost_share",
+                "lost",
+                Unit::Share,
+                "Waits and moves of cache lines, of the time of all CPUs.",
+            ),
+            column("uses", "uses", Unit::Count, "Times that it was taken or changed."),
+            column("waits", "waits", Unit::Count, "Uses that queued for the lock or the line."),
+            column("wait_ns", "waited", Unit::Nanoseconds, "Time in those queues, of all CPUs together."),
+            column(
+                "move_ns",
+                "lines moved",
+                Unit::Nanoseconds,
+                "Time in which its line came from another CPU.",
+            ),
+            column("held_ns", "held", Unit::Nanoseconds, "Time for which a lock was held."),
+            column("worst_site", "most at", Unit::Words, "The call site that lost most."),
+        ],
+        rows: rows.collect(),
+        notes: vec![format!("The {TOP} that lose most of each; JSON and CSV have all.")],
+        change: None,
+        charts: vec![Chart::Bars { column: "lost_share", one_scale: true }],
+    }
+}
+
+fn loss_row(point: &Point, entry: &Entry, detail: bool) -> Row {
+    let counts = &entry.counts;
+    let number = |value: u64| Cell::once(value as f64);
+    Row {
+        group: format!("{} CPU{}", point.cpus, if point.cpus == 1 { "" } else { "s" }),
+        setting: entry.name.clone(),
+        cells: vec![
+            Cell::once(counts.lost_ns() as f64 / point.measured.cpu_ns as f64),
+            number(counts.uses),
+            number(counts.waits),
+            number(counts.wait_ns),
+            number(counts.move_ns),
+            number(counts.held_ns),
+            // An atomic is named by where it is used.
+            if entry.name.ends_with(&entry.worst_site) {
+                Cell::Nothing
             } else {
-                format!(" at {}", entry.worst_site)
-            };
-            let _ = writeln!(text, "{:indent$}{share:>6}  {}{site}", "", entry.name);
-        }
+                Cell::Words(entry.worst_site.clone())
+            },
+        ],
+        published: None,
+        detail,
     }
-    text
-}
-
-pub fn json(options: &Options, rows: &[Row]) -> String {
-    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"seed\": {},\n  \"rows\": [", options.seed);
-    for (i, row) in rows.iter().enumerate() {
-        let m = &row.measured;
-        let comma = if i == 0 { "" } else { "," };
-        let _ = write!(
-            text,
-            "{comma}\n    {{\"cpus\": {}, \"efficiency\": {:.4}, \"measured_ns\": {}, \"cpu_ns\": {}, \"faults\": {}, \
-             \"swapped_in\": {}, \"swapped_out\": {}, \"losses\": [",
-            row.cpus,
-            row.efficiency,
-            m.measured_ns,
-            m.cpu_ns,
-            m.counted.faults,
-            m.counted.swapped_in,
-            m.counted.swapped_out,
-        );
-        for (i, entry) in m.profile.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            let c = &entry.counts;
-            let _ = write!(
-                text,
-                "{comma}\n      {{\"name\": {}, \"worst_site\": {}, \"uses\": {}, \"waits\": {}, \"wait_ns\": {}, \
-                 \"move_ns\": {}, \"held_ns\": {}}}",
-                json_string(&entry.name),
-                json_string(&entry.worst_site),
-                c.uses,
-                c.waits,
-                c.wait_ns,
-                c.move_ns,
-                c.held_ns,
-            );
-        }
-        text.push_str("\n    ]}");
-    }
-    text.push_str("\n  ]\n}\n");
-    text
 }

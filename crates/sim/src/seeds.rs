@@ -1,31 +1,126 @@
 //! `memspill sim seeds`: the mechanisms of the published patch threads, old against new, on machines like theirs.
 //!
+//! ```text
+//!   threads.rs   a Thread for each table: its Cases (machines), their settings, the counts that it argues with
+//!   here         measure them, and make the rows
+//! ```
+//!
 //! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen by it. What the
-//! threads did not say (sizes of sets, command lines) is taken from docs/simulation.md.
+//! threads did not say (sizes of sets, command lines) is taken from docs/simulation.md. A setting that names a knob which this
+//! build does not have is left out, and its table says so.
 
-use crate::bench::{self, Measured, Pattern, Setup};
-use crate::device::Kind;
+use crate::bench::{self, Measured, Mechanisms, Setup};
 use crate::host::Reclaim;
-use crate::text::{json_string, percent, rate};
-use memspill_engine_sim::tuning::{Tuning, TuningError};
-use std::fmt::Write;
+use crate::threads::{Case, Count, Metric, THREADS, Thread};
+use memspill_engine_sim::tuning::Tuning;
+use memspill_tables::{Cell, Chart, Column, Report, Row, Table, Unit};
 
-/// Version of the JSON's shape.
-const SCHEMA: u32 = 1;
 const MS: u64 = 1_000_000;
 
-/// What is compared: more is better.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Metric {
-    SwapOut,
-    Accesses,
+/// What it says of the machine, in each form.
+pub const MACHINE: &str = "virtual CPUs on a virtual clock; what things cost: crates/vcpu/src/cost.rs";
+
+/// Measure all; `done` is told the name of each setting that was.
+pub fn seeds(seed: u64, command: String, mut done: impl FnMut(&str)) -> Report {
+    Report {
+        title: "Five patch threads, simulated".into(),
+        command,
+        machine: MACHINE.into(),
+        seed: Some(seed),
+        notes: vec![
+            "No constant is fitted to a published figure. Where the two differ, docs/simulation.md says why, as far as is \
+             known."
+                .into(),
+        ],
+        tables: THREADS.iter().map(|thread| table(thread, seed, &mut done)).collect(),
+    }
+}
+
+fn table(thread: &Thread, seed: u64, done: &mut impl FnMut(&str)) -> Table {
+    let mut table = Table {
+        id: thread.id,
+        title: thread.title.into(),
+        row_name: "setting",
+        columns: RATES.iter().cloned().chain(thread.counts.iter().map(|count| count.column())).collect(),
+        rows: Vec::new(),
+        notes: thread.published.map(|published| format!("Published: {published}.")).into_iter().collect(),
+        change: Some(CHANGE),
+        charts: vec![Chart::Bars { column: thread.metric.key(), one_scale: false }],
+    };
+    for case in thread.cases {
+        let (rows, missing) = rows(thread, case, seed, done);
+        table.rows.extend(rows);
+        table.notes.extend(missing);
+    }
+    table.notes.dedup();
+    table.notes.push(format!("Change: of {}, against the first setting.", thread.metric.name()));
+    table.notes.extend(thread.note.map(str::to_string));
+    table
+}
+
+/// Rows of one machine, and a note for each setting that this build does not have.
+fn rows(thread: &Thread, case: &Case, seed: u64, done: &mut impl FnMut(&str)) -> (Vec<Row>, Vec<String>) {
+    let (mut rows, mut missing, mut first) = (Vec::new(), Vec::new(), None);
+    for setting in case.settings {
+        let tuning = match Tuning::parse(setting.knobs.iter().copied()) {
+            Ok(tuning) => tuning,
+            Err(error) => {
+                missing.push(format!("Not in this build: {error}."));
+                continue;
+            }
+        };
+        let measured = bench::measure(&case.setup(seed, tuning));
+        let value = thread.metric.of(&measured);
+        let change = match first {
+            Some(first) => Cell::once(value / first - 1.0),
+            None => Cell::Nothing,
+        };
+        first.get_or_insert(value);
+        let knobs = setting.knobs.join(" ");
+        done(&format!("{}: {}: {knobs}", thread.title, case.machine));
+        rows.push(Row {
+            group: case.machine.into(),
+            setting: knobs,
+            cells: cells(&measured, change, thread.counts),
+            published: setting.published,
+            detail: false,
+        });
+    }
+    (rows, missing)
+}
+
+impl Case {
+    fn setup(&self, seed: u64, tuning: Tuning) -> Setup {
+        let (cpus, cpus_per_socket, threads) = self.shape;
+        Setup {
+            seed,
+            cpus,
+            cpus_per_socket,
+            threads,
+            pages_per_cpu: 2048,
+            set_percent: self.set_percent,
+            pattern: self.pattern,
+            kind: self.kind,
+            devices: self.devices,
+            reclaim: Reclaim::Direct,
+            tuning,
+            warm_up_ns: 5 * MS,
+            measured_ns: 20 * MS,
+        }
+    }
 }
 
 impl Metric {
+    fn key(self) -> &'static str {
+        match self {
+            Metric::SwapOut => "swap_out_per_s",
+            Metric::Accesses => "accesses_per_s",
+        }
+    }
     fn name(self) -> &'static str {
         match self {
-            Metric::SwapOut => "swap-out/s",
-            Metric::Accesses => "accesses/s",
+            Metric::SwapOut => "swap-out",
+            Metric::Accesses => "accesses",
         }
     }
     fn of(self, measured: &Measured) -> f64 {
@@ -33,305 +128,128 @@ impl Metric {
             Metric::SwapOut => measured.counted.swapped_out,
             Metric::Accesses => measured.counted.accesses,
         };
-        counted as f64 * 1e9 / measured.measured_ns as f64
+        per_second(counted, measured)
     }
 }
 
-struct Case {
-    thread: &'static str,
-    machine: &'static str,
-    /// CPUs, CPUs of a socket, threads of a process.
-    shape: (u32, u32, u32),
-    pattern: Pattern,
-    kind: Kind,
-    devices: u32,
-    old: &'static [&'static str],
-    new: &'static [&'static str],
-    metric: Metric,
-    published: &'static str,
-}
+const CHANGE: &str = "change";
 
-const STORES: Pattern = Pattern::Sequential;
-const MIXED: Pattern = Pattern::Random { write_percent: 20 };
-const READS: Pattern = Pattern::Random { write_percent: 0 };
-const UNBATCHED: &[&str] = &["slot-batch=1", "cache-batch=1"];
-const BATCHED: &[&str] = &["slot-batch=64", "cache-batch=32"];
-
-const CASES: &[Case] = &[
-    Case {
-        thread: "000 scan base",
-        machine: "16 tasks, 2 sockets, 2 RAM disks",
-        shape: (16, 8, 1),
-        pattern: MIXED,
-        kind: Kind::RamDisk,
-        devices: 2,
-        old: &["scan-base=shared"],
-        new: &["scan-base=per-cpu-trunk"],
-        metric: Metric::Accesses,
-        published: "+15.9 %",
+const RATES: [Column; 4] = [
+    Column {
+        key: "accesses_per_s",
+        name: "accesses",
+        unit: Unit::PerSecond,
+        help: "Accesses to pages by all tasks together.",
     },
-    Case {
-        thread: "001 batches",
-        machine: "1 thread, pmem",
-        shape: (1, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: UNBATCHED,
-        new: BATCHED,
-        metric: Metric::SwapOut,
-        published: "+25 %",
+    Column {
+        key: CHANGE,
+        name: "change",
+        unit: Unit::Change,
+        help: "Throughput against the first setting of the group.",
     },
-    Case {
-        thread: "001 batches",
-        machine: "16 threads, 2 sockets, pmem",
-        shape: (16, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: UNBATCHED,
-        new: BATCHED,
-        metric: Metric::SwapOut,
-        published: "+85 %",
-    },
-    Case {
-        thread: "001 batches",
-        machine: "48 CPUs, 2 sockets, pmem",
-        shape: (48, 24, 1),
-        pattern: MIXED,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: UNBATCHED,
-        new: BATCHED,
-        metric: Metric::SwapOut,
-        published: "-",
-    },
-    Case {
-        thread: "002 cgroup map",
-        machine: "1 thread, RAM disk",
-        shape: (1, 48, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["cgroup-map=locked"],
-        new: &["cgroup-map=lock-free"],
-        metric: Metric::Accesses,
-        published: "+0.7 % (noise)",
-    },
-    Case {
-        thread: "002 cgroup map",
-        machine: "96 tasks, 2 sockets, RAM disk",
-        shape: (96, 48, 1),
-        pattern: MIXED,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["cgroup-map=locked"],
-        new: &["cgroup-map=lock-free"],
-        metric: Metric::Accesses,
-        published: "sys -10.4 %, real -6.6 %",
-    },
-    Case {
-        thread: "003 readahead",
-        machine: "16 tasks, random reads, RAM disk",
-        shape: (16, 8, 1),
-        pattern: READS,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["readahead=always"],
-        new: &["readahead=auto"],
-        metric: Metric::Accesses,
-        published: "+3.85 %",
-    },
-    Case {
-        thread: "003 readahead",
-        machine: "1 thread, sequential, RAM disk",
-        shape: (1, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["readahead=always"],
-        new: &["readahead=auto"],
-        metric: Metric::Accesses,
-        published: "dd: time -1.1 %",
-    },
-    Case {
-        thread: "003, ours",
-        machine: "1 thread, sequential, RAM disk",
-        shape: (1, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["readahead=auto"],
-        new: &["readahead=stream"],
-        metric: Metric::Accesses,
-        published: "-",
-    },
-    Case {
-        thread: "004 folios",
-        machine: "8 CPUs, 64K split",
-        shape: (8, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["folio=4K"],
-        new: &["folio=64K", "large-folios=split"],
-        metric: Metric::SwapOut,
-        published: "-14.6 %",
-    },
-    Case {
-        thread: "004 folios",
-        machine: "8 CPUs, 64K whole",
-        shape: (8, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["folio=4K"],
-        new: &["folio=64K", "large-folios=all"],
-        metric: Metric::SwapOut,
-        published: "+44.2 %",
-    },
-    Case {
-        thread: "004 folios",
-        machine: "8 CPUs, 2M whole",
-        shape: (8, 8, 1),
-        pattern: STORES,
-        kind: Kind::RamDisk,
-        devices: 1,
-        old: &["folio=4K"],
-        new: &["folio=2M", "large-folios=all"],
-        metric: Metric::SwapOut,
-        published: "+97.7 %",
-    },
-    Case {
-        thread: "page-cluster",
-        machine: "1 thread, sequential, NVMe",
-        shape: (1, 8, 1),
-        pattern: STORES,
-        kind: Kind::Nvme,
-        devices: 1,
-        old: &["readahead=always", "page-cluster=0"],
-        new: &["readahead=always", "page-cluster=3"],
-        metric: Metric::Accesses,
-        published: "-",
-    },
-    Case {
-        thread: "page-cluster",
-        machine: "4 threads, random reads, NVMe",
-        shape: (4, 8, 4),
-        pattern: READS,
-        kind: Kind::Nvme,
-        devices: 1,
-        old: &["readahead=always", "page-cluster=0"],
-        new: &["readahead=always", "page-cluster=3"],
-        metric: Metric::Accesses,
-        published: "-",
+    Column { key: "swap_in_per_s", name: "swap-in", unit: Unit::PerSecond, help: "Pages read from slots." },
+    Column {
+        key: "swap_out_per_s",
+        name: "swap-out",
+        unit: Unit::PerSecond,
+        help: "Pages written to slots.",
     },
 ];
 
-pub struct Row {
-    case: &'static Case,
-    old: f64,
-    new: f64,
+fn cells(measured: &Measured, change: Cell, counts: &[Count]) -> Vec<Cell> {
+    let rate = |count| Cell::once(per_second(count, measured));
+    let counted = &measured.counted;
+    let rates = [rate(counted.accesses), change, rate(counted.swapped_in), rate(counted.swapped_out)];
+    rates.into_iter().chain(counts.iter().map(|count| count.cell(&measured.mechanisms))).collect()
 }
 
-impl Row {
-    fn change(&self) -> f64 {
-        self.new / self.old - 1.0
-    }
-    pub fn name(&self) -> String {
-        format!("{}: {}", self.case.thread, self.case.machine)
-    }
+fn per_second(count: u64, measured: &Measured) -> f64 {
+    count as f64 * 1e9 / measured.measured_ns as f64
 }
 
-impl Case {
-    fn measure(&self, seed: u64, knobs: &[&str]) -> Result<f64, TuningError> {
-        let (cpus, cpus_per_socket, threads) = self.shape;
-        let setup = Setup {
-            seed,
-            cpus,
-            cpus_per_socket,
-            threads,
-            pages_per_cpu: 2048,
-            set_percent: 200,
-            pattern: self.pattern,
-            kind: self.kind,
-            devices: self.devices,
-            reclaim: Reclaim::Direct,
-            tuning: Tuning::parse(knobs.iter().copied())?,
-            warm_up_ns: 5 * MS,
-            measured_ns: 20 * MS,
+impl Count {
+    fn column(self) -> Column {
+        let column = |key, name, unit, help| Column { key, name, unit, help };
+        match self {
+            Count::ClusterLocks => column(
+                "cluster_locks_per_page",
+                "cluster locks",
+                Unit::PerPage,
+                "Locks of clusters (slots, counts and swap cache of 512 slots) taken, for each page in or out.",
+            ),
+            Count::ClusterContended => column(
+                "cluster_contended_per_1000_pages",
+                "contended",
+                Unit::PerThousandPages,
+                "Locks of clusters that another CPU held when they were tried.",
+            ),
+            Count::ListContended => column(
+                "list_contended_per_1000_pages",
+                "lists contended",
+                Unit::PerThousandPages,
+                "Locks of the lists of clusters that another CPU held when they were tried.",
+            ),
+            Count::ScanSteps => column(
+                "scan_steps_per_page",
+                "scan steps",
+                Unit::PerPage,
+                "Words of 64 slots looked at in searches of clusters.",
+            ),
+            Count::BaseSteps => column(
+                "base_steps_per_1000_pages",
+                "trunks scanned",
+                Unit::PerThousandPages,
+                "Trunks of 64 MiB looked at in searches from a scan base.",
+            ),
+            Count::CgroupLocks => column(
+                "cgroup_locks_per_page",
+                "map locks",
+                Unit::PerPage,
+                "Locks of the swap cgroup map taken, for each page in or out.",
+            ),
+            Count::CgroupContended => column(
+                "cgroup_contended_per_1000_pages",
+                "contended",
+                Unit::PerThousandPages,
+                "Locks of the swap cgroup map that another CPU held when they were tried.",
+            ),
+            Count::Readahead => column(
+                "readahead_share",
+                "readahead",
+                Unit::Share,
+                "Pages that came along with one that faulted, of all that came in.",
+            ),
+            Count::ReadaheadHits => column(
+                "readahead_hit_share",
+                "hits",
+                Unit::Share,
+                "Of the pages that came along, those that were touched before they left.",
+            ),
+            Count::Fallbacks => column(
+                "fallbacks_per_1000_pages",
+                "fallbacks",
+                Unit::PerThousandPages,
+                "Folios of larger orders that got no slots in one piece and were split.",
+            ),
+        }
+    }
+
+    fn cell(self, m: &Mechanisms) -> Cell {
+        let ratio = |count: u64, of: u64, times: f64| match of {
+            0 => Cell::Nothing,
+            _ => Cell::once(count as f64 / of as f64 * times),
         };
-        Ok(self.metric.of(&bench::measure(&setup)))
-    }
-}
-
-/// Measure all cases; `done` is told of each.
-pub fn seeds(seed: u64, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, TuningError> {
-    let mut rows = Vec::new();
-    for case in CASES {
-        let row = Row { case, old: case.measure(seed, case.old)?, new: case.measure(seed, case.new)? };
-        done(&row);
-        rows.push(row);
-    }
-    Ok(rows)
-}
-
-pub fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<15} {:<35} {:>8} {:>8} {:<11} {:>9}  {}\n",
-        "thread", "machine", "old", "new", "", "simulated", "published"
-    );
-    for row in rows {
-        let Row { case, old, new } = row;
-        let sign = if row.change() < 0.0 { "" } else { "+" };
-        let _ = writeln!(
-            text,
-            "{:<15} {:<35} {:>8} {:>8} {:<11} {:>9}  {}",
-            case.thread,
-            case.machine,
-            rate(*old),
-            rate(*new),
-            case.metric.name(),
-            format!("{sign}{}", percent(row.change())),
-            case.published,
-        );
-    }
-    text
-}
-
-pub fn json(seed: u64, rows: &[Row]) -> String {
-    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"seed\": {seed},\n  \"rows\": [");
-    for (i, row) in rows.iter().enumerate() {
-        let comma = if i == 0 { "" } else { "," };
-        let case = row.case;
-        let _ = write!(
-            text,
-            "{comma}\n    {{\"thread\": {}, \"machine\": {}, \"old_knobs\": {}, \"new_knobs\": {}, \"metric\": {}, \
-             \"old\": {:.0}, \"new\": {:.0}, \"change\": {:.4}, \"published\": {}}}",
-            json_string(case.thread),
-            json_string(case.machine),
-            json_string(&case.old.join(" ")),
-            json_string(&case.new.join(" ")),
-            json_string(case.metric.name()),
-            row.old,
-            row.new,
-            row.change(),
-            json_string(case.published),
-        );
-    }
-    text.push_str("\n  ]\n}\n");
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_case_names_knobs_that_there_are_and_differ() {
-        for case in CASES {
-            let tuning = |knobs: &[&str]| Tuning::parse(knobs.iter().copied()).unwrap();
-            assert_ne!(tuning(case.old), tuning(case.new), "{}", case.machine);
+        match self {
+            Count::ClusterLocks => ratio(m.cluster_locks, m.pages, 1.0),
+            Count::ClusterContended => ratio(m.cluster_contended, m.pages, 1000.0),
+            Count::ListContended => ratio(m.list_contended, m.pages, 1000.0),
+            Count::ScanSteps => ratio(m.scan_steps, m.pages, 1.0),
+            Count::BaseSteps => ratio(m.base_steps, m.pages, 1000.0),
+            Count::CgroupLocks => ratio(m.cgroup_locks, m.pages, 1.0),
+            Count::CgroupContended => ratio(m.cgroup_contended, m.pages, 1000.0),
+            Count::Readahead => ratio(m.readahead, m.swapped_in, 1.0),
+            Count::ReadaheadHits => ratio(m.readahead_hits, m.readahead, 1.0),
+            Count::Fallbacks => ratio(m.fallbacks, m.pages, 1000.0),
         }
     }
 }

@@ -248,7 +248,7 @@ impl History {
         host.engine.write_again(CpuId(0), QueueId(0));
         host.engine.check();
         assert_eq!(host.engine.used_slots(), 0, "slots are in use when all processes have ended");
-        assert_eq!(host.engine.group.charged_pages(), 0, "pages are charged when all processes have ended");
+        assert_eq!(host.engine.groups.charged_pages(&host.engine.group), 0, "pages are charged when all processes have ended");
         let held: usize = host.devices.iter().map(|d| d.held()).sum();
         assert_eq!(held, 0, "devices hold pages when all processes have ended");
     }

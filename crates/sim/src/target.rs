@@ -40,9 +40,11 @@ struct PageState {
     content: Content,
     /// What the page must read as; None: it is not mapped.
     truth: Option<u64>,
+    /// It came along with a page that faulted, and was not touched yet.
+    brought_along: bool,
 }
 
-const UNMAPPED: PageState = PageState { content: Content::Absent, truth: None };
+const UNMAPPED: PageState = PageState { content: Content::Absent, truth: None, brought_along: false };
 
 /// What an access met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +71,7 @@ struct Inner {
     abort: bool,
     dead: bool,
     waiters: Vec<Waiter>,
+    readahead_hits: u64,
 }
 
 pub struct Target {
@@ -96,9 +99,11 @@ impl Target {
         match state.content {
             Content::Stamp(stamp) => {
                 assert_eq!(stamp, truth, "page {page} reads as another one, or an older one");
+                let hit = std::mem::take(&mut state.brought_along);
                 if let Some(stamp) = write {
-                    *state = PageState { content: Content::Stamp(stamp), truth: Some(stamp) };
+                    *state = PageState { content: Content::Stamp(stamp), truth: Some(stamp), ..UNMAPPED };
                 }
+                inner.readahead_hits += u64::from(hit);
                 Touch::Done
             }
             Content::Poisoned => {
@@ -138,7 +143,8 @@ impl Target {
 
     /// A page that was there before anybody managed it.
     pub fn map_present(&self, page: u64, stamp: u64) {
-        self.lock().pages[page as usize] = PageState { content: Content::Stamp(stamp), truth: Some(stamp) };
+        let state = PageState { content: Content::Stamp(stamp), truth: Some(stamp), ..UNMAPPED };
+        self.lock().pages[page as usize] = state;
     }
 
     pub fn unmap(&self, from: u64, to: u64) {
@@ -195,6 +201,10 @@ impl Target {
     pub fn is_dead(&self) -> bool {
         self.lock().dead
     }
+    /// Pages that came along with one that faulted, and were touched before they left.
+    pub fn readahead_hits(&self) -> u64 {
+        self.lock().readahead_hits
+    }
 }
 
 impl Inner {
@@ -224,6 +234,7 @@ impl Inner {
             Content::Poisoned => Err(Take::Unevictable),
             Content::Stamp(stamp) => {
                 state.content = Content::Absent;
+                state.brought_along = false;
                 Ok(stamp)
             }
         }
@@ -249,10 +260,22 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Pages that were read, and that nobody waits for.
+    fn note_brought_along(&mut self, from: u64, pages: u64) {
+        for page in from..from + pages {
+            self.pages[page as usize].brought_along = !self.waiters.iter().any(|w| w.page == page);
+        }
+    }
+}
+
 impl Target {
-    fn fill(&self, vpn: Vpn, stamps: impl ExactSizeIterator<Item = u64>) -> Fill {
+    fn fill(&self, vpn: Vpn, stamps: impl ExactSizeIterator<Item = u64>, were_read: bool) -> Fill {
         let mut inner = self.lock();
         let fill = inner.fill(vpn.0, stamps);
+        if were_read {
+            inner.note_brought_along(vpn.0, fill.pages as u64);
+        }
         inner.wake(vpn.0, vpn.0 + fill.pages as u64);
         fill
     }
@@ -284,12 +307,12 @@ impl Memory for Target {
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         memspill_vcpu::step(cost::COPY_PAGE_NS * pages.len() as u64);
-        self.fill(vpn, pages.iter().map(stamp_of))
+        self.fill(vpn, pages.iter().map(stamp_of), true)
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, _write: bool) -> Fill {
         memspill_vcpu::step(cost::ZERO_PAGE_NS * pages as u64);
-        self.fill(vpn, std::iter::repeat_n(0, pages))
+        self.fill(vpn, std::iter::repeat_n(0, pages), false)
     }
 
     fn poison(&self, vpn: Vpn) {

@@ -4,6 +4,7 @@ use memspill_sim::Reclaim;
 use memspill_sim::bench::{self, Pattern, Setup};
 use memspill_sim::device::Kind;
 use memspill_sim::scale::{self, Options};
+use memspill_tables::Form;
 
 fn setup(cpus: u32) -> Setup {
     Setup {
@@ -40,11 +41,12 @@ fn options(seed: u64, tune: &[&str]) -> Options {
 fn the_same_command_prints_the_same_and_another_seed_something_else() {
     let output = |seed| {
         let options = options(seed, &[]);
-        scale::json(&options, &scale::scale(&options, |_| ()).unwrap())
+        let points = scale::scale(&options, |_| ()).unwrap();
+        Form::Json.of(&scale::report(&options, &points, "scale".into()))
     };
     let first = output(1);
     assert_eq!(first, output(1));
-    let rows = |text: &str| text.split_once("rows").unwrap().1.to_string();
+    let rows = |text: &str| text.split_once("tables").unwrap().1.to_string();
     assert_ne!(rows(&first), rows(&output(2)));
 }
 
@@ -83,6 +85,27 @@ fn more_cpus_do_more_and_a_global_lock_shows() {
     };
     assert_eq!(waited(&eight), 0, "the lock-free map takes no lock");
     assert!(waited(&locked) > 0, "the lock of the locked map is waited for");
+}
+
+#[test]
+fn readahead_hits_are_those_of_the_pattern() {
+    let measure = |pattern| {
+        let mut setup = Setup { pattern, kind: Kind::RamDisk, ..setup(4) };
+        setup.tuning.set("readahead=always").unwrap();
+        bench::measure(&setup).mechanisms
+    };
+    let sequential = measure(Pattern::Sequential);
+    let random = measure(Pattern::Random { write_percent: 0 });
+    let share = |part: u64, of: u64| part as f64 / of as f64;
+    // A window of 8: the page that faulted, and 7 that come along.
+    for m in [sequential, random] {
+        assert!((0.8..0.95).contains(&share(m.readahead, m.swapped_in)), "{m:?}");
+    }
+    assert!(share(sequential.readahead_hits, sequential.readahead) > 0.9, "{sequential:?}");
+    assert!(share(random.readahead_hits, random.readahead) < 0.3, "{random:?}");
+    let mut none = Setup { kind: Kind::RamDisk, ..setup(4) };
+    none.tuning.set("readahead=auto").unwrap();
+    assert_eq!(bench::measure(&none).mechanisms.readahead, 0);
 }
 
 #[test]

@@ -17,6 +17,7 @@
 
 use crate::engine::Engine;
 use crate::folio::{self, AUTO_ORDER_MIN, runs_of};
+use crate::group::Group;
 use crate::memory::Run;
 use crate::reclaim::lru::Record;
 use crate::space::{CHUNK_PAGES, Space, index};
@@ -29,16 +30,59 @@ use std::ops::Range;
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
 const NEIGHBOURHOOD_PAGES: usize = 1 << AUTO_ORDER_MIN.0;
+/// With twice as many spaces and more, one is picked from so many.
+const PICKED_FROM: usize = 8;
 /// What a batch is reckoned at when a space is picked for it.
 const PICKED_PAGES: usize = 64;
 
 impl Engine {
-    /// The space that gives the next batch: pages taken in proportion to what is resident, so that everyone is pressed
+    /// The space that gives the next batch, of the deepest group that is pressed and has one: pages taken in proportion to what is resident, so that everyone is pressed
     /// alike and idle ones drain, because their pages do not come back.
     pub fn pick_space(&self) -> Option<Arc<Space>> {
-        let spaces = self.spaces();
-        let mut candidates: Vec<(f64, &Arc<Space>)> =
-            spaces.iter().filter(|s| !s.is_dead() && s.resident_pages() > 0).map(|s| (s.pass(), s)).collect();
+        let spaces = self.list_of_spaces();
+        // Last those who may have no more swap: to find that out for good, and that nothing else can be done.
+        let picked = [true, false].into_iter().find_map(|with_swap| self.pick_for_pressed(&spaces, with_swap));
+        if picked.is_none() {
+            self.groups.drain_stocks();
+        }
+        let (group, picked) = picked?;
+        if group.high_bytes() < group.limit_bytes() {
+            add(&group.events.high, 1);
+        }
+        Some(picked)
+    }
+
+    fn pick_for_pressed(&self, spaces: &[Arc<Space>], with_swap: bool) -> Option<(&Arc<Group>, Arc<Space>)> {
+        let mut pressed = self.groups.pressed();
+        // Nobody is pressed: he who asks wants room anyway.
+        let first = pressed.next().unwrap_or(&self.group);
+        std::iter::once(first).chain(pressed).find_map(|group| {
+            let picked = match self.some_of(spaces) {
+                Some(some) => self.pick_in(group, some, with_swap).or_else(|| self.pick_in(group, spaces, with_swap)),
+                None => self.pick_in(group, spaces, with_swap),
+            };
+            Some((group, picked?))
+        })
+    }
+
+    /// Of many spaces, some: else all reclaimers at once would find the same one, and wait for each other. Each search has
+    /// others before it, and all have their turn.
+    fn some_of<'a>(&self, spaces: &'a [Arc<Space>]) -> Option<&'a [Arc<Space>]> {
+        let parts = spaces.len() / PICKED_FROM;
+        if parts < 2 {
+            return None;
+        }
+        let part = self.next_pick.fetch_add(1, Ordering::Relaxed) as usize % parts;
+        let end = if part + 1 == parts { spaces.len() } else { (part + 1) * PICKED_FROM };
+        Some(&spaces[part * PICKED_FROM..end])
+    }
+
+    fn pick_in(&self, group: &Group, spaces: &[Arc<Space>], with_swap: bool) -> Option<Arc<Space>> {
+        let may_give = |s: &&Arc<Space>| {
+            let of = s.group(self);
+            !s.is_dead() && s.resident_pages() > 0 && of.is_within(group) && of.has_swap() == with_swap
+        };
+        let mut candidates: Vec<(f64, &Arc<Space>)> = spaces.iter().filter(may_give).map(|s| (s.pass(), s)).collect();
         loop {
             let (n, (_, picked)) = candidates.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
             // Only now: it takes the lock of the LRU, and with many processes all of those would be taken for each batch.

@@ -28,7 +28,7 @@
 //!
 //! # Invariants
 //!
-//! 1. Free + used = all slots but slot 0; at a quiet point the counter `free` says the same as the bitmaps.
+//! 1. Free + used = all slots but slot 0; at a quiet point the counters (`free`, `freed`) say the same as the bitmaps.
 //! 2. A cluster is on the list that its flag names, always, unless its lock is held; a free cluster has order 0,
 //!    no table, no ids.
 //! 3. A block of order k is aligned and lies in a cluster whose order is k. Order 0 is stolen only if no cluster of
@@ -82,6 +82,11 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 /// Rounds in which a large order waits for busy clusters before it gives up and is split. Order 0 never gives up.
 const LARGE_ORDER_ROUNDS: u32 = 16;
 
+/// CPUs that count apart what they free; more of them share.
+const FREED_PLACES: u32 = 256;
+/// So many, and then half of them go to the common counter. Two batches: what a CPU frees, it may soon allocate.
+const FREED_MAX: u64 = 128;
+
 /// On cache lines of its own: it changes all the time, and what stands beside it is read all the time.
 #[repr(align(128))]
 struct Apart<T>(T);
@@ -93,8 +98,10 @@ pub struct SwapDevice {
     percpu: PerCpu,
     scan: Scan,
     groups: CgroupMap,
-    /// Slots that are free and not reserved by an allocation in progress.
+    /// Slots that are free and not reserved by an allocation in progress, without those in `freed`.
     free: Apart<AtomicU64>,
+    /// Free slots that each CPU has not brought to the counter yet: faults free one at a time.
+    freed: Box<[Apart<AtomicU64>]>,
     tables: AtomicU64,
     /// Folios of each order that were asked for and not given.
     failed: [AtomicU64; ORDERS],
@@ -185,6 +192,7 @@ impl SwapDevice {
             scan: Scan::new(clusters, places, jumps),
             groups: CgroupMap::new(slots, tuning.cgroup_map),
             free: Apart(AtomicU64::new(u64::from(slots.saturating_sub(1)))),
+            freed: (0..cpus.clamp(1, FREED_PLACES)).map(|_| Apart(AtomicU64::new(0))).collect(),
             tables: AtomicU64::new(0),
             failed: std::array::from_fn(|_| AtomicU64::new(0)),
             stolen: AtomicU64::new(0),
@@ -210,7 +218,7 @@ impl SwapDevice {
     ) -> usize {
         assert!(order.0 <= MAX_ORDER, "there are no folios of order {}", order.0);
         let start = out.len();
-        let goal = if order == Order::ZERO { self.reserve(n as u64, 1) as usize } else { n };
+        let goal = if order == Order::ZERO { self.reserve(cpu, n as u64, 1) as usize } else { n };
         while out.len() - start < goal {
             let n = (goal - (out.len() - start)).min((self.slot_batch >> order.0).max(1));
             if self.alloc_step(Want { cpu, order, n }, out) == 0 {
@@ -373,7 +381,7 @@ impl SwapDevice {
         if order != Order::ZERO {
             // Found, but perhaps promised to allocations of order 0 that are still looking.
             let pages = u64::from(order.pages());
-            blocks.truncate((self.reserve(blocks.len() as u64 * pages, pages) / pages) as usize);
+            blocks.truncate((self.reserve(want.cpu, blocks.len() as u64 * pages, pages) / pages) as usize);
         }
         let Some(last) = blocks.last() else {
             return 0;
@@ -408,12 +416,55 @@ impl SwapDevice {
         next >= self.slots || next - index.0 * CLUSTER_SLOTS >= CLUSTER_SLOTS
     }
 
-    /// Take up to `wanted` off the counter of free slots, in multiples of `unit`. Returns how many.
-    fn reserve(&self, wanted: u64, unit: u64) -> u64 {
-        let granted = |free: u64| free.min(wanted) / unit * unit;
-        let before =
-            self.free.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free - granted(free)));
-        granted(before.expect("the closure always gives a value"))
+    fn freed_by(&self, cpu: CpuId) -> &AtomicU64 {
+        &self.freed[cpu.index() % self.freed.len()].0
+    }
+
+    /// These slots are free.
+    fn count_free(&self, cpu: CpuId, slots: u64) {
+        let mine = self.freed_by(cpu);
+        let held = mine.fetch_add(slots, Ordering::AcqRel) + slots;
+        if held as i64 > FREED_MAX as i64 {
+            let surplus = self.reserve_from(mine, held - FREED_MAX / 2, 1);
+            self.free.0.fetch_add(surplus, Ordering::AcqRel);
+        }
+    }
+
+    /// Bring what CPUs count apart to the common counter.
+    fn collect_freed(&self) {
+        for place in &self.freed {
+            if place.0.load(Ordering::Acquire) > 0 {
+                let all = self.reserve_from(&place.0, u64::from(self.slots), 1);
+                self.free.0.fetch_add(all, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Take up to `wanted` free slots off the count, in multiples of `unit`: what this CPU has freed, what is in the common
+    /// counter, and before there are too few, what the others have freed. Returns how many.
+    fn reserve(&self, cpu: CpuId, wanted: u64, unit: u64) -> u64 {
+        let own = if unit > 1 { 0 } else { self.reserve_from(self.freed_by(cpu), wanted, 1) };
+        let mut got = own + self.reserve_from(&self.free.0, wanted - own, unit);
+        if got < wanted {
+            self.collect_freed();
+            got += self.reserve_from(&self.free.0, wanted - got, unit);
+        }
+        got
+    }
+
+    /// By subtraction and not in a compare-exchange loop, which among many CPUs does little but try again: who takes more
+    /// than there is gives it back at once, and meanwhile nobody else finds any, for there is none.
+    fn reserve_from(&self, count: &AtomicU64, wanted: u64, unit: u64) -> u64 {
+        let have = |free: u64| (free as i64).max(0) as u64;
+        if wanted == 0 || have(count.load(Ordering::Acquire)) < unit {
+            return 0;
+        }
+        let before = have(count.fetch_sub(wanted, Ordering::AcqRel));
+        let granted = before.min(wanted) / unit * unit;
+        if granted < wanted {
+            count.fetch_add(wanted - granted, Ordering::AcqRel);
+        }
+        granted
     }
 
     /// Put a locked cluster on the list where it belongs now: flag, list and table in one step.
@@ -463,8 +514,8 @@ impl SwapDevice {
 
     /// Make dying slots free. Returns how many belonged to each group, for uncharging; those of no group are left out.
     ///
-    /// The CPU has no say in where slots go: a CPU that kept what it freed would strand it.
-    pub fn release(&self, _cpu: CpuId, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
+    /// The CPU has no say in where slots go, only in where they are counted: a CPU that kept what it freed would strand it.
+    pub fn release(&self, cpu: CpuId, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
         let owners = self.clear_owners(freed);
         let in_one_cluster = |a: &SlotIndex, b: &SlotIndex| a.cluster() == b.cluster();
         for run in freed.chunk_by(in_one_cluster) {
@@ -472,7 +523,7 @@ impl SwapDevice {
             run.iter().for_each(|slot| state.release(*slot));
             self.settle(run[0].cluster(), &mut state, false);
             drop(state);
-            self.free.0.fetch_add(run.len() as u64, Ordering::AcqRel);
+            self.count_free(cpu, run.len() as u64);
         }
         owners
     }
@@ -606,14 +657,16 @@ impl SwapDevice {
         self.groups.lookup(slot)
     }
 
-    /// Slots that can be allocated now.
+    /// Slots that can be allocated now. Exact at a quiet point; else some that are on their way from one counter to another
+    /// may be counted twice, or not.
     pub fn free_slots(&self) -> u64 {
-        self.free.0.load(Ordering::Acquire)
+        let have = |count: &AtomicU64| (count.load(Ordering::Acquire) as i64).max(0) as u64;
+        self.freed.iter().map(|place| have(&place.0)).sum::<u64>() + have(&self.free.0)
     }
 
     /// Slots in use, dying ones and those of allocations in progress included.
     pub fn used_slots(&self) -> u64 {
-        u64::from(self.slots.saturating_sub(1)) - self.free_slots()
+        u64::from(self.slots.saturating_sub(1)).saturating_sub(self.free_slots())
     }
 
     /// Memory that the device takes now.
@@ -626,6 +679,7 @@ impl SwapDevice {
             + lists
             + self.clusters.bytes()
             + self.percpu.bytes()
+            + size_of_val::<[Apart<AtomicU64>]>(&self.freed) as u64
             + self.scan.bytes()
             + self.groups.bytes()
     }

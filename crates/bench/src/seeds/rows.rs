@@ -1,0 +1,360 @@
+//! From runs to rows: medians and spread, changes within a round, failures.
+
+use memspill_tables::{Cell, Chart, Column, Report, Row, Spread, Table, Unit};
+
+use super::mechanisms::{Count, Mechanism};
+use super::{Options, Outcome, Run, Runs, Scale};
+use crate::outcome;
+
+const CHANGE: &str = "change";
+const THROUGHPUT: &str = "throughput";
+
+pub fn report(
+    options: &Options,
+    scale: Scale,
+    measured: &[(&Mechanism, Vec<Outcome>)],
+    interrupted: Option<i32>,
+) -> Report {
+    let mut notes = vec![
+        "Medians of the rounds that ended well, with the least and the most. Changes are taken within a round, settings in turns, \
+         there and back."
+            .to_string(),
+        "Swap is RAM compressed with LZ4, inside the budget; contents compress to half.".to_string(),
+    ];
+    if interrupted.is_some() {
+        notes.push("Interrupted: there are the rounds that were complete by then, and no tables after.".into());
+    }
+    if options.quick {
+        notes.push(format!(
+            "Quick: {} s a run and {} MiB in memory show that it works, and little else.",
+            scale.seconds,
+            scale.resident_bytes >> 20
+        ));
+    }
+    Report {
+        title: "Five patch threads on this machine".into(),
+        command: options.command.clone(),
+        machine: options.machine.clone(),
+        seed: None,
+        notes,
+        tables: measured.iter().map(|(mechanism, outcomes)| table(mechanism, outcomes)).collect(),
+    }
+}
+
+fn table(mechanism: &Mechanism, outcomes: &[Outcome]) -> Table {
+    let figures: Vec<Figure> =
+        FIGURES.iter().chain(mechanism.counts.iter().map(figure_of)).copied().collect();
+    let mut columns: Vec<Column> = figures.iter().map(|figure| figure.column.clone()).collect();
+    columns.insert(1, CHANGE_COLUMN);
+    let mut notes = vec![format!("Published: {}.", mechanism.published)];
+    let mut missing: Vec<String> = outcomes.iter().flat_map(|outcome| outcome.missing.clone()).collect();
+    missing.dedup();
+    notes.extend(missing);
+    notes.extend(outcomes.iter().flat_map(failures));
+    notes.extend(mechanism.note.map(str::to_string));
+    let charts = [THROUGHPUT, "fault_p99_ns"];
+    Table {
+        id: mechanism.id,
+        title: mechanism.title.into(),
+        row_name: "setting",
+        columns,
+        rows: outcomes.iter().flat_map(|outcome| rows(outcome, &figures)).collect(),
+        notes,
+        change: Some(CHANGE),
+        charts: charts.map(|column| Chart::Bars { column, one_scale: false }).into(),
+    }
+}
+
+fn rows(outcome: &Outcome, figures: &[Figure]) -> Vec<Row> {
+    let first = outcome.settings.first();
+    let row = |runs: &Runs| {
+        let spread = |figure: &Figure| spread(good(runs).filter_map(|run| (figure.get)(run, outcome)));
+        let mut cells: Vec<Cell> = figures.iter().map(spread).collect();
+        let base = first.filter(|first| !std::ptr::eq(*first, runs));
+        cells.insert(1, base.map_or(Cell::Nothing, |base| changes(outcome, base, runs)));
+        Row {
+            group: outcome.group.clone(),
+            setting: runs.setting.knobs.join(" "),
+            cells,
+            published: runs.setting.published,
+            detail: false,
+        }
+    };
+    outcome.settings.iter().map(row).collect()
+}
+
+/// Round by round, of rounds in which both ended well.
+fn changes(outcome: &Outcome, base: &Runs, runs: &Runs) -> Cell {
+    let rate = |run: &Run| {
+        run.ran.printed(outcome.case.metric).filter(|rate| run.ran.failed.is_none() && *rate > 0.0)
+    };
+    let rounds = base.rounds.iter().zip(&runs.rounds);
+    spread(rounds.filter_map(|(old, new)| Some(rate(new)? / rate(old)? - 1.0)))
+}
+
+fn good(runs: &Runs) -> impl Iterator<Item = &Run> {
+    runs.rounds.iter().filter(|run| run.ran.failed.is_none())
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> Cell {
+    let values: Vec<f64> = values.collect();
+    outcome::Spread::of(&values).map_or(Cell::Nothing, |s| {
+        Cell::Number(Spread { median: s.median, least: s.least, most: s.most, samples: values.len() })
+    })
+}
+
+/// A line for each setting of which runs have failed, with the first reason.
+fn failures(outcome: &Outcome) -> Vec<String> {
+    let line = |runs: &Runs| {
+        let mut reasons = runs.rounds.iter().filter_map(|run| run.ran.failed.as_ref());
+        let first = reasons.next()?;
+        let failed = 1 + reasons.count();
+        let knobs = runs.setting.knobs.join(" ");
+        Some(format!(
+            "{failed} of {} runs failed: {}, {knobs}: {first}.",
+            runs.rounds.len(),
+            outcome.case.name
+        ))
+    };
+    outcome.settings.iter().filter_map(line).collect()
+}
+
+// ---- figures ----------------------------------------------------------------------------------------------------
+
+/// A column, and its value in one run.
+#[derive(Clone, Copy)]
+struct Figure {
+    column: &'static Column,
+    get: fn(&Run, &Outcome) -> Option<f64>,
+}
+
+fn stat(run: &Run, name: &str) -> Option<f64> {
+    run.stats.get(name)?.as_f64()
+}
+
+fn pages(run: &Run) -> Option<f64> {
+    Some(stat(run, "pswpin")? + stat(run, "pswpout")?).filter(|pages| *pages > 0.0)
+}
+
+fn for_each_page(run: &Run, names: &[&str], times: f64) -> Option<f64> {
+    let counts: Option<f64> = names.iter().map(|name| stat(run, name)).sum();
+    Some(counts? / pages(run)? * times)
+}
+
+/// Of all orders, where memspill counts them.
+fn fallbacks(run: &Run) -> Option<f64> {
+    let orders = run.stats.as_object()?.values();
+    orders.filter_map(|of_order| of_order.get("swpout_fallback")?.as_f64()).reduce(|a, b| a + b)
+}
+
+const CHANGE_COLUMN: Column = Column {
+    key: CHANGE,
+    name: "change",
+    unit: Unit::Change,
+    help: "Throughput against the first setting of the workload, in the same round.",
+};
+
+const FIGURES: [Figure; 8] = [
+    Figure {
+        column: &Column {
+            key: THROUGHPUT,
+            name: "throughput",
+            unit: Unit::PerSecond,
+            help: "What the workload counts: the last words of its name.",
+        },
+        get: |run, outcome| run.ran.printed(outcome.case.metric),
+    },
+    Figure {
+        column: &Column {
+            key: "swap_in_per_s",
+            name: "swap-in",
+            unit: Unit::PerSecond,
+            help: "Pages read from slots, in the time that the workload measures.",
+        },
+        get: |run, _| Some(stat(run, "pswpin")? / run.ran.printed("seconds").filter(|s| *s > 0.0)?),
+    },
+    Figure {
+        column: &Column {
+            key: "swap_out_per_s",
+            name: "swap-out",
+            unit: Unit::PerSecond,
+            help: "Pages written to slots, in the time of the whole run.",
+        },
+        get: |run, _| Some(stat(run, "pswpout")? / run.ran.wall_s),
+    },
+    Figure {
+        column: &Column {
+            key: "fault_p50_ns",
+            name: "fault p50",
+            unit: Unit::Nanoseconds,
+            help: "Half of the faults took at most so long to serve, once the pager had read them.",
+        },
+        get: |run, _| stat(run, "fault_ns_p50"),
+    },
+    Figure {
+        column: &Column {
+            key: "fault_p99_ns",
+            name: "fault p99",
+            unit: Unit::Nanoseconds,
+            help: "99 % of the faults took at most so long to serve, once the pager had read them.",
+        },
+        get: |run, _| stat(run, "fault_ns_p99"),
+    },
+    Figure {
+        column: &Column {
+            key: "fault_p999_ns",
+            name: "fault p99.9",
+            unit: Unit::Nanoseconds,
+            help: "99.9 % of the faults took at most so long to serve, once the pager had read them.",
+        },
+        get: |run, _| stat(run, "fault_ns_p999"),
+    },
+    Figure {
+        column: &Column {
+            key: "system_s",
+            name: "system",
+            unit: Unit::Seconds,
+            help: "Time in the kernel, of the workload and memspill together.",
+        },
+        get: |run, _| Some(run.ran.system_s),
+    },
+    Figure {
+        column: &Column {
+            key: "user_s",
+            name: "user",
+            unit: Unit::Seconds,
+            help: "Time outside of the kernel, of the workload and memspill together.",
+        },
+        get: |run, _| Some(run.ran.user_s),
+    },
+];
+
+fn figure_of(count: &Count) -> &'static Figure {
+    match count {
+        Count::Locks => &Figure {
+            column: &Column {
+                key: "locks_per_page",
+                name: "locks",
+                unit: Unit::PerPage,
+                help: "Locks of clusters, of their lists and of the cgroup map, for each page that went in or out.",
+            },
+            get: |run, _| for_each_page(run, &["cluster_locks", "list_locks", "cgroup_locks"], 1.0),
+        },
+        Count::ClusterContended => &Figure {
+            column: &Column {
+                key: "cluster_contended_per_1000_pages",
+                name: "clusters contended",
+                unit: Unit::PerThousandPages,
+                help: "Locks of clusters that another thread held when they were tried.",
+            },
+            get: |run, _| for_each_page(run, &["cluster_contended"], 1000.0),
+        },
+        Count::ListContended => &Figure {
+            column: &Column {
+                key: "list_contended_per_1000_pages",
+                name: "lists contended",
+                unit: Unit::PerThousandPages,
+                help: "Locks of the lists of clusters that another thread held when they were tried.",
+            },
+            get: |run, _| for_each_page(run, &["list_contended"], 1000.0),
+        },
+        Count::CgroupContended => &Figure {
+            column: &Column {
+                key: "cgroup_contended_per_1000_pages",
+                name: "map contended",
+                unit: Unit::PerThousandPages,
+                help: "Locks of the swap cgroup map that another thread held, or exchanges that were tried again.",
+            },
+            get: |run, _| for_each_page(run, &["cgroup_contended", "cgroup_retries"], 1000.0),
+        },
+        Count::ScanSteps => &Figure {
+            column: &Column {
+                key: "scan_steps_per_page",
+                name: "scan steps",
+                unit: Unit::PerPage,
+                help: "Words of 64 slots looked at in searches of clusters.",
+            },
+            get: |run, _| for_each_page(run, &["scan_steps"], 1.0),
+        },
+        Count::BaseSteps => &Figure {
+            column: &Column {
+                key: "base_steps_per_1000_pages",
+                name: "trunks scanned",
+                unit: Unit::PerThousandPages,
+                help: "Trunks of 64 MiB looked at in searches from a scan base.",
+            },
+            get: |run, _| for_each_page(run, &["base_steps"], 1000.0),
+        },
+        Count::Readahead => &Figure {
+            column: &Column {
+                key: "readahead_share",
+                name: "readahead",
+                unit: Unit::Share,
+                help: "Pages that came along with one that faulted, of all that came in.",
+            },
+            get: |run, _| Some(stat(run, "swap_ra")? / stat(run, "pswpin").filter(|pages| *pages > 0.0)?),
+        },
+        Count::Fallbacks => &Figure {
+            column: &Column {
+                key: "fallbacks_per_1000_pages",
+                name: "fallbacks",
+                unit: Unit::PerThousandPages,
+                help: "Folios of larger orders that were split, for a thousand pages in or out.",
+            },
+            get: |run, _| Some(fallbacks(run)? / pages(run)? * 1000.0),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mechanisms::MECHANISMS;
+    use super::*;
+    use crate::process::Ran;
+    use serde_json::json;
+
+    fn run(rate: f64, failed: Option<&str>) -> Run {
+        Run {
+            ran: Ran {
+                wall_s: 2.0,
+                printed: vec![("ops_per_s".into(), rate), ("seconds".into(), 1.0)],
+                failed: failed.map(str::to_string),
+                ..Ran::default()
+            },
+            stats: json!({"pswpin": 300, "pswpout": 500, "swap_ra": 75, "cluster_locks": 1600, "list_locks": 0,
+                "cgroup_locks": 0, "hugepages-64kB": {"swpout_fallback": 6}, "hugepages-2048kB": {"swpout_fallback": 2}}),
+        }
+    }
+
+    fn outcome() -> Outcome {
+        let case = &MECHANISMS[3].cases[0];
+        let runs = |at: usize, rounds| Runs { setting: &case.settings[at], rounds };
+        let old = vec![run(100.0, None), run(200.0, Some("killed")), run(400.0, None)];
+        let new = vec![run(150.0, None), run(900.0, None), run(400.0, None)];
+        Outcome { case, group: "g".into(), settings: vec![runs(0, old), runs(1, new)], missing: vec![] }
+    }
+
+    #[test]
+    fn changes_are_within_a_round_that_both_ended_well() {
+        let table = table(&MECHANISMS[3], &[outcome()]);
+        let cell = |row: usize, key: &str| &table.rows[row].cells[table.column(key).unwrap()];
+        assert_eq!(cell(0, CHANGE), &Cell::Nothing);
+        let change = cell(1, CHANGE).number().unwrap();
+        assert_eq!((change.median, change.least, change.most, change.samples), (0.25, 0.0, 0.5, 2));
+        let rate = cell(0, THROUGHPUT).number().unwrap();
+        assert_eq!((rate.median, rate.samples), (250.0, 2), "a failed run has no rate");
+        assert_eq!(cell(1, "readahead_share").number().unwrap().median, 0.25);
+        assert_eq!(cell(1, "swap_out_per_s").number().unwrap().median, 250.0);
+        let failed = table.notes.iter().find(|note| note.contains("failed")).unwrap();
+        assert!(failed.starts_with("1 of 3 runs failed: ") && failed.ends_with("killed."), "{failed}");
+    }
+
+    #[test]
+    fn counts_are_of_all_locks_and_all_orders() {
+        let (run, outcome) = (run(1.0, None), outcome());
+        let of = |count: Count| (figure_of(&count).get)(&run, &outcome);
+        assert_eq!(of(Count::Locks), Some(2.0));
+        assert_eq!(of(Count::Fallbacks), Some(10.0));
+        assert_eq!(of(Count::CgroupContended), None, "what is not counted is not zero");
+    }
+}

@@ -1,0 +1,101 @@
+//! `--json`, `--csv`, `--markdown` and `--html FILE`: a report in the form that was asked for.
+
+use clap::Args;
+use memspill_tables::{Form, Report};
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Args, Debug)]
+pub struct OutputArgs {
+    /// Print JSON: all numbers, with their spread
+    #[arg(long)]
+    json: bool,
+
+    /// Print CSV: a line for each number
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+
+    /// Print Markdown tables
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    markdown: bool,
+
+    /// Also write one HTML page with charts to FILE
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// What would be in the way of the page, before hours are measured for it.
+    pub fn check(&self) -> Result<(), String> {
+        let Some(path) = &self.html else { return Ok(()) };
+        if path.is_dir() {
+            return Err(format!("--html {}: that is a directory; name a file in it", path.display()));
+        }
+        match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
+                Err(format!("--html {}: there is no directory {}", path.display(), dir.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the exit code.
+    pub fn write(&self, report: &Report) -> u8 {
+        if let Some(path) = &self.html
+            && let Err(e) = std::fs::write(path, memspill_tables::html(report))
+        {
+            eprintln!("memspill: cannot write {}: {e}", path.display());
+            return 1;
+        }
+        print(&self.form().of(report))
+    }
+
+    fn form(&self) -> Form {
+        match self {
+            OutputArgs { json: true, .. } => Form::Json,
+            OutputArgs { csv: true, .. } => Form::Csv,
+            OutputArgs { markdown: true, .. } => Form::Markdown,
+            _ => Form::Text,
+        }
+    }
+}
+
+/// A reader that has closed the pipe has seen enough. Returns the exit code.
+pub fn print(text: &str) -> u8 {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("memspill: cannot write: {error}");
+            1
+        }
+        _ => 0,
+    }
+}
+
+/// The command line of this process, as one would type it.
+pub fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    std::iter::once("memspill".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// For a shell: words of harmless characters as they are.
+fn quoted(word: &str) -> String {
+    let harmless = |c: char| c.is_alphanumeric() || "-_=./,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(harmless) {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(quoted("--cpus=1,2"), "--cpus=1,2");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,108 @@
+//! Numbers as people read them: three significant digits, and a unit.
+
+use crate::model::Unit;
+
+pub fn shown(value: f64, unit: Unit) -> String {
+    if !value.is_finite() {
+        return "-".into();
+    }
+    match unit {
+        Unit::Nanoseconds => time(value),
+        Unit::Seconds => time(value * 1e9),
+        Unit::Share => format!("{:.1} %", value * 100.0),
+        Unit::Change => format!("{:+.1} %", value * 100.0),
+        _ => scaled(value),
+    }
+}
+
+/// What stands under a column's name.
+pub fn unit_name(unit: Unit) -> &'static str {
+    match unit {
+        Unit::PerSecond => "/s",
+        Unit::PerPage => "/page",
+        Unit::PerThousandPages => "/1000 pages",
+        Unit::Nanoseconds | Unit::Seconds | Unit::Share | Unit::Change | Unit::Count | Unit::Words => "",
+    }
+}
+
+/// The unit's name for programs.
+pub fn unit_key(unit: Unit) -> &'static str {
+    match unit {
+        Unit::PerSecond => "1/s",
+        Unit::PerPage => "1/page",
+        Unit::PerThousandPages => "1/1000 pages",
+        Unit::Nanoseconds => "ns",
+        Unit::Seconds => "s",
+        Unit::Share => "share",
+        Unit::Change => "change",
+        Unit::Count => "count",
+        Unit::Words => "words",
+    }
+}
+
+/// `2.61 M`, `913 k`, `78`, `0.104`.
+pub fn scaled(value: f64) -> String {
+    match value.abs() {
+        v if v >= 999.5e6 => format!("{} G", digits(value / 1e9)),
+        v if v >= 999.5e3 => format!("{} M", digits(value / 1e6)),
+        v if v >= 999.5 => format!("{} k", digits(value / 1e3)),
+        _ => plain(value),
+    }
+}
+
+fn time(ns: f64) -> String {
+    match ns.abs() {
+        v if v >= 999.5e6 => format!("{} s", digits(ns / 1e9)),
+        v if v >= 999.5e3 => format!("{} ms", digits(ns / 1e6)),
+        v if v >= 999.5 => format!("{} µs", digits(ns / 1e3)),
+        _ => format!("{} ns", plain(ns)),
+    }
+}
+
+/// Counts without places.
+fn plain(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { digits(value) }
+}
+
+/// Three significant digits, but no more than four places.
+fn digits(value: f64) -> String {
+    let places = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        v if v >= 0.9995 => 2,
+        v if v >= 0.0995 => 3,
+        _ => 4,
+    };
+    format!("{value:.places$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_and_a_unit() {
+        let cases = [
+            (1_234_567.0, Unit::PerSecond, "1.23 M"),
+            (999_600.0, Unit::PerSecond, "1.00 M"),
+            (45_600.0, Unit::Count, "45.6 k"),
+            (80_000.0, Unit::Count, "80.0 k"),
+            (913_400.0, Unit::Count, "913 k"),
+            (7.0, Unit::Count, "7"),
+            (0.0, Unit::PerPage, "0"),
+            (0.104, Unit::PerPage, "0.104"),
+            (0.00004, Unit::PerPage, "0.0000"),
+            (2.107, Unit::PerPage, "2.11"),
+            (3_512.0, Unit::Nanoseconds, "3.51 µs"),
+            (850.0, Unit::Nanoseconds, "850 ns"),
+            (1.5, Unit::Seconds, "1.50 s"),
+            (0.8125, Unit::Share, "81.2 %"),
+            (0.159, Unit::Change, "+15.9 %"),
+            (-0.622, Unit::Change, "-62.2 %"),
+            (f64::NAN, Unit::Change, "-"),
+        ];
+        for (value, unit, expected) in cases {
+            assert_eq!(shown(value, unit), expected, "{value} {unit:?}");
+        }
+    }
+}
