@@ -54,8 +54,8 @@ use crate::arena::ZeroTable;
 use crate::ram::SLOTS_MAX;
 use crate::ring::{self, ReadOp, ReadRing, ReadRun, RunEnd, WriteRing, WriteRun};
 
-/// Pages in one write: 1 MiB, and within the kernel's 1024 vectors.
-const RUN_PAGES_MAX: usize = 256;
+/// Pages in one request: 2 MiB, the largest folio, and within the kernel's 1024 vectors.
+const RUN_PAGES_MAX: usize = 512;
 /// Free space is looked at once for so many pages (64 MiB).
 const GRANT_PAGES: u64 = 16384;
 /// Locks for the clusters: cluster c is under lock c % 64.
@@ -152,6 +152,8 @@ pub struct FileBacking {
     granted_pages: AtomicU64,
     granting: Mutex<()>,
     tamper: OnceLock<Tamper>,
+    write_ios: AtomicU64,
+    read_ios: AtomicU64,
 }
 
 impl FileBacking {
@@ -237,6 +239,8 @@ impl FileBacking {
             granted_pages: AtomicU64::new(if block_device { u64::MAX } else { 0 }),
             granting: Mutex::new(()),
             tamper: OnceLock::new(),
+            write_ios: AtomicU64::new(0),
+            read_ios: AtomicU64::new(0),
             file,
         })
     }
@@ -405,6 +409,7 @@ impl FileBacking {
                 }
             }
         }
+        self.write_ios.fetch_add(runs.len() as u64, Ordering::Relaxed);
         let ends = match self.queues.get(queue.0 as usize) {
             Some(rings) if !runs.is_empty() => lock(&rings.write).write(self.file.as_raw_fd(), &runs),
             _ => runs.iter().map(|run| self.write_now(run)).collect(),
@@ -483,6 +488,7 @@ impl FileBacking {
                 }),
             }
         }
+        self.read_ios.fetch_add(runs.len() as u64, Ordering::Relaxed);
         let reading = Reading { token, slots, results };
         match self.queues.get(queue.0 as usize) {
             Some(rings) if !runs.is_empty() => {
@@ -680,6 +686,8 @@ impl Backing for FileBacking {
             ram_bytes: tables.iter().map(|table| table.ram_bytes()).sum(),
             file_pages: self.live_pages.load(Ordering::Relaxed),
             file_bytes: self.allocated_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64,
+            write_ios_total: self.write_ios.load(Ordering::Relaxed),
+            read_ios_total: self.read_ios.load(Ordering::Relaxed),
             ..Usage::default()
         }
     }

@@ -558,8 +558,7 @@ impl Backing for RamBacking {
             same_filled_pages: counters.same_filled_pages.load(Ordering::Relaxed),
             incompressible_pages: counters.incompressible_pages.load(Ordering::Relaxed),
             file_pages: counters.file_pages.load(Ordering::Relaxed),
-            file_bytes: 0,
-            written_back_pages_total: 0,
+            ..Usage::default()
         }
     }
 }

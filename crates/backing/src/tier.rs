@@ -357,6 +357,8 @@ impl Backing for TierBacking {
         Usage {
             file_bytes: file.file_bytes,
             written_back_pages_total: self.written_back_pages.load(Ordering::Relaxed),
+            write_ios_total: file.write_ios_total,
+            read_ios_total: file.read_ios_total,
             ..ram
         }
     }

@@ -437,6 +437,8 @@ mod contract {
         assert!(rest.ram_bytes < 160_000, "{rest:?}");
         let nothing = Usage {
             written_back_pages_total: rest.written_back_pages_total,
+            write_ios_total: rest.write_ios_total,
+            read_ios_total: rest.read_ios_total,
             ram_bytes: rest.ram_bytes,
             ..Usage::default()
         };

@@ -3,6 +3,7 @@
 use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
+use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
 use memspill_pager::supervisor::Ended;
@@ -39,10 +40,19 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
         ("swap_ram_peak_bytes", pager.largest_pool_bytes.load(Ordering::Relaxed), "the most RAM that it held"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
+        ("swap_write_ios", sum(|u| u.write_ios_total), "writes to swap files, each of pages that lie in a row"),
+        ("swap_read_ios", sum(|u| u.read_ios_total), "reads of swap files"),
         ("fault_ns_p50", pager.fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
         ("fault_ns_p99", pager.fault_ns.percentile_ns(990), "99 % of faults took at most this"),
         ("fault_ns_p999", pager.fault_ns.percentile_ns(999), "99.9 % of faults took at most this"),
     ]
+}
+
+/// Folios of each order, under the names of the kernel's counters for huge pages.
+fn folios(ended: &Ended) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
+    let kib = |order: Order| order.pages() as usize * PAGE_SIZE / 1024;
+    let stats = &ended.pager.engine.stats;
+    (1..=MAX_ORDER).map(Order).map(move |order| (format!("hugepages-{}kB", kib(order)), stats.of_order(order)))
 }
 
 fn table(ended: &Ended) -> String {
@@ -50,6 +60,10 @@ fn table(ended: &Ended) -> String {
     for (name, value, help) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
+    }
+    for (size, counts) in folios(ended).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
+        let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
+        let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
     }
     for group in ended.pager.engine.groups.all().iter().skip(1) {
         let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
@@ -93,6 +107,10 @@ fn json(ended: &Ended) -> String {
     let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {}", ended.exit_code);
     for (name, value, _) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
+    }
+    for (size, counts) in folios(ended) {
+        let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("\"{name}\": {value}")).collect();
+        let _ = write!(text, ",\n  \"{size}\": {{{}}}", shown.join(", "));
     }
     for (name, value) in locks_and_scans(&ended.pager.engine) {
         let _ = write!(text, ",\n  \"{name}\": {value}");

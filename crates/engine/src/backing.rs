@@ -112,6 +112,9 @@ pub struct Usage {
     pub file_bytes: u64,
     /// Pages moved from RAM to the file so far (kernel: zswpwb).
     pub written_back_pages_total: u64,
+    /// Requests to the device so far: each for a run of pages that lie there in a row.
+    pub write_ios_total: u64,
+    pub read_ios_total: u64,
 }
 
 pub trait Backing: Send + Sync {

@@ -104,7 +104,7 @@ mod tests {
     use crate::swap_in::{Fault, Scratch};
     use crate::sync::Arc;
     use crate::tuning::Tuning;
-    use crate::units::{CpuId, Page, SpaceId, Vpn};
+    use crate::units::{CpuId, Order, Page, SpaceId, Vpn};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Pages that all hold the same bytes.
@@ -167,7 +167,7 @@ mod tests {
         engine.group.uncharge(CpuId(0), 1);
         engine.check();
         let mut out = Vec::new();
-        engine.alloc_slots(CpuId(0), &engine.group, 1, &mut out);
+        engine.alloc_slots(CpuId(0), &engine.group, Order::ZERO, 1, &mut out);
         assert!(broken(&engine), "a slot is in use that nobody refers to");
         engine.free_entries(CpuId(0), &out);
         engine.check();

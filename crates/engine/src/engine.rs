@@ -13,11 +13,11 @@ use crate::stats::Stats;
 use crate::swap_in::FillJob;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::tuning::Tuning;
-use crate::units::{CpuId, FrameId, Order, PageBuf, SlotIndex, page_buf};
+use crate::units::{CpuId, FrameId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
 use crate::word::SwapEntry;
 use std::collections::HashMap;
 
-/// Most pages taken out in one batch.
+/// Most pages taken out in one batch, unless the folios asked for are larger.
 pub const BATCH_PAGES: usize = 128;
 
 /// A swap device: slots, and where their bytes are kept.
@@ -90,8 +90,8 @@ impl Engine {
             group: groups.root().clone(),
             groups: Arc::new(groups),
             stats: Stats::default(),
+            staging: Staging::new(BATCH_PAGES.max(crate::folio::pages_asked_for(&tuning))),
             tuning,
-            staging: Staging::default(),
             reads: Reads::default(),
             evictions: AtomicU32::new(0),
             spaces: RwLock::new(Arc::new(Vec::new())),
@@ -146,15 +146,31 @@ impl Engine {
         self.devices.iter().map(|d| d.slots.used_slots()).sum()
     }
 
-    /// Slots for up to `n` pages of `group`, from the first device that has some; equal priorities take turns.
-    pub(crate) fn alloc_slots(&self, cpu: CpuId, group: &Group, n: usize, out: &mut Vec<SwapEntry>) -> usize {
-        let charged = group.charge_swap(n as u64);
-        let got = self.alloc_charged(cpu, group, charged as usize, out);
-        group.uncharge_swap(charged - got as u64);
+    /// Slots for up to `n` folios of `order` that belong to `group`, the first slot of each: from the first device that has
+    /// some; equal priorities take turns. Large folios are split rather than sent to a device of lower priority.
+    pub(crate) fn alloc_slots(
+        &self,
+        cpu: CpuId,
+        group: &Group,
+        order: Order,
+        n: usize,
+        out: &mut Vec<SwapEntry>,
+    ) -> usize {
+        let pages = u64::from(order.pages());
+        let charged = group.charge_swap(n as u64 * pages);
+        let got = self.alloc_charged(cpu, group, order, (charged / pages) as usize, out);
+        group.uncharge_swap(charged - got as u64 * pages);
         got
     }
 
-    fn alloc_charged(&self, cpu: CpuId, group: &Group, n: usize, out: &mut Vec<SwapEntry>) -> usize {
+    fn alloc_charged(
+        &self,
+        cpu: CpuId,
+        group: &Group,
+        order: Order,
+        n: usize,
+        out: &mut Vec<SwapEntry>,
+    ) -> usize {
         let mut got = 0;
         let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
         let mut slots = Vec::with_capacity(n);
@@ -162,19 +178,31 @@ impl Engine {
         while first < self.devices.len() && got < n {
             let priority = self.devices[first].priority;
             let equals = self.devices[first..].iter().take_while(|d| d.priority == priority).count();
+            let mut has_room = false;
             for i in 0..equals {
                 let device = first + (turn + i) % equals;
                 let target = &self.devices[device];
-                if target.full.load(Ordering::Relaxed) || target.errors.is_failing() {
+                if !target.takes_pages() {
                     continue;
                 }
+                has_room |= target.slots.free_slots() > 0;
                 slots.clear();
-                got += target.slots.alloc(cpu, Order::ZERO, n - got, group.id, &mut slots);
+                got += target.slots.alloc(cpu, order, n - got, group.id, &mut slots);
                 out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
+            }
+            if has_room && order != Order::ZERO {
+                break;
             }
             first += equals;
         }
         got
+    }
+
+    /// Pages of the group for which there are slots now.
+    pub(crate) fn room_pages(&self, group: &Group) -> usize {
+        let allowed = group.swap_room_pages();
+        let free: u64 = self.devices.iter().filter(|d| d.takes_pages()).map(|d| d.slots.free_slots()).sum();
+        free.min(allowed) as usize
     }
 
     /// One more reference to each entry (fork, mremap of a page that is being filled).
@@ -213,9 +241,17 @@ impl Engine {
             slots.clear();
             slots.extend(entries.iter().filter(|e| e.device as usize == n).map(|e| e.slot));
             if !slots.is_empty() {
+                // In runs, so that each cluster is locked once.
+                slots.sort_unstable();
                 act(device, &slots);
             }
         }
+    }
+}
+
+impl Device {
+    pub(crate) fn takes_pages(&self) -> bool {
+        !self.full.load(Ordering::Relaxed) && !self.errors.is_failing()
     }
 }
 
@@ -259,10 +295,11 @@ impl Reads {
 /// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
 ///
 /// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
-/// pages back. A frame id names batch and page: `batch << 8 | page`.
-#[derive(Default)]
+/// pages back. A frame id names batch and page: `batch << 9 | page`.
 pub(crate) struct Staging {
     inner: Mutex<StagingInner>,
+    /// Pages of a buffer.
+    batch_pages: usize,
     /// Buffers with frames, and spare ones: for the account, which asks after each batch.
     buffers: AtomicU64,
 }
@@ -280,8 +317,8 @@ struct Batch {
     frames: usize,
 }
 
-const FRAME_PAGE_BITS: u32 = 8;
-const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS);
+const FRAME_PAGE_BITS: u32 = 9;
+const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS && MAX_ORDER as u32 <= FRAME_PAGE_BITS);
 /// Spare buffers kept: one for each thread that may reclaim at once.
 const SPARE_MAX: usize = 4;
 
@@ -290,8 +327,17 @@ fn batch_of(frame: FrameId) -> usize {
 }
 
 impl Staging {
+    fn new(batch_pages: usize) -> Staging {
+        Staging { inner: Mutex::default(), batch_pages, buffers: AtomicU64::new(0) }
+    }
+
+    /// Most pages of a batch.
+    pub fn batch_pages(&self) -> usize {
+        self.batch_pages
+    }
+
     pub fn buffer(&self) -> PageBuf {
-        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(BATCH_PAGES) };
+        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(self.batch_pages) };
         self.buffers.fetch_sub(1, Ordering::Relaxed);
         spare
     }
@@ -312,12 +358,7 @@ impl Staging {
         FrameId((batch as u32) << FRAME_PAGE_BITS)
     }
 
-    /// The buffer of a frame that is pinned in the swap cache, and the page's place in it.
-    pub fn get(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
-        lock(&self.inner).page(frame)
-    }
-
-    /// As `get`, for frames that are all cached or pinned.
+    /// The buffers of frames that are all cached or pinned, and each page's place in its own.
     pub fn get_many(&self, frames: impl Iterator<Item = FrameId>) -> Vec<(Arc<PageBuf>, usize)> {
         let inner = lock(&self.inner);
         frames.map(|frame| inner.page(frame)).collect()
@@ -360,7 +401,7 @@ impl Staging {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.buffers.load(Ordering::Relaxed) * (BATCH_PAGES * crate::units::PAGE_SIZE) as u64
+        self.buffers.load(Ordering::Relaxed) * (self.batch_pages * crate::units::PAGE_SIZE) as u64
     }
 }
 

@@ -211,6 +211,11 @@ impl Group {
     pub fn has_swap(&self) -> bool {
         self.chain().all(|group| group.swap_pages().is_none_or(|used| used < group.swap_max_pages()))
     }
+    /// Pages that it may still have in swap.
+    pub(crate) fn swap_room_pages(&self) -> u64 {
+        let room = |group: &Group| group.swap_pages().map(|used| group.swap_max_pages().saturating_sub(used));
+        self.chain().filter_map(room).min().unwrap_or(u64::MAX)
+    }
     /// More than half of what the group, or one above it, may have of swap is in use.
     pub(crate) fn swap_is_scarce(&self) -> bool {
         self.chain().any(|group| group.swap_pages().is_some_and(|used| used > group.swap_max_pages() / 2))

@@ -8,6 +8,7 @@ pub mod cgroup_map;
 mod check;
 pub mod engine;
 pub mod errors;
+mod folio;
 pub mod gate;
 pub mod group;
 mod kept;

@@ -40,6 +40,8 @@ pub struct Streams {
 pub struct Window {
     pub first: Vpn,
     pub pages: u64,
+    /// Faults have come where a stream's next one was expected.
+    pub proven: bool,
 }
 
 impl Streams {
@@ -62,11 +64,25 @@ impl Streams {
                 window: pages,
                 last_use: self.clock,
             };
-            return Window { first: Vpn(first), pages };
+            return Window { first: Vpn(first), pages, proven: true };
         }
         let oldest = self.table.iter_mut().min_by_key(|s| s.last_use).expect("the table is not empty");
         *oldest = Stream { up: page + 1, down: page.saturating_sub(1), window: 1, last_use: self.clock };
-        Window { first: vpn, pages: 1 }
+        Window { first: vpn, pages: 1, proven: false }
+    }
+
+    /// The latest fault has brought these pages instead (a folio): its stream goes on behind them.
+    pub fn brought(&mut self, first: Vpn, pages: u64) {
+        let clock = self.clock;
+        for stream in self.table.iter_mut().filter(|s| s.window != 0 && s.last_use == clock) {
+            stream.window = stream.window.max(pages);
+            if stream.up != u64::MAX {
+                stream.up = first.0 + pages;
+            }
+            if stream.down != 0 {
+                stream.down = first.0.saturating_sub(1);
+            }
+        }
     }
 }
 
@@ -108,6 +124,22 @@ mod tests {
             })
             .collect();
         assert!(windows(&faults).iter().zip(&faults).all(|(w, f)| *w == (*f, 1)));
+    }
+
+    #[test]
+    fn a_stream_goes_on_behind_a_folio() {
+        let mut streams = Streams::default();
+        assert_eq!(streams.fault(Vpn(100), 32).pages, 1);
+        streams.brought(Vpn(96), 16);
+        let after = streams.fault(Vpn(112), 32);
+        assert_eq!((after.first.0, after.pages), (112, 32));
+        let before = |first| {
+            let mut streams = Streams::default();
+            streams.fault(Vpn(100), 32);
+            streams.brought(Vpn(96), 16);
+            streams.fault(Vpn(first), 32).first.0
+        };
+        assert_eq!(before(95), 64, "or before it");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::readahead::Streams;
 use crate::reclaim::lru::{Lru, Record};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::units::{CpuId, SpaceId, Vpn};
-use crate::word::{CANCELLED, HAS_ENTRY, MADE_OWN, State, SwapEntry, Word};
+use crate::word::{CANCELLED, HAS_ENTRY, MADE_OWN, State, SwapEntry, WANTED, Word};
 use std::collections::BTreeMap;
 
 /// Pages in a chunk of the page table (2 MiB).
@@ -171,6 +171,12 @@ impl Space {
         given_up
     }
 
+    /// The first chunk at or after the one of `from`, and its first page.
+    pub(crate) fn chunk_from(&self, from: Vpn) -> Option<(Vpn, Arc<Chunk>)> {
+        let chunks = self.chunks.read().expect("chunk map");
+        chunks.range(from.0 / CHUNK_PAGES..).next().map(|(n, chunk)| (Vpn(n * CHUNK_PAGES), chunk.clone()))
+    }
+
     /// Visit the words of [from, to) that lie in existing chunks, one chunk lock at a time.
     fn for_range(&self, from: Vpn, to: Vpn, mut visit: impl FnMut(Vpn, &mut Word)) {
         let (first, last) = (from.0 / CHUNK_PAGES, to.0.div_ceil(CHUNK_PAGES));
@@ -246,6 +252,39 @@ impl Space {
                 lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
             }
         }
+    }
+
+    /// MADV_COLD: the resident pages of [from, to) are the next victims, whatever was thought of them.
+    pub fn cold(&self, from: Vpn, to: Vpn) {
+        let mut records = Vec::new();
+        self.for_range(from, to, |vpn, word| {
+            if word.state() == State::Resident {
+                // A new stamp, so that its old record is stale: else the queue would grow with each call.
+                let (fresh, record) = self.fresh_resident(vpn, 0);
+                *word = word.with_stamp(fresh.stamp()).with_heat(0);
+                records.push(record);
+            }
+        });
+        let mut lru = lock(&self.lru);
+        records.into_iter().rev().for_each(|record| lru.push_oldest(record));
+    }
+
+    /// Victims of a batch that have no place to go: as before, and the next ones to be looked at. Returns those on which
+    /// there was a fault meanwhile.
+    pub(crate) fn put_back(&self, pages: &[Vpn]) -> Vec<Vpn> {
+        let mut wanted = Vec::new();
+        for vpn in pages.iter().rev() {
+            let chunk = self.chunk_or_new(*vpn);
+            let mut words = lock(&chunk);
+            let word = &mut words[index(*vpn)];
+            assert_eq!(word.state(), State::Evicting, "a victim changed under its batch");
+            if word.has(WANTED) {
+                wanted.push(*vpn);
+            }
+            *word = word.with_state(State::Resident).without(WANTED);
+            lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
+        }
+        wanted
     }
 
     /// So many of the resident pages are in memory once and in several spaces: all but this space's share of them.

@@ -3,19 +3,30 @@
 //! Each CPU counts for itself and reading adds up: a counter that all CPUs write stops 128 of them (`memspill sim scale`).
 
 use crate::sync::{AtomicU64, Ordering};
-use crate::units::CpuId;
+use crate::units::{CpuId, MAX_ORDER, Order};
+
+pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
 macro_rules! stats {
-    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?; by order: $($(#[doc = $of_doc:literal])+ $of:ident),* $(,)?) => {
         /// What one CPU (or several of the same place) has counted.
         #[derive(Default)]
         #[repr(align(128))]
-        pub struct Counters { $($(#[doc = $doc])+ pub $name: AtomicU64,)* }
+        pub struct Counters {
+            $($(#[doc = $doc])+ pub $name: AtomicU64,)*
+            $($(#[doc = $of_doc])+ pub $of: [AtomicU64; ORDERS],)*
+        }
 
         impl Stats {
             /// (name, value, help) for every counter, in the order of declaration.
             pub fn list(&self) -> Vec<(&'static str, u64, &'static str)> {
                 vec![$((stringify!($name), self.sum(|c| &c.$name), concat!($($doc),+)),)*]
+            }
+
+            /// (name, value, help) of what is counted for each order.
+            pub fn of_order(&self, order: Order) -> Vec<(&'static str, u64, &'static str)> {
+                let at = order.0 as usize;
+                vec![$((stringify!($of), self.sum(|c| &c.$of[at]), concat!($($of_doc),+)),)*]
             }
         }
     };
@@ -98,7 +109,14 @@ stats! {
     /// Refaults within the reach of memory (refault distance shorter than what is resident).
     workingset_refault,
     /// Forks followed.
-    forks,
+    forks;
+    by order:
+    /// Folios written whole, to slots in a row.
+    swpout,
+    /// Folios that were split: there was no room in a row, or not all of their pages could be taken.
+    swpout_fallback,
+    /// Folios brought in whole.
+    swpin,
 }
 
 #[track_caller]

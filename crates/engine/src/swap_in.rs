@@ -22,20 +22,22 @@
 
 use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::engine::Engine;
+use crate::folio::AUTO_ORDER_MIN;
 use crate::memory::{Fill, Stop};
 use crate::readahead::Window;
 use crate::reclaim::lru::Record;
 use crate::space::{CHUNK_PAGES, Chunk, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
-use crate::tuning::Readahead;
-use crate::units::{CpuId, FrameId, PageBuf, SlotIndex, Vpn, page_buf};
+use crate::tuning::{FolioSize, Readahead};
+use crate::units::{CpuId, FrameId, Order, Page, PageBuf, SlotIndex, Vpn, page_buf};
 use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, WANTED, Word};
+use std::ops::Range;
 
 /// Rounds of the LRU that a favoured page stays, beyond those that it has earned.
 const FAVOUR_HEAT: u64 = 3;
 
-/// Most pages brought by one fault.
+/// Most pages brought by one fault, unless it is a folio of a size that was asked for.
 pub const WINDOW_MAX: usize = 32;
 
 /// A fault, as a front end hands it in.
@@ -85,6 +87,17 @@ struct Claim {
     read: bool,
 }
 
+impl Claim {
+    /// Where a page that is swapped out lies.
+    fn device(&self) -> u8 {
+        self.entry.expect("a swapped page has an entry").device
+    }
+}
+
+fn slots_of(claims: &[Claim]) -> Vec<SlotIndex> {
+    claims.iter().filter_map(|claim| claim.entry).map(|entry| entry.slot).collect()
+}
+
 impl FillJob {
     pub fn space(&self) -> &Arc<Space> {
         &self.space
@@ -98,16 +111,15 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    fn buffer(&mut self) -> PageBuf {
-        self.spare.pop().unwrap_or_else(|| page_buf(WINDOW_MAX))
+    fn buffer(&mut self, pages: usize) -> PageBuf {
+        let spare = if pages <= WINDOW_MAX { self.spare.pop() } else { None };
+        spare.unwrap_or_else(|| page_buf(pages.max(WINDOW_MAX)))
     }
+    /// A larger one is not worth its memory.
     fn give_back(&mut self, buf: PageBuf) {
-        if buf.len() >= WINDOW_MAX && self.spare.len() < 8 {
+        if buf.len() == WINDOW_MAX && self.spare.len() < 8 {
             self.spare.push(buf);
         }
-    }
-    pub fn bytes(&self) -> u64 {
-        (self.spare.len() * WINDOW_MAX * crate::units::PAGE_SIZE) as u64
     }
 }
 
@@ -145,7 +157,12 @@ impl Engine {
             }
             state @ (State::None | State::Swapped) => {
                 let window = self.window(space, vpn, state);
-                let Some(pages) = self.claim(cpu, space, &mut words, fault, window, state) else {
+                let folio = self.folio_window(&words[..], vpn, state, window.proven);
+                let folio = folio.filter(|block| block.len() as u64 > window.pages);
+                let claims = folio
+                    .and_then(|block| self.claim_folio(cpu, space, &mut words, vpn, block))
+                    .or_else(|| self.claim(cpu, space, &mut words, fault, window, state));
+                let Some(pages) = claims else {
                     add(&self.stats.on(cpu).allocstall, 1);
                     return Outcome::NoRoom;
                 };
@@ -190,6 +207,56 @@ impl Engine {
         Outcome::Done
     }
 
+    /// The folio of the page, if folios of one size are asked for, and this one lies in slots in a row; 64 KiB of it until
+    /// faults have proven a stream (2 MiB for each page that is wanted would be all that a program gets done).
+    fn folio_window(&self, words: &[Word], vpn: Vpn, state: State, proven: bool) -> Option<Range<usize>> {
+        let FolioSize::Fixed(order) = self.tuning.folio else { return None };
+        if order == Order::ZERO || state != State::Swapped {
+            return None;
+        }
+        let pages = order.pages() as usize;
+        let first = index(vpn) & !(pages - 1);
+        let block = &words[first..first + pages];
+        let SwapEntry { device, slot } = block[0].entry();
+        let follows = |(i, word): (usize, &Word)| {
+            let expected = SwapEntry { device, slot: SlotIndex(slot.0.wrapping_add(i as u32)) };
+            word.state() == State::Swapped && word.entry() == expected
+        };
+        if !block.iter().enumerate().all(follows) {
+            return None;
+        }
+        let pages = if proven { pages } else { pages.min(AUTO_ORDER_MIN.pages() as usize) };
+        let first = index(vpn) & !(pages - 1);
+        Some(first..first + pages)
+    }
+
+    /// Claim a folio, or that half of it (that quarter, ...) for which there is room. None if there is none for two pages.
+    fn claim_folio(
+        &self,
+        cpu: CpuId,
+        space: &Space,
+        words: &mut [Word; CHUNK_PAGES as usize],
+        vpn: Vpn,
+        mut block: Range<usize>,
+    ) -> Option<Vec<Claim>> {
+        let at = index(vpn);
+        let group = space.group(self);
+        while !group.try_charge(cpu, block.len() as u64, group.gap_bytes() / 2) {
+            let middle = block.start + block.len() / 2;
+            block = if at < middle { block.start..middle } else { middle..block.end };
+            if block.len() < 2 {
+                return None;
+            }
+        }
+        let chunk_first = vpn.0 - at as u64;
+        let pages: Vec<Vpn> = block.clone().map(|i| Vpn(chunk_first + i as u64)).collect();
+        if self.tuning.folio == FolioSize::Fixed(Order(pages.len().ilog2() as u8)) {
+            add(&self.stats.on(cpu).swpin[pages.len().ilog2() as usize], 1);
+        }
+        lock(&space.streams).brought(Vpn(chunk_first + block.start as u64), block.len() as u64);
+        Some(self.mark_claimed(cpu, space, words, &pages, State::Swapped))
+    }
+
     fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
         let max = match self.tuning.readahead {
             // A zero fill reads nothing: its runs are not readahead, and all settings have them.
@@ -198,11 +265,24 @@ impl Engine {
             Readahead::Auto | Readahead::Always => {
                 // By slot or by address without proof: the naturally aligned window around the page.
                 let pages = 1u64 << self.tuning.page_cluster.min(5);
-                return Window { first: Vpn(vpn.0 & !(pages - 1)), pages };
+                return Window { first: Vpn(vpn.0 & !(pages - 1)), pages, proven: false };
             }
             Readahead::Stream => WINDOW_MAX as u64,
         };
-        lock(&space.streams).fault(vpn, max)
+        let mut streams = lock(&space.streams);
+        let window = streams.fault(vpn, max);
+        let FolioSize::Fixed(order) = self.tuning.folio else { return window };
+        if state != State::Swapped || u64::from(order.pages()) <= window.pages {
+            return window;
+        }
+        // Up to the end of its folio, so that the next one is met at its beginning.
+        let block = vpn.0 & !(u64::from(order.pages()) - 1);
+        let first = window.first.0.max(block);
+        let end = (window.first.0 + window.pages).min(block + u64::from(order.pages()));
+        if end - first < window.pages {
+            streams.brought(Vpn(first), end - first);
+        }
+        Window { first: Vpn(first), pages: end - first, ..window }
     }
 
     fn synchronous(&self) -> bool {
@@ -239,6 +319,18 @@ impl Engine {
             }
             picked = vec![vpn];
         }
+        Some(self.mark_claimed(cpu, space, words, &picked, state))
+    }
+
+    /// These pages, which are charged, are this thread's now.
+    fn mark_claimed(
+        &self,
+        cpu: CpuId,
+        space: &Space,
+        words: &mut [Word; CHUNK_PAGES as usize],
+        picked: &[Vpn],
+        state: State,
+    ) -> Vec<Claim> {
         let claims = picked
             .iter()
             .map(|vpn| {
@@ -256,21 +348,21 @@ impl Engine {
             space.count_swapped(-(picked.len() as i64));
             add(&self.stats.on(cpu).swap_ra, picked.len() as u64 - 1);
         }
-        Some(claims)
+        claims
     }
 
     /// Find the bytes of the claimed pages: in the swap cache, or on their devices.
     fn read_in(&self, cpu: CpuId, queue: QueueId, mut job: FillJob, scratch: &mut Scratch) -> Outcome {
-        let mut buf = scratch.buffer();
+        let mut buf = scratch.buffer(job.pages.len());
         let mut missing: Vec<usize> = Vec::new();
-        for (i, claim) in job.pages.iter().enumerate() {
-            let entry = claim.entry.expect("a swapped page has an entry");
-            if self.copy_from_cache(cpu, entry, &mut buf[i]) {
-                add(&self.stats.on(cpu).swap_cache_hit, 1);
-            } else {
-                missing.push(i);
-            }
+        let mut first = 0;
+        for of_device in job.pages.chunk_by(|a, b| a.device() == b.device()) {
+            let part = &mut buf[first..first + of_device.len()];
+            let absent = self.copy_from_cache(cpu, of_device[0].device(), &slots_of(of_device), part);
+            missing.extend(absent.into_iter().map(|i| first + i));
+            first += of_device.len();
         }
+        add(&self.stats.on(cpu).swap_cache_hit, (job.pages.len() - missing.len()) as u64);
         if missing.is_empty() {
             job.buf = buf;
             return self.install(cpu, job, scratch);
@@ -278,33 +370,44 @@ impl Engine {
         add(&self.stats.on(cpu).pgmajfault, 1);
         // One request goes to one device, into consecutive pages: if some pages came out of the cache, or the entries are
         // of several devices, bring the faulting page's part now and leave the rest swapped out.
-        let whole = missing.len() == job.pages.len()
-            && job.pages.iter().all(|c| c.entry.map(|e| e.device) == job.pages[0].entry.map(|e| e.device));
+        let whole = missing.len() == job.pages.len() && job.pages.iter().all(|c| c.device() == job.pages[0].device());
         if !whole {
             return self.read_one_by_one(cpu, queue, job, buf, missing, scratch);
         }
         self.start_read(cpu, queue, job, buf, scratch)
     }
 
-    fn copy_from_cache(&self, cpu: CpuId, entry: SwapEntry, page: &mut crate::units::Page) -> bool {
-        let device = &self.devices[entry.device as usize];
-        let Some(frame) = device.slots.cache_get(entry.slot) else { return false };
-        let (batch, place) = self.staging.get(frame);
-        *page = batch[place];
-        drop(batch);
-        self.cache_unpin(cpu, entry, frame);
-        true
-    }
-
-    fn cache_unpin(&self, cpu: CpuId, entry: SwapEntry, frame: FrameId) {
-        let device = &self.devices[entry.device as usize];
-        let release = device.slots.cache_unpin(entry.slot);
-        if release.frame_freed {
-            self.staging.free_frames(&[frame]);
+    /// Copy what is in the swap cache of these slots of a device, a lock for each cluster; returns the places of the others.
+    pub(crate) fn copy_from_cache(
+        &self,
+        cpu: CpuId,
+        device: u8,
+        slots: &[SlotIndex],
+        pages: &mut [Page],
+    ) -> Vec<usize> {
+        let device = &self.devices[device as usize];
+        let mut hits: Vec<(usize, FrameId)> = Vec::new();
+        device.slots.cache_get_many(slots, |place, frame| hits.push((place, frame)));
+        if hits.is_empty() {
+            return (0..slots.len()).collect();
         }
-        if release.slot_freed {
-            self.reuse(cpu, device, &[entry.slot]);
+        let bytes = self.staging.get_many(hits.iter().map(|(_, frame)| *frame));
+        for ((place, _), (batch, at)) in hits.iter().zip(&bytes) {
+            pages[*place] = batch[*at];
         }
+        drop(bytes);
+        let pinned: Vec<SlotIndex> = hits.iter().map(|(place, _)| slots[*place]).collect();
+        let (mut frames, mut freed) = (Vec::new(), Vec::new());
+        device.slots.cache_unpin_many(&pinned, |i, release| {
+            frames.extend(release.frame_freed.then_some(hits[i].1));
+            freed.extend(release.slot_freed.then_some(pinned[i]));
+        });
+        if !frames.is_empty() {
+            self.staging.free_frames(&frames);
+        }
+        self.reuse(cpu, device, &freed);
+        let mut hit = hits.iter().map(|(place, _)| *place).peekable();
+        (0..slots.len()).filter(|place| hit.next_if_eq(place).is_none()).collect()
     }
 
     /// The pages of a mixed window: what is here is installed together with the page that faulted if that is here too;
@@ -323,7 +426,7 @@ impl Engine {
             let mut one = page_buf(1);
             let mut part =
                 FillJob { space: job.space.clone(), write: job.write, favoured: job.favoured, fault: claim.vpn, pages: vec![*claim], buf: PageBuf::default() };
-            let result = if missing.contains(&i) {
+            let result = if missing.binary_search(&i).is_ok() {
                 self.start_read(cpu, queue, part, one, scratch)
             } else {
                 one[0] = buf[i];
@@ -351,9 +454,8 @@ impl Engine {
         buf: PageBuf,
         scratch: &mut Scratch,
     ) -> Outcome {
-        let entries: Vec<SwapEntry> = job.pages.iter().filter_map(|c| c.entry).collect();
-        let slots: Vec<SlotIndex> = entries.iter().map(|e| e.slot).collect();
-        let device = &self.devices[entries[0].device as usize];
+        let slots = slots_of(&job.pages);
+        let device = &self.devices[job.pages[0].device() as usize];
         let token = self.reads.start(queue, job);
         match device.backing.read(queue, ReadRequest { token, slots, buf }) {
             ReadStart::Done(done) => self.read_done(cpu, done, scratch),
@@ -390,7 +492,7 @@ impl Engine {
             job.pages.iter().map(|c| claimed(&words, c.vpn).has(CANCELLED)).collect()
         };
         let mut at = 0;
-        let mut longest = WINDOW_MAX;
+        let mut longest = usize::MAX;
         while at < job.pages.len() && end.stop == Stop::Done {
             let claim = job.pages[at];
             if cancelled[at] || claim.failed {
@@ -402,7 +504,7 @@ impl Engine {
             let fill = self.put(&job, at, pages);
             end.installed.extend_from_slice(&job.pages[at..at + fill.pages]);
             at += fill.pages;
-            longest = WINDOW_MAX;
+            longest = usize::MAX;
             end.stop = match fill.stop {
                 // The run crosses the end of a mapping: shorter, and a lone page without a mapping goes back.
                 Stop::NotMapped if pages > 1 => {
@@ -473,10 +575,11 @@ impl Engine {
         entries: &mut Vec<SwapEntry>,
     ) {
         let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
-        for claim in &end.installed {
+        let refaulted = self.refaulted(cpu, space, &end.installed);
+        for (claim, refaulted) in end.installed.iter().zip(refaulted) {
             claimed(words, claim.vpn);
             let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
-            let (word, record) = space.fresh_resident(claim.vpn, self.refault_heat(cpu, space, claim) + favour);
+            let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted) + favour);
             let kept = claim.entry.filter(|entry| claim.read && self.keeps(*entry));
             words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
             records.push(record);
@@ -526,15 +629,22 @@ impl Engine {
 
     /// A page that comes back soon after it left belongs to the working set: one more round in the LRU. "Soon" is the
     /// kernel's test: fewer pages have left since than are resident.
-    fn refault_heat(&self, cpu: CpuId, space: &Space, claim: &Claim) -> u64 {
-        let Some(entry) = claim.entry else { return 0 };
-        let Some(shadow) = self.devices[entry.device as usize].slots.shadow(entry.slot) else { return 0 };
-        let distance = self.evictions.load(Ordering::Relaxed).wrapping_sub(shadow);
-        if u64::from(distance) > space.resident_pages() {
-            return 0;
+    fn refaulted(&self, cpu: CpuId, space: &Space, claims: &[Claim]) -> Vec<bool> {
+        let mut soon = vec![false; claims.len()];
+        let (now, resident) = (self.evictions.load(Ordering::Relaxed), space.resident_pages());
+        let mut first = 0;
+        for of_device in claims.chunk_by(|a, b| a.entry.map(|e| e.device) == b.entry.map(|e| e.device)) {
+            if let Some(entry) = of_device[0].entry {
+                let slots = &self.devices[entry.device as usize].slots;
+                slots.shadows(&slots_of(of_device), |i, shadow| {
+                    soon[first + i] = u64::from(now.wrapping_sub(shadow)) <= resident;
+                });
+            }
+            first += of_device.len();
         }
-        add(&self.stats.on(cpu).workingset_refault, 1);
-        1
+        let refaults = soon.iter().filter(|soon| **soon).count();
+        add(&self.stats.on(cpu).workingset_refault, refaults as u64);
+        soon
     }
 
     fn end_of_install(

@@ -1,8 +1,10 @@
 //! Pages go out: the whole story of a batch, top to bottom.
 //!
 //! ```text
-//!  slots, one allocation for the batch, cgroup ids recorded with them: no page leaves before it has a place to go
-//!  choose victims (EVICTING) ─▶ Memory::take: out of the address space, bytes in staging
+//!  choose victims (EVICTING), those that leave together as folios                            reclaim/victim.rs
+//!  slots for all of them, folio by folio, cgroup ids recorded with them                      folio.rs
+//!     └─ no slot: RESIDENT again, at the old end of the LRU: no page leaves before it has a place to go
+//!  Memory::take: out of the address space, bytes in staging
 //!     ├─ all zero        word NONE: its slot is given back, nothing is stored
 //!     ├─ its kept copy is the same   word SWAPPED, as it was before: nothing is written (kept.rs)
 //!     ├─ into the swap cache, one step        from here on a fault is a HIT
@@ -19,9 +21,10 @@
 //! after it.
 
 use crate::backing::{BackingError, PageWrite, QueueId};
-use crate::engine::{BATCH_PAGES, Device, Engine};
+use crate::engine::{Device, Engine};
+use crate::folio::{Places, pages_of, runs_of};
 use crate::memory::{Run, Take};
-use crate::space::{Space, index};
+use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
 use crate::units::{CpuId, FrameId, Page, PageBuf, SlotIndex, Vpn};
@@ -49,41 +52,82 @@ pub(crate) struct Staged {
 }
 
 impl Engine {
-    /// First half of a batch, under the space's batch lock: take up to `n` pages out and make them swap-cache pages.
-    /// The second half ([`Engine::write_out`]) needs no lock.
+    /// First half of a batch, under the space's batch lock: take about `n` pages out (more where they leave together) and
+    /// make them swap-cache pages. The second half ([`Engine::write_out`]) needs no lock.
     pub fn shrink(
         &self,
         cpu: CpuId,
         space: &Arc<Space>,
         n: usize,
     ) -> (Shrunk, Option<WriteOut>) {
+        let room = self.batch_room(cpu, space, n);
+        if room == 0 {
+            return (Shrunk::default(), None);
+        }
+        let runs = self.choose_victims(cpu, space, n, room);
+        self.take_out(cpu, space, runs)
+    }
+
+    /// MADV_PAGEOUT, as `shrink`: the pages of [from, to) that are in memory leave, whatever is thought of them, as many as
+    /// a batch holds. Also returns where to go on.
+    pub fn pageout(
+        &self,
+        cpu: CpuId,
+        space: &Arc<Space>,
+        from: Vpn,
+        to: Vpn,
+    ) -> (Shrunk, Option<WriteOut>, Vpn) {
+        let room = self.batch_room(cpu, space, self.staging.batch_pages());
+        if room == 0 {
+            return (Shrunk::default(), None, to);
+        }
+        let (runs, next) = self.choose_range(space, from, to, room);
+        let (shrunk, write_out) = self.take_out(cpu, space, runs);
+        (shrunk, write_out, next)
+    }
+
+    /// Pages that a batch of about `n` may have now. None: the swap is full, which is noted.
+    fn batch_room(&self, cpu: CpuId, space: &Space, n: usize) -> usize {
         if self.kept.are_to_go() {
             self.give_up_kept(cpu);
         }
-        let mut entries = Vec::with_capacity(BATCH_PAGES);
         let group = space.group(self);
-        let n = n.min(BATCH_PAGES);
-        let mut places = self.alloc_slots(cpu, group, n, &mut entries);
-        if places < n && self.give_up_kept(cpu) > 0 {
-            places += self.alloc_slots(cpu, group, n - places, &mut entries);
+        let mut room = self.room_pages(group);
+        if room < n && self.give_up_kept(cpu) > 0 {
+            room = self.room_pages(group);
         }
-        if places == 0 {
+        if room == 0 {
             self.groups.drain_stocks();
-            add(&self.stats.rare().swap_full, 1);
-            self.swap_is_full.store(true, Ordering::Relaxed);
-            return (Shrunk::default(), None);
+            self.note_swap_full();
         }
-        let runs = self.choose_victims(cpu, space, places);
-        let mut shrunk = Shrunk { tried: runs.iter().map(|r| r.pages as usize).sum(), ..Shrunk::default() };
+        room.min(self.staging.batch_pages())
+    }
+
+    fn note_swap_full(&self) {
+        add(&self.stats.rare().swap_full, 1);
+        self.swap_is_full.store(true, Ordering::Relaxed);
+    }
+
+    /// The victims have been chosen.
+    fn take_out(&self, cpu: CpuId, space: &Arc<Space>, mut runs: Vec<Run>) -> (Shrunk, Option<WriteOut>) {
+        let mut shrunk = Shrunk { tried: pages_of(&runs).count(), ..Shrunk::default() };
         if runs.is_empty() {
             self.groups.drain_stocks();
-            self.free_entries(cpu, &entries);
             return (shrunk, None);
+        }
+        let places = self.alloc_places(cpu, space.group(self), &runs);
+        if !places.without.is_empty() {
+            self.note_swap_full();
+            shrunk.wanted = space.put_back(&places.without);
+            runs = runs_of(pages_of(&runs).filter(|vpn| places.without.binary_search(vpn).is_err()));
+            if runs.is_empty() {
+                return (shrunk, None);
+            }
         }
         let mut buf = self.staging.buffer();
         let mut outcome = Vec::with_capacity(shrunk.tried);
         space.memory.take(&runs, &mut buf, &mut outcome);
-        assert_eq!(outcome.len(), shrunk.tried, "Memory::take must say what became of each page");
+        assert_eq!(outcome.len(), pages_of(&runs).count(), "Memory::take must say what became of each page");
         add(&self.stats.on(cpu).take_batches, 1);
 
         let staged = self.settle(cpu, space, &runs, &outcome, &mut shrunk);
@@ -93,7 +137,7 @@ impl Engine {
         }
         add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
         self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
-        let write_out = self.stage(cpu, space, staged, entries, buf, &mut shrunk.wanted);
+        let write_out = self.stage(cpu, space, &staged, places, buf, &mut shrunk.wanted);
         (shrunk, write_out)
     }
 
@@ -110,7 +154,7 @@ impl Engine {
         let mut staged = Vec::with_capacity(outcome.len());
         let mut outcome = outcome.iter();
         let mut gone = 0;
-        for vpn in runs.iter().flat_map(|r| (0..u64::from(r.pages)).map(|i| Vpn(r.vpn.0 + i))) {
+        for vpn in pages_of(runs) {
             let take = *outcome.next().expect("an outcome for each page");
             match take {
                 Take::Moved => {
@@ -162,32 +206,28 @@ impl Engine {
         staged
     }
 
-    /// Make the staged pages swap-cache pages. Zero pages need no slot, and what is left of `entries` goes back.
+    /// Make the staged pages swap-cache pages. Zero pages need no slot, and what is left of `places` goes back.
     fn stage(
         &self,
         cpu: CpuId,
         space: &Arc<Space>,
-        staged: Vec<Staged>,
-        mut entries: Vec<SwapEntry>,
+        staged: &[Staged],
+        places: Places,
         buf: PageBuf,
         wanted: &mut Vec<Vpn>,
     ) -> Option<WriteOut> {
-        let (zero, data): (Vec<Staged>, Vec<Staged>) =
-            staged.into_iter().partition(|s| is_zero(&buf[s.place]));
+        let (zero, data): (Vec<Staged>, Vec<Staged>) = staged.iter().partition(|s| is_zero(&buf[s.place]));
         add(&self.stats.on(cpu).swpout_zero, zero.len() as u64);
         self.give_up_kept_of(cpu, space, zero.iter().map(|s| s.vpn));
         self.set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
         let (clean, data) = self.split_clean(cpu, space, data, &buf);
         self.set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
         space.count_swapped(clean.len() as i64);
-        let unused = entries.split_off(data.len());
-        self.free_entries(cpu, &unused);
+        let entries = self.hand_out(cpu, places, staged, &data);
         if data.is_empty() {
             self.staging.give_back(buf);
             return None;
         }
-        // Contiguous slots for contiguous pages: what is read together later lies together.
-        entries.sort_unstable();
         let first_frame = self.staging.publish(buf, data.len());
         let pages: Vec<CachedPage> = data
             .iter()
@@ -201,21 +241,31 @@ impl Engine {
         Some(WriteOut { pages })
     }
 
-    /// EVICTING → the given words; faults that came meanwhile are collected.
+    /// The slots of `data`, which are those of the staged pages that need one. What nobody needs goes back.
+    fn hand_out(&self, cpu: CpuId, mut places: Places, staged: &[Staged], data: &[Staged]) -> Vec<SwapEntry> {
+        let mut needing = data.iter().peekable();
+        let entries = staged
+            .iter()
+            .filter_map(|s| places.entry_for(s.vpn, needing.next_if(|d| d.vpn == s.vpn).is_some()))
+            .collect();
+        self.close_places(cpu, &places);
+        entries
+    }
+
+    /// EVICTING → the given words, a lock for each chunk; faults that came meanwhile are collected.
     fn set_words(&self, space: &Space, words: impl Iterator<Item = (Vpn, Word)>, wanted: &mut Vec<Vpn>) {
-        let mut current: Option<(u64, Arc<crate::space::Chunk>)> = None;
-        for (vpn, new) in words {
-            let number = vpn.0 / crate::space::CHUNK_PAGES;
-            if current.as_ref().is_none_or(|(n, _)| *n != number) {
-                current = Some((number, space.chunk_or_new(vpn)));
+        let mut words = words.peekable();
+        while let Some(number) = words.peek().map(|(vpn, _)| vpn.0 / CHUNK_PAGES) {
+            let chunk = space.chunk_or_new(Vpn(number * CHUNK_PAGES));
+            let mut there = lock(&chunk);
+            while let Some((vpn, new)) = words.next_if(|(vpn, _)| vpn.0 / CHUNK_PAGES == number) {
+                let word = &mut there[index(vpn)];
+                assert_eq!(word.state(), State::Evicting, "a staged page changed under its batch");
+                if word.has(WANTED) {
+                    wanted.push(vpn);
+                }
+                *word = new;
             }
-            let (_, chunk) = current.as_ref().expect("just set");
-            let word = &mut lock(chunk)[index(vpn)];
-            assert_eq!(word.state(), State::Evicting, "a staged page changed under its batch");
-            if word.has(WANTED) {
-                wanted.push(vpn);
-            }
-            *word = new;
         }
     }
 

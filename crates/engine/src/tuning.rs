@@ -12,6 +12,7 @@
 //! What it does not do: hold sizes and limits of a job (budget, watermarks, devices). Those are the job's, not the
 //! mechanism's.
 
+use crate::units::Order;
 use std::fmt;
 
 /// Where a CPU allocates, and looks for its next cluster on a fragmented device. On rotating devices always `Shared`.
@@ -45,6 +46,26 @@ pub enum Readahead {
     Stream,
 }
 
+/// Where folios of several pages get their slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LargeFolios {
+    /// Nowhere: each page gets a slot by itself.
+    Split,
+    /// In this CPU's current cluster of their order, or in an empty one; else they are split.
+    FreeClusterOnly,
+    /// As `FreeClusterOnly`, and in every other cluster of their order that has room.
+    All,
+}
+
+/// How many pages leave together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FolioSize {
+    /// As many as are cold together.
+    Auto,
+    /// Aligned blocks of this order wherever all of their pages are present.
+    Fixed(Order),
+}
+
 /// One value for each knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -59,6 +80,8 @@ pub struct Tuning {
     pub page_cluster: u32,
     /// A page keeps the slot that it was read from, where writing is dear.
     pub keep_clean: bool,
+    pub large_folios: LargeFolios,
+    pub folio: FolioSize,
 }
 
 impl Default for Tuning {
@@ -71,6 +94,8 @@ impl Default for Tuning {
             readahead: Readahead::Stream,
             page_cluster: 3,
             keep_clean: true,
+            large_folios: LargeFolios::All,
+            folio: FolioSize::Auto,
         }
     }
 }
@@ -97,6 +122,35 @@ const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
     [("always", Readahead::Always), ("auto", Readahead::Auto), ("stream", Readahead::Stream)];
+const LARGE_FOLIOS: [(&str, LargeFolios); 3] = [
+    ("split", LargeFolios::Split),
+    ("free-cluster-only", LargeFolios::FreeClusterOnly),
+    ("all", LargeFolios::All),
+];
+const FOLIO_SIZES: [(&str, FolioSize); 11] = [
+    ("4K", FolioSize::Fixed(Order(0))),
+    ("8K", FolioSize::Fixed(Order(1))),
+    ("16K", FolioSize::Fixed(Order(2))),
+    ("32K", FolioSize::Fixed(Order(3))),
+    ("64K", FolioSize::Fixed(Order(4))),
+    ("128K", FolioSize::Fixed(Order(5))),
+    ("256K", FolioSize::Fixed(Order(6))),
+    ("512K", FolioSize::Fixed(Order(7))),
+    ("1M", FolioSize::Fixed(Order(8))),
+    ("2M", FolioSize::Fixed(Order(9))),
+    ("auto", FolioSize::Auto),
+];
+const FOLIO_WORDS: [&str; FOLIO_SIZES.len()] = words_of(&FOLIO_SIZES);
+
+const fn words_of<T: Copy, const N: usize>(values: &[(&'static str, T); N]) -> [&'static str; N] {
+    let mut words = [""; N];
+    let mut i = 0;
+    while i < N {
+        words[i] = values[i].0;
+        i += 1;
+    }
+    words
+}
 
 const SWITCH: [(&str, bool); 2] = [("off", false), ("on", true)];
 
@@ -150,6 +204,20 @@ pub const KNOBS: &[Knob] = &[
         values: Values::Words(&[SWITCH[0].0, SWITCH[1].0]),
         get: |t| place(&SWITCH, t.keep_clean),
         set: |t, value| t.keep_clean = SWITCH[value as usize].1,
+    },
+    Knob {
+        name: "large-folios",
+        help: "slots for folios: page by page; only from empty clusters; from all clusters of their order",
+        values: Values::Words(&[LARGE_FOLIOS[0].0, LARGE_FOLIOS[1].0, LARGE_FOLIOS[2].0]),
+        get: |t| place(&LARGE_FOLIOS, t.large_folios),
+        set: |t, value| t.large_folios = LARGE_FOLIOS[value as usize].1,
+    },
+    Knob {
+        name: "folio",
+        help: "what leaves together: aligned blocks of this size, or what is cold together",
+        values: Values::Words(&FOLIO_WORDS),
+        get: |t| place(&FOLIO_SIZES, t.folio),
+        set: |t, value| t.folio = FOLIO_SIZES[value as usize].1,
     },
 ];
 
@@ -272,6 +340,8 @@ mod tests {
             "readahead=always",
             "page-cluster=0",
             "keep-clean=off",
+            "large-folios=split",
+            "folio=4K",
         ];
         let tuning = Tuning::parse(old).unwrap();
         let expected = Tuning {
@@ -282,8 +352,19 @@ mod tests {
             readahead: Readahead::Always,
             page_cluster: 0,
             keep_clean: false,
+            large_folios: LargeFolios::Split,
+            folio: FolioSize::Fixed(Order::ZERO),
         };
         assert_eq!(tuning, expected);
+    }
+
+    #[test]
+    fn folio_sizes_are_what_they_say() {
+        for (order, bytes) in (0..=9).map(|order| (Order(order), 4096u32 << order)) {
+            let (kib, mib) = (bytes >> 10, bytes >> 20);
+            let word = if mib > 0 { format!("folio={mib}M") } else { format!("folio={kib}K") };
+            assert_eq!(Tuning::parse([word.as_str()]).unwrap().folio, FolioSize::Fixed(order), "{word}");
+        }
     }
 
     #[test]

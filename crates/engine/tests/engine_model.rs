@@ -31,8 +31,8 @@ use memspill_engine::slots::SwapDevice;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::swap_out::WriteOut;
-use memspill_engine::tuning::{Readahead, Tuning};
-use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
+use memspill_engine::tuning::{FolioSize, LargeFolios, Readahead, Tuning};
+use memspill_engine::units::{CpuId, Order, PAGE_SIZE, SpaceId, Vpn};
 use memspill_engine::word::State;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -62,6 +62,9 @@ enum Op {
     /// Access a page and do not wait for it.
     Touch { target: usize, page: u64, write: bool },
     Shrink { target: usize, pages: usize, write: bool },
+    /// MADV_PAGEOUT and MADV_COLD.
+    Pageout { target: usize, page: u64, pages: u64 },
+    Cold { target: usize, page: u64, pages: u64 },
     /// As `Shrink`, and victims are faulted on while they are in transit.
     ShrinkWanted { target: usize, pages: usize },
     FinishWrites,
@@ -131,6 +134,8 @@ fn reclaim() -> impl Strategy<Value = Op> {
         6 => (0..SPACES_MAX, 1..128usize, any::<bool>())
             .prop_map(|(target, pages, write)| Op::Shrink { target, pages, write }),
         2 => (0..SPACES_MAX, 1..64usize).prop_map(|(target, pages)| Op::ShrinkWanted { target, pages }),
+        2 => run().prop_map(|(target, page, pages)| Op::Pageout { target, page, pages }),
+        1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
@@ -171,6 +176,9 @@ struct Setup {
     readahead: Readahead,
     synchronous: bool,
     keep_clean: bool,
+    large_folios: LargeFolios,
+    folio: FolioSize,
+    limit_pages: u64,
     /// The first space and its even children are in a group of their own: its maximum, and what it may have of swap.
     group: Option<(u64, u64)>,
 }
@@ -189,19 +197,31 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => Just(Some((150, 220))),
         1 => Just(Some((10_000, 300))),
     ];
-    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), group).prop_map(
-        |(devices, readahead, synchronous, keep_clean, group)| Setup {
+    let large_folios = prop_oneof![
+        3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly), 1 => Just(LargeFolios::Split)
+    ];
+    let folio = prop_oneof![
+        3 => Just(FolioSize::Auto), 4 => (0..=9u8).prop_map(|order| FolioSize::Fixed(Order(order)))
+    ];
+    // Under the larger one a chunk can be in memory whole.
+    let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
+    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages, group).prop_map(
+        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages, group)| Setup {
             devices,
             readahead,
             synchronous,
             keep_clean,
+            large_folios,
+            folio,
+            limit_pages,
             group,
         },
     )
 }
 
 fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<Arc<MockBacking>>) {
-    let tuning = Tuning { readahead: setup.readahead, keep_clean: setup.keep_clean, ..Tuning::default() };
+    let Setup { readahead, keep_clean, large_folios, folio, .. } = *setup;
+    let tuning = Tuning { readahead, keep_clean, large_folios, folio, ..Tuning::default() };
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
@@ -211,7 +231,7 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
         let map = SwapDevice::new(*slots, cpus, false, &tuning);
         Device::new(format!("device {i}"), *priority, map, backing.clone())
     });
-    let mut groups = vec![GroupConfig::root(LIMIT_PAGES * PAGE_SIZE as u64)];
+    let mut groups = vec![GroupConfig::root(setup.limit_pages * PAGE_SIZE as u64)];
     groups.extend(setup.group.map(|(max_pages, swap_max_pages)| GroupConfig {
         name: "inner".into(),
         parent: Some(0),
@@ -296,6 +316,11 @@ impl World {
             Op::Shrink { target, pages, write } => {
                 let target = self.target(*target);
                 self.shrink(&target, *pages, *write);
+            }
+            Op::Pageout { target, page, pages } => self.pageout(&self.target(*target), *page, *pages),
+            Op::Cold { target, page, pages } => {
+                let (from, to) = range(*page, *pages);
+                self.target(*target).space.cold(Vpn(from), Vpn(to));
             }
             Op::ShrinkWanted { target, pages } => self.shrink_wanted(*target, *pages),
             Op::FinishWrites => self.finish_writes(),
@@ -538,6 +563,22 @@ impl World {
         shrunk.taken
     }
 
+    fn pageout(&mut self, target: &Target, page: u64, pages: u64) {
+        let (from, to) = range(page, pages);
+        let mut at = Vpn(from);
+        while at < Vpn(to) {
+            let batch = target.memory.batch.lock().expect("batch");
+            let (shrunk, write_out, next) = self.engine.pageout(CPU, &target.space, at, Vpn(to));
+            drop(batch);
+            assert!(next > at, "a batch brings it further");
+            at = next;
+            self.unwritten.extend(write_out);
+            for vpn in shrunk.wanted {
+                self.fault(target, vpn.0, true);
+            }
+        }
+    }
+
     fn shrink_wanted(&mut self, target: usize, pages: usize) {
         let target = self.target(target);
         let (engine, space, memory) = (self.engine.clone(), target.space.clone(), target.memory.clone());
@@ -666,7 +707,16 @@ proptest! {
 // ---- histories that are worth a name ----------------------------------------------------------------------------
 
 fn one_device() -> Setup {
-    Setup { devices: vec![(8192, 0)], readahead: Readahead::Stream, synchronous: false, keep_clean: true, group: None }
+    Setup {
+        devices: vec![(8192, 0)],
+        readahead: Readahead::Stream,
+        synchronous: false,
+        keep_clean: true,
+        large_folios: LargeFolios::All,
+        folio: FolioSize::Auto,
+        limit_pages: LIMIT_PAGES,
+        group: None,
+    }
 }
 
 fn write_and_evict(world: &mut World, pages: u64) -> Target {
@@ -742,6 +792,171 @@ fn kept_copies_make_room() {
     assert_eq!(world.engine.used_slots(), 150);
     world.step(&Op::Fork { target: 0 });
     world.step(&Op::Events { target: 0 });
+    world.end(false);
+}
+
+/// The middle chunk of the three, which is there whole.
+const CHUNK: u64 = 512;
+const CHUNK_AT: u64 = (FIRST / CHUNK + 1) * CHUNK - FIRST;
+
+fn folios_of(order: u8) -> Setup {
+    Setup { folio: FolioSize::Fixed(Order(order)), limit_pages: 2000, ..one_device() }
+}
+
+/// (swpout, swpout_fallback) of an order.
+fn folio_counts(world: &World, order: u8) -> (u64, u64) {
+    let counts = world.engine.stats.of_order(Order(order));
+    let value = |name| counts.iter().find(|(n, ..)| *n == name).expect("a counter").1;
+    (value("swpout"), value("swpout_fallback"))
+}
+
+fn entry_of(target: &Target, page: u64) -> memspill_engine::word::SwapEntry {
+    target.space.word(Vpn(FIRST + page)).held_entry().expect("the page is out")
+}
+
+#[test]
+fn a_folio_leaves_whole_into_slots_in_a_row() {
+    for order in 0..=9u8 {
+        let mut world = World::new(&folios_of(order));
+        let pages = 1u64 << order;
+        world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages });
+        let target = world.target(0);
+        assert_eq!(world.shrink(&target, 1, true), pages as usize, "order {order}: all of it");
+        let first = entry_of(&target, CHUNK_AT);
+        assert_eq!(first.slot.0 % pages as u32, if order == 0 { first.slot.0 % pages as u32 } else { 0 });
+        for i in 0..pages {
+            assert_eq!(entry_of(&target, CHUNK_AT + i).slot.0, first.slot.0 + i as u32);
+        }
+        if order > 0 {
+            assert_eq!(folio_counts(&world, order), (1, 0), "order {order}");
+        }
+        world.end(false);
+    }
+}
+
+#[test]
+fn a_folio_comes_in_whole() {
+    for synchronous in [false, true] {
+        let mut world = World::new(&Setup { synchronous, ..folios_of(6) });
+        world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 256 });
+        let target = world.target(0);
+        while world.shrink(&target, 64, true) > 0 {}
+        let resident = |world: &mut World, page| {
+            let before = target.space.resident_pages();
+            world.step(&Op::Read { target: 0, page: CHUNK_AT + page });
+            target.space.resident_pages() - before
+        };
+        assert_eq!(resident(&mut world, 4), 16, "nothing is known yet");
+        assert_eq!(resident(&mut world, 16), 32, "a stream");
+        assert_eq!(resident(&mut world, 48), 16, "up to the next folio");
+        assert_eq!(resident(&mut world, 64), 64, "the next folio");
+        let swpin = |world: &World| {
+            world.engine.stats.of_order(Order(6)).iter().find(|(name, ..)| *name == "swpin").expect("a counter").1
+        };
+        assert_eq!(swpin(&world), 1);
+        // Of another one a page has gone: the rest comes as single pages do.
+        world.step(&Op::Remove { target: 0, page: CHUNK_AT + 197, pages: 1 });
+        world.step(&Op::Events { target: 0 });
+        assert_eq!(resident(&mut world, 240), 1);
+        world.end(false);
+    }
+}
+
+#[test]
+fn a_folio_in_the_swap_cache_is_taken_back_with_a_lock_for_a_cluster() {
+    let mut world = World::new(&folios_of(4));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 16 });
+    let target = world.target(0);
+    world.shrink(&target, 1, false);
+    let locks = |world: &World| world.engine.devices[0].slots.stats().cluster_locks;
+    let before = locks(&world);
+    world.step(&Op::Read { target: 0, page: CHUNK_AT + 7 });
+    assert_eq!(world.engine.stats.sum(|c| &c.swap_cache_hit), 16);
+    assert_eq!(locks(&world) - before, 4, "lookup, unpin, shadows, and the references that go");
+    world.step(&Op::FinishWrites);
+    world.end(false);
+}
+
+#[test]
+fn a_folio_that_is_not_there_whole_leaves_in_parts() {
+    let mut world = World::new(&folios_of(4));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 15 });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 1, "a page is missing: single pages");
+    // All are there, but one cannot be taken, and one is zero: slots in a row all the same.
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT + 16, pages: 16 });
+    world.step(&Op::Write { target: 0, page: CHUNK_AT + 20, zero: true });
+    target.memory.refuse(FIRST + CHUNK_AT + 25, Take::Retry);
+    world.pageout(&target, CHUNK_AT + 16, 16);
+    assert_eq!(folio_counts(&world, 4), (0, 1));
+    let slot = |page| entry_of(&target, CHUNK_AT + 16 + page).slot.0;
+    assert_eq!((slot(3) - slot(0), slot(5) - slot(0), slot(15) - slot(0)), (3, 4, 13));
+    assert_eq!(world.engine.used_slots(), 1 + 14);
+    world.end(false);
+}
+
+#[test]
+fn a_large_entry_is_unmapped_in_the_middle() {
+    let mut world = World::new(&folios_of(9));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 512);
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Unmap { target: 0, page: CHUNK_AT + 100, pages: 200 });
+    world.step(&Op::Quiet);
+    assert_eq!(world.engine.used_slots(), 512, "the child has them all");
+    let child = world.target(1);
+    world.exit(&child);
+    assert_eq!(world.engine.used_slots(), 312, "a part of the entry is free");
+    world.step(&Op::Scan { target: 0, page: CHUNK_AT + 300, pages: 20, down: false });
+    world.end(false);
+}
+
+#[test]
+fn without_room_in_a_row_a_folio_is_split() {
+    // Slots for all pages, but no cluster for the folio: the first lacks slot 0, the second the rest.
+    let mut world = World::new(&Setup { devices: vec![(900, 0)], ..folios_of(9) });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    assert_eq!(world.shrink(&target, 1, true), 512);
+    assert_eq!(folio_counts(&world, 9), (0, 1));
+    world.end(false);
+}
+
+#[test]
+fn victims_without_a_slot_stay() {
+    let mut world = World::new(&Setup { devices: vec![(100, 0)], ..folios_of(4) });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
+    let target = world.target(0);
+    while world.shrink(&target, 64, true) > 0 {}
+    assert_eq!(world.engine.used_slots(), 99);
+    assert_eq!(target.space.resident_pages(), CHUNK - 99);
+    assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    world.end(false);
+}
+
+#[test]
+fn what_is_cold_leaves_first() {
+    let mut world = World::new(&Setup { limit_pages: 2000, ..one_device() });
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: 0, pages: PAGES });
+    let target = world.target(0);
+    for _ in 0..100 {
+        world.step(&Op::Cold { target: 0, page: 600, pages: 20 });
+    }
+    let records = target.space.evictable();
+    target.space.tidy();
+    assert!(records <= PAGES as usize + 100 * 20 && target.space.evictable() <= records);
+    assert!(world.shrink(&target, 20, true) >= 20);
+    assert!((600..620).all(|page| target.space.word(Vpn(FIRST + page)).state() == State::Swapped));
     world.end(false);
 }
 

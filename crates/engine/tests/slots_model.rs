@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use memspill_engine::slots::SwapDevice;
-use memspill_engine::tuning::{CgroupMapForm, ScanBase, Tuning};
+use memspill_engine::tuning::{CgroupMapForm, LargeFolios, ScanBase, Tuning};
 use memspill_engine::units::{CLUSTER_SLOTS, CpuId, FrameId, GroupId, Order, SlotIndex};
 use proptest::prelude::*;
 
@@ -62,6 +62,7 @@ enum Op {
 
 struct World {
     device: SwapDevice,
+    large_folios: LargeFolios,
     slots: Vec<Slot>,
     /// Order of each cluster that is not empty.
     orders: Vec<Option<u8>>,
@@ -73,6 +74,7 @@ impl World {
     fn new(slots: u32, cpus: u32, rotational: bool, tuning: &Tuning) -> World {
         World {
             device: SwapDevice::new(slots, cpus, rotational, tuning),
+            large_folios: tuning.large_folios,
             slots: vec![Slot::default(); slots as usize],
             orders: vec![None; slots.div_ceil(CLUSTER_SLOTS) as usize],
             dying: Vec::new(),
@@ -102,12 +104,14 @@ impl World {
         start > 0 && range.end <= self.slots.len() && range.into_iter().all(|i| !self.slots[i].used)
     }
 
-    /// Is there an aligned free block in a cluster that is empty or of this order?
+    /// Is there an aligned free block in a cluster that is empty or of this order? (With `free-cluster-only`: one that is
+    /// empty, if it is not for single pages.)
     fn has_room(&self, order: u8) -> bool {
+        let only_empty = order > 0 && self.large_folios == LargeFolios::FreeClusterOnly;
         let pages = 1usize << order;
         let starts = (0..self.slots.len()).step_by(pages);
         starts.into_iter().any(|start| {
-            let of_order = self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order);
+            let of_order = self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order && !only_empty);
             // Order 0 has a block at slot 0 that does not count; larger ones there contain slot 0.
             of_order && self.block_is_free(start, pages)
         })
@@ -257,9 +261,15 @@ impl World {
                 self.cache_add(&self.choose(at, |slot| slot.count > 0 && slot.frame.is_none()))
             }
             Op::CacheGet(at) => {
-                for slot in self.choose(&[*at, at / 2], |slot| slot.used && !slot.dying) {
+                let wanted: Vec<usize> = (*at..at + 5).chain([at / 2]).collect();
+                let slots = self.choose(&wanted, |slot| slot.used && !slot.dying);
+                let mut got = vec![None; slots.len()];
+                self.device.cache_get_many(&slots, |place, frame| got[place] = Some(frame));
+                let mut shadows = vec![None; slots.len()];
+                self.device.shadows(&slots, |place, shadow| shadows[place] = Some(shadow));
+                for ((slot, got), shadow) in slots.iter().zip(got).zip(shadows) {
                     let model = &mut self.slots[slot.index()];
-                    assert_eq!(self.device.cache_get(slot), model.frame.map(FrameId));
+                    assert_eq!((got, shadow), (model.frame.map(FrameId), model.shadow));
                     model.pins += u32::from(model.frame.is_some());
                 }
             }
@@ -339,8 +349,10 @@ fn op() -> impl Strategy<Value = Op> {
 fn tuning() -> impl Strategy<Value = Tuning> {
     let form = prop_oneof![Just(CgroupMapForm::Locked), Just(CgroupMapForm::LockFree)];
     let base = prop_oneof![Just(ScanBase::Shared), Just(ScanBase::PerCpu), Just(ScanBase::PerCpuTrunk)];
-    (base, prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form).prop_map(
-        |(scan_base, slot_batch, cache_batch, cgroup_map)| Tuning {
+    let large = prop_oneof![3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly)];
+    (base, prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form, large).prop_map(
+        |(scan_base, slot_batch, cache_batch, cgroup_map, large_folios)| Tuning {
+            large_folios,
             scan_base,
             slot_batch,
             cache_batch,

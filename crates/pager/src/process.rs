@@ -8,7 +8,8 @@
 //!   put:   UFFDIO_COPY from our buffer
 //! ```
 //!
-//! Staging has two halves, used in turn, so that a batch can be moved while the last one is still being emptied.
+//! Staging has two halves, used in turn, so that a batch can be moved while the last one is still being emptied. A batch
+//! that is larger than a half (a folio of more than 512 KiB) is taken in pieces.
 //! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data.
 
 use crate::control::ControlPage;
@@ -28,8 +29,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 const HALF_PAGES: u32 = STAGING_PAGES / 2;
-const _: () = assert!(BATCH_PAGES <= HALF_PAGES as usize);
-const _: () = assert!(BATCH_PAGES <= RUNS_MAX);
+const _: () = assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
+const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);
 
 /// The agent inside a process, as seen from here.
 pub struct Agent {
@@ -220,6 +221,39 @@ impl Takes<'_> {
 
 impl Memory for ProcessMemory {
     fn take(&self, runs: &[Run], frames: &mut [Page], outcome: &mut Vec<Take>) {
+        let mut taken = 0;
+        for piece in pieces(runs) {
+            let before = outcome.len();
+            self.take_piece(&piece, &mut frames[taken..], outcome);
+            taken += outcome[before..].iter().filter(|take| **take == Take::Moved).count();
+        }
+    }
+
+    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        fill(self.uffd.copy(vpn.addr(), bytes_of(pages)))
+    }
+
+    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+        static ZEROS: [Page; memspill_engine::swap_in::WINDOW_MAX] =
+            [Page::ZERO; memspill_engine::swap_in::WINDOW_MAX];
+        if write {
+            return fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])));
+        }
+        fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+    }
+
+    fn poison(&self, vpn: Vpn) {
+        self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
+    }
+
+    fn wake(&self, vpn: Vpn, pages: usize) {
+        self.uffd.wake(vpn.addr(), (pages * PAGE_SIZE) as u64);
+    }
+}
+
+impl ProcessMemory {
+    /// Take as many pages as a half of staging holds.
+    fn take_piece(&self, runs: &[Run], frames: &mut [Page], outcome: &mut Vec<Take>) {
         let pages: usize = runs.iter().map(|r| r.pages as usize).sum();
         let Some(agent) = self.agent().filter(|agent| agent.serves()) else {
             outcome.resize(outcome.len() + pages, Take::Busy);
@@ -257,29 +291,6 @@ impl Memory for ProcessMemory {
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
 
-    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        fill(self.uffd.copy(vpn.addr(), bytes_of(pages)))
-    }
-
-    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
-        static ZEROS: [Page; memspill_engine::swap_in::WINDOW_MAX] =
-            [Page::ZERO; memspill_engine::swap_in::WINDOW_MAX];
-        if write {
-            return fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])));
-        }
-        fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
-    }
-
-    fn poison(&self, vpn: Vpn) {
-        self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
-    }
-
-    fn wake(&self, vpn: Vpn, pages: usize) {
-        self.uffd.wake(vpn.addr(), (pages * PAGE_SIZE) as u64);
-    }
-}
-
-impl ProcessMemory {
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
     /// it may fault, and the fault must find the batch lock free.
     pub fn populate(&self, pages: &[Vpn]) {
@@ -321,6 +332,27 @@ impl ProcessMemory {
             *take = Some(Take::Gone);
         }
     }
+}
+
+/// Runs cut into lists of at most a half of staging each.
+fn pieces(runs: &[Run]) -> Vec<Vec<Run>> {
+    let mut pieces: Vec<Vec<Run>> = Vec::new();
+    let mut room = 0;
+    for run in runs {
+        let mut at = 0;
+        while at < run.pages {
+            if room == 0 {
+                pieces.push(Vec::new());
+                room = HALF_PAGES;
+            }
+            let pages = room.min(run.pages - at);
+            let piece = Run { vpn: Vpn(run.vpn.0 + u64::from(at)), pages };
+            pieces.last_mut().expect("just pushed").push(piece);
+            room -= pages;
+            at += pages;
+        }
+    }
+    pieces
 }
 
 /// Read the results of a command. True if pages may have been moved that it does not tell of.
@@ -402,5 +434,20 @@ mod bytes {
     pub fn bytes_of_mut(pages: &mut [Page]) -> &mut [u8] {
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), pages.len() * PAGE_SIZE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_fit_into_half_of_staging() {
+        let run = |vpn, pages| Run { vpn: Vpn(vpn), pages };
+        assert_eq!(pieces(&[run(5, 3), run(9, 4)]), [vec![run(5, 3), run(9, 4)]]);
+        let half = HALF_PAGES;
+        let large = pieces(&[run(0, 1), run(512, 2 * half)]);
+        let expected = [vec![run(0, 1), run(512, half - 1)], vec![run(511 + u64::from(half), half)], vec![run(511 + 2 * u64::from(half), 1)]];
+        assert_eq!(large, expected);
     }
 }

@@ -67,6 +67,8 @@ struct Plan {
     limit_pages: u64,
     reclaim: Reclaim,
     tuning: Tuning,
+    /// Most pages of a batch, but for a neighbourhood that it takes whole.
+    batch_pages: u64,
     devices: Vec<(Kind, Faults)>,
     preemption: Preemption,
 }
@@ -81,6 +83,15 @@ impl Plan {
             }
             let readahead = ["always", "auto", "stream"][random.below(3) as usize];
             tuning.set(&format!("readahead={readahead}")).expect("values of the table of knobs");
+        }
+        let mut batch_pages = BATCH_PAGES as u64;
+        if random.one_in(2) {
+            let large_folios = ["split", "free-cluster-only", "all"][random.below(3) as usize];
+            let (folio, pages) = [("4K", 1), ("16K", 4), ("64K", 16), ("512K", 128), ("2M", 512)][random.below(5) as usize];
+            for knob in [format!("large-folios={large_folios}"), format!("folio={folio}")] {
+                tuning.set(&knob).expect("values of the table of knobs");
+            }
+            batch_pages = batch_pages.max(pages);
         }
         let mut chance = |of: &[u64]| of[random.below(of.len() as u64) as usize];
         let devices = (0..chance(&[1, 1, 2])).map(|_| {
@@ -112,6 +123,7 @@ impl Plan {
                 longest_ns: 20_000 << (3 * random.below(3)),
             },
             tuning,
+            batch_pages,
         }
     }
 }
@@ -148,7 +160,7 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
 fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     let cpus = plan.tasks + 3;
     // No more than may be needed at once: slots are used again soon, by whoever would meet what is left of their past.
-    let in_batches = (BATCH_PAGES as u64 + 1) * u64::from(cpus);
+    let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
     let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
     for (n, (kind, faults)) in plan.devices.iter().enumerate() {

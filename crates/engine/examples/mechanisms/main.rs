@@ -1,4 +1,4 @@
-//! What each mechanism of the slot allocator, the swap cache and the cgroup map saves: old form against new, by count
+//! What each mechanism of the slot allocator, the swap cache, the cgroup map and the folios saves: old form against new, by count
 //! and by time, as markdown tables.
 //!
 //!     cargo run --release -p memspill-engine --example mechanisms
@@ -10,6 +10,8 @@
 //! It is the engine alone: no page is compressed, written or moved, so a ratio here is the most that the mechanism can
 //! give, not what a program will see.
 
+mod folios;
+mod fragmentation;
 mod workload;
 
 use memspill_engine::tuning::Tuning;
@@ -66,6 +68,7 @@ fn main() {
         println!("\n### {knob}: {old} → {new}\n");
         print_table(&rows);
     }
+    folios::print();
 }
 
 fn compare(life: Life, threads: u32, tunings: &[Tuning; 2]) -> Row {

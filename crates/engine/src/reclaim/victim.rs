@@ -6,24 +6,30 @@
 //!
 //! ```text
 //!   LRU: [young ............ old] ─▶ stale? drop   hot? cool it, push young   else victim
-//!                                        └─ its neighbours in the same 64 KiB that came in the older half go with it
+//!                                        └─ and what leaves with it:
+//!   folio=auto  those of its 64 KiB that came in the older half; where that is all of them, the aligned block
+//!               twice as large if all of its other half is so too, and so on
+//!   folio=SIZE  the aligned block of that size, if all of it is present: one LRU position for all of it
 //! ```
 //!
-//! The neighbours matter because taking a page out costs a TLB flush for each contiguous run, not for each page: runs are
-//! what makes eviction cheap (the kernel's reason for swapping out whole folios).
+//! What leaves together matters because taking a page out costs a TLB flush for each contiguous run, not for each page:
+//! runs are what makes eviction cheap (the kernel's reason for swapping out whole folios).
 
 use crate::engine::Engine;
+use crate::folio::{self, AUTO_ORDER_MIN, runs_of};
 use crate::group::Group;
 use crate::memory::Run;
 use crate::reclaim::lru::Record;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, Ordering, lock};
+use crate::tuning::FolioSize;
 use crate::units::{CpuId, Vpn};
 use crate::word::{State, Word};
+use std::ops::Range;
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
-const NEIGHBOURHOOD_PAGES: u64 = 16;
+const NEIGHBOURHOOD_PAGES: usize = 1 << AUTO_ORDER_MIN.0;
 /// With twice as many spaces and more, one is picked from so many.
 const PICKED_FROM: usize = 8;
 /// What a batch is reckoned at when a space is picked for it.
@@ -89,52 +95,156 @@ impl Engine {
         }
     }
 
-    /// Choose up to `n` pages of `space`, mark them EVICTING, and return them as ascending runs.
-    pub(crate) fn choose_victims(&self, cpu: CpuId, space: &Space, n: usize) -> Vec<Run> {
-        let mut victims: Vec<Vpn> = Vec::with_capacity(n);
+    /// Choose `n` pages of `space`, more where they leave together, but at most `room`; mark them EVICTING, and return them
+    /// as ascending runs.
+    pub(crate) fn choose_victims(&self, cpu: CpuId, space: &Space, n: usize, room: usize) -> Vec<Run> {
+        let mut victims = Victims { pages: Vec::with_capacity(room), goal: n.min(room), room };
         // Heat is finite, so a queue of hot pages only is cold after some rounds; the bound keeps one call short.
         let mut looks = 4 * n + 64;
-        while victims.len() < n && looks > 0 {
+        while victims.pages.len() < victims.goal && looks > 0 {
             looks -= 1;
             let Some(record) = lock(&space.lru).pop() else { break };
             add(&self.stats.on(cpu).pgscan, 1);
-            self.consider(cpu, space, record, n, &mut victims);
+            if !self.consider(cpu, space, record, &mut victims) {
+                lock(&space.lru).push_oldest(record);
+                break;
+            }
         }
-        victims.sort_unstable();
-        runs_of(&victims)
+        victims.pages.sort_unstable();
+        runs_of(victims.pages)
     }
 
-    fn consider(&self, cpu: CpuId, space: &Space, record: Record, n: usize, victims: &mut Vec<Vpn>) {
+    /// False: it leaves with others, for which there is no room in this batch.
+    fn consider(&self, cpu: CpuId, space: &Space, record: Record, victims: &mut Victims) -> bool {
         let vpn = record.vpn();
-        let Some(chunk) = space.chunk(vpn) else { return };
+        let Some(chunk) = space.chunk(vpn) else { return true };
         let mut words = lock(&chunk);
         let word = words[index(vpn)];
         if word.state() != State::Resident || word.stamp() != record.stamp() {
-            return;
+            return true;
         }
         if word.heat() > 0 {
             let (fresh, record) = space.renewed(vpn, word, word.heat() - 1);
             words[index(vpn)] = fresh;
             lock(&space.lru).push(record);
             add(&self.stats.on(cpu).pgrotated, 1);
-            return;
+            return true;
         }
-        words[index(vpn)] = word.with_state(State::Evicting);
-        victims.push(vpn);
-        let age = space.age_of(word);
-        let first = vpn.0 & !(NEIGHBOURHOOD_PAGES - 1);
-        for page in (first..first + NEIGHBOURHOOD_PAGES).map(Vpn) {
-            let word = &mut words[index(page)];
-            let old = word.state() == State::Resident && word.heat() == 0 && space.age_of(*word) >= age / 2;
-            if old && victims.len() < n {
-                *word = word.with_state(State::Evicting);
-                victims.push(page);
+        let mut block = Block { words: &mut words[..], chunk: Vpn(vpn.0 - index(vpn) as u64) };
+        match self.tuning.folio {
+            FolioSize::Auto => block.choose_cold(space, index(vpn), victims),
+            FolioSize::Fixed(order) => return block.choose_whole(index(vpn), order.pages() as usize, victims),
+        }
+        true
+    }
+
+    /// Mark resident pages of [from, to) EVICTING, hot ones too, as many as a batch holds. Returns them as ascending runs,
+    /// and where to go on.
+    pub(crate) fn choose_range(&self, space: &Space, from: Vpn, to: Vpn, room: usize) -> (Vec<Run>, Vpn) {
+        let together = NEIGHBOURHOOD_PAGES.max(folio::pages_asked_for(&self.tuning)) as u64;
+        let mut pages: Vec<Vpn> = Vec::with_capacity(room);
+        let mut at = from;
+        while at < to
+            && let Some((first, chunk)) = space.chunk_from(at)
+        {
+            at = at.max(first);
+            let mut words = lock(&chunk);
+            let end = Vpn(to.0.min(first.0 + CHUNK_PAGES));
+            while at < end {
+                // A block that may leave as one is not torn.
+                let needed = if at.0.is_multiple_of(together) && !pages.is_empty() { together as usize } else { 1 };
+                if pages.len() + needed > room {
+                    return (runs_of(pages), at);
+                }
+                let word = &mut words[index(at)];
+                if word.state() == State::Resident {
+                    *word = word.with_state(State::Evicting);
+                    pages.push(at);
+                }
+                at.0 += 1;
             }
         }
+        (runs_of(pages), to)
     }
 }
 
-const _: () = assert!(CHUNK_PAGES.is_multiple_of(NEIGHBOURHOOD_PAGES), "a neighbourhood lies in one chunk");
+struct Victims {
+    pages: Vec<Vpn>,
+    /// About so many, and no more than `room`.
+    goal: usize,
+    room: usize,
+}
+
+impl Victims {
+    fn has_room_for(&self, pages: usize) -> bool {
+        self.pages.len() + pages <= self.room
+    }
+}
+
+/// The words of a chunk, and its first page.
+struct Block<'a> {
+    words: &'a mut [Word],
+    chunk: Vpn,
+}
+
+impl Block<'_> {
+    fn take(&mut self, at: usize, victims: &mut Victims) {
+        self.words[at] = self.words[at].with_state(State::Evicting);
+        victims.pages.push(Vpn(self.chunk.0 + at as u64));
+    }
+
+    fn take_all(&mut self, range: Range<usize>, victims: &mut Victims) {
+        range.for_each(|at| self.take(at, victims));
+    }
+
+    /// folio=auto. The page itself, and what is as cold around it.
+    fn choose_cold(&mut self, space: &Space, at: usize, victims: &mut Victims) {
+        let age = space.age_of(self.words[at]);
+        let cold = |word: &Word| word.state() == State::Resident && word.heat() == 0 && space.age_of(*word) >= age / 2;
+        let mut pages = NEIGHBOURHOOD_PAGES;
+        let mut first = at & !(pages - 1);
+        if !victims.has_room_for(pages) || !self.words[first..first + pages].iter().all(cold) {
+            self.take(at, victims);
+            for near in first..first + pages {
+                if victims.has_room_for(1) && cold(&self.words[near]) {
+                    self.take(near, victims);
+                }
+            }
+            return;
+        }
+        self.take_all(first..first + pages, victims);
+        while pages < self.words.len() && victims.pages.len() + pages <= victims.goal {
+            let other_half = first ^ pages;
+            if !self.words[other_half..other_half + pages].iter().all(cold) {
+                break;
+            }
+            self.take_all(other_half..other_half + pages, victims);
+            first &= !pages;
+            pages *= 2;
+        }
+    }
+
+    /// folio=SIZE. False: there is no room for the block.
+    fn choose_whole(&mut self, at: usize, pages: usize, victims: &mut Victims) -> bool {
+        let first = at & !(pages - 1);
+        let block = first..first + pages;
+        if !self.words[block.clone()].iter().all(|word| word.state() == State::Resident) {
+            self.take(at, victims);
+            return true;
+        }
+        let fits = victims.has_room_for(pages);
+        if fits {
+            self.take_all(block, victims);
+        } else if victims.pages.is_empty() {
+            // Not even an empty batch holds it: the swap is nearly full.
+            self.take(at, victims);
+            return true;
+        }
+        fits
+    }
+}
+
+const _: () = assert!(CHUNK_PAGES.is_multiple_of(NEIGHBOURHOOD_PAGES as u64), "a neighbourhood lies in one chunk");
 
 impl Space {
     /// Pages that reclaim may look at.
@@ -157,23 +267,11 @@ impl Space {
     }
     /// It cannot give a batch now: the others come first.
     pub fn pass_over(&self) {
-        self.charge_pass(NEIGHBOURHOOD_PAGES as usize);
+        self.charge_pass(NEIGHBOURHOOD_PAGES);
     }
     /// A new space starts where the others are, neither favoured nor punished.
     pub fn join(&self, others: &[Arc<Space>]) {
         let least = others.iter().map(|s| s.pass()).fold(f64::INFINITY, f64::min);
         self.pass_bits.store(if least.is_finite() { least } else { 0.0 }.to_bits(), Ordering::Relaxed);
     }
-}
-
-/// Ascending pages as contiguous runs.
-fn runs_of(pages: &[Vpn]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for vpn in pages {
-        match runs.last_mut() {
-            Some(run) if run.vpn.0 + u64::from(run.pages) == vpn.0 => run.pages += 1,
-            _ => runs.push(Run { vpn: *vpn, pages: 1 }),
-        }
-    }
-    runs
 }

@@ -74,7 +74,7 @@ use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::tuning::{ScanBase, Tuning};
+use crate::tuning::{LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
@@ -109,6 +109,8 @@ pub struct SwapDevice {
     stolen: AtomicU64,
     slot_batch: usize,
     cache_batch: usize,
+    /// Large folios come only from current clusters, going upwards, and from empty ones.
+    free_cluster_only: bool,
 }
 
 /// What the allocator has done so far. Exact at a quiet point.
@@ -196,6 +198,7 @@ impl SwapDevice {
             stolen: AtomicU64::new(0),
             slot_batch: tuning.slot_batch.max(1) as usize,
             cache_batch: tuning.cache_batch.max(1) as usize,
+            free_cluster_only: tuning.large_folios == LargeFolios::FreeClusterOnly,
         }
     }
 
@@ -233,7 +236,10 @@ impl SwapDevice {
         if let Some(slot) = self.percpu.hint(want.cpu, want.order) {
             let mut state = self.cluster(slot).lock();
             if state.serves(want.order, false) {
-                return self.take(want, slot, &mut state, out);
+                let got = self.take(want, slot, &mut state, out);
+                if got > 0 || !self.free_cluster_only {
+                    return got;
+                }
             }
         }
         if want.order == Order::ZERO
@@ -310,6 +316,10 @@ impl SwapDevice {
         };
         let any = |_, state: &ClusterState| state.has_block(order);
         let (nonfull, frag) = (ListId::nonfull(order), ListId::frag(order));
+        if self.free_cluster_only && order != Order::ZERO {
+            let free = self.first_free_to_lock(lists, [ListId::FREE], any, busy);
+            return free.or_else(|| self.open_virgin(lists, order));
+        }
         if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE], alone, busy) {
             return Some(found);
         }
@@ -364,6 +374,10 @@ impl SwapDevice {
     fn take(&self, want: Want, from: SlotIndex, state: &mut ClusterState, out: &mut Vec<SlotIndex>) -> usize {
         let Want { cpu, order, n } = want;
         let mut blocks = state.find(order, from.offset_in_cluster(), n);
+        let upwards_only = self.free_cluster_only && order != Order::ZERO;
+        if upwards_only {
+            blocks.retain(|block| usize::from(*block) >= from.offset_in_cluster());
+        }
         if order != Order::ZERO {
             // Found, but perhaps promised to allocations of order 0 that are still looking.
             let pages = u64::from(order.pages());
@@ -382,7 +396,8 @@ impl SwapDevice {
         self.settle(index, state, true);
         out.extend(blocks.iter().map(|offset| SlotIndex(first_slot + u32::from(*offset))));
         if state.order() == order {
-            let hint = state.serves(order, false).then(|| self.hint_in(index, next));
+            let goes_on = state.serves(order, false) && !(upwards_only && self.is_end(index, next));
+            let hint = goes_on.then(|| self.hint_in(index, next));
             self.percpu.set_hint(cpu, order, hint);
             state.taken_by = cpu;
         } else {
@@ -393,10 +408,12 @@ impl SwapDevice {
 
     /// Where to go on in a cluster after `next - 1`: at its first slot again, if that was its last one.
     fn hint_in(&self, index: ClusterIndex, next: u32) -> SlotIndex {
-        let first = index.0 * CLUSTER_SLOTS;
-        let within = next < self.slots && next - first < CLUSTER_SLOTS;
         // Slot 0 would mean "no hint"; a search from slot 1 sees the same.
-        SlotIndex(if within { next } else { first.max(1) })
+        SlotIndex(if self.is_end(index, next) { (index.0 * CLUSTER_SLOTS).max(1) } else { next })
+    }
+
+    fn is_end(&self, index: ClusterIndex, next: u32) -> bool {
+        next >= self.slots || next - index.0 * CLUSTER_SLOTS >= CLUSTER_SLOTS
     }
 
     fn freed_by(&self, cpu: CpuId) -> &AtomicU64 {
@@ -554,6 +571,31 @@ impl SwapDevice {
         self.cluster(slot).lock().cache_get(slot)
     }
 
+    /// As `cache_get` for each slot, a lock for each run of slots in one cluster: `hit` gets the place and the frame of each
+    /// that is in the cache.
+    pub fn cache_get_many(&self, slots: &[SlotIndex], mut hit: impl FnMut(usize, FrameId)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                if let Some(frame) = state.cache_get(*slot) {
+                    hit(at, frame);
+                }
+                at += 1;
+            }
+        });
+    }
+
+    /// As `cache_unpin` for each slot: `released` gets the place of each and what has come of it.
+    pub fn cache_unpin_many(&self, slots: &[SlotIndex], mut released: impl FnMut(usize, CacheRelease)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                released(at, state.cache_unpin(*slot));
+                at += 1;
+            }
+        });
+    }
+
     /// The end of a pin. Says if that has freed the frame, and if the slot is dying now (see `put`).
     pub fn cache_unpin(&self, slot: SlotIndex) -> CacheRelease {
         self.cluster(slot).lock().cache_unpin(slot)
@@ -596,6 +638,19 @@ impl SwapDevice {
             Payload::Shadow(shadow) => Some(shadow),
             _ => None,
         }
+    }
+
+    /// As `shadow` for each slot in use: `found` gets the place and the shadow of each that has one.
+    pub fn shadows(&self, slots: &[SlotIndex], mut found: impl FnMut(usize, u32)) {
+        let mut at = 0;
+        self.each_cluster(slots, self.cache_batch, |state, run| {
+            for slot in run {
+                if let Payload::Shadow(shadow) = state.word(*slot).payload() {
+                    found(at, shadow);
+                }
+                at += 1;
+            }
+        });
     }
 
     pub fn group_of(&self, slot: SlotIndex) -> GroupId {
