@@ -97,7 +97,7 @@ fn json(ended: &Ended) -> String {
     for (name, value) in locks_and_scans(&ended.pager.engine) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
-    for device in &ended.pager.engine.devices {
+    for device in ended.pager.engine.devices.iter() {
         let stats = device.slots.stats();
         let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
     }

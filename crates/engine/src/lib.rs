@@ -6,6 +6,7 @@
 pub mod backing;
 pub mod cgroup_map;
 mod check;
+pub mod devices;
 pub mod engine;
 pub mod errors;
 pub mod gate;
@@ -19,6 +20,7 @@ pub mod space;
 pub mod stats;
 pub mod swap_in;
 pub mod swap_out;
+pub mod swapoff;
 pub mod sync;
 pub mod tuning;
 pub mod units;

@@ -206,7 +206,7 @@ impl Engine {
     }
 
     fn synchronous(&self) -> bool {
-        self.devices.iter().all(|d| d.backing.properties().synchronous)
+        self.devices.iter().filter(|d| !d.is_off()).all(|d| d.backing.properties().synchronous)
     }
 
     /// Claim the faulting page, and of its window those pages of the same chunk that are in the same state. None if there
@@ -286,7 +286,7 @@ impl Engine {
         self.start_read(cpu, queue, job, buf, scratch)
     }
 
-    fn copy_from_cache(&self, cpu: CpuId, entry: SwapEntry, page: &mut crate::units::Page) -> bool {
+    pub(crate) fn copy_from_cache(&self, cpu: CpuId, entry: SwapEntry, page: &mut crate::units::Page) -> bool {
         let device = &self.devices[entry.device as usize];
         let Some(frame) = device.slots.cache_get(entry.slot) else { return false };
         let (batch, place) = self.staging.get(frame);

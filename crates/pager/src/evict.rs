@@ -238,7 +238,7 @@ impl Reclaimer<'_> {
         }
         self.stuck = None;
         engine.swap_is_full.store(false, Ordering::Relaxed);
-        let failing = engine.devices.iter().find(|d| d.errors.is_failing());
+        let failing = engine.devices.iter().find(|d| !d.is_off() && d.errors.is_failing());
         let error = engine.last_error.lock().expect("last error").take();
         let of_group = engine.groups.all().iter().skip(1).find(|group| full && !group.has_swap());
         if let Some(group) = of_group {

@@ -200,7 +200,7 @@ impl<'a> FaultThread<'a> {
 
     fn reap(&mut self) {
         let mut done = Vec::new();
-        for device in &self.pager.engine.devices {
+        for device in self.pager.engine.devices.iter() {
             device.backing.reap(self.queue, &mut done);
         }
         for done in done {
