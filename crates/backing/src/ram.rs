@@ -549,6 +549,15 @@ impl Backing for RamBacking {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
+    fn close(&self) {
+        if let Some(fifo) = &self.fifo {
+            *lock(fifo) = Fifo::default();
+            self.fifo_bytes.store(0, Ordering::Relaxed);
+        }
+        self.pool.trim();
+        self.table.release();
+    }
+
     fn usage(&self) -> Usage {
         let counters = &self.counters;
         Usage {

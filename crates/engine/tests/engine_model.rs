@@ -869,6 +869,29 @@ fn swapoff_reads_that_end_later() {
     finish_off(world, 0);
 }
 
+/// Between the copy and the words: the page comes in, is written, and leaves again for a slot of its own.
+#[test]
+fn swapoff_is_overtaken_by_a_fault() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 64);
+    world.step(&Op::Pending(true));
+    world.swapoff(0);
+    world.swapoff_steps(1);
+    world.step(&Op::Pending(false));
+    world.step(&Op::Write { target: 0, page: 5, zero: false });
+    world.step(&Op::Write { target: 0, page: 6, zero: true });
+    world.step(&Op::Read { target: 0, page: 7 });
+    let entry = |page| target.space.word(Vpn(FIRST + page)).held_entry();
+    while entry(5).is_none() || entry(7).is_none() {
+        world.shrink(&target, 128, true);
+    }
+    let (fifth, seventh) = (entry(5), entry(7));
+    assert_eq!(fifth.map(|e| e.device), Some(1));
+    world.swapoff_steps(4);
+    assert_eq!((entry(5), entry(6), entry(7)), (fifth, None, seventh), "what came later is not what was copied");
+    finish_off(world, 0);
+}
+
 #[test]
 fn swapoff_of_a_shared_slot_keeps_it_shared() {
     let mut world = World::new(&two_devices([8192, 8192]));
