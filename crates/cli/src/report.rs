@@ -1,10 +1,11 @@
-//! What a run says of itself at its end: `--stats` for a reader, `--stats-json` for a program.
+//! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
 use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
+use memspill_pager::pager::Pager;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -14,18 +15,17 @@ const SCHEMA: u32 = 1;
 
 pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if args.stats {
-        eprint!("{}", table(ended));
+        eprint!("{}", table(&ended.pager));
     }
     if let Some(path) = &args.stats_json
-        && let Err(e) = std::fs::write(path, json(ended))
+        && let Err(e) = std::fs::write(path, json(&ended.pager, Some(ended.exit_code)))
     {
         eprintln!("memspill: cannot write {}: {e}", path.display());
     }
 }
 
 /// (name, value, help): values now, as opposed to the counters.
-fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
-    let pager = &ended.pager;
+fn gauges(pager: &Pager) -> Vec<(&'static str, u64, &'static str)> {
     let engine: &Engine = &pager.engine;
     let usage: Vec<_> = engine.devices.iter().map(|d| d.backing.usage()).collect();
     let sum = |get: fn(&memspill_engine::backing::Usage) -> u64| usage.iter().map(get).sum::<u64>();
@@ -45,13 +45,13 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
     ]
 }
 
-fn table(ended: &Ended) -> String {
+pub fn table(pager: &Pager) -> String {
     let mut text = String::new();
-    for (name, value, help) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
+    for (name, value, help) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
     }
-    for group in ended.pager.engine.groups.all().iter().skip(1) {
+    for group in pager.engine.groups.all().iter().skip(1) {
         let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
     }
@@ -89,19 +89,21 @@ fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn json(ended: &Ended) -> String {
-    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {}", ended.exit_code);
-    for (name, value, _) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
+/// `exit_code`: none while the run goes on.
+pub fn json(pager: &Pager, exit_code: Option<i32>) -> String {
+    let exit_code = exit_code.map_or("null".to_string(), |code| code.to_string());
+    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {exit_code}");
+    for (name, value, _) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
-    for (name, value) in locks_and_scans(&ended.pager.engine) {
+    for (name, value) in locks_and_scans(&pager.engine) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
-    for device in ended.pager.engine.devices.iter() {
+    for device in pager.engine.devices.iter() {
         let stats = device.slots.stats();
         let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
     }
-    let groups: Vec<String> = ended.pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
+    let groups: Vec<String> = pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
     if !groups.is_empty() {
         let _ = write!(text, ",\n  \"groups\": [{}]", groups.join(", "));
     }
