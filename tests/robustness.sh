@@ -679,6 +679,15 @@ case_stats-json() {
 
 ctl() { "$MEMSPILL" ctl --pid $PID "$@" >ctl.out 2>&1; }
 ctl_ok() { ctl "$@" || { no "ctl $1: $(tail -n 1 ctl.out)"; return 1; }; }
+# answers: until the run can be asked.
+answers() {
+    local end=$((SECONDS + 10))
+    until ctl swaps; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "it does not answer: $(cat ctl.out)"; return 1; }
+        sleep 0.05
+    done
+}
 open_files() { ls -l /proc/$PID/fd 2>/dev/null | grep -c -- "-> $1\$"; }
 # used NAME: KiB that the device holds.
 used() { ctl swaps; awk -v name="$1" '$1 == name && $6 != "off" { print $4 }' ctl.out; }
@@ -746,9 +755,8 @@ case_ctl-swapoff-stop() {
 
 case_ctl-limit() {
     start "$MEMSPILL" run --memory-max 160M --swap-dir "$SWAP" --stats-json stats.json -- \
-        "$WORKLOAD" random --size 128M --seconds 8 --check full
-    running 1 || return
-    sleep 2
+        "$WORKLOAD" random --size 128M --seconds 12 --check full
+    answers || return
     ctl limit 1M && { no "a budget of 1 MiB is taken"; return; }
     grep -q 'too small: at least 8.0 MiB' ctl.out || { no "it says: $(cat ctl.out)"; return; }
     ctl_ok limit 64M || return
@@ -765,15 +773,20 @@ case_ctl-limit() {
     ends 60
     code_is 0 && clean
 }
-rss() { awk '/^RssAnon/ { print $2 * 1024 }' /proc/"$(targets | head -n 1)"/status; }
+rss() { # of the run's command, in bytes
+    local pid
+    for pid in $(cat /proc/$PID/task/$PID/children); do
+        [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && awk '/^RssAnon/ { print $2 * 1024 }' /proc/$pid/status
+    done
+}
 
 # Bad input, nothing, another user, a run that ends or is stopped.
 case_ctl-strangers() {
     local name
     "$MEMSPILL" ctl --pid $$ swaps >ctl.out 2>&1 && { no "a shell answers"; return; }
     grep -q "^memspill: no run of ours has process id" ctl.out || { no "it says: $(cat ctl.out)"; return; }
-    start "${SPILL[@]}" -- "$WORKLOAD" random --size 96M --seconds 10 --check full
-    running 1 || return
+    start "${SPILL[@]}" -- "$WORKLOAD" random --size 96M --seconds 30 --check full
+    answers || return
     "$MEMSPILL" ctl list >ctl.out 2>&1 && grep -q "^ *$PID " ctl.out || { no "not listed: $(cat ctl.out)"; return; }
     for wrong in "swapon zram:" "swapon file:/" "swapon file:$WORK/none/x" "swapoff nothing" "swapoff default" "limit 4k"; do
         # shellcheck disable=SC2086
