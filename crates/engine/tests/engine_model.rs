@@ -952,6 +952,25 @@ fn swapoff_of_a_word_that_waits_for_a_filler() {
     finish_off(world, 0);
 }
 
+/// What only spares a write is given up, and no page keeps a slot of a device that is leaving.
+#[test]
+fn swapoff_of_kept_copies() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 64);
+    let kept = |page| {
+        let word = target.space.word(Vpn(FIRST + page));
+        (word.state() == State::Resident).then(|| word.held_entry().is_some())
+    };
+    (0..20).for_each(|page| world.step(&Op::Touch { target: 0, page, write: false }));
+    assert_eq!((kept(3), kept(40)), (Some(true), None));
+    world.swapoff(0);
+    world.step(&Op::Touch { target: 0, page: 40, write: false });
+    assert_eq!(kept(40), Some(false));
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    assert_eq!((kept(3), device_of(&target, 60)), (Some(false), 1));
+    finish_off(world, 0);
+}
+
 /// Pages that could not be written wait in the swap cache: they need not be read from where they never were.
 #[test]
 fn swapoff_of_a_failing_device() {
