@@ -224,7 +224,7 @@ impl FileBacking {
             block_device,
             length_before,
             ended: AtomicBool::new(false),
-            sums: ZeroTable::new(slots as usize * 4)?,
+            sums: ZeroTable::new(slots as usize * 8)?,
             live: bitmap()?,
             dead: bitmap()?,
             locks: (0..CLUSTER_LOCKS).map(|_| RwLock::new(())).collect(),

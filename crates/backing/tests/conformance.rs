@@ -443,6 +443,15 @@ mod contract {
         assert_eq!(rest, nothing);
     }
 
+    /// Tables indexed by slot reach as far as the slots do.
+    pub fn the_last_slot_is_as_good_as_any(backing: &dyn Backing) {
+        let last = backing.properties().slots - 1;
+        write_good(backing, 0, &[(last, noise_page(last))]);
+        expect(backing, 0, &[(last, noise_page(last))]);
+        discard(backing, &[last]);
+        assert_eq!(read(backing, 0, &[last]).results, [Err(BackingError::Empty)]);
+    }
+
     /// After a swapoff: also what is not given back while the device is on.
     pub fn a_closed_device_holds_nothing(backing: &dyn Backing) {
         let slots: Vec<u32> = (1..6000).collect();
@@ -472,7 +481,7 @@ macro_rules! conforms {
                 what_is_written_reads_back the_last_write_counts empty_slots_are_an_error
                 batches_need_not_be_in_order many_reads_at_once agrees_with_a_model
                 kept_slots_know_their_bytes threads_do_not_disturb_each_other everything_is_given_back
-                a_closed_device_holds_nothing);
+                the_last_slot_is_as_good_as_any a_closed_device_holds_nothing);
         }
     )* };
     (@each $make:expr; $($test:ident)*) => { $(
