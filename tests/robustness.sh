@@ -770,15 +770,23 @@ case_ctl-limit() {
     $PYTHON -c 'import json; s = json.load(open("ctl.out")); assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
         { no "stats: $(head -c 200 ctl.out)"; return; }
     ctl_ok limit 160M || return
+    local before after
+    before=$(rss)
+    ctl_ok pageout "$(command_of_run)" || return
+    after=$(rss)
+    grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
+    ctl pageout 1 && { no "init is paged out"; return; }
+    DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60
     code_is 0 && clean
 }
-rss() { # of the run's command, in bytes
+command_of_run() {
     local pid
     for pid in $(cat /proc/$PID/task/$PID/children); do
-        [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && awk '/^RssAnon/ { print $2 * 1024 }' /proc/$pid/status
+        [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid
     done
 }
+rss() { awk '/^RssAnon/ { print $2 * 1024 }' /proc/"$(command_of_run)"/status; } # in bytes
 
 # Bad input, nothing, another user, a run that ends or is stopped.
 case_ctl-strangers() {

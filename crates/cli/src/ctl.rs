@@ -1,7 +1,7 @@
 //! `memspill ctl`: look at runs that are under way, and change them.
 //!
 //! ```text
-//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit
+//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout
 //!   ask (pager/src/ctl.rs) ─▶ stdout: what was asked for      stderr: why not, and a swapoff's progress on a terminal
 //! ```
 //!
@@ -12,7 +12,7 @@ use crate::machine::Memory;
 use crate::size::{self, Size, human};
 use crate::spec::{self, SwapSpec};
 use clap::{Args, Subcommand};
-use memspill_pager::ctl::{Request, Run, runs};
+use memspill_pager::ctl::{Request, Run, parse_range, runs};
 use memspill_pager::supervisor::Interrupts;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -71,6 +71,15 @@ enum CtlCommand {
         #[arg(value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
         size: Size,
     },
+    /// Swap pages of a process out now, as MADV_PAGEOUT does
+    Pageout {
+        /// A process of the run
+        #[arg(value_name = "PID")]
+        process: u32,
+        /// Addresses in hexadecimal, as in /proc/PID/maps [default: all]
+        #[arg(value_name = "FROM-TO", value_parser = parse_range)]
+        ranges: Vec<(u64, u64)>,
+    },
 }
 
 /// Returns the exit code.
@@ -114,6 +123,7 @@ fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
             let ram_bytes = Memory::of_this_machine().usable_bytes();
             Request::Limit { bytes: size.resolve(ram_bytes).unwrap_or(ram_bytes) }
         }
+        CtlCommand::Pageout { process, ranges } => Request::Pageout { pid: *process, ranges: ranges.clone() },
     };
     let mut refusals = Vec::new();
     for run in runs {

@@ -248,6 +248,27 @@ impl Space {
         }
     }
 
+    /// Resident pages from `from` on, at most `most` of them and below `to`, are the next victims, whatever is known of
+    /// them (MADV_PAGEOUT). Returns how many there were, and where to go on.
+    pub fn make_oldest(&self, from: Vpn, to: Vpn, most: usize) -> (usize, Vpn) {
+        let (mut found, mut next) = (0, from);
+        while let Some(number) = self.next_chunk(next.0 / CHUNK_PAGES).filter(|_| found < most && next < to) {
+            let Some(chunk) = self.chunk(Vpn(number * CHUNK_PAGES)) else { continue };
+            let mut words = lock(&chunk);
+            next = next.max(Vpn(number * CHUNK_PAGES));
+            while found < most && next < to && next.0 / CHUNK_PAGES == number {
+                let word = &mut words[index(next)];
+                if word.state() == State::Resident {
+                    *word = word.with_heat(0);
+                    lock(&self.lru).push_oldest(Record::new(next, word.stamp()));
+                    found += 1;
+                }
+                next = Vpn(next.0 + 1);
+            }
+        }
+        if found < most { (found, to) } else { (found, next) }
+    }
+
     /// So many of the resident pages are in memory once and in several spaces: all but this space's share of them.
     pub fn set_discount(&self, engine: &Engine, pages: u64) {
         let before = self.discount_pages.swap(pages, Ordering::SeqCst);

@@ -818,6 +818,24 @@ fn kept_copies_make_room() {
     world.end(false);
 }
 
+/// MADV_PAGEOUT: these pages and no others, however hot they are.
+#[test]
+fn named_pages_are_the_next_victims() {
+    let mut world = World::new(&one_device());
+    world.step(&Op::WriteRun { target: 0, page: 0, pages: 250 });
+    let target = world.target(0);
+    let is_out = |page| target.space.word(Vpn(FIRST + page)).state() == State::Swapped;
+    let mut from = Vpn(FIRST + 100);
+    for expected in [16, 16, 8, 0] {
+        let (found, next) = target.space.make_oldest(from, Vpn(FIRST + 140), 16);
+        assert_eq!(found, expected);
+        assert!(expected == 0 || world.shrink(&target, found, true) == expected);
+        from = next;
+    }
+    assert_eq!((0..250).filter(|page| is_out(*page)).collect::<Vec<_>>(), (100..140).collect::<Vec<_>>());
+    world.end(false);
+}
+
 // ---- swapoff ----------------------------------------------------------------------------------------------------
 
 /// Two devices, the first of which takes the first pages.

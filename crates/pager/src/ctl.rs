@@ -38,6 +38,8 @@ pub enum Request {
     Swapon { spec: String },
     Swapoff { name: String },
     Limit { bytes: u64 },
+    /// Addresses, each range from and to. None: all.
+    Pageout { pid: u32, ranges: Vec<(u64, u64)> },
 }
 
 impl Request {
@@ -50,6 +52,10 @@ impl Request {
             Request::Swapon { spec } => vec!["swapon".into(), spec.clone()],
             Request::Swapoff { name } => vec!["swapoff".into(), name.clone()],
             Request::Limit { bytes } => vec!["limit".into(), bytes.to_string()],
+            Request::Pageout { pid, ranges } => {
+                let ranges = ranges.iter().map(|(from, to)| format!("{from:x}-{to:x}"));
+                ["pageout".to_string(), pid.to_string()].into_iter().chain(ranges).collect()
+            }
         };
         words.join("\0").into_bytes()
     }
@@ -67,9 +73,22 @@ impl Request {
             ["limit", bytes] => {
                 Request::Limit { bytes: bytes.parse().map_err(|_| "the limit is no number of bytes")? }
             }
+            ["pageout", pid, ref ranges @ ..] => Request::Pageout {
+                pid: pid.parse().map_err(|_| "the process id is no number")?,
+                ranges: ranges.iter().map(|range| parse_range(range)).collect::<Result<_, _>>()?,
+            },
             _ => return Err("the request is not known here: are memspill ctl and the run of one version?".into()),
         })
     }
+}
+
+/// An address range as in `/proc/PID/maps`.
+pub fn parse_range(text: &str) -> Result<(u64, u64), String> {
+    let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok();
+    let range = text.split_once('-').and_then(|(from, to)| Some((address(from)?, address(to)?)));
+    range
+        .filter(|(from, to)| from < to && *to <= 1 << 57)
+        .ok_or_else(|| format!("{text:?} is no range of addresses: give FROM-TO in hexadecimal, as in /proc/PID/maps"))
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -233,6 +252,8 @@ mod tests {
             Request::Swapon { spec: "file:/a b,size=1G".into() },
             Request::Swapoff { name: "ram:".into() },
             Request::Limit { bytes: 1 << 40 },
+            Request::Pageout { pid: 7, ranges: Vec::new() },
+            Request::Pageout { pid: 7, ranges: vec![(0x1000, 0x2000), (0, 1 << 57)] },
         ];
         for request in requests {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -245,7 +266,7 @@ mod tests {
     #[test]
     fn garbage_is_refused() {
         let garbage: [&[u8]; 9] =
-            [b"", b"\0", b"swaps\0", b"swapon", b"swapon\0a\0b", b"limit\0-1", b"limit\0", b"\xff\xfe", &[0; 8000]];
+            [b"", b"\0", b"swaps\0", b"swapon", b"swapon\0a\0b", b"limit\0-1", b"pageout\01\02-1", b"\xff\xfe", &[0; 8000]];
         for message in garbage {
             assert!(Request::decode(message).is_err(), "{message:?}");
         }

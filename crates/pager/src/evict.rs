@@ -14,7 +14,7 @@ use memspill_engine::backing::QueueId;
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::Fault;
-use memspill_engine::units::{CpuId, GroupId};
+use memspill_engine::units::{CpuId, GroupId, Vpn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -95,6 +95,28 @@ fn linger(pager: &Pager) {
             return;
         }
     }
+}
+
+/// Take the resident pages of a range out now (MADV_PAGEOUT), with a queue of the caller's. Returns how many have gone:
+/// those that are shared, locked or in work stay.
+pub fn pageout(pager: &Arc<Pager>, queue: QueueId, process: &Arc<Process>, from: Vpn, to: Vpn) -> usize {
+    const TRIES: u32 = 3;
+    let mut reclaimer = Reclaimer { pager, cpu: crate::cpu(), queue, stuck: None, write_again_at: Instant::now() };
+    let (mut next, mut gone) = (from, 0);
+    while next < to && !pager.stopping.load(Ordering::Relaxed) {
+        let _work = pager.quiet.work();
+        let (found, after) = process.space.make_oldest(next, to, BATCH_PAGES);
+        next = after;
+        let mut taken = 0;
+        for _ in 0..TRIES {
+            if taken < found {
+                taken += reclaimer.shrink(&process.space);
+            }
+        }
+        gone += taken;
+        pager.update_other_bytes();
+    }
+    gone
 }
 
 struct Reclaimer<'a> {

@@ -16,7 +16,7 @@ use crate::pager::Pager;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::swapoff::Step;
-use memspill_engine::units::PAGE_SIZE;
+use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::fs::Uid;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 use std::fmt::Write;
@@ -112,6 +112,7 @@ fn carry_out(pager: &Arc<Pager>, operator: &dyn Operator, request: Request, call
         Request::Swapon { spec } => swapon(pager, operator, &spec),
         Request::Swapoff { name } => swapoff(pager, &name, caller),
         Request::Limit { bytes } => set_limit(pager, operator, bytes),
+        Request::Pageout { pid, ranges } => pageout(pager, pid, &ranges),
     }
 }
 
@@ -215,6 +216,19 @@ fn wait_for_read(device: &Device, queue: QueueId) {
         Some(fd) => crate::fault::wait_readable(fd, WAIT),
         None => std::thread::sleep(WAIT),
     }
+}
+
+fn pageout(pager: &Arc<Pager>, pid: u32, ranges: &[(u64, u64)]) -> Result<String, String> {
+    let process = pager.process_of_pid(pid).ok_or_else(|| format!("process {pid} is not managed by this run"))?;
+    // Writes are in turn on a queue, so swapoff's serves for this too.
+    let queue = QueueId(pager.cpus.len() as u32 + pager.reclaimers);
+    let all = [(0, 1 << 57)];
+    let page = PAGE_SIZE as u64;
+    let pages: usize = (if ranges.is_empty() { &all[..] } else { ranges })
+        .iter()
+        .map(|(from, to)| crate::evict::pageout(pager, queue, &process, Vpn(from.div_ceil(page)), Vpn(to / page)))
+        .sum();
+    Ok(format!("{pages} pages of process {pid} were paged out"))
 }
 
 fn set_limit(pager: &Arc<Pager>, operator: &dyn Operator, bytes: u64) -> Result<String, String> {
