@@ -705,7 +705,7 @@ away() {
 case_ctl-swapoff() {
     local one=$WORK/one two=$WORK/two
     : >"$one" >"$two"
-    start "$MEMSPILL" run --memory-max 64M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check --verbose -- \
+    start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check --verbose -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
     for DID in 1 2 3 4 5; do
         away 20 8192 "file:$one" || return

@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn garbage_is_refused() {
         let garbage: [&[u8]; 9] =
-            [b"", b"\0", b"swaps\0", b"swapon", b"swapon\0a\0b", b"limit\0-1", b"pageout\01\02-1", b"\xff\xfe", &[0; 8000]];
+            [b"", b"\0", b"swaps\0", b"swapon", b"swapon\0a\0b", b"limit\0-1", b"pageout\x001\x002-1", b"\xff\xfe", &[0; 8000]];
         for message in garbage {
             assert!(Request::decode(message).is_err(), "{message:?}");
         }
