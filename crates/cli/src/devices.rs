@@ -71,7 +71,7 @@ pub fn open_one(
         SwapSpec::Ram { size, priority, fail } => {
             let slots = slots_of(*size);
             let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
-            let backing = failing(RamBacking::new(config), *fail);
+            let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {e}"))?, *fail);
             Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
         }
         SwapSpec::File { path, size, priority, fail } => {
