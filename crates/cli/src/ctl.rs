@@ -28,7 +28,7 @@ Examples:
   memspill ctl limit 3G";
 
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES, subcommand_required = true)]
+#[command(after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = false)]
 pub struct CtlArgs {
     /// The run, by the process id of its `memspill run`; needed where there are several
     #[arg(long, value_name = "PID", conflicts_with = "all")]

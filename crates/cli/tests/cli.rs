@@ -69,7 +69,7 @@ fn a_wrong_command_line_of_ctl_is_2() {
         (&["ctl", "swapoff"], "<NAME>"),
         (&["ctl", "limit", "0"], "must be more than zero"),
         (&["ctl", "--pid", "1", "--all", "swaps"], "cannot be used with"),
-        (&["ctl", "--pid", "-1", "swaps"], "--pid"),
+        (&["ctl", "--pid", "x", "swaps"], "--pid"),
         (&["ctl", "pageout", "1", "0x1000"], "FROM-TO in hexadecimal"),
     ];
     for (arguments, words) in cases {
