@@ -100,20 +100,21 @@ fn linger(pager: &Pager) {
 /// Take the resident pages of a range out now (MADV_PAGEOUT), with a queue of the caller's. Returns how many have gone:
 /// those that are shared, locked or in work stay.
 pub fn pageout(pager: &Arc<Pager>, queue: QueueId, process: &Arc<Process>, from: Vpn, to: Vpn) -> usize {
-    const TRIES: u32 = 3;
+    const TRIES: u32 = 4;
     let mut reclaimer = Reclaimer { pager, cpu: crate::cpu(), queue, stuck: None, write_again_at: Instant::now() };
     let (mut next, mut gone) = (from, 0);
     while next < to && !pager.stopping.load(Ordering::Relaxed) {
         let _work = pager.quiet.work();
         let (found, after) = process.space.make_oldest(next, to, BATCH_PAGES);
-        next = after;
-        let mut taken = 0;
+        // Neighbours go along (victim.rs), so there may be some left.
+        let mut left = found;
         for _ in 0..TRIES {
-            if taken < found {
-                taken += reclaimer.shrink(&process.space);
+            if left > 0 {
+                gone += reclaimer.shrink(&process.space, left);
+                left = process.space.make_oldest(next, after, BATCH_PAGES).0;
             }
         }
-        gone += taken;
+        next = after;
         pager.update_other_bytes();
     }
     gone
@@ -142,7 +143,7 @@ impl Reclaimer<'_> {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }
         let taken = match engine.pick_space() {
-            Some(space) => self.shrink(&space),
+            Some(space) => self.shrink(&space, BATCH_PAGES),
             None => 0,
         };
         self.maintain();
@@ -157,7 +158,7 @@ impl Reclaimer<'_> {
         false
     }
 
-    fn shrink(&mut self, space: &Arc<Space>) -> usize {
+    fn shrink(&mut self, space: &Arc<Space>, pages: usize) -> usize {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
         if crate::proc::is_stopped(process.memory.proc_id()) {
@@ -177,7 +178,7 @@ impl Reclaimer<'_> {
             return 0;
         };
         let batch = process.batch.lock().expect("batch");
-        let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
+        let (shrunk, write_out) = engine.shrink(self.cpu, space, pages);
         drop(batch);
         self.hand_over(&process, &shrunk.wanted);
         if !shrunk.busy.is_empty() {
