@@ -101,7 +101,14 @@ fn linger(pager: &Pager) {
 /// those that are shared, locked or in work stay.
 pub fn pageout(pager: &Arc<Pager>, queue: QueueId, process: &Arc<Process>, from: Vpn, to: Vpn) -> usize {
     const TRIES: u32 = 4;
-    let mut reclaimer = Reclaimer { pager, cpu: crate::cpu(), queue, stuck: None, write_again_at: Instant::now() };
+    let mut reclaimer = Reclaimer {
+        pager,
+        cpu: crate::cpu(),
+        queue,
+        stuck: None,
+        stuck_groups: HashMap::new(),
+        write_again_at: Instant::now(),
+    };
     let (mut next, mut gone) = (from, 0);
     while next < to && !pager.stopping.load(Ordering::Relaxed) {
         let _work = pager.quiet.work();
