@@ -13,7 +13,8 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits groups groups-full check stats-json)
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits groups groups-full check stats-json
+    ctl-swapoff ctl-swapoff-stop ctl-limit ctl-strangers)
 KILLS=
 option() {
     case $1 in
@@ -671,6 +672,146 @@ case_stats-json() {
     code_is 0 || return
     $PYTHON -c 'import json, sys; json.load(open("stats.json"))' 2>/dev/null || { no "stats.json is not JSON"; return; }
     [ ! -s err ] || { no "something on stderr: $(tail -n 1 err)"; return; }
+    clean
+}
+
+# --- memspill ctl
+
+ctl() { "$MEMSPILL" ctl --pid $PID "$@" >ctl.out 2>&1; }
+ctl_ok() { ctl "$@" || { no "ctl $1: $(tail -n 1 ctl.out)"; return 1; }; }
+# answers: until the run can be asked.
+answers() {
+    local end=$((SECONDS + 10))
+    until ctl swaps; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "it does not answer: $(cat ctl.out)"; return 1; }
+        sleep 0.05
+    done
+}
+open_files() { ls -l /proc/$PID/fd 2>/dev/null | grep -c -- "-> $1\$"; }
+# used NAME: KiB that the device holds.
+used() { ctl swaps; awk -v name="$1" '$1 == name && $6 != "off" { print $4 }' ctl.out; }
+# away SECONDS KIB NAME: until the device holds so much.
+away() {
+    local end=$((SECONDS + $1 + 1))
+    until [ "$(used "$3")" -ge "$2" ] 2>/dev/null; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "$3 was not used"; return 1; }
+        sleep 0.05
+    done
+}
+
+# A device goes off and on, again and again, while everything changes. When it is off, its file is closed.
+case_ctl-swapoff() {
+    local one=$WORK/one two=$WORK/two
+    : >"$one" >"$two"
+    start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check --verbose -- \
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
+    for DID in 1 2 3 4 5; do
+        away 20 8192 "file:$one" || return
+        [ "$(open_files "$one")" = 1 ] || { no "the file is not open"; return; }
+        ctl_ok swapoff "file:$one" || return
+        grep -q ' is off, [1-9][0-9]* pages moved' ctl.out || { no "it says: $(cat ctl.out)"; return; }
+        [ "$(open_files "$one")" = 0 ] || { no "the file is still open"; return; }
+        [ "$(stat -c %b "$one")" = 0 ] || { no "the file holds something"; return; }
+        rm "$one" && : >"$one"
+        ctl_ok swapon "file:$one,prio=9" || return
+    done
+    DID="$DID times"
+    ends 60
+    code_is 0 || return
+    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    rm "$one" "$two"
+    clean
+}
+
+# ^C, a caller that is killed, a device without room: the device is on again.
+case_ctl-swapoff-stop() {
+    local one=$WORK/one two=$WORK/two caller
+    : >"$one" >"$two"
+    start "$MEMSPILL" run --memory-max 48M --swap "file:$one,prio=9" --swap "file:$two,prio=5,size=16M" -- \
+        "$WORKLOAD" random --size 224M --seconds 12 --contents random --check full
+    away 30 131072 "file:$one" || return
+    ctl swapoff "file:$one" && { no "256 MiB fit into 16"; return; }
+    grep -q 'have no room .* it is on again' ctl.out || { no "it says: $(cat ctl.out)"; return; }
+    ctl_ok swapon "file:$WORK/three,prio=1" || return
+    for signal in INT KILL; do
+        "$MEMSPILL" ctl --pid $PID swapoff "file:$one" >ctl.out 2>&1 &
+        caller=$!
+        sleep 0.05
+        kill -$signal $caller 2>/dev/null
+        wait $caller
+        [ $? = 0 ] && { DID="swapoff was faster than the signal"; ctl_ok swapon "file:$one,prio=9" || return; }
+        [ $signal = INT ] && [ -z "$DID" ] && { grep -q 'stopped; it is on again' ctl.out || { no "it says: $(cat ctl.out)"; return; }; }
+    done
+    sleep 0.3
+    ctl_ok swaps || return
+    grep -qE "$one .* (on|full)\$" ctl.out || { no "it is not on again: $(cat ctl.out)"; return; }
+    ends 60
+    code_is 0 || return
+    rm "$one" "$two"
+    clean
+}
+
+case_ctl-limit() {
+    start "$MEMSPILL" run --memory-max 160M --swap-dir "$SWAP" --stats-json stats.json -- \
+        "$WORKLOAD" random --size 128M --seconds 12 --check full
+    answers || return
+    ctl limit 1M && { no "a budget of 1 MiB is taken"; return; }
+    grep -q 'too small: at least 8.0 MiB' ctl.out || { no "it says: $(cat ctl.out)"; return; }
+    ctl_ok limit 64M || return
+    local end=$((SECONDS + 6)) bytes=
+    until [ "${bytes:-0}" -gt 0 ] && [ "$bytes" -le $((72 << 20)) ]; do
+        [ $SECONDS -ge $end ] && { no "it uses $bytes bytes of 64 MiB"; return; }
+        sleep 0.1
+        bytes=$(rss)
+    done
+    ctl_ok stats --json || return
+    $PYTHON -c 'import json; s = json.load(open("ctl.out")); assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
+        { no "stats: $(head -c 200 ctl.out)"; return; }
+    ctl_ok limit 160M || return
+    local before after
+    before=$(rss)
+    ctl_ok pageout "$(command_of_run)" || return
+    after=$(rss)
+    grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
+    ctl pageout 1 && { no "init is paged out"; return; }
+    DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
+    ends 60
+    code_is 0 && clean
+}
+command_of_run() {
+    local pid
+    for pid in $(cat /proc/$PID/task/$PID/children); do
+        [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid
+    done
+}
+rss() { awk '/^RssAnon/ { print $2 * 1024 }' /proc/"$(command_of_run)"/status; } # in bytes
+
+# Bad input, nothing, another user, a run that ends or is stopped.
+case_ctl-strangers() {
+    local name
+    "$MEMSPILL" ctl --pid $$ swaps >ctl.out 2>&1 && { no "a shell answers"; return; }
+    grep -q "^memspill: no run of ours has process id" ctl.out || { no "it says: $(cat ctl.out)"; return; }
+    start "${SPILL[@]}" -- "$WORKLOAD" random --size 96M --seconds 30 --check full
+    answers || return
+    "$MEMSPILL" ctl list >ctl.out 2>&1 && grep -q "^ *$PID " ctl.out || { no "not listed: $(cat ctl.out)"; return; }
+    for wrong in "swapon zram:" "swapon file:/" "swapon file:$WORK/none/x" "swapoff nothing" "swapoff default" "limit 4k"; do
+        # shellcheck disable=SC2086
+        ctl $wrong && { no "ctl $wrong is taken"; return; }
+        [ "$(wc -l <ctl.out)" = 1 ] && grep -q '^memspill: ' ctl.out || { no "ctl $wrong says: $(cat ctl.out)"; return; }
+    done
+    name=$(grep -o "@memspill-ctl-$PID-[0-9a-f]*" /proc/net/unix | head -n 1)
+    $PYTHON "$TESTS/programs/ctl_strangers.py" "${name#@}" >ctl.out 2>&1 || { no "$(tail -n 1 ctl.out)"; return; }
+    ctl_ok swaps || return
+    kill -STOP $PID
+    timeout 20 "$MEMSPILL" ctl --pid $PID swaps >ctl.out 2>&1
+    [ $? = 1 ] && grep -q 'is it stopped' ctl.out || no "of a run that is stopped: $(cat ctl.out)"
+    kill -CONT $PID
+    [ -z "$WHY" ] || return
+    kill -9 $PID
+    ends 10
+    ctl swaps && { no "a run that has ended answers"; return; }
     clean
 }
 

@@ -144,6 +144,13 @@ impl ZeroTable {
         }
     }
 
+    /// Nobody needs the entries any more: they are zeros again, and cost nothing.
+    pub(crate) fn release(&self) {
+        self.map.release(0..self.map.len_bytes);
+        self.touched.release(0..self.touched.len_bytes);
+        self.touched_pages.store(0, Ordering::Relaxed);
+    }
+
     /// Bytes of RAM that the table holds now (its bitmap of touched pages, 1/32768 of it, left out).
     pub(crate) fn ram_bytes(&self) -> u64 {
         self.touched_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64

@@ -197,6 +197,10 @@ impl<B: Backing> Backing for FaultyBacking<B> {
         self.inner.end();
     }
 
+    fn close(&self) {
+        self.inner.close();
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }

@@ -226,7 +226,7 @@ impl FileBacking {
             block_device,
             length_before,
             ended: AtomicBool::new(false),
-            sums: ZeroTable::new(slots as usize * 4)?,
+            sums: ZeroTable::new(slots as usize * 8)?,
             live: bitmap()?,
             dead: bitmap()?,
             locks: (0..CLUSTER_LOCKS).map(|_| RwLock::new(())).collect(),
@@ -680,6 +680,20 @@ impl Backing for FileBacking {
         }
     }
 
+    fn close(&self) {
+        self.end();
+        // A punch that is under way ends first; the next one finds nothing to do.
+        let _alone: Vec<_> = self.locks.iter().map(|lock| lock.write()).collect();
+        self.ended.store(true, Ordering::Release);
+        self.punch_works.store(false, Ordering::Relaxed);
+        forget_file(&self.file);
+        lock(&self.to_punch).clear();
+        for counter in [&self.dead_pages, &self.allocated_pages] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        [&self.sums, &self.live, &self.dead, &self.listed].into_iter().for_each(ZeroTable::release);
+    }
+
     fn usage(&self) -> Usage {
         let tables = [&self.sums, &self.live, &self.dead, &self.listed];
         Usage {
@@ -734,6 +748,21 @@ fn open_place(place: &FilePlace) -> io::Result<Opened> {
         }
     }
     unreachable!("the second round ends in either way")
+}
+
+/// Close the file, and keep the number of its descriptor for something that can be neither read nor written: whoever
+/// comes late with that number meets no other file. So no lock is needed around each use of it.
+#[allow(unsafe_code, reason = "dup3 onto a descriptor of our own, which stays open and ours")]
+fn forget_file(file: &OwnedFd) {
+    let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+    let closed = nothing.is_ok_and(|nothing| {
+        // SAFETY: both descriptors are open and ours; only what the second one stands for changes.
+        unsafe { libc::dup3(nothing.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) >= 0 }
+    });
+    // Without a descriptor to spare it stays open, and unlocked.
+    if !closed {
+        let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    }
 }
 
 fn directory_of(path: &Path) -> &Path {

@@ -260,6 +260,11 @@ impl RamBacking {
         RamBacking::build(config, false).expect("no address space for the location table")
     }
 
+    /// As `new`; no address space is an error. For a run that goes on without the device.
+    pub fn open(config: RamConfig) -> io::Result<RamBacking> {
+        RamBacking::build(config, false)
+    }
+
     /// As `new`, keeping the order of the pages for a writeback if `ordered`.
     pub(crate) fn build(config: RamConfig, ordered: bool) -> io::Result<RamBacking> {
         assert!(config.slots <= SLOTS_MAX, "a device has at most {SLOTS_MAX} slots, not {}", config.slots);
@@ -547,6 +552,15 @@ impl Backing for RamBacking {
 
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+    }
+
+    fn close(&self) {
+        if let Some(fifo) = &self.fifo {
+            *lock(fifo) = Fifo::default();
+            self.fifo_bytes.store(0, Ordering::Relaxed);
+        }
+        self.pool.trim();
+        self.table.release();
     }
 
     fn usage(&self) -> Usage {

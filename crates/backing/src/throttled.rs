@@ -162,6 +162,10 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
         self.inner.end();
     }
 
+    fn close(&self) {
+        self.inner.close();
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }

@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
+use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::with_scratch;
@@ -348,6 +349,14 @@ impl Backing for TierBacking {
 
     fn end(&self) {
         self.file.end();
+    }
+
+    fn close(&self) {
+        // A writeback that is under way ends first: what it moved was discarded, and is let go.
+        lock(&self.writeback).buf = None;
+        self.buffer_bytes.store(0, Ordering::Relaxed);
+        self.ram.close();
+        self.file.close();
     }
 
     fn usage(&self) -> Usage {

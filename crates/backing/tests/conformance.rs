@@ -444,6 +444,35 @@ mod contract {
         };
         assert_eq!(rest, nothing);
     }
+
+    /// Tables indexed by slot reach as far as the slots do.
+    pub fn the_last_slot_is_as_good_as_any(backing: &dyn Backing) {
+        let last = backing.properties().slots - 1;
+        write_good(backing, 0, &[(last, noise_page(last))]);
+        expect(backing, 0, &[(last, noise_page(last))]);
+        discard(backing, &[last]);
+        assert_eq!(read(backing, 0, &[last]).results, [Err(BackingError::Empty)]);
+    }
+
+    /// After a swapoff: also what is not given back while the device is on.
+    pub fn a_closed_device_holds_nothing(backing: &dyn Backing) {
+        let slots: Vec<u32> = (1..6000).collect();
+        for batch in slots.chunks(64) {
+            let pages: Vec<(u32, Page)> = batch.iter().map(|slot| (*slot, page_of(*slot, 0))).collect();
+            write_good(backing, 0, &pages);
+        }
+        backing.maintain(QueueId(0));
+        discard(backing, &slots);
+        backing.close();
+        settle(backing);
+        let rest = backing.usage();
+        assert!(rest.ram_bytes < 16 << 10, "{rest:?}");
+        assert_eq!((rest.file_bytes, rest.file_pages, rest.ram_pages), (0, 0, 0));
+        let mut done = Vec::new();
+        backing.reap(QueueId(0), &mut done);
+        assert!(done.is_empty() && backing.properties().slots > 0);
+        backing.end();
+    }
 }
 
 macro_rules! conforms {
@@ -453,7 +482,8 @@ macro_rules! conforms {
             conforms!(@each $make;
                 what_is_written_reads_back the_last_write_counts empty_slots_are_an_error
                 batches_need_not_be_in_order many_reads_at_once agrees_with_a_model
-                kept_slots_know_their_bytes threads_do_not_disturb_each_other everything_is_given_back);
+                kept_slots_know_their_bytes threads_do_not_disturb_each_other everything_is_given_back
+                the_last_slot_is_as_good_as_any a_closed_device_holds_nothing);
         }
     )* };
     (@each $make:expr; $($test:ident)*) => { $(
@@ -841,6 +871,17 @@ fn named_files_are_locked_marked_and_emptied() {
     let file = open().unwrap();
     assert_eq!(read(&file, 0, &[5]).results, [Err(BackingError::Empty)]);
     drop(file);
+    // A device that is off has no hold on it.
+    let file = open().unwrap();
+    write_good(&file, 0, &[(5, noise_page(5))]);
+    discard(&file, &[5]);
+    file.close();
+    assert_eq!(write(&file, 0, &[(6, noise_page(6))]), [Err(BackingError::Full)]);
+    let other = open().unwrap();
+    write_good(&other, 0, &[(7, noise_page(7))]);
+    drop(file);
+    expect(&other, 0, &[(7, noise_page(7))]);
+    drop(other);
     // Somebody's data is not.
     std::fs::write(&path, b"my thesis").unwrap();
     assert!(open().is_err_and(|error| error.to_string().contains("not memspill's")));

@@ -39,6 +39,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command within a memory budget; what does not fit is swapped out
     Run(RunArgs),
+    /// Look at running runs and change them: swap devices, budget
+    Ctl(crate::ctl::CtlArgs),
     /// Say what this machine offers and lacks for memspill, and how to mend it
     Doctor(DoctorArgs),
     /// Run the engine on virtual CPUs: how it scales, and whether it breaks
@@ -50,6 +52,7 @@ pub enum Command {
 const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
+  memspill ctl swapon file:/data/swap,size=64G
   memspill doctor
   memspill sim scale --cpus 1,16,256
   sudo memspill bench compare --limit 1G -- python3 job.py";

@@ -31,45 +31,70 @@ fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
     memory_max_bytes * 9 / 10
 }
 
-pub fn open(
-    args: &RunArgs,
-    memory_max_bytes: u64,
-    ram_bytes: u64,
-    tuning: &Tuning,
-    layout: Layout,
-) -> Result<Vec<Device>, String> {
+/// What all devices of a run are opened with.
+#[derive(Clone)]
+pub struct Opening {
+    pub disk_free_bytes: u64,
+    pub tuning: Tuning,
+    pub layout: Layout,
+}
+
+/// The devices with which a run begins.
+pub fn open(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Vec<Device>, String> {
     if args.swap.len() > ENTRY_DEVICES_MAX {
         return Err(format!("at most {ENTRY_DEVICES_MAX} swap devices can be used at once"));
     }
-    let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     if args.swap.is_empty() {
-        return Ok(vec![default_device(args, memory_max_bytes, disk_free_bytes, tuning, layout)?]);
+        return Ok(vec![default_device(args, memory_max_bytes, opening)?]);
     }
-    let mut devices = Vec::new();
-    for (n, spec) in args.swap.iter().enumerate() {
-        // As swapon: without a priority, the first named is the first used.
-        let default_priority = -2 - n as i16;
-        devices.push(match spec {
-            SwapSpec::Ram { size, priority, fail } => {
-                let slots = slots_of(*size);
-                let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
-                let backing = failing(RamBacking::new(config), *fail);
-                device("ram:", priority.unwrap_or(default_priority), backing, tuning, layout)
-            }
-            SwapSpec::File { path, size, priority, fail } => {
-                let config = file_config(FilePlace::Path(path.clone()), *size, disk_free_bytes, layout);
-                let backing =
-                    FileBacking::open(config).map_err(|e| format!("--swap file:{}: {e}", path.display()))?;
-                if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
-                    backing.set_tamper(bit_flip_at(*at));
-                }
-                let name = format!("file:{}", path.display());
-                let backing = failing(backing, *fail);
-                device(&name, priority.unwrap_or(default_priority), backing, tuning, layout)
-            }
-        });
+    let mut devices: Vec<Device> = Vec::new();
+    for spec in &args.swap {
+        let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+        let device = open_one(spec, memory_max_bytes, devices.len(), &names, opening)
+            .map_err(|e| format!("--swap {e}"))?;
+        devices.push(device);
     }
     Ok(devices)
+}
+
+/// `before`: how many devices were named before it. `names`: those that are taken.
+pub fn open_one(
+    spec: &SwapSpec,
+    memory_max_bytes: u64,
+    before: usize,
+    names: &[&str],
+    opening: &Opening,
+) -> Result<Device, String> {
+    // As swapon: without a priority, the first named is the first used.
+    let default_priority = -2 - before as i16;
+    match spec {
+        SwapSpec::Ram { size, priority, fail } => {
+            let slots = slots_of(*size);
+            let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
+            let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {e}"))?, *fail);
+            Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
+        }
+        SwapSpec::File { path, size, priority, fail } => {
+            let config = file_config(FilePlace::Path(path.clone()), *size, opening);
+            let backing = FileBacking::open(config).map_err(|e| format!("file:{}: {e}", path.display()))?;
+            if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
+                backing.set_tamper(bit_flip_at(*at));
+            }
+            let name = format!("file:{}", path.display());
+            let backing = failing(backing, *fail);
+            Ok(device(&name, names, priority.unwrap_or(default_priority), backing, opening))
+        }
+    }
+}
+
+/// What a device may hold in RAM, under this budget.
+pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64) -> u64 {
+    // RAM alone is what reads without waiting; for files the figure means nothing.
+    if device.backing.properties().synchronous {
+        pool_alone_bytes(memory_max_bytes)
+    } else {
+        pool_share_bytes(memory_max_bytes)
+    }
 }
 
 /// With the failure that a test asks for.
@@ -83,28 +108,22 @@ fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Back
     Arc::new(FaultyBacking::new(backing, plan))
 }
 
-fn default_device(
-    args: &RunArgs,
-    memory_max_bytes: u64,
-    disk_free_bytes: u64,
-    tuning: &Tuning,
-    layout: Layout,
-) -> Result<Device, String> {
+fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Device, String> {
     let dir = args.swap_dir();
-    let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, disk_free_bytes, layout);
+    let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let ram = RamConfig { slots: SLOTS_DEFAULT, ram_limit_bytes: pool_share_bytes(memory_max_bytes) };
     let backing = TierBacking::new(ram, file).map_err(|e| {
         format!("cannot make a swap file in {}: {e}; name another directory with --swap-dir", dir.display())
     })?;
-    Ok(device("default", -1, Arc::new(backing), tuning, layout))
+    Ok(device("default", &[], -1, Arc::new(backing), opening))
 }
 
-fn file_config(place: FilePlace, size: Option<u64>, free_floor_bytes: u64, layout: Layout) -> FileConfig {
+fn file_config(place: FilePlace, size: Option<u64>, opening: &Opening) -> FileConfig {
     FileConfig {
         place,
         max_bytes: u64::from(slots_of(size)) * PAGE_SIZE as u64,
-        free_floor_bytes,
-        queues: layout.queues(),
+        free_floor_bytes: opening.disk_free_bytes,
+        queues: opening.layout.queues(),
         io: IoEngine::Auto,
     }
 }
@@ -114,8 +133,27 @@ fn slots_of(size_bytes: Option<u64>) -> u32 {
     size_bytes.map_or(SLOTS_DEFAULT, |bytes| (bytes / PAGE_SIZE as u64 + 1).min(1 << 31) as u32)
 }
 
-fn device(name: &str, priority: i16, backing: Arc<dyn Backing>, tuning: &Tuning, layout: Layout) -> Device {
+fn device(name: &str, names: &[&str], priority: i16, backing: Arc<dyn Backing>, opening: &Opening) -> Device {
     let properties = backing.properties();
-    let slots = SwapDevice::new(properties.slots, layout.queues(), properties.rotational, tuning);
-    Device::new(name.to_string(), priority, slots, backing)
+    let slots = SwapDevice::new(properties.slots, opening.layout.queues(), properties.rotational, &opening.tuning);
+    Device::new(unique_name(name, names), priority, slots, backing)
+}
+
+/// The second `ram:` is `ram:#2`: by its name a device is switched off.
+fn unique_name(name: &str, names: &[&str]) -> String {
+    let numbered = (2..).map(|n| format!("{name}#{n}"));
+    std::iter::once(name.to_string()).chain(numbered).find(|n| !names.contains(&n.as_str())).expect("numbers do not end")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_devices_have_one_name() {
+        assert_eq!(unique_name("ram:", &[]), "ram:");
+        assert_eq!(unique_name("ram:", &["ram:", "file:/x"]), "ram:#2");
+        assert_eq!(unique_name("ram:", &["ram:", "ram:#2"]), "ram:#3");
+        assert_eq!(unique_name("ram:", &["ram:#2"]), "ram:");
+    }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
+//!      ├─ ctl.rs     memspill ctl
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
 //!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
@@ -14,6 +15,7 @@
 mod args;
 mod bench;
 mod config;
+mod ctl;
 mod devices;
 mod doctor;
 mod exec;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => ExitCode::from(run::run(args)),
+        Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
         Command::Sim(args) => ExitCode::from(sim::sim(&args)),
         Command::Bench(args) => bench::bench(args),

@@ -1,4 +1,4 @@
-//! What a run says of itself at its end: `--stats` for a reader, `--stats-json` for a program.
+//! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
 use crate::args::RunArgs;
 use crate::size::human;
@@ -6,6 +6,7 @@ use memspill_engine::engine::Engine;
 use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
+use memspill_pager::pager::Pager;
 use memspill_pager::supervisor::Ended;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -15,18 +16,17 @@ const SCHEMA: u32 = 1;
 
 pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if args.stats {
-        eprint!("{}", table(ended));
+        eprint!("{}", table(&ended.pager));
     }
     if let Some(path) = &args.stats_json
-        && let Err(e) = std::fs::write(path, json(ended))
+        && let Err(e) = std::fs::write(path, json(&ended.pager, Some(ended.exit_code)))
     {
         eprintln!("memspill: cannot write {}: {e}", path.display());
     }
 }
 
 /// (name, value, help): values now, as opposed to the counters.
-fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
-    let pager = &ended.pager;
+fn gauges(pager: &Pager) -> Vec<(&'static str, u64, &'static str)> {
     let engine: &Engine = &pager.engine;
     let usage: Vec<_> = engine.devices.iter().map(|d| d.backing.usage()).collect();
     let sum = |get: fn(&memspill_engine::backing::Usage) -> u64| usage.iter().map(get).sum::<u64>();
@@ -49,23 +49,23 @@ fn gauges(ended: &Ended) -> Vec<(&'static str, u64, &'static str)> {
 }
 
 /// Folios of each order, under the names of the kernel's counters for huge pages.
-fn folios(ended: &Ended) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
+fn folios(pager: &Pager) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
     let kib = |order: Order| order.pages() as usize * PAGE_SIZE / 1024;
-    let stats = &ended.pager.engine.stats;
+    let stats = &pager.engine.stats;
     (1..=MAX_ORDER).map(Order).map(move |order| (format!("hugepages-{}kB", kib(order)), stats.of_order(order)))
 }
 
-fn table(ended: &Ended) -> String {
+pub fn table(pager: &Pager) -> String {
     let mut text = String::new();
-    for (name, value, help) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
+    for (name, value, help) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
     }
-    for (size, counts) in folios(ended).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
+    for (size, counts) in folios(pager).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
     }
-    for group in ended.pager.engine.groups.all().iter().skip(1) {
+    for group in pager.engine.groups.all().iter().skip(1) {
         let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
     }
@@ -103,23 +103,25 @@ fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn json(ended: &Ended) -> String {
-    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {}", ended.exit_code);
-    for (name, value, _) in gauges(ended).into_iter().chain(ended.pager.engine.stats.list()) {
+/// `exit_code`: none while the run goes on.
+pub fn json(pager: &Pager, exit_code: Option<i32>) -> String {
+    let exit_code = exit_code.map_or("null".to_string(), |code| code.to_string());
+    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {exit_code}");
+    for (name, value, _) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
-    for (size, counts) in folios(ended) {
+    for (size, counts) in folios(pager) {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("\"{name}\": {value}")).collect();
         let _ = write!(text, ",\n  \"{size}\": {{{}}}", shown.join(", "));
     }
-    for (name, value) in locks_and_scans(&ended.pager.engine) {
+    for (name, value) in locks_and_scans(&pager.engine) {
         let _ = write!(text, ",\n  \"{name}\": {value}");
     }
-    for device in &ended.pager.engine.devices {
+    for device in pager.engine.devices.iter() {
         let stats = device.slots.stats();
         let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
     }
-    let groups: Vec<String> = ended.pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
+    let groups: Vec<String> = pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
     if !groups.is_empty() {
         let _ = write!(text, ",\n  \"groups\": [{}]", groups.join(", "));
     }

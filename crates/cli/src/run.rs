@@ -6,12 +6,16 @@
 
 use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs};
 use crate::machine::Memory;
-use crate::{config, devices, doctor, exec, groups, report, size};
+use crate::devices::{self, Opening};
+use crate::{config, doctor, exec, groups, report, size, spec};
+use memspill_engine::engine::Device;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::handshake::{self, Door};
-use memspill_pager::pager::Settings;
+use memspill_pager::operator::Operator;
+use memspill_pager::pager::{Pager, Settings};
 use memspill_pager::supervisor::{self, Config, Layout};
+use std::sync::Arc;
 
 /// Least budget with which a program gets anywhere: our own tables, two batches of staging, and some pages to work with.
 const MEMORY_MAX_LEAST_BYTES: u64 = 8 << 20;
@@ -39,16 +43,39 @@ pub fn run(args: RunArgs) -> u8 {
     }
 }
 
+fn check_memory_max(bytes: u64) -> Result<(), String> {
+    if bytes >= MEMORY_MAX_LEAST_BYTES {
+        return Ok(());
+    }
+    let (given, least) = (size::human(bytes), size::human(MEMORY_MAX_LEAST_BYTES));
+    Err(format!("{given} is too small: at least {least} are needed"))
+}
+
+/// What `memspill ctl` asks of a run and the command line knows.
+struct RunOperator {
+    opening: Opening,
+}
+
+impl Operator for RunOperator {
+    fn open_device(&self, text: &str, before: usize, limit_bytes: u64, names: &[&str]) -> Result<Device, String> {
+        let spec = spec::parse(text).map_err(|e| e.to_string())?;
+        devices::open_one(&spec, limit_bytes, before, names, &self.opening)
+    }
+
+    fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String> {
+        check_memory_max(limit_bytes)?;
+        Ok(devices::ram_limit_bytes(device, limit_bytes))
+    }
+
+    fn stats(&self, pager: &Pager, json: bool) -> String {
+        if json { report::json(pager, None) } else { report::table(pager) }
+    }
+}
+
 fn prepare(args: &RunArgs) -> Result<Config, String> {
     let ram_bytes = Memory::of_this_machine().usable_bytes();
     let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
-    if memory_max_bytes < MEMORY_MAX_LEAST_BYTES {
-        return Err(format!(
-            "--memory-max {} is too small: at least {} are needed",
-            size::human(memory_max_bytes),
-            size::human(MEMORY_MAX_LEAST_BYTES)
-        ));
-    }
+    check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
     let mut tuning = Tuning::default();
     let config = args.config.clone().or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
     if let Some(path) = config {
@@ -58,7 +85,9 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
     }
     let layout = Layout::of_this_machine();
-    let devices = devices::open(args, memory_max_bytes, ram_bytes, &tuning, layout)?;
+    let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
+    let opening = Opening { disk_free_bytes, tuning: tuning.clone(), layout };
+    let devices = devices::open(args, memory_max_bytes, &opening)?;
     let (source, features) = handshake::find_source()?;
     let door = Door::open(source, features).map_err(|e| format!("cannot open the agents' socket: {e}"))?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
@@ -79,5 +108,6 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
         swap_max_pages: swap_max_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64),
         door,
         layout,
+        operator: Arc::new(RunOperator { opening }),
     })
 }

@@ -62,6 +62,32 @@ fn any_other_wrong_command_line_is_2() {
 }
 
 #[test]
+fn a_wrong_command_line_of_ctl_is_2() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["ctl"], "subcommand"),
+        (&["ctl", "swapof", "x"], "swapof"),
+        (&["ctl", "swapoff"], "<NAME>"),
+        (&["ctl", "limit", "0"], "must be more than zero"),
+        (&["ctl", "--pid", "1", "--all", "swaps"], "cannot be used with"),
+        (&["ctl", "--pid", "x", "swaps"], "--pid"),
+        (&["ctl", "pageout", "1", "0x1000"], "FROM-TO in hexadecimal"),
+    ];
+    for (arguments, words) in cases {
+        let (exit, line) = refused(arguments);
+        assert!(exit == 2 && line.contains(words), "{line}");
+    }
+}
+
+#[test]
+fn asking_a_run_that_is_not_there_is_1() {
+    let own = std::process::id().to_string();
+    let (exit, line) = refused(&["ctl", "--pid", &own, "swaps"]);
+    assert_eq!((exit, line), (1, format!("memspill: no run of ours has process id {own}: see memspill ctl list\n")));
+    let (exit, line) = refused(&["ctl", "--pid", &own, "swapon", "zram:"]);
+    assert!(exit == 1 && line.contains(&own), "{line}");
+}
+
+#[test]
 fn a_command_that_is_not_there_is_127() {
     let (exit, line) = refused(&["run", "-m", "1G", "no-such-command"]);
     assert_eq!((exit, line.as_str()), (127, "memspill: no-such-command was not found\n"));
@@ -87,7 +113,7 @@ fn a_command_that_cannot_be_executed_is_126() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for arguments in [&["--help"][..], &["-h"], &["run", "--help"], &["run", "-h"], &["doctor", "--help"]] {
+    for arguments in [&["--help"][..], &["-h"], &["run", "--help"], &["ctl", "--help"], &["doctor", "--help"]] {
         let output = memspill(arguments);
         assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}");
         let text = String::from_utf8(output.stdout).unwrap();

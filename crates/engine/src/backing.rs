@@ -159,5 +159,10 @@ pub trait Backing: Send + Sync {
     /// fail.
     fn end(&self) {}
 
+    /// The device is off: no slot holds anything, and none will. Let go of file and memory, so that the user may delete,
+    /// unmount or unplug what is under it. Only `reap`, `maintain`, `poll_fd`, `properties`, `set_ram_limit_bytes`, `end`
+    /// and `usage` are called afterwards.
+    fn close(&self) {}
+
     fn usage(&self) -> Usage;
 }

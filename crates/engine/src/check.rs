@@ -1,10 +1,11 @@
 //! The checker: walks page tables, slots, staging and the account, and panics with the first thing that does not agree.
 //!
 //! For quiet points: no thread is inside the engine. Reads may be in flight and fills put off: their pages are FILLING,
-//! charged, and hold the references to their slots. A batch is complete before its thread leaves, so nothing is EVICTING.
+//! charged, and hold the references to their slots. A swapoff may be between two steps: it says what it holds. A batch is complete before its thread leaves, so nothing is EVICTING.
 
 use crate::engine::Engine;
 use crate::space::Space;
+use crate::swapoff::Swapoff;
 use crate::sync::{Arc, lock};
 use crate::units::GroupId;
 use crate::word::{CANCELLED, State, SwapEntry, Word};
@@ -32,8 +33,11 @@ impl Engine {
             assert_eq!(pages, self.groups.charged_pages(group), "group {name}: pages in page tables, and pages charged");
         }
         self.check_swap_charges();
+        for entry in lock(&self.swapoff).iter().flat_map(Swapoff::held) {
+            *references.entry(entry).or_default() += 1;
+        }
         self.check_references(&references);
-        for device in &self.devices {
+        for device in self.devices.iter() {
             device.slots.check();
         }
     }
@@ -41,7 +45,7 @@ impl Engine {
     /// Each group has the slots that the cgroup map says are its, and of the groups below it.
     fn check_swap_charges(&self) {
         let mut owned: HashMap<GroupId, u64> = HashMap::new();
-        for device in &self.devices {
+        for device in self.devices.iter() {
             for (group, slots) in device.slots.slots_by_group() {
                 *owned.entry(group).or_default() += slots;
             }
@@ -54,12 +58,12 @@ impl Engine {
         }
     }
 
-    /// Each slot has the references that the page tables hold, and no slot is in use without one; except those whose
-    /// page went while it waited in the swap cache to be written again.
+    /// Each slot has the references that the page tables and a swapoff hold, and no slot is in use without one; except those
+    /// whose page went while it waited in the swap cache to be written again.
     fn check_references(&self, references: &References) {
         for (entry, held) in references {
             let counted = self.devices[entry.device as usize].slots.count(entry.slot);
-            assert_eq!(*held, counted, "{entry:?}: references in page tables, and its count");
+            assert_eq!(*held, counted, "{entry:?}: references that are known, and its count");
         }
         let unwritten: Vec<SwapEntry> = lock(&self.unwritten).iter().map(|(entry, _)| *entry).collect();
         let orphans = unwritten.iter().filter(|entry| !references.contains_key(entry)).count();
@@ -92,6 +96,12 @@ fn check_space(space: &Space, references: &mut References) -> u64 {
     assert_eq!(resident, space.resident_pages(), "space {:?}: resident pages, and their count", space.id);
     assert_eq!(swapped, space.swapped_pages(), "space {:?}: swapped pages, and their count", space.id);
     resident
+}
+
+/// For tests that look at no bytes.
+#[cfg(all(test, not(any(loom, simulated))))]
+pub(crate) fn test_backing() -> crate::sync::Arc<dyn crate::backing::Backing> {
+    crate::sync::Arc::new(tests::memory_backing::InMemory)
 }
 
 #[cfg(all(test, not(any(loom, simulated))))]
@@ -176,7 +186,7 @@ mod tests {
         assert!(broken(&engine), "a slot has a reference too many");
     }
 
-    mod memory_backing {
+    pub(super) mod memory_backing {
         use crate::backing::*;
         use crate::units::SlotIndex;
 

@@ -3,14 +3,14 @@
 //! The three stories are told elsewhere: a page goes out in `swap_out.rs`, comes in in `swap_in.rs`, and follows its
 //! address space's changes in `space.rs`.
 
-use crate::backing::{Backing, QueueId, ReadDone};
-use crate::errors::DeviceErrors;
+use crate::backing::{QueueId, ReadDone};
+pub use crate::devices::{Device, Devices, TooManyDevices};
 use crate::group::{Group, GroupConfig, Groups};
 use crate::kept::Kept;
-use crate::slots::SwapDevice;
 use crate::space::Space;
 use crate::stats::Stats;
 use crate::swap_in::FillJob;
+use crate::swapoff::Swapoff;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::tuning::Tuning;
 use crate::units::{CpuId, FrameId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
@@ -20,34 +20,8 @@ use std::collections::HashMap;
 /// Most pages taken out in one batch, unless the folios asked for are larger.
 pub const BATCH_PAGES: usize = 128;
 
-/// A swap device: slots, and where their bytes are kept.
-pub struct Device {
-    pub name: String,
-    pub priority: i16,
-    pub slots: SwapDevice,
-    pub backing: Arc<dyn Backing>,
-    /// The backing had no room for a page: no slots are allocated here until one is freed or a write succeeds.
-    pub full: AtomicBool,
-    pub errors: DeviceErrors,
-}
-
-impl Device {
-    pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
-        let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
-        Device { name, priority, slots, backing, full, errors }
-    }
-
-    /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.
-    pub(crate) fn has_room(&self) {
-        if self.full.load(Ordering::Relaxed) {
-            self.full.store(false, Ordering::Relaxed);
-        }
-    }
-}
-
 pub struct Engine {
-    /// By descending priority.
-    pub devices: Vec<Device>,
+    pub devices: Devices,
     pub groups: Arc<Groups>,
     /// The root of the groups, whose maximum is the budget.
     pub group: Arc<Group>,
@@ -71,6 +45,9 @@ pub struct Engine {
     /// There are none: each batch asks.
     pub(crate) all_written: AtomicBool,
     pub(crate) kept: Kept,
+    /// The swapoff that is under way.
+    pub(crate) swapoff: Mutex<Option<Swapoff>>,
+    pub(crate) swapoff_stop: AtomicBool,
     /// The last error that belongs to no device, for the line on stderr.
     pub last_error: Mutex<Option<String>>,
 }
@@ -82,11 +59,10 @@ impl Engine {
     }
 
     /// With a tree of groups, the root first.
-    pub fn with_groups(mut devices: Vec<Device>, groups: &[GroupConfig], tuning: Tuning) -> Engine {
-        devices.sort_by_key(|d| std::cmp::Reverse(d.priority));
+    pub fn with_groups(devices: Vec<Device>, groups: &[GroupConfig], tuning: Tuning) -> Engine {
         let groups = Groups::new(groups);
         Engine {
-            devices,
+            devices: Devices::new(devices),
             group: groups.root().clone(),
             groups: Arc::new(groups),
             stats: Stats::default(),
@@ -102,6 +78,8 @@ impl Engine {
             unwritten: Mutex::new(Vec::new()),
             all_written: AtomicBool::new(true),
             kept: Kept::default(),
+            swapoff: Mutex::new(None),
+            swapoff_stop: AtomicBool::new(false),
             last_error: Mutex::new(None),
         }
     }
@@ -146,6 +124,11 @@ impl Engine {
         self.devices.iter().map(|d| d.slots.used_slots()).sum()
     }
 
+    /// Another device to take pages, while the run goes on. Returns its place (`Devices`).
+    pub fn swapon(&self, device: Device) -> Result<usize, TooManyDevices> {
+        self.devices.add(device)
+    }
+
     /// Slots for up to `n` folios of `order` that belong to `group`, the first slot of each: from the first device that has
     /// some; equal priorities take turns. Large folios are split rather than sent to a device of lower priority.
     pub(crate) fn alloc_slots(
@@ -163,7 +146,8 @@ impl Engine {
         got
     }
 
-    fn alloc_charged(
+    /// As `alloc_slots`, of pages that are charged.
+    pub(crate) fn alloc_charged(
         &self,
         cpu: CpuId,
         group: &Group,
@@ -174,15 +158,13 @@ impl Engine {
         let mut got = 0;
         let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
         let mut slots = Vec::with_capacity(n);
-        let mut first = 0;
-        while first < self.devices.len() && got < n {
-            let priority = self.devices[first].priority;
-            let equals = self.devices[first..].iter().take_while(|d| d.priority == priority).count();
+        let takers: Vec<usize> = self.devices.takers().collect();
+        for equals in takers.chunk_by(|a, b| self.devices[*a].priority == self.devices[*b].priority) {
             let mut has_room = false;
-            for i in 0..equals {
-                let device = first + (turn + i) % equals;
+            for i in 0..equals.len() {
+                let device = equals[(turn + i) % equals.len()];
                 let target = &self.devices[device];
-                if !target.takes_pages() {
+                if got == n || !target.takes_pages() {
                     continue;
                 }
                 has_room |= target.slots.free_slots() > 0;
@@ -193,7 +175,6 @@ impl Engine {
             if has_room && order != Order::ZERO {
                 break;
             }
-            first += equals;
         }
         got
     }

@@ -363,6 +363,13 @@ impl Group {
         granted
     }
 
+    /// Beyond the limits: for pages that move to another slot and give the old one back.
+    pub(crate) fn force_charge_swap(&self, pages: u64) {
+        self.chain().filter(|group| group.counts_swap.load(Ordering::Relaxed)).for_each(|group| {
+            group.swap_pages.fetch_add(pages, Ordering::Relaxed);
+        });
+    }
+
     pub(crate) fn uncharge_swap(&self, pages: u64) {
         self.chain().for_each(|group| group.uncharge_swap_one(pages));
     }

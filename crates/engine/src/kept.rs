@@ -65,7 +65,7 @@ impl Engine {
     /// Shall the page that was read from `entry` keep it? While less than half of the slots is in use.
     pub(crate) fn keeps(&self, entry: SwapEntry) -> bool {
         let device = &self.devices[entry.device as usize];
-        if !self.tuning.keep_clean || device.backing.properties().synchronous {
+        if !self.tuning.keep_clean || !device.is_on() || device.backing.properties().synchronous {
             return false;
         }
         let used = device.slots.used_slots();

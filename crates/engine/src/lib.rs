@@ -6,6 +6,7 @@
 pub mod backing;
 pub mod cgroup_map;
 mod check;
+pub mod devices;
 pub mod engine;
 pub mod errors;
 mod folio;
@@ -20,6 +21,7 @@ pub mod space;
 pub mod stats;
 pub mod swap_in;
 pub mod swap_out;
+pub mod swapoff;
 pub mod sync;
 pub mod tuning;
 pub mod units;

@@ -481,6 +481,20 @@ impl Space {
         lock(&self.parked).clear();
     }
 
+    /// The first chunk of the page table from number `from` on.
+    pub(crate) fn next_chunk(&self, from: u64) -> Option<u64> {
+        self.chunks.read().expect("chunk map").range(from..).next().map(|(number, _)| *number)
+    }
+
+    /// The words of one chunk, and those that wait there for a filler to end, under the chunk's lock.
+    pub(crate) fn visit_chunk(&self, number: u64, mut visit: impl FnMut(&mut Word)) {
+        let first = Vpn(number * CHUNK_PAGES);
+        let Some(chunk) = self.chunk(first) else { return };
+        let mut words = lock(&chunk);
+        words.iter_mut().for_each(&mut visit);
+        lock(&self.displaced).range_mut(first..Vpn(first.0 + CHUNK_PAGES)).for_each(|(_, word)| visit(word));
+    }
+
     /// Every word, those included that wait for a filler to end; for the checker.
     pub(crate) fn each_word(&self, mut visit: impl FnMut(Vpn, Word)) {
         self.for_range(Vpn(0), Vpn(1 << 52), |vpn, word| visit(vpn, *word));

@@ -108,6 +108,8 @@ stats! {
     swap_full,
     /// Refaults within the reach of memory (refault distance shorter than what is resident).
     workingset_refault,
+    /// Pages that swapoff has moved to another device.
+    swapoff_moved,
     /// Forks followed.
     forks;
     by order:

@@ -286,7 +286,7 @@ impl Engine {
     }
 
     fn synchronous(&self) -> bool {
-        self.devices.iter().all(|d| d.backing.properties().synchronous)
+        self.devices.iter().filter(|d| !d.is_off()).all(|d| d.backing.properties().synchronous)
     }
 
     /// Claim the faulting page, and of its window those pages of the same chunk that are in the same state. None if there

@@ -381,6 +381,13 @@ impl Engine {
                 device.errors.none_waits();
             }
         }
+        self.free_orphans(cpu, &orphans);
+        let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
+        self.write_batch(cpu, queue, WriteOut { pages }, true)
+    }
+
+    /// Pages that waited in the swap cache to be written, and that nobody needs any more.
+    pub(crate) fn free_orphans(&self, cpu: CpuId, orphans: &[(SwapEntry, FrameId)]) {
         for (entry, _) in orphans {
             let device = &self.devices[entry.device as usize];
             let (mut frames, mut freed) = (Vec::new(), Vec::new());
@@ -388,8 +395,6 @@ impl Engine {
             self.staging.free_frames(&frames);
             self.reuse(cpu, device, &freed);
         }
-        let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
-        self.write_batch(cpu, queue, WriteOut { pages }, true)
     }
 }
 

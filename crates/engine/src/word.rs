@@ -115,10 +115,14 @@ impl Word {
             slot: SlotIndex((self.0 >> SLOT_SHIFT) as u32),
         }
     }
-    pub fn swapped(entry: SwapEntry) -> Word {
+    /// The same page in another slot.
+    pub fn with_entry(self, entry: SwapEntry) -> Word {
         debug_assert!((entry.device as usize) < ENTRY_DEVICES_MAX);
-        Word((entry.device as u64) << DEVICE_SHIFT | (entry.slot.0 as u64) << SLOT_SHIFT)
-            .with_state(State::Swapped)
+        let rest = self.0 & ((1 << SLOT_SHIFT) - 1);
+        Word(rest | (entry.device as u64) << DEVICE_SHIFT | (entry.slot.0 as u64) << SLOT_SHIFT)
+    }
+    pub fn swapped(entry: SwapEntry) -> Word {
+        Word::NONE.with_entry(entry).with_state(State::Swapped)
     }
     /// This word, of a resident page, with a kept copy.
     pub fn with_kept(self, entry: SwapEntry) -> Word {
@@ -153,6 +157,8 @@ mod tests {
         assert_eq!(w.stamp(), STAMP_MASK);
         assert_eq!(w.heat(), 15);
         assert_eq!(w.state(), State::Swapped);
+        let other = SwapEntry { device: 1, slot: SlotIndex(2) };
+        assert_eq!((w.with_entry(other).entry(), w.with_entry(other).with_entry(entry)), (other, w));
         let w = w.with_stamp(0).with_heat(0).without(WANTED | CANCELLED | HAS_ENTRY);
         assert_eq!(w, Word::swapped(entry));
         let resident = Word::NONE.with_state(State::Resident).with_stamp(77).with_heat(3);

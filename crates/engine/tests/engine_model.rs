@@ -4,7 +4,8 @@
 //! ```text
 //!   Op ─▶ World ─┬─ target     touch, map, unmap, drop, mremap, fork, exit           common::MockMemory
 //!                ├─ pager      fault, read events, retry what was put off, reap      common::MockBacking
-//!                └─ reclaimer  shrink, write out later, write again
+//!                ├─ reclaimer  shrink, write out later, write again
+//!                └─ operator   swapon, swapoff step by step, stop
 //! ```
 //!
 //! Every step of the pager that may come late is an operation of its own: events stay unread, reads stay in flight, fills
@@ -31,9 +32,10 @@ use memspill_engine::slots::SwapDevice;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::swap_out::WriteOut;
+use memspill_engine::swapoff::{Step, SwapoffError};
 use memspill_engine::tuning::{FolioSize, LargeFolios, Readahead, Tuning};
 use memspill_engine::units::{CpuId, Order, PAGE_SIZE, SpaceId, Vpn};
-use memspill_engine::word::State;
+use memspill_engine::word::{ENTRY_DEVICES_MAX, State};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -47,6 +49,8 @@ const LIMIT_PAGES: u64 = 300;
 const SPACES_MAX: usize = 4;
 const CPU: CpuId = CpuId(0);
 const QUEUE: QueueId = QueueId(0);
+/// Swapoff's own.
+const SWAPOFF_QUEUE: QueueId = QueueId(60);
 
 // ---- what may happen --------------------------------------------------------------------------------------------
 
@@ -87,6 +91,11 @@ enum Op {
     FailWrites { error: BackingError, pages: usize },
     Pending(bool),
     Tidy { target: usize },
+    Swapon { slots: u32, priority: i16 },
+    /// `device` is taken modulo the devices that there are.
+    Swapoff { device: usize },
+    SwapoffSteps { steps: usize },
+    SwapoffStop,
     Quiet,
 }
 
@@ -95,7 +104,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![6 => access(), 4 => change(), 3 => reclaim(), 3 => pager(), 2 => trouble()]
+    prop_oneof![6 => access(), 4 => change(), 3 => reclaim(), 3 => pager(), 2 => trouble(), 3 => operator()]
 }
 
 fn run() -> impl Strategy<Value = (usize, u64, u64)> {
@@ -139,6 +148,16 @@ fn reclaim() -> impl Strategy<Value = Op> {
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
+    ]
+}
+
+fn operator() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => (prop_oneof![Just(150u32), Just(4096)], 0..3i16)
+            .prop_map(|(slots, priority)| Op::Swapon { slots, priority }),
+        3 => (0..4usize).prop_map(|device| Op::Swapoff { device }),
+        6 => (1..12usize).prop_map(|steps| Op::SwapoffSteps { steps }),
+        1 => Just(Op::SwapoffStop),
     ]
 }
 
@@ -258,6 +277,10 @@ struct Target {
 }
 
 struct World {
+    setup: Setup,
+    lost: Arc<Lost>,
+    /// How the last swapoff ended; None while one is under way.
+    swapoff: Option<Result<(), SwapoffError>>,
     engine: Arc<Engine>,
     backings: Vec<Arc<MockBacking>>,
     targets: Vec<Target>,
@@ -275,6 +298,9 @@ impl World {
         let lost = Arc::new(Lost::default());
         let (engine, backings) = make_engine(setup, 1, &lost);
         let mut world = World {
+            setup: setup.clone(),
+            lost: lost.clone(),
+            swapoff: Some(Ok(())),
             engine,
             backings,
             targets: Vec::new(),
@@ -287,7 +313,8 @@ impl World {
         };
         let memory = Arc::new(MockMemory::new(lost));
         memory.map(FIRST, FIRST + PAGES / 2);
-        world.add_target(memory);
+        let first = world.add_target(memory);
+        world.engine.add_space(first.space);
         world
     }
 
@@ -332,6 +359,10 @@ impl World {
             Op::Reap { reads } => self.reap(*reads),
             Op::Retry => self.retry(),
             Op::Quiet => self.quiet(),
+            Op::Swapon { slots, priority } => self.swapon(*slots, *priority),
+            Op::Swapoff { device } => self.swapoff(device % self.engine.devices.len()),
+            Op::SwapoffSteps { steps } => self.swapoff_steps(*steps),
+            Op::SwapoffStop => self.engine.swapoff_stop(),
             Op::Pending(pending) => self.backings.iter().for_each(|b| b.set_pending(*pending)),
             Op::FailReads { pages } => self.backings.iter().for_each(|b| b.fail_reads(*pages)),
             Op::FailWrites { error, pages } => {
@@ -617,6 +648,58 @@ impl World {
         }
     }
 
+    // -- the operator --
+
+    fn swapon(&mut self, slots: u32, priority: i16) {
+        let backing = Arc::new(MockBacking::new(slots, self.setup.synchronous, self.lost.clone()));
+        let map = SwapDevice::new(slots, 1, false, &self.engine.tuning);
+        let places = self.engine.devices.len();
+        let added = self.engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
+        assert_eq!(added.ok(), (places < ENTRY_DEVICES_MAX).then_some(places));
+        if added.is_ok() {
+            self.backings.push(backing);
+        }
+    }
+
+    fn swapoff(&mut self, device: usize) {
+        let devices = &self.engine.devices;
+        let on = devices.iter().filter(|d| d.is_on()).count();
+        let expected = match self.swapoff {
+            None => Err(SwapoffError::Busy),
+            _ if !devices[device].is_on() => Err(SwapoffError::NotOn),
+            _ if on == 1 => Err(SwapoffError::LastDevice),
+            _ => Ok(()),
+        };
+        assert_eq!(self.engine.swapoff_begin(device), expected);
+        if expected.is_ok() {
+            self.swapoff = None;
+        }
+    }
+
+    fn swapoff_steps(&mut self, steps: usize) {
+        for _ in 0..steps {
+            if self.swapoff.is_none()
+                && let Step::End(result) = self.engine.swapoff_step(CPU, SWAPOFF_QUEUE)
+            {
+                self.swapoff = Some(result);
+                let off = self.engine.devices.iter().zip(&self.backings).filter(|(device, _)| device.is_off());
+                off.for_each(|(device, backing)| assert!(device.slots.used_slots() == 0 && backing.is_closed()));
+            }
+        }
+    }
+
+    fn swapoff_to_its_end(&mut self) -> Result<(), SwapoffError> {
+        for _ in 0..10_000 {
+            self.swapoff_steps(1);
+            if let Some(result) = self.swapoff {
+                return result;
+            }
+            self.make_progress();
+            self.finish_writes();
+        }
+        panic!("a swapoff does not end");
+    }
+
     // -- quiet points --
 
     fn behave(&mut self) {
@@ -645,17 +728,6 @@ impl World {
         for target in &self.targets {
             assert_eq!(target.memory.waiters(), [], "faults that nobody will serve");
         }
-        self.check_engine();
-    }
-
-    fn check_engine(&self) {
-        // The first space is known to the engine from the start of a history, the others since their fork.
-        for target in &self.targets {
-            let known = self.engine.spaces().iter().any(|s| Arc::ptr_eq(s, &target.space));
-            if !known {
-                self.engine.add_space(target.space.clone());
-            }
-        }
         self.engine.check();
     }
 
@@ -680,6 +752,7 @@ impl World {
             self.exit(&target);
         }
         self.drain();
+        let _ = self.swapoff_to_its_end();
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
         assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
         assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
@@ -960,6 +1033,267 @@ fn what_is_cold_leaves_first() {
     world.end(false);
 }
 
+// ---- swapoff ----------------------------------------------------------------------------------------------------
+
+/// Two devices, the first of which takes the first pages.
+fn two_devices(slots: [u32; 2]) -> Setup {
+    Setup { devices: vec![(slots[0], 5), (slots[1], 0)], ..one_device() }
+}
+
+fn device_of(target: &Target, page: u64) -> u8 {
+    target.space.word(Vpn(FIRST + page)).held_entry().expect("the page is out").device
+}
+
+/// Off, closed, and every page reads as before.
+fn finish_off(mut world: World, device: usize) {
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    assert!(world.engine.devices[device].is_off() && world.backings[device].is_closed());
+    world.quiet();
+    world.end(false);
+}
+
+#[test]
+fn swapoff_moves_all_pages() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 300);
+    let owner = world.engine.devices[0].slots.slots_by_group();
+    let shadow = |world: &World| {
+        let entry = target.space.word(Vpn(FIRST + 7)).held_entry().expect("the page is out");
+        world.engine.devices[entry.device as usize].slots.shadow(entry.slot)
+    };
+    let shadow_before = shadow(&world);
+    assert!(shadow_before.is_some() && device_of(&target, 7) == 0);
+    world.swapoff(0);
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    assert_eq!((device_of(&target, 7), shadow(&world)), (1, shadow_before));
+    assert_eq!(world.engine.devices[1].slots.slots_by_group(), owner, "the owner of each slot goes along");
+    finish_off(world, 0);
+}
+
+#[test]
+fn swapoff_reads_that_end_later() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    write_and_evict(&mut world, 300);
+    world.step(&Op::Pending(true));
+    world.swapoff(0);
+    world.swapoff_steps(1);
+    world.engine.check();
+    // The page that is being read goes away: its slot must live as long as the read.
+    world.step(&Op::Unmap { target: 0, page: 0, pages: 80 });
+    world.step(&Op::Events { target: 0 });
+    finish_off(world, 0);
+}
+
+/// Between the copy and the words: the page comes in, is written, and leaves again for a slot of its own.
+#[test]
+fn swapoff_is_overtaken_by_a_fault() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 64);
+    world.step(&Op::Pending(true));
+    world.swapoff(0);
+    world.swapoff_steps(1);
+    world.step(&Op::Pending(false));
+    world.step(&Op::Write { target: 0, page: 5, zero: false });
+    world.step(&Op::Write { target: 0, page: 6, zero: true });
+    world.step(&Op::Read { target: 0, page: 7 });
+    let entry = |page| target.space.word(Vpn(FIRST + page)).held_entry();
+    while entry(5).is_none() || entry(7).is_none() {
+        world.shrink(&target, 128, true);
+    }
+    let (fifth, seventh) = (entry(5), entry(7));
+    assert_eq!(fifth.map(|e| e.device), Some(1));
+    world.swapoff_steps(4);
+    assert_eq!((entry(5), entry(6), entry(7)), (fifth, None, seventh), "what came later is not what was copied");
+    finish_off(world, 0);
+}
+
+#[test]
+fn swapoff_of_a_shared_slot_keeps_it_shared() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let parent = write_and_evict(&mut world, 200);
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
+    // At another address too: not in the same chunk as its twin.
+    world.step(&Op::Remap { target: 1, from: 0, to: 500, pages: 100, early: false, late: false });
+    world.step(&Op::Events { target: 1 });
+    let child = world.target(1);
+    world.swapoff(0);
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    for page in 0..100 {
+        let words = (parent.space.word(Vpn(FIRST + page)), child.space.word(Vpn(FIRST + 500 + page)));
+        assert_eq!(words.0.entry(), words.1.entry(), "page {page} is stored twice");
+    }
+    assert_eq!(world.engine.used_slots(), 200);
+    finish_off(world, 0);
+}
+
+#[test]
+fn swapoff_of_a_page_that_is_being_filled() {
+    for given_back in [false, true] {
+        let mut world = World::new(&two_devices([8192, 8192]));
+        let target = write_and_evict(&mut world, 64);
+        world.step(&Op::Fork { target: 0 });
+        world.step(&Op::Events { target: 0 });
+        world.step(&Op::Pending(true));
+        world.step(&Op::Touch { target: 0, page: 3, write: false });
+        assert_eq!(target.space.word(Vpn(FIRST + 3)).state(), State::Filling);
+        world.swapoff(0);
+        world.swapoff_steps(40);
+        assert_eq!(world.swapoff, None, "the filler holds its slot");
+        assert_eq!((device_of(&target, 3), device_of(&world.target(1), 3)), (0, 1));
+        world.engine.check();
+        if given_back {
+            world.step(&Op::StopFill { target: 0, after: 0, stop: Stop::NoMemory });
+        }
+        world.step(&Op::Reap { reads: 1 });
+        if given_back {
+            assert_eq!((target.space.word(Vpn(FIRST + 3)).state(), device_of(&target, 3)), (State::Swapped, 0));
+        }
+        finish_off(world, 0);
+    }
+}
+
+#[test]
+fn swapoff_of_a_word_that_waits_for_a_filler() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    write_and_evict(&mut world, 64);
+    world.step(&Op::Pending(true));
+    world.step(&Op::Touch { target: 0, page: 3, write: false });
+    world.step(&Op::Remap { target: 0, from: 32, to: 0, pages: 32, early: false, late: true });
+    world.step(&Op::Events { target: 0 });
+    world.swapoff(0);
+    world.swapoff_steps(40);
+    assert_eq!(world.engine.devices[0].slots.used_slots(), 1, "only what is being filled");
+    finish_off(world, 0);
+}
+
+/// What only spares a write is given up, and no page keeps a slot of a device that is leaving.
+#[test]
+fn swapoff_of_kept_copies() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 64);
+    let kept = |page| {
+        let word = target.space.word(Vpn(FIRST + page));
+        (word.state() == State::Resident).then(|| word.held_entry().is_some())
+    };
+    (0..20).for_each(|page| world.step(&Op::Touch { target: 0, page, write: false }));
+    assert_eq!((kept(3), kept(40)), (Some(true), None));
+    world.swapoff(0);
+    world.step(&Op::Touch { target: 0, page: 40, write: false });
+    assert_eq!(kept(40), Some(false));
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    assert_eq!((kept(3), device_of(&target, 60)), (Some(false), 1));
+    finish_off(world, 0);
+}
+
+/// Pages that could not be written wait in the swap cache: they need not be read from where they never were.
+#[test]
+fn swapoff_of_a_failing_device() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    world.step(&Op::WriteRun { target: 0, page: 0, pages: 100 });
+    let target = world.target(0);
+    world.backings[0].fail_writes(BackingError::Io(5), 1000);
+    world.shrink(&target, 100, true);
+    assert!(world.engine.devices[0].errors.is_failing() && world.backings[0].is_empty());
+    world.swapoff(0);
+    finish_off(world, 0);
+}
+
+#[test]
+fn swapoff_where_pages_cannot_be_read() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let target = write_and_evict(&mut world, 200);
+    world.backings[0].fail_reads(3);
+    world.swapoff(0);
+    assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::Unreadable { pages: 3 }));
+    let stayed = (0..200).filter(|page| device_of(&target, *page) == 0).count();
+    assert!(stayed == 3 && world.engine.devices[0].is_on());
+    world.engine.check();
+    // They could not be read then. They can now, and nobody has lost them.
+    world.swapoff(0);
+    finish_off(world, 0);
+}
+
+#[test]
+fn swapoff_to_devices_without_room() {
+    for full in [false, true] {
+        let mut world = World::new(&two_devices([8192, if full { 8192 } else { 100 }]));
+        let target = write_and_evict(&mut world, 250);
+        if full {
+            world.backings[1].fail_writes(BackingError::Full, usize::MAX);
+        }
+        world.swapoff(0);
+        assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
+        let moved = (0..250).filter(|page| device_of(&target, *page) == 1).count();
+        assert!(world.engine.devices[0].is_on() && moved == if full { 0 } else { 99 }, "{moved} pages were moved");
+        world.engine.check();
+        world.swapon(8192, 0);
+        world.swapoff(0);
+        finish_off(world, 0);
+    }
+}
+
+#[test]
+fn swapoff_to_a_device_that_cannot_write() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    write_and_evict(&mut world, 100);
+    world.backings[1].fail_writes(BackingError::Io(5), usize::MAX);
+    world.swapoff(0);
+    assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
+    world.quiet();
+    world.end(false);
+}
+
+#[test]
+fn swapoff_is_stopped_halfway() {
+    for pending in [false, true] {
+        let mut world = World::new(&two_devices([8192, 8192]));
+        let target = write_and_evict(&mut world, 290);
+        world.step(&Op::Fork { target: 0 });
+        world.step(&Op::Events { target: 0 });
+        world.step(&Op::Pending(pending));
+        world.swapoff(0);
+        world.swapoff_steps(3);
+        world.engine.swapoff_stop();
+        assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::Stopped));
+        let moved = (0..290).filter(|page| device_of(&target, *page) == 1).count();
+        assert!(moved > 0 && moved < 290 && world.engine.devices[0].is_on());
+        world.engine.check();
+        world.step(&Op::WriteRun { target: 0, page: 300, pages: 20 });
+        world.shrink(&target, 20, true);
+        assert_eq!(device_of(&target, 301), 0, "it takes pages again, and before the other one");
+        world.end(false);
+    }
+}
+
+#[test]
+fn swapoff_that_is_refused() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    let begin = |world: &World, device| world.engine.swapoff_begin(device);
+    assert_eq!(begin(&world, 2), Err(SwapoffError::NoSuchDevice));
+    world.swapoff(0);
+    assert_eq!(begin(&world, 1), Err(SwapoffError::Busy));
+    assert_eq!(world.swapoff_to_its_end(), Ok(()));
+    assert_eq!((begin(&world, 0), begin(&world, 1)), (Err(SwapoffError::NotOn), Err(SwapoffError::LastDevice)));
+    world.end(false);
+}
+
+#[test]
+fn swapon_until_no_place_is_left() {
+    let mut world = World::new(&one_device());
+    write_and_evict(&mut world, 100);
+    for round in 0..20 {
+        world.swapon(8192, 1);
+        let refused = round + 2 > ENTRY_DEVICES_MAX;
+        assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
+        if !refused {
+            world.swapoff(round);
+            assert_eq!(world.swapoff_to_its_end(), Ok(()));
+        }
+    }
+    world.end(false);
+}
+
 // ---- threads ----------------------------------------------------------------------------------------------------
 
 /// Targets that are pagers too: each serves its own faults, as the pager of its CPU would.
@@ -970,7 +1304,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What the threads share. The main space, and for a while the child of a fork.
 struct Stress {
     engine: Arc<Engine>,
-    backings: Vec<Arc<MockBacking>>,
+    backings: Mutex<Vec<Arc<MockBacking>>>,
+    lost: Arc<Lost>,
+    /// Devices that have gone off.
+    swapoffs: AtomicU32,
     targets: Mutex<Vec<Target>>,
     /// Pages of batches that were faulted on in transit: for the pagers.
     wanted: Mutex<Vec<(Target, Vpn)>>,
@@ -1066,7 +1403,7 @@ impl Pager<'_> {
             let outcome = stress.engine.install(self.cpu(), job, &mut self.scratch);
             self.after(outcome);
         }
-        for backing in &stress.backings {
+        for backing in stress.all_backings() {
             if let Some(done) = backing.reap_one(QueueId(self.id)) {
                 let outcome = stress.engine.read_done(self.cpu(), done, &mut self.scratch);
                 self.after(outcome);
@@ -1242,8 +1579,50 @@ impl Stress {
         }
     }
 
+    /// The operator: devices go off and on, and halfway off.
+    fn operate(&self) {
+        let mut random = Random(31);
+        let (cpu, queue) = (CpuId(PAGERS + 2), SWAPOFF_QUEUE);
+        let start = Instant::now();
+        while self.at_work.load(Ordering::Relaxed) > 0 {
+            let devices = &self.engine.devices;
+            if self.engine.swapoff_begin(random.below(devices.len() as u64) as usize).is_err() {
+                std::thread::yield_now();
+                continue;
+            }
+            // There are only so many places for devices that come back.
+            let may_end = devices.len() < ENTRY_DEVICES_MAX
+                && start.elapsed() > STRESS.mul_f64(devices.len() as f64 / ENTRY_DEVICES_MAX as f64);
+            let mut steps = random.below(60);
+            let result = loop {
+                match self.engine.swapoff_step(cpu, queue) {
+                    Step::End(result) => break result,
+                    Step::Wait => std::thread::yield_now(),
+                    Step::Moved(_) => {}
+                }
+                steps = steps.saturating_sub(1);
+                if steps == 0 && !may_end {
+                    self.engine.swapoff_stop();
+                }
+            };
+            if result.is_ok() && self.engine.devices.len() < ENTRY_DEVICES_MAX {
+                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()));
+                let map = SwapDevice::new(4096, PAGERS + 3, false, &self.engine.tuning);
+                // The pagers must know it before they may have to reap its reads.
+                self.backings.lock().expect("backings").push(backing.clone());
+                self.engine.swapon(Device::new("another".into(), 0, map, backing)).expect("a place is left");
+            }
+            self.swapoffs.fetch_add(u32::from(result.is_ok()), Ordering::Relaxed);
+        }
+    }
+
+    fn all_backings(&self) -> Vec<Arc<MockBacking>> {
+        self.backings.lock().expect("backings").clone()
+    }
+
     fn trouble(&self, random: &mut Random) {
-        let backing = &self.backings[random.below(self.backings.len() as u64) as usize];
+        let backings = self.all_backings();
+        let backing = &backings[random.below(backings.len() as u64) as usize];
         match random.below(60) {
             0 => backing.fail_reads(2),
             1 => backing.fail_writes(BackingError::Io(5), 30),
@@ -1259,7 +1638,7 @@ impl Stress {
 
     /// All threads are gone: what they left must add up.
     fn check(&self) {
-        self.backings.iter().for_each(|b| {
+        self.all_backings().iter().for_each(|b| {
             b.behave();
             b.set_pending(false);
         });
@@ -1276,7 +1655,8 @@ impl Stress {
         exit_space(&self.engine, CPU, &main);
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
         assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
-        assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
+        assert!(self.all_backings().iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
+        assert!(self.swapoffs.load(Ordering::Relaxed) > 0, "no device has gone off");
     }
 }
 
@@ -1303,10 +1683,12 @@ impl Drop for AtWork<'_> {
 fn threads_keep_every_page() {
     let lost = Arc::new(Lost::default());
     let setup = Setup { devices: vec![(4096, 0), (4096, 0)], ..one_device() };
-    let (engine, backings) = make_engine(&setup, PAGERS + 2, &lost);
+    let (engine, backings) = make_engine(&setup, PAGERS + 3, &lost);
     let stress = Stress {
         engine,
-        backings,
+        backings: Mutex::new(backings),
+        lost: lost.clone(),
+        swapoffs: AtomicU32::new(0),
         targets: Mutex::default(),
         wanted: Mutex::default(),
         stamps: AtomicU64::new(0),
@@ -1332,6 +1714,10 @@ fn threads_keep_every_page() {
         scope.spawn(move || {
             let _stop = StopOnPanic(stress);
             stress.reclaim();
+        });
+        scope.spawn(move || {
+            let _stop = StopOnPanic(stress);
+            stress.operate();
         });
         let start = Instant::now();
         while start.elapsed() < STRESS && stress.running() {

@@ -11,10 +11,12 @@
 use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
+use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::Fault;
-use memspill_engine::units::{CpuId, GroupId};
+use memspill_engine::swap_out::{Shrunk, WriteOut};
+use memspill_engine::units::{CpuId, GroupId, Vpn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -97,6 +99,30 @@ fn linger(pager: &Pager) {
     }
 }
 
+/// Take the resident pages of a range out now (MADV_PAGEOUT), with a queue of the caller's. Returns how many have gone:
+/// those that are shared, locked or in work stay.
+pub fn pageout(pager: &Arc<Pager>, queue: QueueId, process: &Arc<Process>, from: Vpn, to: Vpn) -> usize {
+    const TRIES: u32 = 4;
+    let mut reclaimer = Reclaimer {
+        pager,
+        cpu: crate::cpu(),
+        queue,
+        stuck: None,
+        stuck_groups: HashMap::new(),
+        write_again_at: Instant::now(),
+    };
+    let mut gone = 0;
+    for _ in 0..TRIES {
+        let taken = reclaimer.pageout(&process.space, from, to);
+        gone += taken;
+        // What was shared or in work may have become free by now.
+        if taken == 0 {
+            break;
+        }
+    }
+    gone
+}
+
 struct Reclaimer<'a> {
     pager: &'a Arc<Pager>,
     cpu: CpuId,
@@ -120,7 +146,7 @@ impl Reclaimer<'_> {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }
         let taken = match engine.pick_space() {
-            Some(space) => self.shrink(&space),
+            Some(space) => self.shrink(&space, BATCH_PAGES),
             None => 0,
         };
         self.maintain();
@@ -135,7 +161,36 @@ impl Reclaimer<'_> {
         false
     }
 
-    fn shrink(&mut self, space: &Arc<Space>) -> usize {
+    fn shrink(&mut self, space: &Arc<Space>, pages: usize) -> usize {
+        self.take_batch(space, |engine, cpu| engine.shrink(cpu, space, pages))
+    }
+
+    /// All of a range, batch by batch.
+    fn pageout(&mut self, space: &Arc<Space>, from: Vpn, to: Vpn) -> usize {
+        let (mut next, mut gone) = (from, 0);
+        while next < to && !self.pager.stopping.load(Ordering::Relaxed) {
+            let _work = self.pager.quiet.work();
+            let at = next;
+            gone += self.take_batch(space, |engine, cpu| {
+                let (shrunk, write_out, after) = engine.pageout(cpu, space, at, to);
+                next = after;
+                (shrunk, write_out)
+            });
+            self.pager.update_other_bytes();
+            // The process could not be asked.
+            if next == at {
+                break;
+            }
+        }
+        gone
+    }
+
+    /// Whoever chooses the pages: they are taken out and written here.
+    fn take_batch(
+        &mut self,
+        space: &Arc<Space>,
+        take: impl FnOnce(&Engine, CpuId) -> (Shrunk, Option<WriteOut>),
+    ) -> usize {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
         if crate::proc::is_stopped(process.memory.proc_id()) {
@@ -155,7 +210,7 @@ impl Reclaimer<'_> {
             return 0;
         };
         let batch = process.batch.lock().expect("batch");
-        let (shrunk, write_out) = engine.shrink(self.cpu, space, BATCH_PAGES);
+        let (shrunk, write_out) = take(engine, self.cpu);
         drop(batch);
         self.hand_over(&process, &shrunk.wanted);
         if !shrunk.busy.is_empty() {
@@ -238,7 +293,7 @@ impl Reclaimer<'_> {
         }
         self.stuck = None;
         engine.swap_is_full.store(false, Ordering::Relaxed);
-        let failing = engine.devices.iter().find(|d| d.errors.is_failing());
+        let failing = engine.devices.iter().find(|d| !d.is_off() && d.errors.is_failing());
         let error = engine.last_error.lock().expect("last error").take();
         let of_group = engine.groups.all().iter().skip(1).find(|group| full && !group.has_swap());
         if let Some(group) = of_group {

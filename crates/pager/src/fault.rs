@@ -200,7 +200,7 @@ impl<'a> FaultThread<'a> {
 
     fn reap(&mut self) {
         let mut done = Vec::new();
-        for device in &self.pager.engine.devices {
+        for device in self.pager.engine.devices.iter() {
             device.backing.reap(self.queue, &mut done);
         }
         for done in done {
@@ -216,15 +216,28 @@ pub fn epoll_of(pager_poke: &OwnedFd, read_fds: &[i32]) -> std::io::Result<Owned
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, pager_poke.as_fd(), epoll::EventData::new_u64(KEY_POKE), epoll::EventFlags::IN)?;
     for fd in read_fds {
-        add_raw(&epoll, *fd)?;
+        watch_reads(&epoll, *fd)?;
     }
     Ok(epoll)
 }
 
-#[allow(unsafe_code, reason = "a backing's descriptor lives as long as the backing, which outlives the pagers")]
-fn add_raw(epoll: &OwnedFd, fd: i32) -> std::io::Result<()> {
-    // SAFETY: see the reason above.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    epoll::add(epoll, fd, epoll::EventData::new_u64(KEY_READS), epoll::EventFlags::IN)?;
+/// Reap when a device has finished reads.
+pub fn watch_reads(epoll: &OwnedFd, fd: i32) -> std::io::Result<()> {
+    epoll::add(epoll, borrow_reads(&fd), epoll::EventData::new_u64(KEY_READS), epoll::EventFlags::IN)?;
     Ok(())
+}
+
+/// Wait until a device has finished reads, or for a while.
+pub fn wait_readable(fd: i32, timeout: std::time::Duration) {
+    let fd = borrow_reads(&fd);
+    let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(timeout.subsec_nanos()) };
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    // Interrupted: the caller looks again anyway.
+    let _ = rustix::event::poll(&mut fds, Some(&timeout));
+}
+
+#[allow(unsafe_code, reason = "a backing's descriptor lives as long as the backing, which outlives the pagers")]
+fn borrow_reads(fd: &i32) -> BorrowedFd<'_> {
+    // SAFETY: see the reason above.
+    unsafe { BorrowedFd::borrow_raw(*fd) }
 }

@@ -1,6 +1,7 @@
 //! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
 
 mod control;
+pub mod ctl;
 mod errors;
 mod events;
 mod evict;
@@ -11,6 +12,7 @@ mod guardian;
 pub mod handshake;
 pub mod histogram;
 mod home;
+pub mod operator;
 pub mod pager;
 mod panics;
 pub mod proc;

@@ -11,6 +11,7 @@
 use crate::fault::FaultThread;
 use crate::groups::{GroupRules, Membership};
 use crate::handshake::{self, Door};
+use crate::operator::Operator;
 use crate::pager::{Pager, PagerCpu, Settings};
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::group::GroupConfig;
@@ -33,6 +34,7 @@ pub struct Config {
     pub groups: GroupRules,
     pub door: Door,
     pub layout: Layout,
+    pub operator: Arc<dyn Operator>,
 }
 
 /// How a run ended.
@@ -41,7 +43,8 @@ pub struct Ended {
     pub pager: Arc<Pager>,
 }
 
-/// Threads that serve faults and threads that reclaim; each has a queue of every backing, pagers first.
+/// Threads that serve faults and threads that reclaim; each has a queue of every backing, pagers first, and the last
+/// queue is swapoff's.
 #[derive(Clone, Copy)]
 pub struct Layout {
     pub pagers: u32,
@@ -55,7 +58,7 @@ impl Layout {
         Layout { pagers: cpus.clamp(1, 8), reclaimers: cpus.clamp(1, 4) }
     }
     pub fn queues(&self) -> u32 {
-        self.pagers + self.reclaimers
+        self.pagers + self.reclaimers + 1
     }
 }
 
@@ -82,10 +85,10 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let guardian = crate::guardian::start(&address)?;
     let nofile = signals::raise_nofile();
     let agent = publish_agent()?;
-    let command = config.command.clone();
+    let (command, operator) = (config.command.clone(), config.operator.clone());
     let pager = build(config)?;
     crate::panics::install(&pager);
-    start_threads(&pager)?;
+    start_threads(&pager, operator)?;
     let started = pager.socket.target.start(|| spawn(&command, &agent, &address, nofile));
     let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
     // A run may be over before the first interval is.
@@ -140,7 +143,7 @@ fn build(config: Config) -> io::Result<Arc<Pager>> {
     Ok(Arc::new(Pager::new(engine, cpus, layout.reclaimers, settings, door, Membership::new(&rules))))
 }
 
-fn start_threads(pager: &Arc<Pager>) -> io::Result<()> {
+fn start_threads(pager: &Arc<Pager>, operator: Arc<dyn Operator>) -> io::Result<()> {
     for index in 0..pager.cpus.len() as u32 {
         let cpu = pager.cpus[index as usize].cpu;
         spawn_thread(pager, "memspill-pager", move |pager| {
@@ -152,6 +155,7 @@ fn start_threads(pager: &Arc<Pager>) -> io::Result<()> {
         spawn_thread(pager, "memspill-reclaim", move |pager| crate::evict::run(pager, index))?;
     }
     spawn_thread(pager, "memspill-monitor", crate::growth::run)?;
+    spawn_thread(pager, "memspill-ctl", move |pager| crate::operator::run(pager, &operator))?;
     spawn_thread(pager, "memspill-door", handshake::run)
 }
 
@@ -292,6 +296,21 @@ pub fn allowed_cpus() -> Vec<usize> {
         .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
         .unwrap_or_default();
     if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// For a command that asks a run: a ^C is looked at instead of ending it, so that it can say what has become of its request.
+pub struct Interrupts(signals::Set);
+
+impl Interrupts {
+    /// To be called before there are other threads.
+    pub fn block() -> io::Result<Interrupts> {
+        signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).map(Interrupts)
+    }
+
+    /// Has one come?
+    pub fn came(&self) -> bool {
+        self.0.wait(Duration::ZERO).is_some_and(|(signal, _)| signal != libc::SIGCHLD)
+    }
 }
 
 /// Signals and the few process calls that have no safe wrapper.

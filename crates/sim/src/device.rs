@@ -199,6 +199,9 @@ impl Backing for SimDevice {
         false
     }
     fn set_ram_limit_bytes(&self, _: u64) {}
+    fn close(&self) {
+        assert_eq!(self.held(), 0, "a device that holds pages is closed");
+    }
     fn usage(&self) -> Usage {
         Usage::default()
     }

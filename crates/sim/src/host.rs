@@ -51,7 +51,7 @@ struct EvictorLock;
 
 pub struct Host {
     pub engine: Engine,
-    pub devices: Vec<Arc<SimDevice>>,
+    pub devices: RefCell<Vec<Arc<SimDevice>>>,
     pub processes: RefCell<Vec<Rc<Process>>>,
     pub reclaim: Cell<Reclaim>,
     pub stopping: Cell<bool>,
@@ -67,7 +67,7 @@ impl Host {
     pub fn new(engine: Engine, devices: Vec<Arc<SimDevice>>, reclaim: Reclaim) -> Host {
         Host {
             engine,
-            devices,
+            devices: RefCell::new(devices),
             processes: RefCell::default(),
             reclaim: Cell::new(reclaim),
             stopping: Cell::new(false),
@@ -288,7 +288,7 @@ impl Worker {
     /// All that this task has under way comes to its end: reads in flight, and fills that met an event.
     fn finish(&mut self) {
         loop {
-            let next = self.host.devices.iter().filter_map(|d| d.next_end(self.queue)).min();
+            let next = self.host.devices.borrow().iter().filter_map(|d| d.next_end(self.queue)).min();
             if let Some(end) = next {
                 vcpu::sleep_until(end);
                 self.reap();
@@ -311,7 +311,7 @@ impl Worker {
     fn reap(&mut self) {
         let host = self.host.clone();
         let mut done = Vec::new();
-        host.devices.iter().for_each(|d| d.reap(self.queue, &mut done));
+        host.devices.borrow().iter().for_each(|d| d.reap(self.queue, &mut done));
         for read in done {
             let outcome = host.engine.read_done(self.cpu, read, &mut self.scratch);
             self.after(outcome);

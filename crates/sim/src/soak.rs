@@ -1,7 +1,7 @@
 //! `memspill sim soak`: random histories with faults of devices and preemption at any lock, checked all along.
 //!
 //! ```text
-//!   seed ─▶ machine, devices, fault plan, knobs ─▶ tasks: touch, map, unmap, mremap, fork, exit, reclaim, tidy
+//!   seed ─▶ machine, devices, fault plan, knobs ─▶ tasks: touch, map, unmap, mremap, fork, exit, reclaim, tidy, swapoff
 //!                                                    │ 20 virtual ms
 //!                                                    ▼
 //!           quiet: checker ─▶ every page of every process is read ─▶ all exit: no slot, page or byte is left
@@ -19,8 +19,10 @@ use crate::target::{Lost, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
 use memspill_engine_sim::slots::SwapDevice;
+use memspill_engine_sim::swapoff::Step;
 use memspill_engine_sim::tuning::Tuning;
 use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
+use memspill_engine_sim::word::ENTRY_DEVICES_MAX;
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{self as vcpu, Machine, Preemption, World};
 use std::cell::Cell;
@@ -33,6 +35,11 @@ pub const HISTORY_NS: u64 = 20_000_000;
 
 /// How often things happened: the engine's counters by name, and what the processes did.
 pub type Coverage = BTreeMap<&'static str, u64>;
+
+/// Used by who switches a device off.
+const SWAPOFF_QUEUE: QueueId = QueueId(1000);
+/// A swapoff that can do nothing looks again after this long.
+const SWAPOFF_WAIT_NS: u64 = 5_000;
 
 /// Version of the JSON's shape.
 const SCHEMA: u32 = 1;
@@ -144,6 +151,7 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
             processes_max: plan.processes_max,
             stamps: Cell::new(0),
             running: Cell::new(plan.tasks),
+            swapoffs: Cell::new(0),
         });
         history.new_process();
         history.spawn_tasks(&plan, &mut random);
@@ -153,6 +161,7 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
         for (name, count, _) in host.engine.stats.list() {
             *coverage.entry(name).or_default() += count;
         }
+        *coverage.entry("swapoffs").or_default() += history.swapoffs.get();
     }
     drop(world);
 }
@@ -163,17 +172,29 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
     let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
-    for (n, (kind, faults)) in plan.devices.iter().enumerate() {
-        let sim = Arc::new(SimDevice::new(*kind, slots, *faults, lost.clone()));
-        let backing: Arc<dyn Backing> = sim.clone();
-        let table = SwapDevice::new(slots, cpus, false, &plan.tuning);
-        devices.push(Device::new(format!("device {n}"), 0, table, vcpu::Arc::from_std(backing)));
+    for (kind, faults) in &plan.devices {
+        let (device, sim) = make_device(*kind, *faults, slots, cpus, &plan.tuning, lost);
+        devices.push(device);
         sims.push(sim);
     }
     let engine = Engine::new(devices, plan.limit_pages * PAGE_SIZE as u64, plan.tuning.clone());
     let host = Host::new(engine, sims, plan.reclaim);
     host.counts_staging.set(false);
     host
+}
+
+fn make_device(
+    kind: Kind,
+    faults: Faults,
+    slots: u32,
+    cpus: u32,
+    tuning: &Tuning,
+    lost: &Arc<Lost>,
+) -> (Device, Arc<SimDevice>) {
+    let sim = Arc::new(SimDevice::new(kind, slots, faults, lost.clone()));
+    let backing: Arc<dyn Backing> = sim.clone();
+    let table = SwapDevice::new(slots, cpus, false, tuning);
+    (Device::new("device".into(), 0, table, vcpu::Arc::from_std(backing)), sim)
 }
 
 struct History {
@@ -183,6 +204,8 @@ struct History {
     processes_max: usize,
     stamps: Cell<u64>,
     running: Cell<u32>,
+    /// Devices that have gone off.
+    swapoffs: Cell<u64>,
 }
 
 impl History {
@@ -249,7 +272,7 @@ impl History {
         host.engine.check();
         assert_eq!(host.engine.used_slots(), 0, "slots are in use when all processes have ended");
         assert_eq!(host.engine.groups.charged_pages(&host.engine.group), 0, "pages are charged when all processes have ended");
-        let held: usize = host.devices.iter().map(|d| d.held()).sum();
+        let held: usize = host.devices.borrow().iter().map(|d| d.held()).sum();
         assert_eq!(held, 0, "devices hold pages when all processes have ended");
     }
 }
@@ -270,7 +293,8 @@ impl Life<'_> {
                 0..72 => self.accesses(process),
                 72..90 => self.change(process),
                 90..97 => _ = self.history.host.batch(self.worker.cpu, self.worker.queue),
-                97..99 => process.space.tidy(),
+                97 => process.space.tidy(),
+                98 => self.swapoff(),
                 _ => self.exit(process),
             }
         }
@@ -324,6 +348,40 @@ impl Life<'_> {
         }
         // As in the kernel: who changes an address space waits until somebody has read of it.
         self.worker.settle(process);
+    }
+
+    /// A device goes off, all the way or halfway, and another one comes in its place.
+    fn swapoff(&mut self) {
+        let host = self.history.host.clone();
+        let devices = host.engine.devices.len() as u64;
+        if devices < ENTRY_DEVICES_MAX as u64 && self.random.one_in(2) {
+            let slots = host.engine.devices[0].slots.all_slots() as u32 + 1;
+            let kind = if self.random.one_in(2) { Kind::Ram } else { Kind::Nvme };
+            let lost = &self.history.lost;
+            let (device, sim) = make_device(kind, Faults::default(), slots, 1, &host.engine.tuning, lost);
+            // Known to the workers before any of them may have to reap its reads.
+            host.devices.borrow_mut().push(sim);
+            host.engine.swapon(device).expect("a place is left");
+        }
+        if host.engine.swapoff_begin(self.random.below(devices) as usize).is_err() {
+            return;
+        }
+        let mut steps = self.random.below(100);
+        let result = loop {
+            match host.engine.swapoff_step(self.worker.cpu, SWAPOFF_QUEUE) {
+                Step::End(result) => break result,
+                Step::Moved(_) => {}
+                Step::Wait => vcpu::step(SWAPOFF_WAIT_NS),
+            }
+            steps = steps.saturating_sub(1);
+            if steps == 0 && self.random.one_in(2) {
+                host.engine.swapoff_stop();
+            }
+            // This task is a pager too: others may wait for what it has to serve.
+            let processes = host.processes.borrow().clone();
+            processes.iter().filter(|p| p.target.has_events()).for_each(|p| self.worker.read_messages(p));
+        };
+        self.history.swapoffs.set(self.history.swapoffs.get() + u64::from(result.is_ok()));
     }
 
     fn exit(&mut self, process: &Rc<Process>) {

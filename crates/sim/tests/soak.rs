@@ -21,6 +21,8 @@ fn histories_end_well_and_meet_trouble() {
         "swap_full",
         "workingset_refault",
         "forks",
+        "swapoffs",
+        "swapoff_moved",
     ];
     let never: Vec<_> = met.iter().filter(|name| coverage[**name] == 0).collect();
     assert!(never.is_empty(), "no history has met {never:?}: {coverage:?}");

@@ -73,7 +73,7 @@ use super::percpu::PerCpu;
 use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::tuning::{LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
@@ -102,6 +102,8 @@ pub struct SwapDevice {
     free: Apart<AtomicU64>,
     /// Free slots that each CPU has not brought to the counter yet: faults free one at a time.
     freed: Box<[Apart<AtomicU64>]>,
+    /// The device has left: its slots are nobody's.
+    retired: AtomicBool,
     tables: AtomicU64,
     /// Folios of each order that were asked for and not given.
     failed: [AtomicU64; ORDERS],
@@ -193,6 +195,7 @@ impl SwapDevice {
             groups: CgroupMap::new(slots, tuning.cgroup_map),
             free: Apart(AtomicU64::new(u64::from(slots.saturating_sub(1)))),
             freed: (0..cpus.clamp(1, FREED_PLACES)).map(|_| Apart(AtomicU64::new(0))).collect(),
+            retired: AtomicBool::new(false),
             tables: AtomicU64::new(0),
             failed: std::array::from_fn(|_| AtomicU64::new(0)),
             stolen: AtomicU64::new(0),
@@ -423,7 +426,7 @@ impl SwapDevice {
     /// These slots are free.
     fn count_free(&self, cpu: CpuId, slots: u64) {
         let mine = self.freed_by(cpu);
-        let held = mine.fetch_add(slots, Ordering::AcqRel) + slots;
+        let held = mine.fetch_add(slots, Ordering::AcqRel).wrapping_add(slots);
         if held as i64 > FREED_MAX as i64 {
             let surplus = self.reserve_from(mine, held - FREED_MAX / 2, 1);
             self.free.0.fetch_add(surplus, Ordering::AcqRel);
@@ -666,7 +669,24 @@ impl SwapDevice {
 
     /// Slots in use, dying ones and those of allocations in progress included.
     pub fn used_slots(&self) -> u64 {
-        u64::from(self.slots.saturating_sub(1)).saturating_sub(self.free_slots())
+        if self.retired.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.all_slots().saturating_sub(self.free_slots())
+    }
+
+    /// Slots that there are in all.
+    pub fn all_slots(&self) -> u64 {
+        u64::from(self.slots.saturating_sub(1))
+    }
+
+    /// The device leaves: no slot is handed out any more, if none is in use now. Who takes all slots off the counters knows
+    /// both: nobody has one, and nobody will find one.
+    pub fn retire(&self, cpu: CpuId) -> bool {
+        let all = self.all_slots();
+        let retired = self.reserve(cpu, all, all) == all;
+        self.retired.fetch_or(retired, Ordering::AcqRel);
+        retired
     }
 
     /// Memory that the device takes now.

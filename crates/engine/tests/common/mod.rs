@@ -427,6 +427,7 @@ struct BackingInner {
     fail_reads: usize,
     fail_writes: Option<(BackingError, usize)>,
     written: usize,
+    closed: bool,
 }
 
 pub struct MockBacking {
@@ -448,6 +449,9 @@ impl MockBacking {
     pub fn is_empty(&self) -> bool {
         let inner = self.lock();
         inner.slots.is_empty() && inner.reading.is_empty()
+    }
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
     }
     /// Reads do not end before they are reaped.
     pub fn set_pending(&self, pending: bool) {
@@ -512,6 +516,7 @@ impl Backing for MockBacking {
         for write in pages {
             let mut inner = self.lock();
             let slot = write.slot.0;
+            assert!(!inner.closed, "slot {slot} is written, and the device is off");
             assert!(!inner.reading.contains_key(&slot), "slot {slot} is written while it is being read");
             match &mut inner.fail_writes {
                 Some((error, left)) if *left > 0 => {
@@ -554,6 +559,7 @@ impl Backing for MockBacking {
     fn discard(&self, slots: &[SlotIndex]) {
         let mut inner = self.lock();
         for slot in slots {
+            assert!(!inner.closed, "{slot:?} is discarded, and the device is off");
             assert!(!inner.reading.contains_key(&slot.0), "{slot:?} is discarded while it is being read");
             inner.slots.remove(&slot.0);
         }
@@ -572,6 +578,11 @@ impl Backing for MockBacking {
         self.lock().slots.get(&slot.0) == Some(&stamp_of(page))
     }
 
+    fn close(&self) {
+        let mut inner = self.lock();
+        assert!(inner.slots.is_empty() && inner.reading.is_empty(), "a device that holds pages is closed");
+        inner.closed = true;
+    }
     fn usage(&self) -> Usage {
         Usage::default()
     }

@@ -1,0 +1,224 @@
+//! `memspill ctl`: look at runs that are under way, and change them.
+//!
+//! ```text
+//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout
+//!   ask (pager/src/ctl.rs) ─▶ stdout: what was asked for      stderr: why not, and a swapoff's progress on a terminal
+//! ```
+//!
+//! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. What a run says is shown with its control
+//! characters replaced: another user's process may call itself a run to root.
+
+use crate::machine::Memory;
+use crate::size::{self, Size, human};
+use crate::spec::{self, SwapSpec};
+use clap::{Args, Subcommand};
+use memspill_pager::ctl::{Request, Run, parse_range, runs};
+use memspill_pager::supervisor::Interrupts;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+
+const EXIT_REFUSED: u8 = 1;
+
+const EXAMPLES: &str = "\
+Examples:
+  memspill ctl list
+  memspill ctl --pid 4711 stats --json
+  memspill ctl swapon file:/data/swap,size=64G,prio=5
+  memspill ctl swapoff file:/data/swap
+  memspill ctl limit 3G";
+
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = false)]
+pub struct CtlArgs {
+    /// The run, by the process id of its `memspill run`; needed where there are several
+    #[arg(long, value_name = "PID", conflicts_with = "all")]
+    pid: Option<u32>,
+
+    /// All runs of this user (root: of all users)
+    #[arg(long)]
+    all: bool,
+
+    #[command(subcommand)]
+    command: CtlCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum CtlCommand {
+    /// The runs of this user: budget, used, swapped out
+    List,
+    /// Statistics as they are now; those of `run --stats`
+    Stats {
+        /// As `run --stats-json`
+        #[arg(long)]
+        json: bool,
+    },
+    /// The swap devices, as in /proc/swaps (sizes in KiB)
+    Swaps,
+    /// Add a swap device
+    Swapon {
+        /// ram:... or file:PATH,... as for `run --swap`
+        #[arg(value_name = "SPEC")]
+        spec: String,
+    },
+    /// Move all pages of a swap device to the others, and close it; ^C puts it on again
+    Swapoff {
+        /// As `swaps` names it
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Change the budget (--memory-max); what is over it is swapped out
+    Limit {
+        #[arg(value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
+        size: Size,
+    },
+    /// Swap pages of a process out now, as MADV_PAGEOUT does
+    Pageout {
+        /// A process of the run
+        #[arg(value_name = "PID")]
+        process: u32,
+        /// Addresses in hexadecimal, as in /proc/PID/maps [default: all]
+        #[arg(value_name = "FROM-TO", value_parser = parse_range)]
+        ranges: Vec<(u64, u64)>,
+    },
+}
+
+/// Returns the exit code.
+pub fn ctl(args: &CtlArgs) -> u8 {
+    match chosen(args).and_then(|runs| carry_out(args, &runs)) {
+        Ok(()) => 0,
+        Err(reason) => {
+            eprintln!("memspill: {}", printable(&reason));
+            EXIT_REFUSED
+        }
+    }
+}
+
+fn chosen(args: &CtlArgs) -> Result<Vec<Run>, String> {
+    let mut runs = runs().map_err(|e| format!("cannot read /proc/net/unix: {e}"))?;
+    if let Some(pid) = args.pid {
+        runs.retain(|run| run.pid == pid);
+        let of_ours = "see memspill ctl list";
+        return if runs.is_empty() { Err(format!("no run of ours has process id {pid}: {of_ours}")) } else { Ok(runs) };
+    }
+    let takes_all = args.all || matches!(args.command, CtlCommand::List);
+    match runs.len() {
+        _ if takes_all => Ok(runs),
+        0 => Err("no run of ours is under way".into()),
+        1 => Ok(runs),
+        _ => {
+            let pids: Vec<String> = runs.iter().map(|run| run.pid.to_string()).collect();
+            Err(format!("there are several runs: name one with --pid ({}), or take --all", pids.join(", ")))
+        }
+    }
+}
+
+fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
+    let request = match &args.command {
+        CtlCommand::List => return list(runs),
+        CtlCommand::Stats { json } => Request::Stats { json: *json },
+        CtlCommand::Swaps => Request::Swaps,
+        CtlCommand::Swapon { spec } => Request::Swapon { spec: seen_from_anywhere(spec)? },
+        CtlCommand::Swapoff { name } => Request::Swapoff { name: name.clone() },
+        CtlCommand::Limit { size } => {
+            let ram_bytes = Memory::of_this_machine().usable_bytes();
+            Request::Limit { bytes: size.resolve(ram_bytes).unwrap_or(ram_bytes) }
+        }
+        CtlCommand::Pageout { process, ranges } => Request::Pageout { pid: *process, ranges: ranges.clone() },
+    };
+    let mut refusals = Vec::new();
+    for run in runs {
+        match ask(run, &request) {
+            Ok(text) if args.all => show(&format!("{}:\n{text}", run.pid)),
+            Ok(text) => show(&text),
+            Err(reason) if args.all => refusals.push(format!("{}: {reason}", run.pid)),
+            Err(reason) => refusals.push(reason),
+        }
+    }
+    if refusals.is_empty() { Ok(()) } else { Err(refusals.join("; ")) }
+}
+
+fn ask(run: &Run, request: &Request) -> Result<String, String> {
+    let on_terminal = std::io::stderr().is_terminal();
+    let interrupts = match request {
+        Request::Swapoff { .. } => Some(Interrupts::block().map_err(|e| format!("cannot block signals: {e}"))?),
+        _ => None,
+    };
+    let mut told = false;
+    let progress = |left: &str| {
+        if on_terminal {
+            told = true;
+            eprint!("\rmemspill: {:>12} pages left", printable(left));
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let result = run.ask(request, progress, || interrupts.as_ref().is_some_and(Interrupts::came));
+    if told {
+        eprintln!();
+    }
+    result
+}
+
+/// The run has a directory of its own: a path is to mean there what it means here.
+fn seen_from_anywhere(text: &str) -> Result<String, String> {
+    let spec = spec::parse(text).map_err(|e| e.to_string())?;
+    let (SwapSpec::File { path, .. }, Some(rest)) = (spec, text.strip_prefix("file:")) else {
+        return Ok(text.to_string());
+    };
+    if path.is_absolute() {
+        return Ok(text.to_string());
+    }
+    let here = std::env::current_dir().map_err(|e| format!("the current directory: {e}"))?;
+    let here = here.to_str().filter(|here| !here.contains(',')).ok_or("give the file's whole path")?;
+    Ok(format!("file:{here}/{rest}"))
+}
+
+fn list(runs: &[Run]) -> Result<(), String> {
+    let mut text = format!("{:>10} {:>12} {:>12} {:>12}  COMMAND", "PID", "BUDGET", "USED", "SWAPPED");
+    for run in runs {
+        // One that ends meanwhile is no run any more.
+        let Ok(sizes) = run.ask(&Request::Sizes, |_| (), || false) else { continue };
+        let sizes: Vec<u64> = sizes.split(' ').filter_map(|bytes| bytes.parse().ok()).collect();
+        let [limit, used, swapped] = sizes[..] else { continue };
+        let [limit, used, swapped] = [limit, used, swapped].map(human);
+        let _ = write!(text, "\n{:>10} {limit:>12} {used:>12} {swapped:>12}  {}", run.pid, command_of(run.pid));
+    }
+    show(&text);
+    Ok(())
+}
+
+fn command_of(pid: u32) -> String {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&words).trim_end_matches('\0').replace(['\0', '\n', '\t'], " ");
+    let short: String = text.chars().take(200).collect();
+    if short.len() < text.len() { short + " ..." } else { short }
+}
+
+/// To stdout. A reader that closed the pipe has seen enough.
+fn show(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", printable(text).trim_end());
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_made_whole() {
+        let here = std::env::current_dir().unwrap();
+        let here = here.display();
+        assert_eq!(seen_from_anywhere("file:swap,size=1G").unwrap(), format!("file:{here}/swap,size=1G"));
+        for whole in ["file:/swap,size=1G", "ram:,size=1G"] {
+            assert_eq!(seen_from_anywhere(whole).unwrap(), whole);
+        }
+        assert!(seen_from_anywhere("zram:").unwrap_err().contains("unknown kind"));
+    }
+
+    #[test]
+    fn a_run_cannot_write_to_the_terminal_what_it_likes() {
+        assert_eq!(printable("a\x1b[2Jb\nc\td\u{9b}e"), "a?[2Jb\nc\td?e");
+    }
+}

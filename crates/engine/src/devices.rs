@@ -1,0 +1,227 @@
+//! The swap devices: which there are, which of them take pages, and in which order.
+//!
+//! ```text
+//!   swap entry: device, 4 bits ──▶ place 0..16 ──▶ Device      written once and never changed: a look costs no lock
+//!
+//!   order   63  60          7   4 3    0
+//!          ┌──────┬─────────┬─────┬─────┐    all places, each once: those that take pages first, by descending
+//!          │ last │   ...   │ 2nd │ 1st │    priority, of equals the older first; one load gives it whole
+//!          └──────┴─────────┴─────┴─────┘
+//!
+//!   swapon             swapoff begins             no slot in use: retired
+//!   ───────▶ ON ─────────────────────▶ LEAVING ───────────────────────────▶ OFF
+//!             ▲                           │ aborted, no room elsewhere, pages that cannot be read
+//!             └───────────────────────────┘
+//! ```
+//!
+//! A device that is off keeps its place: it has no slot, its backing is closed, and its name stays for who asks. So there
+//! are at most 16 swapons in the life of an engine; the 17th is an error. The place cannot be used again because those who
+//! look a device up (by an entry, or going through all) hold no count on it that would say when the last has gone.
+//!
+//! The CPUs' hints of a device (slots/percpu.rs) need no drain when it leaves: they hold no slot back.
+//!
+//! What it does not do: move pages (swapoff.rs).
+
+use crate::backing::Backing;
+use crate::errors::DeviceErrors;
+use crate::slots::SwapDevice;
+use crate::slots::lazy::Once;
+use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
+use crate::word::ENTRY_DEVICES_MAX;
+
+/// A swap device: slots, and where their bytes are kept.
+pub struct Device {
+    pub name: String,
+    pub priority: i16,
+    pub slots: SwapDevice,
+    pub backing: Arc<dyn Backing>,
+    /// The backing had no room for a page: no slots are allocated here until one is freed or a write succeeds.
+    pub full: AtomicBool,
+    pub errors: DeviceErrors,
+    state: AtomicU8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceState {
+    /// Takes pages.
+    On = 0,
+    /// A swapoff is under way: gives pages, takes none.
+    Leaving = 1,
+    /// Has no slots, and a backing that is closed.
+    Off = 2,
+}
+
+impl Device {
+    pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+        let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
+        let state = AtomicU8::new(DeviceState::On as u8);
+        Device { name, priority, slots, backing, full, errors, state }
+    }
+
+    /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.
+    pub(crate) fn has_room(&self) {
+        if self.full.load(Ordering::Relaxed) {
+            self.full.store(false, Ordering::Relaxed);
+        }
+    }
+
+    pub fn state(&self) -> DeviceState {
+        match self.state.load(Ordering::Acquire) {
+            0 => DeviceState::On,
+            1 => DeviceState::Leaving,
+            _ => DeviceState::Off,
+        }
+    }
+    pub fn is_on(&self) -> bool {
+        self.state() == DeviceState::On
+    }
+    pub fn is_off(&self) -> bool {
+        self.state() == DeviceState::Off
+    }
+}
+
+/// See the module's header.
+pub struct Devices {
+    places: [Once<Device>; ENTRY_DEVICES_MAX],
+    order: AtomicU64,
+    /// Held by whoever adds a device or changes a state.
+    changing: Mutex<()>,
+}
+
+/// All places have been used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TooManyDevices;
+
+impl std::fmt::Display for TooManyDevices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at most {ENTRY_DEVICES_MAX} swap devices in a run, those that are off included")
+    }
+}
+
+const NIBBLE: u32 = 4;
+const _: () = assert!(ENTRY_DEVICES_MAX as u32 * NIBBLE == u64::BITS && ENTRY_DEVICES_MAX == 1 << NIBBLE);
+
+/// The order word of a permutation of the places.
+fn packed(places: impl Iterator<Item = usize>) -> u64 {
+    places.enumerate().fold(0, |word, (rank, place)| word | (place as u64) << (rank as u32 * NIBBLE))
+}
+
+fn unpacked(order: u64) -> impl Iterator<Item = usize> {
+    (0..ENTRY_DEVICES_MAX as u32).map(move |rank| (order >> (rank * NIBBLE)) as usize & (ENTRY_DEVICES_MAX - 1))
+}
+
+impl Devices {
+    /// The first places go by descending priority.
+    pub(crate) fn new(mut devices: Vec<Device>) -> Devices {
+        devices.sort_by_key(|d| std::cmp::Reverse(d.priority));
+        let all = Devices {
+            places: std::array::from_fn(|_| Once::new()),
+            order: AtomicU64::new(packed(0..ENTRY_DEVICES_MAX)),
+            changing: Mutex::new(()),
+        };
+        for device in devices {
+            all.add(device).expect("no more devices than an entry can name");
+        }
+        all
+    }
+
+    /// The device takes pages from now on. Returns its place.
+    pub(crate) fn add(&self, device: Device) -> Result<usize, TooManyDevices> {
+        let _changing = lock(&self.changing);
+        let place = self.len();
+        let cell = self.places.get(place).ok_or(TooManyDevices)?;
+        cell.get_or_make(|| device);
+        self.arrange();
+        Ok(place)
+    }
+
+    pub(crate) fn set_state(&self, place: usize, state: DeviceState) {
+        let _changing = lock(&self.changing);
+        self[place].state.store(state as u8, Ordering::Release);
+        self.arrange();
+    }
+
+    fn arrange(&self) {
+        let rank = |place: &usize| match self.get(*place) {
+            Some(device) if device.is_on() => (0, std::cmp::Reverse(device.priority)),
+            _ => (1, std::cmp::Reverse(0)),
+        };
+        let mut places: Vec<usize> = (0..ENTRY_DEVICES_MAX).collect();
+        places.sort_by_key(rank);
+        self.order.store(packed(places.into_iter()), Ordering::Release);
+    }
+
+    /// Places of the devices that take pages, in the order in which they are asked.
+    pub(crate) fn takers(&self) -> impl Iterator<Item = usize> {
+        let order = self.order.load(Ordering::Acquire);
+        unpacked(order).filter(|place| self.get(*place).is_some_and(Device::is_on))
+    }
+
+    pub fn get(&self, place: usize) -> Option<&Device> {
+        self.places.get(place).and_then(Once::get)
+    }
+
+    /// All that were ever added, by place.
+    pub fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.places.iter().map_while(Once::get)
+    }
+
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl std::ops::Index<usize> for Devices {
+    type Output = Device;
+    fn index(&self, place: usize) -> &Device {
+        self.get(place).expect("an entry names a device that was added")
+    }
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+    use crate::check::test_backing;
+    use crate::tuning::Tuning;
+
+    fn device(priority: i16) -> Device {
+        let slots = SwapDevice::new(1024, 1, false, &Tuning::default());
+        Device::new(format!("priority {priority}"), priority, slots, test_backing())
+    }
+
+    fn takers(devices: &Devices) -> Vec<usize> {
+        devices.takers().collect()
+    }
+
+    #[test]
+    fn an_order_is_a_permutation() {
+        let places = [3, 1, 2, 0, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4];
+        assert!(unpacked(packed(places.into_iter())).eq(places));
+        assert_eq!(packed(0..ENTRY_DEVICES_MAX), 0xfedc_ba98_7654_3210);
+    }
+
+    #[test]
+    fn takers_go_by_priority_and_then_by_age() {
+        let devices = Devices::new(vec![device(-1), device(7)]);
+        assert_eq!(devices.iter().map(|d| d.priority).collect::<Vec<_>>(), [7, -1]);
+        assert_eq!((devices.add(device(100)), devices.add(device(7))), (Ok(2), Ok(3)));
+        assert_eq!(takers(&devices), [2, 0, 3, 1]);
+        devices.set_state(0, DeviceState::Leaving);
+        assert_eq!(takers(&devices), [2, 3, 1]);
+        devices.set_state(0, DeviceState::On);
+        assert_eq!(takers(&devices), [2, 0, 3, 1]);
+        devices.set_state(2, DeviceState::Off);
+        assert_eq!((takers(&devices), devices.len()), (vec![0, 3, 1], 4));
+    }
+
+    #[test]
+    fn places_are_not_used_twice() {
+        let devices = Devices::new((0..15).map(device).collect());
+        devices.set_state(3, DeviceState::Off);
+        assert_eq!((devices.add(device(1)), devices.add(device(1))), (Ok(15), Err(TooManyDevices)));
+    }
+}
