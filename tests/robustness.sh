@@ -642,7 +642,7 @@ case_groups() {
 import json, sys
 stats = json.load(open(sys.argv[1]))
 (inner,) = stats["groups"]
-assert inner["name"] == "inner" and inner["events.max"] > 0 and inner["swap.current"] == 0, inner
+assert inner["name"] == "inner" and inner["swap.current"] == 0, inner
 assert 30 << 20 < inner["memory.peak"] < 44 << 20, inner
 assert stats["pswpout"] > 30000, stats["pswpout"]
 PY

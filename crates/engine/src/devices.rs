@@ -65,6 +65,10 @@ impl Device {
         }
     }
 
+    pub(crate) fn takes_pages(&self) -> bool {
+        self.is_on() && !self.full.load(Ordering::Relaxed) && !self.errors.is_failing()
+    }
+
     pub fn state(&self) -> DeviceState {
         match self.state.load(Ordering::Acquire) {
             0 => DeviceState::On,

@@ -230,12 +230,6 @@ impl Engine {
     }
 }
 
-impl Device {
-    pub(crate) fn takes_pages(&self) -> bool {
-        !self.full.load(Ordering::Relaxed) && !self.errors.is_failing()
-    }
-}
-
 /// Reads in flight: token → what they are for. Each queue has its part, because every fault that reads passes through.
 pub(crate) struct Reads {
     parts: [Mutex<ReadsOfQueue>; READS_PARTS],

@@ -20,6 +20,8 @@
 //!
 //! Kept copies (kept.rs) are given up where they are met, and also on the other devices when those run short.
 //!
+//! Folios of larger orders move page by page, into single slots; they leave as folios again when they were in memory.
+//!
 //! Shared slots (fork) stay shared: the pass goes through the same chunk of all spaces before the next, and a slot with
 //! references elsewhere stays in `shared`. Beyond `SHARED_MAX` of those they are forgotten, and a later sharer gets a copy.
 //!
