@@ -368,16 +368,15 @@ fn collect(agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take
             continue;
         }
         let stopped_at = first + moved;
+        // Whatever the reason: the call that found it may have moved pages before, and counted none of them.
+        doubtful = true;
         match result.errno {
             libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
             libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
             libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
             libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),
             // EEXIST, EAGAIN and ECANCELED (an event), ENOMEM.
-            _ => {
-                takes[stopped_at..end].fill(Some(Take::Retry));
-                doubtful = true;
-            }
+            _ => takes[stopped_at..end].fill(Some(Take::Retry)),
         }
     }
     doubtful
@@ -386,8 +385,10 @@ fn collect(agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take
 /// Find the pages that UFFDIO_MOVE has moved and not counted: those in staging that their place is without.
 ///
 /// Since Linux 6.18 it moves up to a page table's worth of pages at a time, and where it met one that was being migrated
-/// (EAGAIN inside) it tries again, moves them, and counts none of them. The next try finds their places in staging taken
-/// (EEXIST), or an event (EAGAIN, ECANCELED). Staging is emptied after a batch: they would be gone for good.
+/// (EAGAIN inside) it tries again, moves them, and counts none of them. The same call then says what stopped it further on (a
+/// hole, a shared page), as if that were the first page; or the next one finds places in staging taken (EEXIST), an event
+/// (EAGAIN, ECANCELED), or a mapping that mprotect has changed meanwhile (EINVAL). Staging is emptied after a batch: they
+/// would be gone for good.
 fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()> {
     let page = PAGE_SIZE as u64;
     let first = agent.ready.staging_addr + u64::from(base) * page;
