@@ -35,7 +35,7 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
+use memspill_engine::units::{PAGE_SIZE, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::with_scratch;
 use crate::fifo::Entry;
@@ -339,13 +339,8 @@ impl Backing for TierBacking {
         self.ram.set_ram_limit_bytes(limit_bytes);
     }
 
-    fn keeps(&self, slot: SlotIndex) -> bool {
-        self.ram.word(slot.0).kind() == Kind::File && self.file.keeps(slot)
-    }
-
-    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.ram.word(slot.0).kind() == Kind::File && self.file.still_holds(slot, page)
-    }
+    // Copies in the file are not kept (`keeps` says no): a page that has come from there has been used, and belongs into the
+    // pool when it leaves again. Kept, it would come from the disk each time; SQLite took twice as long so.
 
     fn end(&self) {
         self.file.end();
