@@ -309,7 +309,7 @@ impl Tuning {
         let defaults = Tuning::default();
         let row = |knob: &Knob| {
             let default = knob.value_in(&defaults);
-            format!("  {:<14}{:<30}{:<15}{}\n", knob.name, knob.values(), default, knob.help)
+            format!("  {:<14} {:<30} {:<15} {}\n", knob.name, knob.values(), default, knob.help)
         };
         KNOBS.iter().map(row).collect()
     }
