@@ -1,8 +1,9 @@
 #!/bin/bash
 # Every knob at both ends: whatever is set back to what it replaced, no page is wrong and programs print the same.
 #
-# For each setting the mutating verifier runs for some seconds with memspill's own checks on, and then real programs. The
-# knobs and what they take are read from `memspill run --tune help`, so that a new one is tested without a line here.
+# For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with --full the
+# mutating verifier), and then real programs. The knobs and what they take are read from `memspill run --tune help`, so that
+# a new one is tested without a line here.
 
 HELP="usage: tests/knobs.sh [--memspill BIN] [--workload BIN] [--full] [KNOB...]
   --full     every word of every knob, with all real programs (hours); the default is the extremes, with bash
@@ -42,6 +43,8 @@ ALL+=("${OLD[*]}")
 
 PROGRAMS=(bash)
 [ $FULL = 0 ] || mapfile -t PROGRAMS < <("$TESTS/real_programs.sh" --list | tr ' ' '\n')
+VERIFIER=(pmbench --size 160M --processes 2 --seconds 3 --read-percent 50 --check full)
+[ $FULL = 0 ] || VERIFIER=(mutate --size 160M --threads 2 --seconds 20)
 PASSED=0
 FAILED=0
 mkdir "$WORK/swap"
@@ -50,7 +53,7 @@ try() { # SETTING...
     local with=() setting
     for setting in "$@"; do with+=(--tune "$setting"); done
     timeout -k 5 60 "$MEMSPILL" run -m 64M --check --swap-dir "$WORK/swap" "${with[@]}" -- \
-        "$WORKLOAD" mutate --size 160M --threads 2 --seconds 3 >"$WORK/out" 2>&1 || { tail -n 3 "$WORK/out"; return 1; }
+        "$WORKLOAD" "${VERIFIER[@]}" >"$WORK/out" 2>&1 || { tail -n 3 "$WORK/out"; return 1; }
     "$TESTS/real_programs.sh" --memspill "$MEMSPILL" --workload "$WORKLOAD" --with "${with[*]}" "${PROGRAMS[@]}" \
         >"$WORK/out" 2>&1 || { tail -n 5 "$WORK/out"; return 1; }
 }
