@@ -167,12 +167,13 @@ impl Engine {
                 if got == n || !target.takes_pages() {
                     continue;
                 }
-                has_room |= target.slots.free_slots() > 0;
+                // A sum over the CPUs' counters: not for single pages, which go on to the next device anyway.
+                has_room |= order != Order::ZERO && target.slots.free_slots() > 0;
                 slots.clear();
                 got += target.slots.alloc(cpu, order, n - got, group.id, &mut slots);
                 out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
             }
-            if has_room && order != Order::ZERO {
+            if has_room {
                 break;
             }
         }
