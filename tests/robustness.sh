@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction regrow main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -619,6 +619,17 @@ case_compaction() {
     kill -- -$compactor
     wait $compactor 2>/dev/null
     code_is 0 && clean
+}
+
+# Memory that is mapped anew while the monitor registers what was there before.
+case_regrow() {
+    local seed
+    gcc -O2 -o regrow "$TESTS/programs/regrow.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    for seed in 1 2 3; do
+        call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./regrow 4 $seed
+        code_is 0 || return
+    done
+    clean
 }
 
 case_main-exits() {

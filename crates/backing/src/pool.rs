@@ -34,7 +34,9 @@
 //! exchange, and it starts again. Copying costs about 0.1 µs a page against 1 µs of decompression.
 //!
 //! *Compaction* ([`Pool::compact`]) empties the sparsest chunk of a class into the others. It holds the class's
-//! mutex for each move, so that the object cannot be freed under it.
+//! mutex for each move, so that the object cannot be freed under it. An object is copied only when its owner's word
+//! names it: before that its bytes may still be on their way in ([`Pool::store`] has no lock then), and a copy made too
+//! early would be published as soon as the word names the object.
 //!
 //! Lock order: class, then page runs. What it does not do: compress, know slots as more than an owner's number.
 
@@ -330,6 +332,8 @@ impl Pool {
     pub fn store(&self, owner: u32, bytes: &[u8], limit_bytes: u64) -> Result<Handle, PoolFull> {
         let class = self.class_of(bytes.len());
         let handle = self.alloc(class, owner, limit_bytes)?;
+        #[cfg(test)]
+        crate::ram::tests::between(crate::ram::tests::Moment::ObjectTaken);
         // See the module's header: orders the reader's second look at its word after the free of what was here.
         fence(Ordering::Release);
         let words = self.words(handle, bytes.len());
@@ -504,18 +508,22 @@ impl Pool {
         self.cool(&mut lock(&self.runs), 0);
     }
 
-    /// Empty sparse chunks into others of their class, moving about `objects_max` objects. For each move
-    /// `publish(owner, len class, from, to)` must switch the owner's word from the handle `from` to `to` if it
-    /// still has `from`, and say whether it did. Returns the objects moved; 0 when nothing is worth it.
+    /// Empty sparse chunks into others of their class, moving about `objects_max` objects. For each of them
+    /// `relocate(owner, from, to, copy)` is asked: if the owner's word names `from`, it calls `copy`, then exchanges that
+    /// very word for one that names `to`, and says whether it could. Returns the objects moved; 0 when nothing is worth it.
     ///
     /// A class is worth it when more than a sixteenth of its objects are free, and a chunk in it is at most three
     /// quarters full. (An eighth and half left 13 % over the compressed bytes
     /// after churn; this leaves 9 to 10 %, and a move costs some 0.3 µs off the fault path.)
-    pub fn compact(&self, objects_max: usize, mut publish: impl FnMut(u32, Handle, Handle) -> bool) -> usize {
+    pub fn compact(
+        &self,
+        objects_max: usize,
+        mut relocate: impl FnMut(u32, Handle, Handle, &dyn Fn()) -> bool,
+    ) -> usize {
         let mut moved = 0;
         for (class_index, slot) in self.classes.iter().enumerate() {
             while moved < objects_max {
-                let step = self.compact_chunk(&slot.0, self.shapes[class_index], &mut publish);
+                let step = self.compact_chunk(&slot.0, self.shapes[class_index], &mut relocate);
                 if step == 0 {
                     break;
                 }
@@ -529,7 +537,7 @@ impl Pool {
         &self,
         class: &Mutex<Class>,
         shape: Shape,
-        publish: &mut impl FnMut(u32, Handle, Handle) -> bool,
+        relocate: &mut impl FnMut(u32, Handle, Handle, &dyn Fn()) -> bool,
     ) -> usize {
         let objects = u64::from(shape.objects);
         let mut class = lock(class);
@@ -559,11 +567,13 @@ impl Pool {
             let new = class.take(into, shape, owner);
             // As in `store`.
             fence(Ordering::Release);
-            let object_bytes = shape.object_bytes as usize;
-            for (source, target) in self.words(old, object_bytes).iter().zip(self.words(new, object_bytes)) {
-                target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            if publish(owner, old, new) {
+            let copy = || {
+                let object_bytes = shape.object_bytes as usize;
+                for (source, target) in self.words(old, object_bytes).iter().zip(self.words(new, object_bytes)) {
+                    target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+            };
+            if relocate(owner, old, new, &copy) {
                 moved.push(object);
             } else {
                 // Being stored, freed or written back: it stays with the thread that does so.
@@ -674,13 +684,14 @@ mod tests {
         pool.trim();
         assert!(pool.ram_bytes() > full * 9 / 10, "without compaction the chunks stay");
         let mut asked = 0;
-        while pool.compact(100, |owner, from, to| {
+        while pool.compact(100, |owner, from, to, copy| {
             let held = table[owner as usize].as_mut().unwrap();
             assert_eq!(*held, from, "the owner is the one who stored it");
             // Some are held by their owner's thread for a moment, and must stay where they are.
             asked += 1;
             let may = asked % 9 != 0;
             if may {
+                copy();
                 *held = to;
             }
             may

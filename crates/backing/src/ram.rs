@@ -403,7 +403,7 @@ impl RamBacking {
             }
             let (handle, len_bytes) = word.object();
             #[cfg(test)]
-            tests::overtake_reader();
+            tests::between(tests::Moment::WordRead);
             let raw = len_bytes == PAGE_SIZE;
             let copy = if raw { &mut page.0 } else { &mut scratch.0 };
             self.pool.copy_out(handle, &mut copy[..len_bytes]);
@@ -475,12 +475,15 @@ impl RamBacking {
 
     /// Gather sparse chunks, give spare memory back. True while there is more to do.
     pub(crate) fn tidy(&self) -> bool {
-        let moved = self.pool.compact(COMPACT_OBJECTS, |owner, from, to| {
-            self.update(owner, |word| {
-                let is_it = word.kind() == Kind::Pool && word.wb() == WB_NONE && word.object().0 == from;
-                is_it.then(|| word.moved(to))
-            })
-            .is_some()
+        let moved = self.pool.compact(COMPACT_OBJECTS, |owner, from, to, copy| {
+            let word = self.word(owner);
+            if word.kind() != Kind::Pool || word.wb() != WB_NONE || word.object().0 != from {
+                return false;
+            }
+            copy();
+            #[cfg(test)]
+            tests::between(tests::Moment::ObjectCopied);
+            self.update(owner, |now| (now == word).then(|| word.moved(to))).is_some()
         });
         if moved == 0 {
             self.pool.trim_if_idle();
@@ -578,20 +581,111 @@ impl Backing for RamBacking {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::RefCell;
     use std::sync::Arc;
+    use std::sync::mpsc::channel;
 
     use super::*;
 
-    thread_local! {
-        static BEFORE_COPY: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    /// Moments at which a test lets another thread overtake.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Moment {
+        /// A reader has read the word, and copies the object next.
+        WordRead,
+        /// A writer has a place for its object, and copies it there next.
+        ObjectTaken,
+        /// Compaction has copied an object, and exchanges its word next.
+        ObjectCopied,
     }
 
-    /// Runs what a test wants to happen between a reader's look at the word and its copy.
-    pub(super) fn overtake_reader() {
-        if let Some(act) = BEFORE_COPY.take() {
+    type Act = (Moment, Box<dyn FnOnce()>);
+
+    thread_local! {
+        static NEXT: RefCell<Option<Act>> = const { RefCell::new(None) };
+    }
+
+    /// Runs what a test wants to happen at this moment of this thread, once.
+    pub(crate) fn between(moment: Moment) {
+        if let Some((_, act)) = NEXT.with_borrow_mut(|next| next.take_if(|(at, _)| *at == moment)) {
             act();
+        }
+    }
+
+    fn page_of(seed: u64, noisy_words: usize) -> Page {
+        let mut page = Page::ZERO;
+        for (at, word) in page.0.as_chunks_mut::<8>().0.iter_mut().enumerate().take(noisy_words) {
+            *word = (seed + at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_ne_bytes();
+        }
+        page
+    }
+
+    fn store(ram: &RamBacking, slot: u32, page: &Page) -> Word {
+        let mut delta = Delta::default();
+        ram.store(slot, page, false, u64::MAX, &mut Compressor::default(), &mut delta).unwrap()
+    }
+
+    fn load(ram: &RamBacking, slot: u32) -> Option<Box<Page>> {
+        let (mut page, mut scratch) = (Box::new(Page::ZERO), Page::ZERO);
+        (ram.load(slot, &mut page, &mut scratch) == Loaded::Here).then_some(page)
+    }
+
+    /// A writer has its place and not yet its bytes there, when compaction comes by; and it names the place in its word
+    /// before compaction goes on. What compaction would copy is not the object.
+    #[test]
+    fn compaction_leaves_alone_what_is_being_stored() {
+        const SLOTS: u32 = 400;
+        let noisy_words = 200;
+        let ram = Arc::new(RamBacking::new(RamConfig { slots: SLOTS + 2, ram_limit_bytes: u64::MAX }));
+        // Several chunks of a class, one of them sparse: the one in which the next object will lie.
+        for slot in 1..=SLOTS {
+            store(&ram, slot, &page_of(u64::from(slot) << 20, noisy_words));
+        }
+        let sparse = ram.word(1).object().0.to_bits() >> 8;
+        let chunk_of = |slot: u32| ram.word(slot).object().0.to_bits() >> 8;
+        let in_sparse: Vec<u32> = (1..=SLOTS).filter(|slot| chunk_of(*slot) == sparse).collect();
+        let others: Vec<u32> = (1..=SLOTS).filter(|slot| chunk_of(*slot) != sparse).step_by(2).collect();
+        let discard = |slots: &[u32]| slots.iter().for_each(|slot| ram.discard(&[SlotIndex(*slot)]));
+        discard(&others);
+        // Last, so that this chunk, which was full, is the next to give a place.
+        discard(&in_sparse[..in_sparse.len() - 1]);
+
+        let mine = page_of(5, noisy_words);
+        let (taken, was_taken) = channel();
+        let (go_on, may_go_on) = channel();
+        let (named, was_named) = channel();
+        let writer = {
+            let (ram, mine) = (ram.clone(), mine);
+            std::thread::spawn(move || {
+                let wait = Box::new(move || {
+                    taken.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                });
+                NEXT.set(Some((Moment::ObjectTaken, wait)));
+                store(&ram, SLOTS + 1, &mine);
+                named.send(()).unwrap();
+            })
+        };
+        was_taken.recv().unwrap();
+        // Each object that compaction has copied may be the one: the writer goes on then, and ends, before the exchange.
+        let copied = go_on.clone();
+        NEXT.set(Some((
+            Moment::ObjectCopied,
+            Box::new(move || {
+                copied.send(()).unwrap();
+                was_named.recv().unwrap();
+            }),
+        )));
+        assert!(ram.tidy(), "the test needs a chunk that is worth emptying");
+        // If it copied none, the writer still waits.
+        let _ = go_on.send(());
+        writer.join().unwrap();
+        NEXT.set(None);
+        while ram.tidy() {}
+        assert!(load(&ram, SLOTS + 1).is_some_and(|page| page.0 == mine.0), "the page that was being stored is lost");
+        for slot in (1..=SLOTS).filter(|slot| ram.word(*slot).kind() != Kind::Empty) {
+            let page = page_of(u64::from(slot) << 20, noisy_words);
+            assert!(load(&ram, slot).is_some_and(|found| found.0 == page.0), "page {slot} is lost");
         }
     }
 
@@ -599,28 +693,14 @@ mod tests {
     /// compressed and for raw pages.
     #[test]
     fn overtaken_reader_starts_again() {
-        for noisy_words in [200u64, 512] {
-            let page_of = |seed: u64| {
-                let mut page = Page::ZERO;
-                for (at, word) in
-                    page.0.as_chunks_mut::<8>().0.iter_mut().enumerate().take(noisy_words as usize)
-                {
-                    *word =
-                        (seed + at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_ne_bytes();
-                }
-                page
-            };
+        for noisy_words in [200, 512] {
             let ram = Arc::new(RamBacking::new(RamConfig { slots: 100, ram_limit_bytes: u64::MAX }));
-            let store = |ram: &RamBacking, slot: u32, page: &Page| {
-                let mut delta = Delta::default();
-                ram.store(slot, page, false, u64::MAX, &mut Compressor::default(), &mut delta).unwrap()
-            };
-            let (mine, other) = (page_of(1), page_of(7777));
+            let (mine, other) = (page_of(1, noisy_words), page_of(7777, noisy_words));
             let word = store(&ram, 5, &mine);
             let (old, len_bytes) = word.object();
             assert_eq!(len_bytes == PAGE_SIZE, noisy_words == 512);
             let held = ram.clone();
-            BEFORE_COPY.set(Some(Box::new(move || {
+            let overtake = move || {
                 let mut bytes = vec![0; len_bytes];
                 held.pool.copy_out(old, &mut bytes);
                 let new = held.pool.store(5, &bytes, u64::MAX).unwrap();
@@ -628,11 +708,10 @@ mod tests {
                 held.pool.free(old, len_bytes);
                 let reuse = store(&held, 6, &other);
                 assert_eq!(reuse.object().0, old, "the test needs the place to be used again");
-            })));
-            let (mut out, mut scratch) = (Page::ZERO, Page::ZERO);
-            assert_eq!(ram.load(5, &mut out, &mut scratch), Loaded::Here);
-            assert!(out.0 == mine.0, "another slot's page was read");
-            assert!(BEFORE_COPY.take().is_none(), "the reader was overtaken");
+            };
+            NEXT.set(Some((Moment::WordRead, Box::new(overtake))));
+            assert!(load(&ram, 5).is_some_and(|page| page.0 == mine.0), "another slot's page was read");
+            assert!(NEXT.take().is_none(), "the reader was overtaken");
         }
     }
 

@@ -10,8 +10,9 @@
 //!                                                        unmap event has passed (the next mapping there is not registered)
 //! ```
 //!
-//! A scan registers what is new and adopts the pages that are there already (PAGEMAP_SCAN). What cannot be registered is
-//! counted as unmanaged: it takes its part of the limit.
+//! A scan registers what is new and adopts the pages that are there already (PAGEMAP_SCAN), where it is certain that they
+//! lie in what it has registered ([`certain`]). What cannot be registered is counted as unmanaged: it takes its part of the
+//! limit.
 
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
@@ -56,6 +57,11 @@ impl Growth {
             }
         }
         self.registered = merged;
+    }
+
+    /// The next look reads the maps, whatever the size.
+    fn look_again(&mut self) {
+        self.seen = Statm::default();
     }
 
     fn remove(&mut self, start: u64, end: u64) {
@@ -187,13 +193,11 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> u64 {
     let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_of(pager, p)))).collect();
     for (process, ranges) in &registered {
         if !ranges.is_empty() {
-            if after_earlier_forks(pager, process) {
-                adopt(pager, process, ranges);
-            } else {
-                let mut growth = process.growth.lock().expect("growth");
-                ranges.iter().for_each(|(start, end)| growth.remove(*start, *end));
-                growth.seen = Statm::default();
+            let certain = if after_earlier_changes(pager, process) { certain(process, ranges) } else { Vec::new() };
+            if certain.len() < ranges.len() {
+                process.growth.lock().expect("growth").look_again();
             }
+            adopt(pager, process, &certain);
         }
         *process.removed.lock().expect("removed") = None;
     }
@@ -248,7 +252,8 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
     proc::statm(process.memory.proc_id())
 }
 
-/// In pressed times: register what is new in this process. Returns what was registered.
+/// In pressed times: register what is new in this process. Returns what was registered and lies in one mapping: see
+/// [`certain`].
 fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
     let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
@@ -282,8 +287,19 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
         // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
         .filter(|(start, end)| process.memory.uffd.register(*start, end - start).is_ok())
         .collect();
-    registered.iter().for_each(|(start, end)| growth.add(*start, *end));
-    registered
+    if registered.is_empty() {
+        return registered;
+    }
+    let mappings = proc::manageable(pid).unwrap_or_default();
+    let (whole, torn): (Vec<_>, Vec<_>) = registered.into_iter().partition(|range| is_in_one(range, &mappings));
+    if !torn.is_empty() {
+        growth.look_again();
+    }
+    whole
+}
+
+fn is_in_one((start, end): &(u64, u64), mappings: &[(u64, u64)]) -> bool {
+    mappings.iter().any(|(from, to)| from <= start && end <= to)
 }
 
 /// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
@@ -304,9 +320,12 @@ pub fn press(process: &Process) -> bool {
     true
 }
 
-/// Wait until a fork that was under way when ranges were registered has been read. Its child has them unregistered, so it
-/// must not inherit what is adopted of them: taken out there, a page would be lost. False if that takes too long.
-fn after_earlier_forks(pager: &Pager, process: &Process) -> bool {
+/// Wait until the events of all changes that were under way when ranges were registered, and looked at again, have been
+/// read. False if that takes too long.
+///
+/// For forks too: a child that was on its way has the ranges unregistered, so it must not inherit what is adopted of them:
+/// taken out there, a page would be lost.
+fn after_earlier_changes(pager: &Pager, process: &Process) -> bool {
     let start = Instant::now();
     while process.memory.uffd.is_changing() {
         if start.elapsed() > Duration::from_millis(100) || pager.stopping.load(Ordering::Relaxed) {
@@ -315,6 +334,29 @@ fn after_earlier_forks(pager: &Pager, process: &Process) -> bool {
         std::thread::sleep(Duration::from_micros(50));
     }
     true
+}
+
+/// The ranges that are registered to the last page: only there may pages be adopted. MOVE takes any page, and one that is
+/// taken out of a mapping that is not registered reads as zero to its owner, without a fault.
+///
+/// ```text
+///   read the maps ── register each range ── read the maps again ── events read ── here
+///        └── a part is unmapped: no event,         │                  └── of what was unmapped after it was registered
+///            for it is not registered yet;         └── is the range within one mapping?
+///            mapped again it is another one
+/// ```
+///
+/// A mapping is registered as a whole or not at all, and one that is registered never merges with one that is not. So a range
+/// that lies in one mapping after the registration, and of which nothing was unmapped since (which would have been told),
+/// is registered. The others wait for the next look.
+fn certain(process: &Process, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut growth = process.growth.lock().expect("growth");
+    let _pass = process.space.gate.enter_fill();
+    let changes = process.changes.lock().expect("changes");
+    let touched = |range: &&(u64, u64)| changes.unmapped.iter().any(|(from, to)| *from < range.1 && range.0 < *to);
+    let certain: Vec<(u64, u64)> = ranges.iter().filter(|range| !touched(range)).copied().collect();
+    certain.iter().for_each(|(start, end)| growth.add(*start, *end));
+    certain
 }
 
 /// Adopt the pages of registered ranges that are there already.
