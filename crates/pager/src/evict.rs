@@ -308,7 +308,7 @@ impl Reclaimer<'_> {
             (false, _, Some(error)) => (error, "raise --memory-max"),
             (false, _, None) => {
                 let bytes = group.usage_bytes() >> 20;
-                let why = "cannot be swapped out (not managed, shared, locked, or in use by memspill)";
+                let why = format!("cannot be swapped out ({})", self.pager.account());
                 (format!("{bytes} MiB of the budget {why}"), "raise --memory-max")
             }
         };

@@ -13,6 +13,7 @@
 use crate::process::Process;
 use memspill_engine::engine::Engine;
 use memspill_engine::swap_in::Fault;
+use memspill_engine::units::PAGE_SIZE;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -219,6 +220,23 @@ impl Pager {
     pub fn moved(&self) -> u64 {
         let stats = &self.engine.stats;
         stats.sum(|c| &c.pgsteal) + stats.sum(|c| &c.zero_fill) + stats.sum(|c| &c.swap_cache_hit) + stats.sum(|c| &c.pswpin)
+    }
+
+    /// What counts against the budget, for people.
+    pub fn account(&self) -> String {
+        let processes = self.processes();
+        let managed: u64 = processes.iter().map(|p| p.space.resident_pages()).sum();
+        let unmanaged_bytes: u64 = processes.iter().map(|p| p.unmanaged_bytes.load(Ordering::Relaxed)).sum();
+        let pool_bytes: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+        let own_bytes = self.measured_bytes.load(Ordering::Relaxed).saturating_sub(unmanaged_bytes) + self.engine.staging_bytes();
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        format!(
+            "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill itself {} MiB",
+            mib(managed * PAGE_SIZE as u64),
+            mib(unmanaged_bytes),
+            mib(pool_bytes),
+            mib(own_bytes)
+        )
     }
 
     /// To be called now and then.
