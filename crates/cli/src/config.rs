@@ -19,7 +19,8 @@ pub fn read(path: &Path, tuning: &mut Tuning) -> Result<(), String> {
     text.and_then(|text| apply(&text, tuning)).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
-fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
+/// The same for the file's text.
+pub fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
     // The parser draws the line with an arrow under it; one line is enough here.
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);

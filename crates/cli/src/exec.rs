@@ -200,8 +200,8 @@ fn may_execute(path: &Path) -> bool {
     rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
 }
 
-/// Follows scripts to what is loaded.
-fn inspect_file(command: &Path) -> Inspection {
+/// Inspects a file that may be executed: follows scripts to what is loaded.
+pub fn inspect_file(command: &Path) -> Inspection {
     let mut current = command.to_owned();
     for _ in 0..=SCRIPT_DEPTH_MAX {
         let program = Program { command: command.to_owned(), loaded: current.clone(), loader: None };

@@ -91,7 +91,7 @@ pub fn parse(text: &str) -> Result<SwapSpec, SpecError> {
 }
 
 /// The parser itself; `ram_bytes` says what 100% means.
-fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecError> {
+pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecError> {
     let mut parts = text.split(',');
     let device = parts.next().unwrap_or_default();
     let (kind, rest) = device.split_once(':').unwrap_or((device, ""));

@@ -74,7 +74,7 @@ impl Membership {
 }
 
 /// `*` stands for any characters, `?` for one. The kernel cuts names to 15 bytes, and so is a pattern without `*`.
-fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     fn rest(pattern: &[u8], name: &[u8]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),

@@ -237,7 +237,7 @@ fn receive_ready(socket: &OwnedFd) -> io::Result<(Ready, Vec<OwnedFd>)> {
 }
 
 /// Addresses from a target: in user space, in pages, and not wrapping.
-fn check_ready(ready: &Ready) -> io::Result<()> {
+pub fn check_ready(ready: &Ready) -> io::Result<()> {
     const USER_END: u64 = 1 << 56;
     let pages = [ready.staging_addr, ready.doorbell_addr, ready.ident_addr, ready.control_addr];
     let ends = [(ready.private_addr, ready.private_len), (ready.image_addr, ready.image_len)];

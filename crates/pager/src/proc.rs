@@ -14,7 +14,11 @@ pub struct Statm {
 }
 
 pub fn statm(pid: u32) -> Option<Statm> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    statm_in(&fs::read_to_string(format!("/proc/{pid}/statm")).ok()?)
+}
+
+/// The same for the file's text.
+pub fn statm_in(text: &str) -> Option<Statm> {
     let mut fields = text.split_ascii_whitespace().map(|f| f.parse::<u64>().unwrap_or(0) * PAGE_SIZE as u64);
     let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
     let data = fields.nth(2)?;
@@ -23,15 +27,23 @@ pub fn statm(pid: u32) -> Option<Statm> {
 
 /// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address space.
 pub fn pss_anon_bytes(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
+    pss_anon_bytes_in(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+}
+
+/// The same for the file's text.
+pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
+    let line = rollup.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
     Some(line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? * 1024)
 }
 
 /// Ranges that can be managed: private, writable, anonymous, and neither the main stack nor the kernel's own.
 pub fn manageable(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(maps.lines().filter_map(manageable_line).collect())
+    Ok(manageable_in(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+}
+
+/// The same for the file's text.
+pub fn manageable_in(maps: &str) -> Vec<(u64, u64)> {
+    maps.lines().filter_map(manageable_line).collect()
 }
 
 /// `start-end perms offset dev inode [name]`
@@ -53,7 +65,8 @@ pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
     Ok(inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
 }
 
-fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
+/// The same for the file's text.
+pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut range = None;
     for line in smaps.lines() {
