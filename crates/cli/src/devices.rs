@@ -23,12 +23,12 @@ const SLOTS_DEFAULT: u32 = 1 << 26;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
 pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes * 2 / 5
+    memory_max_bytes / 5 * 2
 }
 
 /// Without a file the pool may take nearly all: what is left is what the program works in.
 pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes * 9 / 10
+    memory_max_bytes - memory_max_bytes / 10
 }
 
 /// What all devices of a run are opened with.
