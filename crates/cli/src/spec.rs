@@ -74,11 +74,14 @@ impl fmt::Display for SpecError {
             }
             SpecError::Key(key) => write!(out, "unknown option {key:?}: use size=SIZE or prio=N"),
             SpecError::Twice(key) => write!(out, "{key}= is given twice"),
-            SpecError::Size(text, error) => write!(out, "size={text}: {error}"),
+            SpecError::Size(text, error) => write!(out, "size={}: {error}", text.escape_debug()),
             SpecError::Priority(text) => {
+                let text = text.escape_debug();
                 write!(out, "prio={text}: a priority is a whole number from 0 to 32767, higher is used first")
             }
-            SpecError::Fail(text) => write!(out, "fail={text}: use read@N, write@N or, for a file, flip@N"),
+            SpecError::Fail(text) => {
+                write!(out, "fail={}: use read@N, write@N or, for a file, flip@N", text.escape_debug())
+            }
         }
     }
 }
