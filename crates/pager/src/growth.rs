@@ -14,6 +14,7 @@
 //! lie in what it has registered ([`certain`]). What cannot be registered is counted as unmanaged: it takes its part of the
 //! limit.
 
+use crate::events::USER_END;
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
@@ -432,7 +433,7 @@ pub fn announced_range(addr: u64, len: u64, own: &[(u64, u64)]) -> Option<(u64, 
     let page = PAGE_SIZE as u64;
     let (start, end) = (addr & !(page - 1), addr.checked_add(len)? & !(page - 1));
     let touches_own = own.iter().any(|(s, e)| start < *e && *s < end);
-    (start < end && !touches_own).then_some((start, end))
+    (start < end && end <= USER_END && !touches_own).then_some((start, end))
 }
 
 /// After a fork pages are in two address spaces and once in memory: find out how many.
