@@ -218,7 +218,12 @@ pub fn one_line(error: &clap::Error) -> String {
     for tip in tips.iter().filter(|tip| tip.contains("similar")) {
         line.push_str(&tip.replacen("tip: ", "; ", 1));
     }
-    line
+    plain(&line)
+}
+
+/// A line as it can be shown: characters that would end it, or move a terminal's cursor, are written out.
+pub fn plain(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()
 }
 
 #[cfg(test)]

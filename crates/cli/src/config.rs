@@ -9,6 +9,7 @@
 //! Names and values are those of `--tune`, which is read after it and so goes before it. Nothing else stands there: what a
 //! job may use is said where the job is started.
 
+use crate::args::plain;
 use memspill_engine::tuning::Tuning;
 use std::path::Path;
 use toml::{Table, Value};
@@ -19,11 +20,12 @@ pub fn read(path: &Path, tuning: &mut Tuning) -> Result<(), String> {
     text.and_then(|text| apply(&text, tuning)).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
-fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
+/// The same for the file's text.
+pub fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
     // The parser draws the line with an arrow under it; one line is enough here.
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-        format!("line {line}: {}", e.message().replace('\n', ", "))
+        plain(&format!("line {line}: {}", e.message().replace('\n', ", ")))
     })?;
     if let Some((name, _)) = table.iter().find(|(name, _)| *name != "tuning") {
         return Err(format!("unknown table or key {name:?}: there is [tuning], with the names of --tune"));
@@ -34,7 +36,7 @@ fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
         let value = match value {
             Value::String(word) => word.clone(),
             Value::Integer(number) => number.to_string(),
-            other => return Err(format!("[tuning] {name}: {} is neither a word in quotes nor a number", other.type_str())),
+            other => return Err(format!("[tuning] {name:?}: {} is neither a word in quotes nor a number", other.type_str())),
         };
         tuning.set(&format!("{name}={value}")).map_err(|e| format!("[tuning] {e}"))?;
     }

@@ -22,13 +22,13 @@ use std::sync::Arc;
 const SLOTS_DEFAULT: u32 = 1 << 26;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
-fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes * 2 / 5
+pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
+    memory_max_bytes / 5 * 2
 }
 
 /// Without a file the pool may take nearly all: what is left is what the program works in.
-fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes * 9 / 10
+pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
+    memory_max_bytes - memory_max_bytes / 10
 }
 
 /// What all devices of a run are opened with.
@@ -129,7 +129,7 @@ fn file_config(place: FilePlace, size: Option<u64>, opening: &Opening) -> FileCo
 }
 
 /// Slot 0 is never used, so a device of a given size has one more.
-fn slots_of(size_bytes: Option<u64>) -> u32 {
+pub fn slots_of(size_bytes: Option<u64>) -> u32 {
     size_bytes.map_or(SLOTS_DEFAULT, |bytes| (bytes / PAGE_SIZE as u64 + 1).min(1 << 31) as u32)
 }
 

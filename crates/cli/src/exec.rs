@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
-use crate::args::EXIT_OWN_FAILURE;
+use crate::args::{EXIT_OWN_FAILURE, plain};
 use crate::probe;
 
 /// Found, but cannot be executed.
@@ -96,7 +96,7 @@ impl fmt::Display for Privilege {
 impl Inspection {
     /// Why this cannot be run under a budget: the exit code, and one line without the `memspill:` before it.
     pub fn refusal(&self) -> Option<(u8, String)> {
-        let refused = match self {
+        let (exit, line) = match self {
             Inspection::Dynamic(_) | Inspection::Unreadable(_) => return None,
             Inspection::Static(program) => (
                 EXIT_OWN_FAILURE,
@@ -130,7 +130,8 @@ impl Inspection {
                 ),
             ),
         };
-        Some(refused)
+        // Names of files may have anything in them.
+        Some((exit, plain(&line)))
     }
 }
 
@@ -200,8 +201,8 @@ fn may_execute(path: &Path) -> bool {
     rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
 }
 
-/// Follows scripts to what is loaded.
-fn inspect_file(command: &Path) -> Inspection {
+/// Inspects a file that may be executed: follows scripts to what is loaded.
+pub fn inspect_file(command: &Path) -> Inspection {
     let mut current = command.to_owned();
     for _ in 0..=SCRIPT_DEPTH_MAX {
         let program = Program { command: command.to_owned(), loaded: current.clone(), loader: None };

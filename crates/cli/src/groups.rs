@@ -47,7 +47,7 @@ impl fmt::Display for GroupError {
             GroupError::Form(part) => write!(out, "{part:?} is no option: use {KEYS} after a comma"),
             GroupError::Key(key) => write!(out, "unknown option {key:?}: use {KEYS}"),
             GroupError::Twice(key) => write!(out, "{key}= is given twice"),
-            GroupError::Size(text, error) => write!(out, "{text}: {error}"),
+            GroupError::Size(text, error) => write!(out, "{}: {error}", text.escape_debug()),
             GroupError::NoProcess(name) => {
                 write!(out, "no process would ever be in group {name}: add comm=PATTERN, a program's name with * and ?")
             }
@@ -117,7 +117,7 @@ pub fn rules(specs: &[GroupSpec], budget_bytes: u64) -> Result<GroupRules, Strin
         let parent = match &spec.parent {
             None => 0,
             Some(parent) => place_of(parent)
-                .ok_or_else(|| format!("--group {name}: its parent {parent} must be named by a --group before it"))?,
+                .ok_or_else(|| format!("--group {name}: its parent {parent:?} must be named by a --group before it"))?,
         };
         let has_children = specs[n + 1..].iter().any(|other| other.parent.as_ref() == Some(name));
         if spec.patterns.is_empty() && !has_children {

@@ -1,69 +1,7 @@
-//! The memspill command.
-//!
-//! ```text
-//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
-//!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
-//!      ├─ ctl.rs     memspill ctl
-//!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
-//!      ├─ bench.rs   memspill bench
-//!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
-//! ```
-//!
-//! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
-//! or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe has seen enough: that is success.
+//! The memspill command: see the library beside it.
 
-mod args;
-mod bench;
-mod config;
-mod ctl;
-mod devices;
-mod doctor;
-mod exec;
-mod groups;
-mod machine;
-mod output;
-mod probe;
-mod report;
-mod run;
-mod sim;
-mod size;
-mod spec;
-
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Cli, Command};
-
 fn main() -> ExitCode {
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    if args::asks_for_knobs(&arguments) {
-        print!("{}", memspill_engine::tuning::Tuning::help());
-        return ExitCode::SUCCESS;
-    }
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
-        Err(error) => return ExitCode::from(refuse(&error, &arguments)),
-    };
-    match cli.command {
-        Command::Run(args) => ExitCode::from(run::run(args)),
-        Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
-        Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
-        Command::Sim(args) => ExitCode::from(sim::sim(&args)),
-        Command::Bench(args) => bench::bench(args),
-    }
-}
-
-/// Help and version are asked for and are no errors; the rest is one line.
-fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
-    if !error.use_stderr() {
-        // Only a closed pipe can stop this, and that is success.
-        let _ = error.print();
-        return 0;
-    }
-    let exit = args::usage_exit(arguments);
-    let command = if exit == args::EXIT_OWN_FAILURE { "memspill run" } else { "memspill" };
-    eprintln!("memspill: {} (see {command} --help)", args::one_line(error));
-    exit
+    memspill_cli::main()
 }

@@ -4,7 +4,7 @@
 //! so that 126 and 127 mean the same on every machine. Then the swap devices are opened, so that a directory without
 //! permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs};
+use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs, plain};
 use crate::machine::Memory;
 use crate::devices::{self, Opening};
 use crate::{config, doctor, exec, groups, report, size, spec};
@@ -37,7 +37,7 @@ pub fn run(args: RunArgs) -> u8 {
             ended.exit_code as u8
         }
         Err(reason) => {
-            eprintln!("memspill: {reason}");
+            eprintln!("memspill: {}", plain(&reason));
             EXIT_OWN_FAILURE
         }
     }

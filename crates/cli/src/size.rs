@@ -194,7 +194,10 @@ impl fmt::Display for Size {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Size::Bytes(bytes) => out.write_str(&human(bytes)),
-            Size::RamPpm(ppm) => write!(out, "{}% of RAM", ppm / 10_000),
+            Size::RamPpm(ppm) => {
+                let percent = format!("{}.{:04}", ppm / 10_000, ppm % 10_000);
+                write!(out, "{}% of RAM", percent.trim_end_matches('0').trim_end_matches('.'))
+            }
             Size::Max => out.write_str("max"),
         }
     }

@@ -74,11 +74,14 @@ impl fmt::Display for SpecError {
             }
             SpecError::Key(key) => write!(out, "unknown option {key:?}: use size=SIZE or prio=N"),
             SpecError::Twice(key) => write!(out, "{key}= is given twice"),
-            SpecError::Size(text, error) => write!(out, "size={text}: {error}"),
+            SpecError::Size(text, error) => write!(out, "size={}: {error}", text.escape_debug()),
             SpecError::Priority(text) => {
+                let text = text.escape_debug();
                 write!(out, "prio={text}: a priority is a whole number from 0 to 32767, higher is used first")
             }
-            SpecError::Fail(text) => write!(out, "fail={text}: use read@N, write@N or, for a file, flip@N"),
+            SpecError::Fail(text) => {
+                write!(out, "fail={}: use read@N, write@N or, for a file, flip@N", text.escape_debug())
+            }
         }
     }
 }
@@ -91,7 +94,7 @@ pub fn parse(text: &str) -> Result<SwapSpec, SpecError> {
 }
 
 /// The parser itself; `ram_bytes` says what 100% means.
-fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecError> {
+pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, SpecError> {
     let mut parts = text.split(',');
     let device = parts.next().unwrap_or_default();
     let (kind, rest) = device.split_once(':').unwrap_or((device, ""));

@@ -266,12 +266,15 @@ impl fmt::Display for TuningError {
         let names = || KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>().join(", ");
         match self {
             TuningError::NoValue { given } => {
+                let given = given.escape_debug();
                 write!(f, "`{given}` is not NAME=VALUE; names: {}", names())
             }
             TuningError::UnknownName { given } => {
+                let given = given.escape_debug();
                 write!(f, "there is no knob `{given}`; names: {}", names())
             }
             TuningError::BadValue { name, given, values } => {
+                let given = given.escape_debug();
                 write!(f, "{name} cannot be `{given}`; values: {values}")
             }
         }

@@ -176,7 +176,7 @@ pub fn runs() -> io::Result<Vec<Run>> {
 }
 
 /// The last field is `@` and the name. Connected sockets of the same name stand there too; a name counts once.
-fn run_of_line(line: &str) -> Option<Run> {
+pub fn run_of_line(line: &str) -> Option<Run> {
     const LISTENS: &str = "00010000";
     let fields: Vec<&str> = line.split_whitespace().collect();
     let name = fields.last()?.strip_prefix('@')?;

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Beyond all addresses of a process.
-const USER_END: u64 = 1 << 56;
+pub(crate) const USER_END: u64 = 1 << 56;
 
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was processed.
 /// False: nothing to do.

@@ -74,19 +74,30 @@ impl Membership {
 }
 
 /// `*` stands for any characters, `?` for one. The kernel cuts names to 15 bytes, and so is a pattern without `*`.
-fn matches(pattern: &str, name: &str) -> bool {
-    fn rest(pattern: &[u8], name: &[u8]) -> bool {
-        match pattern.split_first() {
-            None => name.is_empty(),
-            Some((b'*', pattern)) => (0..=name.len()).any(|at| rest(pattern, &name[at..])),
-            Some((b'?', pattern)) => !name.is_empty() && rest(pattern, &name[1..]),
-            Some((byte, pattern)) => name.first() == Some(byte) && rest(pattern, &name[1..]),
+pub fn matches(pattern: &str, name: &str) -> bool {
+    const COMM_LEN: usize = 15;
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let cut = if pattern.contains(&b'*') { pattern.len() } else { pattern.len().min(COMM_LEN) };
+    let pattern = &pattern[..cut];
+    let (mut p, mut n) = (0, 0);
+    // Where the last `*` is, and where in the name that ends for which it stands. Only the last one is ever tried with
+    // more: what an earlier one could take instead, it can take too. (With all of them the time grows as a power.)
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(byte) if *byte == b'?' || *byte == name[n] => (p, n) = (p + 1, n + 1),
+            _ => {
+                let Some((at, end)) = star else { return false };
+                star = Some((at, end + 1));
+                (p, n) = (at + 1, end + 1);
+            }
         }
     }
-    const COMM_LEN: usize = 15;
-    let pattern = pattern.as_bytes();
-    let cut = if pattern.contains(&b'*') { pattern.len() } else { pattern.len().min(COMM_LEN) };
-    rest(&pattern[..cut], name.as_bytes())
+    pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! lie in what it has registered ([`certain`]). What cannot be registered is counted as unmanaged: it takes its part of the
 //! limit.
 
+use crate::events::USER_END;
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
@@ -418,18 +419,21 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
 
 /// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
 pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
-    let page = PAGE_SIZE as u64;
-    let (start, Some(end)) = (addr & !(page - 1), addr.checked_add(len)) else { return };
-    let end = end & !(page - 1);
-    let touches_own = process.memory.agent().is_some_and(|a| a.own_ranges().iter().any(|(s, e)| start < *e && *s < end));
-    if touches_own || start >= end {
-        return;
-    }
-    if process.memory.uffd.register(start, end.saturating_sub(start)).is_ok() {
+    let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
+    let Some((start, end)) = announced_range(addr, len, &own) else { return };
+    if process.memory.uffd.register(start, end - start).is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
         process.changes.lock().expect("changes").announce(start, end);
     }
     pager.kick_reclaim();
+}
+
+/// The pages that a doorbell names, if these numbers can be true.
+pub fn announced_range(addr: u64, len: u64, own: &[(u64, u64)]) -> Option<(u64, u64)> {
+    let page = PAGE_SIZE as u64;
+    let (start, end) = (addr & !(page - 1), addr.checked_add(len)? & !(page - 1));
+    let touches_own = own.iter().any(|(s, e)| start < *e && *s < end);
+    (start < end && end <= USER_END && !touches_own).then_some((start, end))
 }
 
 /// After a fork pages are in two address spaces and once in memory: find out how many.

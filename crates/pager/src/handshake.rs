@@ -4,9 +4,9 @@
 //! knows the token (it is in the environment of the tree). The exchange is drawn in the agent's `protocol.rs`.
 
 use crate::control::ControlPage;
-use crate::events;
+use crate::events::{self, USER_END};
 use crate::pager::Pager;
-use crate::process::{Agent, Process};
+use crate::process::{Agent, Process, own_ranges};
 use crate::target::Target;
 use crate::wire;
 use memspill_agent::protocol::{
@@ -237,12 +237,10 @@ fn receive_ready(socket: &OwnedFd) -> io::Result<(Ready, Vec<OwnedFd>)> {
 }
 
 /// Addresses from a target: in user space, in pages, and not wrapping.
-fn check_ready(ready: &Ready) -> io::Result<()> {
-    const USER_END: u64 = 1 << 56;
+pub fn check_ready(ready: &Ready) -> io::Result<()> {
     let pages = [ready.staging_addr, ready.doorbell_addr, ready.ident_addr, ready.control_addr];
-    let ends = [(ready.private_addr, ready.private_len), (ready.image_addr, ready.image_len)];
-    let aligned = pages.iter().all(|a| a % PAGE_SIZE as u64 == 0 && *a > 0 && *a < USER_END);
-    let bounded = ends.iter().all(|(addr, len)| *addr < USER_END && *len < USER_END);
+    let aligned = pages.iter().all(|a| a % PAGE_SIZE as u64 == 0 && *a > 0);
+    let bounded = own_ranges(ready).iter().all(|(_, end)| *end <= USER_END);
     if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 

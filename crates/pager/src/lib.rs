@@ -26,6 +26,16 @@ mod wire;
 
 use memspill_engine::units::CpuId;
 
+/// What is done with the messages of an agent, for those who try it with wrong ones (`crates/fuzz`).
+#[doc(hidden)]
+pub mod untrusted {
+    pub use crate::control::ControlPage;
+    pub use crate::growth::announced_range;
+    pub use crate::handshake::check_ready;
+    pub use crate::process::{collect, own_ranges};
+    pub use crate::wire::receive;
+}
+
 /// The CPU for work that belongs to no pager thread.
 pub(crate) fn cpu() -> CpuId {
     CpuId(0)

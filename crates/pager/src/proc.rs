@@ -14,8 +14,13 @@ pub struct Statm {
 }
 
 pub fn statm(pid: u32) -> Option<Statm> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().map(|f| f.parse::<u64>().unwrap_or(0) * PAGE_SIZE as u64);
+    statm_in(&fs::read_to_string(format!("/proc/{pid}/statm")).ok()?)
+}
+
+/// The same for the file's text.
+pub fn statm_in(text: &str) -> Option<Statm> {
+    let bytes = |pages: &str| pages.parse::<u64>().unwrap_or(0).saturating_mul(PAGE_SIZE as u64);
+    let mut fields = text.split_ascii_whitespace().map(bytes);
     let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
     let data = fields.nth(2)?;
     Some(Statm { size_bytes: size, anon_bytes: resident.saturating_sub(shared), data_bytes: data })
@@ -23,15 +28,23 @@ pub fn statm(pid: u32) -> Option<Statm> {
 
 /// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address space.
 pub fn pss_anon_bytes(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
-    Some(line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? * 1024)
+    pss_anon_bytes_in(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+}
+
+/// The same for the file's text.
+pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
+    let line = rollup.lines().find_map(|l| l.strip_prefix("Pss_Anon:"))?;
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Ranges that can be managed: private, writable, anonymous, and neither the main stack nor the kernel's own.
 pub fn manageable(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(maps.lines().filter_map(manageable_line).collect())
+    Ok(manageable_in(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+}
+
+/// The same for the file's text.
+pub fn manageable_in(maps: &str) -> Vec<(u64, u64)> {
+    maps.lines().filter_map(manageable_line).collect()
 }
 
 /// `start-end perms offset dev inode [name]`
@@ -44,7 +57,13 @@ fn manageable_line(line: &str) -> Option<(u64, u64)> {
     if perms != "rw-p" || inode != "0" || !named_anonymous {
         return None;
     }
-    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    range_of(start, end)
+}
+
+/// Two addresses in hexadecimal, the first one below the other.
+fn range_of(start: &str, end: &str) -> Option<(u64, u64)> {
+    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    (start < end).then_some((start, end))
 }
 
 /// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork (MADV_WIPEONFORK): all
@@ -53,7 +72,8 @@ pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
     Ok(inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
 }
 
-fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
+/// The same for the file's text.
+pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut range = None;
     for line in smaps.lines() {
@@ -62,7 +82,7 @@ fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
             let has = |wanted| flags.split_ascii_whitespace().any(|flag| flag == wanted);
             found.extend(range.take().filter(|_| has("um") && !has("wf")));
         } else if let Some((start, end)) = first.split_once('-') {
-            range = u64::from_str_radix(start, 16).ok().zip(u64::from_str_radix(end, 16).ok());
+            range = range_of(start, end);
         }
     }
     found

@@ -85,19 +85,23 @@ impl Agent {
 
     /// The agent's own ranges: never to be managed.
     pub fn own_ranges(&self) -> [(u64, u64); 6] {
-        let r = &self.ready;
-        let page = PAGE_SIZE as u64;
-        let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;
-        [
-            (r.staging_addr, u64::from(STAGING_PAGES) * page),
-            (r.doorbell_addr, doorbells),
-            (r.ident_addr, page),
-            (r.private_addr, r.private_len),
-            (r.control_addr, page),
-            (r.image_addr, r.image_len),
-        ]
-        .map(|(addr, len)| (addr, addr.saturating_add(len)))
+        own_ranges(&self.ready)
     }
+}
+
+/// Where the agent's own memory is, as it says itself.
+pub fn own_ranges(r: &Ready) -> [(u64, u64); 6] {
+    let page = PAGE_SIZE as u64;
+    let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;
+    [
+        (r.staging_addr, u64::from(STAGING_PAGES) * page),
+        (r.doorbell_addr, doorbells),
+        (r.ident_addr, page),
+        (r.private_addr, r.private_len),
+        (r.control_addr, page),
+        (r.image_addr, r.image_len),
+    ]
+    .map(|(addr, len)| (addr, addr.saturating_add(len)))
 }
 
 /// Why a command has no result.
@@ -270,7 +274,7 @@ impl ProcessMemory {
                 break;
             }
             match agent.call(OP_MOVE, &remaining) {
-                Ok(()) => doubtful |= collect(agent, &remaining, base, &mut takes.takes),
+                Ok(()) => doubtful |= collect(&agent.control, &remaining, base, &mut takes.takes),
                 Err(failed) => {
                     if failed == Failed::Broken {
                         self.broken.store(true, Ordering::Relaxed);
@@ -356,10 +360,10 @@ fn pieces(runs: &[Run]) -> Vec<Vec<Run>> {
 }
 
 /// Read the results of a command. True if pages may have been moved that it does not tell of.
-fn collect(agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut [Option<Take>]) -> bool {
+pub fn collect(control: &ControlPage, sent: &[AgentRun], base: u32, takes: &mut [Option<Take>]) -> bool {
     let mut doubtful = false;
     for (i, run) in sent.iter().enumerate() {
-        let result = agent.control.read_run(i);
+        let result = control.read_run(i);
         let moved = result.moved.min(run.pages) as usize;
         let first = (run.staging - base) as usize;
         let end = first + run.pages as usize;

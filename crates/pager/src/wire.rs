@@ -42,7 +42,9 @@ pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
         // SAFETY: zeroed plain data seen as bytes.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(message.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-        match recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        // TRUNC: the length is that of the packet, not of what had room here.
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+        match recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Err(rustix::io::Errno::INTR) => {}
             other => break other?,
         }

@@ -1,0 +1,62 @@
+//! /proc/PID/statm, maps, smaps and smaps_rollup (`crates/pager/src/proc.rs`).
+//!
+//! An input is read as each of these files, and as numbers of which well-formed ones are made.
+
+use crate::Bytes;
+use memspill_pager::growth::subtract;
+use memspill_pager::proc::{inherited_in, manageable_in, pss_anon_bytes_in, statm_in};
+use std::fmt::Write;
+
+/// Beyond all addresses of a process.
+const USER_END: u64 = 1 << 56;
+
+pub fn check(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let _ = statm_in(&text);
+    let _ = pss_anon_bytes_in(&text);
+    for ranges in [manageable_in(&text), inherited_in(&text)] {
+        // They become a start and a length.
+        assert!(ranges.iter().all(|(from, to)| from < to), "{ranges:x?}");
+        let rest = subtract(&[(0, USER_END)], &ranges);
+        assert!(rest.iter().all(|(from, to)| from < to && *to <= USER_END), "{rest:x?}");
+        assert!(
+            rest.iter().all(|a| !ranges.iter().any(|b| a.0 < b.1 && b.0 < a.1)),
+            "{rest:x?} of {ranges:x?}"
+        );
+    }
+    well_formed(&mut Bytes(input));
+}
+
+/// What the kernel would write is read as what it means.
+fn well_formed(bytes: &mut Bytes) {
+    let (size, resident, shared, data) = (bytes.u32(), bytes.u32(), bytes.u32(), bytes.u32());
+    let statm = statm_in(&format!("{size} {resident} {shared} 7 0 {data} 0\n")).expect("seven fields");
+    let pages = |pages: u32| u64::from(pages) * 4096;
+    assert_eq!((statm.size_bytes, statm.data_bytes), (pages(size), pages(data)));
+    assert_eq!(statm.anon_bytes, pages(resident.saturating_sub(shared)));
+
+    let (mut maps, mut smaps) = (String::new(), String::new());
+    let (mut manageable, mut inherited) = (Vec::new(), Vec::new());
+    let mut at = 0x1000;
+    for _ in 0..8 {
+        let kind = bytes.u8();
+        let from = at + u64::from(bytes.u32()) * 4096;
+        let to = from + (u64::from(bytes.u8()) + 1) * 4096;
+        at = to;
+        let (perms, inode) = (["rw-p", "rw-s", "r--p", "rwxp"][usize::from(kind & 3)], u32::from(kind & 4));
+        let name = ["", "[heap]", "[anon: a b]", "[stack]"][usize::from(kind >> 3 & 3)];
+        let (missing, wiped) = (kind & 32 != 0, kind & 64 != 0);
+        let line = format!("{from:012x}-{to:012x} {perms} 00000000 00:00 {inode:<26} {name}\n");
+        maps += &line;
+        let flags = format!("{}{}", if missing { " um" } else { "" }, if wiped { " wf" } else { "" });
+        let _ = write!(smaps, "{line}Size:  4 kB\nPss_Anon:  4 kB\nVmFlags: rd wr mr mw me ac{flags} \n");
+        if perms == "rw-p" && inode == 0 && name != "[stack]" {
+            manageable.push((from, to));
+        }
+        if missing && !wiped {
+            inherited.push((from, to));
+        }
+    }
+    assert_eq!(manageable_in(&maps), manageable, "{maps}");
+    assert_eq!(inherited_in(&smaps), inherited, "{smaps}");
+}

@@ -1,0 +1,49 @@
+//! `--swap SPEC` (`crates/cli/src/spec.rs`).
+
+use crate::{RAM_BYTES, assert_one_line};
+use memspill_cli::devices::slots_of;
+use memspill_cli::spec::{Fail, FailWhat, SwapSpec, parse_with};
+
+pub fn check(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match parse_with(text, || RAM_BYTES) {
+        Ok(spec) => accepted(text, &spec),
+        Err(error) => assert_one_line(&error.to_string()),
+    }
+}
+
+fn accepted(text: &str, spec: &SwapSpec) {
+    let (device, size, priority, fail) = match spec {
+        SwapSpec::Ram { size, priority, fail } => {
+            assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
+            ("ram:".to_string(), size, priority, fail)
+        }
+        SwapSpec::File { path, size, priority, fail } => {
+            let path = path.to_str().expect("text, as it was given");
+            assert!(
+                !path.is_empty() && !path.contains(',') && text.starts_with(&format!("file:{path}")),
+                "{text:?}"
+            );
+            (format!("file:{path}"), size, priority, fail)
+        }
+    };
+    assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");
+    assert!(size.is_none_or(|bytes| bytes > 0), "{text:?}");
+    // Slot 0 is not used; 2^31 is what an entry can name.
+    assert!((2..=1 << 31).contains(&slots_of(size.map(|bytes| bytes.max(4096)))), "{text:?}");
+    let mut again = device;
+    again += &size.map_or(String::new(), |bytes| format!(",size={bytes}"));
+    again += &priority.map_or(String::new(), |priority| format!(",prio={priority}"));
+    again += &fail.map_or(String::new(), printed);
+    assert_eq!(parse_with(&again, || RAM_BYTES).as_ref(), Ok(spec), "{text:?} and {again:?}");
+}
+
+fn printed(Fail { what, at, from_there_on }: Fail) -> String {
+    assert!(at > 0 && !(from_there_on && what == FailWhat::Flip));
+    let what = match what {
+        FailWhat::Read => "read",
+        FailWhat::Write => "write",
+        FailWhat::Flip => "flip",
+    };
+    format!(",fail={what}@{at}{}", if from_there_on { "+" } else { "" })
+}
