@@ -787,6 +787,9 @@ case_ctl-limit() {
     after=$(rss)
     grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
     ctl pageout 1 && { no "init is paged out"; return; }
+    ctl_ok cold "$(command_of_run)" || return
+    grep -qE '^[0-9]+ pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
+    ctl cold 1 && { no "init is made cold"; return; }
     DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60
     code_is 0 && clean

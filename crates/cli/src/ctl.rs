@@ -1,7 +1,7 @@
 //! `memspill ctl`: look at runs that are under way, and change them.
 //!
 //! ```text
-//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout
+//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout cold
 //!   ask (pager/src/ctl.rs) ─▶ stdout: what was asked for      stderr: why not, and a swapoff's progress on a terminal
 //! ```
 //!
@@ -80,6 +80,15 @@ enum CtlCommand {
         #[arg(value_name = "FROM-TO", value_parser = parse_range)]
         ranges: Vec<(u64, u64)>,
     },
+    /// Let pages of a process leave before others, as MADV_COLD does
+    Cold {
+        /// A process of the run
+        #[arg(value_name = "PID")]
+        process: u32,
+        /// Addresses in hexadecimal, as in /proc/PID/maps [default: all]
+        #[arg(value_name = "FROM-TO", value_parser = parse_range)]
+        ranges: Vec<(u64, u64)>,
+    },
 }
 
 /// Returns the exit code.
@@ -124,6 +133,7 @@ fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
             Request::Limit { bytes: size.resolve(ram_bytes).unwrap_or(ram_bytes) }
         }
         CtlCommand::Pageout { process, ranges } => Request::Pageout { pid: *process, ranges: ranges.clone() },
+        CtlCommand::Cold { process, ranges } => Request::Cold { pid: *process, ranges: ranges.clone() },
     };
     let mut refusals = Vec::new();
     for run in runs {

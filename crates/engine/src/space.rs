@@ -254,8 +254,8 @@ impl Space {
         }
     }
 
-    /// MADV_COLD: the resident pages of [from, to) are the next victims, whatever was thought of them.
-    pub fn cold(&self, from: Vpn, to: Vpn) {
+    /// MADV_COLD: the resident pages of [from, to) are the next victims, whatever was thought of them. Returns how many.
+    pub fn cold(&self, from: Vpn, to: Vpn) -> usize {
         let mut records = Vec::new();
         self.for_range(from, to, |vpn, word| {
             if word.state() == State::Resident {
@@ -265,8 +265,10 @@ impl Space {
                 records.push(record);
             }
         });
+        let pages = records.len();
         let mut lru = lock(&self.lru);
         records.into_iter().rev().for_each(|record| lru.push_oldest(record));
+        pages
     }
 
     /// Victims of a batch that have no place to go: as before, and the next ones to be looked at. Returns those on which

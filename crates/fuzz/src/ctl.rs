@@ -37,7 +37,7 @@ pub fn check(input: &[u8]) {
 fn asked(request: &Request) {
     assert_eq!(Request::decode(&request.encode()).as_ref(), Ok(request));
     match request {
-        Request::Pageout { ranges, .. } => ranges.iter().for_each(|range| assert_address_range(*range)),
+        Request::Pageout { ranges, .. } | Request::Cold { ranges, .. } => ranges.iter().for_each(|range| assert_address_range(*range)),
         Request::Limit { bytes } => assert!(pool_alone_bytes(*bytes) <= *bytes),
         Request::Swapon { spec } => {
             let _ = spec::parse_with(spec, || RAM_BYTES).map_err(|error| assert_one_line(&error.to_string()));

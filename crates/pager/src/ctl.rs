@@ -40,6 +40,8 @@ pub enum Request {
     Limit { bytes: u64 },
     /// Addresses, each range from and to. None: all.
     Pageout { pid: u32, ranges: Vec<(u64, u64)> },
+    /// As `Pageout`.
+    Cold { pid: u32, ranges: Vec<(u64, u64)> },
 }
 
 impl Request {
@@ -52,10 +54,8 @@ impl Request {
             Request::Swapon { spec } => vec!["swapon".into(), spec.clone()],
             Request::Swapoff { name } => vec!["swapoff".into(), name.clone()],
             Request::Limit { bytes } => vec!["limit".into(), bytes.to_string()],
-            Request::Pageout { pid, ranges } => {
-                let ranges = ranges.iter().map(|(from, to)| format!("{from:x}-{to:x}"));
-                ["pageout".to_string(), pid.to_string()].into_iter().chain(ranges).collect()
-            }
+            Request::Pageout { pid, ranges } => advice("pageout", *pid, ranges),
+            Request::Cold { pid, ranges } => advice("cold", *pid, ranges),
         };
         words.join("\0").into_bytes()
     }
@@ -73,13 +73,26 @@ impl Request {
             ["limit", bytes] => {
                 Request::Limit { bytes: bytes.parse().map_err(|_| "the limit is no number of bytes")? }
             }
-            ["pageout", pid, ref ranges @ ..] => Request::Pageout {
-                pid: pid.parse().map_err(|_| "the process id is no number")?,
-                ranges: ranges.iter().map(|range| parse_range(range)).collect::<Result<_, _>>()?,
-            },
+            ["pageout", pid, ref ranges @ ..] => {
+                Request::Pageout { pid: parse_pid(pid)?, ranges: parse_ranges(ranges)? }
+            }
+            ["cold", pid, ref ranges @ ..] => Request::Cold { pid: parse_pid(pid)?, ranges: parse_ranges(ranges)? },
             _ => return Err("the request is not known here: are memspill ctl and the run of one version?".into()),
         })
     }
+}
+
+fn advice(word: &str, pid: u32, ranges: &[(u64, u64)]) -> Vec<String> {
+    let ranges = ranges.iter().map(|(from, to)| format!("{from:x}-{to:x}"));
+    [word.to_string(), pid.to_string()].into_iter().chain(ranges).collect()
+}
+
+fn parse_pid(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "the process id is no number".into())
+}
+
+fn parse_ranges(texts: &[&str]) -> Result<Vec<(u64, u64)>, String> {
+    texts.iter().map(|text| parse_range(text)).collect()
 }
 
 /// An address range as in `/proc/PID/maps`.

@@ -13,6 +13,7 @@
 
 use crate::ctl::{self, REQUEST_BYTES_MAX, Reply, Request};
 use crate::pager::Pager;
+use crate::process::Process;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::swapoff::Step;
@@ -113,6 +114,7 @@ fn carry_out(pager: &Arc<Pager>, operator: &dyn Operator, request: Request, call
         Request::Swapoff { name } => swapoff(pager, &name, caller),
         Request::Limit { bytes } => set_limit(pager, operator, bytes),
         Request::Pageout { pid, ranges } => pageout(pager, pid, &ranges),
+        Request::Cold { pid, ranges } => cold(pager, pid, &ranges),
     }
 }
 
@@ -219,16 +221,29 @@ fn wait_for_read(device: &Device, queue: QueueId) {
 }
 
 fn pageout(pager: &Arc<Pager>, pid: u32, ranges: &[(u64, u64)]) -> Result<String, String> {
-    let process = pager.process_of_pid(pid).ok_or_else(|| format!("process {pid} is not managed by this run"))?;
     // Writes are in turn on a queue, so swapoff's serves for this too.
     let queue = QueueId(pager.cpus.len() as u32 + pager.reclaimers);
+    let pages = advise(pager, pid, ranges, |process, from, to| crate::evict::pageout(pager, queue, process, from, to))?;
+    Ok(format!("{pages} pages of process {pid} were paged out"))
+}
+
+fn cold(pager: &Arc<Pager>, pid: u32, ranges: &[(u64, u64)]) -> Result<String, String> {
+    let pages = advise(pager, pid, ranges, |process, from, to| process.space.cold(from, to))?;
+    Ok(format!("{pages} pages of process {pid} leave before others"))
+}
+
+/// Do this to the whole pages in these ranges of addresses of a process, or to all; the sum of what it returns.
+fn advise(
+    pager: &Pager,
+    pid: u32,
+    ranges: &[(u64, u64)],
+    each: impl Fn(&Arc<Process>, Vpn, Vpn) -> usize,
+) -> Result<usize, String> {
+    let process = pager.process_of_pid(pid).ok_or_else(|| format!("process {pid} is not managed by this run"))?;
     let all = [(0, 1 << 57)];
     let page = PAGE_SIZE as u64;
-    let pages: usize = (if ranges.is_empty() { &all[..] } else { ranges })
-        .iter()
-        .map(|(from, to)| crate::evict::pageout(pager, queue, &process, Vpn(from.div_ceil(page)), Vpn(to / page)))
-        .sum();
-    Ok(format!("{pages} pages of process {pid} were paged out"))
+    let ranges = if ranges.is_empty() { &all[..] } else { ranges };
+    Ok(ranges.iter().map(|(from, to)| each(&process, Vpn(from.div_ceil(page)), Vpn(to / page))).sum())
 }
 
 fn set_limit(pager: &Arc<Pager>, operator: &dyn Operator, bytes: u64) -> Result<String, String> {
