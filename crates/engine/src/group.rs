@@ -29,7 +29,7 @@
 //!
 //! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, wake anybody.
 
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, EventCount, Ordering};
 use crate::units::{CpuId, GroupId, PAGE_SIZE};
 
 /// Groups that a run may have, its root included.
@@ -37,8 +37,8 @@ pub const GROUPS_MAX: usize = 64;
 /// The group of all groups.
 pub const ROOT_GROUP: GroupId = GroupId(1);
 
-/// CPUs that have a stock of their own; more of them share.
-const STOCKS: usize = 256;
+/// CPUs that have a stock of their own; more of them share. Model checkers, to which each look is a step, have few.
+const STOCKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
 /// Pages in a stock at most.
 const STOCK_PAGES_MAX: u64 = 64;
 /// No stock is larger than this part of the limit: what lies in stocks is used for nothing.
@@ -84,11 +84,11 @@ impl Stock {
 #[derive(Default)]
 pub struct Events {
     /// Batches that reclaim took because of `memory.high`.
-    pub high: AtomicU64,
+    pub high: EventCount,
     /// A charge did not fit below `memory.max`.
-    pub max: AtomicU64,
+    pub max: EventCount,
     /// Slots were not given because of `swap.max`.
-    pub swap_max: AtomicU64,
+    pub swap_max: EventCount,
 }
 
 pub struct Group {

@@ -2,7 +2,7 @@
 //!
 //! Each CPU counts for itself and reading adds up: a counter that all CPUs write stops 128 of them (`memspill sim scale`).
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{EventCount, Ordering};
 use crate::units::{CpuId, MAX_ORDER, Order};
 
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
@@ -13,8 +13,8 @@ macro_rules! stats {
         #[derive(Default)]
         #[repr(align(128))]
         pub struct Counters {
-            $($(#[doc = $doc])+ pub $name: AtomicU64,)*
-            $($(#[doc = $of_doc])+ pub $of: [AtomicU64; ORDERS],)*
+            $($(#[doc = $doc])+ pub $name: EventCount,)*
+            $($(#[doc = $of_doc])+ pub $of: [EventCount; ORDERS],)*
         }
 
         impl Stats {
@@ -54,7 +54,7 @@ impl Stats {
     pub fn rare(&self) -> &Counters {
         &self.places[0]
     }
-    pub fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+    pub fn sum(&self, counter: impl Fn(&Counters) -> &EventCount) -> u64 {
         self.places.iter().map(|place| counter(place).load(Ordering::Relaxed)).sum()
     }
 }
@@ -122,7 +122,7 @@ stats! {
 }
 
 #[track_caller]
-pub fn add(counter: &AtomicU64, n: u64) {
+pub fn add(counter: &EventCount, n: u64) {
     // Others may count in the same place: what did not happen must not take its cache line from them.
     if n > 0 {
         counter.fetch_add(n, Ordering::Relaxed);

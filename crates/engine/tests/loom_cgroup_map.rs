@@ -1,6 +1,6 @@
 //! Every interleaving of two threads on one word of the cgroup map, and on one cluster of a device.
 //!
-//! Run with: RUSTFLAGS="--cfg loom" cargo test -p memspill-engine --release --test loom_cgroup_map
+//! Run with: scripts/interleavings.sh loom
 #![cfg(loom)]
 
 use loom::thread;

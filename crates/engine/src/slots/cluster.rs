@@ -43,7 +43,7 @@ pub(super) struct Cluster {
 }
 
 const _: () = assert!(SLOTS.is_multiple_of(BITS) && SLOTS <= u16::MAX as usize);
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Cluster>() <= 64, "0.125 byte a slot");
 
 pub(super) struct ClusterState {

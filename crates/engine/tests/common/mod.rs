@@ -18,9 +18,9 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
+use memspill_engine::sync::{Arc, Mutex, MutexGuard};
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex, Vpn};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 const WORDS: usize = PAGE_SIZE / 8;
 

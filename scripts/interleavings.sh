@@ -1,0 +1,36 @@
+#!/bin/bash
+# The engine under a model checker: loom goes through every interleaving (and order of memory) of a few steps, shuttle draws
+# schedules of whole threads. What each shows is in the heads of crates/engine/tests/loom_*.rs and shuttle_*.rs.
+#
+# Each of the two builds the engine with other locks and atomics (engine/src/sync.rs), in a target directory of its own, so
+# that the usual build stays as it is.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+[ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
+
+HELP="usage: scripts/interleavings.sh [loom|shuttle [NAME...]]
+  NAME     only tests whose name holds this
+  shuttle: REPLAY=SCHEDULE   the schedule that a failure has printed, and no other; with the NAME of its test
+           DRAWN=N           schedules for each scenario and scheduler, instead of 1000
+  loom:    LOOM_MAX_PREEMPTIONS=N, instead of 2"
+
+TARGET=${CARGO_TARGET_DIR:-target}
+export LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-2}
+
+# check CHECKER NAME...: the tests of a model checker.
+check() {
+    local checker=$1 file files=()
+    shift
+    for file in crates/engine/tests/"$checker"_*.rs; do
+        files+=(--test "$(basename "$file" .rs)")
+    done
+    RUSTFLAGS="${RUSTFLAGS:-} --cfg $checker" CARGO_TARGET_DIR=$TARGET/$checker \
+        cargo test -p memspill-engine --release "${files[@]}" -- "$@"
+}
+
+case ${1-} in
+'') check loom && check shuttle ;;
+loom | shuttle) check "$@" ;;
+--help | -h) echo "$HELP" ;;
+*) echo "$HELP" >&2; exit 2 ;;
+esac
