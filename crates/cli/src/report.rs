@@ -100,6 +100,7 @@ fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
         ("cgroup_retries", sum(|s| s.cgroup_retries)),
         ("scan_steps", sum(|s| s.scan_steps)),
         ("base_steps", sum(|s| s.base_steps)),
+        ("discarded_clusters", sum(|s| s.discarded_clusters)),
     ]
 }
 

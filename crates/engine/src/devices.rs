@@ -22,7 +22,7 @@
 //!
 //! What it does not do: move pages (swapoff.rs).
 
-use crate::backing::Backing;
+use crate::backing::{Backing, QueueId};
 use crate::errors::DeviceErrors;
 use crate::slots::SwapDevice;
 use crate::slots::lazy::Once;
@@ -51,11 +51,29 @@ pub enum DeviceState {
     Off = 2,
 }
 
+/// Clusters discarded by one call of `maintain`.
+const DISCARD_CLUSTERS: usize = 16;
+
 impl Device {
-    pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+    pub fn new(name: String, priority: i16, mut slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+        if backing.properties().discard {
+            let backing = backing.clone();
+            slots = slots.discarding(move |cluster| backing.discard_cluster(cluster));
+        }
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         let state = AtomicU8::new(DeviceState::On as u8);
         Device { name, priority, slots, backing, full, errors, state }
+    }
+
+    /// Background work, as `Backing::maintain`: discards what waits for it.
+    pub fn maintain(&self, queue: QueueId) -> bool {
+        let more = self.discard_waiting();
+        self.backing.maintain(queue) || more
+    }
+
+    /// True if more clusters may wait to be discarded.
+    pub(crate) fn discard_waiting(&self) -> bool {
+        self.slots.discard_waiting(DISCARD_CLUSTERS)
     }
 
     /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.

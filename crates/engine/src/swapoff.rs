@@ -457,6 +457,10 @@ impl Engine {
         let waiting = |(entry, _): &mut (SwapEntry, _)| entry.device == off.place && device.slots.count(entry.slot) == 0;
         let orphans: Vec<_> = lock(&self.unwritten).extract_if(.., waiting).collect();
         self.free_orphans(cpu, &orphans);
+        // As the kernel: before it is off.
+        if device.discard_waiting() {
+            return Step::Moved(0);
+        }
         if device.slots.retire(cpu) {
             return Step::End(Ok(()));
         }

@@ -73,6 +73,8 @@ enum Op {
     ShrinkWanted { target: usize, pages: usize },
     FinishWrites,
     WriteAgain,
+    /// Between two batches.
+    Maintain,
     Map { target: usize, page: u64, pages: u64 },
     MapPresent { target: usize, page: u64, pages: u64 },
     Adopt { target: usize },
@@ -147,6 +149,7 @@ fn reclaim() -> impl Strategy<Value = Op> {
         1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
+        1 => Just(Op::Maintain),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
     ]
 }
@@ -194,6 +197,7 @@ struct Setup {
     devices: Vec<(u32, i16)>,
     readahead: Readahead,
     synchronous: bool,
+    discard: bool,
     keep_clean: bool,
     large_folios: LargeFolios,
     folio: FolioSize,
@@ -224,11 +228,13 @@ fn setup() -> impl Strategy<Value = Setup> {
     ];
     // Under the larger one a chunk can be in memory whole.
     let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
-    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages, group).prop_map(
-        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages, group)| Setup {
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.75));
+    (devices, readahead, flags, large_folios, folio, limit_pages, group).prop_map(
+        |(devices, readahead, (synchronous, discard, keep_clean), large_folios, folio, limit_pages, group)| Setup {
             devices,
             readahead,
             synchronous,
+            discard,
             keep_clean,
             large_folios,
             folio,
@@ -244,7 +250,9 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
-        .map(|(slots, _)| Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone())))
+        .map(|(slots, _)| {
+            Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone()).discarding(setup.discard))
+        })
         .collect();
     let devices = setup.devices.iter().zip(&backings).enumerate().map(|(i, ((slots, priority), backing))| {
         let map = SwapDevice::new(*slots, cpus, false, &tuning);
@@ -354,6 +362,7 @@ impl World {
             Op::WriteAgain => {
                 self.engine.write_again(CPU, QUEUE);
             }
+            Op::Maintain => self.engine.devices.iter().for_each(|device| _ = device.maintain(QUEUE)),
             Op::Tidy { target } => self.target(*target).space.tidy(),
             Op::Events { target } => self.events(&self.target(*target)),
             Op::Reap { reads } => self.reap(*reads),
@@ -651,7 +660,8 @@ impl World {
     // -- the operator --
 
     fn swapon(&mut self, slots: u32, priority: i16) {
-        let backing = Arc::new(MockBacking::new(slots, self.setup.synchronous, self.lost.clone()));
+        let backing = MockBacking::new(slots, self.setup.synchronous, self.lost.clone());
+        let backing = Arc::new(backing.discarding(self.setup.discard));
         let map = SwapDevice::new(slots, 1, false, &self.engine.tuning);
         let places = self.engine.devices.len();
         let added = self.engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
@@ -784,6 +794,7 @@ fn one_device() -> Setup {
         devices: vec![(8192, 0)],
         readahead: Readahead::Stream,
         synchronous: false,
+        discard: false,
         keep_clean: true,
         large_folios: LargeFolios::All,
         folio: FolioSize::Auto,
@@ -1030,6 +1041,26 @@ fn what_is_cold_leaves_first() {
     assert!(records <= PAGES as usize + 100 * 20 && target.space.evictable() <= records);
     assert!(world.shrink(&target, 20, true) >= 20);
     assert!((600..620).all(|page| target.space.word(Vpn(FIRST + page)).state() == State::Swapped));
+    world.end(false);
+}
+
+#[test]
+fn a_cluster_is_discarded_before_it_is_used_again() {
+    let mut world = World::new(&Setup { devices: vec![(200, 0)], discard: true, ..one_device() });
+    let discarded = |world: &World| world.engine.devices[0].slots.stats().discarded_clusters;
+    let target = write_and_evict(&mut world, 150);
+    world.step(&Op::Unmap { target: 0, page: 0, pages: 150 });
+    world.all_events();
+    assert_eq!(discarded(&world), 0);
+    world.engine.check();
+    // There is no other cluster, so a page that leaves cannot wait for who comes between two batches.
+    world.step(&Op::WriteRun { target: 0, page: 200, pages: 20 });
+    assert!(world.shrink(&target, 20, true) >= 20);
+    assert_eq!(discarded(&world), 1);
+    world.step(&Op::Unmap { target: 0, page: 150, pages: 300 });
+    world.all_events();
+    world.step(&Op::Maintain);
+    assert_eq!(discarded(&world), 2);
     world.end(false);
 }
 
@@ -1556,6 +1587,7 @@ impl Stress {
         let queue = QueueId(PAGERS + 1);
         while self.at_work.load(Ordering::Relaxed) > 0 {
             self.engine.write_again(cpu, queue);
+            self.engine.devices.iter().for_each(|device| _ = device.maintain(queue));
             self.trouble(&mut random);
             let picked = self.engine.pick_space();
             let targets = self.targets.lock().expect("targets").clone();
@@ -1606,7 +1638,7 @@ impl Stress {
                 }
             };
             if result.is_ok() && self.engine.devices.len() < ENTRY_DEVICES_MAX {
-                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()));
+                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()).discarding(random.one_in(2)));
                 let map = SwapDevice::new(4096, PAGERS + 3, false, &self.engine.tuning);
                 // The pagers must know it before they may have to reap its reads.
                 self.backings.lock().expect("backings").push(backing.clone());
@@ -1682,7 +1714,7 @@ impl Drop for AtWork<'_> {
 #[test]
 fn threads_keep_every_page() {
     let lost = Arc::new(Lost::default());
-    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], ..one_device() };
+    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], discard: true, ..one_device() };
     let (engine, backings) = make_engine(&setup, PAGERS + 3, &lost);
     let stress = Stress {
         engine,
