@@ -128,11 +128,10 @@ struct Reading {
     results: Vec<Result<(), BackingError>>,
 }
 
+/// The rings of a queue, until the device is closed.
 struct Queue {
-    write: Mutex<WriteRing>,
-    read: Mutex<ReadRing<Reading>>,
-    /// The read ring's descriptor.
-    poll_fd: i32,
+    write: Mutex<Option<WriteRing>>,
+    read: Mutex<Option<ReadRing<Reading>>>,
 }
 
 /// See the module's header.
@@ -227,8 +226,7 @@ impl FileBacking {
         let queues = if use_ring {
             let queue = |_| -> io::Result<Queue> {
                 let read = ReadRing::new(file.as_raw_fd())?;
-                let poll_fd = read.poll_fd();
-                Ok(Queue { write: Mutex::new(WriteRing::new()?), read: Mutex::new(read), poll_fd })
+                Ok(Queue { write: Mutex::new(Some(WriteRing::new()?)), read: Mutex::new(Some(read)) })
             };
             (0..queue_count).map(queue).collect::<io::Result<_>>()?
         } else {
@@ -437,7 +435,10 @@ impl FileBacking {
         }
         self.write_ios.fetch_add(runs.len() as u64, Ordering::Relaxed);
         let ends = match self.queues.get(queue.0 as usize) {
-            Some(rings) if !runs.is_empty() => lock(&rings.write).write(self.file.as_raw_fd(), &runs),
+            Some(rings) if !runs.is_empty() => {
+                let mut ring = lock(&rings.write);
+                ring.as_mut().expect("a device that has not ended").write(self.file.as_raw_fd(), &runs)
+            }
             _ => runs.iter().map(|run| self.write_now(run)).collect(),
         };
         for (members, end) in members.iter().zip(ends) {
@@ -518,7 +519,8 @@ impl FileBacking {
         let reading = Reading { token, slots, results };
         match self.queues.get(queue.0 as usize) {
             Some(rings) if !runs.is_empty() => {
-                lock(&rings.read).start(ReadOp { tag: reading, buf, runs });
+                let mut ring = lock(&rings.read);
+                ring.as_mut().expect("a device that is not closed").start(ReadOp { tag: reading, buf, runs });
                 ReadStart::Pending
             }
             _ => {
@@ -657,12 +659,12 @@ impl Backing for FileBacking {
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
         assert!(queue.0 < self.queue_count, "queue {} of {}", queue.0, self.queue_count);
         let Some(rings) = self.queues.get(queue.0 as usize) else { return };
-        let finished = lock(&rings.read).reap();
+        let finished = lock(&rings.read).as_mut().map(ReadRing::reap).unwrap_or_default();
         done.extend(finished.into_iter().map(|op| self.finish(op)));
     }
 
     fn poll_fd(&self, queue: QueueId) -> Option<i32> {
-        self.queues.get(queue.0 as usize).map(|queue| queue.poll_fd)
+        lock(&self.queues.get(queue.0 as usize)?.read).as_ref().map(ReadRing::poll_fd)
     }
 
     fn discard(&self, slots: &[SlotIndex]) {
@@ -719,6 +721,11 @@ impl Backing for FileBacking {
         self.ended.store(true, Ordering::Release);
         self.punch_works.store(false, Ordering::Relaxed);
         forget_file(&self.file);
+        // Descriptors are few, and a run may have many swapoffs.
+        for queue in &self.queues {
+            *lock(&queue.write) = None;
+            *lock(&queue.read) = None;
+        }
         lock(&self.to_punch).clear();
         for counter in [&self.dead_pages, &self.allocated_pages] {
             counter.store(0, Ordering::Relaxed);

@@ -211,7 +211,12 @@ impl Backing for TierBacking {
         let file = self.file.properties();
         // The file punches holes by itself, and most clusters were never there.
         let discard = false;
-        Properties { slots: self.ram.properties().slots, synchronous: false, rotational: file.rotational, discard }
+        Properties {
+            slots: self.ram.properties().slots,
+            synchronous: false,
+            rotational: file.rotational,
+            discard,
+        }
     }
 
     fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use memspill_backing::faulty::bit_flips;
 use memspill_backing::{
-    DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking, RamBacking,
-    RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
+    DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking,
+    RamBacking, RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
@@ -706,7 +706,10 @@ fn a_discarded_cluster_gives_its_space_back() {
     let before = file.disk_bytes().unwrap();
     discard(&file, &(512..1024).collect::<Vec<_>>());
     file.discard_cluster(ClusterIndex(1));
-    assert_eq!((file.disk_bytes().unwrap(), file.usage().file_bytes), (before - (512 << 12), (511 + 512) << 12));
+    assert_eq!(
+        (file.disk_bytes().unwrap(), file.usage().file_bytes),
+        (before - (512 << 12), (511 + 512) << 12)
+    );
     for slot in [1, 511, 1024, 1535] {
         expect(&file, 0, &[(slot, noise_page(slot))]);
     }
@@ -747,12 +750,14 @@ fn a_block_device_hears_of_what_is_discarded() {
     };
     let open = |once, pages| {
         let place = FilePlace::Path(device.clone());
-        let config = FileConfig { place, discard: DiscardPolicy { once, pages }, ..file_config(IoEngine::Auto) };
+        let config =
+            FileConfig { place, discard: DiscardPolicy { once, pages }, ..file_config(IoEngine::Auto) };
         FileBacking::open(config)
     };
     let fill = |backing: &FileBacking| {
         for first in (1..1536).step_by(128) {
-            let pages: Vec<(u32, Page)> = (first..1536.min(first + 128)).map(|slot| (slot, noise_page(slot))).collect();
+            let pages: Vec<(u32, Page)> =
+                (first..1536.min(first + 128)).map(|slot| (slot, noise_page(slot))).collect();
             write_good(backing, 0, &pages);
         }
     };
@@ -768,7 +773,9 @@ fn a_block_device_hears_of_what_is_discarded() {
     drop(backing);
 
     let backing = match open(true, true) {
-        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return eprintln!("skipped: {error}"),
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+            return eprintln!("skipped: {error}");
+        }
         other => other.unwrap(),
     };
     assert!(disk_bytes() <= 64 << 10, "all but the mark is discarded at the start");

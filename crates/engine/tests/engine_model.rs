@@ -26,6 +26,7 @@ mod common;
 use common::{Event, Lost, MockBacking, MockMemory, Random, Touch};
 use memspill_engine::backing::{BackingError, QueueId};
 use memspill_engine::group::GroupConfig;
+use memspill_engine::devices::SWAPONS_MAX;
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::memory::{Stop, Take};
 use memspill_engine::slots::SwapDevice;
@@ -663,11 +664,20 @@ impl World {
         let backing = MockBacking::new(slots, self.setup.synchronous, self.lost.clone());
         let backing = Arc::new(backing.discarding(self.setup.discard));
         let map = SwapDevice::new(slots, 1, false, &self.engine.tuning);
-        let places = self.engine.devices.len();
-        let added = self.engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
-        assert_eq!(added.ok(), (places < ENTRY_DEVICES_MAX).then_some(places));
-        if added.is_ok() {
-            self.backings.push(backing);
+        let engine = &self.engine;
+        let places = engine.devices.len();
+        let can = places < ENTRY_DEVICES_MAX || engine.devices.iter().any(Device::is_off);
+        let gone: Vec<usize> = (0..places).filter(|place| engine.devices[*place].is_off()).collect();
+        let added = engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
+        assert_eq!(added.is_ok(), can);
+        match added {
+            Ok(place) if place < places => {
+                assert!(places == ENTRY_DEVICES_MAX && gone.contains(&place), "place {place} was another's");
+                let old = std::mem::replace(&mut self.backings[place], backing);
+                assert!(old.is_closed() && old.is_empty());
+            }
+            Ok(_) => self.backings.push(backing),
+            Err(_) => {}
         }
     }
 
@@ -1271,6 +1281,7 @@ fn swapoff_to_a_device_that_cannot_write() {
     world.backings[1].fail_writes(BackingError::Io(5), usize::MAX);
     world.swapoff(0);
     assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
+    assert!(!world.engine.devices[1].errors.is_failing(), "it gets another try: no page waits there that would tell");
     world.quiet();
     world.end(false);
 }
@@ -1310,17 +1321,29 @@ fn swapoff_that_is_refused() {
 }
 
 #[test]
+fn places_are_used_again() {
+    let mut world = World::new(&one_device());
+    write_and_evict(&mut world, 100);
+    for round in 0..40 {
+        let on = world.engine.devices.iter().position(Device::is_on).expect("one is on");
+        world.swapon(8192, 1);
+        assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
+        world.swapoff(on);
+        assert_eq!(world.swapoff_to_its_end(), Ok(()));
+        world.engine.check();
+    }
+    assert_eq!(world.engine.devices.ever().count(), 41);
+    world.check_contents();
+    world.end(false);
+}
+
+#[test]
 fn swapon_until_no_place_is_left() {
     let mut world = World::new(&one_device());
     write_and_evict(&mut world, 100);
     for round in 0..20 {
         world.swapon(8192, 1);
-        let refused = round + 2 > ENTRY_DEVICES_MAX;
         assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
-        if !refused {
-            world.swapoff(round);
-            assert_eq!(world.swapoff_to_its_end(), Ok(()));
-        }
     }
     world.end(false);
 }
@@ -1373,6 +1396,15 @@ impl Stress {
 
     fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Those that are not off: for who finds no room.
+    fn devices(&self) -> String {
+        let of = |device: &Device| {
+            let (state, used, full) = (device.state(), device.slots.used_slots(), device.full.load(Ordering::Relaxed));
+            format!("{state:?}, {used} slots used, full: {full}, failing: {}; ", device.errors.is_failing())
+        };
+        self.engine.devices.iter().filter(|device| !device.is_off()).map(of).collect()
     }
 
     fn running(&self) -> bool {
@@ -1468,7 +1500,12 @@ impl Pager<'_> {
                 // Who found no room faults again when there may be some.
                 served = served || !target.memory.waits(page, self.id) || self.fault(target, Vpn(page));
                 let word = target.space.word(Vpn(page));
-                assert!(start.elapsed() < PATIENCE, "page {page:#x} never came: {:?} {word:?}", word.state());
+                assert!(
+                    start.elapsed() < PATIENCE,
+                    "page {page:#x} never came: {:?} {word:?}; devices: {}",
+                    word.state(),
+                    self.stress.devices()
+                );
                 std::thread::yield_now();
             }
         }
@@ -1622,9 +1659,8 @@ impl Stress {
                 std::thread::yield_now();
                 continue;
             }
-            // There are only so many places for devices that come back.
-            let may_end = devices.len() < ENTRY_DEVICES_MAX
-                && start.elapsed() > STRESS.mul_f64(devices.len() as f64 / ENTRY_DEVICES_MAX as f64);
+            // Only so many can come back: there shall be some for all of the time.
+            let may_end = start.elapsed() > STRESS.mul_f64(devices.ever().count() as f64 / SWAPONS_MAX as f64);
             let mut steps = random.below(60);
             let result = loop {
                 match self.engine.swapoff_step(cpu, queue) {
@@ -1637,11 +1673,14 @@ impl Stress {
                     self.engine.swapoff_stop();
                 }
             };
-            if result.is_ok() && self.engine.devices.len() < ENTRY_DEVICES_MAX {
+            if result.is_ok() && self.engine.devices.ever().count() < SWAPONS_MAX {
                 let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()).discarding(random.one_in(2)));
                 let map = SwapDevice::new(4096, PAGERS + 3, false, &self.engine.tuning);
                 // The pagers must know it before they may have to reap its reads.
-                self.backings.lock().expect("backings").push(backing.clone());
+                let mut backings = self.backings.lock().expect("backings");
+                backings.retain(|backing| !backing.is_closed());
+                backings.push(backing.clone());
+                drop(backings);
                 self.engine.swapon(Device::new("another".into(), 0, map, backing)).expect("a place is left");
             }
             self.swapoffs.fetch_add(u32::from(result.is_ok()), Ordering::Relaxed);
@@ -1688,7 +1727,8 @@ impl Stress {
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
         assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
         assert!(self.all_backings().iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
-        assert!(self.swapoffs.load(Ordering::Relaxed) > 0, "no device has gone off");
+        let swapoffs = self.swapoffs.load(Ordering::Relaxed);
+        assert!(swapoffs >= 40, "only {swapoffs} devices have gone off: no place was used again");
     }
 }
 

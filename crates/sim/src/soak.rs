@@ -358,7 +358,8 @@ impl Life<'_> {
     fn swapoff(&mut self) {
         let host = self.history.host.clone();
         let devices = host.engine.devices.len() as u64;
-        if devices < ENTRY_DEVICES_MAX as u64 && self.random.one_in(2) {
+        let has_place = devices < ENTRY_DEVICES_MAX as u64 || host.engine.devices.iter().any(|device| device.is_off());
+        if has_place && self.random.one_in(2) {
             let slots = host.engine.devices[0].slots.all_slots() as u32 + 1;
             let kind = if self.random.one_in(2) { Kind::Ram } else { Kind::Nvme };
             let lost = &self.history.lost;

@@ -840,7 +840,12 @@ impl SwapDevice {
         assert!(self.scan.is_marked(index) == nonfull, "cluster {} is on {list}, a scan sees other", index.0);
         let homes = [state.proper_list(true), state.proper_list(false)];
         let is_to_discard = list == ListId::DISCARD && homes[0] == ListId::FREE && self.discard.is_some();
-        assert!(is_to_discard || homes.contains(&list), "cluster {} is on {list}, it belongs on {}", index.0, homes[0]);
+        assert!(
+            is_to_discard || homes.contains(&list),
+            "cluster {} is on {list}, it belongs on {}",
+            index.0,
+            homes[0]
+        );
     }
 
     fn check_clusters(&self, clusters: u32) {

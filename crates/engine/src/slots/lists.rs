@@ -103,7 +103,16 @@ pub(super) struct Lists {
 impl Lists {
     pub(super) fn new(clusters: u32) -> Lists {
         let ends = [Ends { head: NIL, tail: NIL }; ListId::COUNT];
-        Lists { ends, links: Vec::new(), virgin: 0, clusters, locks: 0, contended: 0, passed_by: 0, discarded: 0 }
+        Lists {
+            ends,
+            links: Vec::new(),
+            virgin: 0,
+            clusters,
+            locks: 0,
+            contended: 0,
+            passed_by: 0,
+            discarded: 0,
+        }
     }
 
     /// How many clusters were ever used: exactly those below it are on lists.
