@@ -14,7 +14,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction regrow main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-stop ctl-limit ctl-strangers)
+    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
     case $1 in
@@ -729,6 +729,32 @@ case_ctl-swapoff() {
         ctl_ok swapon "file:$one,prio=9" || return
     done
     DID="$DID times"
+    ends 60
+    code_is 0 || return
+    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    rm "$one" "$two"
+    clean
+}
+
+# More swapons than a run can have devices at a time: what is off makes room, and takes few descriptors.
+case_ctl-swapon-many() {
+    local one=$WORK/one two=$WORK/two before=0 times=0 open
+    : >"$one" >"$two"
+    start "$MEMSPILL" run --memory-max 80M --swap "file:$two,prio=5" --check --verbose -- \
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 25
+    away 20 8192 "file:$two" || return
+    while [ $times -lt 40 ]; do
+        ctl swapon "file:$one,prio=9" || break
+        sleep 0.05
+        ctl swapoff "file:$one" || break
+        times=$((times + 1))
+        open=$(ls /proc/$PID/fd 2>/dev/null | wc -l)
+        [ $times = 1 ] && before=$open
+        [ "$open" -le $((before + 2 * times)) ] || { no "$open descriptors after $times times, $before after the first"; return; }
+    done
+    DID="$times times"
+    [ $times -ge 20 ] || { no "it says: $(cat ctl.out)"; return; }
+    [ $times -lt 40 ] || { [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] || { no "more than 16 devices are listed"; return; }; }
     ends 60
     code_is 0 || return
     grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
+use memspill_engine::units::{ClusterIndex, PAGE_SIZE, Page, SlotIndex};
 
 use crate::file::Tamper;
 
@@ -175,6 +175,10 @@ impl<B: Backing> Backing for FaultyBacking<B> {
 
     fn discard(&self, slots: &[SlotIndex]) {
         self.inner.discard(slots);
+    }
+
+    fn discard_cluster(&self, cluster: ClusterIndex) {
+        self.inner.discard_cluster(cluster);
     }
 
     fn maintain(&self, queue: QueueId) -> bool {

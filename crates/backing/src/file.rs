@@ -3,7 +3,8 @@
 //! ```text
 //!   write(batch) ─▶ room? ─▶ runs of neighbouring slots ─▶ one submission ─▶ wait ─▶ checksums, live bits
 //!   read(slots) ──▶ runs ──▶ submission ... reap ──▶ checksums verified ──▶ ReadDone
-//!   discard ──────▶ dead bits ... maintain ──▶ holes punched in runs
+//!   discard ──────▶ dead bits ... maintain ──▶ holes punched in runs                  a file
+//!                             ... discard_cluster ──▶ the cluster punched or discarded  with `discard=pages`
 //! ```
 //!
 //! *The file* is nameless from birth (O_TMPFILE), readable by nobody (mode 000), sparse and opened O_DIRECT: the
@@ -32,6 +33,9 @@
 //! *Limits*: pages on disk, live and dead, are at most `max_bytes`; the file system keeps `free_floor_bytes` free.
 //! Free space is asked for 64 MiB at a time, not at each write. Over a limit the answer is Full, and nothing is lost.
 //!
+//! *Discard* is as with swapon: a block device hears of what is not needed any more only if it is asked for. A file gives
+//! runs of dead slots back in any case; with `discard=pages` whole clusters before they are used again.
+//!
 //! I/O is by io_uring (`ring.rs`) or, where that is not allowed, by pread and pwrite; then reads block.
 
 use std::fs;
@@ -46,7 +50,7 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::{CLUSTER_SLOTS, PAGE_SIZE, Page, SlotIndex};
+use memspill_engine::units::{CLUSTER_SLOTS, ClusterIndex, PAGE_SIZE, Page, SlotIndex};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -89,6 +93,15 @@ pub enum IoEngine {
     Sync,
 }
 
+/// What the medium is told of what is not needed, as with swapon's `discard`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DiscardPolicy {
+    /// All that is there at the start.
+    pub once: bool,
+    /// Clusters that have become empty, before they are used again.
+    pub pages: bool,
+}
+
 /// What a [`FileBacking`] is made of.
 #[derive(Clone, Debug)]
 pub struct FileConfig {
@@ -101,6 +114,8 @@ pub struct FileConfig {
     /// Queues, each with rings of its own: one for each pager thread and each reclaim thread. At least 1.
     pub queues: u32,
     pub io: IoEngine,
+    /// An error at the start where the file system or the device cannot do it.
+    pub discard: DiscardPolicy,
 }
 
 /// Changes a page between the device and its checksum: for tests of what a bad device does.
@@ -113,11 +128,10 @@ struct Reading {
     results: Vec<Result<(), BackingError>>,
 }
 
+/// The rings of a queue, until the device is closed.
 struct Queue {
-    write: Mutex<WriteRing>,
-    read: Mutex<ReadRing<Reading>>,
-    /// The read ring's descriptor.
-    poll_fd: i32,
+    write: Mutex<Option<WriteRing>>,
+    read: Mutex<Option<ReadRing<Reading>>>,
 }
 
 /// See the module's header.
@@ -133,6 +147,7 @@ pub struct FileBacking {
     in_ram: bool,
     rotational: bool,
     block_device: bool,
+    discard: bool,
     /// A named regular file was so long before: emptied when done.
     length_before: Option<u64>,
     ended: AtomicBool,
@@ -196,6 +211,12 @@ impl FileBacking {
             }
         }
 
+        let DiscardPolicy { once, pages } = config.discard;
+        if (once || pages) && slots > 1 {
+            // One page shows if it can be done.
+            give_back(&file, block_device, 1, if once { slots } else { 2 }).map_err(cannot_discard)?;
+        }
+
         let queue_count = config.queues.max(1);
         let use_ring = match config.io {
             IoEngine::Sync => false,
@@ -205,8 +226,7 @@ impl FileBacking {
         let queues = if use_ring {
             let queue = |_| -> io::Result<Queue> {
                 let read = ReadRing::new(file.as_raw_fd())?;
-                let poll_fd = read.poll_fd();
-                Ok(Queue { write: Mutex::new(WriteRing::new()?), read: Mutex::new(read), poll_fd })
+                Ok(Queue { write: Mutex::new(Some(WriteRing::new()?)), read: Mutex::new(Some(read)) })
             };
             (0..queue_count).map(queue).collect::<io::Result<_>>()?
         } else {
@@ -224,6 +244,7 @@ impl FileBacking {
                 .is_ok_and(|fs| [0x0102_1994, 0x8584_58f6].contains(&fs.f_type)),
             rotational: is_rotational(&file, block_device),
             block_device,
+            discard: config.discard.pages,
             length_before,
             ended: AtomicBool::new(false),
             sums: ZeroTable::new(slots as usize * 8)?,
@@ -336,6 +357,9 @@ impl FileBacking {
         if !FileBacking::set(&self.dead, slot) {
             self.dead_pages.fetch_add(1, Ordering::AcqRel);
         }
+        if self.block_device {
+            return;
+        }
         let cluster = SlotIndex(slot.cluster().0);
         if !FileBacking::is_set(&self.listed, cluster) && !FileBacking::set(&self.listed, cluster) {
             lock(&self.to_punch).push(cluster.0);
@@ -411,7 +435,10 @@ impl FileBacking {
         }
         self.write_ios.fetch_add(runs.len() as u64, Ordering::Relaxed);
         let ends = match self.queues.get(queue.0 as usize) {
-            Some(rings) if !runs.is_empty() => lock(&rings.write).write(self.file.as_raw_fd(), &runs),
+            Some(rings) if !runs.is_empty() => {
+                let mut ring = lock(&rings.write);
+                ring.as_mut().expect("a device that has not ended").write(self.file.as_raw_fd(), &runs)
+            }
             _ => runs.iter().map(|run| self.write_now(run)).collect(),
         };
         for (members, end) in members.iter().zip(ends) {
@@ -492,7 +519,8 @@ impl FileBacking {
         let reading = Reading { token, slots, results };
         match self.queues.get(queue.0 as usize) {
             Some(rings) if !runs.is_empty() => {
-                lock(&rings.read).start(ReadOp { tag: reading, buf, runs });
+                let mut ring = lock(&rings.read);
+                ring.as_mut().expect("a device that is not closed").start(ReadOp { tag: reading, buf, runs });
                 ReadStart::Pending
             }
             _ => {
@@ -572,7 +600,7 @@ impl FileBacking {
         more
     }
 
-    /// The cluster's lock is held exclusively: no write is under way in it.
+    /// No write is under way in the cluster, and none begins: its lock is held exclusively, or the caller has been told so.
     fn punch_cluster(&self, cluster: u32, hole_pages_min: u32) {
         let first = cluster * CLUSTER_SLOTS;
         let end = (first + CLUSTER_SLOTS).min(self.slots);
@@ -593,9 +621,7 @@ impl FileBacking {
                 slot = slot.max(start + 1);
                 continue;
             }
-            let bytes = |slots: u32| u64::from(slots) * PAGE_SIZE as u64;
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&self.file, flags, bytes(start), bytes(slot - start)) {
+            match give_back(&self.file, self.block_device, start, slot) {
                 Ok(()) => {
                     let mut cleared = 0;
                     for slot in dead {
@@ -617,7 +643,7 @@ impl FileBacking {
 
 impl Backing for FileBacking {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: false, rotational: self.rotational }
+        Properties { slots: self.slots, synchronous: false, rotational: self.rotational, discard: self.discard }
     }
 
     fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
@@ -633,12 +659,12 @@ impl Backing for FileBacking {
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
         assert!(queue.0 < self.queue_count, "queue {} of {}", queue.0, self.queue_count);
         let Some(rings) = self.queues.get(queue.0 as usize) else { return };
-        let finished = lock(&rings.read).reap();
+        let finished = lock(&rings.read).as_mut().map(ReadRing::reap).unwrap_or_default();
         done.extend(finished.into_iter().map(|op| self.finish(op)));
     }
 
     fn poll_fd(&self, queue: QueueId) -> Option<i32> {
-        self.queues.get(queue.0 as usize).map(|queue| queue.poll_fd)
+        lock(&self.queues.get(queue.0 as usize)?.read).as_ref().map(ReadRing::poll_fd)
     }
 
     fn discard(&self, slots: &[SlotIndex]) {
@@ -648,6 +674,14 @@ impl Backing for FileBacking {
                 self.live_pages.fetch_sub(1, Ordering::AcqRel);
                 self.bury(slot);
             }
+        }
+    }
+
+    fn discard_cluster(&self, cluster: ClusterIndex) {
+        // Shared: writes that hold it are in other clusters, for none comes to this one now.
+        let _shared = self.locks[cluster.index() % CLUSTER_LOCKS].read().expect("a thread panicked in these clusters");
+        if self.punch_works.load(Ordering::Relaxed) {
+            self.punch_cluster(cluster.0, 1);
         }
     }
 
@@ -687,6 +721,11 @@ impl Backing for FileBacking {
         self.ended.store(true, Ordering::Release);
         self.punch_works.store(false, Ordering::Relaxed);
         forget_file(&self.file);
+        // Descriptors are few, and a run may have many swapoffs.
+        for queue in &self.queues {
+            *lock(&queue.write) = None;
+            *lock(&queue.read) = None;
+        }
         lock(&self.to_punch).clear();
         for counter in [&self.dead_pages, &self.allocated_pages] {
             counter.store(0, Ordering::Relaxed);
@@ -762,6 +801,34 @@ fn forget_file(file: &OwnedFd) {
     // Without a descriptor to spare it stays open, and unlocked.
     if !closed {
         let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    }
+}
+
+/// Tell the medium that the places of slots `start..end` hold nothing of worth.
+fn give_back(file: &OwnedFd, block_device: bool, start: u32, end: u32) -> Result<(), Errno> {
+    let bytes = |slots: u32| u64::from(slots) * PAGE_SIZE as u64;
+    let (at, len) = (bytes(start), bytes(end - start));
+    if block_device {
+        return discard_range(file, at, len);
+    }
+    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
+}
+
+/// BLKDISCARD. Not the punched hole of fallocate, which on a block device is a write of zeros.
+#[allow(unsafe_code, reason = "an ioctl for which rustix has no function")]
+fn discard_range(file: &OwnedFd, at_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+    const BLKDISCARD: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 119);
+    // SAFETY: BLKDISCARD reads two 64-bit numbers, where to begin and how many bytes, and nothing else.
+    unsafe {
+        let range = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([at_bytes, len_bytes]);
+        rustix::ioctl::ioctl(file, range)
+    }
+}
+
+fn cannot_discard(errno: Errno) -> io::Error {
+    match errno {
+        Errno::OPNOTSUPP => io::Error::new(io::ErrorKind::Unsupported, "discard is not supported there"),
+        other => io::Error::other(format!("discard: {}", io::Error::from(other))),
     }
 }
 

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The trait and its contract are in `memspill_engine::backing`; `tests/conformance.rs` holds every backing
-//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel) and
-//! one line of `throttled.rs`; everything above works on atomics and owned buffers.
+//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel), two system calls of
+//! `file.rs` and one line of `throttled.rs`; everything above works on atomics and owned buffers.
 //!
 //! Two notes for processes that use this: tables and pool are large NORESERVE mappings, so
 //! `mlockall(MCL_FUTURE)` must be given `MCL_ONFAULT` with it; and the pool gives pages back with
@@ -32,7 +32,7 @@ pub mod throttled;
 pub mod tier;
 
 pub use faulty::{FaultPlan, FaultyBacking};
-pub use file::{FileBacking, FileConfig, FilePlace, IoEngine};
+pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 pub use null::NullBacking;
 pub use ram::{RamBacking, RamConfig};
 pub use throttled::{ThrottleConfig, ThrottledBacking};

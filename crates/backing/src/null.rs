@@ -46,7 +46,7 @@ impl NullBacking {
 impl Backing for NullBacking {
     /// What the engine must know to choose slots (`rotational`) and to decide on readahead (`synchronous`).
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false }
+        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
     }
 
     /// Keep a copy of each page: the caller's memory is used for something else as soon as this returns. One result

@@ -498,7 +498,7 @@ impl RamBacking {
 
 impl Backing for RamBacking {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false }
+        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
     }
 
     fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {

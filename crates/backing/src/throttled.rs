@@ -20,7 +20,7 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::{Page, SlotIndex};
+use memspill_engine::units::{ClusterIndex, Page, SlotIndex};
 use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -140,6 +140,10 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
 
     fn discard(&self, slots: &[SlotIndex]) {
         self.inner.discard(slots);
+    }
+
+    fn discard_cluster(&self, cluster: ClusterIndex) {
+        self.inner.discard_cluster(cluster);
     }
 
     fn maintain(&self, queue: QueueId) -> bool {

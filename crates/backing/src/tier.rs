@@ -209,7 +209,14 @@ impl Backing for TierBacking {
     /// Not synchronous: a read may have to wait for the file.
     fn properties(&self) -> Properties {
         let file = self.file.properties();
-        Properties { slots: self.ram.properties().slots, synchronous: false, rotational: file.rotational }
+        // The file punches holes by itself, and most clusters were never there.
+        let discard = false;
+        Properties {
+            slots: self.ram.properties().slots,
+            synchronous: false,
+            rotational: file.rotational,
+            discard,
+        }
     }
 
     fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {

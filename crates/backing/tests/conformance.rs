@@ -5,19 +5,20 @@
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memspill_backing::faulty::bit_flips;
 use memspill_backing::{
-    FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking, RamBacking,
-    RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
+    DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking,
+    RamBacking, RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::units::{Page, SlotIndex, page_buf};
+use memspill_engine::units::{ClusterIndex, Page, SlotIndex, page_buf};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
@@ -184,6 +185,7 @@ fn file_config(io: IoEngine) -> FileConfig {
         free_floor_bytes: 1 << 20,
         queues: QUEUES,
         io,
+        discard: DiscardPolicy::default(),
     }
 }
 
@@ -686,6 +688,104 @@ fn disk_space_returns() {
         settle(&file);
         assert!(file.disk_bytes().unwrap() < 64 << 10);
         assert_eq!(file.usage().file_bytes, 0);
+    }
+}
+
+/// A cluster that is discarded whole, where single pages would not be punched.
+#[test]
+fn a_discarded_cluster_gives_its_space_back() {
+    let all = DiscardPolicy { once: true, pages: true };
+    let file = FileBacking::open(FileConfig { discard: all, ..file_config(IoEngine::Auto) });
+    let file = file.expect("holes can be punched in files of the temporary directory");
+    assert!(file.properties().discard && !self::file(IoEngine::Auto).properties().discard);
+    let slots: Vec<u32> = (1..1536).collect();
+    for batch in slots.chunks(128) {
+        let pages: Vec<(u32, Page)> = batch.iter().map(|slot| (*slot, noise_page(*slot))).collect();
+        write_good(&file, 0, &pages);
+    }
+    let before = file.disk_bytes().unwrap();
+    discard(&file, &(512..1024).collect::<Vec<_>>());
+    file.discard_cluster(ClusterIndex(1));
+    assert_eq!(
+        (file.disk_bytes().unwrap(), file.usage().file_bytes),
+        (before - (512 << 12), (511 + 512) << 12)
+    );
+    for slot in [1, 511, 1024, 1535] {
+        expect(&file, 0, &[(slot, noise_page(slot))]);
+    }
+    write_good(&file, 0, &[(700, noise_page(7))]);
+    expect(&file, 0, &[(700, noise_page(7))]);
+    // The device is off: whoever comes late does nothing.
+    discard(&file, &slots);
+    file.close();
+    file.discard_cluster(ClusterIndex(0));
+}
+
+/// The block device is a loop device; its discards punch holes in the file under it.
+#[test]
+fn a_block_device_hears_of_what_is_discarded() {
+    let dir = std::env::temp_dir().join(format!("memspill-loop-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let image = dir.join("image");
+    std::fs::write(&image, [0; 4096]).unwrap();
+    let under = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    under.set_len(1536 * 4096).unwrap();
+    let losetup = std::process::Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+    let device = match losetup {
+        Ok(out) if out.status.success() => PathBuf::from(String::from_utf8(out.stdout).unwrap().trim()),
+        other => return eprintln!("skipped: no loop device to be had: {other:?}"),
+    };
+    struct Detach(PathBuf, PathBuf);
+    impl Drop for Detach {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+            let _ = std::fs::remove_dir_all(&self.1);
+        }
+    }
+    let _detach = Detach(device.clone(), dir);
+    let disk_bytes = || {
+        // What has reached the loop device is in the page cache of its file, whose blocks are allocated when it is written.
+        under.sync_all().unwrap();
+        std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512
+    };
+    let open = |once, pages| {
+        let place = FilePlace::Path(device.clone());
+        let config =
+            FileConfig { place, discard: DiscardPolicy { once, pages }, ..file_config(IoEngine::Auto) };
+        FileBacking::open(config)
+    };
+    let fill = |backing: &FileBacking| {
+        for first in (1..1536).step_by(128) {
+            let pages: Vec<(u32, Page)> =
+                (first..1536.min(first + 128)).map(|slot| (slot, noise_page(slot))).collect();
+            write_good(backing, 0, &pages);
+        }
+    };
+    let all: Vec<u32> = (1..1536).collect();
+
+    let backing = open(false, false).unwrap();
+    fill(&backing);
+    let full = disk_bytes();
+    assert!(full >= 1536 * 4096);
+    discard(&backing, &all);
+    settle(&backing);
+    assert_eq!(disk_bytes(), full, "nobody has asked for discards");
+    drop(backing);
+
+    let backing = match open(true, true) {
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+            return eprintln!("skipped: {error}");
+        }
+        other => other.unwrap(),
+    };
+    assert!(disk_bytes() <= 64 << 10, "all but the mark is discarded at the start");
+    fill(&backing);
+    discard(&backing, &(512..1024).collect::<Vec<_>>());
+    backing.discard_cluster(ClusterIndex(1));
+    let left = disk_bytes();
+    assert!((1024 * 4096..1100 * 4096).contains(&left), "{left} bytes are left of two clusters");
+    for slot in [1, 511, 1024, 1535] {
+        expect(&backing, 0, &[(slot, noise_page(slot))]);
     }
 }
 

@@ -63,7 +63,8 @@ the cgroup's limit where that is lower), plain bytes, max.
 
 Swap devices, as with swapon; the highest priority fills first:
   ram:[,size=SIZE][,prio=N]         compressed in RAM; counts against --memory-max
-  file:PATH[,size=SIZE][,prio=N]    a file or block device; where PATH is not there, a file without
+  file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
+                                    a file or block device; where PATH is not there, a file without
                                     a name in its directory, gone with memspill
 
 Memory groups, inside the budget, for programs by the name of their file (* and ? as in a shell):

@@ -6,7 +6,7 @@
 use crate::args::RunArgs;
 use crate::spec::{Fail, FailWhat, SwapSpec};
 use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
-use memspill_backing::file::{FileBacking, FileConfig, FilePlace, IoEngine};
+use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_engine::backing::Backing;
@@ -74,8 +74,9 @@ pub fn open_one(
             let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {e}"))?, *fail);
             Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
         }
-        SwapSpec::File { path, size, priority, fail } => {
-            let config = file_config(FilePlace::Path(path.clone()), *size, opening);
+        SwapSpec::File { path, size, priority, discard, fail } => {
+            let config =
+                FileConfig { discard: *discard, ..file_config(FilePlace::Path(path.clone()), *size, opening) };
             let backing = FileBacking::open(config).map_err(|e| format!("file:{}: {e}", path.display()))?;
             if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
                 backing.set_tamper(bit_flip_at(*at));
@@ -125,6 +126,7 @@ fn file_config(place: FilePlace, size: Option<u64>, opening: &Opening) -> FileCo
         free_floor_bytes: opening.disk_free_bytes,
         queues: opening.layout.queues(),
         io: IoEngine::Auto,
+        discard: DiscardPolicy::default(),
     }
 }
 

@@ -28,7 +28,7 @@ pub fn at_the_end(args: &RunArgs, ended: &Ended) {
 /// (name, value, help): values now, as opposed to the counters.
 fn gauges(pager: &Pager) -> Vec<(&'static str, u64, &'static str)> {
     let engine: &Engine = &pager.engine;
-    let usage: Vec<_> = engine.devices.iter().map(|d| d.backing.usage()).collect();
+    let usage: Vec<_> = engine.devices.ever().map(|d| d.backing.usage()).collect();
     let sum = |get: fn(&memspill_engine::backing::Usage) -> u64| usage.iter().map(get).sum::<u64>();
     let tables = *pager.largest_tables.lock().expect("tables");
     vec![
@@ -88,7 +88,7 @@ fn group_values(group: &Group) -> Vec<(&'static str, u64)> {
 
 /// What the devices' locks and searches have cost, of all devices together.
 fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
-    let devices: Vec<SlotStats> = engine.devices.iter().map(|device| device.slots.stats()).collect();
+    let devices: Vec<SlotStats> = engine.devices.ever().map(|device| device.slots.stats()).collect();
     let sum = |get: fn(&SlotStats) -> u64| devices.iter().map(get).sum();
     vec![
         ("cluster_locks", sum(|s| s.cluster_locks)),
@@ -100,6 +100,7 @@ fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
         ("cgroup_retries", sum(|s| s.cgroup_retries)),
         ("scan_steps", sum(|s| s.scan_steps)),
         ("base_steps", sum(|s| s.base_steps)),
+        ("discarded_clusters", sum(|s| s.discarded_clusters)),
     ]
 }
 

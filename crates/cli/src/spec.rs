@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! ram:[,size=SIZE][,prio=N]           pages compressed in RAM (they count against --memory-max)
-//! file:PATH[,size=SIZE][,prio=N]      a file; PATH ends at the first comma
+//! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
+//!                                     a file or block device; PATH ends at the first comma
 //! ```
 //!
 //! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written fail, with a
@@ -14,6 +15,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use memspill_backing::file::DiscardPolicy;
+
 use crate::machine::Memory;
 use crate::size::{Size, SizeError};
 
@@ -21,7 +24,7 @@ use crate::size::{Size, SizeError};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SwapSpec {
     Ram { size: Option<u64>, priority: Option<i16>, fail: Option<Fail> },
-    File { path: PathBuf, size: Option<u64>, priority: Option<i16>, fail: Option<Fail> },
+    File { path: PathBuf, size: Option<u64>, priority: Option<i16>, discard: DiscardPolicy, fail: Option<Fail> },
 }
 
 /// A failure asked for by a test.
@@ -53,6 +56,8 @@ pub enum SpecError {
     Twice(&'static str),
     Size(String, SizeError),
     Priority(String),
+    Discard(String),
+    RamDiscard,
     Fail(String),
 }
 
@@ -79,6 +84,11 @@ impl fmt::Display for SpecError {
                 let text = text.escape_debug();
                 write!(out, "prio={text}: a priority is a whole number from 0 to 32767, higher is used first")
             }
+            SpecError::Discard(text) => {
+                let text = text.escape_debug();
+                write!(out, "discard={text}: use discard=once, discard=pages, or discard for both")
+            }
+            SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
             SpecError::Fail(text) => {
                 write!(out, "fail={}: use read@N, write@N or, for a file, flip@N", text.escape_debug())
             }
@@ -106,8 +116,9 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
                 return Err(SpecError::RamPath(rest.to_owned()));
             }
             let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
-            let Options { size, priority, fail } = options;
+            let Options { size, priority, discard, fail } = options;
             match fail {
+                _ if discard.is_some() => Err(SpecError::RamDiscard),
                 Some(Fail { what: FailWhat::Flip, at, .. }) => Err(SpecError::Fail(format!("flip@{at}"))),
                 _ => Ok(SwapSpec::Ram { size, priority, fail }),
             }
@@ -116,8 +127,9 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
             if rest.is_empty() {
                 return Err(SpecError::EmptyPath);
             }
-            let Options { size, priority, fail } = Options::parse(parts, ram_bytes)?;
-            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, fail })
+            let Options { size, priority, discard, fail } = Options::parse(parts, ram_bytes)?;
+            let discard = discard.unwrap_or_default();
+            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, discard, fail })
         }
         _ => Err(SpecError::Kind(device.to_owned())),
     }
@@ -126,6 +138,7 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
 struct Options {
     size: Option<u64>,
     priority: Option<i16>,
+    discard: Option<DiscardPolicy>,
     fail: Option<Fail>,
 }
 
@@ -136,8 +149,16 @@ impl Options {
     ) -> Result<Options, SpecError> {
         let mut size: Option<Option<u64>> = None;
         let mut priority = None;
+        let mut discard = None;
         let mut fail = None;
         for part in parts {
+            if part == "discard" || part.starts_with("discard=") {
+                let policy = parse_discard(part).ok_or_else(|| SpecError::Discard(part["discard=".len()..].to_owned()))?;
+                if discard.replace(policy).is_some() {
+                    return Err(SpecError::Twice("discard"));
+                }
+                continue;
+            }
             let (key, value) = part.split_once('=').ok_or_else(|| SpecError::Form(part.to_owned()))?;
             match key {
                 "size" if size.is_some() => return Err(SpecError::Twice("size")),
@@ -148,7 +169,7 @@ impl Options {
                 _ => return Err(SpecError::Key(key.to_owned())),
             }
         }
-        Ok(Options { size: size.flatten(), priority, fail })
+        Ok(Options { size: size.flatten(), priority, discard, fail })
     }
 }
 
@@ -158,6 +179,17 @@ fn parse_size(value: &str, ram_bytes: &impl Fn() -> u64) -> Result<Option<u64>, 
         Size::RamPpm(_) => size.resolve(ram_bytes()),
         absolute => absolute.resolve(0),
     })
+}
+
+/// As swapon: the word alone is both.
+fn parse_discard(part: &str) -> Option<DiscardPolicy> {
+    let (once, pages) = match part {
+        "discard" => (true, true),
+        "discard=once" => (true, false),
+        "discard=pages" => (false, true),
+        _ => return None,
+    };
+    Some(DiscardPolicy { once, pages })
 }
 
 fn parse_fail(value: &str) -> Option<Fail> {
@@ -209,10 +241,16 @@ mod tests {
     #[test]
     fn file() {
         let path = PathBuf::from("/var/tmp/a:b=c");
-        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None, fail: None };
+        let discard = DiscardPolicy::default();
+        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None, discard, fail: None };
         assert_eq!(read("file:/var/tmp/a:b=c"), Ok(spec));
-        let spec = SwapSpec::File { path, size: Some(8 << 30), priority: Some(10), fail: None };
-        assert_eq!(read("file:/var/tmp/a:b=c,size=8G,prio=10"), Ok(spec));
+        for (words, once, pages) in
+            [("prio=10,discard", true, true), ("discard=once,prio=10", true, false), ("discard=pages,prio=10", false, true)]
+        {
+            let discard = DiscardPolicy { once, pages };
+            let spec = SwapSpec::File { path: path.clone(), size: Some(8 << 30), priority: Some(10), discard, fail: None };
+            assert_eq!(read(&format!("file:/var/tmp/a:b=c,size=8G,{words}")), Ok(spec));
+        }
     }
 
     #[test]
@@ -238,7 +276,12 @@ mod tests {
         assert_eq!(error("file:,size=1G"), SpecError::EmptyPath);
         assert_eq!(error("ram:/tmp"), SpecError::RamPath("/tmp".into()));
         assert_eq!(error("ram:,"), SpecError::Form(String::new()));
-        assert_eq!(error("ram:,discard"), SpecError::Form("discard".into()));
+        assert_eq!(error("ram:,loop"), SpecError::Form("loop".into()));
+        assert_eq!(error("ram:,discard"), SpecError::RamDiscard);
+        for text in ["", "yes", "once,discard=once "] {
+            assert!(matches!(error(&format!("file:/x,discard={text}")), SpecError::Discard(_)), "{text}");
+        }
+        assert_eq!(error("file:/x,discard,discard=once"), SpecError::Twice("discard"));
         assert_eq!(error("ram:,sise=1G"), SpecError::Key("sise".into()));
         assert_eq!(error("ram:,size=1G,size=2G"), SpecError::Twice("size"));
         assert_eq!(error("ram:,size=max,size=2G"), SpecError::Twice("size"));
@@ -253,7 +296,7 @@ mod tests {
 
     #[test]
     fn errors_are_one_line_and_show_the_form() {
-        for text in ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x"] {
+        for text in ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x", "ram:,discard"] {
             let message = read(text).unwrap_err().to_string();
             assert!(!message.contains('\n'), "{message}");
             assert!(message.contains("size") || message.contains("whole number"), "{message}");

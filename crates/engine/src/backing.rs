@@ -3,7 +3,8 @@
 //! ```text
 //!   swap_out ── write(batch) ──▶ Backing ◀── read(slots) ── swap_in
 //!                                   ▲
-//!                    discard(slots) ┘   when the last reference to a slot is gone
+//!                    discard(slots) ┘   when the last reference to a slot is gone; discard_cluster(cluster) later, when
+//!                                       that was the cluster's last slot in use
 //! ```
 //!
 //! Contract, which the conformance suite in the `backing` crate checks for every implementation:
@@ -17,7 +18,7 @@
 //!
 //! What it does not do: choose slots, count references, know of pages or processes.
 
-use crate::units::{Page, PageBuf, SlotIndex};
+use crate::units::{ClusterIndex, Page, PageBuf, SlotIndex};
 
 /// A submission queue: one per pager thread and one per reclaim thread, so that no two threads share a ring.
 /// Numbered 0..`queues` as given to the constructor of the backing.
@@ -33,6 +34,8 @@ pub struct Properties {
     pub synchronous: bool,
     /// Seeks dominate.
     pub rotational: bool,
+    /// Clusters that have become empty go to `discard_cluster` before they are used again (kernel: SWP_PAGE_DISCARD).
+    pub discard: bool,
 }
 
 /// Why a page could not be written or read.
@@ -135,6 +138,11 @@ pub trait Backing: Send + Sync {
 
     /// The slots' contents are not needed any more. Tolerates slots that hold nothing.
     fn discard(&self, slots: &[SlotIndex]);
+
+    /// No slot of the cluster holds anything, and none is written before this returns: the medium may forget what is there.
+    /// Called by one thread at a time, and only where `Properties::discard` asks for it. What cannot be discarded stays as it
+    /// is: there is no error.
+    fn discard_cluster(&self, _cluster: ClusterIndex) {}
 
     /// Background work (moving the oldest compressed pages out to the file, giving disk space back). Returns true
     /// while there is more to do. Called by the reclaim thread between batches.

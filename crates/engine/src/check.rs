@@ -195,7 +195,7 @@ mod tests {
         pub struct InMemory;
         impl Backing for InMemory {
             fn properties(&self) -> Properties {
-                Properties { slots: 4096, synchronous: true, rotational: false }
+                Properties { slots: 4096, synchronous: true, rotational: false, discard: false }
             }
             fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
                 results.resize(results.len() + pages.len(), Ok(()));

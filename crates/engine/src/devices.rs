@@ -1,7 +1,9 @@
 //! The swap devices: which there are, which of them take pages, and in which order.
 //!
 //! ```text
-//!   swap entry: device, 4 bits ──▶ place 0..16 ──▶ Device      written once and never changed: a look costs no lock
+//!   swap entry: device, 4 bits ──▶ place 0..16 ──▶ number 0..255 ──▶ Device    two loads: a look costs no lock
+//!                                      changes when a device       written once, and there until the end
+//!                                      that is off is replaced
 //!
 //!   order   63  60          7   4 3    0
 //!          ┌──────┬─────────┬─────┬─────┐    all places, each once: those that take pages first, by descending
@@ -14,19 +16,24 @@
 //!             └───────────────────────────┘
 //! ```
 //!
-//! A device that is off keeps its place: it has no slot, its backing is closed, and its name stays for who asks. So there
-//! are at most 16 swapons in the life of an engine; the 17th is an error. The place cannot be used again because those who
-//! look a device up (by an entry, or going through all) hold no count on it that would say when the last has gone.
+//! A device that is off has no slot, its backing is closed, and it keeps its place, and so its name for who asks, until a
+//! swapon finds no other: then that which went off first is replaced. That is safe in two ways:
+//!
+//! * *Who holds the device* (going through all, or in the middle of an allocation) goes on with one that is off: those who
+//!   look it up hold no count that would say when the last has gone, so a device is never taken down, it only cannot be
+//!   found any more. What it still takes are a few tables (`Engine::table_bytes` counts them), hence at most 255 swapons.
+//! * *Who holds an entry* and looks its device up again finds the same one: he has a reference to the slot, or its frame in
+//!   the swap cache, and as long as there is one of those the device is not off (`SwapDevice::retire`).
 //!
 //! The CPUs' hints of a device (slots/percpu.rs) need no drain when it leaves: they hold no slot back.
 //!
 //! What it does not do: move pages (swapoff.rs).
 
-use crate::backing::Backing;
+use crate::backing::{Backing, QueueId};
 use crate::errors::DeviceErrors;
 use crate::slots::SwapDevice;
 use crate::slots::lazy::Once;
-use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::word::ENTRY_DEVICES_MAX;
 
 /// A swap device: slots, and where their bytes are kept.
@@ -39,7 +46,14 @@ pub struct Device {
     pub full: AtomicBool,
     pub errors: DeviceErrors,
     state: AtomicU8,
+    /// When it went off, as a count of changes of state.
+    off_since: AtomicU32,
 }
+
+/// Devices that can ever be added.
+pub const SWAPONS_MAX: usize = 255;
+/// No device has been at this place.
+const NONE: u8 = SWAPONS_MAX as u8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceState {
@@ -51,11 +65,29 @@ pub enum DeviceState {
     Off = 2,
 }
 
+/// Clusters discarded by one call of `maintain`.
+const DISCARD_CLUSTERS: usize = 16;
+
 impl Device {
-    pub fn new(name: String, priority: i16, slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+    pub fn new(name: String, priority: i16, mut slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+        if backing.properties().discard {
+            let backing = backing.clone();
+            slots = slots.discarding(move |cluster| backing.discard_cluster(cluster));
+        }
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         let state = AtomicU8::new(DeviceState::On as u8);
-        Device { name, priority, slots, backing, full, errors, state }
+        Device { name, priority, slots, backing, full, errors, state, off_since: AtomicU32::new(0) }
+    }
+
+    /// Background work, as `Backing::maintain`: discards what waits for it.
+    pub fn maintain(&self, queue: QueueId) -> bool {
+        let more = self.discard_waiting();
+        self.backing.maintain(queue) || more
+    }
+
+    /// True if more clusters may wait to be discarded.
+    pub(crate) fn discard_waiting(&self) -> bool {
+        self.slots.discard_waiting(DISCARD_CLUSTERS)
     }
 
     /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.
@@ -86,19 +118,22 @@ impl Device {
 
 /// See the module's header.
 pub struct Devices {
-    places: [Once<Device>; ENTRY_DEVICES_MAX],
+    /// In the order in which they were added.
+    all: Box<[Once<Box<Device>>]>,
+    /// The number of the device at each place.
+    places: [AtomicU8; ENTRY_DEVICES_MAX],
     order: AtomicU64,
-    /// Held by whoever adds a device or changes a state.
-    changing: Mutex<()>,
+    /// Held by whoever adds a device or changes a state: changes so far.
+    changes: Mutex<u32>,
 }
 
-/// All places have been used.
+/// No place is left, or no number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooManyDevices;
 
 impl std::fmt::Display for TooManyDevices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "at most {ENTRY_DEVICES_MAX} swap devices in a run, those that are off included")
+        write!(f, "at most {ENTRY_DEVICES_MAX} swap devices at a time, and {SWAPONS_MAX} in a run")
     }
 }
 
@@ -119,9 +154,10 @@ impl Devices {
     pub(crate) fn new(mut devices: Vec<Device>) -> Devices {
         devices.sort_by_key(|d| std::cmp::Reverse(d.priority));
         let all = Devices {
-            places: std::array::from_fn(|_| Once::new()),
+            all: (0..SWAPONS_MAX).map(|_| Once::new()).collect(),
+            places: std::array::from_fn(|_| AtomicU8::new(NONE)),
             order: AtomicU64::new(packed(0..ENTRY_DEVICES_MAX)),
-            changing: Mutex::new(()),
+            changes: Mutex::new(0),
         };
         for device in devices {
             all.add(device).expect("no more devices than an entry can name");
@@ -131,16 +167,21 @@ impl Devices {
 
     /// The device takes pages from now on. Returns its place.
     pub(crate) fn add(&self, device: Device) -> Result<usize, TooManyDevices> {
-        let _changing = lock(&self.changing);
-        let place = self.len();
-        let cell = self.places.get(place).ok_or(TooManyDevices)?;
-        cell.get_or_make(|| device);
+        let _changes = lock(&self.changes);
+        let gone = |place: &usize| self[*place].is_off();
+        let oldest_gone = || (0..self.len()).filter(gone).min_by_key(|place| self[*place].off_since.load(Ordering::Relaxed));
+        let place = Some(self.len()).filter(|place| *place < ENTRY_DEVICES_MAX).or_else(oldest_gone).ok_or(TooManyDevices)?;
+        let number = self.ever().count();
+        self.all.get(number).ok_or(TooManyDevices)?.get_or_make(|| Box::new(device));
+        self.places[place].store(number as u8, Ordering::Release);
         self.arrange();
         Ok(place)
     }
 
     pub(crate) fn set_state(&self, place: usize, state: DeviceState) {
-        let _changing = lock(&self.changing);
+        let mut changes = lock(&self.changes);
+        *changes += 1;
+        self[place].off_since.store(*changes, Ordering::Relaxed);
         self[place].state.store(state as u8, Ordering::Release);
         self.arrange();
     }
@@ -162,12 +203,18 @@ impl Devices {
     }
 
     pub fn get(&self, place: usize) -> Option<&Device> {
-        self.places.get(place).and_then(Once::get)
+        let number = self.places.get(place)?.load(Ordering::Acquire);
+        Some(&**self.all.get(usize::from(number))?.get()?)
     }
 
-    /// All that were ever added, by place.
+    /// By place: those that are on or leaving, and the last ones that went off.
     pub fn iter(&self) -> impl Iterator<Item = &Device> {
-        self.places.iter().map_while(Once::get)
+        (0..ENTRY_DEVICES_MAX).map_while(|place| self.get(place))
+    }
+
+    /// All that were ever added, the oldest first: for sums over the whole run.
+    pub fn ever(&self) -> impl Iterator<Item = &Device> {
+        self.all.iter().map_while(|device| Some(&**device.get()?))
     }
 
     pub fn len(&self) -> usize {
@@ -223,9 +270,26 @@ mod tests {
     }
 
     #[test]
-    fn places_are_not_used_twice() {
+    fn the_place_of_the_device_that_went_off_first_is_used_again() {
         let devices = Devices::new((0..15).map(device).collect());
-        devices.set_state(3, DeviceState::Off);
-        assert_eq!((devices.add(device(1)), devices.add(device(1))), (Ok(15), Err(TooManyDevices)));
+        let held = &devices[7];
+        for place in [7, 3] {
+            devices.set_state(place, DeviceState::Off);
+        }
+        assert_eq!((devices.add(device(1)), devices.add(device(99))), (Ok(15), Ok(7)));
+        assert_eq!((devices[7].priority, held.priority, held.is_off()), (99, 7, true));
+        assert_eq!((devices.add(device(1)), devices.add(device(1))), (Ok(3), Err(TooManyDevices)));
+        assert_eq!((devices.iter().count(), devices.ever().count(), takers(&devices)[0]), (16, 18, 7));
+    }
+
+    #[test]
+    fn devices_have_an_end() {
+        let devices = Devices::new(vec![device(0)]);
+        for n in 1..SWAPONS_MAX {
+            let place = devices.add(device(0)).expect("a number is left");
+            assert_eq!(place, if n < 16 { n } else { 1 + (n - 1) % 15 });
+            devices.set_state(place, DeviceState::Off);
+        }
+        assert_eq!(devices.add(device(0)), Err(TooManyDevices));
     }
 }

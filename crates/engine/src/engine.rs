@@ -115,7 +115,7 @@ impl Engine {
     /// Bytes of the engine's own tables: page tables, LRUs, swap maps.
     pub fn table_bytes(&self) -> u64 {
         self.spaces.read().expect("spaces").iter().map(|s| s.table_bytes()).sum::<u64>()
-            + self.devices.iter().map(|d| d.slots.table_bytes()).sum::<u64>()
+            + self.devices.ever().map(|d| d.slots.table_bytes()).sum::<u64>()
     }
     pub fn staging_bytes(&self) -> u64 {
         self.staging.bytes()

@@ -173,14 +173,24 @@ impl Engine {
         if let Step::End(result) = step {
             let held: Vec<SwapEntry> = off.held().collect();
             self.free_entries(cpu, &held);
-            let state = if result.is_ok() { DeviceState::Off } else { DeviceState::On };
-            self.devices.set_state(usize::from(off.place), state);
+            // Closed before it is off: then its place may be another's, and its file is let go of when it is said to be.
             if result.is_ok() {
                 self.devices[usize::from(off.place)].backing.close();
             }
+            let state = if result.is_ok() { DeviceState::Off } else { DeviceState::On };
+            self.devices.set_state(usize::from(off.place), state);
+            self.forgive_writes();
             *under_way = None;
         }
         step
+    }
+
+    /// Writes that failed here left no page waiting on their device, and pages that waited there may have been moved: nobody
+    /// would see that it can be written again.
+    fn forgive_writes(&self) {
+        let waiting: BTreeSet<u8> = lock(&self.unwritten).iter().map(|(entry, _)| entry.device).collect();
+        let none_waits = self.devices.iter().zip(0..).filter(|(_, place)| !waiting.contains(place));
+        none_waits.for_each(|(device, _)| device.errors.none_waits());
     }
 
     fn step(&self, cpu: CpuId, queue: QueueId, off: &mut Swapoff) -> Step {
@@ -457,6 +467,10 @@ impl Engine {
         let waiting = |(entry, _): &mut (SwapEntry, _)| entry.device == off.place && device.slots.count(entry.slot) == 0;
         let orphans: Vec<_> = lock(&self.unwritten).extract_if(.., waiting).collect();
         self.free_orphans(cpu, &orphans);
+        // As the kernel: before it is off.
+        if device.discard_waiting() {
+            return Step::Moved(0);
+        }
         if device.slots.retire(cpu) {
             return Step::End(Ok(()));
         }

@@ -26,6 +26,7 @@ mod common;
 use common::{Event, Lost, MockBacking, MockMemory, Random, Touch};
 use memspill_engine::backing::{BackingError, QueueId};
 use memspill_engine::group::GroupConfig;
+use memspill_engine::devices::SWAPONS_MAX;
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::memory::{Stop, Take};
 use memspill_engine::slots::SwapDevice;
@@ -73,6 +74,8 @@ enum Op {
     ShrinkWanted { target: usize, pages: usize },
     FinishWrites,
     WriteAgain,
+    /// Between two batches.
+    Maintain,
     Map { target: usize, page: u64, pages: u64 },
     MapPresent { target: usize, page: u64, pages: u64 },
     Adopt { target: usize },
@@ -147,6 +150,7 @@ fn reclaim() -> impl Strategy<Value = Op> {
         1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
+        1 => Just(Op::Maintain),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Tidy { target }),
     ]
 }
@@ -194,6 +198,7 @@ struct Setup {
     devices: Vec<(u32, i16)>,
     readahead: Readahead,
     synchronous: bool,
+    discard: bool,
     keep_clean: bool,
     large_folios: LargeFolios,
     folio: FolioSize,
@@ -224,11 +229,13 @@ fn setup() -> impl Strategy<Value = Setup> {
     ];
     // Under the larger one a chunk can be in memory whole.
     let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
-    (devices, readahead, any::<bool>(), prop::bool::weighted(0.75), large_folios, folio, limit_pages, group).prop_map(
-        |(devices, readahead, synchronous, keep_clean, large_folios, folio, limit_pages, group)| Setup {
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.75));
+    (devices, readahead, flags, large_folios, folio, limit_pages, group).prop_map(
+        |(devices, readahead, (synchronous, discard, keep_clean), large_folios, folio, limit_pages, group)| Setup {
             devices,
             readahead,
             synchronous,
+            discard,
             keep_clean,
             large_folios,
             folio,
@@ -244,7 +251,9 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
-        .map(|(slots, _)| Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone())))
+        .map(|(slots, _)| {
+            Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone()).discarding(setup.discard))
+        })
         .collect();
     let devices = setup.devices.iter().zip(&backings).enumerate().map(|(i, ((slots, priority), backing))| {
         let map = SwapDevice::new(*slots, cpus, false, &tuning);
@@ -354,6 +363,7 @@ impl World {
             Op::WriteAgain => {
                 self.engine.write_again(CPU, QUEUE);
             }
+            Op::Maintain => self.engine.devices.iter().for_each(|device| _ = device.maintain(QUEUE)),
             Op::Tidy { target } => self.target(*target).space.tidy(),
             Op::Events { target } => self.events(&self.target(*target)),
             Op::Reap { reads } => self.reap(*reads),
@@ -651,13 +661,23 @@ impl World {
     // -- the operator --
 
     fn swapon(&mut self, slots: u32, priority: i16) {
-        let backing = Arc::new(MockBacking::new(slots, self.setup.synchronous, self.lost.clone()));
+        let backing = MockBacking::new(slots, self.setup.synchronous, self.lost.clone());
+        let backing = Arc::new(backing.discarding(self.setup.discard));
         let map = SwapDevice::new(slots, 1, false, &self.engine.tuning);
-        let places = self.engine.devices.len();
-        let added = self.engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
-        assert_eq!(added.ok(), (places < ENTRY_DEVICES_MAX).then_some(places));
-        if added.is_ok() {
-            self.backings.push(backing);
+        let engine = &self.engine;
+        let places = engine.devices.len();
+        let can = places < ENTRY_DEVICES_MAX || engine.devices.iter().any(Device::is_off);
+        let gone: Vec<usize> = (0..places).filter(|place| engine.devices[*place].is_off()).collect();
+        let added = engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
+        assert_eq!(added.is_ok(), can);
+        match added {
+            Ok(place) if place < places => {
+                assert!(places == ENTRY_DEVICES_MAX && gone.contains(&place), "place {place} was another's");
+                let old = std::mem::replace(&mut self.backings[place], backing);
+                assert!(old.is_closed() && old.is_empty());
+            }
+            Ok(_) => self.backings.push(backing),
+            Err(_) => {}
         }
     }
 
@@ -784,6 +804,7 @@ fn one_device() -> Setup {
         devices: vec![(8192, 0)],
         readahead: Readahead::Stream,
         synchronous: false,
+        discard: false,
         keep_clean: true,
         large_folios: LargeFolios::All,
         folio: FolioSize::Auto,
@@ -1033,6 +1054,26 @@ fn what_is_cold_leaves_first() {
     world.end(false);
 }
 
+#[test]
+fn a_cluster_is_discarded_before_it_is_used_again() {
+    let mut world = World::new(&Setup { devices: vec![(200, 0)], discard: true, ..one_device() });
+    let discarded = |world: &World| world.engine.devices[0].slots.stats().discarded_clusters;
+    let target = write_and_evict(&mut world, 150);
+    world.step(&Op::Unmap { target: 0, page: 0, pages: 150 });
+    world.all_events();
+    assert_eq!(discarded(&world), 0);
+    world.engine.check();
+    // There is no other cluster, so a page that leaves cannot wait for who comes between two batches.
+    world.step(&Op::WriteRun { target: 0, page: 200, pages: 20 });
+    assert!(world.shrink(&target, 20, true) >= 20);
+    assert_eq!(discarded(&world), 1);
+    world.step(&Op::Unmap { target: 0, page: 150, pages: 300 });
+    world.all_events();
+    world.step(&Op::Maintain);
+    assert_eq!(discarded(&world), 2);
+    world.end(false);
+}
+
 // ---- swapoff ----------------------------------------------------------------------------------------------------
 
 /// Two devices, the first of which takes the first pages.
@@ -1240,6 +1281,7 @@ fn swapoff_to_a_device_that_cannot_write() {
     world.backings[1].fail_writes(BackingError::Io(5), usize::MAX);
     world.swapoff(0);
     assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
+    assert!(!world.engine.devices[1].errors.is_failing(), "it gets another try: no page waits there that would tell");
     world.quiet();
     world.end(false);
 }
@@ -1279,17 +1321,29 @@ fn swapoff_that_is_refused() {
 }
 
 #[test]
+fn places_are_used_again() {
+    let mut world = World::new(&one_device());
+    write_and_evict(&mut world, 100);
+    for round in 0..40 {
+        let on = world.engine.devices.iter().position(Device::is_on).expect("one is on");
+        world.swapon(8192, 1);
+        assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
+        world.swapoff(on);
+        assert_eq!(world.swapoff_to_its_end(), Ok(()));
+        world.engine.check();
+    }
+    assert_eq!(world.engine.devices.ever().count(), 41);
+    world.check_contents();
+    world.end(false);
+}
+
+#[test]
 fn swapon_until_no_place_is_left() {
     let mut world = World::new(&one_device());
     write_and_evict(&mut world, 100);
     for round in 0..20 {
         world.swapon(8192, 1);
-        let refused = round + 2 > ENTRY_DEVICES_MAX;
         assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
-        if !refused {
-            world.swapoff(round);
-            assert_eq!(world.swapoff_to_its_end(), Ok(()));
-        }
     }
     world.end(false);
 }
@@ -1342,6 +1396,15 @@ impl Stress {
 
     fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Those that are not off: for who finds no room.
+    fn devices(&self) -> String {
+        let of = |device: &Device| {
+            let (state, used, full) = (device.state(), device.slots.used_slots(), device.full.load(Ordering::Relaxed));
+            format!("{state:?}, {used} slots used, full: {full}, failing: {}; ", device.errors.is_failing())
+        };
+        self.engine.devices.iter().filter(|device| !device.is_off()).map(of).collect()
     }
 
     fn running(&self) -> bool {
@@ -1437,7 +1500,12 @@ impl Pager<'_> {
                 // Who found no room faults again when there may be some.
                 served = served || !target.memory.waits(page, self.id) || self.fault(target, Vpn(page));
                 let word = target.space.word(Vpn(page));
-                assert!(start.elapsed() < PATIENCE, "page {page:#x} never came: {:?} {word:?}", word.state());
+                assert!(
+                    start.elapsed() < PATIENCE,
+                    "page {page:#x} never came: {:?} {word:?}; devices: {}",
+                    word.state(),
+                    self.stress.devices()
+                );
                 std::thread::yield_now();
             }
         }
@@ -1556,6 +1624,7 @@ impl Stress {
         let queue = QueueId(PAGERS + 1);
         while self.at_work.load(Ordering::Relaxed) > 0 {
             self.engine.write_again(cpu, queue);
+            self.engine.devices.iter().for_each(|device| _ = device.maintain(queue));
             self.trouble(&mut random);
             let picked = self.engine.pick_space();
             let targets = self.targets.lock().expect("targets").clone();
@@ -1590,9 +1659,8 @@ impl Stress {
                 std::thread::yield_now();
                 continue;
             }
-            // There are only so many places for devices that come back.
-            let may_end = devices.len() < ENTRY_DEVICES_MAX
-                && start.elapsed() > STRESS.mul_f64(devices.len() as f64 / ENTRY_DEVICES_MAX as f64);
+            // Only so many can come back: there shall be some for all of the time.
+            let may_end = start.elapsed() > STRESS.mul_f64(devices.ever().count() as f64 / SWAPONS_MAX as f64);
             let mut steps = random.below(60);
             let result = loop {
                 match self.engine.swapoff_step(cpu, queue) {
@@ -1605,11 +1673,14 @@ impl Stress {
                     self.engine.swapoff_stop();
                 }
             };
-            if result.is_ok() && self.engine.devices.len() < ENTRY_DEVICES_MAX {
-                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()));
+            if result.is_ok() && self.engine.devices.ever().count() < SWAPONS_MAX {
+                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()).discarding(random.one_in(2)));
                 let map = SwapDevice::new(4096, PAGERS + 3, false, &self.engine.tuning);
                 // The pagers must know it before they may have to reap its reads.
-                self.backings.lock().expect("backings").push(backing.clone());
+                let mut backings = self.backings.lock().expect("backings");
+                backings.retain(|backing| !backing.is_closed());
+                backings.push(backing.clone());
+                drop(backings);
                 self.engine.swapon(Device::new("another".into(), 0, map, backing)).expect("a place is left");
             }
             self.swapoffs.fetch_add(u32::from(result.is_ok()), Ordering::Relaxed);
@@ -1656,7 +1727,8 @@ impl Stress {
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
         assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
         assert!(self.all_backings().iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
-        assert!(self.swapoffs.load(Ordering::Relaxed) > 0, "no device has gone off");
+        let swapoffs = self.swapoffs.load(Ordering::Relaxed);
+        assert!(swapoffs >= 40, "only {swapoffs} devices have gone off: no place was used again");
     }
 }
 
@@ -1682,7 +1754,7 @@ impl Drop for AtWork<'_> {
 #[test]
 fn threads_keep_every_page() {
     let lost = Arc::new(Lost::default());
-    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], ..one_device() };
+    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], discard: true, ..one_device() };
     let (engine, backings) = make_engine(&setup, PAGERS + 3, &lost);
     let stress = Stress {
         engine,

@@ -3,12 +3,14 @@
 //! After every step the device checks itself, and the model checks what it can see: who has which slot, how many are
 //! free, which folios fit. Because one thread is inside at a time, the model may demand exactness: an
 //! allocation that fails must have had no place to go, and order 0 may steal only from a device without other room.
+//! What a device that discards may do: call for a cluster that has just become empty, once, before it hands it out again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
 
 use memspill_engine::slots::SwapDevice;
 use memspill_engine::tuning::{CgroupMapForm, LargeFolios, ScanBase, Tuning};
-use memspill_engine::units::{CLUSTER_SLOTS, CpuId, FrameId, GroupId, Order, SlotIndex};
+use memspill_engine::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, Order, SlotIndex};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -47,6 +49,8 @@ enum Op {
     Dup(Vec<usize>),
     Put(Vec<usize>),
     Release(usize),
+    /// So many clusters are discarded, if they wait for it.
+    Discard(usize),
     CacheAdd(Vec<usize>),
     CacheGet(usize),
     CacheUnpin(usize),
@@ -66,14 +70,24 @@ struct World {
     slots: Vec<Slot>,
     /// Order of each cluster that is not empty.
     orders: Vec<Option<u8>>,
+    /// Empty clusters that are to be discarded, if the device discards.
+    waiting: Option<Arc<Mutex<BTreeSet<ClusterIndex>>>>,
     dying: Vec<SlotIndex>,
     next_frame: u32,
 }
 
 impl World {
-    fn new(slots: u32, cpus: u32, rotational: bool, tuning: &Tuning) -> World {
+    fn new(slots: u32, cpus: u32, rotational: bool, discards: bool, tuning: &Tuning) -> World {
+        let mut device = SwapDevice::new(slots, cpus, rotational, tuning);
+        let waiting: Option<Arc<Mutex<BTreeSet<ClusterIndex>>>> = discards.then(Arc::default);
+        if let Some(waiting) = waiting.clone() {
+            device = device.discarding(move |cluster| {
+                assert!(waiting.lock().unwrap().remove(&cluster), "{cluster:?} is discarded, and was not to be");
+            });
+        }
         World {
-            device: SwapDevice::new(slots, cpus, rotational, tuning),
+            device,
+            waiting,
             large_folios: tuning.large_folios,
             slots: vec![Slot::default(); slots as usize],
             orders: vec![None; slots.div_ceil(CLUSTER_SLOTS) as usize],
@@ -99,37 +113,48 @@ impl World {
         chosen
     }
 
+    fn waiting(&self) -> BTreeSet<ClusterIndex> {
+        self.waiting.as_ref().map(|waiting| waiting.lock().unwrap().clone()).unwrap_or_default()
+    }
+
     fn block_is_free(&self, start: usize, pages: usize) -> bool {
         let range = start..start + pages;
         start > 0 && range.end <= self.slots.len() && range.into_iter().all(|i| !self.slots[i].used)
     }
 
     /// Is there an aligned free block in a cluster that is empty or of this order? (With `free-cluster-only`: one that is
-    /// empty, if it is not for single pages.)
-    fn has_room(&self, order: u8) -> bool {
+    /// empty, if it is not for single pages.) Clusters `without` are not
+    /// looked at.
+    fn has_room(&self, order: u8, without: &BTreeSet<ClusterIndex>) -> bool {
         let only_empty = order > 0 && self.large_folios == LargeFolios::FreeClusterOnly;
         let pages = 1usize << order;
         let starts = (0..self.slots.len()).step_by(pages);
         starts.into_iter().any(|start| {
             let of_order = self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order && !only_empty);
+            let is_ready = !without.contains(&SlotIndex(start as u32).cluster());
             // Order 0 has a block at slot 0 that does not count; larger ones there contain slot 0.
-            of_order && self.block_is_free(start, pages)
+            of_order && is_ready && self.block_is_free(start, pages)
         })
     }
 
     fn alloc(&mut self, cpu: u32, order: u8, n: usize, group: u16) -> Vec<SlotIndex> {
         let mut out = vec![SlotIndex(77)];
+        let waiting = self.waiting();
+        let in_waiting = |slot: u32| waiting.contains(&SlotIndex(slot).cluster());
+        let in_reach = (1..self.slots.len() as u32).filter(|i| !self.slots[*i as usize].used && !in_waiting(*i)).count();
         let got = self.device.alloc(CpuId(cpu), Order(order), n, GroupId(group), &mut out);
         assert_eq!(out.remove(0), SlotIndex(77), "what was in the vector stays");
         assert_eq!(got, out.len());
         assert!(got <= n);
         for first in &out {
             let stole = self.orders[first.cluster().index()].is_some_and(|o| o != order);
-            assert!(!stole || (order == 0 && !self.has_room(0)), "slot {first:?} stolen for order {order}");
+            assert!(!stole || (order == 0 && !self.has_room(0, &waiting)), "slot {first:?} stolen for order {order}");
             self.hand_out(*first, order, group);
         }
-        assert!(got == n || !self.has_room(order), "order {order}: {got} of {n}, with room left");
+        assert!(got == n || !self.has_room(order, &waiting), "order {order}: {got} of {n}, with room left");
         assert!(order > 0 || got == n || self.free() == 0, "order 0 failed with slots left");
+        let had_to = order == 0 && n > in_reach;
+        assert!(had_to || self.waiting() == waiting, "clusters were discarded with {in_reach} slots free elsewhere, for {n}");
         out
     }
 
@@ -137,6 +162,7 @@ impl World {
         assert_eq!(first.0 % (1 << order), 0, "aligned");
         assert!(first.0 > 0 || order > 0, "slot 0 is never handed out");
         assert!(self.block_is_free(first.0 as usize, 1 << order), "{first:?} of order {order} is not free");
+        assert!(!self.waiting().contains(&first.cluster()), "{first:?} is handed out before its cluster is discarded");
         self.orders[first.cluster().index()].get_or_insert(order);
         for i in first.index()..first.index() + (1 << order) {
             self.slots[i] = Slot { used: true, count: 1, group, ..Slot::default() };
@@ -161,6 +187,16 @@ impl World {
 
     fn release(&mut self, n: usize) {
         let slots: Vec<SlotIndex> = self.dying.drain(..n.min(self.dying.len())).collect();
+        // Before: a release may empty a cluster.
+        if let Some(waiting) = &self.waiting {
+            let left = |cluster: ClusterIndex| {
+                let of_it = |slot: &&SlotIndex| slot.cluster() == cluster;
+                let used = self.slots.iter().skip(cluster.index() * CLUSTER_SLOTS as usize).take(CLUSTER_SLOTS as usize);
+                used.filter(|slot| slot.used).count() - slots.iter().filter(of_it).count()
+            };
+            let clusters: BTreeSet<ClusterIndex> = slots.iter().map(|slot| slot.cluster()).collect();
+            waiting.lock().unwrap().extend(clusters.into_iter().filter(|cluster| left(*cluster) == 0));
+        }
         let mut owners = self.device.release(CpuId(0), &slots);
         let mut expected: Vec<(GroupId, u32)> = Vec::new();
         for slot in &slots {
@@ -257,6 +293,12 @@ impl World {
             }
             Op::Put(at) => self.put(&self.choose(at, |slot| slot.count > 0)),
             Op::Release(n) => self.release(*n),
+            Op::Discard(n) => {
+                let before = self.waiting().len();
+                let more = self.device.discard_waiting(*n);
+                assert_eq!(self.waiting().len(), before.saturating_sub(*n));
+                assert!(more || self.waiting().is_empty());
+            }
             Op::CacheAdd(at) => {
                 self.cache_add(&self.choose(at, |slot| slot.count > 0 && slot.frame.is_none()))
             }
@@ -314,6 +356,10 @@ impl World {
         self.release(usize::MAX);
         self.agree();
         assert_eq!(self.device.used_slots(), 0);
+        let waits = !self.waiting().is_empty();
+        assert_eq!(self.device.retire(CpuId(0)), !waits, "it leaves when nothing waits to be discarded");
+        self.step(&Op::Discard(usize::MAX));
+        assert!(!waits || self.device.retire(CpuId(0)));
     }
 }
 
@@ -337,6 +383,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => places().prop_map(Op::Dup),
         4 => places().prop_map(Op::Put),
         3 => prop_oneof![1..50usize, Just(usize::MAX)].prop_map(Op::Release),
+        1 => (1..4usize).prop_map(Op::Discard),
         2 => places().prop_map(Op::CacheAdd),
         2 => any::<u16>().prop_map(|at| Op::CacheGet(at.into())),
         2 => any::<u16>().prop_map(|at| Op::CacheUnpin(at.into())),
@@ -369,10 +416,11 @@ proptest! {
     fn device_agrees_with_the_model(
         slots in prop_oneof![1..600u32, 1..4000u32],
         rotational: bool,
+        discards: bool,
         tuning in tuning(),
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut world = World::new(slots, 3, rotational, &tuning);
+        let mut world = World::new(slots, 3, rotational, discards, &tuning);
         for op in &ops {
             world.step(op);
             world.agree();
@@ -389,11 +437,12 @@ proptest! {
     fn a_device_of_several_trunks_agrees_with_the_model(
         slots in 30_000..70_000u32,
         rotational: bool,
+        discards: bool,
         tuning in tuning(),
         every in 1..2000usize,
         ops in prop::collection::vec(op(), 1..25),
     ) {
-        let mut world = World::new(slots, 3, rotational, &tuning);
+        let mut world = World::new(slots, 3, rotational, discards, &tuning);
         world.step(&Op::Fragment { cpu: 0, every });
         for op in &ops {
             world.step(op);

@@ -13,18 +13,24 @@ pub fn check(input: &[u8]) {
 }
 
 fn accepted(text: &str, spec: &SwapSpec) {
-    let (device, size, priority, fail) = match spec {
+    let (device, size, priority, discard, fail) = match spec {
         SwapSpec::Ram { size, priority, fail } => {
             assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
-            ("ram:".to_string(), size, priority, fail)
+            ("ram:".to_string(), size, priority, "", fail)
         }
-        SwapSpec::File { path, size, priority, fail } => {
+        SwapSpec::File { path, size, priority, discard, fail } => {
             let path = path.to_str().expect("text, as it was given");
             assert!(
                 !path.is_empty() && !path.contains(',') && text.starts_with(&format!("file:{path}")),
                 "{text:?}"
             );
-            (format!("file:{path}"), size, priority, fail)
+            let discard = match (discard.once, discard.pages) {
+                (false, false) => "",
+                (true, false) => ",discard=once",
+                (false, true) => ",discard=pages",
+                (true, true) => ",discard",
+            };
+            (format!("file:{path}"), size, priority, discard, fail)
         }
     };
     assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");
@@ -34,6 +40,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
     let mut again = device;
     again += &size.map_or(String::new(), |bytes| format!(",size={bytes}"));
     again += &priority.map_or(String::new(), |priority| format!(",prio={priority}"));
+    again += discard;
     again += &fail.map_or(String::new(), printed);
     assert_eq!(parse_with(&again, || RAM_BYTES).as_ref(), Ok(spec), "{text:?} and {again:?}");
 }

@@ -4,7 +4,7 @@ use crate::pager::Pager;
 
 /// Called now and then, and at the end of the run.
 pub fn tell(pager: &Pager) {
-    for device in pager.engine.devices.iter() {
+    for device in pager.engine.devices.ever() {
         let name = &device.name;
         if let Some(error) = device.errors.tell_read() {
             eprintln!("memspill: swap device {name} has a read error: {error}; access to a page that is lost gets SIGBUS");

@@ -239,7 +239,7 @@ impl Reclaimer<'_> {
     }
 
     fn maintain(&self) -> bool {
-        let more = self.pager.engine.devices.iter().any(|d| d.backing.maintain(self.queue));
+        let more = self.pager.engine.devices.iter().any(|d| d.maintain(self.queue));
         self.pager.update_other_bytes();
         more
     }

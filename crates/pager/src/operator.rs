@@ -16,7 +16,7 @@ use crate::pager::Pager;
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::{Device, DeviceState};
-use memspill_engine::swapoff::Step;
+use memspill_engine::swapoff::{Step, SwapoffError};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::fs::Uid;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
@@ -150,7 +150,7 @@ fn swaps(pager: &Pager) -> String {
 fn swapon(pager: &Arc<Pager>, operator: &dyn Operator, spec: &str) -> Result<String, String> {
     let engine = &pager.engine;
     let names: Vec<&str> = engine.devices.iter().filter(|d| !d.is_off()).map(|d| d.name.as_str()).collect();
-    let device = operator.open_device(spec, engine.devices.len(), engine.group.limit_bytes(), &names)?;
+    let device = operator.open_device(spec, engine.devices.ever().count(), engine.group.limit_bytes(), &names)?;
     let name = device.name.clone();
     // Before a page can be there to be read.
     for (queue, cpu) in pager.cpus.iter().enumerate() {
@@ -167,13 +167,18 @@ fn swapon(pager: &Arc<Pager>, operator: &dyn Operator, spec: &str) -> Result<Str
 fn swapoff(pager: &Arc<Pager>, name: &str, caller: &OwnedFd) -> Result<String, String> {
     let engine = &pager.engine;
     let is_it = |device: &Device| !device.is_off() && (device.name == name || device.name.strip_prefix("file:") == Some(name));
-    let place = engine.devices.iter().position(is_it).ok_or_else(|| {
+    let (place, device) = engine.devices.iter().enumerate().find(|(_, device)| is_it(device)).ok_or_else(|| {
         let names: Vec<&str> = engine.devices.iter().filter(|d| d.is_on()).map(|d| d.name.as_str()).collect();
         format!("no swap device {name}; on are: {}", names.join(", "))
     })?;
-    let device = &engine.devices[place];
     let refused = |error: &dyn std::fmt::Display| format!("swapoff {}: {error}", device.name);
     engine.swapoff_begin(place).map_err(|e| refused(&e))?;
+    if !std::ptr::eq(device, &engine.devices[place]) {
+        // It went off and was replaced since it was looked up: the other one is not meant.
+        engine.swapoff_stop();
+        let _ = until_off(pager, place, caller);
+        return Err(refused(&SwapoffError::NotOn));
+    }
     let (before, start) = (device.slots.used_slots(), Instant::now());
     let result = until_off(pager, place, caller);
     pager.update_other_bytes();
@@ -187,7 +192,7 @@ fn swapoff(pager: &Arc<Pager>, name: &str, caller: &OwnedFd) -> Result<String, S
     }
 }
 
-fn until_off(pager: &Arc<Pager>, place: usize, caller: &OwnedFd) -> Result<(), memspill_engine::swapoff::SwapoffError> {
+fn until_off(pager: &Arc<Pager>, place: usize, caller: &OwnedFd) -> Result<(), SwapoffError> {
     let engine = &pager.engine;
     let queue = QueueId(pager.cpus.len() as u32 + pager.reclaimers);
     let mut told = Instant::now();
@@ -248,11 +253,11 @@ fn advise(
 
 fn set_limit(pager: &Arc<Pager>, operator: &dyn Operator, bytes: u64) -> Result<String, String> {
     let engine = &pager.engine;
-    let ram: Vec<u64> =
-        engine.devices.iter().map(|d| operator.ram_limit_bytes(bytes, d)).collect::<Result<_, _>>()?;
+    let limit_of = |device| operator.ram_limit_bytes(bytes, device).map(|limit_bytes| (device, limit_bytes));
+    let ram: Vec<(&Device, u64)> = engine.devices.iter().map(limit_of).collect::<Result<_, _>>()?;
     let before = engine.group.limit_bytes();
     engine.group.set_limit_bytes(bytes);
-    for (device, ram_limit_bytes) in engine.devices.iter().zip(ram) {
+    for (device, ram_limit_bytes) in ram {
         device.backing.set_ram_limit_bytes(ram_limit_bytes);
     }
     pager.kick_reclaim();

@@ -104,7 +104,7 @@ pub fn run(config: Config) -> io::Result<Ended> {
     signals::wait_for(guardian);
     crate::errors::tell(&pager);
     // By hand: our threads still own the devices when the process ends.
-    pager.engine.devices.iter().for_each(|device| device.backing.end());
+    pager.engine.devices.ever().for_each(|device| device.backing.end());
     let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
 }

@@ -9,7 +9,7 @@ use crate::target::Lost;
 use memspill_engine_sim::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine_sim::units::SlotIndex;
+use memspill_engine_sim::units::{CLUSTER_SLOTS, ClusterIndex, SlotIndex};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{cost, now, spend, step};
 use std::collections::BTreeMap;
@@ -49,6 +49,7 @@ struct Inner {
 pub struct SimDevice {
     kind: Kind,
     faults: Faults,
+    discard: bool,
     lost: Arc<Lost>,
     inner: Mutex<Inner>,
 }
@@ -61,7 +62,12 @@ impl SimDevice {
             started: BTreeMap::new(),
             random: Random::new(faults.seed),
         };
-        SimDevice { kind, faults, lost, inner: Mutex::new(inner) }
+        SimDevice { kind, faults, discard: false, lost, inner: Mutex::new(inner) }
+    }
+
+    /// The same with `discard=pages`.
+    pub fn discarding(self, discard: bool) -> SimDevice {
+        SimDevice { discard, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -128,7 +134,7 @@ impl Inner {
 impl Backing for SimDevice {
     fn properties(&self) -> Properties {
         let slots = self.lock().stamps.len() as u32;
-        Properties { slots, synchronous: self.kind != Kind::Nvme, rotational: false }
+        Properties { slots, synchronous: self.kind != Kind::Nvme, rotational: false, discard: self.discard }
     }
 
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
@@ -193,6 +199,15 @@ impl Backing for SimDevice {
             inner.stamps[slot.index()] = None;
         }
         spend(cost::L2_NS * slots.len() as u64);
+    }
+
+    /// Takes as long as a write; what is written meanwhile is gone when it ends.
+    fn discard_cluster(&self, cluster: ClusterIndex) {
+        step(cost::NVME_WRITE_NS);
+        let inner = self.lock();
+        let first = (cluster.0 * CLUSTER_SLOTS) as usize;
+        let held = inner.stamps.iter().skip(first).take(CLUSTER_SLOTS as usize).flatten().count();
+        assert_eq!(held, 0, "{cluster:?} holds pages when it has been discarded");
     }
 
     fn maintain(&self, _: QueueId) -> bool {

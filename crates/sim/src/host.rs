@@ -132,6 +132,7 @@ impl Host {
     /// Take one batch out. Returns the pages taken.
     pub fn batch(&self, cpu: CpuId, queue: QueueId) -> usize {
         self.engine.write_again(cpu, queue);
+        self.engine.devices.iter().for_each(|device| _ = device.maintain(queue));
         for last_try in [false, false, false, true] {
             let Some(space) = self.engine.pick_space() else { return 0 };
             let Some(process) = self.process_of(&space) else { return 0 };

@@ -76,7 +76,8 @@ struct Plan {
     tuning: Tuning,
     /// Most pages of a batch, but for a neighbourhood that it takes whole.
     batch_pages: u64,
-    devices: Vec<(Kind, Faults)>,
+    /// The last: with `discard=pages`.
+    devices: Vec<(Kind, Faults, bool)>,
     preemption: Preemption,
 }
 
@@ -112,7 +113,7 @@ impl Plan {
                 longest_delay_ns: chance(&[100_000, 3_000_000]),
                 until_ns: HISTORY_NS / 2,
             };
-            (kind, faults)
+            (kind, faults, chance(&[0, 1]) == 1)
         });
         let devices = devices.collect();
         Plan {
@@ -162,6 +163,8 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
             *coverage.entry(name).or_default() += count;
         }
         *coverage.entry("swapoffs").or_default() += history.swapoffs.get();
+        let discarded = host.engine.devices.iter().map(|device| device.slots.stats().discarded_clusters).sum::<u64>();
+        *coverage.entry("discarded_clusters").or_default() += discarded;
     }
     drop(world);
 }
@@ -172,8 +175,8 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
     let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
-    for (kind, faults) in &plan.devices {
-        let (device, sim) = make_device(*kind, *faults, slots, cpus, &plan.tuning, lost);
+    for (kind, faults, discard) in &plan.devices {
+        let (device, sim) = make_device(*kind, *faults, *discard, slots, cpus, &plan.tuning, lost);
         devices.push(device);
         sims.push(sim);
     }
@@ -186,12 +189,13 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
 fn make_device(
     kind: Kind,
     faults: Faults,
+    discard: bool,
     slots: u32,
     cpus: u32,
     tuning: &Tuning,
     lost: &Arc<Lost>,
 ) -> (Device, Arc<SimDevice>) {
-    let sim = Arc::new(SimDevice::new(kind, slots, faults, lost.clone()));
+    let sim = Arc::new(SimDevice::new(kind, slots, faults, lost.clone()).discarding(discard));
     let backing: Arc<dyn Backing> = sim.clone();
     let table = SwapDevice::new(slots, cpus, false, tuning);
     (Device::new("device".into(), 0, table, vcpu::Arc::from_std(backing)), sim)
@@ -354,11 +358,12 @@ impl Life<'_> {
     fn swapoff(&mut self) {
         let host = self.history.host.clone();
         let devices = host.engine.devices.len() as u64;
-        if devices < ENTRY_DEVICES_MAX as u64 && self.random.one_in(2) {
+        let has_place = devices < ENTRY_DEVICES_MAX as u64 || host.engine.devices.iter().any(|device| device.is_off());
+        if has_place && self.random.one_in(2) {
             let slots = host.engine.devices[0].slots.all_slots() as u32 + 1;
             let kind = if self.random.one_in(2) { Kind::Ram } else { Kind::Nvme };
             let lost = &self.history.lost;
-            let (device, sim) = make_device(kind, Faults::default(), slots, 1, &host.engine.tuning, lost);
+            let (device, sim) = make_device(kind, Faults::default(), self.random.one_in(2), slots, 1, &host.engine.tuning, lost);
             // Known to the workers before any of them may have to reap its reads.
             host.devices.borrow_mut().push(sim);
             host.engine.swapon(device).expect("a place is left");

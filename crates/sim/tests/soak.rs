@@ -23,6 +23,7 @@ fn histories_end_well_and_meet_trouble() {
         "forks",
         "swapoffs",
         "swapoff_moved",
+        "discarded_clusters",
     ];
     let never: Vec<_> = met.iter().filter(|name| coverage[**name] == 0).collect();
     assert!(never.is_empty(), "no history has met {never:?}: {coverage:?}");

@@ -58,7 +58,7 @@ struct Empty {
 
 impl Backing for Empty {
     fn properties(&self) -> Properties {
-        Properties { slots: DEVICE_SLOTS, synchronous: true, rotational: false }
+        Properties { slots: DEVICE_SLOTS, synchronous: true, rotational: false, discard: false }
     }
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
         let mut slots: Vec<SlotIndex> = pages.iter().map(|write| write.slot).collect();

@@ -14,6 +14,7 @@
 //!   6 nonfull[order], free, frag[order]: other CPUs' current clusters too
 //!   7 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
 //!   8 what was busy in 3 to 7: wait for its lock, look again
+//!   9 order 0 only: discard a cluster that waits for it, or wait for who is at it, look again       no lock
 //! ```
 //!
 //! With `scan-base=shared`, and always on a rotating device, the CPUs have one current cluster and one scan base.
@@ -26,11 +27,17 @@
 //! [`SwapDevice::put`] reports slots that lost their last reference (*dying*), the caller discards their copies in the
 //! backing, and [`SwapDevice::release`] makes them free.
 //!
+//! A device that *discards* ([`SwapDevice::discarding`]) tells its medium of whole clusters, as the kernel's swap devices
+//! with `discard=pages`: one that empties goes to the discard list, and is free for use when that is done. Reclaim does it
+//! between batches ([`SwapDevice::discard_waiting`]), one cluster at a time and with no lock of the slots held; an
+//! allocation only when nothing else is left.
+//!
 //! # Invariants
 //!
 //! 1. Free + used = all slots but slot 0; at a quiet point the counters (`free`, `freed`) say the same as the bitmaps.
-//! 2. A cluster is on the list that its flag names, always, unless its lock is held; a free cluster has order 0,
-//!    no table, no ids.
+//! 2. A cluster is on the list that its flag names, always, unless its lock is held; a free cluster, and one that is to be
+//!    discarded, has order 0, no table, no ids. Only devices that discard have clusters on the discard list, and nothing is
+//!    allocated from those.
 //! 3. A block of order k is aligned and lies in a cluster whose order is k. Order 0 is stolen only if no cluster of
 //!    order 0 and no empty cluster is left. While a slot is free, an allocation of order 0 succeeds.
 //! 4. A slot has at most one frame, a frame at most one slot; a slot with a frame is never handed out.
@@ -46,16 +53,17 @@
 //! them and before they take them; a release adds them to the counter after their cluster is on its list. So at any
 //! instant the bitmaps hold at least what is reserved. A search that finds every list empty and no cluster
 //! busy would be a contradiction (a panic); one that met a busy cluster waits for that lock and looks again, and
-//! each such round ends with a slot or with another thread having got one.
+//! each such round ends with a slot or with another thread having got one. Clusters on the discard list are counted like
+//! others: a search that finds all others empty discards one of them, and looks again.
 //!
 //! # Lock order
 //!
-//! cluster → lists. Under the list lock, and in a scan, clusters are only tried (`try_lock`), never waited for. No thread
+//! discard → cluster → lists. Under the list lock, and in a scan, clusters are only tried (`try_lock`), never waited for. No thread
 //! holds two cluster locks. The cgroup map is used with neither held.
 //!
 //! # What it does not do
 //!
-//! Read, write or discard; charge groups; choose victims; wait for a frame. It knows no address space.
+//! Read or write, or discard but through the function it is given; charge groups; choose victims; wait for a frame. It knows no address space.
 //!
 //! # Kernel counterpart
 //!
@@ -104,6 +112,8 @@ pub struct SwapDevice {
     freed: Box<[Apart<AtomicU64>]>,
     /// The device has left: its slots are nobody's.
     retired: AtomicBool,
+    /// Held by whoever discards: one cluster at a time, which stays on its list until it is done.
+    discard: Option<Mutex<DiscardCluster>>,
     tables: AtomicU64,
     /// Folios of each order that were asked for and not given.
     failed: [AtomicU64; ORDERS],
@@ -114,6 +124,9 @@ pub struct SwapDevice {
     /// Large folios come only from current clusters, going upwards, and from empty ones.
     free_cluster_only: bool,
 }
+
+/// Tells the medium that nothing of a cluster is needed.
+type DiscardCluster = Box<dyn Fn(ClusterIndex) + Send + Sync>;
 
 /// What the allocator has done so far. Exact at a quiet point.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -136,6 +149,8 @@ pub struct SlotStats {
     pub base_steps: u64,
     /// Slots that order 0 took from clusters of larger orders.
     pub stolen_slots: u64,
+    /// Clusters that were discarded when they had become empty.
+    pub discarded_clusters: u64,
     /// Folios of each order that were asked for and not given: order 0, the device was full; others, split.
     pub failed: [u64; ORDERS],
 }
@@ -196,6 +211,7 @@ impl SwapDevice {
             free: Apart(AtomicU64::new(u64::from(slots.saturating_sub(1)))),
             freed: (0..cpus.clamp(1, FREED_PLACES)).map(|_| Apart(AtomicU64::new(0))).collect(),
             retired: AtomicBool::new(false),
+            discard: None,
             tables: AtomicU64::new(0),
             failed: std::array::from_fn(|_| AtomicU64::new(0)),
             stolen: AtomicU64::new(0),
@@ -203,6 +219,12 @@ impl SwapDevice {
             cache_batch: tuning.cache_batch.max(1) as usize,
             free_cluster_only: tuning.large_folios == LargeFolios::FreeClusterOnly,
         }
+    }
+
+    /// The same device, which calls `discard` with each cluster that has become empty before it is used again. The call
+    /// may take as long as a device takes for it.
+    pub fn discarding(self, discard: impl Fn(ClusterIndex) + Send + Sync + 'static) -> SwapDevice {
+        SwapDevice { discard: Some(Mutex::new(Box::new(discard))), ..self }
     }
 
     // ---- allocation -------------------------------------------------------------------------------------------
@@ -225,7 +247,10 @@ impl SwapDevice {
         while out.len() - start < goal {
             let n = (goal - (out.len() - start)).min((self.slot_batch >> order.0).max(1));
             if self.alloc_step(Want { cpu, order, n }, out) == 0 {
-                break;
+                if order != Order::ZERO {
+                    break;
+                }
+                self.discard_now();
             }
         }
         let got = out.len() - start;
@@ -288,10 +313,7 @@ impl SwapDevice {
             let (index, mut state) = match self.pick(want.cpu, want.order) {
                 Pick::Found(index, state) => (index, state),
                 Pick::Busy(index) => (index, self.cluster_at(index).lock()),
-                Pick::Nothing => {
-                    assert!(want.order != Order::ZERO, "slots are reserved but on no list");
-                    return 0;
-                }
+                Pick::Nothing => return 0,
             };
             if state.serves(want.order, true) {
                 return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
@@ -310,7 +332,11 @@ impl SwapDevice {
         let mut busy = Busy::default();
         let found = self.pick_from(&mut lists, cpu, order, &mut busy);
         lists.passed_by += busy.met;
-        found.unwrap_or_else(|| busy.first.map_or(Pick::Nothing, Pick::Busy))
+        let found = found.unwrap_or_else(|| busy.first.map_or(Pick::Nothing, Pick::Busy));
+        if order == Order::ZERO && matches!(found, Pick::Nothing) {
+            assert!(lists.next_to_discard().is_some(), "slots are reserved but on no list");
+        }
+        found
     }
 
     fn pick_from(&self, lists: &mut Lists, cpu: CpuId, order: Order, busy: &mut Busy) -> Option<Pick<'_>> {
@@ -475,7 +501,10 @@ impl SwapDevice {
         if state.reset_if_empty() {
             self.tables.fetch_sub(1, Ordering::Relaxed);
         }
-        let to = state.proper_list(allocated);
+        let to = match state.proper_list(allocated) {
+            ListId::FREE if self.discard.is_some() => ListId::DISCARD,
+            other => other,
+        };
         if to != state.list {
             self.lock_lists().move_to(index, state.list, to);
             let nonfull = ListId::nonfull(Order::ZERO);
@@ -484,6 +513,34 @@ impl SwapDevice {
             }
             state.list = to;
         }
+    }
+
+    // ---- discard ----------------------------------------------------------------------------------------------
+
+    /// Discard up to `n` of the clusters that wait for it. True if there may be more. Nothing is done while another thread
+    /// is at it, nor when the device has left.
+    pub fn discard_waiting(&self, n: usize) -> bool {
+        let Some(discard) = &self.discard else { return false };
+        let Ok(alone) = discard.try_lock() else { return false };
+        !self.retired.load(Ordering::Acquire) && (0..n).all(|_| self.discard_next(&alone))
+    }
+
+    /// Nothing is left but clusters to be discarded: make one free, or wait until somebody has.
+    fn discard_now(&self) {
+        let discard = self.discard.as_ref().expect("a cluster on the discard list");
+        self.discard_next(&lock(discard));
+    }
+
+    /// False if none waits. Who holds the function is the only one to take clusters off the list.
+    fn discard_next(&self, discard: &DiscardCluster) -> bool {
+        let Some(index) = self.lock_lists().next_to_discard() else { return false };
+        discard(index);
+        let mut state = self.cluster_at(index).lock();
+        let mut lists = self.lock_lists();
+        lists.move_to(index, ListId::DISCARD, ListId::FREE);
+        lists.discarded += 1;
+        state.list = ListId::FREE;
+        true
     }
 
     fn record_owner(&self, folios: &[SlotIndex], order: Order, group: GroupId) {
@@ -680,9 +737,14 @@ impl SwapDevice {
         u64::from(self.slots.saturating_sub(1))
     }
 
-    /// The device leaves: no slot is handed out any more, if none is in use now. Who takes all slots off the counters knows
+    /// The device leaves: no slot is handed out any more, if none is in use now and nothing waits to be discarded. Who takes all slots off the counters knows
     /// both: nobody has one, and nobody will find one.
     pub fn retire(&self, cpu: CpuId) -> bool {
+        // What is being discarded now ends first, and nothing is afterwards.
+        let _alone = self.discard.as_ref().map(lock);
+        if self.lists_uncounted().next_to_discard().is_some() {
+            return false;
+        }
         let all = self.all_slots();
         let retired = self.reserve(cpu, all, all) == all;
         self.retired.fetch_or(retired, Ordering::AcqRel);
@@ -705,15 +767,16 @@ impl SwapDevice {
     }
 
     pub fn stats(&self) -> SlotStats {
-        let (ever_used, list_locks, list_contended, passed_by) = {
+        let (ever_used, list_locks, list_contended, passed_by, discarded_clusters) = {
             let lists = self.lists_uncounted();
-            (lists.ever_used(), lists.locks, lists.contended, lists.passed_by)
+            (lists.ever_used(), lists.locks, lists.contended, lists.passed_by, lists.discarded)
         };
         let scan = self.scan.counters();
         let groups = self.groups.lock_counts();
         let mut stats = SlotStats {
             list_locks,
             list_contended,
+            discarded_clusters,
             cluster_passed_by: passed_by + scan.passed_by,
             base_steps: scan.steps,
             cgroup_locks: groups.taken,
@@ -776,7 +839,13 @@ impl SwapDevice {
         let nonfull = list == ListId::nonfull(Order::ZERO);
         assert!(self.scan.is_marked(index) == nonfull, "cluster {} is on {list}, a scan sees other", index.0);
         let homes = [state.proper_list(true), state.proper_list(false)];
-        assert!(homes.contains(&list), "cluster {} is on {list}, it belongs on {}", index.0, homes[0]);
+        let is_to_discard = list == ListId::DISCARD && homes[0] == ListId::FREE && self.discard.is_some();
+        assert!(
+            is_to_discard || homes.contains(&list),
+            "cluster {} is on {list}, it belongs on {}",
+            index.0,
+            homes[0]
+        );
     }
 
     fn check_clusters(&self, clusters: u32) {

@@ -15,7 +15,7 @@
 //!
 //! Invariants, under the lock:
 //! * a slot's bit is set ⇔ its word is free (all zero) and the slot exists;
-//! * `used` = the number of words that are not free; used = 0 ⇔ no table, and then order = 0 and list = free;
+//! * `used` = the number of words that are not free; used = 0 ⇔ no table, and then order = 0 and list = free or discard;
 //! * `list` is the list that the cluster is on (lists.rs); both change in one step.
 //!
 //! What it does not do: know of other clusters, lists, groups or counters of the device.
@@ -191,11 +191,11 @@ impl ClusterState {
         u32::from(self.end - self.first - self.used)
     }
 
-    /// May a search for this order use the cluster? An empty one takes any order; order 0 steals only where it is
-    /// sent to (`steal`).
+    /// May a search for this order use the cluster? An empty one takes any order, if it is not still to be discarded;
+    /// order 0 steals only where it is sent to (`steal`).
     pub(super) fn serves(&self, order: Order, steal: bool) -> bool {
         let right_order = self.used == 0 || self.order == order || (steal && order == Order::ZERO);
-        right_order && self.has_block(order)
+        right_order && self.list != ListId::DISCARD && self.has_block(order)
     }
 
     /// Is there a free aligned block of this order?

@@ -9,6 +9,9 @@
 //!  virgin (never used: a count, no list, no memory)
 //! ```
 //!
+//! On a device that discards, a cluster that empties goes to *discard* first and to free when that is done; nothing is
+//! allocated from it meanwhile.
+//!
 //! * *nonfull*: something was freed here since the last allocation, and a block of the cluster's order fits.
 //! * *frag*: a block of its order fits, but some CPU was allocating here: taken from after nonfull and free, so that
 //!   CPUs stay apart while there is room.
@@ -38,16 +41,17 @@ pub(super) struct ListId(u8);
 impl ListId {
     pub(super) const FREE: ListId = ListId(0);
     pub(super) const FULL: ListId = ListId(1);
-    const COUNT: usize = 2 + 3 * ORDERS as usize;
+    pub(super) const DISCARD: ListId = ListId(2);
+    const COUNT: usize = 3 + 3 * ORDERS as usize;
 
     pub(super) fn nonfull(order: Order) -> ListId {
-        ListId(2 + order.0)
+        ListId(3 + order.0)
     }
     pub(super) fn frag(order: Order) -> ListId {
-        ListId(2 + ORDERS + order.0)
+        ListId(3 + ORDERS + order.0)
     }
     pub(super) fn spent(order: Order) -> ListId {
-        ListId(2 + 2 * ORDERS + order.0)
+        ListId(3 + 2 * ORDERS + order.0)
     }
     pub(super) fn all() -> impl Iterator<Item = ListId> {
         (0..Self::COUNT as u8).map(ListId)
@@ -56,9 +60,8 @@ impl ListId {
 
 impl std::fmt::Display for ListId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.checked_sub(2) {
-            None if *self == ListId::FREE => write!(f, "free"),
-            None => write!(f, "full"),
+        match self.0.checked_sub(3) {
+            None => write!(f, "{}", ["free", "full", "discard"][self.0 as usize]),
             Some(n) => write!(f, "{}[{}]", ["nonfull", "frag", "spent"][(n / ORDERS) as usize], n % ORDERS),
         }
     }
@@ -93,12 +96,23 @@ pub(super) struct Lists {
     pub(super) contended: u64,
     /// Clusters that a search could not try because another CPU held them.
     pub(super) passed_by: u64,
+    /// Clusters that were discarded.
+    pub(super) discarded: u64,
 }
 
 impl Lists {
     pub(super) fn new(clusters: u32) -> Lists {
         let ends = [Ends { head: NIL, tail: NIL }; ListId::COUNT];
-        Lists { ends, links: Vec::new(), virgin: 0, clusters, locks: 0, contended: 0, passed_by: 0 }
+        Lists {
+            ends,
+            links: Vec::new(),
+            virgin: 0,
+            clusters,
+            locks: 0,
+            contended: 0,
+            passed_by: 0,
+            discarded: 0,
+        }
     }
 
     /// How many clusters were ever used: exactly those below it are on lists.
@@ -118,6 +132,11 @@ impl Lists {
         self.virgin += 1;
         self.push(cluster, ListId::FREE);
         Some(cluster)
+    }
+
+    /// The cluster that has waited longest to be discarded.
+    pub(super) fn next_to_discard(&self) -> Option<ClusterIndex> {
+        self.clusters_on(ListId::DISCARD).next()
     }
 
     pub(super) fn clusters_on(&self, list: ListId) -> impl Iterator<Item = ClusterIndex> {

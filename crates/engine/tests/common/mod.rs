@@ -19,7 +19,7 @@ use memspill_engine::backing::{
 };
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
 use memspill_engine::sync::{Arc, Mutex, MutexGuard};
-use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex, Vpn};
+use memspill_engine::units::{ClusterIndex, PAGE_SIZE, Page, SlotIndex, Vpn};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 const WORDS: usize = PAGE_SIZE / 8;
@@ -427,6 +427,7 @@ struct BackingInner {
     fail_reads: usize,
     fail_writes: Option<(BackingError, usize)>,
     written: usize,
+    discarding: Option<ClusterIndex>,
     closed: bool,
 }
 
@@ -434,12 +435,17 @@ pub struct MockBacking {
     inner: Mutex<BackingInner>,
     slots: u32,
     synchronous: bool,
+    discard: bool,
     lost: Arc<Lost>,
 }
 
 impl MockBacking {
     pub fn new(slots: u32, synchronous: bool, lost: Arc<Lost>) -> MockBacking {
-        MockBacking { inner: Mutex::default(), slots, synchronous, lost }
+        MockBacking { inner: Mutex::default(), slots, synchronous, discard: false, lost }
+    }
+    /// The same with `discard=pages`.
+    pub fn discarding(self, discard: bool) -> MockBacking {
+        MockBacking { discard, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, BackingInner> {
@@ -508,7 +514,7 @@ impl BackingInner {
 
 impl Backing for MockBacking {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: self.synchronous, rotational: false }
+        Properties { slots: self.slots, synchronous: self.synchronous, rotational: false, discard: self.discard }
     }
 
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
@@ -518,6 +524,8 @@ impl Backing for MockBacking {
             let slot = write.slot.0;
             assert!(!inner.closed, "slot {slot} is written, and the device is off");
             assert!(!inner.reading.contains_key(&slot), "slot {slot} is written while it is being read");
+            let cluster = SlotIndex(slot).cluster();
+            assert!(inner.discarding != Some(cluster), "slot {slot} is written while its cluster is being discarded");
             match &mut inner.fail_writes {
                 Some((error, left)) if *left > 0 => {
                     *left -= 1;
@@ -563,6 +571,19 @@ impl Backing for MockBacking {
             assert!(!inner.reading.contains_key(&slot.0), "{slot:?} is discarded while it is being read");
             inner.slots.remove(&slot.0);
         }
+    }
+
+    fn discard_cluster(&self, cluster: ClusterIndex) {
+        let mut inner = self.lock();
+        assert!(!inner.closed, "{cluster:?} is discarded, and the device is off");
+        assert_eq!(inner.discarding, None, "two clusters are discarded at once");
+        let holds = inner.slots.keys().chain(inner.reading.keys()).find(|slot| SlotIndex(**slot).cluster() == cluster);
+        assert_eq!(holds, None, "{cluster:?} is discarded while a slot of it holds something");
+        inner.discarding = Some(cluster);
+        drop(inner);
+        // Others come in between.
+        std::thread::yield_now();
+        self.lock().discarding = None;
     }
 
     fn maintain(&self, _: QueueId) -> bool {
