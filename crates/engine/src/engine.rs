@@ -11,7 +11,7 @@ use crate::space::Space;
 use crate::stats::Stats;
 use crate::swap_in::FillJob;
 use crate::swapoff::Swapoff;
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, RwLock, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::tuning::Tuning;
 use crate::units::{CpuId, FrameId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
 use crate::word::SwapEntry;
@@ -271,20 +271,26 @@ impl Reads {
 /// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
 ///
 /// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
-/// pages back. A frame id names batch and page: `batch << 9 | page`.
+/// pages back. Each CPU that takes batches has its part, for a batch comes by four times. A frame id names all of it:
+/// `number << 17 | part << 9 | page`.
 pub(crate) struct Staging {
-    inner: Mutex<StagingInner>,
+    parts: Box<[StagingPart]>,
     /// Pages of a buffer.
     batch_pages: usize,
-    /// Buffers with frames, and spare ones: for the account, which asks after each batch.
+    /// Buffers that there are, with frames, spare, and being filled: for the account, which asks after each batch.
     buffers: AtomicU64,
 }
+
+/// On lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct StagingPart(Mutex<StagingInner>);
 
 #[derive(Default)]
 struct StagingInner {
     batches: Vec<Option<Batch>>,
-    /// Buffers that are free, kept so that their pages need not be faulted in again.
-    spare: Vec<PageBuf>,
+    /// A buffer that is free, kept so that its pages need not be faulted in again: what one CPU uses at a time.
+    spare: Option<PageBuf>,
 }
 
 struct Batch {
@@ -294,17 +300,50 @@ struct Batch {
 }
 
 const FRAME_PAGE_BITS: u32 = 9;
+const FRAME_PART_BITS: u32 = 8;
+/// CPUs that stage apart; more of them share.
+const STAGING_PARTS: usize = 1 << FRAME_PART_BITS;
 const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS && MAX_ORDER as u32 <= FRAME_PAGE_BITS);
-/// Spare buffers kept: one for each thread that may reclaim at once.
-const SPARE_MAX: usize = 4;
 
-fn batch_of(frame: FrameId) -> usize {
-    (frame.0 >> FRAME_PAGE_BITS) as usize
+/// What a frame id names.
+struct FrameParts {
+    number: usize,
+    part: usize,
+    page: usize,
+}
+
+impl FrameParts {
+    fn of(frame: FrameId) -> FrameParts {
+        let bits = |from: u32, bits: u32| (frame.0 >> from) as usize & ((1 << bits) - 1);
+        FrameParts {
+            number: (frame.0 >> (FRAME_PART_BITS + FRAME_PAGE_BITS)) as usize,
+            part: bits(FRAME_PAGE_BITS, FRAME_PART_BITS),
+            page: bits(0, FRAME_PAGE_BITS),
+        }
+    }
+
+    fn id(&self) -> FrameId {
+        let number = u32::try_from(self.number)
+            .ok()
+            .filter(|n| *n < 1 << (u32::BITS - FRAME_PART_BITS - FRAME_PAGE_BITS));
+        let number = number.expect("batches in staging fit into memory");
+        FrameId((number << FRAME_PART_BITS | self.part as u32) << FRAME_PAGE_BITS | self.page as u32)
+    }
 }
 
 impl Staging {
     fn new(batch_pages: usize) -> Staging {
-        Staging { inner: Mutex::default(), batch_pages, buffers: AtomicU64::new(0) }
+        let parts = (0..STAGING_PARTS).map(|_| StagingPart::default()).collect();
+        Staging { parts, batch_pages, buffers: AtomicU64::new(0) }
+    }
+
+    fn part_of(&self, cpu: CpuId) -> usize {
+        cpu.index() % STAGING_PARTS
+    }
+
+    #[track_caller]
+    fn lock_part(&self, part: usize) -> MutexGuard<'_, StagingInner> {
+        lock(&self.parts[part].0)
     }
 
     /// Most pages of a batch.
@@ -312,68 +351,85 @@ impl Staging {
         self.batch_pages
     }
 
-    pub fn buffer(&self) -> PageBuf {
-        let Some(spare) = lock(&self.inner).spare.pop() else { return page_buf(self.batch_pages) };
-        self.buffers.fetch_sub(1, Ordering::Relaxed);
-        spare
+    pub fn buffer(&self, cpu: CpuId) -> PageBuf {
+        let spare = self.lock_part(self.part_of(cpu)).spare.take();
+        spare.unwrap_or_else(|| {
+            self.buffers.fetch_add(1, Ordering::Relaxed);
+            page_buf(self.batch_pages)
+        })
     }
 
     /// Publish a filled buffer of which `frames` pages will be in the swap cache; returns the frame of its page 0.
-    pub fn publish(&self, buf: PageBuf, frames: usize) -> FrameId {
+    pub fn publish(&self, cpu: CpuId, buf: PageBuf, frames: usize) -> FrameId {
         assert!(frames > 0);
-        let mut inner = lock(&self.inner);
-        let batch = match inner.batches.iter().position(Option::is_none) {
+        let part = self.part_of(cpu);
+        let mut inner = self.lock_part(part);
+        let number = match inner.batches.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
                 inner.batches.push(None);
                 inner.batches.len() - 1
             }
         };
-        inner.batches[batch] = Some(Batch { buf: Arc::new(buf), frames });
-        self.buffers.fetch_add(1, Ordering::Relaxed);
-        FrameId((batch as u32) << FRAME_PAGE_BITS)
+        inner.batches[number] = Some(Batch { buf: Arc::new(buf), frames });
+        FrameParts { number, part, page: 0 }.id()
     }
 
     /// The buffers of frames that are all cached or pinned, and each page's place in its own.
     pub fn get_many(&self, frames: impl Iterator<Item = FrameId>) -> Vec<(Arc<PageBuf>, usize)> {
-        let inner = lock(&self.inner);
-        frames.map(|frame| inner.page(frame)).collect()
+        let frames: Vec<FrameParts> = frames.map(FrameParts::of).collect();
+        let mut pages = Vec::with_capacity(frames.len());
+        for of_part in frames.chunk_by(|a, b| a.part == b.part) {
+            let inner = self.lock_part(of_part[0].part);
+            pages.extend(of_part.iter().map(|frame| (inner.batch(frame).buf.clone(), frame.page)));
+        }
+        pages
     }
 
     /// These frames are neither cached nor pinned any more.
     pub fn free_frames(&self, frames: &[FrameId]) {
-        let mut inner = lock(&self.inner);
-        for frame in frames {
-            let slot = &mut inner.batches[batch_of(*frame)];
-            let batch = slot.as_mut().expect("a frame was freed twice");
-            batch.frames -= 1;
-            if batch.frames > 0 {
-                continue;
-            }
-            let buf = slot.take().expect("it was there").buf;
-            self.buffers.fetch_sub(1, Ordering::Relaxed);
-            // Somebody may still be copying out of it: then the memory goes when he is done.
-            if let Ok(buf) = Arc::try_unwrap(buf)
-                && inner.spare.len() < SPARE_MAX
-            {
-                inner.spare.push(buf);
-                self.buffers.fetch_add(1, Ordering::Relaxed);
+        let frames: Vec<FrameParts> = frames.iter().copied().map(FrameParts::of).collect();
+        for of_part in frames.chunk_by(|a, b| a.part == b.part) {
+            let mut inner = self.lock_part(of_part[0].part);
+            for frame in of_part {
+                self.free_frame(&mut inner, frame);
             }
         }
     }
 
+    fn free_frame(&self, inner: &mut StagingInner, frame: &FrameParts) {
+        let slot = &mut inner.batches[frame.number];
+        let batch = slot.as_mut().expect("a frame was freed twice");
+        batch.frames -= 1;
+        if batch.frames > 0 {
+            return;
+        }
+        let buf = slot.take().expect("it was there").buf;
+        // Somebody may still be copying out of it: then the memory goes when he is done.
+        match Arc::try_unwrap(buf) {
+            Ok(buf) => self.keep_or_drop(inner, buf),
+            Err(_) => _ = self.buffers.fetch_sub(1, Ordering::Relaxed),
+        }
+    }
+
     /// A buffer from which nothing was published.
-    pub fn give_back(&self, buf: PageBuf) {
-        let mut inner = lock(&self.inner);
-        if inner.spare.len() < SPARE_MAX {
-            inner.spare.push(buf);
-            self.buffers.fetch_add(1, Ordering::Relaxed);
+    pub fn give_back(&self, cpu: CpuId, buf: PageBuf) {
+        self.keep_or_drop(&mut self.lock_part(self.part_of(cpu)), buf);
+    }
+
+    fn keep_or_drop(&self, inner: &mut StagingInner, buf: PageBuf) {
+        if inner.spare.is_none() {
+            inner.spare = Some(buf);
+        } else {
+            self.buffers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Pages that are in the swap cache, or pinned there.
     pub fn frames(&self) -> usize {
-        lock(&self.inner).batches.iter().flatten().map(|batch| batch.frames).sum()
+        let frames_in =
+            |part| self.lock_part(part).batches.iter().flatten().map(|batch| batch.frames).sum::<usize>();
+        (0..STAGING_PARTS).map(frames_in).sum()
     }
 
     pub fn bytes(&self) -> u64 {
@@ -382,8 +438,33 @@ impl Staging {
 }
 
 impl StagingInner {
-    fn page(&self, frame: FrameId) -> (Arc<PageBuf>, usize) {
-        let batch = self.batches[batch_of(frame)].as_ref().expect("a pinned frame has its batch");
-        (batch.buf.clone(), (frame.0 & ((1 << FRAME_PAGE_BITS) - 1)) as usize)
+    fn batch(&self, frame: &FrameParts) -> &Batch {
+        self.batches[frame.number].as_ref().expect("a pinned frame has its batch")
+    }
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_finds_its_buffer_and_a_cpu_its_own_spare_one() {
+        let staging = Staging::new(2);
+        let cpus = [0, 1, 255, 257].map(CpuId);
+        let first_frames = cpus.map(|cpu| {
+            let mut buf = staging.buffer(cpu);
+            buf[1].0[0] = (cpu.0 as u8).wrapping_add(7);
+            staging.publish(cpu, buf, 1)
+        });
+        assert_eq!(staging.bytes(), 4 * 2 * crate::units::PAGE_SIZE as u64);
+        let second = first_frames.map(|frame| FrameId(frame.0 + 1));
+        let pages = staging.get_many(second.into_iter());
+        assert_eq!(pages.iter().map(|(buf, at)| buf[*at].0[0]).collect::<Vec<_>>(), [7, 8, 6, 8]);
+        drop(pages);
+        staging.free_frames(&second);
+        // 1 and 257 share a part, which keeps one of their two.
+        assert_eq!((staging.frames(), staging.bytes()), (0, 3 * 2 * crate::units::PAGE_SIZE as u64));
+        staging.give_back(CpuId(255), staging.buffer(CpuId(255)));
+        assert_eq!(staging.bytes(), 3 * 2 * crate::units::PAGE_SIZE as u64, "the spare one");
     }
 }

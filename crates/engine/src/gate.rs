@@ -33,11 +33,13 @@ impl Gate {
     pub fn enter_fill(&self) -> FillPass<'_> {
         let mut spins = 0;
         loop {
-            let word = self.word.load(Ordering::Relaxed);
-            if word & EVENTS == 0
-                && self.word.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                return FillPass(self);
+            // Looked at first, and then by addition: in a compare-exchange loop, many fills do little but try again.
+            if self.word.load(Ordering::Relaxed) & EVENTS == 0 {
+                if self.word.fetch_add(1, Ordering::Acquire) & EVENTS == 0 {
+                    return FillPass(self);
+                }
+                // A reader came between: he waits until this is taken back.
+                self.word.fetch_sub(1, Ordering::Release);
             }
             backoff(&mut spins);
         }

@@ -20,7 +20,7 @@
 //! them. (Emptying all of them whenever a charge fails was tried: from 64 CPUs on, that is all that they do.)
 //!
 //! ```text
-//!   charge:    stock of this CPU ─ not enough ─▶ this group, its parent, … the root
+//!   charge:    stock of this CPU ─ not enough ─▶ this group, its parent, … the root   (and half a stock, below the gap)
 //!   uncharge:  stock of this CPU ─ over the cap ─▶ the same
 //! ```
 //!
@@ -183,7 +183,10 @@ impl Group {
         self.other_bytes.load(Ordering::Relaxed)
     }
     pub fn set_other_bytes(&self, bytes: u64) {
-        self.other_bytes.store(bytes, Ordering::Relaxed);
+        // Looked at first: each fault reads it, and each batch comes by with what is mostly the same.
+        if self.other_bytes.load(Ordering::Relaxed) != bytes {
+            self.other_bytes.store(bytes, Ordering::Relaxed);
+        }
         self.note_peak(self.usage_bytes());
     }
     pub fn discount_pages(&self) -> u64 {
@@ -240,11 +243,25 @@ impl Group {
 
     /// Charge if it fits below `limit - reserve_bytes` here and above.
     pub fn try_charge(&self, cpu: CpuId, pages: u64, reserve_bytes: u64) -> bool {
-        let charged = self.stock(cpu).take(pages) || self.charge_chain(pages, reserve_bytes);
+        let charged = self.stock(cpu).take(pages)
+            || self.charge_in_advance(cpu, pages, reserve_bytes)
+            || self.charge_chain(pages, reserve_bytes);
         if charged {
             self.note_moved(cpu, pages);
         } else if reserve_bytes == 0 {
             self.events.max.fetch_add(1, Ordering::Relaxed);
+        }
+        charged
+    }
+
+    /// With half a stock besides, so that not each fault of a CPU whose stock is empty writes the common count. Only while
+    /// the gap below the limit stays free, which is for those who need it now.
+    fn charge_in_advance(&self, cpu: CpuId, pages: u64, reserve_bytes: u64) -> bool {
+        let in_advance = self.stock_cap() / 2;
+        let charged =
+            in_advance > 0 && self.charge_chain(pages + in_advance, reserve_bytes.max(self.gap_bytes()));
+        if charged {
+            self.stock(cpu).pages.fetch_add(in_advance, Ordering::Relaxed);
         }
         charged
     }
@@ -510,6 +527,21 @@ mod tests {
         assert!(root.try_charge(CpuId(9), 448, 0) && !root.try_charge(CpuId(9), 1, 0));
         assert!(root.full());
         assert_eq!(groups.charged_pages(root), 100_000);
+    }
+
+    #[test]
+    fn what_is_charged_in_advance_leaves_the_gap_alone() {
+        let groups = Groups::new(&[config("/", None, 100_000)]);
+        let root = groups.root();
+        let used = || root.usage_bytes() / PAGE;
+        assert!(root.try_charge(CPU, 1, 0));
+        assert_eq!((used(), root.stocked_pages()), (33, 32));
+        assert!((0..32).all(|_| root.try_charge(CPU, 1, 0)));
+        assert_eq!((used(), root.stocked_pages()), (33, 0), "out of the stock");
+        let gap = root.gap_bytes() / PAGE;
+        assert!(root.try_charge(CPU, 100_000 - gap - used(), 0));
+        assert!(root.try_charge(CPU, 1, 0));
+        assert_eq!((used(), root.stocked_pages()), (100_000 - gap + 1, 0));
     }
 
     #[test]

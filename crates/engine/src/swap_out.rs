@@ -124,7 +124,7 @@ impl Engine {
                 return (shrunk, None);
             }
         }
-        let mut buf = self.staging.buffer();
+        let mut buf = self.staging.buffer(cpu);
         let mut outcome = Vec::with_capacity(shrunk.tried);
         space.memory.take(&runs, &mut buf, &mut outcome);
         assert_eq!(outcome.len(), pages_of(&runs).count(), "Memory::take must say what became of each page");
@@ -225,10 +225,10 @@ impl Engine {
         space.count_swapped(clean.len() as i64);
         let entries = self.hand_out(cpu, places, staged, &data);
         if data.is_empty() {
-            self.staging.give_back(buf);
+            self.staging.give_back(cpu, buf);
             return None;
         }
-        let first_frame = self.staging.publish(buf, data.len());
+        let first_frame = self.staging.publish(cpu, buf, data.len());
         let pages: Vec<CachedPage> = data
             .iter()
             .zip(&entries)

@@ -417,10 +417,12 @@ proptest! {
         slots in prop_oneof![1..600u32, 1..4000u32],
         rotational: bool,
         discards: bool,
+        // The lists in one part, or in three.
+        cpus in prop_oneof![Just(3), Just(48)],
         tuning in tuning(),
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut world = World::new(slots, 3, rotational, discards, &tuning);
+        let mut world = World::new(slots, cpus, rotational, discards, &tuning);
         for op in &ops {
             world.step(op);
             world.agree();
@@ -438,11 +440,13 @@ proptest! {
         slots in 30_000..70_000u32,
         rotational: bool,
         discards: bool,
+        // The lists in one part, or in three.
+        cpus in prop_oneof![Just(3), Just(48)],
         tuning in tuning(),
         every in 1..2000usize,
         ops in prop::collection::vec(op(), 1..25),
     ) {
-        let mut world = World::new(slots, 3, rotational, discards, &tuning);
+        let mut world = World::new(slots, cpus, rotational, discards, &tuning);
         world.step(&Op::Fragment { cpu: 0, every });
         for op in &ops {
             world.step(op);

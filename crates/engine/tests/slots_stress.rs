@@ -29,6 +29,8 @@ fn device_with(slots: u32, cpus: u32, scan_base: ScanBase) -> SwapDevice {
     SwapDevice::new(slots, cpus, false, &Tuning { scan_base, ..Tuning::default() })
 }
 
+/// One lock for the lists of clusters, or, with CPU numbers so far apart, a part of them for each thread.
+const APART: [u32; 2] = [1, 16];
 const SCAN_BASES: [ScanBase; 3] = [ScanBase::Shared, ScanBase::PerCpu, ScanBase::PerCpuTrunk];
 
 fn pages_of(folios: &[SlotIndex], order: Order) -> Vec<SlotIndex> {
@@ -103,17 +105,20 @@ impl Shared {
 
 #[test]
 fn no_slot_is_handed_out_twice() {
-    SCAN_BASES.into_iter().for_each(hand_out_from_threads);
+    for apart in APART {
+        SCAN_BASES.into_iter().for_each(|scan_base| hand_out_from_threads(scan_base, apart));
+    }
 }
 
-fn hand_out_from_threads(scan_base: ScanBase) {
+fn hand_out_from_threads(scan_base: ScanBase, apart: u32) {
     const THREADS: u32 = 4;
     // About what the threads want at once: often full, so that all the ways to a slot are taken.
     let slots = 4000;
     let taken = (0..slots).map(|_| AtomicBool::new(false)).collect();
-    let shared = Shared { device: device_with(slots, THREADS, scan_base), taken, common: Mutex::default() };
+    let device = device_with(slots, THREADS * apart, scan_base);
+    let shared = Shared { device, taken, common: Mutex::default() };
     std::thread::scope(|scope| {
-        for cpu in (0..THREADS).map(CpuId) {
+        for cpu in (0..THREADS).map(|thread| CpuId(thread * apart)) {
             let shared = &shared;
             scope.spawn(move || {
                 let mut random = Random(u64::from(cpu.0) + 1);
@@ -132,13 +137,15 @@ fn hand_out_from_threads(scan_base: ScanBase) {
 
 #[test]
 fn order_0_never_fails_while_a_slot_is_free() {
-    SCAN_BASES.into_iter().for_each(order_0_from_threads);
+    for apart in APART {
+        SCAN_BASES.into_iter().for_each(|scan_base| order_0_from_threads(scan_base, apart));
+    }
 }
 
-fn order_0_from_threads(scan_base: ScanBase) {
+fn order_0_from_threads(scan_base: ScanBase, apart: u32) {
     const THREADS: u32 = 8;
     // Eight slots are free, one for each thread, spread over clusters of three orders.
-    let device = device_with(8 * 512, THREADS, scan_base);
+    let device = device_with(8 * 512, THREADS * apart, scan_base);
     let large = [alloc(&device, 0, Order(4), 60), alloc(&device, 1, Order(2), 100)];
     let small = alloc(&device, 2, Order(0), 8 * 512);
     assert_eq!(device.free_slots(), 0);
@@ -147,7 +154,7 @@ fn order_0_from_threads(scan_base: ScanBase) {
     give_back(&device, 0, &holes);
     device.check();
     std::thread::scope(|scope| {
-        for cpu in 0..THREADS {
+        for cpu in (0..THREADS).map(|thread| thread * apart) {
             let device = &device;
             scope.spawn(move || {
                 for round in 0..4000 {

@@ -9,7 +9,7 @@
 //!                                                                           none where another CPU allocates
 //!   3 nonfull[order]   something was freed there since, and no other CPU
 //!                      allocates there
-//!   4 free             empty clusters, those used before first              one list lock for 3 to 7,
+//!   4 free             empty clusters, those used before first              the list lock for 3 to 7,
 //!   5 virgin           never used                                           clusters only tried there
 //!   6 nonfull[order], free, frag[order]: other CPUs' current clusters too
 //!   7 order 0 only: steal from spent[k], frag[k], nonfull[k], k = 1, 2, …
@@ -18,6 +18,10 @@
 //! ```
 //!
 //! With `scan-base=shared`, and always on a rotating device, the CPUs have one current cluster and one scan base.
+//!
+//! Where there are more CPUs than [`CPUS_OF_A_LIST_LOCK`], the lists are in parts with a lock each (lists.rs). Then 3 and
+//! 4 are tried in the CPU's own part alone, 3 to 5 in each part by itself, and all with all parts locked if that brings
+//! nothing.
 //!
 //! A cluster takes the order of the first allocation in it and keeps it until it is empty, so folios of one size
 //! do not break up the room of another. Every list that an order is served from is exact (lists.rs), so an
@@ -58,8 +62,8 @@
 //!
 //! # Lock order
 //!
-//! discard → cluster → lists. Under the list lock, and in a scan, clusters are only tried (`try_lock`), never waited for. No thread
-//! holds two cluster locks. The cgroup map is used with neither held.
+//! discard → cluster → lists; several parts of the lists in their order. Under a list lock, and in a scan, clusters are only
+//! tried (`try_lock`), never waited for. No thread holds two cluster locks. The cgroup map is used with neither held.
 //!
 //! # What it does not do
 //!
@@ -81,7 +85,7 @@ use super::percpu::PerCpu;
 use super::scan::{Offer, Scan};
 use super::slot_word::{Payload, SlotWord};
 use crate::cgroup_map::CgroupMap;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::tuning::{LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
@@ -89,6 +93,9 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 
 /// Rounds in which a large order waits for busy clusters before it gives up and is split. Order 0 never gives up.
 const LARGE_ORDER_ROUNDS: u32 = 16;
+
+/// As many CPUs as have a last-level cache in common on most large machines, or fewer.
+const CPUS_OF_A_LIST_LOCK: u32 = 16;
 
 /// CPUs that count apart what they free; more of them share.
 const FREED_PLACES: u32 = 256;
@@ -102,7 +109,10 @@ struct Apart<T>(T);
 pub struct SwapDevice {
     slots: u32,
     clusters: LazyArray<Cluster>,
-    lists: Apart<Mutex<Lists>>,
+    /// In parts: a cluster's is its number modulo theirs.
+    lists: Box<[Apart<Mutex<Lists>>]>,
+    /// Whose turn it is to be searched after a CPU's own part.
+    next_part: Apart<AtomicU32>,
     percpu: PerCpu,
     scan: Scan,
     groups: CgroupMap,
@@ -186,6 +196,8 @@ struct Busy {
     met: u64,
 }
 
+type ListsGuard<'a> = MutexGuard<'a, Lists>;
+
 /// A search of the lists.
 enum Pick<'a> {
     Found(ClusterIndex, MutexGuard<'a, ClusterState>),
@@ -200,11 +212,13 @@ impl SwapDevice {
         let clusters = slots.div_ceil(CLUSTER_SLOTS);
         let shared = rotational || tuning.scan_base == ScanBase::Shared;
         let places = if shared { 1 } else { cpus.max(1) };
+        let parts = places.div_ceil(CPUS_OF_A_LIST_LOCK).min(clusters).max(1);
         let jumps = !shared && tuning.scan_base == ScanBase::PerCpuTrunk;
         SwapDevice {
             slots,
             clusters: LazyArray::new(clusters as usize),
-            lists: Apart(Mutex::new(Lists::new(clusters))),
+            lists: (0..parts).map(|part| Apart(Mutex::new(Lists::new(clusters, part, parts)))).collect(),
+            next_part: Apart(AtomicU32::new(0)),
             percpu: PerCpu::new(places),
             scan: Scan::new(clusters, places, jumps),
             groups: CgroupMap::new(slots, tuning.cgroup_map),
@@ -304,8 +318,11 @@ impl SwapDevice {
         index: ClusterIndex,
         state: &ClusterState,
     ) -> bool {
-        let is_current_of = |cpu| self.percpu.hint(cpu, order).is_some_and(|slot| slot.cluster() == index);
-        is_current_of(state.taken_by) && !is_current_of(cpu)
+        self.is_current_of(state.taken_by, order, index) && !self.is_current_of(cpu, order, index)
+    }
+
+    fn is_current_of(&self, cpu: CpuId, order: Order, index: ClusterIndex) -> bool {
+        self.percpu.hint(cpu, order).is_some_and(|slot| slot.cluster() == index)
     }
 
     fn alloc_from_lists(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
@@ -328,49 +345,101 @@ impl SwapDevice {
     /// Walk the lists in the order of preference. A busy cluster is passed by, but not for a worse kind of source:
     /// stealing must not begin because somebody held a lock for a moment.
     fn pick(&self, cpu: CpuId, order: Order) -> Pick<'_> {
-        let mut lists = self.lock_lists();
+        if self.lists.len() > 1
+            && let Some(found) = self.pick_from_a_part(cpu, order)
+        {
+            return found;
+        }
+        // All at once, so that what moves from one part to another is not missed.
+        let mut lists: Vec<_> = (0..self.lists.len()).map(|part| self.lock_lists(part)).collect();
         let mut busy = Busy::default();
         let found = self.pick_from(&mut lists, cpu, order, &mut busy);
-        lists.passed_by += busy.met;
+        lists[0].passed_by += busy.met;
         let found = found.unwrap_or_else(|| busy.first.map_or(Pick::Nothing, Pick::Busy));
         if order == Order::ZERO && matches!(found, Pick::Nothing) {
-            assert!(lists.next_to_discard().is_some(), "slots are reserved but on no list");
+            let waiting = lists.iter().any(|part| part.next_to_discard().is_some());
+            assert!(waiting, "slots are reserved but on no list");
         }
         found
     }
 
-    fn pick_from(&self, lists: &mut Lists, cpu: CpuId, order: Order, busy: &mut Busy) -> Option<Pick<'_>> {
-        let alone = |index, state: &ClusterState| {
-            state.has_block(order) && !self.is_current_of_another(cpu, order, index, state)
-        };
-        let any = |_, state: &ClusterState| state.has_block(order);
-        let (nonfull, frag) = (ListId::nonfull(order), ListId::frag(order));
+    /// As `pick_from`, of one part at a time, and nothing that another CPU is at.
+    fn pick_from_a_part(&self, cpu: CpuId, order: Order) -> Option<Pick<'_>> {
+        let parts = self.lists.len();
+        let own = cpu.index() / CPUS_OF_A_LIST_LOCK as usize % parts;
+        let no_matter = &mut Busy::default();
+        let found = self.pick_used_before(&[self.lock_lists(own)], cpu, order, no_matter);
+        // By turns, so that no part has used up its virgin clusters long before the others.
+        let turn = || self.next_part.0.fetch_add(1, Ordering::Relaxed) as usize;
+        found.or_else(|| {
+            let first = turn();
+            (first..first + parts).find_map(|part| {
+                self.pick_untouched(&mut [self.lock_lists(part % parts)], cpu, order, no_matter)
+            })
+        })
+    }
+
+    fn pick_from(
+        &self,
+        lists: &mut [ListsGuard<'_>],
+        cpu: CpuId,
+        order: Order,
+        busy: &mut Busy,
+    ) -> Option<Pick<'_>> {
+        if let Some(found) = self.pick_untouched(lists, cpu, order, busy) {
+            return Some(found);
+        }
         if self.free_cluster_only && order != Order::ZERO {
-            let free = self.first_free_to_lock(lists, [ListId::FREE], any, busy);
-            return free.or_else(|| self.open_virgin(lists, order));
+            return None;
         }
-        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE], alone, busy) {
-            return Some(found);
-        }
-        if let Some(found) = self.open_virgin(lists, order) {
-            return Some(found);
-        }
-        if let Some(found) = self.first_free_to_lock(lists, [nonfull, ListId::FREE, frag], any, busy) {
+        let any = |_, state: &ClusterState| state.has_block(order);
+        let from = [ListId::nonfull(order), ListId::FREE, ListId::frag(order)];
+        if let Some(found) = self.first_free_to_lock(lists, from, any, busy) {
             return Some(found);
         }
         let may_steal = order == Order::ZERO && busy.first.is_none();
         may_steal.then(|| self.first_free_to_lock(lists, steal_order(), any, busy)).flatten()
     }
 
+    /// A cluster where no other CPU allocates.
+    fn pick_untouched(
+        &self,
+        lists: &mut [ListsGuard<'_>],
+        cpu: CpuId,
+        order: Order,
+        busy: &mut Busy,
+    ) -> Option<Pick<'_>> {
+        let found = self.pick_used_before(lists, cpu, order, busy);
+        found.or_else(|| lists.iter_mut().find_map(|lists| self.open_virgin(lists, order)))
+    }
+
+    fn pick_used_before(
+        &self,
+        lists: &[ListsGuard<'_>],
+        cpu: CpuId,
+        order: Order,
+        busy: &mut Busy,
+    ) -> Option<Pick<'_>> {
+        if self.free_cluster_only && order != Order::ZERO {
+            let any = |_, state: &ClusterState| state.has_block(order);
+            return self.first_free_to_lock(lists, [ListId::FREE], any, busy);
+        }
+        let alone = |index, state: &ClusterState| {
+            state.has_block(order) && !self.is_current_of_another(cpu, order, index, state)
+        };
+        self.first_free_to_lock(lists, [ListId::nonfull(order), ListId::FREE], alone, busy)
+    }
+
     /// The first cluster on these lists that nobody holds and that serves; remembers the first that was held.
     fn first_free_to_lock(
         &self,
-        lists: &Lists,
+        lists: &[ListsGuard<'_>],
         from: impl IntoIterator<Item = ListId>,
         serves: impl Fn(ClusterIndex, &ClusterState) -> bool,
         busy: &mut Busy,
     ) -> Option<Pick<'_>> {
-        for index in from.into_iter().flat_map(|list| lists.clusters_on(list)) {
+        let on_all = |list| lists.iter().flat_map(move |lists| lists.clusters_on(list));
+        for index in from.into_iter().flat_map(on_all) {
             match self.cluster_at(index).try_lock() {
                 // The lists are exact but for one thing: the first and last cluster are free without being whole.
                 Some(state) if serves(index, &state) => return Some(Pick::Found(index, state)),
@@ -506,7 +575,7 @@ impl SwapDevice {
             other => other,
         };
         if to != state.list {
-            self.lock_lists().move_to(index, state.list, to);
+            self.lock_lists(self.part_of(index)).move_to(index, state.list, to);
             let nonfull = ListId::nonfull(Order::ZERO);
             if state.list == nonfull || to == nonfull {
                 self.scan.mark(index, to == nonfull);
@@ -533,10 +602,11 @@ impl SwapDevice {
 
     /// False if none waits. Who holds the function is the only one to take clusters off the list.
     fn discard_next(&self, discard: &DiscardCluster) -> bool {
-        let Some(index) = self.lock_lists().next_to_discard() else { return false };
+        let waiting = |part| self.lock_lists(part).next_to_discard();
+        let Some(index) = (0..self.lists.len()).find_map(waiting) else { return false };
         discard(index);
         let mut state = self.cluster_at(index).lock();
-        let mut lists = self.lock_lists();
+        let mut lists = self.lock_lists(self.part_of(index));
         lists.move_to(index, ListId::DISCARD, ListId::FREE);
         lists.discarded += 1;
         state.list = ListId::FREE;
@@ -581,7 +651,9 @@ impl SwapDevice {
         for run in freed.chunk_by(in_one_cluster) {
             let mut state = self.cluster(run[0]).lock();
             run.iter().for_each(|slot| state.release(*slot));
-            self.settle(run[0].cluster(), &mut state, false);
+            // To nonfull when its CPU has left it: until then nobody else should come, and it would only go to and fro.
+            let in_use = self.is_current_of(state.taken_by, state.order(), run[0].cluster());
+            self.settle(run[0].cluster(), &mut state, in_use);
             drop(state);
             self.count_free(cpu, run.len() as u64);
         }
@@ -737,12 +809,12 @@ impl SwapDevice {
         u64::from(self.slots.saturating_sub(1))
     }
 
-    /// The device leaves: no slot is handed out any more, if none is in use now and nothing waits to be discarded. Who takes all slots off the counters knows
-    /// both: nobody has one, and nobody will find one.
+    /// The device leaves: no slot is handed out any more, if none is in use now and nothing waits to be discarded. Who takes
+    /// all slots off the counters knows both: nobody has one, and nobody will find one.
     pub fn retire(&self, cpu: CpuId) -> bool {
         // What is being discarded now ends first, and nothing is afterwards.
         let _alone = self.discard.as_ref().map(lock);
-        if self.lists_uncounted().next_to_discard().is_some() {
+        if (0..self.lists.len()).any(|part| self.lists_uncounted(part).next_to_discard().is_some()) {
             return false;
         }
         let all = self.all_slots();
@@ -754,11 +826,13 @@ impl SwapDevice {
     /// Memory that the device takes now.
     pub fn table_bytes(&self) -> u64 {
         let tables = self.tables.load(Ordering::Relaxed) * TABLE_BYTES;
-        let lists = self.lists_uncounted().bytes();
+        let lists: u64 = (0..self.lists.len()).map(|part| self.lists_uncounted(part).bytes()).sum();
+        let parts = size_of_val::<[Apart<Mutex<Lists>>]>(&self.lists) as u64;
         let fixed = size_of::<SwapDevice>() - size_of::<CgroupMap>();
         fixed as u64
             + tables
             + lists
+            + parts
             + self.clusters.bytes()
             + self.percpu.bytes()
             + size_of_val::<[Apart<AtomicU64>]>(&self.freed) as u64
@@ -767,17 +841,10 @@ impl SwapDevice {
     }
 
     pub fn stats(&self) -> SlotStats {
-        let (ever_used, list_locks, list_contended, passed_by, discarded_clusters) = {
-            let lists = self.lists_uncounted();
-            (lists.ever_used(), lists.locks, lists.contended, lists.passed_by, lists.discarded)
-        };
         let scan = self.scan.counters();
         let groups = self.groups.lock_counts();
         let mut stats = SlotStats {
-            list_locks,
-            list_contended,
-            discarded_clusters,
-            cluster_passed_by: passed_by + scan.passed_by,
+            cluster_passed_by: scan.passed_by,
             base_steps: scan.steps,
             cgroup_locks: groups.taken,
             cgroup_contended: groups.contended,
@@ -786,7 +853,14 @@ impl SwapDevice {
             failed: std::array::from_fn(|order| self.failed[order].load(Ordering::Relaxed)),
             ..SlotStats::default()
         };
-        for index in (0..ever_used).map(ClusterIndex) {
+        for part in 0..self.lists.len() {
+            let lists = self.lists_uncounted(part);
+            stats.list_locks += lists.locks;
+            stats.list_contended += lists.contended;
+            stats.cluster_passed_by += lists.passed_by;
+            stats.discarded_clusters += lists.discarded;
+        }
+        for index in self.ever_used() {
             let counters = self.cluster_at(index).lock_uncounted().counters;
             stats.cluster_locks += counters.locks;
             stats.cluster_contended += counters.contended;
@@ -798,9 +872,11 @@ impl SwapDevice {
     /// How many slots each group has, by the cgroup map: what its charge must be. Walks everything; for quiet points.
     pub fn slots_by_group(&self) -> HashMap<GroupId, u64> {
         let mut totals = HashMap::new();
-        let clusters = self.lists_uncounted().ever_used();
-        let end = (u64::from(clusters) * u64::from(CLUSTER_SLOTS)).min(u64::from(self.slots));
-        let owners = (1..end as u32).map(|slot| self.group_of(SlotIndex(slot)));
+        let slots = |index: ClusterIndex| {
+            let first = u64::from(index.0) * u64::from(CLUSTER_SLOTS);
+            first.max(1) as u32..(first + u64::from(CLUSTER_SLOTS)).min(u64::from(self.slots)) as u32
+        };
+        let owners = self.ever_used().into_iter().flat_map(slots).map(|slot| self.group_of(SlotIndex(slot)));
         owners.filter(|group| group.0 != 0).for_each(|group| *totals.entry(group).or_default() += 1);
         totals
     }
@@ -808,22 +884,24 @@ impl SwapDevice {
     /// Walk everything and panic with what is broken. For quiet points: no other thread may be inside.
     pub fn check(&self) {
         let homes = self.list_of_each();
-        for (i, list) in homes.iter().enumerate() {
-            let index = ClusterIndex(i as u32);
-            let list = list.unwrap_or_else(|| panic!("cluster {i} is on no list"));
-            self.check_list(index, list);
+        for index in self.ever_used() {
+            let list = homes.get(&index).unwrap_or_else(|| panic!("cluster {} is on no list", index.0));
+            self.check_list(index, *list);
         }
-        self.check_clusters(homes.len() as u32);
+        self.check_clusters();
     }
 
     /// For each cluster that was ever used, the list that it is found on.
-    fn list_of_each(&self) -> Vec<Option<ListId>> {
-        let lists = self.lists_uncounted();
-        let mut homes = vec![None; lists.ever_used() as usize];
-        for list in ListId::all() {
-            for index in lists.clusters_on(list) {
-                let other = homes[index.index()].replace(list);
-                assert!(other.is_none(), "cluster {} is on {list} and on another list", index.0);
+    fn list_of_each(&self) -> HashMap<ClusterIndex, ListId> {
+        let mut homes = HashMap::new();
+        for part in 0..self.lists.len() {
+            let lists = self.lists_uncounted(part);
+            for list in ListId::all() {
+                for index in lists.clusters_on(list) {
+                    assert!(self.part_of(index) == part, "cluster {} is on {list} of part {part}", index.0);
+                    let other = homes.insert(index, list);
+                    assert!(other.is_none(), "cluster {} is on {list} and on another list", index.0);
+                }
             }
         }
         homes
@@ -848,10 +926,10 @@ impl SwapDevice {
         );
     }
 
-    fn check_clusters(&self, clusters: u32) {
+    fn check_clusters(&self) {
         let (mut used, mut tables) = (0, 0);
         let mut frames = HashMap::new();
-        for index in (0..clusters).map(ClusterIndex) {
+        for index in self.ever_used() {
             let state = self.cluster_at(index).lock_uncounted();
             state.check(index, |slot, word| check_frame(&mut frames, slot, word));
             used += u64::from(state.used());
@@ -900,10 +978,21 @@ impl SwapDevice {
         self.clusters.get(index.index()).expect("clusters on lists exist")
     }
 
-    fn lock_lists(&self) -> MutexGuard<'_, Lists> {
-        let (mut lists, waited) = match self.lists.0.try_lock() {
+    /// The clusters that were ever used.
+    fn ever_used(&self) -> Vec<ClusterIndex> {
+        (0..self.lists.len()).flat_map(|part| self.lists_uncounted(part).ever_used()).collect()
+    }
+
+    /// The part of the lists that a cluster is on.
+    fn part_of(&self, cluster: ClusterIndex) -> usize {
+        cluster.index() % self.lists.len()
+    }
+
+    #[track_caller]
+    fn lock_lists(&self, part: usize) -> ListsGuard<'_> {
+        let (mut lists, waited) = match self.lists[part].0.try_lock() {
             Ok(lists) => (lists, 0),
-            Err(_) => (lock(&self.lists.0), 1),
+            Err(_) => (lock(&self.lists[part].0), 1),
         };
         lists.locks += 1;
         lists.contended += waited;
@@ -911,8 +1000,8 @@ impl SwapDevice {
     }
 
     /// For looking, which should not count.
-    fn lists_uncounted(&self) -> MutexGuard<'_, Lists> {
-        lock(&self.lists.0)
+    fn lists_uncounted(&self, part: usize) -> ListsGuard<'_> {
+        lock(&self.lists[part].0)
     }
 }
 

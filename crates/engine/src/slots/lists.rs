@@ -1,4 +1,4 @@
-//! The lists of clusters of one device, and which list a cluster belongs on.
+//! The lists of clusters of one device, or of one part of them, and which list a cluster belongs on.
 //!
 //! ```text
 //!                      alloc                        no block of its order left
@@ -12,9 +12,10 @@
 //! On a device that discards, a cluster that empties goes to *discard* first and to free when that is done; nothing is
 //! allocated from it meanwhile.
 //!
-//! * *nonfull*: something was freed here since the last allocation, and a block of the cluster's order fits.
-//! * *frag*: a block of its order fits, but some CPU was allocating here: taken from after nonfull and free, so that
-//!   CPUs stay apart while there is room.
+//! * *nonfull*: something was freed here since a CPU last allocated here, and a block of the cluster's order fits.
+//! * *frag*: a block of its order fits, but some CPU is allocating here: taken from after nonfull and free, so that
+//!   CPUs stay apart while there is room. What is freed here meanwhile does not move it: a cluster goes from list to list
+//!   a few times in its CPU's turn, and not twice for each batch.
 //! * *spent*: slots are free, but no block of its order. Useless to its own order, so order 0 steals here first.
 //!
 //! The kernel leaves spent clusters on its frag list and scans them in vain. Keeping them apart makes nonfull and frag
@@ -23,6 +24,10 @@
 //! The list's number is also the cluster's flag (guarded by the cluster's lock); links and heads are guarded by
 //! the device's list lock. Both change in one step, under both locks. Links are numbers, not pointers, and exist for
 //! clusters that were ever used.
+//!
+//! *Parts*: where there are many CPUs, each part has its lists and their lock. The clusters of part p of n are p, p + n,
+//! p + 2n, …, so that all parts grow side by side from the beginning of the device. What is searched first, and when
+//! another part's lists are, says allocator.rs.
 //!
 //! What it does not do: look into clusters.
 
@@ -89,8 +94,11 @@ struct Ends {
 pub(super) struct Lists {
     ends: [Ends; ListId::COUNT],
     links: Vec<Box<[Link]>>,
-    /// Clusters from here on were never used.
+    part: u32,
+    parts: u32,
+    /// Clusters of the part that were ever used: those before this one.
     virgin: u32,
+    /// Clusters of the part.
     clusters: u32,
     pub(super) locks: u64,
     pub(super) contended: u64,
@@ -101,11 +109,15 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    pub(super) fn new(clusters: u32) -> Lists {
+    /// Part `part` of `parts` of the lists of a device of `clusters` clusters.
+    pub(super) fn new(clusters: u32, part: u32, parts: u32) -> Lists {
         let ends = [Ends { head: NIL, tail: NIL }; ListId::COUNT];
+        let clusters = clusters.saturating_sub(part).div_ceil(parts);
         Lists {
             ends,
             links: Vec::new(),
+            part,
+            parts,
             virgin: 0,
             clusters,
             locks: 0,
@@ -115,9 +127,10 @@ impl Lists {
         }
     }
 
-    /// How many clusters were ever used: exactly those below it are on lists.
-    pub(super) fn ever_used(&self) -> u32 {
-        self.virgin
+    /// The clusters that were ever used: exactly those are on lists.
+    pub(super) fn ever_used(&self) -> impl Iterator<Item = ClusterIndex> + use<> {
+        let (part, parts) = (self.part, self.parts);
+        (0..self.virgin).map(move |n| ClusterIndex(part + n * parts))
     }
 
     /// The next cluster that was never used, put on the free list.
@@ -128,7 +141,7 @@ impl Lists {
         if self.virgin as usize == self.links.len() * LINK_CHUNK {
             self.links.push(vec![Link { prev: NIL, next: NIL }; LINK_CHUNK].into_boxed_slice());
         }
-        let cluster = ClusterIndex(self.virgin);
+        let cluster = ClusterIndex(self.part + self.virgin * self.parts);
         self.virgin += 1;
         self.push(cluster, ListId::FREE);
         Some(cluster)
@@ -189,9 +202,11 @@ impl Lists {
     }
 
     fn link(&self, cluster: u32) -> &Link {
-        &self.links[cluster as usize / LINK_CHUNK][cluster as usize % LINK_CHUNK]
+        let place = (cluster / self.parts) as usize;
+        &self.links[place / LINK_CHUNK][place % LINK_CHUNK]
     }
     fn link_mut(&mut self, cluster: u32) -> &mut Link {
-        &mut self.links[cluster as usize / LINK_CHUNK][cluster as usize % LINK_CHUNK]
+        let place = (cluster / self.parts) as usize;
+        &mut self.links[place / LINK_CHUNK][place % LINK_CHUNK]
     }
 }
