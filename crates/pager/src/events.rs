@@ -6,11 +6,28 @@
 //!
 //! Reading an event lets the changing thread run on at once. So from before the read until the end of processing no fill
 //! may happen (the gate), no MOVE may start (the control lock, then the abort mark), and the batch in flight is waited for
-//! (the batch lock): its pages are EVICTING, and an event never meets an EVICTING page. Events are processed in the order
-//! in which they were read, before the faults that came with them.
+//! (the batch lock): its pages are EVICTING, and an event never meets an EVICTING page. Events are processed before the
+//! faults that came with them.
+//!
+//! *Order.* The kernel queues an event after it has let go of the locks under which the change was made, so of two changes
+//! by two threads the second may be told first. That matters where memory has been moved (mremap) to where other memory was
+//! a moment ago: told in the wrong order, the move comes first, and then the unmapping takes what was moved there.
+//!
+//! ```text
+//!   thread A   munmap X ─ unlocked ──────────── (preempted) ─────────────▶ UNMAP X
+//!   thread B             mremap Y to X ─▶ REMAP Y to X
+//! ```
+//!
+//! So after a REMAP all is read until no change is under way (`is_changing`: until then no fill succeeds either, so nobody
+//! loses by it), and what the address space looks like then says which of the two came first ([`in_order`]).
+//! Nothing is registered meanwhile: `growth.rs` does that on the other side of the gate.
+//!
+//! Not followed so far: a fork whose event overtakes that of another thread's mremap. The child has the pages in one place
+//! and its page table in the other. (A child of several threads may do little but exec.)
 
 use crate::growth::Growth;
 use crate::pager::Pager;
+use crate::proc;
 use crate::process::{Process, ProcessMemory};
 use memspill_agent::protocol::DOORBELLS;
 use memspill_engine::space::Space;
@@ -18,6 +35,7 @@ use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Beyond all addresses of a process.
 pub(crate) const USER_END: u64 = 1 << 56;
@@ -50,10 +68,16 @@ pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) 
     }
 }
 
-/// Process the events among the messages, in order. The caller is inside the gate.
+/// Process the events among the messages. The caller is inside the gate.
 pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages: &mut Vec<Event>) {
     let batch = process.batch.lock().expect("batch");
     let mut faults = Vec::new();
+    if messages.iter().any(|message| matches!(message, Event::Remap { .. })) {
+        read_on(process, messages);
+        let pid = process.memory.proc_id();
+        // Gone: then nothing is there any more, and any order will do.
+        in_order(messages, || proc::registered(pid).unwrap_or_default());
+    }
     for message in messages.drain(..) {
         match message {
             Event::Fault { .. } => faults.push(message),
@@ -79,6 +103,55 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
     drop(batch);
     *messages = faults;
     pager.poke_waiting();
+}
+
+/// Read until no change is under way. No MOVE can come between: the abort mark is set.
+fn read_on(process: &Process, messages: &mut Vec<Event>) {
+    /// A thread that is in the middle of a change runs again within this time, unless its process is frozen.
+    const LIMIT: Duration = Duration::from_secs(1);
+    let begun = Instant::now();
+    while process.memory.uffd.is_changing() && begun.elapsed() < LIMIT && !process.dying.load(Ordering::Relaxed) {
+        match process.memory.uffd.read(messages) {
+            Ok(read) if read > 0 => {}
+            // Whoever is in the middle of a change needs a CPU. An error comes again with the next read, and is told there.
+            _ => std::thread::sleep(Duration::from_micros(20)),
+        }
+    }
+}
+
+/// Put what freed a range before the REMAP that moved memory there, where it was told after it. `registered` says what is
+/// registered now: if that is where the memory was moved to, it was not freed since.
+fn in_order(events: &mut Vec<Event>, registered: impl Fn() -> Vec<(u64, u64)>) {
+    let mut known: Option<Vec<(u64, u64)>> = None;
+    let mut at = 0;
+    while at < events.len() {
+        let Event::Remap { to, len, .. } = events[at] else {
+            at += 1;
+            continue;
+        };
+        let overlap = |event: &Event| {
+            let (start, end) = match *event {
+                Event::Unmap { start, end } => (start, end),
+                Event::Remap { from, len, .. } => (from, from + len),
+                Event::Fault { .. } | Event::Fork { .. } | Event::Remove { .. } => return None,
+            };
+            let (start, end) = (start.max(to), end.min(to + len));
+            (start < end).then_some((start, end))
+        };
+        let mut next = at + 1;
+        while next < events.len() {
+            let is_there = |(start, end): (u64, u64)| {
+                known.get_or_insert_with(&registered).iter().any(|(from, to)| *from < end && start < *to)
+            };
+            if overlap(&events[next]).is_some_and(is_there) {
+                let freed = events.remove(next);
+                events.insert(at, freed);
+                at += 1;
+            }
+            next += 1;
+        }
+        at += 1;
+    }
 }
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count.
@@ -116,7 +189,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
 /// forgotten. (Not at the fork: the parent may have ended by then.)
 pub fn learn_pid(pager: &Pager, process: &Process, tid: u32) {
     let parent = process.parent.and_then(|(key, _)| pager.process(key)).map(|parent| parent.memory.pid());
-    if let Some(pid) = crate::proc::process_of_fault(tid, parent) {
+    if let Some(pid) = proc::process_of_fault(tid, parent) {
         let _ = process.memory.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
     }
     if process.inherits_in_part.swap(false, Ordering::Relaxed) {
@@ -127,7 +200,7 @@ pub fn learn_pid(pager: &Pager, process: &Process, tid: u32) {
 /// What the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come back as its parent's
 /// bytes.
 fn forget_not_inherited(pager: &Pager, child: &Process) {
-    let kept = match crate::proc::inherited(child.memory.pid()) {
+    let kept = match proc::inherited(child.memory.pid()) {
         Ok(kept) => kept,
         // Killed while it waits for this fault.
         Err(_) if ends_soon(child) => return,
@@ -197,3 +270,37 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
     })
 }
 
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(events: &[Event]) -> Vec<String> {
+        let name = |event: &Event| match event {
+            Event::Remap { from, to, .. } => format!("{from}>{to}"),
+            Event::Unmap { start, end } => format!("-{start}..{end}"),
+            _ => "other".into(),
+        };
+        events.iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_freed_a_range_comes_before_what_moved_there() {
+        let remap = |from, to| Event::Remap { from, to, len: 10 };
+        let unmap = |start, end| Event::Unmap { start, end };
+        let sorted = |mut events: Vec<Event>, registered: &[(u64, u64)]| {
+            in_order(&mut events, || registered.to_vec());
+            names(&events)
+        };
+        // What was moved to 100 is there: the unmapping was before.
+        assert_eq!(sorted(vec![remap(20, 100), unmap(95, 105)], &[(100, 110)]), ["-95..105", "20>100"]);
+        // It is not: it was unmapped, or moved on.
+        assert_eq!(sorted(vec![remap(20, 100), unmap(100, 110)], &[(0, 20)]), ["20>100", "-100..110"]);
+        assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(300, 310)]), ["20>100", "100>300"]);
+        // Two moves, the first of which made room for the second.
+        assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(100, 110), (300, 310)]), ["100>300", "20>100"]);
+        // Others stay where they are.
+        let events = vec![unmap(0, 5), remap(20, 100), unmap(50, 60), unmap(109, 112)];
+        assert_eq!(sorted(events, &[(100, 110)]), ["-0..5", "-109..112", "20>100", "-50..60"]);
+    }
+}

@@ -283,11 +283,14 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let ranges = subtract(&subtract(&ranges, &own), &growth.registered);
     *process.removed.lock().expect("removed") = Some(Vec::new());
+    // Inside the gate: what is registered while events are put in order would be taken for what was moved there.
+    let pass = process.space.gate.enter_fill();
     let registered: Vec<(u64, u64)> = ranges
         .into_iter()
         // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
         .filter(|(start, end)| process.memory.uffd.register(*start, end - start).is_ok())
         .collect();
+    drop(pass);
     if registered.is_empty() {
         return registered;
     }

@@ -74,13 +74,22 @@ pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
 
 /// The same for the file's text.
 pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
+    with_flags(smaps, |has| has("um") && !has("wf"))
+}
+
+/// Ranges that are registered with a userfaultfd for missing pages now. Walks all page tables.
+pub fn registered(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+    Ok(with_flags(&fs::read_to_string(format!("/proc/{pid}/smaps"))?, |has| has("um")))
+}
+
+fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut range = None;
     for line in smaps.lines() {
         let first = line.split(' ').next().unwrap_or("");
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = |wanted| flags.split_ascii_whitespace().any(|flag| flag == wanted);
-            found.extend(range.take().filter(|_| has("um") && !has("wf")));
+            let has = |name: &str| flags.split_ascii_whitespace().any(|flag| flag == name);
+            found.extend(range.take().filter(|_| wanted(&has)));
         } else if let Some((start, end)) = first.split_once('-') {
             range = range_of(start, end);
         }
