@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction regrow main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -627,6 +627,17 @@ case_regrow() {
     gcc -O2 -o regrow "$TESTS/programs/regrow.c" 2>/dev/null || { SKIP="no gcc"; return; }
     for seed in 1 2 3; do
         call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./regrow 4 $seed
+        code_is 0 || return
+    done
+    clean
+}
+
+# Memory that moves to where another thread's was unmapped a moment ago.
+case_gap() {
+    gcc -O2 -pthread -o moved-into-a-gap "$TESTS/programs/moved_into_a_gap.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local run
+    for run in 1 2; do
+        call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./moved-into-a-gap 5
         code_is 0 || return
     done
     clean
