@@ -117,10 +117,6 @@ impl Engine {
         self.spaces.read().expect("spaces").iter().map(|s| s.table_bytes()).sum::<u64>()
             + self.devices.ever().map(|d| d.slots.table_bytes()).sum::<u64>()
     }
-    /// Has this queue reads that have begun and not ended?
-    pub fn reads_in_flight(&self, queue: QueueId) -> bool {
-        self.reads.any(queue)
-    }
     pub fn staging_bytes(&self) -> u64 {
         self.staging.bytes()
     }
@@ -263,10 +259,6 @@ impl Reads {
         let token = reads.started * READS_PARTS as u64 + part as u64;
         reads.jobs.insert(token, job);
         token
-    }
-
-    pub fn any(&self, queue: QueueId) -> bool {
-        !lock(&self.parts[queue.0 as usize % READS_PARTS]).jobs.is_empty()
     }
 
     /// Take a finished read's job back.
