@@ -37,7 +37,7 @@ run_sort() { LC_ALL=C "${RUN[@]}" sort -S 400M --parallel=2 -T . -o out/sorted "
 prepare_numpy() { $PYTHON -c 'import numpy' 2>/dev/null || SKIP="no numpy for $PYTHON"; }
 run_numpy() { OPENBLAS_NUM_THREADS=2 "${RUN[@]}" $PYTHON "$P/numpy_job.py" "$(size 200 500)" >out/text; }
 
-run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 8 40)" >out/text; }
+run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 7 40)" >out/text; }
 
 prepare_sqlite() { need sqlite3; }
 run_sqlite() {
@@ -48,7 +48,7 @@ run_sqlite() {
 prepare_redis() {
     need redis-server && need redis-cli || return
     [ -s second ] && return
-    $PYTHON "$P/redis_load.py" "$(size 250000 700000)" first >first
+    $PYTHON "$P/redis_load.py" "$(size 220000 700000)" first >first
     $PYTHON "$P/redis_load.py" "$(size 60000 150000)" second >second
 }
 # The second half of the writes comes while BGSAVE runs. The dump must hold what was there at the fork, the server what

@@ -320,7 +320,9 @@ impl Space {
     }
 
     fn unpark(&self) {
-        for vpn in std::mem::take(&mut *lock(&self.parked)) {
+        // Taken apart from the loop, which would hold the lock until it ends: it comes after the chunks'.
+        let parked = std::mem::take(&mut *lock(&self.parked));
+        for vpn in parked {
             let Some(chunk) = self.chunk(vpn) else { continue };
             let word = lock(&chunk)[index(vpn)];
             if word.state() == State::Resident {
