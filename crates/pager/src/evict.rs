@@ -267,7 +267,11 @@ impl Reclaimer<'_> {
             } else if since.elapsed() > STUCK && waiting.iter().any(|w| w.is_within(group)) {
                 self.stuck_groups.remove(&group.id);
                 let name = &group.name;
-                self.no_way_out(group, &format!("group {name} is full"), "raise its memory.max or swap.max");
+                if group.has_swap() {
+                    self.no_way_out(group, &format!("group {name} is full"), "raise its memory.max or swap.max");
+                } else {
+                    self.no_swap_left(group);
+                }
             }
         }
     }
@@ -297,8 +301,7 @@ impl Reclaimer<'_> {
         let error = engine.last_error.lock().expect("last error").take();
         let of_group = engine.groups.all().iter().skip(1).find(|group| full && !group.has_swap());
         if let Some(group) = of_group {
-            let reason = format!("group {} has used up its swap.max", group.name);
-            return self.no_way_out(group, &reason, "raise its swap.max or memory.max");
+            return self.no_swap_left(group);
         }
         let (reason, fix) = match (full, failing, error) {
             (true, Some(device), _) => {
@@ -313,6 +316,11 @@ impl Reclaimer<'_> {
             }
         };
         self.no_way_out(group, &reason, fix);
+    }
+
+    fn no_swap_left(&self, group: &Group) {
+        let reason = format!("group {} has used up its swap.max", group.name);
+        self.no_way_out(group, &reason, "raise its swap.max or memory.max");
     }
 
     fn no_way_out(&self, group: &Group, reason: &str, fix: &str) {
