@@ -270,7 +270,6 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
     })
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

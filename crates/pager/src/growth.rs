@@ -235,9 +235,8 @@ fn shared_usage(sizes: &[(&Arc<Process>, Statm)]) -> u64 {
 
 /// Memory of our own that is neither pool nor staging: tables, stacks, code's data.
 fn own_bytes(pager: &Pager) -> u64 {
-    let pool: u64 = pager.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
     let anon_bytes = proc::statm(std::process::id()).map_or(0, |s| s.anon_bytes);
-    anon_bytes.saturating_sub(pool + pager.engine.staging_bytes())
+    anon_bytes.saturating_sub(pager.pool_bytes() + pager.engine.staging_bytes())
 }
 
 /// Is the process still there, and how big is it?

@@ -222,19 +222,23 @@ impl Pager {
         stats.sum(|c| &c.pgsteal) + stats.sum(|c| &c.zero_fill) + stats.sum(|c| &c.swap_cache_hit) + stats.sum(|c| &c.pswpin)
     }
 
+    /// RAM that swap devices hold.
+    pub fn pool_bytes(&self) -> u64 {
+        self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum()
+    }
+
     /// What counts against the budget, for people.
     pub fn account(&self) -> String {
         let processes = self.processes();
         let managed: u64 = processes.iter().map(|p| p.space.resident_pages()).sum();
         let unmanaged_bytes: u64 = processes.iter().map(|p| p.unmanaged_bytes.load(Ordering::Relaxed)).sum();
-        let pool_bytes: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
         let own_bytes = self.measured_bytes.load(Ordering::Relaxed).saturating_sub(unmanaged_bytes) + self.engine.staging_bytes();
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         format!(
             "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill itself {} MiB",
             mib(managed * PAGE_SIZE as u64),
             mib(unmanaged_bytes),
-            mib(pool_bytes),
+            mib(self.pool_bytes()),
             mib(own_bytes)
         )
     }
@@ -252,7 +256,7 @@ impl Pager {
 
     /// Pool, staging and tables change with every batch: bring the group's figure up to date.
     pub fn update_other_bytes(&self) {
-        let pool: u64 = self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum();
+        let pool = self.pool_bytes();
         self.largest_pool_bytes.fetch_max(pool, Ordering::Relaxed);
         let measured = self.measured_bytes.load(Ordering::Relaxed);
         self.engine.group.set_other_bytes(pool + self.engine.staging_bytes() + measured);
