@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every knob at both ends: whatever is set back to what it replaced, no page is wrong and programs print the same.
+# Every knob at both ends, its default left out: whatever is set back to what it replaced, no page is wrong and programs print the same.
 #
 # For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with --full the
 # mutating verifier), and then real programs. The knobs and what they take are read from `memspill run --tune help`, so that
@@ -17,24 +17,28 @@ option() {
 }
 parse_options "$@"
 
-# settings NAME VALUES: one a line, of `1..64` or `off|on`.
+# settings NAME VALUES DEFAULT: one a line, of `1..64` or `off|on`.
 settings() {
-    local values
+    local values value others=()
     case $2 in
     *..*) values=("${2%%..*}" "${2##*..}") ;;
     *) IFS='|' read -ra values <<<"$2" ;;
     esac
-    [ $FULL = 1 ] || values=("${values[0]}" "${values[-1]}")
-    printf "$1=%s\n" "${values[@]}"
+    if [ $FULL = 0 ]; then
+        # The default is tested everywhere else.
+        for value in "${values[@]}"; do [ "$value" = "$3" ] || others+=("$value"); done
+        values=("${others[0]}" "${others[-1]}")
+    fi
+    printf "$1=%s\n" "${values[@]}" | uniq
 }
 
 ALL=()
 OLD=()
-while read -r name values _; do
+while read -r name values default _; do
     [ ${#NAMES[@]} = 0 ] || [[ " ${NAMES[*]} " == *" $name "* ]] || continue
-    mapfile -t of_knob < <(settings "$name" "$values")
+    mapfile -t of_knob < <(settings "$name" "$values" "$default")
     ALL+=("${of_knob[@]}")
-    OLD+=("${of_knob[0]}")
+    OLD+=("$name=${values%%[.|]*}")
 done < <("$MEMSPILL" run --tune help)
 [ ${#ALL[@]} -gt 0 ] || { echo "no such knob; the names: $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ')" >&2; exit 2; }
 # And all of them set back at once.
@@ -43,7 +47,7 @@ ALL+=("${OLD[*]}")
 
 PROGRAMS=(bash)
 [ $FULL = 0 ] || mapfile -t PROGRAMS < <("$TESTS/real_programs.sh" --list | tr ' ' '\n')
-VERIFIER=(pmbench --size 160M --processes 2 --seconds 3 --read-percent 50 --check full)
+VERIFIER=(pmbench --size 160M --processes 2 --seconds 2 --read-percent 50 --check full)
 [ $FULL = 0 ] || VERIFIER=(mutate --size 160M --threads 2 --seconds 20)
 PASSED=0
 FAILED=0

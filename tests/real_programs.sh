@@ -37,19 +37,19 @@ run_sort() { LC_ALL=C "${RUN[@]}" sort -S 400M --parallel=2 -T . -o out/sorted "
 prepare_numpy() { $PYTHON -c 'import numpy' 2>/dev/null || SKIP="no numpy for $PYTHON"; }
 run_numpy() { OPENBLAS_NUM_THREADS=2 "${RUN[@]}" $PYTHON "$P/numpy_job.py" "$(size 200 500)" >out/text; }
 
-run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 7 40)" >out/text; }
+run_python() { "${RUN[@]}" $PYTHON "$P/dicts.py" "$(size 5 40)" >out/text; }
 
 prepare_sqlite() { need sqlite3; }
 run_sqlite() {
-    "${RUN[@]}" sqlite3 :memory: "create table size(n); insert into size values($(size 400000 1500000))" \
+    "${RUN[@]}" sqlite3 :memory: "create table size(n); insert into size values($(size 250000 1500000))" \
         ".read $P/job.sql" >out/text
 }
 
 prepare_redis() {
     need redis-server && need redis-cli || return
     [ -s second ] && return
-    $PYTHON "$P/redis_load.py" "$(size 220000 700000)" first >first
-    $PYTHON "$P/redis_load.py" "$(size 60000 150000)" second >second
+    $PYTHON "$P/redis_load.py" "$(size 150000 700000)" first >first
+    $PYTHON "$P/redis_load.py" "$(size 40000 150000)" second >second
 }
 # The second half of the writes comes while BGSAVE runs. The dump must hold what was there at the fork, the server what
 # was written since; both digests are also those of the unrestricted run.
@@ -61,7 +61,7 @@ run_redis() {
             $cli DEBUG DIGEST >out/at-the-fork &&
             $cli BGSAVE &&
             $cli --pipe <"$INPUT/second" &&
-            redis-benchmark -s live.sock -q -n 20000 -r 10000 -t set,get -c 8 &&
+            redis-benchmark -s live.sock -q -n 8000 -r 10000 -t set,get -c 8 &&
             timeout 120 bash -c "until $cli INFO persistence | grep -q rdb_bgsave_in_progress:0; do sleep 0.1; done" &&
             $cli INFO persistence | grep -q rdb_last_bgsave_status:ok &&
             timeout 60 bash -c "$cli --scan --pattern 'key:*' | xargs -r $cli UNLINK" >/dev/null &&
@@ -108,18 +108,18 @@ prepare_make() {
 run_make() { "${RUN[@]}" make -s -j4 -f "$INPUT/Makefile"; }
 
 prepare_node() { need node; }
-run_node() { "${RUN[@]}" node "$P/job.js" "$(size 10 30)" >out/text; }
+run_node() { "${RUN[@]}" node "$P/job.js" "$(size 7 30)" >out/text; }
 
 prepare_java() {
     need java && need javac || return
     [ -e Job.class ] || javac -d . "$P/Job.java" || SKIP="javac fails"
 }
 limit_java() { size 400 1800; }
-run_java() { "${RUN[@]}" java -Xmx"$(size 300 600)m" -cp "$INPUT" Job "$(size 20 60)" >out/text; }
+run_java() { "${RUN[@]}" java -Xmx"$(size 300 600)m" -cp "$INPUT" Job "$(size 10 60)" >out/text; }
 prepare_java-serial() { prepare_java; }
 limit_java-serial() { limit_java; }
 run_java-serial() {
-    "${RUN[@]}" java -XX:+UseSerialGC -Xmx"$(size 300 600)m" -cp "$INPUT" Job "$(size 20 60)" >out/text
+    "${RUN[@]}" java -XX:+UseSerialGC -Xmx"$(size 300 600)m" -cp "$INPUT" Job "$(size 10 60)" >out/text
 }
 
 prepare_cplusplus() {

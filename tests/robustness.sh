@@ -615,7 +615,7 @@ case_compaction() {
     local compactor
     while :; do echo 1 >/proc/sys/vm/compact_memory; done &
     compactor=$!
-    call 60 "${SPILL[@]}" -- "$WORKLOAD" pmbench --size 192M --seconds 20 --read-percent 50 --check full --processes 3
+    call 60 "${SPILL[@]}" -- "$WORKLOAD" pmbench --size 192M --seconds 10 --read-percent 50 --check full --processes 3
     kill -- -$compactor
     wait $compactor 2>/dev/null
     code_is 0 && clean
@@ -754,7 +754,7 @@ case_ctl-swapon-many() {
     local one=$WORK/one two=$WORK/two before=0 times=0 open
     : >"$one" >"$two"
     start "$MEMSPILL" run --memory-max 80M --swap "file:$two,prio=5" --check --verbose -- \
-        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 25
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 18
     away 20 8192 "file:$two" || return
     while [ $times -lt 40 ]; do
         ctl swapon "file:$one,prio=9" || break

@@ -97,10 +97,10 @@ command -v cargo >/dev/null || { echo "no cargo: install Rust (https://rustup.rs
 
 stage "build" cargo build --release --workspace --locked
 stage "cargo's tests" cargo test --release --workspace --locked
-suite "real programs" 720 tests/real_programs.sh "${PROGRAMS[@]}"
-suite "robustness" 540 tests/robustness.sh --kills 10
+suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
+suite "robustness" 480 tests/robustness.sh --kills 4
 export -f verifier
-suite "knobs" 300 tests/knobs.sh
+suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
 echo "all stages passed"

@@ -31,6 +31,9 @@ const WRITE_AGAIN: Duration = Duration::from_millis(100);
 /// No page has left and none was filled for this long while a fault waits: the policy decides.
 const FULL: Duration = Duration::from_secs(2);
 
+/// The same where the budget then grows, which takes nothing from the program: it may be small steps, many of them.
+const FULL_BEFORE_GROWING: Duration = Duration::from_millis(200);
+
 /// The same where the swap has room. Longer: pages that are busy with events and forks come free again, and a kill cannot
 /// be taken back.
 const STUCK: Duration = Duration::from_secs(10);
@@ -292,7 +295,12 @@ impl Reclaimer<'_> {
             }
         };
         let full = engine.swap_is_full.load(Ordering::Relaxed);
-        if since.elapsed() < if full { FULL } else { STUCK } {
+        let patience = match (full, self.pager.settings.on_full) {
+            (true, OnFull::Kill) => FULL,
+            (true, OnFull::Grow) => FULL_BEFORE_GROWING,
+            (false, _) => STUCK,
+        };
+        if since.elapsed() < patience {
             return;
         }
         self.stuck = None;
