@@ -91,6 +91,7 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
     let door = &pager.socket;
     epoll::add(&epoll, &door.socket, epoll::EventData::new_u64(KEY_LISTEN), epoll::EventFlags::IN)?;
     let mut events = Vec::with_capacity(64);
+    let mut spare = None;
     while !pager.stopping.load(Ordering::Relaxed) {
         events.clear();
         match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
@@ -99,7 +100,7 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
         }
         for event in &events {
             match event.data.u64() {
-                KEY_LISTEN => accept_all(pager, &epoll)?,
+                KEY_LISTEN => accept_all(pager, &epoll, &mut spare)?,
                 key => hung_up(pager, &epoll, key),
             }
         }
@@ -107,22 +108,31 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
     Ok(())
 }
 
-fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
+fn accept_all(
+    pager: &Arc<Pager>,
+    epoll: &OwnedFd,
+    spare: &mut Option<(ControlPage, OwnedFd)>,
+) -> io::Result<()> {
     loop {
         match rustix::net::accept_with(&pager.socket.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
                 let peer = rustix::net::sockopt::socket_peercred(&socket)?;
                 // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
                 let pid = peer.pid.as_raw_nonzero().get() as u32;
-                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid) {
+                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid, spare) {
                     refused(pager, pid, &e);
                 }
             }
-            Err(rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(rustix::io::Errno::AGAIN) => break,
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(e) => return Err(e.into()),
         }
     }
+    if spare.is_none() {
+        // No memory for it now: whoever comes next is told so.
+        *spare = ControlPage::new().ok();
+    }
+    Ok(())
 }
 
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
@@ -140,8 +150,22 @@ fn refused(pager: &Pager, pid: u32, error: &io::Error) {
     }
 }
 
-/// The whole exchange with one agent.
-fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: u32) -> io::Result<()> {
+/// Who connected: its process as we see it, and as it says itself (in a pid namespace of its own).
+struct Caller<'a> {
+    socket: &'a OwnedFd,
+    pid: u32,
+    own_pid: u32,
+}
+
+/// The whole exchange with one agent. `spare` is a control page that was made while nobody waited.
+fn welcome(
+    pager: &Arc<Pager>,
+    epoll: &OwnedFd,
+    socket: OwnedFd,
+    uid: Uid,
+    pid: u32,
+    spare: &mut Option<(ControlPage, OwnedFd)>,
+) -> io::Result<()> {
     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
     let (hello, _) = wire::receive::<Hello>(&socket)?;
     let mine = rustix::process::geteuid();
@@ -150,10 +174,14 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: 
     }
     let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
     let known = known.filter(|p| p.memory.agent().is_none());
-    let (control, control_fd) = ControlPage::new()?;
+    let (control, control_fd) = match spare.take() {
+        Some(made) => made,
+        None => ControlPage::new()?,
+    };
+    let caller = Caller { socket: &socket, pid, own_pid: hello.pid };
     let result = match known {
-        Some(process) => attach_known(pager, &socket, &process, control, &control_fd).map(|()| process),
-        None => make_new(pager, &socket, pid, control, &control_fd),
+        Some(process) => attach_known(pager, &caller, &process, control, &control_fd).map(|()| process),
+        None => make_new(pager, &caller, control, &control_fd),
     };
     let process = match result {
         Ok(process) => process,
@@ -180,15 +208,15 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: 
 /// The child of a fork, whose userfaultfd came with the fork event.
 fn attach_known(
     pager: &Pager,
-    socket: &OwnedFd,
+    caller: &Caller<'_>,
     process: &Arc<Process>,
     control: ControlPage,
     control_fd: &OwnedFd,
 ) -> io::Result<()> {
     let fds = [control_fd.as_fd(), fd_of(&process.memory.uffd)];
-    wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
-    let (ready, _) = receive_ready(socket)?;
-    attach(process, socket, control, ready)?;
+    wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
+    let (ready, _) = receive_ready(caller.socket)?;
+    attach(process, caller, control, ready)?;
     pager.membership.joined(pager, process);
     let own = process.memory.agent().expect("just attached").own_ranges();
     crate::growth::forget_own(pager, process, &own);
@@ -200,27 +228,26 @@ fn attach_known(
 /// A fresh program, or the child of a process that was not registered.
 fn make_new(
     pager: &Arc<Pager>,
-    socket: &OwnedFd,
-    pid: u32,
+    caller: &Caller<'_>,
     control: ControlPage,
     control_fd: &OwnedFd,
 ) -> io::Result<Arc<Process>> {
     match &pager.socket.source {
         UffdSource::Device(device) => {
             let fds = [control_fd.as_fd(), device.as_fd()];
-            wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_DEVICE }, &fds)?;
+            wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_DEVICE }, &fds)?;
         }
         UffdSource::Syscall => {
             let fds = [control_fd.as_fd()];
-            wire::send(socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_SYSCALL }, &fds)?;
+            wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_SYSCALL }, &fds)?;
         }
     }
-    let (ready, fds) = receive_ready(socket)?;
+    let (ready, fds) = receive_ready(caller.socket)?;
     let fd = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
     let uffd = Uffd::from_fd(fd);
     uffd.api(pager.socket.features)?;
-    let process = events::new_process(pager, uffd, pid);
-    attach(&process, socket, control, ready)?;
+    let process = events::new_process(pager, uffd, caller.pid);
+    attach(&process, caller, control, ready)?;
     pager.add_process(process.clone())?;
     Ok(process)
 }
@@ -244,9 +271,9 @@ pub fn check_ready(ready: &Ready) -> io::Result<()> {
     if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-fn attach(process: &Arc<Process>, socket: &OwnedFd, control: ControlPage, ready: Ready) -> io::Result<()> {
+fn attach(process: &Arc<Process>, caller: &Caller<'_>, control: ControlPage, ready: Ready) -> io::Result<()> {
     check_ready(&ready)?;
-    let agent = Agent::new(socket.try_clone()?, control, ready, process.memory.pid())?;
+    let agent = Agent::new(caller.socket.try_clone()?, control, ready, caller.pid, caller.own_pid)?;
     let own = agent.own_ranges();
     process.space.exclude(own.iter().map(|(s, e)| (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))).collect());
     if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }

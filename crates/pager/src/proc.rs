@@ -183,17 +183,11 @@ pub fn with_environment(text: &str) -> Vec<u32> {
     found
 }
 
-/// The evictor of a process: the thread named so whose id the process itself (in its own pid namespace) calls `own_tid`.
+/// The evictor of a process: the thread whose id the process itself, in its own pid namespace, calls `own_tid`.
 pub fn evictor(pid: u32, own_tid: u32) -> Option<u32> {
-    let is_it = |tid: u32| {
-        let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
-        tid != pid && comm.trim() == "memspill" && ids(tid).is_some_and(|ids| ids.innermost_tid == own_tid)
-    };
-    if is_it(own_tid) {
-        return Some(own_tid);
-    }
+    let is_it = |tid: &u32| *tid != pid && ids(*tid).is_some_and(|ids| ids.innermost_tid == own_tid);
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| is_it(*tid))
+    threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
 }
 
 #[cfg(test)]

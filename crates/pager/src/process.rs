@@ -48,9 +48,15 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32) -> io::Result<Agent> {
-        let evictor_tid = crate::proc::evictor(pid, ready.evictor_tid).ok_or(io::ErrorKind::NotFound)?;
-        let pagemap = File::open(format!("/proc/{evictor_tid}/pagemap"))?;
+    /// Of the process `pid`, which calls itself `own_pid`.
+    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32, own_pid: u32) -> io::Result<Agent> {
+        // Ids that differ are those of another pid namespace; to look up the evictor's there takes time.
+        let evictor_tid = match pid == own_pid {
+            true => ready.evictor_tid,
+            false => crate::proc::evictor(pid, ready.evictor_tid).ok_or(io::ErrorKind::NotFound)?,
+        };
+        // It must be a thread of this process, whatever it says.
+        let pagemap = File::open(format!("/proc/{pid}/task/{evictor_tid}/pagemap"))?;
         let serves = AtomicBool::new(false);
         let (seq, half) = (AtomicU32::new(0), AtomicU32::new(0));
         Ok(Agent { socket, control, ready, evictor_tid, pagemap, serves, seq, half })

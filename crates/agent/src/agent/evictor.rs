@@ -50,11 +50,11 @@ struct UffdioMove {
 const UFFDIO_MOVE: usize = 3 << 30 | size_of::<UffdioMove>() << 16 | 0xaa << 8 | 0x05;
 const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05);
 
-/// Starts the thread; it gets ready and then waits for `Block::go`.
+/// Starts the thread, and returns its id; it gets ready, says so in `Block::started`, and then waits for `Block::go`.
 ///
 /// # Safety
 /// The block must be filled in, the region outlive the thread, and all signals be blocked.
-pub unsafe fn start(region: &Region) -> Result<()> {
+pub unsafe fn start(region: &Region) -> Result<u32> {
     let flags = CLONE_VM
         | CLONE_FS
         | CLONE_SIGHAND
@@ -66,7 +66,7 @@ pub unsafe fn start(region: &Region) -> Result<()> {
     // SAFETY: the field is read through a raw pointer to a block that is filled in.
     let tid = unsafe { &raw const (*region.block()).tid } as usize;
     // SAFETY: the stack lies below the block, page aligned, and is used by nobody else.
-    unsafe { sys::clone(flags, block, block, tid, run, block) }.map(|_| ())
+    unsafe { sys::clone(flags, block, block, tid, run, block) }.map(|tid| tid as u32)
 }
 
 extern "C" fn run(block: usize) -> ! {
@@ -86,9 +86,7 @@ extern "C" fn run(block: usize) -> ! {
             }
         }
     }
-    // SAFETY: gettid only answers.
-    let tid = unsafe { sys::syscall(nr::GETTID, [0; 6]) }.unwrap_or(1) as u32;
-    block.started.store(tid, Ordering::Release);
+    block.started.store(1, Ordering::Release);
     sys::futex_wake(&block.started);
     loop {
         match block.go.load(Ordering::Acquire) {

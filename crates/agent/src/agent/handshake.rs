@@ -75,7 +75,7 @@ fn try_join(kind: u32) -> Option<()> {
         control_addr: made.region.control() as u64,
         image_addr: image_addr as u64,
         image_len: image_len as u64,
-        evictor_tid: made.evictor_tid(),
+        evictor_tid: made.evictor_tid,
         reserved: 0,
     };
     let passed = (welcome.uffd_source != UFFD_GIVEN).then_some(&made.uffd);
@@ -112,6 +112,7 @@ struct Made {
     region: Region,
     ident: usize,
     uffd: Fd,
+    evictor_tid: u32,
 }
 
 fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Made> {
@@ -140,33 +141,30 @@ fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Mad
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     region.write_block(socket, &uffd);
     // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are blocked.
-    if let Err(errno) = unsafe { evictor::start(&region) } {
-        if kind == KIND_EXEC {
-            region::free_ident(ident);
+    match unsafe { evictor::start(&region) } {
+        Ok(evictor_tid) => Ok(Made { region, ident, uffd, evictor_tid }),
+        Err(errno) => {
+            if kind == KIND_EXEC {
+                region::free_ident(ident);
+            }
+            Err(errno)
         }
-        return Err(errno);
     }
-    Ok(Made { region, ident, uffd })
 }
 
 impl Made {
-    /// The evictor's thread id, once it has started. Until then it has no name, and holds copies of the program's
-    /// descriptors, which would keep closed pipes open.
-    fn evictor_tid(&self) -> u32 {
+    /// Until the evictor has started it holds copies of the program's descriptors, which would keep closed pipes open.
+    fn wait_until_started(&self) {
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
-        loop {
-            match block.started.load(Ordering::Acquire) {
-                0 => {
-                    let _ = sys::futex_wait(&block.started, 0, 0);
-                }
-                tid => return tid,
-            }
+        while block.started.load(Ordering::Acquire) == 0 {
+            let _ = sys::futex_wait(&block.started, 0, 0);
         }
     }
 
     /// Lets the evictor work, and the hooks see the control page.
     fn publish(self, kind: u32, pid: u32) {
+        self.wait_until_started();
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
         STATE.ident.store(self.ident, Ordering::Relaxed);
