@@ -153,9 +153,10 @@ impl Group {
     }
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         self.max_bytes.store(limit_bytes, Ordering::Relaxed);
-        // A wake of an idle CPU costs 50 µs: the gap amortises it over a thousand pages where the limit allows.
+        // A wake of an idle CPU costs 50 µs, and must be worth it; but the gap is memory that nobody uses, where the pool
+        // is inside the limit twice as much of it. With 8 MiB in place of 2, random reads of 591 MiB were a fifth slower.
         let limit_bytes = limit_bytes.min(self.high_bytes());
-        self.gap_bytes.store((limit_bytes / 32).clamp(512 << 10, 8 << 20), Ordering::Relaxed);
+        self.gap_bytes.store((limit_bytes / 64).clamp(512 << 10, 2 << 20), Ordering::Relaxed);
     }
     pub fn high_bytes(&self) -> u64 {
         self.high_bytes.load(Ordering::Relaxed)
@@ -316,7 +317,10 @@ impl Group {
             return;
         }
         self.note_moved(cpu, pages);
-        let cap = self.stock_cap();
+        // Over the limit nothing is put aside: the next fault would take it, and the pool, which grows by half of each page
+        // that leaves, would carry usage away from the limit for as long as faults come.
+        let over = self.chain().any(|group| group.usage_bytes() > group.limit_bytes());
+        let cap = if over { 0 } else { self.stock_cap() };
         let stock = &self.stock(cpu).pages;
         let mut surplus = 0;
         let add = |held: u64| {
@@ -527,6 +531,20 @@ mod tests {
         assert!(root.try_charge(CpuId(9), 448, 0) && !root.try_charge(CpuId(9), 1, 0));
         assert!(root.full());
         assert_eq!(groups.charged_pages(root), 100_000);
+    }
+
+    /// Else usage would climb with the pool: a page that leaves is half a page there, and its room would be the next one's.
+    #[test]
+    fn over_the_limit_nothing_is_put_aside() {
+        let groups = Groups::new(&[config("/", None, 100_000)]);
+        let root = groups.root();
+        assert!(root.try_charge(CPU, 100_000, 0));
+        for pool_pages in 1..=100 {
+            root.set_other_bytes(pool_pages * PAGE);
+            root.uncharge(CPU, 1);
+            assert!(!root.try_charge(CPU, 1, 0) || root.usage_bytes() <= root.limit_bytes());
+        }
+        assert_eq!((root.usage_bytes(), root.stocked_pages()), (root.limit_bytes(), 0));
     }
 
     #[test]

@@ -123,35 +123,35 @@ fn read_on(process: &Process, messages: &mut Vec<Event>) {
 /// registered now: if that is where the memory was moved to, it was not freed since.
 fn in_order(events: &mut Vec<Event>, registered: impl Fn() -> Vec<(u64, u64)>) {
     let mut known: Option<Vec<(u64, u64)>> = None;
+    let mut told: Vec<(usize, Event)> = events.drain(..).enumerate().collect();
     let mut at = 0;
-    while at < events.len() {
-        let Event::Remap { to, len, .. } = events[at] else {
+    while at < told.len() {
+        let (number, Event::Remap { to, len, .. }) = told[at] else {
             at += 1;
             continue;
         };
-        let overlap = |event: &Event| {
+        let mut made_room = |(other, event): &(usize, Event)| {
             let (start, end) = match *event {
                 Event::Unmap { start, end } => (start, end),
                 Event::Remap { from, len, .. } => (from, from + len),
-                Event::Fault { .. } | Event::Fork { .. } | Event::Remove { .. } => return None,
+                Event::Fault { .. } | Event::Fork { .. } | Event::Remove { .. } => return false,
             };
             let (start, end) = (start.max(to), end.min(to + len));
-            (start < end).then_some((start, end))
+            let mut is_there =
+                || known.get_or_insert_with(&registered).iter().any(|(from, to)| *from < end && start < *to);
+            *other > number && start < end && is_there()
         };
-        let mut next = at + 1;
-        while next < events.len() {
-            let is_there = |(start, end): (u64, u64)| {
-                known.get_or_insert_with(&registered).iter().any(|(from, to)| *from < end && start < *to)
-            };
-            if overlap(&events[next]).is_some_and(is_there) {
-                let freed = events.remove(next);
-                events.insert(at, freed);
-                at += 1;
+        match told[at + 1..].iter().position(&mut made_room) {
+            // Looked at next, for it may be a REMAP that was told too early itself. What is put here has been told later
+            // than what was here, so this ends.
+            Some(after) => {
+                let freed = told.remove(at + 1 + after);
+                told.insert(at, freed);
             }
-            next += 1;
+            None => at += 1,
         }
-        at += 1;
     }
+    events.extend(told.into_iter().map(|(_, event)| event));
 }
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count.
@@ -298,6 +298,11 @@ mod tests {
         assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(300, 310)]), ["20>100", "100>300"]);
         // Two moves, the first of which made room for the second.
         assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(100, 110), (300, 310)]), ["100>300", "20>100"]);
+        // The second move was told too early as well.
+        let events = vec![remap(20, 100), remap(100, 300), unmap(300, 310)];
+        assert_eq!(sorted(events, &[(100, 110), (300, 310)]), ["-300..310", "100>300", "20>100"]);
+        // Two that change places by way of each other's: no order is right, and it ends.
+        assert_eq!(sorted(vec![remap(20, 100), remap(100, 20)], &[(20, 30), (100, 110)]).len(), 2);
         // Others stay where they are.
         let events = vec![unmap(0, 5), remap(20, 100), unmap(50, 60), unmap(109, 112)];
         assert_eq!(sorted(events, &[(100, 110)]), ["-0..5", "-109..112", "20>100", "-50..60"]);
