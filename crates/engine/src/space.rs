@@ -42,6 +42,8 @@ pub struct Space {
     pub(crate) displaced: Mutex<BTreeMap<Vpn, Word>>,
     /// Position in the round of reclaim, an f64 (see `reclaim/victim.rs`).
     pub(crate) pass_bits: AtomicU64,
+    /// Reclaim takes less from it than from others.
+    pub(crate) spared: AtomicBool,
     /// Pages of this space that are charged: RESIDENT, EVICTING (until taken) and FILLING.
     resident_pages: AtomicU64,
     swapped_pages: AtomicU64,
@@ -69,6 +71,7 @@ impl Space {
             excluded: RwLock::new(Vec::new()),
             displaced: Mutex::new(BTreeMap::new()),
             pass_bits: AtomicU64::new(0),
+            spared: AtomicBool::new(false),
             resident_pages: AtomicU64::new(0),
             swapped_pages: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),

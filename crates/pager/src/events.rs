@@ -177,6 +177,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         inherits_in_part: AtomicBool::new(in_part),
         parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
         home: Default::default(),
+        progress: Default::default(),
         changes: Default::default(),
         removed: Mutex::new(None),
     });
@@ -265,6 +266,7 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         inherits_in_part: AtomicBool::new(false),
         parent: None,
         home: Default::default(),
+        progress: Default::default(),
         changes: Default::default(),
         removed: Mutex::new(None),
     })

@@ -134,6 +134,7 @@ impl<'a> FaultThread<'a> {
         // The evictor faults only where it makes pages ready to be moved out: it must not wait for the room it makes.
         let urgent = process.memory.agent().is_some_and(|agent| agent.is_evictor(tid));
         if !urgent {
+            process.progress.note_fault();
             crate::home::note_fault(self.pager, process, tid);
         }
         let favoured = self.pager.token.fault(tid, crate::pager::now_us());

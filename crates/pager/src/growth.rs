@@ -18,6 +18,7 @@ use crate::events::USER_END;
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
+use crate::progress;
 use crate::quiet;
 use memspill_engine::group::Group;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
@@ -124,6 +125,7 @@ pub fn run(pager: &Arc<Pager>) {
     let mut last_parked = Instant::now();
     let mut last_check = Instant::now();
     let mut last_tables = Instant::now();
+    let mut last_progress = Instant::now();
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
         let work = pager.quiet.work();
@@ -137,6 +139,10 @@ pub fn run(pager: &Arc<Pager>) {
                 measure_shared(pager);
                 last_shared = Instant::now() + 9 * begun.elapsed();
             }
+        }
+        if pager.pressed.load(Ordering::Relaxed) && last_progress.elapsed() > progress::LOOK_EVERY {
+            progress::look(&pager.processes());
+            last_progress = Instant::now();
         }
         if last_tables.elapsed() > Duration::from_millis(100) {
             pager.note_tables();

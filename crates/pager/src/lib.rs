@@ -17,6 +17,7 @@ pub mod pager;
 mod panics;
 pub mod proc;
 mod process;
+mod progress;
 mod quiet;
 pub mod supervisor;
 mod target;

@@ -139,6 +139,15 @@ pub fn last_cpu(pid: u32, tid: u32) -> Option<usize> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
+/// CPU time of a process with all its threads, in ticks of 10 ms.
+pub fn cpu_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Fields 14 and 15, user and system.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(user + system)
+}
+
 /// Stopped by a signal or a tracer?
 pub fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -236,5 +245,10 @@ mod tests {
         let statm = statm(me).expect("statm of ourselves");
         assert!(statm.anon_bytes > 0 && statm.size_bytes > statm.anon_bytes);
         assert!(last_cpu(me, me).is_some());
+        let before = cpu_ticks(me).expect("stat of ourselves");
+        let begun = std::time::Instant::now();
+        while cpu_ticks(me) < Some(before + 3) {
+            assert!(begun.elapsed().as_secs() < 20, "no CPU time is counted");
+        }
     }
 }

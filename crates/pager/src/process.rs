@@ -181,6 +181,7 @@ pub struct Process {
     pub parent: Option<(u64, u64)>,
     /// Which pagers its faults wake.
     pub home: crate::home::Home,
+    pub progress: crate::progress::Progress,
     pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
     pub removed: Mutex<Option<Vec<(u64, u64)>>>,

@@ -184,9 +184,10 @@ pub const MECHANISMS: &[Mechanism] = &[
                     "build of short processes, 8 at once",
                     |scale| {
                         let jobs = scale.jobs;
-                        // A compiler grows to its size: on average it has half of it. Each is waited for by a driver.
-                        let mut work = work(scale, 2.0, |set| {
-                            format!("compile -j 8 --count {jobs} --size {} --contents half", 2 * set / 8)
+                        // A compiler grows to its size: on average it has half of it, so that together they have two
+                        // thirds of what there is room for, now and then all. Each is waited for by a driver.
+                        let mut work = work(scale, 3.0, |most| {
+                            format!("compile -j 8 --count {jobs} --size {} --contents half", most / 6)
                         });
                         work.unmanaged_bytes = 2 * 8 * PROCESS_BYTES;
                         work

@@ -34,6 +34,8 @@ const NEIGHBOURHOOD_PAGES: usize = 1 << AUTO_ORDER_MIN.0;
 const PICKED_FROM: usize = 8;
 /// What a batch is reckoned at when a space is picked for it.
 const PICKED_PAGES: usize = 64;
+/// A space that is spared gives so much less of each page that it has.
+const SPARED_PART: f64 = 32.0;
 
 impl Engine {
     /// The space that gives the next batch, of the deepest group that is pressed and has one: pages taken in proportion to what is resident, so that everyone is pressed
@@ -262,8 +264,13 @@ impl Space {
         f64::from_bits(self.pass_bits.load(Ordering::Relaxed))
     }
     fn charge_pass(&self, pages: usize) {
-        let step = pages.max(1) as f64 / self.resident_pages().max(1) as f64;
+        let part = if self.spared.load(Ordering::Relaxed) { SPARED_PART } else { 1.0 };
+        let step = part * pages.max(1) as f64 / self.resident_pages().max(1) as f64;
         self.pass_bits.store((self.pass() + step).to_bits(), Ordering::Relaxed);
+    }
+    /// From now on it gives less than its share: what it has, it uses. Or its share again.
+    pub fn spare(&self, spared: bool) {
+        self.spared.store(spared, Ordering::Relaxed);
     }
     /// It cannot give a batch now: the others come first.
     pub fn pass_over(&self) {
