@@ -44,6 +44,9 @@ fn borrow(uffd: &Uffd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(uffd.as_raw_fd()) }
 }
 
+/// So many pages are more than a process touches until its agent has introduced itself. (Without an agent it never does.)
+const JOINING_FAULTS_MAX: u64 = 256;
+
 /// A pager thread's state.
 pub struct FaultThread<'a> {
     pager: &'a Arc<Pager>,
@@ -131,9 +134,14 @@ impl<'a> FaultThread<'a> {
         if crate::events::is_agent_call(self.pager, process, addr) {
             return;
         }
-        // The evictor faults only where it makes pages ready to be moved out: it must not wait for the room it makes.
-        let urgent = process.memory.agent().is_some_and(|agent| agent.is_evictor(tid));
-        if !urgent {
+        // Who makes room must not wait for room: the evictor, which faults only where it makes pages ready to be moved out,
+        // and the child of a fork that is about to join, of which nothing can be moved out before.
+        let (evicts, joins) = match process.memory.agent() {
+            Some(agent) => (agent.is_evictor(tid), false),
+            None => (false, process.progress.faults() < JOINING_FAULTS_MAX),
+        };
+        let urgent = evicts || joins;
+        if !evicts {
             process.progress.note_fault();
             crate::home::note_fault(self.pager, process, tid);
         }

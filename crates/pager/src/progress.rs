@@ -47,6 +47,10 @@ impl Progress {
         self.faults.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Ordering::Relaxed)
+    }
+
     fn since_last_look(&self, cpu_ticks: u64) -> Done {
         let now = Done { cpu_ticks, faults: self.faults.load(Ordering::Relaxed) };
         let before = std::mem::replace(&mut *self.seen.lock().expect("progress"), now);
