@@ -1,5 +1,6 @@
 #!/bin/bash
-# Every knob at both ends, its default left out: whatever is set back to what it replaced, no page is wrong and programs print the same.
+# Every knob at both ends, its default left out: whatever is set back to what it replaced, no page is wrong and programs
+# print the same.
 #
 # For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with --full the
 # mutating verifier), and then real programs. The knobs and what they take are read from `memspill run --tune help`, so that

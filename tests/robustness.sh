@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free compaction regrow gap main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -606,6 +606,12 @@ case_remap-pieces() {
 
 case_madv-free() {
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/madv_free.py"
+    code_is 0 && clean
+}
+
+# What cannot be moved out needs the room that compressed pages have.
+case_locked() {
+    call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/locked_beside_a_pool.py"
     code_is 0 && clean
 }
 

@@ -6,9 +6,9 @@
 //  constructor ── connect (abstract SEQPACKET) ──────▶
 //              ── Hello ─────────────────────────────▶ checks token, SO_PEERCRED
 //              ◀── Welcome + [control memfd, uffd source fd] ─
+//  clone(evictor), which closes its copies of the program's descriptors and waits
 //              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, the target may not)
 //              ◀── Go ───────────────────────────────
-//  clone(evictor); the main thread closes its copies
 //  evictor     ◀── Command ──────────────────────────  reclaim
 //              ── Reply ─────────────────────────────▶
 //  any end of the socket: the evictor kills its own process (the supervisor is gone);

@@ -185,6 +185,10 @@ impl<B: Backing> Backing for FaultyBacking<B> {
         self.inner.maintain(queue)
     }
 
+    fn give_ram(&self, queue: QueueId, bytes: u64) -> u64 {
+        self.inner.give_ram(queue, bytes)
+    }
+
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
         self.inner.set_ram_limit_bytes(limit_bytes);
     }

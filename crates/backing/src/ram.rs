@@ -491,6 +491,11 @@ impl RamBacking {
         moved > 0
     }
 
+    /// Give all spare memory back at once.
+    pub(crate) fn give_spare_back(&self) {
+        self.pool.trim();
+    }
+
     pub(crate) fn entry(slot: u32, word: Word) -> Option<Entry> {
         (word.kind() == Kind::Pool).then(|| Entry::new(slot, word.generation()))
     }

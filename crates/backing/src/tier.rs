@@ -187,6 +187,11 @@ impl TierBacking {
         moved > 0
     }
 
+    fn let_go_of_buffer(&self, work: &mut Writeback) {
+        work.buf = None;
+        self.buffer_bytes.store(0, Ordering::Relaxed);
+    }
+
     /// End the writeback of a slot that is not switched to the file. True if the object is still there.
     fn release(&self, slot: u32) -> bool {
         let ended = self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| word.with_wb(WB_NONE)));
@@ -334,12 +339,22 @@ impl Backing for TierBacking {
             draining = self.write_back(queue, &mut work);
         }
         self.draining.store(draining, Ordering::Relaxed);
-        if !draining && work.buf.take().is_some() {
-            self.buffer_bytes.store(0, Ordering::Relaxed);
+        if !draining {
+            self.let_go_of_buffer(&mut work);
         }
         let untidy = self.ram.tidy();
         let punching = self.file.maintain(queue);
         draining || untidy || punching
+    }
+
+    fn give_ram(&self, queue: QueueId, bytes: u64) -> u64 {
+        let mut work = lock(&self.writeback);
+        let before = self.usage().ram_bytes;
+        let enough = self.ram.ram_bytes().saturating_sub(bytes);
+        while self.ram.ram_bytes() > enough && self.write_back(queue, &mut work) {}
+        self.let_go_of_buffer(&mut work);
+        self.ram.give_spare_back();
+        before.saturating_sub(self.usage().ram_bytes)
     }
 
     fn set_ram_limit_bytes(&self, limit_bytes: u64) {
@@ -355,8 +370,7 @@ impl Backing for TierBacking {
 
     fn close(&self) {
         // A writeback that is under way ends first: what it moved was discarded, and is let go.
-        lock(&self.writeback).buf = None;
-        self.buffer_bytes.store(0, Ordering::Relaxed);
+        self.let_go_of_buffer(&mut lock(&self.writeback));
         self.ram.close();
         self.file.close();
     }

@@ -1046,6 +1046,31 @@ fn tier_moves_the_oldest_pages_out() {
     assert_eq!(usage.ram_pages + usage.file_pages, 5999, "{usage:?}");
 }
 
+#[test]
+fn a_pool_gives_room_as_long_as_its_file_takes_pages() {
+    let written: Vec<(u32, Page)> = (1..2000).map(|slot| (slot, half_page(slot))).collect();
+    let tier_of = |file_bytes| {
+        let file = FileConfig { max_bytes: file_bytes, ..file_config(IoEngine::Auto) };
+        let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 64 << 20 }, file).unwrap();
+        written.chunks(64).for_each(|chunk| write_good(&tier, 0, chunk));
+        tier
+    };
+    let tier = tier_of(64 << 20);
+    let before = tier.usage().ram_bytes;
+    let given = tier.give_ram(QueueId(2), 1 << 20);
+    assert!((960 << 10..2 << 20).contains(&given), "{given} bytes");
+    assert_eq!(tier.usage().ram_bytes, before - given);
+    while tier.give_ram(QueueId(2), 1 << 20) > 0 {}
+    assert_eq!((tier.usage().ram_pages, tier.usage().file_pages), (0, 1999));
+    expect(&tier, 0, &written);
+
+    let small = tier_of(1 << 20);
+    while small.give_ram(QueueId(2), 8 << 20) > 0 {}
+    let usage = small.usage();
+    assert!(usage.ram_pages > 1600 && usage.file_bytes <= 1 << 20, "{usage:?}");
+    expect(&small, 0, &written);
+}
+
 /// Writers, readers, discards and two threads of maintenance on few slots, so that writebacks are overtaken all the
 /// time. Every page knows its version; a lost or mixed-up one is found at the next read.
 fn writeback_is_overtaken(tier: &TierBacking, seconds: f64) {
@@ -1057,6 +1082,7 @@ fn writeback_is_overtaken(tier: &TierBacking, seconds: f64) {
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     tier.maintain(QueueId(queue));
+                    tier.give_ram(QueueId(queue), 16 << 10);
                 }
             });
         }

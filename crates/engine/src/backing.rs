@@ -148,6 +148,12 @@ pub trait Backing: Send + Sync {
     /// while there is more to do. Called by the reclaim thread between batches.
     fn maintain(&self, queue: QueueId) -> bool;
 
+    /// Nothing else can make room: move so much of what is held in RAM out to what stands behind it. Returns the bytes of
+    /// RAM that this gave back, 0 where there is nothing behind it or no room there.
+    fn give_ram(&self, _queue: QueueId, _bytes: u64) -> u64 {
+        0
+    }
+
     /// RAM that the backing may hold; the caller changes it as the budget is shared out.
     fn set_ram_limit_bytes(&self, limit_bytes: u64);
 

@@ -11,7 +11,7 @@
 use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
-use memspill_engine::engine::Engine;
+use memspill_engine::engine::{Device, Engine};
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::Fault;
@@ -33,6 +33,12 @@ const FULL: Duration = Duration::from_secs(2);
 
 /// The same where the budget then grows, which takes nothing from the program: it may be small steps, many of them.
 const FULL_BEFORE_GROWING: Duration = Duration::from_millis(200);
+
+/// The same before pools in RAM have to give room, which costs no more than I/O.
+const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
+
+/// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room in RAM again.
+const POOL_PARTS: u64 = 8;
 
 /// The same where the swap has room. Longer: pages that are busy with events and forks come free again, and a kill cannot
 /// be taken back.
@@ -300,6 +306,10 @@ impl Reclaimer<'_> {
             (true, OnFull::Grow) => FULL_BEFORE_GROWING,
             (false, _) => STUCK,
         };
+        if !full && since.elapsed() >= SHORT_OF_ROOM && self.pools_give_room() {
+            self.stuck = None;
+            return;
+        }
         if since.elapsed() < patience {
             return;
         }
@@ -324,6 +334,17 @@ impl Reclaimer<'_> {
             }
         };
         self.no_way_out(group, &reason, fix);
+    }
+
+    /// What is in memory cannot be moved now: it is locked, or of a child that has not joined yet. Pages that are compressed
+    /// in RAM can, where there is a file behind them. True if that made room.
+    fn pools_give_room(&self) -> bool {
+        let devices = &self.pager.engine.devices;
+        let give = |device: &Device| device.backing.give_ram(self.queue, device.backing.usage().ram_bytes / POOL_PARTS);
+        let given_bytes: u64 = devices.iter().map(give).sum();
+        self.pager.update_other_bytes();
+        self.pager.poke_waiting();
+        given_bytes > 0
     }
 
     fn no_swap_left(&self, group: &Group) {

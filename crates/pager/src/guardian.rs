@@ -53,7 +53,7 @@ fn kill_tree(token: &str) {
         let mut tree: Vec<u32> = crate::proc::with_environment(token);
         let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
         tree.extend(below);
-        tree.retain(|pid| *pid != me && !is_zombie(*pid));
+        tree.retain(|pid| *pid != me && !crate::proc::has_ended(*pid));
         if tree.is_empty() {
             return;
         }
@@ -63,9 +63,4 @@ fn kill_tree(token: &str) {
         }
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
-}
-
-fn is_zombie(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_none_or(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('Z' | 'X') | None))
 }

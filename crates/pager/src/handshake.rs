@@ -19,8 +19,8 @@ use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// An agent that does not answer for this long is let go.
@@ -45,6 +45,8 @@ pub struct Door {
     pub target: Target,
     /// Others may: that is said once.
     told_of_unmanaged: AtomicBool,
+    /// A control page for whoever comes next, made while nobody waits.
+    spare: Mutex<Option<(ControlPage, OwnedFd)>>,
 }
 
 /// The key in the door's epoll that is not a process: the listening socket.
@@ -69,8 +71,23 @@ impl Door {
         )?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&socket, 128)?;
-        let (target, told_of_unmanaged) = (Target::new(), AtomicBool::new(false));
-        Ok(Door { socket, name, token, source, features, target, told_of_unmanaged })
+        let (target, told_of_unmanaged, spare) = (Target::new(), AtomicBool::new(false), Mutex::default());
+        Ok(Door { socket, name, token, source, features, target, told_of_unmanaged, spare })
+    }
+
+    fn control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
+        match self.spare.lock().expect("spare").take() {
+            Some(made) => Ok(made),
+            None => ControlPage::new(),
+        }
+    }
+
+    fn make_spare(&self) {
+        let mut spare = self.spare.lock().expect("spare");
+        if spare.is_none() {
+            // No memory for it now: whoever comes next is told so.
+            *spare = ControlPage::new().ok();
+        }
     }
 
     /// The value of the environment variable by which agents find us.
@@ -91,7 +108,6 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
     let door = &pager.socket;
     epoll::add(&epoll, &door.socket, epoll::EventData::new_u64(KEY_LISTEN), epoll::EventFlags::IN)?;
     let mut events = Vec::with_capacity(64);
-    let mut spare = None;
     while !pager.stopping.load(Ordering::Relaxed) {
         events.clear();
         match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
@@ -100,7 +116,7 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
         }
         for event in &events {
             match event.data.u64() {
-                KEY_LISTEN => accept_all(pager, &epoll, &mut spare)?,
+                KEY_LISTEN => accept_all(pager, &epoll)?,
                 key => hung_up(pager, &epoll, key),
             }
         }
@@ -108,18 +124,14 @@ fn serve(pager: &Arc<Pager>) -> io::Result<()> {
     Ok(())
 }
 
-fn accept_all(
-    pager: &Arc<Pager>,
-    epoll: &OwnedFd,
-    spare: &mut Option<(ControlPage, OwnedFd)>,
-) -> io::Result<()> {
+fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
     loop {
         match rustix::net::accept_with(&pager.socket.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
                 let peer = rustix::net::sockopt::socket_peercred(&socket)?;
                 // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
                 let pid = peer.pid.as_raw_nonzero().get() as u32;
-                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid, spare) {
+                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid) {
                     refused(pager, pid, &e);
                 }
             }
@@ -128,10 +140,7 @@ fn accept_all(
             Err(e) => return Err(e.into()),
         }
     }
-    if spare.is_none() {
-        // No memory for it now: whoever comes next is told so.
-        *spare = ControlPage::new().ok();
-    }
+    pager.socket.make_spare();
     Ok(())
 }
 
@@ -157,15 +166,8 @@ struct Caller<'a> {
     own_pid: u32,
 }
 
-/// The whole exchange with one agent. `spare` is a control page that was made while nobody waited.
-fn welcome(
-    pager: &Arc<Pager>,
-    epoll: &OwnedFd,
-    socket: OwnedFd,
-    uid: Uid,
-    pid: u32,
-    spare: &mut Option<(ControlPage, OwnedFd)>,
-) -> io::Result<()> {
+/// The whole exchange with one agent.
+fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: u32) -> io::Result<()> {
     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
     let (hello, _) = wire::receive::<Hello>(&socket)?;
     let mine = rustix::process::geteuid();
@@ -174,10 +176,7 @@ fn welcome(
     }
     let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
     let known = known.filter(|p| p.memory.agent().is_none());
-    let (control, control_fd) = match spare.take() {
-        Some(made) => made,
-        None => ControlPage::new()?,
-    };
+    let (control, control_fd) = pager.socket.control_page()?;
     let caller = Caller { socket: &socket, pid, own_pid: hello.pid };
     let result = match known {
         Some(process) => attach_known(pager, &caller, &process, control, &control_fd).map(|()| process),

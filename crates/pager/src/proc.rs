@@ -132,26 +132,56 @@ pub fn process_of_fault(tid: u32, parent: Option<u32>) -> Option<u32> {
     found.filter(|_| fitting.next().is_none())
 }
 
+/// The fields of a stat file that follow the name, by the numbers that proc(5) gives them.
+struct Stat(String);
+
+impl Stat {
+    fn read(path: &str) -> Option<Stat> {
+        Some(Stat(fs::read_to_string(path).ok()?))
+    }
+
+    fn of(pid: u32) -> Option<Stat> {
+        Stat::read(&format!("/proc/{pid}/stat"))
+    }
+
+    fn field(&self, number: usize) -> Option<&str> {
+        // The name, field 2, may hold spaces and parentheses: the others start after the last one.
+        self.0.rsplit_once(')')?.1.split_ascii_whitespace().nth(number - 3)
+    }
+
+    fn number<T: std::str::FromStr>(&self, number: usize) -> Option<T> {
+        self.field(number)?.parse().ok()
+    }
+
+    fn is_stopped(&self) -> bool {
+        matches!(self.field(3), Some("T" | "t"))
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.field(3), Some("Z" | "X") | None)
+    }
+}
+
 /// The CPU on which a thread last ran.
 pub fn last_cpu(pid: u32, tid: u32) -> Option<usize> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
-    // Field 39; the state, which follows the name, is field 3.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
+    Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.number(39)
 }
 
 /// CPU time of a process with all its threads, in ticks of 10 ms.
 pub fn cpu_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Fields 14 and 15, user and system.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let stat = Stat::of(pid)?;
+    let (user, system): (u64, u64) = (stat.number(14)?, stat.number(15)?);
     Some(user + system)
 }
 
 /// Stopped by a signal or a tracer?
 pub fn is_stopped(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
+    Stat::of(pid).is_some_and(|stat| stat.is_stopped())
+}
+
+/// Gone, or a zombie?
+pub fn has_ended(pid: u32) -> bool {
+    Stat::of(pid).is_none_or(|stat| stat.has_ended())
 }
 
 /// Every process that is below `root` in the tree of parents, `root` itself not included.
@@ -159,14 +189,10 @@ pub fn descendants(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        // The name may hold spaces and parentheses: fields start after the last one.
-        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
-        let mut rest = rest.split_ascii_whitespace();
-        let state = rest.next().unwrap_or("");
-        let Some(ppid) = rest.next().and_then(|p| p.parse::<u32>().ok()) else { continue };
-        if state != "Z" && state != "X" {
-            parents.push((pid, ppid));
+        let Some(stat) = Stat::of(pid) else { continue };
+        let Some(parent) = stat.number::<u32>(4) else { continue };
+        if !stat.has_ended() {
+            parents.push((pid, parent));
         }
     }
     let mut tree = vec![root];

@@ -52,7 +52,7 @@ impl Progress {
     }
 
     fn since_last_look(&self, cpu_ticks: u64) -> Done {
-        let now = Done { cpu_ticks, faults: self.faults.load(Ordering::Relaxed) };
+        let now = Done { cpu_ticks, faults: self.faults() };
         let before = std::mem::replace(&mut *self.seen.lock().expect("progress"), now);
         Done { cpu_ticks: now.cpu_ticks.saturating_sub(before.cpu_ticks), faults: now.faults - before.faults }
     }
