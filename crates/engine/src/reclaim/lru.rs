@@ -12,6 +12,9 @@
 //! need 8 more and a lock taken by every fault). Stale records are dropped when they come to the end, and swept when they
 //! outnumber the live ones.
 //!
+//! The queue is in blocks of a page. (One growing array took up to twice its records, 8 bytes more for each resident page,
+//! and a fault that met its growth waited while megabytes were copied.)
+//!
 //! What it does not do: know about hotness; a page with heat left is pushed again by the caller.
 
 use crate::units::Vpn;
@@ -37,39 +40,138 @@ impl Record {
     }
 }
 
+/// Records in a block: 4 KiB.
+const BLOCK: usize = 512;
+
 #[derive(Default)]
 pub struct Lru {
-    queue: VecDeque<Record>,
+    /// None is empty. Full blocks but for the first and the last one, which records come to and go from at their outer end.
+    blocks: VecDeque<VecDeque<Record>>,
+    len: usize,
 }
 
 impl Lru {
     pub fn push(&mut self, record: Record) {
-        self.queue.push_back(record);
+        match self.blocks.back_mut().filter(|block| block.len() < BLOCK) {
+            Some(block) => block.push_back(record),
+            None => self.blocks.push_back(block_of(record)),
+        }
+        self.len += 1;
     }
     /// To the old end: it will be the next victim.
     pub fn push_oldest(&mut self, record: Record) {
-        self.queue.push_front(record);
+        match self.blocks.front_mut().filter(|block| block.len() < BLOCK) {
+            Some(block) => block.push_front(record),
+            None => self.blocks.push_front(block_of(record)),
+        }
+        self.len += 1;
     }
     pub fn pop(&mut self) -> Option<Record> {
-        self.queue.pop_front()
+        let block = self.blocks.front_mut()?;
+        let record = block.pop_front();
+        if block.is_empty() {
+            self.blocks.pop_front();
+        }
+        self.len -= 1;
+        record
     }
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.len
     }
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len == 0
     }
     /// Keep only what `live` says; called when stale records are the majority.
     pub fn sweep(&mut self, live: impl Fn(Record) -> bool) {
-        self.queue.retain(|r| live(*r));
-        self.queue.shrink_to_fit();
+        let mut kept = Lru::default();
+        while let Some(record) = self.pop() {
+            if live(record) {
+                kept.push(record);
+            }
+        }
+        *self = kept;
     }
     /// Put older records back before those that came meanwhile.
-    pub fn put_before(&mut self, older: Lru) {
-        let younger = std::mem::replace(&mut self.queue, older.queue);
-        self.queue.extend(younger);
+    pub fn put_before(&mut self, mut older: Lru) {
+        while let Some(record) = self.pop() {
+            older.push(record);
+        }
+        *self = older;
     }
     pub fn bytes(&self) -> u64 {
-        (self.queue.capacity() * size_of::<Record>()) as u64
+        let blocks = self.blocks.len() * BLOCK * size_of::<Record>();
+        (blocks + self.blocks.capacity() * size_of::<VecDeque<Record>>()) as u64
+    }
+}
+
+fn block_of(record: Record) -> VecDeque<Record> {
+    let mut block = VecDeque::with_capacity(BLOCK);
+    block.push_back(record);
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(usize),
+        PushOldest(usize),
+        Pop(usize),
+        Sweep(u64),
+        PutBefore(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let many = || 1..3 * BLOCK;
+        prop_oneof![
+            many().prop_map(Step::Push),
+            many().prop_map(Step::PushOldest),
+            many().prop_map(Step::Pop),
+            (1..9u64).prop_map(Step::Sweep),
+            many().prop_map(Step::PutBefore),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_queue_of_bounded_size(steps in proptest::collection::vec(step(), 1..20)) {
+            let (mut lru, mut model) = (Lru::default(), VecDeque::new());
+            let mut records = (0..).map(|n| Record::new(Vpn(n), n));
+            for step in steps {
+                match step {
+                    Step::Push(n) => records.by_ref().take(n).for_each(|r| {
+                        lru.push(r);
+                        model.push_back(r);
+                    }),
+                    Step::PushOldest(n) => records.by_ref().take(n).for_each(|r| {
+                        lru.push_oldest(r);
+                        model.push_front(r);
+                    }),
+                    Step::Pop(n) => (0..n).for_each(|_| assert_eq!(lru.pop(), model.pop_front())),
+                    Step::Sweep(part) => {
+                        lru.sweep(|r| r.vpn().0 % part == 0);
+                        model.retain(|r| r.vpn().0 % part == 0);
+                    }
+                    Step::PutBefore(n) => {
+                        let mut older = Lru::default();
+                        for record in records.by_ref().take(n) {
+                            older.push(record);
+                        }
+                        let first = older.blocks.iter().flatten().copied().collect::<Vec<_>>();
+                        lru.put_before(older);
+                        first.into_iter().rev().for_each(|r| model.push_front(r));
+                    }
+                }
+                prop_assert_eq!((lru.len(), lru.is_empty()), (model.len(), model.is_empty()));
+                prop_assert!(lru.bytes() <= (8 * (model.len() + 2 * BLOCK) + 64 * (16 + model.len() / 128)) as u64);
+            }
+            while let Some(record) = lru.pop() {
+                prop_assert_eq!(Some(record), model.pop_front());
+            }
+            prop_assert!(model.is_empty());
+        }
     }
 }
