@@ -18,6 +18,7 @@
 //!   └──────────────────────────────────────────┴──────────┴────┴─────┘
 //!   pool:  │moves:5│ handle:36        │ len-1:12│
 //!   same:  │mode:2│rot:3│ value:48             │
+//!   file:  │                              raw:1│ the page does not compress
 //! ```
 //!
 //! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is empty.
@@ -81,6 +82,25 @@ pub(crate) enum Kind {
     File = 3,
 }
 
+/// What `RamBacking::store` takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Accepts {
+    /// Up to the limit.
+    All,
+    /// Up to the limit, and no page that would take as much room as it leaves.
+    WhatCompresses,
+    /// See tier.rs.
+    AboveTheLimit,
+}
+
+/// Why it did not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    Full,
+    /// The page does not compress.
+    Raw,
+}
+
 /// Values of the wb field.
 pub(crate) const WB_NONE: u64 = 0;
 pub(crate) const WB_THIS: u64 = 1;
@@ -102,6 +122,16 @@ const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
 
 impl Word {
+    /// Is the page in the file, and belongs there: it does not compress?
+    pub(crate) fn is_raw_in_file(self) -> bool {
+        self.kind() == Kind::File && self.payload() == 1
+    }
+
+    /// Does the page take a whole page of the pool?
+    pub(crate) fn is_raw_in_pool(self) -> bool {
+        self.kind() == Kind::Pool && self.object().1 == PAGE_SIZE
+    }
+
     fn new(kind: Kind, wb: u64, generation: u64, payload: u64) -> Word {
         debug_assert!(payload < 1 << PAYLOAD_BITS && wb < 3);
         Word(
@@ -336,22 +366,20 @@ impl RamBacking {
         }
     }
 
-    /// Put a page into RAM; returns the new word. `force` ignores the limit (see tier.rs). A page that does not
-    /// compress is Full if RAM held is above `raw_limit_bytes` already. On Full the slot keeps what it had.
+    /// Put a page into RAM; returns the new word. Refused, the slot keeps what it had.
     pub(crate) fn store(
         &self,
         slot: u32,
         page: &Page,
-        force: bool,
-        raw_limit_bytes: u64,
+        accepts: Accepts,
         compressor: &mut Compressor,
         delta: &mut Delta,
-    ) -> Result<Word, BackingError> {
+    ) -> Result<Word, Refused> {
         // Everything but the pool comes off the limit first.
-        let limit_bytes = if force { u64::MAX } else { self.limit_bytes() };
+        let limit_bytes = if accepts == Accepts::AboveTheLimit { u64::MAX } else { self.limit_bytes() };
         let room_bytes = limit_bytes.saturating_sub(self.ram_bytes_beside_pool());
         let in_pool = |bytes: &[u8]| {
-            let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| BackingError::Full)?;
+            let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Refused::Full)?;
             Ok((Kind::Pool, Word::pool_payload(handle, bytes.len(), 0)))
         };
         let (kind, payload) = match compressor.encode(page) {
@@ -360,7 +388,7 @@ impl RamBacking {
                 None => in_pool(compressor.encode_lz4(page))?,
             },
             Encoded::Lz4(block) => in_pool(block)?,
-            Encoded::Raw if !force && self.ram_bytes() > raw_limit_bytes => return Err(BackingError::Full),
+            Encoded::Raw if accepts == Accepts::WhatCompresses => return Err(Refused::Raw),
             Encoded::Raw => in_pool(&page.0)?,
         };
         let (old, new) = self
@@ -382,8 +410,8 @@ impl RamBacking {
     }
 
     /// The word for "in the file", following `old`.
-    pub(crate) fn file_word(old: Word) -> Word {
-        Word::new(Kind::File, WB_NONE, old.generation(), 0)
+    pub(crate) fn file_word(old: Word, raw: bool) -> Word {
+        Word::new(Kind::File, WB_NONE, old.generation(), u64::from(raw))
     }
 
     /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
@@ -511,13 +539,13 @@ impl Backing for RamBacking {
         with_scratch(|compressor, _| {
             for write in pages {
                 let slot = write.slot.0;
-                let stored = self.store(slot, write.page, false, u64::MAX, compressor, &mut delta);
+                let stored = self.store(slot, write.page, Accepts::All, compressor, &mut delta);
                 if stored.is_err() {
                     // A failed write leaves the slot as if it had been discarded.
                     let old = self.clear(slot);
                     self.retire(old, &mut delta);
                 }
-                results.push(stored.map(drop));
+                results.push(stored.map(drop).map_err(|_| BackingError::Full));
             }
         });
         self.apply(delta);
@@ -627,7 +655,7 @@ pub(crate) mod tests {
 
     fn store(ram: &RamBacking, slot: u32, page: &Page) -> Word {
         let mut delta = Delta::default();
-        ram.store(slot, page, false, u64::MAX, &mut Compressor::default(), &mut delta).unwrap()
+        ram.store(slot, page, Accepts::All, &mut Compressor::default(), &mut delta).unwrap()
     }
 
     fn load(ram: &RamBacking, slot: u32) -> Option<Box<Page>> {

@@ -4,7 +4,7 @@
 //!             ┌──────────── RamBacking ────────────┐
 //!   write ──▶ │ pool, up to the RAM limit          │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
 //!      │      └────────────────────────────────────┘                maintain()
-//!      └── pool at its limit, or page incompressible and pool above 85 % ─────────────────────────▶
+//!      └── pool at its limit, or page does not compress ──────────────────────────────────────────▶
 //! ```
 //!
 //! A slot has the same number in both; which of them holds it is in its word (`ram.rs`), so that each page is in one
@@ -19,8 +19,12 @@
 //!
 //! *Two writes to one place of the file have no order*, so there is never more than one: only one writeback runs at a
 //! time, it writes a slot only if its word says pool, and `write` goes to the file only with a slot whose word it
-//! has made empty and whose wb was 0. A slot with wb≠0 that needs room is kept in the pool, above the limit
+//! has made empty and whose wb was 0. A slot with wb≠0 that is for the file is kept in the pool, above the limit
 //! if need be: at most one batch of such pages exists, and their older objects have just been freed.
+//!
+//! *A page that does not compress is never put into the pool*, where it would take the room that it leaves. (Once it was, up
+//! to the low mark: the oldest stayed there for good, and younger ones came from the disk.) In the file it is kept while it
+//! is in memory: if nothing is stored to it, it is not written again.
 //!
 //! *The word is switched only after the page is on the device.* If the write fails the page stays in the pool and is
 //! tried again later.
@@ -35,19 +39,21 @@ use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::{PAGE_SIZE, PageBuf, SlotIndex, page_buf};
+use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::with_scratch;
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
-use crate::ram::{Delta, Kind, Loaded, RamBacking, RamConfig, WB_NONE, WB_OLDER, WB_THIS};
+use crate::ram::{
+    Accepts, Delta, Kind, Loaded, RamBacking, RamConfig, Refused, WB_NONE, WB_OLDER, WB_THIS, Word,
+};
 
 /// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 8;
 /// Writeback starts above this share of the RAM limit, in percent.
 const HIGH_PERCENT: u64 = 95;
-/// It stops below this one. Above it, incompressible pages go to the file at once.
+/// It stops below this one.
 const LOW_PERCENT: u64 = 85;
 
 #[derive(Default)]
@@ -165,8 +171,8 @@ impl TierBacking {
         for (entry, result) in batch.iter().zip(&results) {
             let slot = entry.slot();
             if result.is_ok() {
-                let switched =
-                    self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| RamBacking::file_word(word)));
+                let in_file = |word: Word| RamBacking::file_word(word, word.is_raw_in_pool());
+                let switched = self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| in_file(word)));
                 if let Some((old, _)) = switched {
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
@@ -229,7 +235,6 @@ impl Backing for TierBacking {
         let base = results.len();
         let mut entries = Vec::with_capacity(pages.len());
         let mut to_file = Vec::new();
-        let raw_limit_bytes = self.percent_of_limit(LOW_PERCENT);
         self.ram.set_other_bytes(self.other_ram_bytes());
         with_scratch(|compressor, _| {
             for (index, write) in pages.iter().enumerate() {
@@ -239,37 +244,36 @@ impl Backing for TierBacking {
                 if self.ram.word(slot).kind() == Kind::File {
                     self.file.discard(&[write.slot]);
                 }
-                let mut stored =
-                    self.ram.store(slot, write.page, false, raw_limit_bytes, compressor, &mut delta);
-                if stored.is_err() {
+                let mut stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, compressor, &mut delta);
+                if let Err(refused) = stored {
                     // For the file: only a slot that is empty, so that no writeback of it can start now,
                     // and of which none is in flight.
                     let old = self.ram.clear(slot);
                     let in_flight = self.ram.word(slot).wb() != WB_NONE;
                     self.ram.retire(old, &mut delta);
                     if in_flight {
-                        stored = self.ram.store(slot, write.page, true, u64::MAX, compressor, &mut delta);
+                        stored = self.ram.store(slot, write.page, Accepts::AboveTheLimit, compressor, &mut delta);
                     } else {
-                        to_file.push(index);
+                        to_file.push((index, refused == Refused::Raw));
                     }
                 }
                 if let Ok(new) = &stored {
                     entries.extend(RamBacking::entry(slot, *new));
                 }
-                results.push(stored.map(drop));
+                results.push(stored.map(drop).map_err(|_| BackingError::Full));
             }
         });
         if !to_file.is_empty() {
             let writes: Vec<PageWrite<'_>> = to_file
                 .iter()
-                .map(|index| PageWrite { slot: pages[*index].slot, page: pages[*index].page })
+                .map(|(index, _)| PageWrite { slot: pages[*index].slot, page: pages[*index].page })
                 .collect();
             let mut written = Vec::with_capacity(writes.len());
             self.file.write_pages(queue, &writes, &mut written);
-            for (index, result) in to_file.into_iter().zip(written) {
+            for ((index, raw), result) in to_file.into_iter().zip(written) {
                 if result.is_ok() {
-                    let switched =
-                        self.ram.update(pages[index].slot.0, |word| Some(RamBacking::file_word(word)));
+                    let in_file = |word| Some(RamBacking::file_word(word, raw));
+                    let switched = self.ram.update(pages[index].slot.0, in_file);
                     let (old, _) = switched.expect("the change always wants a new word");
                     assert!(
                         old.kind() == Kind::Empty && old.wb() == WB_NONE,
@@ -361,8 +365,15 @@ impl Backing for TierBacking {
         self.ram.set_ram_limit_bytes(limit_bytes);
     }
 
-    // Copies in the file are not kept (`keeps` says no): a page that has come from there has been used, and belongs into the
-    // pool when it leaves again. Kept, it would come from the disk each time; SQLite took twice as long so.
+    /// Only of what does not compress. Another page that has come from the file has been used, and belongs into the pool when
+    /// it leaves again: kept, it would come from the disk each time (SQLite took twice as long so).
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        self.ram.word(slot.0).is_raw_in_file()
+    }
+
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.keeps(slot) && self.file.still_holds(slot, page)
+    }
 
     fn end(&self) {
         self.file.end();

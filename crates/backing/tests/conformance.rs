@@ -927,14 +927,28 @@ fn dropped_with_reads_in_flight() {
 
 #[test]
 fn a_file_keeps_and_ram_does_not() {
-    let keeps = |backing: &dyn Backing| {
-        let slots = 1..100u32;
-        write_good(backing, 0, &slots.clone().map(|slot| (slot, noise_page(slot))).collect::<Vec<_>>());
-        slots.clone().any(|slot| backing.keeps(SlotIndex(slot)))
+    let kept = |backing: &dyn Backing, page: fn(u32) -> Page| {
+        write_good(backing, 0, &(1..100).map(|slot| (slot, page(slot))).collect::<Vec<_>>());
+        (1..100).filter(|slot| backing.keeps(SlotIndex(*slot)) && backing.still_holds(SlotIndex(*slot), &page(*slot))).count()
     };
-    assert!(keeps(&file(IoEngine::Auto)));
-    // What comes out of the file under a pool goes into the pool next time.
-    assert!(!keeps(&tier(64 << 10)) && !keeps(&tier(1 << 30)) && !keeps(&ram()) && !keeps(&null()));
+    assert_eq!(kept(&file(IoEngine::Auto), half_page), 99);
+    assert_eq!(kept(&ram(), noise_page) + kept(&null(), noise_page), 0);
+    for ram_limit_bytes in [64 << 10, 1 << 30] {
+        let tier = tier(ram_limit_bytes);
+        // What comes out of the file under a pool goes into the pool next time, if it compresses.
+        assert_eq!((kept(&tier, half_page), kept(&tier, noise_page), kept(&tier, half_page)), (0, 99, 0));
+    }
+}
+
+#[test]
+fn what_does_not_compress_takes_no_room_in_a_pool() {
+    let tier = tier(64 << 20);
+    let pages: Vec<(u32, Page)> =
+        (1..1000).map(|slot| (slot, if slot % 2 == 0 { noise_page(slot) } else { half_page(slot) })).collect();
+    pages.chunks(64).for_each(|chunk| write_good(&tier, 0, chunk));
+    let usage = tier.usage();
+    assert_eq!((usage.ram_pages, usage.file_pages, usage.incompressible_pages), (500, 499, 0));
+    expect(&tier, 0, &pages);
 }
 
 #[test]
