@@ -30,6 +30,7 @@ pub mod ram;
 mod ring;
 pub mod throttled;
 pub mod tier;
+mod wrap;
 
 pub use faulty::{FaultPlan, FaultyBacking};
 pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};

@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::wrap::forward_the_rest;
 use memspill_engine::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
@@ -138,43 +139,5 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
         Some(self.queues[queue.0 as usize].poll.as_raw_fd())
     }
 
-    fn discard(&self, slots: &[SlotIndex]) {
-        self.inner.discard(slots);
-    }
-
-    fn discard_cluster(&self, cluster: ClusterIndex) {
-        self.inner.discard_cluster(cluster);
-    }
-
-    fn maintain(&self, queue: QueueId) -> bool {
-        self.inner.maintain(queue)
-    }
-
-    fn give_ram(&self, queue: QueueId, bytes: u64) -> u64 {
-        self.inner.give_ram(queue, bytes)
-    }
-
-    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
-        self.inner.set_ram_limit_bytes(limit_bytes);
-    }
-
-    fn keeps(&self, slot: SlotIndex) -> bool {
-        self.inner.keeps(slot)
-    }
-
-    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.inner.still_holds(slot, page)
-    }
-
-    fn end(&self) {
-        self.inner.end();
-    }
-
-    fn close(&self) {
-        self.inner.close();
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
+    forward_the_rest!();
 }

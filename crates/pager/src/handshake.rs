@@ -2,6 +2,9 @@
 //!
 //! The socket is abstract, so that nothing is left in any file system. Who may come in: a process of our own user that
 //! knows the token (it is in the environment of the tree). The exchange is drawn in the agent's `protocol.rs`.
+//!
+//! Tried: to look for the next message for 100 µs before sleeping, here or on both sides, so that no CPU goes idle. 200
+//! processes then took a tenth (here) or a fifth (both) longer on two CPUs, and a half on a busy machine.
 
 use crate::control::ControlPage;
 use crate::events::{self, USER_END};
