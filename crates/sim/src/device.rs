@@ -9,7 +9,7 @@ use crate::target::Lost;
 use memspill_engine_sim::backing::{
     Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine_sim::units::{CLUSTER_SLOTS, ClusterIndex, SlotIndex};
+use memspill_engine_sim::units::{CLUSTER_SLOTS, ClusterIndex, Page, SlotIndex};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{cost, now, spend, step};
 use std::collections::BTreeMap;
@@ -50,6 +50,7 @@ pub struct SimDevice {
     kind: Kind,
     faults: Faults,
     discard: bool,
+    keeps: bool,
     lost: Arc<Lost>,
     inner: Mutex<Inner>,
 }
@@ -62,12 +63,18 @@ impl SimDevice {
             started: BTreeMap::new(),
             random: Random::new(faults.seed),
         };
-        SimDevice { kind, faults, discard: false, lost, inner: Mutex::new(inner) }
+        SimDevice { kind, faults, discard: false, keeps: false, lost, inner: Mutex::new(inner) }
     }
 
     /// The same with `discard=pages`.
     pub fn discarding(self, discard: bool) -> SimDevice {
         SimDevice { discard, ..self }
+    }
+
+    /// The same with copies that are worth keeping while their pages are in memory: of most pages, not of all, as where some
+    /// compress.
+    pub fn keeping(self, keeps: bool) -> SimDevice {
+        SimDevice { keeps, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -212,6 +219,12 @@ impl Backing for SimDevice {
 
     fn maintain(&self, _: QueueId) -> bool {
         false
+    }
+    fn keeps(&self, slot: SlotIndex) -> bool {
+        self.keeps && self.lock().stamps[slot.index()].is_some_and(|stamp| stamp % 4 != 0)
+    }
+    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
+        self.lock().stamps[slot.index()] == Some(stamp_of(page))
     }
     fn set_ram_limit_bytes(&self, _: u64) {}
     fn close(&self) {

@@ -160,9 +160,13 @@ impl Host {
         drop(batch);
         // The pager serves these faults itself; here their threads look again.
         shrunk.wanted.iter().for_each(|vpn| process.space.memory.wake(*vpn, 1));
+        process.space.made_own(&shrunk.busy);
         drop(evictor);
         if shrunk.taken > 0 {
             self.poke();
+        } else {
+            // As the pager's monitor does every now and then.
+            process.space.tidy();
         }
         if let Some(write_out) = write_out {
             engine.write_out(cpu, queue, write_out);

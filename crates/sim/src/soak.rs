@@ -15,7 +15,7 @@
 
 use crate::device::{Faults, Kind, SimDevice};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
-use crate::target::{Lost, Target, Touch};
+use crate::target::{Lost, Refusals, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
 use memspill_engine_sim::slots::SwapDevice;
@@ -76,9 +76,18 @@ struct Plan {
     tuning: Tuning,
     /// Most pages of a batch, but for a neighbourhood that it takes whole.
     batch_pages: u64,
-    /// The last: with `discard=pages`.
-    devices: Vec<(Kind, Faults, bool)>,
+    devices: Vec<DevicePlan>,
+    refusals: Refusals,
     preemption: Preemption,
+}
+
+#[derive(Clone, Copy)]
+struct DevicePlan {
+    kind: Kind,
+    faults: Faults,
+    /// With `discard=pages`.
+    discard: bool,
+    keeps: bool,
 }
 
 impl Plan {
@@ -113,11 +122,17 @@ impl Plan {
                 longest_delay_ns: chance(&[100_000, 3_000_000]),
                 until_ns: HISTORY_NS / 2,
             };
-            (kind, faults, chance(&[0, 1]) == 1)
+            DevicePlan { kind, faults, discard: chance(&[0, 1]) == 1, keeps: chance(&[0, 1]) == 1 }
         });
         let devices = devices.collect();
+        let refusals = Refusals {
+            busy: chance(&[0, 0, 10, 100]),
+            unevictable: chance(&[0, 0, 10, 100]),
+            until_ns: HISTORY_NS / 2,
+        };
         Plan {
             devices,
+            refusals,
             tasks: 2 + chance(&[0, 1, 2, 4]) as u32,
             processes_max: chance(&[1, 2, 4]) as usize,
             // Up to two chunks of the page table and a part of a third.
@@ -150,6 +165,7 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
             lost,
             pages: plan.pages,
             processes_max: plan.processes_max,
+            refusals: plan.refusals,
             stamps: Cell::new(0),
             running: Cell::new(plan.tasks),
             swapoffs: Cell::new(0),
@@ -175,8 +191,8 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
     let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
-    for (kind, faults, discard) in &plan.devices {
-        let (device, sim) = make_device(*kind, *faults, *discard, slots, cpus, &plan.tuning, lost);
+    for device in &plan.devices {
+        let (device, sim) = make_device(device, slots, cpus, &plan.tuning, lost);
         devices.push(device);
         sims.push(sim);
     }
@@ -187,15 +203,14 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
 }
 
 fn make_device(
-    kind: Kind,
-    faults: Faults,
-    discard: bool,
+    plan: &DevicePlan,
     slots: u32,
     cpus: u32,
     tuning: &Tuning,
     lost: &Arc<Lost>,
 ) -> (Device, Arc<SimDevice>) {
-    let sim = Arc::new(SimDevice::new(kind, slots, faults, lost.clone()).discarding(discard));
+    let sim = SimDevice::new(plan.kind, slots, plan.faults, lost.clone());
+    let sim = Arc::new(sim.discarding(plan.discard).keeping(plan.keeps));
     let backing: Arc<dyn Backing> = sim.clone();
     let table = SwapDevice::new(slots, cpus, false, tuning);
     (Device::new("device".into(), 0, table, vcpu::Arc::from_std(backing)), sim)
@@ -206,6 +221,7 @@ struct History {
     lost: Arc<Lost>,
     pages: u64,
     processes_max: usize,
+    refusals: Refusals,
     stamps: Cell<u64>,
     running: Cell<u32>,
     /// Devices that have gone off.
@@ -214,9 +230,9 @@ struct History {
 
 impl History {
     fn new_process(&self) {
-        let target = Arc::new(Target::new(self.pages, self.lost.clone()));
+        let target = Target::new(self.pages, self.lost.clone()).refusing(self.refusals, self.stamp());
         target.map(0, self.pages / 2);
-        self.host.add_process(target);
+        self.host.add_process(Arc::new(target));
     }
 
     fn stamp(&self) -> u64 {
@@ -362,8 +378,9 @@ impl Life<'_> {
         if has_place && self.random.one_in(2) {
             let slots = host.engine.devices[0].slots.all_slots() as u32 + 1;
             let kind = if self.random.one_in(2) { Kind::Ram } else { Kind::Nvme };
-            let lost = &self.history.lost;
-            let (device, sim) = make_device(kind, Faults::default(), self.random.one_in(2), slots, 1, &host.engine.tuning, lost);
+            let (discard, keeps) = (self.random.one_in(2), self.random.one_in(2));
+            let plan = DevicePlan { kind, faults: Faults::default(), discard, keeps };
+            let (device, sim) = make_device(&plan, slots, 1, &host.engine.tuning, &self.history.lost);
             // Known to the workers before any of them may have to reap its reads.
             host.devices.borrow_mut().push(sim);
             host.engine.swapon(device).expect("a place is left");

@@ -14,12 +14,24 @@
 use crate::stamp::{stamp_of, stamped};
 use memspill_engine_sim::memory::{Fill, Memory, Run, Stop, Take};
 use memspill_engine_sim::units::{Page, Vpn};
-use memspill_vcpu::{TaskId, block, cost, current_task, spend, wake};
+use memspill_vcpu::random::Random;
+use memspill_vcpu::{TaskId, block, cost, current_task, now, spend, wake};
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Stamps whose read has failed: pages that may be poisoned.
 pub type Lost = Mutex<HashSet<u64>>;
+
+/// Pages that the kernel does not move, for now. Chances are one in so many pages; 0 is never.
+#[derive(Clone, Copy, Default)]
+pub struct Refusals {
+    /// Somebody has pinned it.
+    pub busy: u64,
+    /// mprotect or mlock.
+    pub unevictable: u64,
+    /// From then on all can be moved, so that a history can end.
+    pub until_ns: u64,
+}
 
 /// A change of the address space, as a userfaultfd tells it.
 pub enum Event {
@@ -72,6 +84,8 @@ struct Inner {
     dead: bool,
     waiters: Vec<Waiter>,
     readahead_hits: u64,
+    refusals: Refusals,
+    random: Random,
 }
 
 pub struct Target {
@@ -84,6 +98,14 @@ impl Target {
     pub fn new(pages: u64, lost: Arc<Lost>) -> Target {
         let inner = Inner { pages: vec![UNMAPPED; pages as usize], ..Inner::default() };
         Target { inner: Mutex::new(inner), lost }
+    }
+
+    /// The same where pages are refused. Of its children too.
+    pub fn refusing(self, refusals: Refusals, seed: u64) -> Target {
+        let mut inner = self.lock();
+        (inner.refusals, inner.random) = (refusals, Random::new(seed));
+        drop(inner);
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -166,7 +188,7 @@ impl Target {
 
     pub fn fork(&self) -> Arc<Target> {
         let mut inner = self.lock();
-        let child = Target::new(0, self.lost.clone());
+        let child = Target::new(0, self.lost.clone()).refusing(inner.refusals, inner.random.draw());
         child.lock().pages = inner.pages.clone();
         let child = Arc::new(child);
         inner.events.push_back(Event::Fork { child: child.clone() });
@@ -228,10 +250,14 @@ impl Inner {
         if self.abort || !self.events.is_empty() {
             return Err(Take::Retry);
         }
+        let refused = now() < self.refusals.until_ns;
+        let mut happens = |one_in: u64| refused && one_in > 0 && self.random.one_in(one_in);
         let state = &mut self.pages[page as usize];
         match state.content {
             Content::Absent => Err(Take::Hole),
             Content::Poisoned => Err(Take::Unevictable),
+            Content::Stamp(_) if happens(self.refusals.busy) => Err(Take::Busy),
+            Content::Stamp(_) if happens(self.refusals.unevictable) => Err(Take::Unevictable),
             Content::Stamp(stamp) => {
                 state.content = Content::Absent;
                 state.brought_along = false;

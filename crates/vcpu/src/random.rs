@@ -1,6 +1,7 @@
 //! Numbers that look random and are the same everywhere (SplitMix64).
 
-#[derive(Clone)]
+/// The default is that of seed 0.
+#[derive(Clone, Default)]
 pub struct Random(u64);
 
 impl Random {
