@@ -52,12 +52,24 @@ start() {
     PID=$!
 }
 
+# Each thread of ours, and what it waits for in the kernel (root sees the stacks).
+where_it_hangs() {
+    local pid task
+    for pid in $(ours); do
+        echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
+        for task in "/proc/$pid/task"/*; do
+            echo "  $(cat "$task/comm"): $(grep '^State' "$task/status") $(cat "$task/wchan"): $(tr '\n' ' ' <"$task/stack")"
+        done
+    done 2>/dev/null
+}
+
 # ends SECONDS: waits for PID; CODE is its exit code, or "hung".
 ends() {
     local end=$((SECONDS + $1 + 1))
     while kill -0 $PID 2>/dev/null; do
         if [ $SECONDS -ge $end ]; then
             CODE=hung
+            where_it_hangs >&2
             kill_ours
             wait $PID 2>/dev/null
             return
