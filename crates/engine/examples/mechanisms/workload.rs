@@ -11,6 +11,7 @@ use memspill_engine::engine::BATCH_PAGES;
 use memspill_engine::slots::{SlotStats, SwapDevice};
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{ClusterIndex, CpuId, FrameId, GroupId, Order, SlotIndex};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const DEVICE_SLOTS: u32 = 1 << 20;
 const TRUNK_CLUSTERS: u32 = 32;
@@ -125,15 +126,16 @@ impl Workload {
         let together = Barrier::new(self.cpus.len());
         let batches = PAGES_PER_RUN / BATCH_PAGES / self.cpus.len();
         // Each by its own watch: who waits for them may be the last to run again.
-        let run = |cpu: &Mutex<Cpu>| {
-            let mut cpu = cpu.lock().expect("nobody panicked");
+        let run = |n: usize| {
+            pin(n);
+            let mut cpu = self.cpus[n].lock().expect("nobody panicked");
             together.wait();
             let start = Instant::now();
             (0..batches).for_each(|_| cpu.batch(&self.device, self.life));
             (start, Instant::now())
         };
         let spans: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self.cpus.iter().map(|cpu| scope.spawn(move || run(cpu))).collect();
+            let threads: Vec<_> = (0..self.cpus.len()).map(|n| scope.spawn(move || run(n))).collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         });
         let first = spans.iter().map(|(start, _)| *start).min().expect("a thread");
@@ -153,6 +155,16 @@ impl Workload {
         let held = self.cpus.iter().map(|cpu| cpu.lock().expect("nobody panicked").held.len()).sum::<usize>();
         assert_eq!(self.device.used_slots() as usize, held, "every page has its slot");
     }
+}
+
+/// The n-th thread on the n-th of the CPUs there are. Left alone, two threads of some milliseconds run on one CPU, one after the
+/// other, if the machine is idle.
+fn pin(n: usize) {
+    let allowed = sched_getaffinity(None).expect("our own CPUs");
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let mut one = CpuSet::new();
+    one.set(cpus[n % cpus.len()]);
+    sched_setaffinity(None, &one).expect("one of them");
 }
 
 fn difference(after: &SlotStats, before: &SlotStats) -> SlotStats {
