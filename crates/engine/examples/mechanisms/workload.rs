@@ -157,8 +157,8 @@ impl Workload {
     }
 }
 
-/// The n-th thread on the n-th of the CPUs there are. Left alone, two threads of some milliseconds run on one CPU, one after the
-/// other, if the machine is idle.
+/// The n-th thread on the n-th of the CPUs there are. Left alone, two threads of some milliseconds may run on one CPU, one
+/// after the other, and never meet.
 fn pin(n: usize) {
     let allowed = sched_getaffinity(None).expect("our own CPUs");
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
