@@ -22,9 +22,9 @@
 //! has made empty and whose wb was 0. A slot with wb≠0 that is for the file is kept in the pool, above the limit
 //! if need be: at most one batch of such pages exists, and their older objects have just been freed.
 //!
-//! *A page that does not compress is never put into the pool*, where it would take the room that it leaves. (Once it was, up
-//! to the low mark: the oldest stayed there for good, and younger ones came from the disk.) In the file it is kept while it
-//! is in memory: if nothing is stored to it, it is not written again.
+//! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it leaves (the case
+//! above excepted). Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the disk.
+//! In the file it is kept while it is in memory: if nothing is stored to it, it is not written again.
 //!
 //! *The word is switched only after the page is on the device.* If the write fails the page stays in the pool and is
 //! tried again later.
@@ -194,8 +194,9 @@ impl TierBacking {
     }
 
     fn let_go_of_buffer(&self, work: &mut Writeback) {
-        work.buf = None;
-        self.buffer_bytes.store(0, Ordering::Relaxed);
+        if work.buf.take().is_some() {
+            self.buffer_bytes.store(0, Ordering::Relaxed);
+        }
     }
 
     /// End the writeback of a slot that is not switched to the file. True if the object is still there.

@@ -37,12 +37,12 @@ const FULL_BEFORE_GROWING: Duration = Duration::from_millis(200);
 /// The same before pools in RAM have to give room, which costs no more than I/O.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
-/// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room in RAM again.
-const POOL_PARTS: u64 = 8;
-
 /// The same where the swap has room. Longer: pages that are busy with events and forks come free again, and a kill cannot
 /// be taken back.
 const STUCK: Duration = Duration::from_secs(10);
+
+/// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room in RAM again.
+const POOL_PARTS: u64 = 8;
 
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is frozen, or dumps core.
 const NO_ANSWER: Duration = Duration::from_millis(200);

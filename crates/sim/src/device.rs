@@ -224,7 +224,7 @@ impl Backing for SimDevice {
         self.keeps && self.lock().stamps[slot.index()].is_some_and(|stamp| stamp % 4 != 0)
     }
     fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.lock().stamps[slot.index()] == Some(stamp_of(page))
+        self.keeps(slot) && self.lock().stamps[slot.index()] == Some(stamp_of(page))
     }
     fn set_ram_limit_bytes(&self, _: u64) {}
     fn close(&self) {
