@@ -14,7 +14,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
+    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
+    guards privileges last-thread locked-once network-namespace)
 KILLS=
 option() {
     case $1 in
@@ -885,6 +886,58 @@ case_ctl-strangers() {
     ends 10
     ctl swaps && { no "a run that has ended answers"; return; }
     clean
+}
+
+# Guard regions: what they cover reads as zero afterwards, and they stay. By the C library's function, by its syscall(), and
+# by an instruction of the program's own, which only the supervisor's look finds.
+case_guards() {
+    gcc -O1 -pthread -o guards "$TESTS/programs/guards.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    ./guards >out 2>&1 || { SKIP="no guard regions in this kernel, before Linux 6.13"; return; }
+    local way
+    for way in libc syscall instruction; do
+        call 60 "${SPILL[@]}" --check -- ./guards $way
+        code_is 0 && clean || { WHY="$way: $WHY"; return; }
+    done
+}
+
+# What the extra thread may do, and what the program may still do beside it.
+case_privileges() {
+    [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
+    gcc -O1 -o privileges "$TESTS/programs/privileges.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    mkdir -p mnt
+    call 60 "${SPILL[@]}" -- ./privileges "$WORK/mnt"
+    umount mnt 2>/dev/null
+    code_is 0 || { WHY="$WHY: $(grep -m 1 BAD out)"; return; }
+    clean
+}
+
+case_last-thread() {
+    gcc -O1 -pthread -o last-thread "$TESTS/programs/last_thread.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local mib
+    for mib in 1 100; do
+        call 30 "${SPILL[@]}" -- ./last-thread $mib
+        code_is 0 || { WHY="with $mib MiB: $WHY: $(tail -n 1 out)"; return; }
+    done
+    clean
+}
+
+case_locked-once() {
+    [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
+    gcc -O1 -o locked-once "$TESTS/programs/locked_once.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "${SPILL[@]}" --check -- ./locked-once 100
+    code_is 0 && clean
+}
+
+# A program in a network namespace of its own cannot reach memspill: it runs on outside the budget, and a line says so. So
+# does the child of a fork there: what it shares with its parent stays in memory, so this is less than the budget.
+case_network-namespace() {
+    [ "$(id -u)" = 0 ] && unshare -n true 2>/dev/null || { SKIP="no network namespace can be made"; return; }
+    call 60 "${SPILL[@]}" -- bash -c 'unshare -n -- echo inside; echo outside'
+    code_is 0 || return
+    [ "$(tr '\n' ' ' <out)" = "inside outside " ] || { no "it printed: $(tr '\n' ' ' <out)"; return; }
+    grep -q '^memspill: process [0-9]* runs outside the budget: it is in another network namespace' err || { no "no line"; return; }
+    call 60 "${SPILL[@]}" -- "$PYTHON" "$TESTS/programs/fork_elsewhere.py" 40
+    code_is 0 && clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }

@@ -18,7 +18,7 @@
 // All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_7004;
+pub const MAGIC: u32 = 0x6d73_7005;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -105,6 +105,12 @@ pub const OP_POPULATE: u32 = 2;
 /// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that is not
 /// known). No Reply.
 pub const OP_ZAP: u32 = 3;
+/// The evictor is the last thread of its process: end, by exit(2) with the code `arg`. No Reply.
+pub const OP_EXIT: u32 = 4;
+
+/// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is made
+/// executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal protection only.
+pub const MOVE_EXEC: u32 = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -114,7 +120,7 @@ pub struct Command {
     pub seq: u32,
     /// OP_MOVE, OP_POPULATE: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
-    /// OP_ZAP: number of staging pages.
+    /// OP_ZAP: number of staging pages. OP_MOVE: 0 or MOVE_EXEC.
     pub arg2: u32,
 }
 
@@ -138,13 +144,31 @@ pub struct Run {
     pub errno: i32,
 }
 
+/// Doorbell.call: [addr, addr + len) was mapped just now, and nobody has touched it yet.
+pub const CALL_MAPPED: u32 = 0;
+/// Guards were put over all of [addr, addr + len) just now: what was there is gone.
+pub const CALL_GUARDED: u32 = 1;
+/// The guards in [addr, addr + len) are about to be removed: what was under them reads as zero from then on.
+pub const CALL_UNGUARD: u32 = 2;
+
+/// Doorbell.answered: 0 is a call that nobody has seen yet. A pager takes it (only one does: a fault may be told twice, and
+/// whoever reads the page by accident calls nobody), and says when its work is done.
+pub const DOORBELL_TAKEN: u32 = 1;
+pub const DOORBELL_ANSWERED: u32 = 2;
+
 /// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault is the
-/// call; the page is filled when the work is done; then the caller zaps the page again and gives the doorbell back.
+/// call; when the work is done, `answered` is set and the page is filled; then the caller zaps the page again and gives
+/// the doorbell back. Where `answered` is still 0 there was no fault, for the page was present (mlockall, a program that
+/// reads all of its memory): the caller zaps the page and tries again.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Doorbell {
     pub addr: u64,
     pub len: u64,
+    /// CALL_*
+    pub call: u32,
+    /// 0, DOORBELL_*
+    pub answered: u32,
 }
 
 /// The page shared by agent and supervisor.
@@ -162,6 +186,9 @@ pub struct Control {
     pub pressed: u32,
     /// Non-zero: some memory was marked MADV_WIPEONFORK or MADV_DONTFORK, so the child of a fork has not all of it.
     pub fork_advice: u32,
+    /// Non-zero: the program has used guards (MADV_GUARD_INSTALL), over which nothing may be filled.
+    pub guards: u32,
+    pub reserved: u32,
     pub doorbells: [Doorbell; DOORBELLS],
     pub runs: [Run; RUNS_MAX],
 }

@@ -109,7 +109,10 @@ struct Supervisor {
 impl Supervisor {
     fn new(device: File) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("memspill-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        use std::os::unix::fs::MetadataExt;
+        let network = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("memspill-{}-{network}-test{count}", std::process::id());
         unsafe {
             let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
             let listener = OwnedFd::from_raw_fd(fd);
@@ -329,9 +332,9 @@ fn serve(uffd: &OwnedFd, seen: &Mutex<Seen>, place: &OnceLock<(Arc<ControlPage>,
             if let Some((control, ready)) = place.get() {
                 let bell = page.wrapping_sub(ready.doorbell_addr) / PAGE;
                 if bell < DOORBELLS as u64 {
-                    let entry =
-                        unsafe { (&raw const (*control.page).doorbells[bell as usize]).read_volatile() };
-                    seen.bells.push(entry);
+                    let entry = unsafe { &raw mut (*control.page).doorbells[bell as usize] };
+                    seen.bells.push(unsafe { entry.read_volatile() });
+                    unsafe { (&raw mut (*entry).answered).write_volatile(1) };
                 }
             }
             let data = seen.pages.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize]);
@@ -675,6 +678,19 @@ fn dies_when_nobody_listens() {
     assert_eq!(Target::start(&mut command).end().signal(), Some(libc::SIGKILL));
 }
 
+/// Its supervisor cannot be reached from there: it says so, and runs on as it is.
+#[test]
+fn lives_in_another_network_namespace() {
+    let supervisor = supervisor!();
+    let mut command = supervisor.command("self");
+    let elsewhere = format!("memspill-{}-4711-test:{TOKEN}", std::process::id());
+    let output = command.env(ENV_NAME, elsewhere).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(line.starts_with("memspill: process ") && line.contains("network namespace"), "{line}");
+    assert!(line.trim_start_matches("memspill: process ").starts_with(|c: char| ('1'..='9').contains(&c)), "{line}");
+}
+
 #[test]
 fn dies_when_the_handshake_is_cut_short() {
     let supervisor = supervisor!();
@@ -723,6 +739,16 @@ fn the_evictor_has_its_own_descriptors_and_memory() {
     has(ready.ident_addr, PAGE, "rw-p");
     has(ready.private_addr, ready.private_len, "rw-p");
     has(ready.control_addr, PAGE, "rw-s");
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+        assert_eq!(u64::from_str_radix(&field(set), 16), Ok(0), "{set}");
+    }
+    assert_eq!((field("Seccomp:"), field("NoNewPrivs:")), ("2".into(), "1".into()));
+    if unsafe { libc::geteuid() } == 0 {
+        assert_eq!(field("Uid:"), ["4000000000"; 4].join("\t"));
+        assert_eq!(field("Gid:"), ["4000000000"; 4].join("\t"));
+        assert_eq!(field("Groups:"), "");
+    }
     // The agent's own data is backed by its file: nothing of it is anonymous memory that a pager would take.
     let image: Vec<_> =
         maps.lines().filter(|line| line.contains("memfd:agent") && line.contains("rw-p")).collect();
@@ -733,6 +759,63 @@ fn the_evictor_has_its_own_descriptors_and_memory() {
             .iter()
             .all(|line| (ready.image_addr..ready.image_addr + ready.image_len).contains(&start(line)))
     );
+}
+
+/// Make the evictor, which waits in recvfrom, call something else: as code of the program could that writes its stack.
+fn call_as_evictor(peer: &Peer, call: libc::c_long, args: [u64; 3]) {
+    let tid: i32 = peer.evictors()[0].file_name().unwrap().to_str().unwrap().parse().unwrap();
+    let none = std::ptr::null_mut::<libc::c_void>();
+    unsafe {
+        assert_eq!(libc::ptrace(libc::PTRACE_SEIZE, tid, none, none), 0);
+        assert_eq!(libc::ptrace(libc::PTRACE_INTERRUPT, tid, none, none), 0);
+        assert_eq!(libc::waitpid(tid, std::ptr::null_mut(), libc::__WALL), tid);
+        let mut regs: libc::user_regs_struct = std::mem::zeroed();
+        assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, tid, none, &raw mut regs), 0);
+        // Back to the instruction that made the system call, with another number.
+        regs.rip -= 2;
+        (regs.rax, regs.orig_rax) = (call as u64, u64::MAX);
+        (regs.rdi, regs.rsi, regs.rdx) = (args[0], args[1], args[2]);
+        assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, tid, none, &raw const regs), 0);
+        assert_eq!(libc::ptrace(libc::PTRACE_DETACH, tid, none, none), 0);
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_evictor_may_do_nothing_else() {
+    let supervisor = supervisor!();
+    let args = |first: u64, second: u64, third: i32| [first, second, third as u64];
+    let calls = |ready: &Ready| {
+        let staging_len = u64::from(STAGING_PAGES) * PAGE;
+        let (rwx, guard) = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, 102);
+        vec![
+            (libc::SYS_openat, args(libc::AT_FDCWD as u64, ready.private_addr, 0)),
+            (libc::SYS_setresuid, args(0, 0, 0)),
+            (libc::SYS_kill, args(1, 0, 0)),
+            (libc::SYS_ioctl, args(0, 0xc028_aa03, 0)),
+            (libc::SYS_mprotect, args(ready.private_addr, PAGE, rwx)),
+            (libc::SYS_mprotect, args(ready.staging_addr, staging_len + PAGE, rwx)),
+            (libc::SYS_mprotect, args(ready.staging_addr - PAGE, PAGE, rwx)),
+            (libc::SYS_mprotect, args(ready.staging_addr + (1 << 32), PAGE, rwx)),
+            (libc::SYS_madvise, args(ready.staging_addr + PAGE, staging_len, guard)),
+            (libc::SYS_madvise, args(ready.staging_addr, 1 << 32, guard)),
+        ]
+    };
+    for which in 0.. {
+        let mut target = supervisor.run("buffer");
+        let peer = supervisor.join(UFFD_FROM_DEVICE);
+        target.address("at");
+        let Some((call, values)) = calls(&peer.ready).get(which).copied() else { break };
+        call_as_evictor(&peer, call, values);
+        assert_eq!(target.end().signal(), Some(libc::SIGSYS), "call {call} {values:x?}");
+    }
+    // To empty all of staging is allowed. It takes the answer for the end of its socket.
+    let mut target = supervisor.run("buffer");
+    let peer = supervisor.join(UFFD_FROM_DEVICE);
+    target.address("at");
+    let whole = args(peer.ready.staging_addr, u64::from(STAGING_PAGES) * PAGE, 102);
+    call_as_evictor(&peer, libc::SYS_madvise, whole);
+    assert_eq!(target.end().signal(), Some(libc::SIGKILL));
 }
 
 #[test]
@@ -977,6 +1060,6 @@ fn the_shared_object_depends_on_nothing() {
     }
     defined.sort();
     wanted.sort();
-    assert_eq!(defined, ["madvise", "mmap", "mmap64", "mremap"]);
-    assert_eq!(wanted, ["__errno_location", "__register_atfork", "pthread_atfork"]);
+    assert_eq!(defined, ["madvise", "mlockall", "mmap", "mmap64", "mremap", "prctl", "process_madvise", "syscall"]);
+    assert_eq!(wanted, ["__errno_location", "__register_atfork", "malloc_trim", "mallopt", "pthread_atfork"]);
 }

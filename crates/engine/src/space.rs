@@ -488,6 +488,19 @@ impl Space {
         lock(&self.parked).clear();
     }
 
+    /// Where the page table has anything: whole chunks, ascending, those in a row as one.
+    pub fn extents(&self) -> Vec<(Vpn, Vpn)> {
+        let mut extents: Vec<(Vpn, Vpn)> = Vec::new();
+        for number in self.chunks.read().expect("chunk map").keys() {
+            let (from, to) = (Vpn(number * CHUNK_PAGES), Vpn((number + 1) * CHUNK_PAGES));
+            match extents.last_mut() {
+                Some(last) if last.1 == from => last.1 = to,
+                _ => extents.push((from, to)),
+            }
+        }
+        extents
+    }
+
     /// The first chunk of the page table from number `from` on.
     pub(crate) fn next_chunk(&self, from: u64) -> Option<u64> {
         self.chunks.read().expect("chunk map").range(from..).next().map(|(number, _)| *number)

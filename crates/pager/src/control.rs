@@ -4,7 +4,7 @@
 //! checked. Layout and meaning are in the agent's `protocol.rs`.
 #![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
 
-use memspill_agent::protocol::{Control, DOORBELLS, Doorbell, RUNS_MAX, Run};
+use memspill_agent::protocol::{Control, DOORBELL_ANSWERED, DOORBELL_TAKEN, DOORBELLS, Doorbell, RUNS_MAX, Run};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{addr_of, addr_of_mut, null_mut};
@@ -63,6 +63,12 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).fork_advice) }).load(Ordering::Acquire) != 0
     }
 
+    /// Has the process put guards over some of its memory?
+    pub fn has_guards(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).guards) }).load(Ordering::Acquire) != 0
+    }
+
     pub fn set_abort(&self, abort: bool) {
         self.abort_word().store(abort as u32, Ordering::Release);
     }
@@ -112,10 +118,28 @@ impl ControlPage {
         unsafe { addr_of!((*self.page).runs[i]).read_volatile() }
     }
 
-    pub fn read_doorbell(&self, i: usize) -> Doorbell {
+    fn doorbell_answered(&self, i: usize) -> &AtomicU32 {
         assert!(i < DOORBELLS);
+        // SAFETY: in bounds; only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).doorbells[i].answered) })
+    }
+
+    /// The call at this doorbell, for the one who carries it out. None: nobody calls, or somebody has taken it already.
+    pub fn take_call(&self, i: usize) -> Option<Doorbell> {
+        let answered = self.doorbell_answered(i);
+        answered.compare_exchange(0, DOORBELL_TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SAFETY: in bounds, plain data, any bit pattern is valid.
-        unsafe { addr_of!((*self.page).doorbells[i]).read_volatile() }
+        Some(unsafe { addr_of!((*self.page).doorbells[i]).read_volatile() })
+    }
+
+    /// Is somebody at work for this doorbell, who will fill its page?
+    pub fn call_is_taken(&self, i: usize) -> bool {
+        self.doorbell_answered(i).load(Ordering::Acquire) == DOORBELL_TAKEN
+    }
+
+    /// Before the doorbell's page is filled, by which its caller goes on.
+    pub fn answer_call(&self, i: usize) {
+        self.doorbell_answered(i).store(DOORBELL_ANSWERED, Ordering::Release);
     }
 }
 
@@ -123,5 +147,20 @@ impl Drop for ControlPage {
     fn drop(&mut self) {
         // SAFETY: our mapping, of this length, not used after this.
         unsafe { libc::munmap(self.page.cast(), 4096) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_carried_out_once() {
+        let (control, _fd) = ControlPage::new().unwrap();
+        // Pages are zeros at first: a call of no length.
+        assert_eq!(control.take_call(3).map(|call| call.len), Some(0));
+        assert!(control.take_call(3).is_none() && control.call_is_taken(3));
+        control.answer_call(3);
+        assert!(control.take_call(3).is_none() && !control.call_is_taken(3));
     }
 }

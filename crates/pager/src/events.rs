@@ -29,7 +29,7 @@ use crate::growth::Growth;
 use crate::pager::Pager;
 use crate::proc;
 use crate::process::{Process, ProcessMemory};
-use memspill_agent::protocol::DOORBELLS;
+use memspill_agent::protocol::{CALL_MAPPED, DOORBELLS, STAGING_PAGES};
 use memspill_engine::space::Space;
 use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
@@ -223,19 +223,33 @@ fn ends_soon(process: &Process) -> bool {
     })
 }
 
-/// A fault on one of the agent's own pages is a call to us: a doorbell (a new mapping to register), or the ident page of a
-/// forked child (which has done its work by faulting). Answers it and returns true.
-pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64) -> bool {
+/// A fault on one of the agent's own pages: a doorbell (a call to us), the ident page of a forked child (which has done its
+/// work by faulting), or staging (somebody reads all memory that there is). None of them is managed. Answers it and returns
+/// true.
+pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, tid: u32) -> bool {
     let page = addr & !(PAGE_SIZE as u64 - 1);
-    let doorbell = process.memory.agent().and_then(|agent| {
-        let index = page.checked_sub(agent.ready.doorbell_addr)? / PAGE_SIZE as u64;
-        (index < DOORBELLS as u64).then(|| agent.control.read_doorbell(index as usize))
-    });
-    let ident = process.parent.is_some_and(|(_, ident)| ident == page)
-        || process.memory.agent().is_some_and(|a| a.ready.ident_addr == page);
-    if let Some(call) = doorbell {
-        crate::growth::register_new(pager, process, call.addr, call.len);
-    } else if !ident {
+    let index_in = |from: u64, pages: u64| {
+        let index = page.checked_sub(from)? / PAGE_SIZE as u64;
+        (index < pages).then_some(index as usize)
+    };
+    let agent = process.memory.agent();
+    if let Some(agent) = agent
+        && let Some(doorbell) = index_in(agent.ready.doorbell_addr, DOORBELLS as u64)
+    {
+        if let Some(call) = agent.control.take_call(doorbell) {
+            match call.call {
+                CALL_MAPPED => crate::growth::register_new(pager, process, call.addr, call.len),
+                _ => crate::guards::called(pager, process, call),
+            }
+            agent.control.answer_call(doorbell);
+        } else if agent.control.call_is_taken(doorbell) {
+            return true;
+        }
+    } else if agent.is_some_and(|agent| index_in(agent.ready.staging_addr, u64::from(STAGING_PAGES)).is_some()) {
+        process.memory.staging_was_read(tid);
+    } else if !(process.parent.is_some_and(|(_, ident)| ident == page)
+        || agent.is_some_and(|agent| agent.ready.ident_addr == page))
+    {
         return false;
     }
     process.memory.uffd.zeropage(page, PAGE_SIZE as u64);

@@ -131,7 +131,7 @@ impl<'a> FaultThread<'a> {
         if process.memory.pid() == 0 {
             crate::events::learn_pid(self.pager, process, tid);
         }
-        if crate::events::is_agent_call(self.pager, process, addr) {
+        if crate::events::is_agent_call(self.pager, process, addr, tid) {
             return;
         }
         // Who makes room must not wait for room: the evictor, which faults only where it makes pages ready to be moved out,

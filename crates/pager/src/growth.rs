@@ -15,6 +15,7 @@
 //! limit.
 
 use crate::events::USER_END;
+use crate::guards;
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
@@ -123,6 +124,7 @@ pub fn run(pager: &Arc<Pager>) {
     let mut last_usage_bytes = 0;
     let mut last_shared = Instant::now();
     let mut last_parked = Instant::now();
+    let mut last_guards = Instant::now();
     let mut last_check = Instant::now();
     let mut last_tables = Instant::now();
     let mut last_progress = Instant::now();
@@ -151,6 +153,10 @@ pub fn run(pager: &Arc<Pager>) {
         if last_parked.elapsed() > Duration::from_secs(2) {
             pager.processes().iter().for_each(|p| p.space.tidy());
             last_parked = Instant::now();
+        }
+        if last_guards.elapsed() > Duration::from_secs(1) {
+            guards::search_all(pager);
+            last_guards = Instant::now();
         }
         drop(work);
         if pager.settings.check && last_check.elapsed() > quiet::INTERVAL {
@@ -268,6 +274,24 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
     if (process.dying.load(Ordering::Relaxed) || process.space.is_dead() || agentless) && process.memory.uffd.is_gone() {
         pager.remove_process(process);
         return None;
+    }
+    size_of(process)
+}
+
+/// By the process's id, under which /proc shows no memory once its first thread has ended: then by its evictor's. Where that
+/// is the last thread, it must end for the process to end: the program's threads have left by exit(2), each for itself. The
+/// process's status is then what the last thread exits with, so it takes the first one's code.
+fn size_of(process: &Process) -> Option<Statm> {
+    let pid = process.memory.pid();
+    let size = proc::statm(pid).filter(|statm| statm.size_bytes > 0);
+    // After an exec the process id means another program.
+    if size.is_some() && !process.dying.load(Ordering::Relaxed) {
+        return size;
+    }
+    if let Some(agent) = process.memory.agent()
+        && let Some(code) = proc::exit_code_of_all_but_one(pid)
+    {
+        agent.let_exit(code);
     }
     proc::statm(process.memory.proc_id())
 }

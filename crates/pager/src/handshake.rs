@@ -22,6 +22,7 @@ use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -63,7 +64,9 @@ impl Door {
             filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
         }
         let hex: Vec<u8> = random.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect();
-        let name = format!("memspill-{}-{}", std::process::id(), String::from_utf8_lossy(&hex[..16]));
+        // Abstract sockets are known in one network namespace: by the name an agent knows that it is in another one.
+        let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
+        let name = format!("memspill-{}-{network}-{}", std::process::id(), String::from_utf8_lossy(&hex[..16]));
         let mut token = [0u8; 32];
         token.copy_from_slice(&hex[16..]);
         let socket = rustix::net::socket_with(

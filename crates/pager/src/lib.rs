@@ -9,6 +9,7 @@ mod fault;
 pub mod growth;
 pub mod groups;
 mod guardian;
+mod guards;
 pub mod handshake;
 pub mod histogram;
 mod home;

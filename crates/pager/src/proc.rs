@@ -174,6 +174,14 @@ pub fn cpu_ticks(pid: u32) -> Option<u64> {
     Some(user + system)
 }
 
+/// The exit code of the first thread, where that has ended and so have all others but one. (The first one counts until its
+/// process has ended.)
+pub fn exit_code_of_all_but_one(pid: u32) -> Option<u32> {
+    let stat = Stat::of(pid)?;
+    let ended = stat.field(3) == Some("Z") && stat.field(20) == Some("2");
+    ended.then(|| stat.number::<u32>(52).unwrap_or(0) >> 8 & 0xff)
+}
+
 /// Stopped by a signal or a tracer?
 pub fn is_stopped(pid: u32) -> bool {
     Stat::of(pid).is_some_and(|stat| stat.is_stopped())

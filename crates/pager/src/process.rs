@@ -14,8 +14,8 @@
 
 use crate::control::ControlPage;
 use crate::turn::Turn;
-use memspill_agent::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, Ready, Reply, Run as AgentRun};
-use memspill_agent::protocol::{RUNS_MAX, STAGING_PAGES};
+use memspill_agent::protocol::{Command, MOVE_EXEC, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, Run as AgentRun};
+use memspill_agent::protocol::{RUNS_MAX, Ready, Reply, STAGING_PAGES};
 use memspill_engine::engine::BATCH_PAGES;
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
 use memspill_engine::space::Space;
@@ -76,15 +76,27 @@ impl Agent {
         fault_tid == self.ready.evictor_tid
     }
 
+    /// Runs of guards between two addresses.
+    pub fn each_guarded(&self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+        memspill_uffd::pagemap::guarded(&self.pagemap, start, end, found)
+    }
+
+    /// The evictor is alone: let it end, and its process with it.
+    pub fn let_exit(&self, code: u32) {
+        if self.serves() {
+            let _ = self.send(Command { op: OP_EXIT, arg: code, ..Command::default() });
+        }
+    }
+
     fn send(&self, command: Command) -> io::Result<()> {
         crate::wire::send(&self.socket, &command, &[])
     }
 
     /// Run one command and wait for its reply.
-    fn call(&self, op: u32, runs: &[AgentRun]) -> Result<(), Failed> {
+    fn call(&self, op: u32, runs: &[AgentRun], flags: u32) -> Result<(), Failed> {
         self.control.write_runs(runs);
         let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.send(Command { op, seq, arg: runs.len() as u32, arg2: 0 })?;
+        self.send(Command { op, seq, arg: runs.len() as u32, arg2: flags })?;
         let (reply, _) = crate::wire::receive::<Reply>(&self.socket)?;
         if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
     }
@@ -135,11 +147,25 @@ pub struct ProcessMemory {
     agent: OnceLock<Agent>,
     /// The process's memory could not be read any more: nothing can be trusted, it must die.
     pub broken: AtomicBool,
+    /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
+    pub has_exec: AtomicBool,
+    /// A guard was seen in this memory.
+    guards_seen: AtomicBool,
+    /// Staging is being read by us.
+    reading: AtomicBool,
 }
 
 impl ProcessMemory {
     pub fn new(uffd: Uffd, pid: u32) -> ProcessMemory {
-        ProcessMemory { uffd, pid: AtomicU32::new(pid), agent: OnceLock::new(), broken: AtomicBool::new(false) }
+        ProcessMemory {
+            uffd,
+            pid: AtomicU32::new(pid),
+            agent: OnceLock::new(),
+            broken: AtomicBool::new(false),
+            has_exec: AtomicBool::new(false),
+            guards_seen: AtomicBool::new(false),
+            reading: AtomicBool::new(false),
+        }
     }
     pub fn agent(&self) -> Option<&Agent> {
         self.agent.get()
@@ -241,15 +267,18 @@ impl Memory for ProcessMemory {
     }
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        fill(self.uffd.copy(vpn.addr(), bytes_of(pages)))
+        let open = self.without_guard(vpn, pages.len());
+        stopped_at_guard(pages.len(), open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open]))))
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
         static ZEROS: [Page; memspill_engine::swap_in::WINDOW_MAX] =
             [Page::ZERO; memspill_engine::swap_in::WINDOW_MAX];
         if write {
-            return fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])));
+            let open = self.without_guard(vpn, pages);
+            return stopped_at_guard(pages, open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open]))));
         }
+        // This one does not replace guards.
         fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
     }
 
@@ -263,6 +292,26 @@ impl Memory for ProcessMemory {
 }
 
 impl ProcessMemory {
+    /// How many of these pages, from the first one on, have no guard over them (MADV_GUARD_INSTALL). UFFDIO_COPY would put
+    /// a page in a guard's place.
+    ///
+    /// A single page is the one that faulted, so it had none then: it is looked at only where the program uses guards. A
+    /// guard that comes between this look and the fill is lost, unless the agent saw it (`agent/advice.rs`).
+    fn without_guard(&self, vpn: Vpn, pages: usize) -> usize {
+        let Some(agent) = self.agent() else { return pages };
+        if pages == 1 && !self.guards_seen.load(Ordering::Relaxed) && !agent.control.has_guards() {
+            return pages;
+        }
+        let end = vpn.addr() + (pages * PAGE_SIZE) as u64;
+        let mut first_guard = end;
+        // What cannot be told (before Linux 6.15, or at the end of the process) is taken for no guard.
+        let _ = agent.each_guarded(vpn.addr(), end, |from, _| first_guard = first_guard.min(from));
+        if first_guard < end {
+            self.guards_seen.store(true, Ordering::Relaxed);
+        }
+        (first_guard - vpn.addr()) as usize / PAGE_SIZE
+    }
+
     /// Take as many pages as a half of staging holds.
     fn take_piece(&self, runs: &[Run], frames: &mut [Page], outcome: &mut Vec<Take>) {
         let pages: usize = runs.iter().map(|r| r.pages as usize).sum();
@@ -275,12 +324,13 @@ impl ProcessMemory {
         // Each round gives every run at least one outcome, so runs that are full of holes or busy pages need many:
         // what is left after the bound is tried again another time.
         let mut doubtful = false;
+        let flags = if self.has_exec.load(Ordering::Relaxed) { MOVE_EXEC } else { 0 };
         for _ in 0..16 {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {
                 break;
             }
-            match agent.call(OP_MOVE, &remaining) {
+            match agent.call(OP_MOVE, &remaining, flags) {
                 Ok(()) => doubtful |= collect(&agent.control, &remaining, base, &mut takes.takes),
                 Err(failed) => {
                     if failed == Failed::Broken {
@@ -295,7 +345,9 @@ impl ProcessMemory {
             self.lose_all(&error, &mut takes.takes);
         }
         self.read_staging(agent, base, frames, &mut takes.takes);
-        if takes.takes.contains(&Some(Take::Moved)) {
+        // Also where nothing was moved because staging was not empty (EEXIST): mlockall fills it, and so does a program that
+        // reads all of its memory. What was moved has been read by now.
+        if doubtful || takes.takes.contains(&Some(Take::Moved)) {
             // If it fails the process is ending.
             let _ = agent.send(Command { op: OP_ZAP, seq: 0, arg: base, arg2: pages as u32 });
         }
@@ -308,7 +360,7 @@ impl ProcessMemory {
         let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return };
         let run = |vpn: &Vpn| AgentRun { src_addr: vpn.addr(), pages: 1, ..AgentRun::default() };
         let runs: Vec<AgentRun> = pages.iter().take(RUNS_MAX).map(run).collect();
-        if agent.call(OP_POPULATE, &runs) == Err(Failed::Broken) {
+        if agent.call(OP_POPULATE, &runs, 0) == Err(Failed::Broken) {
             self.broken.store(true, Ordering::Relaxed);
         }
     }
@@ -329,8 +381,22 @@ impl ProcessMemory {
         if pages == 0 {
             return;
         }
-        if let Err(error) = vm::read(agent.evictor_tid, &segments, bytes_of_mut(&mut frames[..pages])) {
-            self.lose_all(&error, takes);
+        self.reading.store(true, Ordering::SeqCst);
+        let read = vm::read(agent.evictor_tid, &segments, bytes_of_mut(&mut frames[..pages]));
+        self.reading.store(false, Ordering::SeqCst);
+        match read {
+            Err(error) => self.lose_all(&error, takes),
+            Ok(()) if self.broken.load(Ordering::SeqCst) => self.lose_all(&io::ErrorKind::InvalidData.into(), takes),
+            Ok(()) => {}
+        }
+    }
+
+    /// There was a fault on a page of staging, by thread `tid`. If that is a thread of ours, a page that was moved there is
+    /// gone: what it reads now is not what the program wrote.
+    pub fn staging_was_read(&self, tid: u32) {
+        let is_ours = || std::path::Path::new(&format!("/proc/self/task/{tid}")).exists();
+        if self.reading.load(Ordering::SeqCst) && is_ours() {
+            self.broken.store(true, Ordering::SeqCst);
         }
     }
 
@@ -418,6 +484,18 @@ fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()>
         }
     }
     Ok(())
+}
+
+/// Fill `open` of `pages`: those before a guard. Whoever waits for a guarded page is woken, and gets his SIGSEGV.
+fn stopped_at_guard(pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
+    if open == pages {
+        return fill(pages);
+    }
+    let filled = if open > 0 { fill(open) } else { Fill { pages: 0, stop: Stop::Done } };
+    match filled.stop {
+        Stop::Done => Fill { stop: Stop::Exists, ..filled },
+        _ => filled,
+    }
 }
 
 fn fill(result: userfaultfd::Fill) -> Fill {

@@ -34,6 +34,8 @@ const _: () = assert!(size_of::<ScanArg>() == 96);
 
 const PRESENT: u64 = 8;
 const SWAPPED: u64 = 16;
+/// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
+const GUARD: u64 = 256;
 
 /// Call `found(start, end)` for each run of present pages in [start, end) of the process whose /proc/PID/pagemap
 /// this is.
@@ -44,6 +46,14 @@ pub fn present(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)
 /// As [`present`], and also pages that the kernel has swapped out itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
+}
+
+/// Runs of guards (MADV_GUARD_INSTALL). `Unsupported` where the kernel cannot tell.
+pub fn guarded(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+    scan(pagemap, start, end, GUARD, found).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => io::ErrorKind::Unsupported.into(),
+        _ => error,
+    })
 }
 
 fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {

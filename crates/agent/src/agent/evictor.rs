@@ -2,7 +2,9 @@
 //!
 //! It waits on the socket for commands and moves pages into staging, where the supervisor reads them. It is made by a
 //! raw clone: glibc does not know it, no signal reaches it, and it has a descriptor table of its own with two entries,
-//! so the program can neither see nor close them, and it holds nothing of the program's open.
+//! so the program can neither see nor close them, and it holds nothing of the program's open. Nor does it share the
+//! program's root and working directory: with a thread that does, setns(CLONE_NEWNS) would fail. What it may do is next to
+//! nothing (`confine.rs`).
 //!
 //! Every MOVE ioctl runs under the lock in the control page, and takes 64 pages at most, because the pager waits for the
 //! lock before it reads an event. UFFDIO_MOVE does not check that its source is registered, or still the same mapping: a
@@ -13,12 +15,14 @@
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES};
+use crate::confine;
+use crate::protocol::{
+    Command, MOVE_EXEC, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES,
+};
 use crate::region::{Block, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 
 const CLONE_VM: usize = 0x100;
-const CLONE_FS: usize = 0x200;
 const CLONE_SIGHAND: usize = 0x800;
 const CLONE_THREAD: usize = 0x1_0000;
 const CLONE_SYSVSEM: usize = 0x4_0000;
@@ -56,7 +60,6 @@ const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05);
 /// The block must be filled in, the region outlive the thread, and all signals be blocked.
 pub unsafe fn start(region: &Region) -> Result<u32> {
     let flags = CLONE_VM
-        | CLONE_FS
         | CLONE_SIGHAND
         | CLONE_THREAD
         | CLONE_SYSVSEM
@@ -72,9 +75,12 @@ pub unsafe fn start(region: &Region) -> Result<u32> {
 extern "C" fn run(block: usize) -> ! {
     // SAFETY: the block is filled in, and lives until this thread has ended.
     let block = unsafe { &*(block as *const Block) };
-    // SAFETY: the name is a C string; of the descriptors only copies in this thread's own table are closed.
+    confine::drop_rights();
+    // SAFETY: the name and the path are C strings; this thread shares neither its directory nor its descriptors with others.
     unsafe {
         let _ = sys::syscall(nr::PRCTL, [PR_SET_NAME, c"memspill".as_ptr() as usize, 0, 0, 0, 0]);
+        // Else the program could not unmount where it was when this thread began.
+        let _ = sys::syscall(nr::CHDIR, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
         let low = block.socket.min(block.uffd) as usize;
         let high = block.socket.max(block.uffd) as usize;
         for (first, end) in [(0, low), (low + 1, high), (high + 1, 1 << 32)] {
@@ -86,6 +92,7 @@ extern "C" fn run(block: usize) -> ! {
             }
         }
     }
+    confine::install_filter(block, UFFDIO_MOVE);
     block.started.store(1, Ordering::Release);
     sys::futex_wake(&block.started);
     loop {
@@ -94,7 +101,7 @@ extern "C" fn run(block: usize) -> ! {
                 let _ = sys::futex_wait(&block.go, GO_WAIT, 0);
             }
             GO_RUN => break,
-            _ => sys::exit_thread(),
+            _ => sys::exit_thread(0),
         }
     }
     serve(block)
@@ -108,6 +115,7 @@ fn serve(block: &Block) -> ! {
             OP_MOVE => move_runs(block, command),
             OP_POPULATE => populate_runs(block, command),
             OP_ZAP => zap(block, command, &mut guards),
+            OP_EXIT => sys::exit_thread(command.arg),
             // The two sides no longer understand each other.
             _ => sys::die(),
         }
@@ -136,22 +144,25 @@ fn zap(block: &Block, command: Command, guards: &mut bool) {
         return;
     }
     let addr = block.staging + first as usize * PAGE;
-    // SAFETY: the range lies in staging, which nobody in this process reads, and the supervisor is done with it.
+    // The range lies in staging, which nobody in this process reads, and the supervisor is done with it.
     // If it fails, what stays there shows as EEXIST at the next MOVE, and the supervisor sees that.
-    if let Ok(known) = unsafe { sys::empty_pages(addr, count as usize * PAGE, *guards) } {
+    let staging = (block.staging, STAGING_PAGES as usize * PAGE);
+    // SAFETY: as above.
+    if let Ok(known) = unsafe { sys::empty_own_pages(addr, count as usize * PAGE, *guards, staging) } {
         *guards = known;
     }
 }
 
 fn move_runs(block: &Block, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
+    let may_exec = command.arg2 & MOVE_EXEC != 0;
     let mut canceled = false;
     for index in 0..count {
         // SAFETY: `index` is below RUNS_MAX, so this is an element of the array in the control page.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<Run>().add(index) };
         // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence volatile.
         let mut run = unsafe { slot.read_volatile() };
-        let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run) };
+        let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run, may_exec) };
         canceled |= errno == ECANCELED;
         run.moved = moved;
         run.errno = errno;
@@ -191,13 +202,16 @@ fn populate(run: &Run) {
         unsafe { sys::madvise(run.src_addr as usize, run.pages as usize * PAGE, sys::MADV_POPULATE_WRITE) };
 }
 
-/// Moves as long a prefix of the run as can be moved: (pages moved, why it ended or 0).
-fn move_run(block: &Block, run: &Run) -> (u32, i32) {
+/// Moves as long a prefix of the run as can be moved: (pages moved, why it ended or 0). `may_exec`: it may lie in executable
+/// memory.
+fn move_run(block: &Block, run: &Run, may_exec: bool) -> (u32, i32) {
     if run.staging.checked_add(run.pages).is_none_or(|end| end > STAGING_PAGES) {
         return (0, EINVAL);
     }
     let mut moved = 0;
     let mut chunk = MOVE_PAGES;
+    // Which protection is tried, and whether the other one was refused for this chunk.
+    let (mut exec, mut both_refused) = (false, !may_exec);
     while moved < run.pages {
         chunk = chunk.min(run.pages - moved);
         let offset = u64::from(moved) * PAGE as u64;
@@ -208,23 +222,45 @@ fn move_run(block: &Block, run: &Run) -> (u32, i32) {
             mode: 0,
             moved: 0,
         };
-        match move_locked(block, &mut arg) {
+        let result = if exec { move_executable(block, &mut arg) } else { move_locked(block, &mut arg) };
+        match result {
             Ok(()) => {
                 moved += chunk;
                 chunk = MOVE_PAGES;
+                both_refused = !may_exec;
             }
             // A part was moved; the next try says what is in the way.
             Err(errno) if errno != ECANCELED && arg.moved >= PAGE as i64 => {
                 moved += ((arg.moved as u64 / PAGE as u64) as u32).min(chunk);
                 chunk = MOVE_PAGES;
+                both_refused = !may_exec;
+            }
+            Err(EINVAL) if !both_refused => {
+                exec = !exec;
+                both_refused = true;
             }
             // The kernel refuses a range that two mappings share, whole.
-            Err(EINVAL) if chunk > 1 => chunk /= 2,
+            Err(EINVAL) if chunk > 1 => {
+                chunk /= 2;
+                both_refused = !may_exec;
+            }
             // EAGAIN: an event waits for the pager, and this MOVE must wait for the next command.
             Err(errno) => return (moved, errno),
         }
     }
     (moved, 0)
+}
+
+/// As `move_locked`, with staging as executable as the source: the kernel moves between equal protections only.
+fn move_executable(block: &Block, arg: &mut UffdioMove) -> Result<()> {
+    let (addr, len) = (arg.dst as usize, arg.len as usize);
+    // SAFETY: pages of staging, which only this thread and the supervisor use.
+    let protect = |prot| unsafe { sys::syscall(nr::MPROTECT, [addr, len, prot, 0, 0, 0]) };
+    // A sandbox may forbid it: then such memory stays where it is.
+    protect(sys::PROT_READ | sys::PROT_WRITE | sys::PROT_EXEC).map_err(|_| EINVAL)?;
+    let result = move_locked(block, arg);
+    let _ = protect(sys::PROT_READ | sys::PROT_WRITE);
+    result
 }
 
 fn move_locked(block: &Block, arg: &mut UffdioMove) -> Result<()> {

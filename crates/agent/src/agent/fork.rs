@@ -7,7 +7,7 @@
 //!
 //! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and posix_spawn
 //! share their parent's memory until they exec: nothing to do. The child of a raw clone is served by the pager but has
-//! no evictor: nothing of it is swapped out.
+//! no evictor: nothing of it is swapped out. The same goes for the child of a program that has a seccomp filter.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -49,6 +49,13 @@ extern "C" fn child() {
         return;
     }
     STATE.owner.store(0, Ordering::Relaxed);
+    if STATE.confined.load(Ordering::SeqCst) != 0 {
+        // A filter of the program's may end the process for any of the calls that joining takes. It may not have another
+        // thread, then: the pager serves it, and nothing of it is swapped out.
+        // SAFETY: the page was inherited, and is readable.
+        unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
+        return;
+    }
     let blocked = sys::SignalsBlocked::new();
     // SAFETY: the page was inherited, and is readable.
     unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };

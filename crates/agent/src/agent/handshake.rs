@@ -7,7 +7,9 @@
 //! Three endings:
 //! - joined;
 //! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program runs on
-//!   without an agent, silently: the supervisor knows, and says what is to be said;
+//!   without an agent, silently: the supervisor knows, and says what is to be said. Only where it cannot know, for the
+//!   process has another network namespace and does not reach it, the line is written here. (What of a child of a fork was
+//!   swapped out is brought by the pager as before.)
 //! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree must die
 //!   with its supervisor.
 //!
@@ -22,7 +24,7 @@ use crate::protocol::{
 };
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::sys::{self, ECONNREFUSED, EINTR, EPROTO, Fd, Result, SignalsBlocked, nr};
-use crate::{NAME_MAX, STATE, evictor, fork, hooks};
+use crate::{Address, NAME_MAX, STATE, evictor, fork, hooks};
 
 const AF_UNIX: usize = 1;
 const SOCK_SEQPACKET: usize = 5;
@@ -172,7 +174,7 @@ impl Made {
         STATE.rung.store(0, Ordering::Relaxed);
         STATE.owner.store(pid, Ordering::Relaxed);
         STATE.control.store(block.control, Ordering::Release);
-        hooks::tell_fork_advice();
+        hooks::tell_advice();
         block.go.store(GO_RUN, Ordering::Release);
         sys::futex_wake(&block.go);
         if kind == KIND_EXEC {
@@ -232,8 +234,63 @@ fn connect() -> Option<Fd> {
         match ret {
             Ok(_) => return Some(socket),
             Err(EINTR) => {}
+            Err(ECONNREFUSED) if is_elsewhere(address) => {
+                tell("runs outside the budget: it is in another network namespace than memspill");
+                return None;
+            }
             Err(ECONNREFUSED) => sys::die(),
             Err(_) => return None,
+        }
+    }
+}
+
+/// Abstract sockets are known in one network namespace. The name of ours says in which: `memspill-PID-INODE-...`.
+fn is_elsewhere(address: &Address) -> bool {
+    let mut theirs = 0u64;
+    let (mut dashes, mut at) = (0, 0);
+    while let Some(byte) = address.name.get(at).filter(|_| at < address.name_len) {
+        match byte {
+            b'-' => dashes += 1,
+            digit if dashes == 2 => theirs = theirs.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))),
+            _ => {}
+        }
+        at += 1;
+    }
+    theirs != 0 && sys::network_namespace().is_some_and(|ours| ours != theirs)
+}
+
+/// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of the agent:
+/// what a panic says would make it twice as large, and takes symbols that are not here.
+fn tell(what: &str) {
+    let mut line = Line { bytes: [0; 160], len: 0 };
+    line.push(b"memspill: process ");
+    let mut unit = 1_000_000_000;
+    let pid = sys::getpid();
+    while unit > 0 {
+        if pid >= unit {
+            line.push(&[b'0' + (pid / unit % 10) as u8]);
+        }
+        unit /= 10;
+    }
+    line.push(b" ");
+    line.push(what.as_bytes());
+    line.push(b"\n");
+    // SAFETY: the kernel reads the line. Whether it can be written is no matter.
+    let _ = unsafe { sys::syscall(nr::WRITE, [2, line.bytes.as_ptr() as usize, line.len, 0, 0, 0]) };
+}
+
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Line {
+    fn push(&mut self, more: &[u8]) {
+        for byte in more {
+            if let Some(place) = self.bytes.get_mut(self.len) {
+                *place = *byte;
+                self.len += 1;
+            }
         }
     }
 }

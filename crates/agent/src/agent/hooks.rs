@@ -1,4 +1,5 @@
-//! `mmap`, `mmap64`, `mremap` and `madvise`, in place of the C library's.
+//! `mmap`, `mmap64` and `mremap`, in place of the C library's; and the doorbells, by which a thread of the program calls the
+//! pager.
 //!
 //! While memory is tight (`Control::pressed`), new memory must be registered with the userfaultfd before the program can
 //! fill it. So the call is made as asked, and then, before it returns, the pager is told of the new range: a doorbell.
@@ -12,18 +13,13 @@
 //! lock, and the control page is not looked at before the process id has been compared (the child of a clone has no such
 //! page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle of a call costs a doorbell.
 //!
-//! `madvise` frees at once, while memory is tight, what MADV_FREE leaves to the kernel to free. Else it is only watched: a
-//! child of a fork finds memory that is marked MADV_WIPEONFORK empty and what is marked MADV_DONTFORK not there, and the
-//! supervisor, which has a copy of what was swapped out of it, learns of such marks in no other cheap way. It is told that
-//! there are some, and then looks for itself at each fork.
-//!
 //! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
 
 use core::ffi::c_int;
 use core::sync::atomic::{Ordering, fence};
 
 use crate::STATE;
-use crate::protocol::{Control, DOORBELLS, Doorbell};
+use crate::protocol::{CALL_MAPPED, Control, DOORBELL_ANSWERED, DOORBELLS, Doorbell};
 use crate::remap;
 use crate::sys::{self, PAGE, Result, nr};
 
@@ -60,7 +56,7 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
         && (addr != old || new_len > old_len)
         && let Some(control) = pressing_control()
     {
-        ring(control, addr, new_len);
+        ring(control, addr, new_len, CALL_MAPPED);
     }
     finish(ret)
 }
@@ -72,7 +68,7 @@ fn map(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i6
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
     if let (Ok(addr), Some(control)) = (ret, control) {
-        ring(control, addr, len);
+        ring(control, addr, len, CALL_MAPPED);
     }
     finish(ret)
 }
@@ -87,66 +83,75 @@ fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
         && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
-    if matches!(advice as usize, sys::MADV_WIPEONFORK | sys::MADV_DONTFORK) {
-        // Before the call: a fork right after it must see this.
-        STATE.fork_advice.store(1, Ordering::SeqCst);
-        tell_fork_advice();
-    }
-    // SAFETY: the caller's own request, passed through.
-    let ret = unsafe { sys::syscall(nr::MADVISE, [addr, len, advice as usize, 0, 0, 0]) };
-    if ret.is_ok() && advice as usize == sys::MADV_FREE && pressing_control().is_some() {
-        // Pages that it leaves in place are used again without a fault, and so would be managed no more.
-        // SAFETY: what the kernel agreed to free some time (it refuses memory that is not anonymous) is freed now.
-        let _ = unsafe { sys::madvise(addr, len, sys::MADV_DONTNEED) };
-    }
-    finish(ret) as c_int
-}
-
-/// Pass the mark on to the supervisor, if this process has a control page.
-pub fn tell_fork_advice() {
-    if let Some(control) = own_control()
-        && STATE.fork_advice.load(Ordering::SeqCst) != 0
-    {
-        // SAFETY: this process owns the page, and keeps it mapped until it ends.
-        unsafe { (&raw mut (*control).fork_advice).write_volatile(1) };
+/// Passes on to the supervisor, if this process has a control page, what kinds of advice its memory has had.
+pub fn tell_advice() {
+    let Some(control) = own_control() else {
+        return;
+    };
+    // SAFETY: this process owns the page, and keeps it mapped until it ends.
+    unsafe {
+        if STATE.fork_advice.load(Ordering::SeqCst) != 0 {
+            (&raw mut (*control).fork_advice).write_volatile(1);
+        }
+        if STATE.guards.load(Ordering::SeqCst) != 0 {
+            (&raw mut (*control).guards).write_volatile(1);
+        }
     }
 }
 
 /// The control page, if there is one and it is this process's own.
-fn own_control() -> Option<*mut Control> {
+pub fn own_control() -> Option<*mut Control> {
     let control = STATE.control.load(Ordering::Acquire);
     (!control.is_null() && STATE.owner.load(Ordering::Relaxed) == sys::getpid()).then_some(control)
 }
 
 /// The control page, if memory is tight.
-fn pressing_control() -> Option<*mut Control> {
+pub fn pressing_control() -> Option<*mut Control> {
     let control = own_control()?;
     // SAFETY: this process owns the page, and keeps it mapped until it ends.
     let pressed = unsafe { (&raw const (*control).pressed).read_volatile() };
     (pressed != 0).then_some(control)
 }
 
-fn ring(control: *mut Control, addr: usize, len: usize) {
+/// Calls the pager, and returns when it has done its work. False: no doorbell was free, or nobody answered.
+pub fn ring(control: *mut Control, addr: usize, len: usize, call: u32) -> bool {
+    /// A page that was present at the first try is emptied after it.
+    const TRIES: u32 = 3;
     let Some(index) = claim() else {
-        return;
+        return false;
     };
-    let page = STATE.doorbells.load(Ordering::Relaxed) + index * PAGE;
-    // The range is the kernel's answer, so rounding it up cannot overflow.
-    let doorbell = Doorbell { addr: addr as u64, len: len.next_multiple_of(PAGE) as u64 };
-    // SAFETY: `index` is below DOORBELLS, and the claim makes the entry and the page this thread's alone. The pager reads
-    // the entry after the fault, hence volatile and the fence.
-    let emptied = unsafe {
-        (&raw mut (*control).doorbells).cast::<Doorbell>().add(index).write_volatile(doorbell);
-        fence(Ordering::SeqCst);
-        (page as *const u8).read_volatile();
-        sys::empty_pages(page, PAGE, true)
-    };
+    let doorbells = STATE.doorbells.load(Ordering::Relaxed);
+    let page = doorbells + index * PAGE;
+    // The range is the kernel's answer or one that it has accepted, so rounding it up cannot overflow.
+    let doorbell = Doorbell { addr: addr as u64, len: len.next_multiple_of(PAGE) as u64, call, answered: 0 };
+    // SAFETY: `index` is below DOORBELLS.
+    let entry = unsafe { (&raw mut (*control).doorbells).cast::<Doorbell>().add(index) };
+    let (mut answered, mut emptied) = (false, false);
+    for _ in 0..TRIES {
+        // SAFETY: the claim makes the entry and the page this thread's alone. The pager reads the entry after the fault
+        // and writes `answered` before it fills the page, hence volatile and the fences.
+        unsafe {
+            entry.write_volatile(doorbell);
+            fence(Ordering::SeqCst);
+            (page as *const u8).read_volatile();
+            fence(Ordering::SeqCst);
+            answered = (&raw const (*entry).answered).read_volatile() == DOORBELL_ANSWERED;
+            emptied = sys::empty_own_pages(page, PAGE, true, (doorbells, DOORBELLS * PAGE)).is_ok();
+        }
+        if answered || !emptied {
+            break;
+        }
+    }
+    if !answered {
+        // Nobody may take it for a call any more, whoever touches the page.
+        // SAFETY: as above.
+        unsafe { (&raw mut (*entry).answered).write_volatile(DOORBELL_ANSWERED) };
+    }
     // A page that could not be emptied may be guarded: never to be touched again, so its doorbell is not given back.
-    if emptied.is_ok() {
+    if emptied {
         STATE.rung.fetch_and(!(1 << index), Ordering::Release);
     }
+    answered
 }
 
 fn claim() -> Option<usize> {
@@ -165,7 +170,7 @@ fn claim() -> Option<usize> {
 }
 
 /// As the C library does: MAP_FAILED and errno, or the address with errno left alone.
-fn finish(ret: Result<usize>) -> usize {
+pub fn finish(ret: Result<usize>) -> usize {
     let errno = match ret {
         Ok(addr) => return addr,
         Err(errno) => errno,

@@ -11,7 +11,10 @@
 //! | `handshake.rs` | how a process joins: connect, Hello, Welcome, Ready, Go                    |
 //! | `region.rs`    | the memory that the agent owns, and how it is kept apart from the program's |
 //! | `evictor.rs`   | the thread that carries out the supervisor's commands                      |
-//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells; `madvise`                    |
+//! | `confine.rs`   | what the evictor gives up: ids, capabilities, system calls                 |
+//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells                               |
+//! | `advice.rs`    | `madvise` and its kin, `prctl`, `syscall`                                  |
+//! | `remap.rs`     | `mremap` of several mappings                                               |
 //! | `fork.rs`      | how the child of a fork joins                                              |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!
@@ -34,6 +37,8 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
+mod advice;
+mod confine;
 mod evictor;
 mod fork;
 mod handshake;
@@ -69,6 +74,10 @@ struct State {
     rung: AtomicU32,
     /// Memory was marked with advice on forks, which the child of a fork inherits (see `Control::fork_advice`).
     fork_advice: AtomicU32,
+    /// Guards were put over memory, which the child of a fork inherits (see `Control::guards`).
+    guards: AtomicU32,
+    /// The program has a seccomp filter, which the child of a fork inherits.
+    confined: AtomicU32,
     /// The ident page; one for a whole family of forks, since each child finds it empty.
     ident: AtomicUsize,
     address: UnsafeCell<Address>,
@@ -85,6 +94,8 @@ static STATE: State = State {
     doorbells: AtomicUsize::new(0),
     rung: AtomicU32::new(0),
     fork_advice: AtomicU32::new(0),
+    guards: AtomicU32::new(0),
+    confined: AtomicU32::new(0),
     ident: AtomicUsize::new(0),
     address: UnsafeCell::new(Address { name: [0; NAME_MAX], name_len: 0, token: [0; TOKEN_LEN] }),
 };

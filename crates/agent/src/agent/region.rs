@@ -57,7 +57,11 @@ pub struct Region {
 impl Region {
     /// `control` is the descriptor of the page that the supervisor shares.
     pub fn new(control: &Fd) -> Result<Self> {
-        let region = Self { base: reserve(TOTAL)? };
+        let mut region = Self { base: reserve(TOTAL)? };
+        if region.crosses_4_gib() {
+            // The next one lies beside it, and so does not.
+            region = Self { base: reserve(TOTAL)? };
+        }
         // SAFETY: all ranges lie in the reservation, which nobody else knows.
         unsafe {
             let whole = TOTAL * PAGE;
@@ -74,6 +78,11 @@ impl Region {
             sys::madvise(region.control(), PAGE, sys::MADV_DONTFORK)?;
         }
         Ok(region)
+    }
+
+    /// The evictor's filter compares addresses in staging by their lower halves.
+    fn crosses_4_gib(&self) -> bool {
+        (self.staging() >> 32) != ((self.staging() + STAGING_PAGES as usize * PAGE) >> 32)
     }
 
     pub fn staging(&self) -> usize {

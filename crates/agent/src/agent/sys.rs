@@ -37,14 +37,14 @@ pub const MADV_DONTFORK: usize = 10;
 pub const MADV_NOHUGEPAGE: usize = 15;
 pub const MADV_WIPEONFORK: usize = 18;
 pub const MADV_POPULATE_WRITE: usize = 23;
-const MADV_GUARD_INSTALL: usize = 102;
-const MADV_GUARD_REMOVE: usize = 103;
+pub const MADV_GUARD_INSTALL: usize = 102;
+pub const MADV_GUARD_REMOVE: usize = 103;
 
 pub const O_CLOEXEC: usize = 0o2000000;
 pub const O_NONBLOCK: usize = 0o4000;
 
 const SIG_SETMASK: usize = 2;
-const SIGKILL: usize = 9;
+pub const SIGKILL: usize = 9;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 
@@ -75,6 +75,19 @@ pub mod nr {
     pub const PPOLL: usize = 271;
     pub const USERFAULTFD: usize = 323;
     pub const CLOSE_RANGE: usize = 436;
+    pub const PROCESS_MADVISE: usize = 440;
+    pub const SECCOMP: usize = 317;
+    pub const STATX: usize = 332;
+    pub const CAPSET: usize = 126;
+    pub const SETRESUID: usize = 117;
+    pub const SETRESGID: usize = 119;
+    pub const SETGROUPS: usize = 116;
+    pub const CHDIR: usize = 80;
+    pub const MUNLOCK: usize = 150;
+    pub const MLOCKALL: usize = 151;
+    pub const SCHED_YIELD: usize = 24;
+    pub const RESTART_SYSCALL: usize = 219;
+    pub const WRITE: usize = 1;
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -104,6 +117,19 @@ pub mod nr {
     pub const MADVISE: usize = 233;
     pub const USERFAULTFD: usize = 282;
     pub const CLOSE_RANGE: usize = 436;
+    pub const PROCESS_MADVISE: usize = 440;
+    pub const SECCOMP: usize = 277;
+    pub const STATX: usize = 291;
+    pub const CAPSET: usize = 91;
+    pub const SETRESUID: usize = 147;
+    pub const SETRESGID: usize = 149;
+    pub const SETGROUPS: usize = 159;
+    pub const CHDIR: usize = 49;
+    pub const MUNLOCK: usize = 229;
+    pub const MLOCKALL: usize = 230;
+    pub const SCHED_YIELD: usize = 124;
+    pub const RESTART_SYSCALL: usize = 128;
+    pub const WRITE: usize = 64;
 }
 
 /// One system call with up to six arguments.
@@ -426,10 +452,10 @@ pub fn die() -> ! {
     }
 }
 
-pub fn exit_thread() -> ! {
+pub fn exit_thread(code: u32) -> ! {
     loop {
         // SAFETY: only the calling thread ends.
-        let _ = unsafe { syscall(nr::EXIT, [0; 6]) };
+        let _ = unsafe { syscall(nr::EXIT, [code as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
@@ -500,4 +526,68 @@ pub unsafe fn empty_pages(addr: usize, len: usize, try_guards: bool) -> Result<b
     }
     // SAFETY: the caller's promise.
     unsafe { madvise(addr, len, MADV_DONTNEED) }.map(|()| known)
+}
+
+/// As `empty_pages`, for pages that are the agent's own and lie in the mapping [first, first + whole_len). Where the
+/// program has locked all of its memory (mlockall), the mapping is unlocked first: locked pages cannot be emptied.
+///
+/// # Safety
+/// As for `empty_pages`.
+pub unsafe fn empty_own_pages(
+    addr: usize,
+    len: usize,
+    try_guards: bool,
+    mapping: (usize, usize),
+) -> Result<bool> {
+    // SAFETY: the caller's promise.
+    match unsafe { empty_pages(addr, len, try_guards) } {
+        Ok(known) if known == try_guards => Ok(known),
+        // SAFETY: the mapping is the agent's own; then the caller's promise.
+        _ => unsafe {
+            let _ = syscall(nr::MUNLOCK, [mapping.0, mapping.1, 0, 0, 0, 0]);
+            empty_pages(addr, len, try_guards)
+        },
+    }
+}
+
+pub fn yield_now() {
+    // SAFETY: no memory involved.
+    let _ = unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
+}
+
+/// The part of `struct statx` that is used here.
+#[repr(C)]
+struct Statx {
+    mask: u32,
+    block_size: u32,
+    attributes: u64,
+    links: u32,
+    ids: [u32; 2],
+    mode: u16,
+    spare: u16,
+    inode: u64,
+    rest: [u64; 27],
+}
+const _: () = assert!(core::mem::size_of::<Statx>() == 256);
+
+fn statx(path: &core::ffi::CStr) -> Result<Statx> {
+    const AT_FDCWD: usize = -100isize as usize;
+    const BASIC_STATS: usize = 0x7ff;
+    let mut statx = core::mem::MaybeUninit::<Statx>::zeroed();
+    // SAFETY: the kernel reads the path and writes a struct of 256 bytes; zeros are a valid one.
+    unsafe {
+        let args = [AT_FDCWD, path.as_ptr() as usize, 0, BASIC_STATS, statx.as_mut_ptr() as usize, 0];
+        syscall(nr::STATX, args).map(|_| statx.assume_init())
+    }
+}
+
+/// Threads of this process; None where /proc does not say.
+pub fn thread_count() -> Option<u32> {
+    // A directory for each thread, and the two that every directory has.
+    statx(c"/proc/self/task").ok()?.links.checked_sub(2)
+}
+
+/// The inode by which the kernel names this process's network namespace.
+pub fn network_namespace() -> Option<u64> {
+    statx(c"/proc/self/ns/net").ok().map(|found| found.inode)
 }

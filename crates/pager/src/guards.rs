@@ -1,0 +1,77 @@
+//! Guards (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): the kernel drops the pages under them and tells no userfaultfd.
+//!
+//! ```text
+//!   swapped out ── guard put ──▶ an access is SIGSEGV ── guard removed ──▶ must read as zero
+//!        └───── our copy ─────────────────────────────────────────────────────┘ would come back
+//! ```
+//!
+//! So our copy must go while the guard is there, or when it comes. Three ways lead here:
+//!
+//! - the agent calls after it has put guards (CALL_GUARDED): everything in the range goes;
+//! - the agent calls before it removes guards (CALL_UNGUARD): what is under a guard goes;
+//! - once a second all managed memory is searched, for guards that came without the C library.
+//!
+//! What holds: a page's word is dropped only inside the gate and under the batch lock, where no fill and no batch is under
+//! way, after a look in the same span has shown the guard. So what the program stores after it has removed the guard is
+//! never dropped: until the span ends its fault is not served.
+//!
+//! What is not covered: a guard that is put and removed again within a second, both by system calls of the program's own
+//! instructions (not through the C library). The pages under it come back as they were.
+
+use crate::pager::Pager;
+use crate::process::Process;
+use memspill_agent::protocol::{CALL_GUARDED, Doorbell};
+use memspill_engine::units::Vpn;
+use std::sync::atomic::Ordering;
+
+/// So much is searched in one span: faults wait meanwhile.
+const SPAN_BYTES: u64 = 64 << 20;
+
+/// A thread of the process has called.
+pub fn called(pager: &Pager, process: &Process, call: Doorbell) {
+    let end = call.addr.saturating_add(call.len);
+    if call.call == CALL_GUARDED {
+        forget_all(pager, process, call.addr, end);
+    } else {
+        search(pager, process, call.addr, end);
+    }
+}
+
+/// All that lies in the range is under guards now.
+fn forget_all(pager: &Pager, process: &Process, start: u64, end: u64) {
+    let pass = process.space.gate.enter_events();
+    let batch = process.batch.lock().expect("batch");
+    process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
+    drop(batch);
+    drop(pass);
+    pager.poke_waiting();
+}
+
+/// All managed memory of all processes: to be called about once a second. It costs some ns for each page that is there.
+pub fn search_all(pager: &Pager) {
+    for process in pager.processes().iter().filter(|process| process.pressed.load(Ordering::Relaxed)) {
+        process.space.extents().iter().for_each(|(from, to)| search(pager, process, from.addr(), to.addr()));
+    }
+}
+
+/// Forget what lies under guards in the range.
+fn search(pager: &Pager, process: &Process, start: u64, end: u64) {
+    let Some(agent) = process.memory.agent() else { return };
+    let mut from = start;
+    while from < end {
+        let to = end.min(from.saturating_add(SPAN_BYTES));
+        let pass = process.space.gate.enter_events();
+        let batch = process.batch.lock().expect("batch");
+        let forget = |from, to| {
+            process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(from), Vpn::from_addr(to));
+        };
+        // Where the kernel cannot tell (before Linux 6.15), and at the end of the process, there is nothing to be done.
+        let searched = agent.each_guarded(from, to, forget);
+        drop(batch);
+        drop(pass);
+        if searched.is_err() {
+            return;
+        }
+        from = to;
+    }
+}
