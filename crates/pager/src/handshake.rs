@@ -223,7 +223,7 @@ impl Porter<'_> {
     /// A stranger is sent away before anything is awaited of him.
     fn admit(&mut self, socket: OwnedFd) {
         let Ok(peer) = Peer::of(&socket) else { return };
-        if !may_knock(&peer) {
+        if !may_knock(self.pager, &peer) {
             return;
         }
         let pid = peer.pid;
@@ -320,7 +320,7 @@ impl Porter<'_> {
                 continue;
             }
             let entry = self.callers.take(number).expect("looked up above");
-            if entry.is_known || entry.caller.peer.is_below(std::process::id()) {
+            if entry.is_known || is_below_us(self.pager, &entry.caller.peer) {
                 refused(self.pager, entry.pid, &io::ErrorKind::TimedOut.into());
             }
         }
@@ -330,9 +330,14 @@ impl Porter<'_> {
 
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not root,
 /// those of other users cannot be. That our own user's are below us is looked at when they have said the token.
-fn may_knock(peer: &Peer) -> bool {
+fn may_knock(pager: &Pager, peer: &Peer) -> bool {
     let mine = rustix::process::geteuid();
-    peer.uid == mine || mine.is_root() && peer.is_below(std::process::id())
+    peer.uid == mine || mine.is_root() && is_below_us(pager, peer)
+}
+
+/// Whoever is managed was found to be when it came in.
+fn is_below_us(pager: &Pager, peer: &Peer) -> bool {
+    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(|process| process.memory.agent().is_some_and(Agent::lives)))
 }
 
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
@@ -375,7 +380,7 @@ fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
     let pid = caller.peer.pid;
     let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
     let known = known.filter(|p| p.memory.agent().is_none());
-    let welcomed = match caller.peer.is_below(std::process::id()) {
+    let welcomed = match is_below_us(pager, &caller.peer) {
         true => door.control_page().and_then(|(control, control_fd)| {
             welcome(door, caller, known.as_deref(), &control_fd)?;
             Ok(control)

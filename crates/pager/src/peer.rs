@@ -16,6 +16,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 const SO_PEERPIDFD: libc::c_int = 77;
 
+#[repr(C)]
+#[derive(Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup: u64,
+    pid: u32,
+    tgid: u32,
+    ppid: u32,
+    others: [u32; 9],
+}
+/// `_IOWR(0xFF, 11, struct pidfd_info)`.
+const PIDFD_GET_INFO: u64 = 3 << 30 | (size_of::<PidfdInfo>() as u64) << 16 | 0xFF << 8 | 11;
+const _: () = assert!(PIDFD_GET_INFO == 0xC040_FF0B);
+
 /// A process or thread that was there, and may have ended since.
 pub struct Life {
     pidfd: OwnedFd,
@@ -42,6 +56,14 @@ impl Life {
         option(socket, SO_PEERPIDFD, &mut fd)?;
         // SAFETY: the kernel has just made the descriptor for us.
         Ok(Life { pidfd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// A tenth of the time that /proc takes. Linux 6.13; None before.
+    fn parent(&self) -> Option<u32> {
+        let mut info = PidfdInfo::default();
+        // SAFETY: the struct has the size that the number tells, and lives across the call.
+        let ret = unsafe { libc::ioctl(self.pidfd.as_raw_fd(), PIDFD_GET_INFO as _, &mut info) };
+        (ret == 0).then_some(info.ppid)
     }
 
     /// If not, the number by which it was known has named nobody else up to now.
@@ -75,19 +97,27 @@ impl Peer {
         Ok(Peer { pid: who.pid as u32, uid: Uid::from_raw(who.uid), life })
     }
 
-    /// Is `ancestor` above it in the tree of parents? `ancestor` is ourselves: it lives.
-    pub fn is_below(&self, ancestor: u32) -> bool {
+    /// Is it below us in the tree of parents? `is_ours`: this one is for certain, and lives.
+    pub fn is_below_us(&self, is_ours: impl Fn(u32) -> bool) -> bool {
+        let me = std::process::id();
+        let is_ours = |pid| pid == me || is_ours(pid);
         // A process in between may end while we look; then its children have another parent.
-        (0..3).any(|_| climbs_to(self.pid, ancestor)) && !self.life.has_ended()
+        (0..3).any(|_| self.parent().is_some_and(|parent| climbs_to(parent, &is_ours))) && !self.life.has_ended()
+    }
+
+    fn parent(&self) -> Option<u32> {
+        self.life.parent().or_else(|| crate::proc::parent_of(self.pid))
     }
 }
 
-fn climbs_to(mut pid: u32, ancestor: u32) -> bool {
+fn climbs_to(mut pid: u32, is_ours: &impl Fn(u32) -> bool) -> bool {
     /// More than any tree has: numbers that are taken anew meanwhile must not lead round for ever.
     const LEVELS_MAX: usize = 1 << 16;
     for _ in 0..LEVELS_MAX {
+        if is_ours(pid) {
+            return true;
+        }
         match crate::proc::parent_of(pid) {
-            Some(parent) if parent == ancestor => return true,
             Some(0) | None => return false,
             Some(parent) => pid = parent,
         }
@@ -121,9 +151,12 @@ mod tests {
         let me = peer();
         assert_eq!((me.pid, me.uid), (std::process::id(), rustix::process::geteuid()));
         assert!(!me.life.has_ended());
-        assert!(me.is_below(crate::proc::parent_of(me.pid).unwrap()));
-        assert!(!me.is_below(me.pid), "nobody is below himself");
-        assert!(!me.is_below(u32::MAX));
+        let parent = crate::proc::parent_of(me.pid).unwrap();
+        assert_eq!(me.parent(), Some(parent));
+        assert!(me.is_below_us(|pid| pid == parent));
+        assert!(!me.is_below_us(|_| false), "nobody is below himself");
+        let grandparent = crate::proc::parent_of(parent).unwrap();
+        assert!(grandparent == 0 || me.is_below_us(|pid| pid == grandparent));
     }
 
     #[test]
@@ -150,9 +183,9 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let life = Life::of_thread(child.id(), &peer().life).unwrap();
         let child_peer = Peer { pid: child.id(), uid: rustix::process::geteuid(), life };
-        assert!(child_peer.is_below(std::process::id()));
+        assert!(child_peer.is_below_us(|_| false));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!child_peer.is_below(std::process::id()) && child_peer.life.has_ended());
+        assert!(!child_peer.is_below_us(|_| false) && child_peer.life.has_ended());
     }
 }

@@ -107,6 +107,11 @@ impl Agent {
         if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
     }
 
+    /// Its process is the one that came in, by number too.
+    pub fn lives(&self) -> bool {
+        !self.life.has_ended()
+    }
+
     /// Copy from the evictor's memory. ESRCH: it has ended, and whatever was copied may be another process's.
     fn read(&self, segments: &[(u64, usize)], into: &mut [u8]) -> io::Result<()> {
         let result = vm::read(self.evictor_tid, segments, into);
@@ -182,7 +187,7 @@ impl ProcessMemory {
     pub fn proc_id(&self) -> u32 {
         match self.agent() {
             // Its number would soon name another.
-            Some(agent) if agent.life.has_ended() => 0,
+            Some(agent) if !agent.lives() => 0,
             Some(agent) => agent.evictor_tid,
             None => self.pid(),
         }
@@ -344,7 +349,7 @@ impl ProcessMemory {
             return None;
         }
         match self.is_of_one(agent) {
-            _ if agent.life.has_ended() => Some(Take::Gone),
+            _ if !agent.lives() => Some(Take::Gone),
             Some(true) => {
                 agent.of_one.store(true, Ordering::Relaxed);
                 None
