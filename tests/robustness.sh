@@ -14,7 +14,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
+    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
+    door-strangers door-namespace door-descriptors lying-uffd lying-evictor)
 KILLS=
 option() {
     case $1 in
@@ -885,6 +886,33 @@ case_ctl-strangers() {
     ends 10
     ctl swaps && { no "a run that has ended answers"; return; }
     clean
+}
+
+# --- the agents' socket
+
+# Who connects and is no process of the run stalls nobody, gets nothing, and ends nothing.
+door() {
+    call 60 $PYTHON "$TESTS/programs/door.py" "$1" "${SPILL[@]}"
+    code_is 0 && clean
+}
+case_door-strangers() { door strangers; }
+case_door-namespace() {
+    unshare -pf --mount-proc true 2>/dev/null || { SKIP="cannot make a pid namespace"; return; }
+    door namespace
+}
+case_door-descriptors() { door descriptors; }
+
+# Agents that lie. What they can lose is their own.
+case_lying-uffd() {
+    call 60 "${SPILL[@]}" -- bash -c 'coproc env -u LD_PRELOAD $0 "$1" waits && read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
+        "$2" populate --size 160M && kill -9 $COPROC_PID' $PYTHON "$TESTS/programs/lying_agents.py" "$WORKLOAD"
+    code_is 0 && clean
+}
+case_lying-evictor() {
+    # Not as the command itself, which would be ended for having no agent.
+    call 60 "${SPILL[@]}" -- bash -c '"$@"; exit 0' - env -u LD_PRELOAD $PYTHON "$TESTS/programs/lying_agents.py" memory
+    ! grep -q LEAKED out || { no "$(cat out)"; return; }
+    code_is 125 && says 'cannot be read any more' && clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }

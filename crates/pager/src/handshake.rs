@@ -372,7 +372,10 @@ fn refused(pager: &Pager, pid: u32, error: &io::Error) {
 /// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold up
 /// the kernel's own accesses to that; and so any user could who has read the token somewhere.
 fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
-    let hello = wire::receive_now::<Hello>(&*caller.socket)?;
+    let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
+        io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
+        _ => e,
+    })?;
     let door = &pager.socket;
     if hello.magic != MAGIC || hello.token != door.token {
         return Err(io::ErrorKind::PermissionDenied.into());
