@@ -904,9 +904,14 @@ case_door-descriptors() { door descriptors; }
 
 # Agents that lie. What they can lose is their own.
 case_lying-uffd() {
-    call 60 "${SPILL[@]}" -- bash -c 'coproc env -u LD_PRELOAD $0 "$1" waits && read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
-        "$2" populate --size 160M && kill -9 $COPROC_PID' $PYTHON "$TESTS/programs/lying_agents.py" "$WORKLOAD"
-    code_is 0 && clean
+    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- bash -c '
+        coproc "$1" env -u LD_PRELOAD "$2" "$3" waits
+        read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
+        "$0" random --size 192M --seconds 3 --check full || exit 2
+        kill $COPROC_PID' "$WORKLOAD" setsid $PYTHON "$TESTS/programs/lying_agents.py"
+    code_is 0 || return
+    grep -qE '"pswpout": *[0-9]{5}' stats.json || { no "the budget did not hold: $(grep pswpout stats.json)"; return; }
+    clean
 }
 case_lying-evictor() {
     # Not as the command itself, which would be ended for having no agent.

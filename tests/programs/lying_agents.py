@@ -6,6 +6,7 @@ memory  the evictor is this process's, the userfaultfd is its child's: what mems
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -73,15 +74,43 @@ def thread():
 
 
 def waits():
+    """As many as memspill has threads that could be held up."""
+    count = min(8, len(os.sched_getaffinity(0)))
+    reader, writer = os.pipe()
+    for _ in range(count):
+        if os.fork() == 0:
+            waits_one(writer)
+    assert sum(len(os.read(reader, 1)) for _ in range(count)) == count
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    print("let in", flush=True)
+    os.wait()
+
+
+def waits_one(tell):
     map_at(REGION, REGION_PAGES * PAGE)
     agent, control, device = connect()
     uffd = make(device, O_CLOEXEC)
     assert ready(agent, control, uffd, thread()), "refused"
-    print("let in", flush=True)
+    threading.Thread(target=lambda: answer(agent, control, lambda addr, pages: 0), daemon=True).start()
+    os.write(tell, b"y")
     while True:
         flags = fcntl.fcntl(uffd, fcntl.F_GETFL)
         fcntl.fcntl(uffd, fcntl.F_SETFL, flags & ~O_NONBLOCK)
         time.sleep(0.001)
+
+
+def answer(agent, control, move):
+    """As an evictor does. `move` says how many pages of a run it has moved."""
+    page = mmap.mmap(control, PAGE)
+    first = 16 + 16 * 16
+    while command := agent.recv(100):
+        op, seq, count, _ = struct.unpack("<IIII", command)
+        for at in range(first, first + 24 * count, 24) if op == OP_MOVE else ():
+            addr, pages = struct.unpack("<QI", page[at : at + 12])
+            moved = move(addr, pages)
+            page[at + 16 : at + 24] = struct.pack("<II", moved, 0 if moved == pages else errno.EINVAL)
+        if op in (OP_MOVE, OP_POPULATE):
+            agent.send(struct.pack("<II", seq, count))
 
 
 def memory():
@@ -99,20 +128,13 @@ def memory():
     for page in range(DATA, DATA + DATA_BYTES, PAGE):
         ctypes.memset(page, 1, 8)
     ours.send(b"look")
-    runs = mmap.mmap(control, PAGE)
-    first = 16 + 16 * 16
-    while command := agent.recv(100):
-        op, seq, count, _ = struct.unpack("<IIII", command)
-        if op == OP_MOVE:
-            for run in range(count):
-                at = first + 24 * run
-                addr, pages = struct.unpack("<QI", runs[at : at + 12])
-                if DATA <= addr < DATA + DATA_BYTES:
-                    libc.madvise(ctypes.c_void_p(addr), pages * PAGE, 4)  # DONTNEED: they are gone, as if moved
-                runs[at + 16 : at + 20] = runs[at + 8 : at + 12]
-                runs[at + 20 : at + 24] = bytes(4)
-        if op in (OP_MOVE, OP_POPULATE):
-            agent.send(struct.pack("<II", seq, count))
+
+    def pretend(addr, pages):
+        if DATA <= addr < DATA + DATA_BYTES:
+            libc.madvise(ctypes.c_void_p(addr), pages * PAGE, 4)  # DONTNEED: they are gone, as if moved
+        return pages
+
+    answer(agent, control, pretend)
 
 
 def look(parent):
