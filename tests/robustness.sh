@@ -15,7 +15,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
-    door-strangers door-namespace door-descriptors lying-uffd lying-evictor)
+    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core)
 KILLS=
 option() {
     case $1 in
@@ -918,6 +918,23 @@ case_lying-evictor() {
     call 60 "${SPILL[@]}" -- bash -c '"$@"; exit 0' - env -u LD_PRELOAD $PYTHON "$TESTS/programs/lying_agents.py" memory
     ! grep -q LEAKED out || { no "$(cat out)"; return; }
     code_is 125 && says 'cannot be read any more' && clean
+}
+
+# memspill's memory holds everybody's: no core of it is written. The program's own limit stays.
+case_no-core() {
+    local pid before=$(ulimit -Hc)
+    [[ "$(cat /proc/sys/kernel/core_pattern)" = [!\|@/]* ]] || { SKIP="cores do not go to the working directory here"; return; }
+    start bash -c 'ulimit -c "$(ulimit -Hc)"; exec "$@"' - "${SPILL[@]}" -- \
+        bash -c 'ulimit -c; exec "$0" spin-touch --size 96M' "$WORKLOAD"
+    populated 1 || return
+    [ "$(head -n 1 out)" = "$before" ] || { no "the program may have a core of $(head -n 1 out) blocks instead of $before"; return; }
+    for pid in $PID $(pgrep -P $PID memspill-guard); do
+        [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] || { no "$(cat "/proc/$pid/comm") may have a core"; return; }
+    done
+    kill -SEGV $PID
+    ends 10
+    ! compgen -G 'core*' >dumped || { no "there is a core: $(cat dumped)"; rm -f core*; return; }
+    code_is 139 && clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
