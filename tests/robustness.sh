@@ -931,10 +931,10 @@ case_no-core() {
     for pid in $PID $(pgrep -P $PID memspill-guard); do
         [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] || { no "$(cat "/proc/$pid/comm") may have a core"; return; }
     done
-    kill -SEGV $PID
+    kill -ABRT $PID
     ends 10
     ! compgen -G 'core*' >dumped || { no "there is a core: $(cat dumped)"; rm -f core*; return; }
-    code_is 139 && clean
+    code_is 134 && clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
