@@ -15,7 +15,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
-    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core)
+    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc)
 KILLS=
 option() {
     case $1 in
@@ -935,6 +935,29 @@ case_no-core() {
     ends 10
     ! compgen -G 'core*' >dumped || { no "there is a core: $(cat dumped)"; rm -f core*; return; }
     code_is 134 && clean
+}
+
+# In a pid namespace with a /proc of its own, the number in the agent's path may be another process's.
+case_other-proc() {
+    unshare -pf --mount-proc test -w /proc/sys/kernel/ns_last_pid 2>/dev/null || { SKIP="cannot choose a process id"; return; }
+    local library=$(ldconfig -p | grep -oP 'libm\.so\.6 .*x86-64.* => \K.*' | head -n 1)
+    [ -n "$library" ] || { SKIP="no libm"; return; }
+    cat >other-proc.sh <<'END'
+number=${LD_PRELOAD#/proc/} number=${number%%/*}
+echo $((number - 1)) >/proc/sys/kernel/ns_last_pid
+env -u LD_PRELOAD "$1" -c "import os, sys; [os.open('$2', 0) for _ in range(500)]; print(os.getpid(), flush=True); sys.stdin.read()" <&8 >&9 &
+read -r there <&9
+[ "$there" = "$number" ] || exit 3
+cat /proc/self/maps
+kill -9 $!
+END
+    rm -f back forth
+    mkfifo back forth
+    call 30 "${SPILL[@]}" -- unshare -pf --mount-proc bash "$WORK/other-proc.sh" $PYTHON "$library" 8<>forth 9<>back
+    code_is 0 || return
+    grep -q '\[stack\]' out || { no "there are no maps"; return; }
+    ! grep -q libm.so out || { no "a program there loads what another process has open"; return; }
+    clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }

@@ -171,6 +171,11 @@ fn spawn_thread(
 }
 
 /// The agent as a sealed memfd. Programs open it through our /proc entry for as long as we live; nothing is on disk.
+///
+/// In the /proc of another pid namespace the same path means whatever file the process with that number has open there.
+/// Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds nothing, and says so. (Whoever
+/// wants to be found can see to it: he reads the number in the environment of a program there. What he gains is what root in
+/// that namespace may do there.)
 fn publish_agent() -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let fd = rustix::fs::memfd_create("memspill-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -181,7 +186,19 @@ fn publish_agent() -> io::Result<OwnedFd> {
     }
     rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(0o555))?;
-    Ok(fd)
+    high_number(fd)
+}
+
+/// The same descriptor in the upper half of what the limit of open files, or a table of moderate size, has room for.
+fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
+    const NUMBERS_MAX: u64 = 1 << 14;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let half = limit.min(NUMBERS_MAX) / 2;
+    let mut drawn = [0; 8];
+    rustix::rand::getrandom(&mut drawn, rustix::rand::GetRandomFlags::empty())?;
+    let number = half + u64::from_ne_bytes(drawn) % half.max(1);
+    // No room there: then it has a low one.
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
 }
 
 fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: signals::Limits) -> io::Result<Child> {
