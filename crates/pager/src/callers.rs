@@ -6,7 +6,7 @@
 //! What it does not do: any I/O. Whoever is dropped has his socket closed by that.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub struct Callers<T> {
     by_number: BTreeMap<u64, Entry<T>>,
@@ -60,6 +60,11 @@ impl<T> Callers<T> {
         self.by_number.values().map(|entry| entry.until).min()
     }
 
+    /// All have so much more time.
+    pub fn extend(&mut self, by: Duration) {
+        self.by_number.values_mut().for_each(|entry| entry.until += by);
+    }
+
     /// The numbers of those whose time is over.
     pub fn overdue(&self, now: Instant) -> Vec<u64> {
         self.by_number.iter().filter(|(_, entry)| entry.until <= now).map(|(number, _)| *number).collect()
@@ -69,7 +74,6 @@ impl<T> Callers<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn names<T: Copy>(callers: &Callers<T>) -> Vec<T> {
         callers.by_number.values().map(|entry| entry.caller).collect()
@@ -116,5 +120,8 @@ mod tests {
         assert_eq!(callers.overdue(now + second), [first]);
         callers.get(first).unwrap().until = now + 3 * second;
         assert_eq!(callers.overdue(now + 2 * second), [other]);
+        callers.extend(second);
+        assert_eq!(callers.overdue(now + 2 * second), []);
+        assert_eq!(callers.next_deadline(), Some(now + 3 * second));
     }
 }

@@ -132,6 +132,8 @@ struct Porter<'a> {
     callers: Callers<Caller>,
     /// Nobody is let in before then.
     shut_until: Option<Instant>,
+    /// Who came when there was a descriptor for the socket and none for more.
+    put_off: Option<OwnedFd>,
     told_of_shutting: bool,
 }
 
@@ -157,14 +159,15 @@ impl Porter<'_> {
         // Each takes a descriptor, and so do a process's userfaultfd, pagemap and others once it is in.
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
         let callers = Callers::new((descriptors / 8).clamp(8, CALLERS_MAX) as usize);
-        Ok(Porter { pager, epoll, callers, shut_until: None, told_of_shutting: false })
+        Ok(Porter { pager, epoll, callers, shut_until: None, put_off: None, told_of_shutting: false })
     }
 
     fn serve(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             events.clear();
-            let timeout = self.next_look().map(|wait| rustix::event::Timespec {
+            let (begun, wait) = (Instant::now(), self.next_look());
+            let timeout = wait.map(|wait| rustix::event::Timespec {
                 tv_sec: wait.as_secs() as i64,
                 tv_nsec: i64::from(wait.subsec_nanos()),
             });
@@ -172,6 +175,8 @@ impl Porter<'_> {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
+            // While we were stopped or frozen, perhaps all were.
+            self.callers.extend(begun.elapsed().saturating_sub(wait.unwrap_or(Duration::MAX)));
             for event in &events {
                 match event.data.u64() {
                     KEY_LISTEN => self.accept_all(),
@@ -196,7 +201,8 @@ impl Porter<'_> {
             if !self.callers.has_room() {
                 return self.shut("too many processes of the tree join at once");
             }
-            match rustix::net::accept_with(&self.pager.socket.socket, SocketFlags::CLOEXEC) {
+            let put_off = self.put_off.take().map(Ok);
+            match put_off.unwrap_or_else(|| rustix::net::accept_with(&self.pager.socket.socket, SocketFlags::CLOEXEC)) {
                 Ok(socket) => self.admit(socket),
                 Err(rustix::io::Errno::AGAIN) => return,
                 // That one has gone away, or may not be spoken to.
@@ -222,7 +228,15 @@ impl Porter<'_> {
 
     /// A stranger is sent away before anything is awaited of him.
     fn admit(&mut self, socket: OwnedFd) {
-        let Ok(peer) = Peer::of(&socket) else { return };
+        let peer = match Peer::of(&socket) {
+            Ok(peer) => peer,
+            Err(e) if is_scarcity(&e) => {
+                self.put_off = Some(socket);
+                return self.shut(&e.to_string());
+            }
+            // He is gone, or lives where we see nobody.
+            Err(_) => return,
+        };
         if !may_knock(self.pager, &peer) {
             return;
         }
@@ -312,6 +326,7 @@ impl Porter<'_> {
         if self.shut_until.is_some_and(|until| until <= now) {
             self.shut_until = None;
             self.listen_for(epoll::EventFlags::IN)?;
+            self.accept_all();
         }
         for number in self.callers.overdue(now) {
             let entry = self.callers.get(number).expect("overdue, so there");
@@ -326,6 +341,11 @@ impl Porter<'_> {
         }
         Ok(())
     }
+}
+
+/// Others give some back.
+fn is_scarcity(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not root,

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "plain-data structs seen as bytes, and descriptors out of control messages")]
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -71,6 +71,7 @@ fn receive_with<T: Message>(
     flags: RecvFlags,
 ) -> io::Result<(T, Option<OwnedFd>)> {
     let mut message = MaybeUninit::<T>::zeroed();
+    let has_room = !space.is_empty();
     let mut control = RecvAncillaryBuffer::new(space);
     let received = loop {
         // SAFETY: zeroed plain data seen as bytes.
@@ -93,6 +94,10 @@ fn receive_with<T: Message>(
         if let RecvAncillaryMessage::ScmRights(mut rights) = ancillary {
             fd = fd.or_else(|| rights.next());
         }
+    }
+    if fd.is_none() && has_room && received.flags.contains(ReturnFlags::CTRUNC) {
+        // It had one with it, and we could not have it.
+        return Err(rustix::io::Errno::MFILE.into());
     }
     // SAFETY: any bit pattern is a valid T.
     Ok((unsafe { message.assume_init() }, fd))
