@@ -15,7 +15,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
-    guards privileges last-thread locked-once network-namespace)
+    guards privileges last-thread locked-once network-namespace
+    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc)
 KILLS=
 option() {
     case $1 in
@@ -938,6 +939,80 @@ case_network-namespace() {
     grep -q '^memspill: process [0-9]* runs outside the budget: it is in another network namespace' err || { no "no line"; return; }
     call 60 "${SPILL[@]}" -- "$PYTHON" "$TESTS/programs/fork_elsewhere.py" 40
     code_is 0 && clean
+}
+
+# Who connects and is no process of the run stalls nobody, gets nothing, and ends nothing.
+door() {
+    call 60 $PYTHON "$TESTS/programs/door.py" "$1" "${SPILL[@]}"
+    code_is 0 && clean
+}
+
+case_door-strangers() { door strangers; }
+
+case_door-namespace() {
+    unshare -pf --mount-proc true 2>/dev/null || { SKIP="cannot make a pid namespace"; return; }
+    door namespace
+}
+
+case_door-descriptors() { door descriptors; }
+
+# Agents that lie. What they can lose is their own.
+case_lying-uffd() {
+    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- bash -c '
+        coproc "$1" env -u LD_PRELOAD "$2" "$3" waits
+        read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
+        "$0" random --size 192M --seconds 3 --check full || exit 2
+        kill $COPROC_PID' "$WORKLOAD" setsid $PYTHON "$TESTS/programs/lying_agents.py"
+    code_is 0 || return
+    grep -qE '"pswpout": *[0-9]{5}' stats.json || { no "the budget did not hold: $(grep pswpout stats.json)"; return; }
+    clean
+}
+
+case_lying-evictor() {
+    # Not as the command itself, which would be ended for having no agent.
+    call 60 "${SPILL[@]}" -- bash -c '"$@"; exit 0' - env -u LD_PRELOAD $PYTHON "$TESTS/programs/lying_agents.py" memory
+    ! grep -q LEAKED out || { no "$(cat out)"; return; }
+    code_is 125 && says 'cannot be read any more' && clean
+}
+
+# memspill's memory holds everybody's: no core of it is written. The program's own limit stays.
+case_no-core() {
+    local pid before=$(ulimit -Hc)
+    [[ "$(cat /proc/sys/kernel/core_pattern)" = [!\|@/]* ]] || { SKIP="cores do not go to the working directory here"; return; }
+    start bash -c 'ulimit -c "$(ulimit -Hc)"; exec "$@"' - "${SPILL[@]}" -- \
+        bash -c 'ulimit -c; exec "$0" spin-touch --size 96M' "$WORKLOAD"
+    populated 1 || return
+    [ "$(head -n 1 out)" = "$before" ] || { no "the program may have a core of $(head -n 1 out) blocks instead of $before"; return; }
+    for pid in $PID $(pgrep -P $PID memspill-guard); do
+        [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] || { no "$(cat "/proc/$pid/comm") may have a core"; return; }
+    done
+    kill -ABRT $PID
+    ends 10
+    ! compgen -G 'core*' >dumped || { no "there is a core: $(cat dumped)"; rm -f core*; return; }
+    code_is 134 && clean
+}
+
+# In a pid namespace with a /proc of its own, the number in the agent's path may be another process's.
+case_other-proc() {
+    unshare -pf --mount-proc test -w /proc/sys/kernel/ns_last_pid 2>/dev/null || { SKIP="cannot choose a process id"; return; }
+    local library=$(ldconfig -p | grep -oP 'libm\.so\.6 .*x86-64.* => \K.*' | head -n 1)
+    [ -n "$library" ] || { SKIP="no libm"; return; }
+    cat >other-proc.sh <<'END'
+number=${LD_PRELOAD#/proc/} number=${number%%/*}
+echo $((number - 1)) >/proc/sys/kernel/ns_last_pid
+env -u LD_PRELOAD "$1" -c "import os, sys; [os.open('$2', 0) for _ in range(500)]; print(os.getpid(), flush=True); sys.stdin.read()" <&8 >&9 &
+read -r there <&9
+[ "$there" = "$number" ] || exit 3
+cat /proc/self/maps
+kill -9 $!
+END
+    rm -f back forth
+    mkfifo back forth
+    call 30 "${SPILL[@]}" -- unshare -pf --mount-proc bash "$WORK/other-proc.sh" $PYTHON "$library" 8<>forth 9<>back
+    code_is 0 || return
+    grep -q '\[stack\]' out || { no "there are no maps"; return; }
+    ! grep -q libm.so out || { no "a program there loads what another process has open"; return; }
+    clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }

@@ -229,7 +229,7 @@ fn main() {
     println!("pool: copy out of 4096 bytes {:.0} ns", begun.elapsed().as_nanos() as f64 / f64::from(rounds));
     let begun = Instant::now();
     for _ in 0..rounds {
-        black_box(checksum(SlotIndex(5), black_box(&page)));
+        black_box(checksum(7, SlotIndex(5), black_box(&page)));
     }
     println!("file: checksum of a page {:.0} ns", begun.elapsed().as_nanos() as f64 / f64::from(rounds));
 }

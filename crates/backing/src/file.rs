@@ -28,7 +28,9 @@
 //!
 //! *Checksums*: 64 bits for each slot (XXH3), over the bytes and the slot's number, so that a write that went to the wrong
 //! place is found too. They are in RAM only: a swap file means nothing after its process. A page that leaves memory again
-//! with the same bytes is known by them and needs no write (`still_holds`): this is why they have 64 bits and not 32.
+//! with the same bytes is known by them and needs no write (`still_holds`): this is why they have 64 bits and not 32, and
+//! why they are seeded with a number that is drawn for each device and told to nobody. (Who knew it could give a program
+//! two pages with one sum, and the second would be lost.)
 //!
 //! *Limits*: pages on disk, live and dead, are at most `max_bytes`; the file system keeps `free_floor_bytes` free.
 //! Free space is asked for 64 MiB at a time, not at each write. Over a limit the answer is Full, and nothing is lost.
@@ -152,6 +154,7 @@ pub struct FileBacking {
     length_before: Option<u64>,
     ended: AtomicBool,
     sums: ZeroTable,
+    seed: u64,
     live: ZeroTable,
     dead: ZeroTable,
     locks: Box<[RwLock<()>]>,
@@ -248,6 +251,7 @@ impl FileBacking {
             length_before,
             ended: AtomicBool::new(false),
             sums: ZeroTable::new(slots as usize * 8)?,
+            seed: drawn()?,
             live: bitmap()?,
             dead: bitmap()?,
             locks: (0..CLUSTER_LOCKS).map(|_| RwLock::new(())).collect(),
@@ -445,7 +449,7 @@ impl FileBacking {
             for (place, &index) in members.iter().enumerate() {
                 let slot = pages[index].slot;
                 if (place + 1) * PAGE_SIZE <= end.done_bytes {
-                    let sum = checksum(slot, pages[index].page);
+                    let sum = checksum(self.seed, slot, pages[index].page);
                     self.sums.word_to_write(slot.index()).store(sum, Ordering::Release);
                     FileBacking::set(&self.live, slot);
                     self.live_pages.fetch_add(1, Ordering::AcqRel);
@@ -567,7 +571,7 @@ impl FileBacking {
                         tamper(slot, &mut buf[index]);
                     }
                     let sum = self.sums.word(slot.index()).load(Ordering::Acquire);
-                    if checksum(slot, &buf[index]) == sum { Ok(()) } else { Err(BackingError::Checksum) }
+                    if checksum(self.seed, slot, &buf[index]) == sum { Ok(()) } else { Err(BackingError::Checksum) }
                 };
             }
         }
@@ -701,7 +705,7 @@ impl Backing for FileBacking {
     }
 
     fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.keeps(slot) && self.sums.word(slot.index()).load(Ordering::Acquire) == checksum(slot, page)
+        self.keeps(slot) && self.sums.word(slot.index()).load(Ordering::Acquire) == checksum(self.seed, slot, page)
     }
 
     fn end(&self) {
@@ -755,8 +759,15 @@ impl Drop for FileBacking {
 }
 
 /// 64 bits over a page and the number of its slot.
-pub fn checksum(slot: SlotIndex, page: &Page) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(&page.0, u64::from(slot.0))
+pub fn checksum(seed: u64, slot: SlotIndex, page: &Page) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&page.0, seed ^ u64::from(slot.0))
+}
+
+fn drawn() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    // So few bytes are never given in parts.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 struct Opened {
@@ -908,6 +919,8 @@ mod tests {
             *byte = (at * 7) as u8;
         }
         let slot = SlotIndex(77);
+        let seed = drawn().unwrap();
+        let checksum = |slot, page: &Page| super::checksum(seed, slot, page);
         let good = checksum(slot, &page);
         assert_ne!(good, checksum(SlotIndex(78), &page));
         for bit in 0..PAGE_SIZE * 8 {
@@ -926,5 +939,22 @@ mod tests {
                 page.0.swap(at, other + at);
             }
         }
+    }
+
+    #[test]
+    fn a_sum_of_one_device_says_nothing_about_another() {
+        let sum = || {
+            let config = FileConfig {
+                place: FilePlace::Temp { dir: std::env::temp_dir() },
+                max_bytes: 1 << 20,
+                free_floor_bytes: 0,
+                queues: 1,
+                io: IoEngine::Auto,
+                discard: DiscardPolicy::default(),
+            };
+            let device = FileBacking::open(config).unwrap();
+            checksum(device.seed, SlotIndex(1), &Page::ZERO)
+        };
+        assert_ne!(sum(), sum(), "whoever knows its sum can make another page that has it");
     }
 }

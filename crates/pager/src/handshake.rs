@@ -1,7 +1,18 @@
 //! The door: agents connect here, from each program that the tree starts and from each child that it forks.
 //!
-//! The socket is abstract, so that nothing is left in any file system. Who may come in: a process of our own user that
-//! knows the token (it is in the environment of the tree). The exchange is drawn in the agent's `protocol.rs`.
+//! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may come in: a
+//! process below us in the tree of parents that knows the token (it is in the environment of the tree). The exchange is
+//! drawn in the agent's `protocol.rs`.
+//!
+//! ```text
+//!   connect ─ who is it? ─ a stranger: closed, nothing is awaited of him
+//!                └─ Knocked ─ Hello: the token? below us? ─ Welcomed ─ Ready: attach ─ Go
+//! ```
+//!
+//! Nobody waits for anybody else: each exchange goes on when its next message is there. A process has one exchange at a
+//! time, an exchange has its time as a whole, and when all places are taken, the next one has the place of whoever has been
+//! silent for longest. Whatever goes wrong in one exchange, or at accept, the door stays.
+//! What it does not do: protect a tree from itself. A process of the tree can start a thousand that know the token.
 //!
 //! Tried: to look for the next message for 100 µs before sleeping, here or on both sides, so that no CPU goes idle. 200
 //! processes then took a tenth (here) or a fifth (both) longer on two CPUs, and a half on a busy machine.
@@ -9,26 +20,33 @@
 use crate::control::ControlPage;
 use crate::events::{self, USER_END};
 use crate::pager::Pager;
+use crate::callers::Callers;
+use crate::peer::Peer;
 use crate::process::{Agent, Process, own_ranges};
 use crate::target::Target;
 use crate::wire;
 use memspill_agent::protocol::{
-    Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, Welcome,
+    Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE, Welcome,
 };
 use memspill_uffd::userfaultfd::{self as uffd_abi, Uffd};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::event::epoll;
-use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// An agent that does not answer for this long is let go.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// From connect to Go. A child of a fork may have to wait for memory meanwhile; a process that is stopped has no time.
+const EXCHANGE_MAX: Duration = Duration::from_secs(30);
+/// Exchanges at a time.
+const CALLERS_MAX: u64 = 1024;
+/// How long the door is shut when there is no descriptor or no memory for the next one.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The kernel makes of it what it allows (net.core.somaxconn).
+const BACKLOG: i32 = 4096;
 
 /// How targets get their userfaultfd.
 pub enum UffdSource {
@@ -53,8 +71,9 @@ pub struct Door {
     spare: Mutex<Option<(ControlPage, OwnedFd)>>,
 }
 
-/// The key in the door's epoll that is not a process: the listening socket.
+/// The keys in the door's epoll that are not processes: the listening socket, and from here on those in the exchange.
 const KEY_LISTEN: u64 = u64::MAX;
+const KEY_CALLERS: u64 = 1 << 63;
 
 impl Door {
     pub fn open(source: UffdSource, features: u64) -> io::Result<Door> {
@@ -76,7 +95,7 @@ impl Door {
             None,
         )?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        rustix::net::listen(&socket, 128)?;
+        rustix::net::listen(&socket, BACKLOG)?;
         let (target, told_of_unmanaged, spare) = (Target::new(), AtomicBool::new(false), Mutex::default());
         Ok(Door { socket, name, token, source, features, target, told_of_unmanaged, spare })
     }
@@ -104,124 +123,321 @@ impl Door {
 
 /// The door thread: let agents in, and notice when their processes go.
 pub fn run(pager: &Arc<Pager>) {
-    if let Err(e) = serve(pager) {
+    if let Err(e) = Porter::new(pager).and_then(Porter::serve) {
         pager.give_up(125, format!("cannot accept agents: {e}"));
     }
 }
 
-fn serve(pager: &Arc<Pager>) -> io::Result<()> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let door = &pager.socket;
-    epoll::add(&epoll, &door.socket, epoll::EventData::new_u64(KEY_LISTEN), epoll::EventFlags::IN)?;
-    let mut events = Vec::with_capacity(64);
-    while !pager.stopping.load(Ordering::Relaxed) {
-        events.clear();
-        match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-        for event in &events {
-            match event.data.u64() {
-                KEY_LISTEN => accept_all(pager, &epoll)?,
-                key => hung_up(pager, &epoll, key),
-            }
-        }
-    }
-    Ok(())
+/// The door thread's own.
+struct Porter<'a> {
+    pager: &'a Arc<Pager>,
+    epoll: OwnedFd,
+    callers: Callers<Caller>,
+    /// Nobody is let in before then.
+    shut_until: Option<Instant>,
+    /// Who came when there was a descriptor for the socket and none for more.
+    put_off: Option<OwnedFd>,
+    told_of_shutting: bool,
 }
 
-fn accept_all(pager: &Arc<Pager>, epoll: &OwnedFd) -> io::Result<()> {
-    loop {
-        match rustix::net::accept_with(&pager.socket.socket, SocketFlags::CLOEXEC) {
-            Ok(socket) => {
-                let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-                // The peer's word for its pid may be from another pid namespace: the kernel's is ours.
-                let pid = peer.pid.as_raw_nonzero().get() as u32;
-                if let Err(e) = welcome(pager, epoll, socket, peer.uid, pid) {
-                    refused(pager, pid, &e);
+/// Who has connected, and how far the exchange is.
+struct Caller {
+    peer: Peer,
+    socket: Arc<OwnedFd>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Its Hello is awaited.
+    Knocked,
+    /// It has had its Welcome. Its Ready is awaited.
+    Welcomed { hello: Hello, control: ControlPage, known: Option<Arc<Process>> },
+}
+
+impl Porter<'_> {
+    fn new(pager: &Arc<Pager>) -> io::Result<Porter<'_>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let key = epoll::EventData::new_u64(KEY_LISTEN);
+        epoll::add(&epoll, &pager.socket.socket, key, epoll::EventFlags::IN)?;
+        // Each takes a descriptor, and so do a process's userfaultfd, pagemap and others once it is in.
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let callers = Callers::new((descriptors / 8).clamp(8, CALLERS_MAX) as usize);
+        Ok(Porter { pager, epoll, callers, shut_until: None, put_off: None, told_of_shutting: false })
+    }
+
+    fn serve(mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(64);
+        while !self.pager.stopping.load(Ordering::Relaxed) {
+            events.clear();
+            let (begun, wait) = (Instant::now(), self.next_look());
+            let timeout = wait.map(|wait| rustix::event::Timespec {
+                tv_sec: wait.as_secs() as i64,
+                tv_nsec: i64::from(wait.subsec_nanos()),
+            });
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            // While we were stopped or frozen, perhaps all were.
+            self.callers.extend(begun.elapsed().saturating_sub(wait.unwrap_or(Duration::MAX)));
+            for event in &events {
+                match event.data.u64() {
+                    KEY_LISTEN => self.accept_all(),
+                    key if key >= KEY_CALLERS => self.go_on(key),
+                    key => hung_up(self.pager, &self.epoll, key),
                 }
             }
-            Err(rustix::io::Errno::AGAIN) => break,
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-            Err(e) => return Err(e.into()),
+            self.look_at_the_time()?;
+            self.pager.socket.make_spare();
+        }
+        Ok(())
+    }
+
+    fn next_look(&self) -> Option<Duration> {
+        let next = self.callers.next_deadline().into_iter().chain(self.shut_until).min()?;
+        // Rounded up, or it would look again and again just before.
+        Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+    }
+
+    fn accept_all(&mut self) {
+        while self.shut_until.is_none() {
+            if !self.callers.has_room() {
+                return self.shut("too many processes of the tree join at once");
+            }
+            let put_off = self.put_off.take().map(Ok);
+            match put_off.unwrap_or_else(|| rustix::net::accept_with(&self.pager.socket.socket, SocketFlags::CLOEXEC)) {
+                Ok(socket) => self.admit(socket),
+                Err(rustix::io::Errno::AGAIN) => return,
+                // That one has gone away, or may not be spoken to.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED | rustix::io::Errno::PERM) => {}
+                // No descriptor, no memory: others give some back.
+                Err(e) => return self.shut(&io::Error::from(e).to_string()),
+            }
         }
     }
-    pager.socket.make_spare();
-    Ok(())
+
+    /// Who waits outside loses nothing by it. Without a pause the listening socket would be reported for ever.
+    fn shut(&mut self, why: &str) {
+        self.shut_until = Some(Instant::now() + PAUSE);
+        let _ = self.listen_for(epoll::EventFlags::empty());
+        if !std::mem::replace(&mut self.told_of_shutting, true) {
+            eprintln!("memspill: new processes wait: {why}");
+        }
+    }
+
+    fn listen_for(&self, flags: epoll::EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, &self.pager.socket.socket, epoll::EventData::new_u64(KEY_LISTEN), flags)
+    }
+
+    /// A stranger is sent away before anything is awaited of him.
+    fn admit(&mut self, socket: OwnedFd) {
+        let peer = match Peer::of(&socket) {
+            Ok(peer) => peer,
+            Err(e) if is_scarcity(&e) => {
+                self.put_off = Some(socket);
+                return self.shut(&e.to_string());
+            }
+            // He is gone, or lives where we see nobody.
+            Err(_) => return,
+        };
+        if !may_knock(self.pager, &peer) {
+            return;
+        }
+        let pid = peer.pid;
+        let caller = Caller { peer, socket: Arc::new(socket), stage: Stage::Knocked };
+        let socket = caller.socket.clone();
+        let key = KEY_CALLERS + self.callers.admit(pid, Instant::now() + EXCHANGE_MAX, caller);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        match epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(key), flags) {
+            Ok(()) => self.go_on(key),
+            Err(e) => {
+                self.callers.take(key - KEY_CALLERS);
+                refused(self.pager, pid, &e.into());
+            }
+        }
+    }
+
+    /// The next step of an exchange, if what it needs is there.
+    fn go_on(&mut self, key: u64) {
+        let number = key - KEY_CALLERS;
+        let Some(entry) = self.callers.get(number) else { return };
+        let (pager, caller) = (self.pager, &mut entry.caller);
+        let step = match &caller.stage {
+            Stage::Knocked => greet(pager, caller),
+            Stage::Welcomed { .. } => wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|(ready, fd)| {
+                let caller = self.callers.take(number).expect("looked up above").caller;
+                self.settle(caller, ready, fd);
+            }),
+        };
+        match step {
+            Ok(()) => {
+                // Whoever has been greeted knows the token.
+                self.callers.get(number).into_iter().for_each(|entry| entry.is_known = true);
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => {
+                let entry = self.callers.take(number).expect("looked up above");
+                refused(pager, entry.pid, &e);
+            }
+        }
+    }
+
+    /// The last step: the process is managed, or runs without us.
+    fn settle(&self, caller: Caller, ready: Ready, fd: Option<OwnedFd>) {
+        let (pager, socket, pid) = (self.pager, caller.socket.clone(), caller.peer.pid);
+        let Err(e) = self.take_in(caller, ready, fd) else { return };
+        // Without a word from us the command does not run on: its agent sees the socket close, and kills it.
+        if !pager.socket.target.is(pid) {
+            let _ = wire::send(&*socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
+        }
+        refused(pager, pid, &e);
+    }
+
+    fn take_in(&self, caller: Caller, ready: Ready, fd: Option<OwnedFd>) -> io::Result<()> {
+        let (pager, pid) = (self.pager, caller.peer.pid);
+        let uffd = fd.map(userfaultfd_in).transpose()?;
+        if ready.magic != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if ready.errno != 0 {
+            return Err(io::Error::from_raw_os_error(ready.errno));
+        }
+        let Stage::Welcomed { hello, control, known } = caller.stage else { unreachable!("nobody is ready unasked") };
+        check_ready(&ready)?;
+        let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
+        let process = match known {
+            Some(process) => attach_known(pager, &process, agent).map(|()| process)?,
+            None => make_new(pager, uffd.ok_or(io::ErrorKind::InvalidData)?, pid, agent)?,
+        };
+        if hello.kind == KIND_FORK {
+            // Perhaps before its parent was followed. It shares pages with that, and with others of the family.
+            pager.processes().iter().for_each(|p| p.space.cow.store(true, Ordering::Relaxed));
+        }
+        let agent = process.memory.agent().expect("just attached");
+        // From here on the socket carries commands, and for us it is only of interest that it ends.
+        let key = epoll::EventData::new_u64(process.key);
+        epoll::modify(&self.epoll, &*agent.socket, key, epoll::EventFlags::RDHUP)?;
+        pager.socket.target.joined(pid, process.key);
+        agent.set_serves();
+        // If it cannot be sent, the process has ended: that is told by the socket.
+        let _ = wire::send(&*agent.socket, &Go { magic: MAGIC, errno: 0 }, &[]);
+        Ok(())
+    }
+
+    fn look_at_the_time(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if self.shut_until.is_some_and(|until| until <= now) {
+            self.shut_until = None;
+            self.listen_for(epoll::EventFlags::IN)?;
+            self.accept_all();
+        }
+        for number in self.callers.overdue(now) {
+            let entry = self.callers.get(number).expect("overdue, so there");
+            if crate::proc::is_stopped(entry.pid) {
+                entry.until = now + EXCHANGE_MAX;
+                continue;
+            }
+            let entry = self.callers.take(number).expect("looked up above");
+            if entry.is_known || is_below_us(self.pager, &entry.caller.peer) {
+                refused(self.pager, entry.pid, &io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Others give some back.
+fn is_scarcity(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
+}
+
+/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not root,
+/// those of other users cannot be. That our own user's are below us is looked at when they have said the token.
+fn may_knock(pager: &Pager, peer: &Peer) -> bool {
+    let mine = rustix::process::geteuid();
+    peer.uid == mine || mine.is_root() && is_below_us(pager, peer)
+}
+
+/// Whoever is managed was found to be when it came in.
+fn is_below_us(pager: &Pager, peer: &Peer) -> bool {
+    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(|process| process.memory.agent().is_some_and(Agent::lives)))
 }
 
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
 fn refused(pager: &Pager, pid: u32, error: &io::Error) {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied, TimedOut, UnexpectedEof};
     // It was killed on the way: then its exit says all.
-    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) {
+    if matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe) {
         return;
     }
     let door = &pager.socket;
+    let why = match error.kind() {
+        TimedOut => format!("it did not answer for {} s", EXCHANGE_MAX.as_secs()),
+        _ => error.to_string(),
+    };
     if door.target.is(pid) {
-        return pager.give_up(125, format!("the command cannot be managed: its agent was refused: {error}"));
+        return pager.give_up(125, format!("the command cannot be managed: its agent was refused: {why}"));
     }
-    if !door.told_of_unmanaged.swap(true, Ordering::Relaxed) || pager.settings.verbose {
-        eprintln!("memspill: process {pid} runs outside the budget: its agent was refused: {error}");
+    match error.kind() {
+        // He does not know the token: not a process of the tree.
+        PermissionDenied => {}
+        // Its agent sees the socket close.
+        TimedOut => eprintln!("memspill: process {pid} is killed: its agent was refused: {why}"),
+        _ if !door.told_of_unmanaged.swap(true, Ordering::Relaxed) || pager.settings.verbose => {
+            eprintln!("memspill: process {pid} runs outside the budget: its agent was refused: {why}");
+        }
+        _ => {}
     }
 }
 
-/// Who connected: its process as we see it, and as it says itself (in a pid namespace of its own).
-struct Caller<'a> {
-    socket: &'a OwnedFd,
-    pid: u32,
-    own_pid: u32,
-}
-
-/// The whole exchange with one agent.
-fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: u32) -> io::Result<()> {
-    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
-    let (hello, _) = wire::receive::<Hello>(&socket)?;
-    let mine = rustix::process::geteuid();
-    if hello.magic != MAGIC || hello.token != pager.socket.token || !(uid == mine || mine.is_root()) {
+/// The first step: who knows the token, and is below us, has a Welcome. WouldBlock: it has said nothing yet.
+///
+/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold up
+/// the kernel's own accesses to that; and so any user could who has read the token somewhere.
+fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
+    let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
+        io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
+        _ => e,
+    })?;
+    let door = &pager.socket;
+    if hello.magic != MAGIC || hello.token != door.token {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
+    let pid = caller.peer.pid;
     let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
     let known = known.filter(|p| p.memory.agent().is_none());
-    let (control, control_fd) = pager.socket.control_page()?;
-    let caller = Caller { socket: &socket, pid, own_pid: hello.pid };
-    let result = match known {
-        Some(process) => attach_known(pager, &caller, &process, control, &control_fd).map(|()| process),
-        None => make_new(pager, &caller, control, &control_fd),
+    let welcomed = match is_below_us(pager, &caller.peer) {
+        true => door.control_page().and_then(|(control, control_fd)| {
+            welcome(door, caller, known.as_deref(), &control_fd)?;
+            Ok(control)
+        }),
+        false => Err(io::Error::other("it is not below memspill in the tree of processes")),
     };
-    let process = match result {
-        Ok(process) => process,
-        // Without a word from us the command does not run on: its agent sees the socket close, and kills it.
-        Err(e) if pager.socket.target.is(pid) => return Err(e),
+    match welcomed {
+        Ok(control) => caller.stage = Stage::Welcomed { hello, control, known },
+        Err(e) if door.target.is(pid) => return Err(e),
         Err(e) => {
-            let _ = wire::send(&socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
+            let _ = wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_NONE }, &[]);
             return Err(e);
         }
-    };
-    if hello.kind == KIND_FORK {
-        // Perhaps before its parent was followed. It shares pages with that, and with others of the family.
-        pager.processes().iter().for_each(|p| p.space.cow.store(true, Ordering::Relaxed));
     }
-    let agent = process.memory.agent().expect("just attached");
-    // From here on the socket carries commands, which may take as long as the target is stopped.
-    rustix::net::sockopt::set_socket_timeout(&agent.socket, rustix::net::sockopt::Timeout::Recv, None)?;
-    epoll::add(epoll, &agent.socket, epoll::EventData::new_u64(process.key), epoll::EventFlags::RDHUP)?;
-    pager.socket.target.joined(pid, process.key);
-    agent.set_serves();
-    wire::send(&agent.socket, &Go { magic: MAGIC, errno: 0 }, &[])
+    Ok(())
 }
 
-/// The child of a fork, whose userfaultfd came with the fork event.
-fn attach_known(
-    pager: &Pager,
-    caller: &Caller<'_>,
-    process: &Arc<Process>,
-    control: ControlPage,
-    control_fd: &OwnedFd,
-) -> io::Result<()> {
-    let fds = [control_fd.as_fd(), fd_of(&process.memory.uffd)];
-    wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_GIVEN }, &fds)?;
-    let (ready, _) = receive_ready(caller.socket)?;
-    attach(process, caller, control, ready)?;
+/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the child of a process
+/// that was not registered) make one.
+fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &OwnedFd) -> io::Result<()> {
+    let control = control_fd.as_fd();
+    let (uffd_source, fds) = match (known, &door.source) {
+        (Some(process), _) => (UFFD_GIVEN, vec![control, fd_of(&process.memory.uffd)]),
+        (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
+        (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
+    };
+    wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)
+}
+
+fn attach_known(pager: &Pager, process: &Arc<Process>, agent: Agent) -> io::Result<()> {
+    attach(process, agent)?;
     pager.membership.joined(pager, process);
     let own = process.memory.agent().expect("just attached").own_ranges();
     crate::growth::forget_own(pager, process, &own);
@@ -230,42 +446,20 @@ fn attach_known(
     Ok(())
 }
 
-/// A fresh program, or the child of a process that was not registered.
-fn make_new(
-    pager: &Arc<Pager>,
-    caller: &Caller<'_>,
-    control: ControlPage,
-    control_fd: &OwnedFd,
-) -> io::Result<Arc<Process>> {
-    match &pager.socket.source {
-        UffdSource::Device(device) => {
-            let fds = [control_fd.as_fd(), device.as_fd()];
-            wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_DEVICE }, &fds)?;
-        }
-        UffdSource::Syscall => {
-            let fds = [control_fd.as_fd()];
-            wire::send(caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_FROM_SYSCALL }, &fds)?;
-        }
-    }
-    let (ready, fds) = receive_ready(caller.socket)?;
-    let fd = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-    let uffd = Uffd::from_fd(fd);
+fn make_new(pager: &Arc<Pager>, uffd: Uffd, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
     uffd.api(pager.socket.features)?;
-    let process = events::new_process(pager, uffd, caller.pid);
-    attach(&process, caller, control, ready)?;
-    pager.add_process(process.clone())?;
+    let process = events::new_process(pager, uffd, pid);
+    attach(&process, agent)?;
+    pager.add_process(process.clone()).inspect_err(|_| pager.remove_process(&process))?;
     Ok(process)
 }
 
-fn receive_ready(socket: &OwnedFd) -> io::Result<(Ready, Vec<OwnedFd>)> {
-    let (ready, fds) = wire::receive::<Ready>(socket)?;
-    if ready.magic != MAGIC {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    if ready.errno != 0 {
-        return Err(io::Error::from_raw_os_error(ready.errno));
-    }
-    Ok((ready, fds))
+fn userfaultfd_in(fd: OwnedFd) -> io::Result<Uffd> {
+    Uffd::received(fd).map_err(|other| {
+        // To close a file of a file system that the peer serves itself may take as long as he likes.
+        let _ = std::thread::Builder::new().name("memspill-close".into()).spawn(move || drop(other));
+        io::Error::from(io::ErrorKind::InvalidData)
+    })
 }
 
 /// Addresses from a target: in user space, in pages, and not wrapping.
@@ -276,9 +470,7 @@ pub fn check_ready(ready: &Ready) -> io::Result<()> {
     if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-fn attach(process: &Arc<Process>, caller: &Caller<'_>, control: ControlPage, ready: Ready) -> io::Result<()> {
-    check_ready(&ready)?;
-    let agent = Agent::new(caller.socket.try_clone()?, control, ready, caller.pid, caller.own_pid)?;
+fn attach(process: &Arc<Process>, agent: Agent) -> io::Result<()> {
     let own = agent.own_ranges();
     process.space.exclude(own.iter().map(|(s, e)| (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))).collect());
     if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }

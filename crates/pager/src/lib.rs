@@ -1,5 +1,6 @@
 //! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
 
+mod callers;
 mod control;
 pub mod ctl;
 mod errors;
@@ -16,6 +17,7 @@ mod home;
 pub mod operator;
 pub mod pager;
 mod panics;
+mod peer;
 pub mod proc;
 mod process;
 mod progress;

@@ -10,9 +10,13 @@
 //!
 //! Staging has two halves, used in turn, so that a batch can be moved while the last one is still being emptied. A batch
 //! that is larger than a half (a folio of more than 512 KiB) is taken in pieces.
-//! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data.
+//! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data, and
+//! is given nobody else's. What is read from staging goes back to the owner of the userfaultfd, so it must be that one's:
+//! before the first batch the evictor is found to share its memory ([`ProcessMemory::is_of_one`]), and after each batch it is
+//! found to be there still (its number may name somebody else's thread).
 
 use crate::control::ControlPage;
+use crate::peer::{Life, Peer};
 use crate::turn::Turn;
 use memspill_agent::protocol::{Command, MOVE_EXEC, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, Run as AgentRun};
 use memspill_agent::protocol::{RUNS_MAX, Ready, Reply, STAGING_PAGES};
@@ -34,13 +38,18 @@ const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);
 
 /// The agent inside a process, as seen from here.
 pub struct Agent {
-    pub socket: OwnedFd,
+    pub socket: Arc<OwnedFd>,
     pub control: ControlPage,
     pub ready: Ready,
     /// Thread id of the evictor, as seen from here (`Ready` has the process's own view). That thread lives as long as
     /// this address space is used: not so the process's first thread, nor, after an exec, what its process id means.
     evictor_tid: u32,
+    /// Of the evictor: once it has ended, its number may be another's.
+    life: Life,
+    /// Of its address space, whatever becomes of the number.
     pagemap: File,
+    /// The evictor and the userfaultfd are of one address space.
+    of_one: AtomicBool,
     /// The evictor has been told to go, or is just being told: it answers.
     serves: AtomicBool,
     seq: AtomicU32,
@@ -48,18 +57,27 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Of the process `pid`, which calls itself `own_pid`.
-    pub fn new(socket: OwnedFd, control: ControlPage, ready: Ready, pid: u32, own_pid: u32) -> io::Result<Agent> {
+    /// Of the process of `peer`, which calls itself `own_pid`.
+    pub fn new(socket: Arc<OwnedFd>, control: ControlPage, ready: Ready, peer: &Peer, own_pid: u32) -> io::Result<Agent> {
+        let pid = peer.pid;
         // Ids that differ are those of another pid namespace; to look up the evictor's there takes time.
         let evictor_tid = match pid == own_pid {
             true => ready.evictor_tid,
             false => crate::proc::evictor(pid, ready.evictor_tid).ok_or(io::ErrorKind::NotFound)?,
         };
+        // A process's first thread keeps its number over an exec, and shows another program's memory then.
+        if evictor_tid == pid {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let life = Life::of_thread(evictor_tid, &peer.life)?;
         // It must be a thread of this process, whatever it says.
         let pagemap = File::open(format!("/proc/{pid}/task/{evictor_tid}/pagemap"))?;
-        let serves = AtomicBool::new(false);
+        if life.has_ended() || peer.life.has_ended() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let (serves, of_one) = (AtomicBool::new(false), AtomicBool::new(false));
         let (seq, half) = (AtomicU32::new(0), AtomicU32::new(0));
-        Ok(Agent { socket, control, ready, evictor_tid, pagemap, serves, seq, half })
+        Ok(Agent { socket, control, ready, evictor_tid, life, pagemap, of_one, serves, seq, half })
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for anybody.
@@ -89,7 +107,7 @@ impl Agent {
     }
 
     fn send(&self, command: Command) -> io::Result<()> {
-        crate::wire::send(&self.socket, &command, &[])
+        crate::wire::send_waiting(&self.socket, &command)
     }
 
     /// Run one command and wait for its reply.
@@ -97,8 +115,22 @@ impl Agent {
         self.control.write_runs(runs);
         let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         self.send(Command { op, seq, arg: runs.len() as u32, arg2: flags })?;
-        let (reply, _) = crate::wire::receive::<Reply>(&self.socket)?;
+        let reply = crate::wire::receive::<Reply>(&self.socket)?;
         if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
+    }
+
+    /// Its process is the one that came in, by number too.
+    pub fn lives(&self) -> bool {
+        !self.life.has_ended()
+    }
+
+    /// Copy from the evictor's memory. ESRCH: it has ended, and whatever was copied may be another process's.
+    fn read(&self, segments: &[(u64, usize)], into: &mut [u8]) -> io::Result<()> {
+        let result = vm::read(self.evictor_tid, segments, into);
+        match self.life.has_ended() {
+            true => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            false => result,
+        }
     }
 
     /// The agent's own ranges: never to be managed.
@@ -176,10 +208,15 @@ impl ProcessMemory {
     pub fn pid(&self) -> u32 {
         self.pid.load(Ordering::Relaxed)
     }
-    /// The thread under whose id /proc shows this address space; 0 if not known yet. (Once the first thread has called
-    /// pthread_exit, the process id shows none.)
+    /// The thread under whose id /proc shows this address space; 0 if not known yet, or no more. (Once the first thread has
+    /// called pthread_exit, the process id shows none.)
     pub fn proc_id(&self) -> u32 {
-        self.agent().map_or_else(|| self.pid(), |agent| agent.evictor_tid)
+        match self.agent() {
+            // Its number would soon name another.
+            Some(agent) if !agent.lives() => 0,
+            Some(agent) => agent.evictor_tid,
+            None => self.pid(),
+        }
     }
 }
 
@@ -319,6 +356,10 @@ impl ProcessMemory {
             outcome.resize(outcome.len() + pages, Take::Busy);
             return;
         };
+        if let Some(take) = self.why_not(agent) {
+            outcome.resize(outcome.len() + pages, take);
+            return;
+        }
         let base = agent.half.fetch_xor(1, Ordering::Relaxed) * HALF_PAGES;
         let mut takes = Takes { runs, takes: vec![None; pages] };
         // Each round gives every run at least one outcome, so runs that are full of holes or busy pages need many:
@@ -354,6 +395,52 @@ impl ProcessMemory {
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
 
+    /// None: pages may be taken.
+    fn why_not(&self, agent: &Agent) -> Option<Take> {
+        if agent.of_one.load(Ordering::Relaxed) {
+            return None;
+        }
+        match self.is_of_one(agent) {
+            _ if !agent.lives() => Some(Take::Gone),
+            Some(true) => {
+                agent.of_one.store(true, Ordering::Relaxed);
+                None
+            }
+            Some(false) => {
+                self.broken.store(true, Ordering::Relaxed);
+                Some(Take::Gone)
+            }
+            None => Some(Take::Retry),
+        }
+    }
+
+    /// Do the userfaultfd that the agent has sent and the thread that it calls its evictor belong to one address space? What
+    /// is put in by the one must be seen through the other. None: it cannot be told now.
+    ///
+    /// Else an agent could give the number of another process's thread (a program with more rights, that it has started by
+    /// exec), and have that one's memory put into its own.
+    fn is_of_one(&self, agent: &Agent) -> Option<bool> {
+        let staged = agent.ready.staging_addr;
+        let mut drawn = Box::new(Page::ZERO);
+        rustix::rand::getrandom(&mut drawn.0[..32], rustix::rand::GetRandomFlags::empty()).ok()?;
+        let filled = self.uffd.copy(staged, &drawn.0);
+        let empty = || agent.send(Command { op: OP_ZAP, seq: 0, arg: 0, arg2: 1 });
+        match filled.stop {
+            userfaultfd::Stop::Done => {}
+            // Somebody has locked all memory, or wrote there: next time.
+            userfaultfd::Stop::Exists => return empty().err().and(None),
+            _ => return None,
+        }
+        // A page that is missing there must not be read: that would wait for whoever serves that process's faults.
+        let mut is_there = false;
+        let end = staged + PAGE_SIZE as u64;
+        let looked = memspill_uffd::pagemap::occupied(&agent.pagemap, staged, end, |_, _| is_there = true);
+        let mut seen = Box::new(Page::ZERO);
+        let read = if is_there { agent.read(&[(staged, PAGE_SIZE)], &mut seen.0) } else { Ok(()) };
+        empty().ok()?;
+        looked.and(read).ok().map(|()| is_there && seen.0 == drawn.0)
+    }
+
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
     /// it may fault, and the fault must find the batch lock free.
     pub fn populate(&self, pages: &[Vpn]) {
@@ -382,7 +469,7 @@ impl ProcessMemory {
             return;
         }
         self.reading.store(true, Ordering::SeqCst);
-        let read = vm::read(agent.evictor_tid, &segments, bytes_of_mut(&mut frames[..pages]));
+        let read = agent.read(&segments, bytes_of_mut(&mut frames[..pages]));
         self.reading.store(false, Ordering::SeqCst);
         match read {
             Err(error) => self.lose_all(&error, takes),

@@ -80,6 +80,7 @@ pub fn run(config: Config) -> io::Result<Ended> {
     proc_is_ours()?;
     let signals = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
+    let core = signals::no_core();
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
     let guardian = crate::guardian::start(&address)?;
@@ -89,7 +90,7 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let pager = build(config)?;
     crate::panics::install(&pager);
     start_threads(&pager, operator)?;
-    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, nofile));
+    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, signals::Limits { nofile, core }));
     let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
     // A run may be over before the first interval is.
     if pager.settings.check && pager.verdict.lock().expect("verdict").is_none() {
@@ -170,6 +171,11 @@ fn spawn_thread(
 }
 
 /// The agent as a sealed memfd. Programs open it through our /proc entry for as long as we live; nothing is on disk.
+///
+/// In the /proc of another pid namespace the same path means whatever file the process with that number has open there.
+/// Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds nothing, and says so. (Whoever
+/// wants to be found can see to it: he reads the number in the environment of a program there. What he gains is what root in
+/// that namespace may do there.)
 fn publish_agent() -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let fd = rustix::fs::memfd_create("memspill-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -180,10 +186,22 @@ fn publish_agent() -> io::Result<OwnedFd> {
     }
     rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(0o555))?;
-    Ok(fd)
+    high_number(fd)
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, nofile: signals::Nofile) -> io::Result<Child> {
+/// The same descriptor in the upper half of what the limit of open files, or a table of moderate size, has room for.
+fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
+    const NUMBERS_MAX: u64 = 1 << 14;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let half = limit.min(NUMBERS_MAX) / 2;
+    let mut drawn = [0; 8];
+    rustix::rand::getrandom(&mut drawn, rustix::rand::GetRandomFlags::empty())?;
+    let number = half + u64::from_ne_bytes(drawn) % half.max(1);
+    // No room there: then it has a low one.
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
+}
+
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: signals::Limits) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let mut child = Command::new(&command[0]);
     child
@@ -192,7 +210,7 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, nofile: signals::
         .env(memspill_agent::protocol::ENV_NAME, address)
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
         .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
-    signals::on_exec(&mut child, nofile);
+    signals::on_exec(&mut child, limits);
     child.spawn()
 }
 
@@ -361,23 +379,48 @@ mod signals {
         }
     }
 
-    /// The limit of open files that the target is to have.
+    /// What the target is to have, as we were started with it.
     #[derive(Clone, Copy)]
-    pub struct Nofile(libc::rlimit);
-
-    /// Each process of the tree costs two descriptors here: take what the hard limit gives.
-    pub fn raise_nofile() -> Nofile {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the struct lives across the calls. If they fail, the limit stays as it was.
-        unsafe {
-            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-            libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
-        }
-        Nofile(limit)
+    pub struct Limits {
+        pub nofile: libc::rlimit,
+        pub core: libc::rlimit,
     }
 
-    /// In the target before exec: die with us, and get back the signal mask and limit that we were started with.
-    pub fn on_exec(command: &mut Command, nofile: Nofile) {
+    fn limit(of: libc::__rlimit_resource_t) -> libc::rlimit {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct lives across the call.
+        unsafe { libc::getrlimit(of, &mut limit) };
+        limit
+    }
+
+    fn set_limit(of: libc::__rlimit_resource_t, soft: libc::rlim_t) -> libc::rlimit {
+        let before = limit(of);
+        // SAFETY: the struct lives across the call. If it fails, the limit stays as it was.
+        unsafe { libc::setrlimit(of, &libc::rlimit { rlim_cur: soft.min(before.rlim_max), ..before }) };
+        before
+    }
+
+    /// Each process of the tree costs some descriptors here: take what the hard limit gives.
+    pub fn raise_nofile() -> libc::rlimit {
+        set_limit(libc::RLIMIT_NOFILE, libc::RLIM_INFINITY)
+    }
+
+    /// Our memory holds everybody's: no core of it, to a file or to a program (which only the limit of 1 stops).
+    ///
+    /// Nor may another process of our user look into it. Not so where we are not root: to others of our user, the loader of
+    /// each program among them, our /proc entries would be closed, and with them the agent.
+    pub fn no_core() -> libc::rlimit {
+        // SAFETY: integers only.
+        unsafe {
+            if libc::geteuid() == 0 {
+                libc::prctl(libc::PR_SET_DUMPABLE, 0);
+            }
+        }
+        set_limit(libc::RLIMIT_CORE, 1)
+    }
+
+    /// In the target before exec: die with us, and get back the signal mask and limits that we were started with.
+    pub fn on_exec(command: &mut Command, limits: Limits) {
         let supervisor = std::process::id();
         // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, _exit.
         unsafe {
@@ -389,7 +432,8 @@ mod signals {
                 let mut none: libc::sigset_t = std::mem::zeroed();
                 libc::sigemptyset(&mut none);
                 libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-                libc::setrlimit(libc::RLIMIT_NOFILE, &nofile.0);
+                libc::setrlimit(libc::RLIMIT_NOFILE, &limits.nofile);
+                libc::setrlimit(libc::RLIMIT_CORE, &limits.core);
                 Ok(())
             });
         }

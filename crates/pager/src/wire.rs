@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "plain-data structs seen as bytes, and descriptors out of control messages")]
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,7 +21,22 @@ macro_rules! messages { ($($t:ty),*) => { $(
 use memspill_agent::protocol::{Command, Go, Hello, Ready, Reply, Welcome};
 messages!(Hello, Welcome, Ready, Go, Command, Reply);
 
+/// Never waits: what one peer does not take may not hold up the others.
 pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, message, fds, SendFlags::DONTWAIT)
+}
+
+/// Waits until the peer has taken enough of what was sent before.
+pub fn send_waiting<T: Message>(socket: impl AsFd, message: &T) -> io::Result<()> {
+    send_with(socket, message, &[], SendFlags::empty())
+}
+
+fn send_with<T: Message>(
+    socket: impl AsFd,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     // SAFETY: T is plain data without padding, and lives across the call.
     let bytes = unsafe { std::slice::from_raw_parts((message as *const T).cast::<u8>(), size_of::<T>()) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -29,21 +44,41 @@ pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) 
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// One message of exactly the expected size. UnexpectedEof: the peer is gone; InvalidData: it speaks another protocol.
-pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
+/// Descriptors that came with it never become ours: to close a stranger's file may take as long as the stranger likes.
+pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<T> {
+    receive_with(socket, &mut [], RecvFlags::empty()).map(|(message, _)| message)
+}
+
+/// The same if it is there already. WouldBlock: it is not.
+pub fn receive_now<T: Message>(socket: impl AsFd) -> io::Result<T> {
+    receive_with(socket, &mut [], RecvFlags::DONTWAIT).map(|(message, _)| message)
+}
+
+/// The same with one descriptor, if there is one.
+pub fn receive_now_with_fd<T: Message>(socket: impl AsFd) -> io::Result<(T, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    receive_with(socket, &mut space, RecvFlags::DONTWAIT)
+}
+
+fn receive_with<T: Message>(
+    socket: impl AsFd,
+    space: &mut [MaybeUninit<u8>],
+    flags: RecvFlags,
+) -> io::Result<(T, Option<OwnedFd>)> {
     let mut message = MaybeUninit::<T>::zeroed();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let has_room = !space.is_empty();
+    let mut control = RecvAncillaryBuffer::new(space);
     let received = loop {
         // SAFETY: zeroed plain data seen as bytes.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(message.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
         // TRUNC: the length is that of the packet, not of what had room here.
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+        let flags = flags | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
         match recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Err(rustix::io::Errno::INTR) => {}
             other => break other?,
@@ -54,12 +89,44 @@ pub fn receive<T: Message>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
         bytes if bytes == size_of::<T>() => {}
         _ => return Err(io::ErrorKind::InvalidData.into()),
     }
-    let mut fds = Vec::new();
+    let mut fd = None;
     for ancillary in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
-            fds.extend(rights);
+        if let RecvAncillaryMessage::ScmRights(mut rights) = ancillary {
+            fd = fd.or_else(|| rights.next());
         }
     }
+    if fd.is_none() && has_room && received.flags.contains(ReturnFlags::CTRUNC) {
+        // It had one with it, and we could not have it.
+        return Err(rustix::io::Errno::MFILE.into());
+    }
     // SAFETY: any bit pattern is a valid T.
-    Ok((unsafe { message.assume_init() }, fds))
+    Ok((unsafe { message.assume_init() }, fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    #[test]
+    fn descriptors_are_taken_only_where_one_is_expected() {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let closes = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let is_closed = |reader: &OwnedFd| rustix::io::read(reader, &mut [0u8; 1]) == Ok(0);
+        for expected in [false, true] {
+            let (reader, writer) = closes();
+            send(&theirs, &Reply::default(), &[writer.as_fd(), writer.as_fd()]).unwrap();
+            drop(writer);
+            if expected {
+                let (_, fd) = receive_now_with_fd::<Reply>(&ours).unwrap();
+                assert!(fd.is_some() && !is_closed(&reader));
+                drop(fd);
+            } else {
+                receive::<Reply>(&ours).unwrap();
+            }
+            assert!(is_closed(&reader), "one of two descriptors was kept");
+        }
+        assert_eq!(receive_now::<Reply>(&ours).err().map(|e| e.kind()), Some(io::ErrorKind::WouldBlock));
+    }
 }

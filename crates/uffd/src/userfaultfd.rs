@@ -10,6 +10,7 @@
 use crate::{READ, WRITE, ioc};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
 pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
@@ -137,6 +138,8 @@ pub const MESSAGES_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
+    /// The kernel can read this one without waiting whatever its flags say. (Since 6.10, and not what came with a fork.)
+    never_waits: AtomicBool,
 }
 
 impl AsRawFd for Uffd {
@@ -146,8 +149,17 @@ impl AsRawFd for Uffd {
 }
 
 impl Uffd {
-    pub fn from_fd(fd: OwnedFd) -> Uffd {
-        Uffd { fd }
+    fn new(fd: OwnedFd) -> Uffd {
+        Uffd { fd, never_waits: AtomicBool::new(true) }
+    }
+
+    /// A descriptor that another process has sent. It comes back if it is no userfaultfd.
+    pub fn received(fd: OwnedFd) -> Result<Uffd, OwnedFd> {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        match std::fs::read_link(path) {
+            Ok(name) if name.as_os_str() == "anon_inode:[userfaultfd]" => Ok(Uffd::new(fd)),
+            _ => Err(fd),
+        }
     }
 
     /// A userfaultfd of this very process, to find out what the kernel can do.
@@ -164,7 +176,7 @@ impl Uffd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: fd is new and ours.
-        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Uffd::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// One ioctl on this descriptor; `Err` is the errno.
@@ -263,19 +275,52 @@ impl Uffd {
         Fill { bytes: done, stop: Stop::Done }
     }
 
-    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error.
+    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error. Does not wait, although whoever else holds
+    /// the descriptor (the process itself) can clear its O_NONBLOCK at any time.
     pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         let mut raw = [RawMsg { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, args: [0; 3] }; MESSAGES_MAX];
-        // SAFETY: the buffer is ours and as long as we say; any bit pattern is a valid RawMsg.
-        let n =
-            unsafe { libc::read(self.fd.as_raw_fd(), raw.as_mut_ptr().cast(), size_of::<RawMsg>() * MESSAGES_MAX) };
+        let n = self.read_raw(&mut raw);
         if n < 0 {
             let e = io::Error::last_os_error();
-            return if e.kind() == io::ErrorKind::WouldBlock { Ok(0) } else { Err(e) };
+            if e.kind() != io::ErrorKind::WouldBlock {
+                return Err(e);
+            }
+            // Without the flag it polls as broken: whoever waits for it by epoll would never rest.
+            self.set_nonblocking()?;
+            return Ok(0);
         }
         let n = n as usize / size_of::<RawMsg>();
         out.extend(raw[..n].iter().filter_map(decode));
         Ok(n)
+    }
+
+    fn read_raw(&self, raw: &mut [RawMsg; MESSAGES_MAX]) -> isize {
+        let (fd, buf) = (self.fd.as_raw_fd(), libc::iovec { iov_base: raw.as_mut_ptr().cast(), iov_len: size_of_val(raw) });
+        if self.never_waits.load(Ordering::Relaxed) {
+            // SAFETY: the buffer is the caller's and as long as we say; any bit pattern is a valid RawMsg.
+            let n = unsafe { libc::preadv2(fd, &buf, 1, -1, libc::RWF_NOWAIT) };
+            if n >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) {
+                return n;
+            }
+            self.never_waits.store(false, Ordering::Relaxed);
+        }
+        if self.set_nonblocking().is_err() {
+            return -1;
+        }
+        // SAFETY: as above.
+        unsafe { libc::read(fd, buf.iov_base, buf.iov_len) }
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: flags of a descriptor of ours, integers.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        let is_set = flags >= 0 && flags & libc::O_NONBLOCK != 0;
+        // SAFETY: as above.
+        if is_set || flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } == 0 {
+            return Ok(());
+        }
+        Err(io::Error::last_os_error())
     }
 }
 
@@ -298,11 +343,48 @@ fn decode(msg: &RawMsg) -> Option<Event> {
         0x13 => {
             // SAFETY: the kernel has just installed this descriptor for us; nobody else knows it.
             let fd = unsafe { OwnedFd::from_raw_fd(a as u32 as i32) };
-            Event::Fork { child: Uffd { fd } }
+            Event::Fork { child: Uffd::new(fd) }
         }
         0x14 => Event::Remap { from: a, to: b, len: c },
         0x15 => Event::Remove { start: a, end: b },
         0x16 => Event::Unmap { start: a, end: b },
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_descriptors_are_no_userfaultfd() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let fd = file.as_raw_fd();
+        assert_eq!(Uffd::received(file).map(|_| ()).unwrap_err().as_raw_fd(), fd);
+    }
+
+    /// The process that a userfaultfd belongs to may have made it wait, or make it wait later. (Skipped without the
+    /// privilege to make one.)
+    #[test]
+    fn reading_never_waits() {
+        for never_waits in [true, false] {
+            // SAFETY: takes flags, returns a new descriptor or -1.
+            let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
+            if fd < 0 {
+                return;
+            }
+            // SAFETY: fd is new and ours.
+            let uffd = Uffd::received(unsafe { OwnedFd::from_raw_fd(fd) }).expect("a userfaultfd");
+            uffd.api(0).unwrap();
+            uffd.never_waits.store(never_waits, Ordering::Relaxed);
+            for _ in 0..2 {
+                assert_eq!(uffd.read(&mut Vec::new()).unwrap(), 0);
+                // SAFETY: flags of a descriptor of ours.
+                let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+                assert!(flags & libc::O_NONBLOCK != 0, "it would poll as broken");
+                // SAFETY: as above.
+                unsafe { libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) };
+            }
+        }
+    }
 }
