@@ -12,9 +12,10 @@
 //! that is larger than a half (a folio of more than 512 KiB) is taken in pieces.
 //! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data.
 
-use crate::control::ControlPage;
+use crate::control::{ControlPage, Forbidden};
+use crate::evictor::{ANSWER_WITHIN, Calls};
 use crate::turn::Turn;
-use memspill_agent::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, Ready, Reply, Run as AgentRun};
+use memspill_agent::protocol::{Command, OP_MOVE, OP_POPULATE, OP_ZAP, Ready, Run as AgentRun};
 use memspill_agent::protocol::{RUNS_MAX, STAGING_PAGES};
 use memspill_engine::engine::BATCH_PAGES;
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
@@ -27,6 +28,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 const HALF_PAGES: u32 = STAGING_PAGES / 2;
 const _: () = assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
@@ -43,7 +45,7 @@ pub struct Agent {
     pagemap: File,
     /// The evictor has been told to go, or is just being told: it answers.
     serves: AtomicBool,
-    seq: AtomicU32,
+    pub(crate) calls: Calls,
     half: AtomicU32,
 }
 
@@ -58,8 +60,8 @@ impl Agent {
         // It must be a thread of this process, whatever it says.
         let pagemap = File::open(format!("/proc/{pid}/task/{evictor_tid}/pagemap"))?;
         let serves = AtomicBool::new(false);
-        let (seq, half) = (AtomicU32::new(0), AtomicU32::new(0));
-        Ok(Agent { socket, control, ready, evictor_tid, pagemap, serves, seq, half })
+        let (calls, half) = (Calls::default(), AtomicU32::new(0));
+        Ok(Agent { socket, control, ready, evictor_tid, pagemap, serves, calls, half })
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for anybody.
@@ -80,13 +82,8 @@ impl Agent {
         crate::wire::send(&self.socket, &command, &[])
     }
 
-    /// Run one command and wait for its reply.
-    fn call(&self, op: u32, runs: &[AgentRun]) -> Result<(), Failed> {
-        self.control.write_runs(runs);
-        let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.send(Command { op, seq, arg: runs.len() as u32, arg2: 0 })?;
-        let (reply, _) = crate::wire::receive::<Reply>(&self.socket)?;
-        if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
+    pub(crate) fn evictor_tid(&self) -> u32 {
+        self.evictor_tid
     }
 
     /// The agent's own ranges: never to be managed.
@@ -112,11 +109,13 @@ pub fn own_ranges(r: &Ready) -> [(u64, u64); 6] {
 
 /// Why a command has no result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Failed {
+pub(crate) enum Failed {
     /// The evictor has ended, and its process or its program with it.
     Gone,
     /// It answers, but not what it was asked: what became of the pages is not known.
     Broken,
+    /// It has not answered yet.
+    Late,
 }
 
 impl From<io::Error> for Failed {
@@ -185,6 +184,22 @@ pub struct Process {
     pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
     pub removed: Mutex<Option<Vec<(u64, u64)>>>,
+}
+
+impl Process {
+    /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.
+    pub fn caught_up(&self, agent: &Agent) -> bool {
+        match agent.caught_up(&self.memory.uffd, &self.space.gate) {
+            Ok(caught_up) => caught_up,
+            Err(failed) => {
+                if failed == Failed::Broken {
+                    self.memory.broken.store(true, Ordering::Relaxed);
+                }
+                // Let it be asked: that it has ended is told by the command's failing.
+                failed == Failed::Gone
+            }
+        }
+    }
 }
 
 /// What became of the pages of one command so far.
@@ -275,13 +290,20 @@ impl ProcessMemory {
         // Each round gives every run at least one outcome, so runs that are full of holes or busy pages need many:
         // what is left after the bound is tried again another time.
         let mut doubtful = false;
+        let deadline = Instant::now() + ANSWER_WITHIN;
         for _ in 0..16 {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {
                 break;
             }
-            match agent.call(OP_MOVE, &remaining) {
+            match agent.call(OP_MOVE, &remaining, deadline) {
                 Ok(()) => doubtful |= collect(&agent.control, &remaining, base, &mut takes.takes),
+                Err(Failed::Late) => {
+                    if let Err(error) = self.end_batch_of_late(agent, &remaining, base, &mut takes) {
+                        self.lose_all(&error, &mut takes.takes);
+                    }
+                    break;
+                }
                 Err(failed) => {
                     if failed == Failed::Broken {
                         self.broken.store(true, Ordering::Relaxed);
@@ -302,15 +324,35 @@ impl ProcessMemory {
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
 
+    /// The evictor has not answered: nothing more is moved, and what was moved so far is found. An error: that is not known.
+    fn end_batch_of_late(&self, agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut Takes) -> io::Result<()> {
+        agent.cut_off(&self.uffd).map_err(io::Error::from_raw_os_error)?;
+        for (i, run) in sent.iter().enumerate() {
+            let first = (run.staging - base) as usize;
+            let moved = agent.control.read_run(i).moved.min(run.pages) as usize;
+            takes.takes[first..first + moved].fill(Some(Take::Moved));
+        }
+        let both = find_uncounted(agent, base, takes)?;
+        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is that of
+        // another mapping, which came when the first one was moved away or unmapped a moment ago. An event tells of that.
+        if both && (self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
+            return Err(io::Error::other("a page was moved out while its mapping changed, and its process was stopped"));
+        }
+        Ok(())
+    }
+
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
     /// it may fault, and the fault must find the batch lock free.
-    pub fn populate(&self, pages: &[Vpn]) {
-        let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return };
+    /// False: it has not been done yet.
+    pub fn populate(&self, pages: &[Vpn]) -> bool {
+        let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return false };
         let run = |vpn: &Vpn| AgentRun { src_addr: vpn.addr(), pages: 1, ..AgentRun::default() };
         let runs: Vec<AgentRun> = pages.iter().take(RUNS_MAX).map(run).collect();
-        if agent.call(OP_POPULATE, &runs) == Err(Failed::Broken) {
+        let result = agent.call(OP_POPULATE, &runs, Instant::now() + ANSWER_WITHIN);
+        if result == Err(Failed::Broken) {
             self.broken.store(true, Ordering::Relaxed);
         }
+        result.is_ok()
     }
 
     /// Copy what was moved into `frames`, compactly, in order. The pages are in staging and nowhere else: if they cannot
@@ -400,7 +442,8 @@ pub fn collect(control: &ControlPage, sent: &[AgentRun], base: u32, takes: &mut 
 /// hole, a shared page), as if that were the first page; or the next one finds places in staging taken (EEXIST), an event
 /// (EAGAIN, ECANCELED), or a mapping that mprotect has changed meanwhile (EINVAL). Staging is emptied after a batch: they
 /// would be gone for good.
-fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()> {
+/// Returns whether there are pages both in staging and at home.
+fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<bool> {
     let page = PAGE_SIZE as u64;
     let first = agent.ready.staging_addr + u64::from(base) * page;
     let end = first + takes.takes.len() as u64 * page;
@@ -409,15 +452,18 @@ fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()>
         staged.extend((from..to).step_by(PAGE_SIZE).map(|addr| ((addr - first) / page) as usize));
     })?;
     staged.retain(|index| takes.takes[*index] != Some(Take::Moved));
+    let mut both = false;
     for index in staged {
         let source = takes.address(index);
         let mut at_home = false;
         memspill_uffd::pagemap::occupied(&agent.pagemap, source, source + page, |_, _| at_home = true)?;
-        if !at_home {
+        if at_home {
+            both = true;
+        } else {
             takes.takes[index] = Some(Take::Moved);
         }
     }
-    Ok(())
+    Ok(both)
 }
 
 fn fill(result: userfaultfd::Fill) -> Fill {

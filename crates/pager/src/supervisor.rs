@@ -190,6 +190,8 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, nofile: signals::
         .args(&command[1..])
         .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
+        // A dynamic AddressSanitizer ends a program in which another library comes before it.
+        .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"))
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
         .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
     signals::on_exec(&mut child, nofile);
