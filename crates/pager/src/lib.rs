@@ -21,6 +21,7 @@ mod process;
 mod progress;
 mod quiet;
 mod standstill;
+mod stop;
 pub mod supervisor;
 mod target;
 mod token;
