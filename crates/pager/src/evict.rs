@@ -22,9 +22,12 @@
 //!   --check for who is at work                                              50 ms (quiet.rs)
 //! ```
 //!
-//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not enough, faults wait,
-//! and a line says for whom. But the fault of a process that itself stands still (its tracer reads its memory) must not wait
-//! for it: it is served beyond the budget, to which the process is brought back when it goes on.
+//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not enough, and nothing
+//! moves any more, a line says what stands still and why, and the limit is raised until it goes on, by
+//!
+//! * what a process needs while it stands still itself (its tracer reads its memory), which must not wait for it;
+//! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and among them may be the
+//!   one that is to let it go on (its tracer, a shell).
 
 use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::{Agent, Process};
@@ -65,6 +68,12 @@ const POOL_PARTS: u64 = 8;
 
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
 const NO_ANSWER: Duration = Duration::from_millis(200);
+
+/// Others get such a part of the limit, beyond it if need be, where what stands still leaves them nothing: so that they get on
+/// and swap among themselves, for whoever is to let it go on may be one of them.
+const OTHERS_PART: u64 = 8;
+const OTHERS_BYTES_MIN: u64 = 4 << 20;
+const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// Processes that stand still are looked at this often, while reclaim is at work.
 const LOOK_ASIDE: Duration = Duration::from_millis(10);
@@ -295,6 +304,25 @@ impl<'a> Reclaimer<'a> {
                 space.set_aside(false, &spaces);
             }
         }
+        self.lend();
+    }
+
+    /// Raise the limits of groups in which what stands still has left nothing to others, or set them back.
+    fn lend(&self) {
+        let engine = &self.pager.engine;
+        let processes = self.pager.processes();
+        let aside: Vec<&Arc<Process>> = processes.iter().filter(|process| process.space.is_aside()).collect();
+        let counts = |agent: &Agent| agent.serves_beyond() || agent.others_wait();
+        for group in engine.groups.all() {
+            let within = || aside.iter().filter(|process| process.space.group(engine).is_within(group));
+            if !within().any(|process| process.memory.agent().is_some_and(counts)) {
+                group.lend(0);
+                continue;
+            }
+            let pages: u64 = within().map(|process| process.space.resident_pages()).sum();
+            let there_bytes = pages.saturating_sub(group.discount_pages()) * PAGE_SIZE as u64 + group.other_bytes();
+            group.lend((there_bytes + bytes_for_others(group)).saturating_sub(group.max_bytes()));
+        }
     }
 
     /// Faults wait, and nothing moves: is that because of processes of this group that stand still? They are told of, and are
@@ -316,12 +344,14 @@ impl<'a> Reclaimer<'a> {
             pages += process.space.resident_pages();
             // A pager that tries them has them in its hands just now.
             if !waiting.is_empty() {
-                tell_of_standstill(process, agent, own);
+                tell_of_standstill(process, agent, own, bytes_for_others(group));
+            }
+            if waiting.iter().any(|key| *key != process.key) {
+                agent.note_others_wait();
             }
         }
-        if beyond {
-            self.pager.poke_waiting();
-        }
+        self.lend();
+        self.pager.poke_waiting();
         // With less than this from them, faults would wait on.
         beyond || pages * PAGE_SIZE as u64 >= group.gap_bytes()
     }
@@ -450,7 +480,7 @@ impl<'a> Reclaimer<'a> {
         match self.pager.settings.on_full {
             OnFull::Kill => self.pager.give_up(137, format!("killed: {reason}; {fix}")),
             OnFull::Grow => {
-                let limit_bytes = group.limit_bytes() + group.limit_bytes() / 8;
+                let limit_bytes = group.max_bytes() + group.max_bytes() / 8;
                 group.set_limit_bytes(limit_bytes);
                 let what = if group.parent.is_none() { "the budget" } else { "its memory.max" };
                 eprintln!("memspill: {reason}; {what} grows to {} MiB", limit_bytes >> 20);
@@ -461,7 +491,7 @@ impl<'a> Reclaimer<'a> {
 }
 
 /// Once for each time that it stands still.
-fn tell_of_standstill(process: &Process, agent: &Agent, own: bool) {
+fn tell_of_standstill(process: &Process, agent: &Agent, own: bool, others_bytes: u64) {
     let Some(why) = agent.standstill() else { return };
     if !agent.is_to_be_told() {
         return;
@@ -469,8 +499,12 @@ fn tell_of_standstill(process: &Process, agent: &Agent, own: bool) {
     let name = crate::standstill::name(process.memory.pid());
     let mib = (process.space.resident_pages() * PAGE_SIZE as u64).div_ceil(1 << 20);
     let then = match own {
-        true => "its own memory is needed meanwhile, and comes beyond the budget",
-        false => "others wait for room; let it go on, or raise --memory-max",
+        true => "what it needs itself comes beyond the budget".into(),
+        false => format!("others have {} MiB, beyond the budget if need be", others_bytes >> 20),
     };
-    eprintln!("memspill: {name} {why}, so its {mib} MiB cannot be swapped out: {then}");
+    eprintln!("memspill: {name} {why}, so its {mib} MiB cannot be swapped out; until it goes on, {then}");
+}
+
+fn bytes_for_others(group: &Group) -> u64 {
+    (group.max_bytes() / OTHERS_PART).clamp(OTHERS_BYTES_MIN, OTHERS_BYTES_MAX)
 }

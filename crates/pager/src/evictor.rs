@@ -49,6 +49,8 @@ pub struct Calls {
     /// People were told of it.
     told: AtomicBool,
     serves_beyond: AtomicBool,
+    /// Others had no room left because of it.
+    others_wait: AtomicBool,
 }
 
 impl Agent {
@@ -147,6 +149,7 @@ impl Agent {
     pub(crate) fn goes_on(&self) {
         *self.calls.stands_still.lock().expect("standstill") = None;
         self.calls.serves_beyond.store(false, Ordering::Relaxed);
+        self.calls.others_wait.store(false, Ordering::Relaxed);
         self.calls.told.store(false, Ordering::Relaxed);
     }
 
@@ -159,6 +162,15 @@ impl Agent {
     /// wants beyond the budget, until it goes on.
     pub(crate) fn serve_beyond(&self) {
         self.calls.serves_beyond.store(true, Ordering::Relaxed);
+    }
+
+    /// Others wait for room, and none of them has any to give.
+    pub(crate) fn note_others_wait(&self) {
+        self.calls.others_wait.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn others_wait(&self) -> bool {
+        self.calls.others_wait.load(Ordering::Relaxed)
     }
 
     pub(crate) fn serves_beyond(&self) -> bool {
