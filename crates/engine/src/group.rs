@@ -97,6 +97,8 @@ pub struct Group {
     pub parent: Option<Arc<Group>>,
     pub events: Events,
     max_bytes: AtomicU64,
+    /// Lent for a while beyond that.
+    lent_bytes: AtomicU64,
     high_bytes: AtomicU64,
     /// Distance between the limit and the mark at which reclaim starts, and again to where it stops.
     gap_bytes: AtomicU64,
@@ -118,6 +120,7 @@ impl Group {
             parent,
             events: Events::default(),
             max_bytes: AtomicU64::new(0),
+            lent_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(config.high_bytes),
             gap_bytes: AtomicU64::new(0),
             charged_pages: AtomicU64::new(0),
@@ -148,8 +151,19 @@ impl Group {
 
     // ---- limits -----------------------------------------------------------------------------------------------
 
+    /// What may be used: its maximum, and what is lent to it.
     pub fn limit_bytes(&self) -> u64 {
+        self.max_bytes().saturating_add(self.lent_bytes.load(Ordering::Relaxed))
+    }
+    pub fn max_bytes(&self) -> u64 {
         self.max_bytes.load(Ordering::Relaxed)
+    }
+    /// For what some of its processes must have beyond the maximum, so that it is not at the others' cost. Replaces what was
+    /// lent before.
+    pub fn lend(&self, bytes: u64) {
+        if self.lent_bytes.load(Ordering::Relaxed) != bytes {
+            self.lent_bytes.store(bytes, Ordering::Relaxed);
+        }
     }
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         self.max_bytes.store(limit_bytes, Ordering::Relaxed);
@@ -560,6 +574,18 @@ mod tests {
         assert!(root.try_charge(CPU, 100_000 - gap - used(), 0));
         assert!(root.try_charge(CPU, 1, 0));
         assert_eq!((used(), root.stocked_pages()), (100_000 - gap + 1, 0));
+    }
+
+    #[test]
+    fn what_is_lent_is_room_for_a_while() {
+        let groups = tree();
+        let root = groups.root();
+        assert!(root.try_charge(CPU, 10_000, 0) && !root.try_charge(CPU, 1, 0));
+        root.lend(500 * PAGE);
+        assert!(root.try_charge(CPU, 500, 0) && !root.try_charge(CPU, 1, 0));
+        root.lend(0);
+        assert_eq!((root.limit_bytes(), root.max_bytes()), (10_000 * PAGE, 10_000 * PAGE));
+        assert!(root.above_high_mark() && !root.try_charge(CPU, 1, 0), "it is taken back by reclaim");
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub struct Space {
     pub(crate) pass_bits: AtomicU64,
     /// Reclaim takes less from it than from others.
     pub(crate) spared: AtomicBool,
+    /// Reclaim takes nothing from it: its process stands still.
+    pub(crate) aside: AtomicBool,
     /// Pages of this space that are charged: RESIDENT, EVICTING (until taken) and FILLING.
     resident_pages: AtomicU64,
     swapped_pages: AtomicU64,
@@ -72,6 +74,7 @@ impl Space {
             displaced: Mutex::new(BTreeMap::new()),
             pass_bits: AtomicU64::new(0),
             spared: AtomicBool::new(false),
+            aside: AtomicBool::new(false),
             resident_pages: AtomicU64::new(0),
             swapped_pages: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),

@@ -15,6 +15,15 @@ pub struct ControlPage {
     page: *mut Control,
 }
 
+/// Why no MOVE may start. The agent looks at whether there is any reason.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Forbidden {
+    /// An event is being read or processed.
+    Event = 1,
+    /// The evictor did not answer in time, and what it was told is not to be done any more.
+    CutOff = 2,
+}
+
 // SAFETY: the page is only accessed through atomics and volatile copies, by any thread.
 unsafe impl Send for ControlPage {}
 // SAFETY: as above.
@@ -69,8 +78,17 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).guards) }).load(Ordering::Acquire) != 0
     }
 
-    pub fn set_abort(&self, abort: bool) {
-        self.abort_word().store(abort as u32, Ordering::Release);
+    /// No MOVE may start for this reason. To be said before what follows from it, and to be taken back afterwards.
+    pub fn forbid(&self, reason: Forbidden) {
+        self.abort_word().fetch_or(reason as u32, Ordering::SeqCst);
+    }
+
+    pub fn allow(&self, reason: Forbidden) {
+        self.abort_word().fetch_and(!(reason as u32), Ordering::SeqCst);
+    }
+
+    pub fn is_forbidden(&self, reason: Forbidden) -> bool {
+        self.abort_word().load(Ordering::SeqCst) & reason as u32 != 0
     }
 
     /// Take the lock that excludes MOVEs. False if it cannot be had for far longer than a MOVE takes.

@@ -1,7 +1,7 @@
 //! Following the changes of an address space: fork, remap, remove, unmap; and the agent's own calls.
 //!
 //! ```text
-//!   gate (events) ─ control lock ─ read ─ abort=1 if there is an event ─ unlock ─ batch lock ─ process ─ abort=0
+//!   gate (events) ─ control lock ─ abort=1 ─ read ─ abort=0 if there is no event ─ unlock ─ batch lock ─ process ─ abort=0
 //! ```
 //!
 //! Reading an event lets the changing thread run on at once. So from before the read until the end of processing no fill
@@ -25,6 +25,7 @@
 //! Not followed so far: a fork whose event overtakes that of another thread's mremap. The child has the pages in one place
 //! and its page table in the other. (A child of several threads may do little but exec.)
 
+use crate::control::Forbidden;
 use crate::growth::Growth;
 use crate::pager::Pager;
 use crate::proc;
@@ -44,19 +45,25 @@ pub(crate) const USER_END: u64 = 1 << 56;
 /// False: nothing to do.
 pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) -> bool {
     let control = process.memory.agent().map(|a| &a.control);
-    let locked = control.is_some_and(|c| c.lock());
-    // An agent that is gone holds no MOVE, whatever the lock says. One that is there but holds the lock for long is
-    // stopped in the middle of a MOVE: come back later, others have faults too.
-    if control.is_some() && !locked && !process.dying.load(Ordering::Relaxed) {
+    // No MOVE can happen then, and the evictor may hold the lock where it stands (`evictor.rs`).
+    let cut_off = process.memory.agent().is_some_and(|a| a.is_cut_off());
+    let locked = !cut_off && control.is_some_and(|c| c.lock());
+    // An agent that is gone holds no MOVE, whatever the lock says. One that is there but holds the lock for long stands
+    // still in the middle of a MOVE, and is cut off soon: come back later, others have faults too.
+    if control.is_some() && !cut_off && !locked && !process.dying.load(Ordering::Relaxed) {
         std::thread::sleep(std::time::Duration::from_millis(1));
         return false;
     }
+    // Before the read: whoever ends a batch must see that there is, or may be, an event.
+    control.inspect(|control| control.forbid(Forbidden::Event));
     let result = process.memory.uffd.read(messages);
-    if let Some(control) = control.filter(|_| locked) {
-        if messages.iter().any(|m| !matches!(m, Event::Fault { .. })) {
-            control.set_abort(true);
+    if let Some(control) = control {
+        if messages.iter().all(|m| matches!(m, Event::Fault { .. })) {
+            control.allow(Forbidden::Event);
         }
-        control.unlock();
+        if locked {
+            control.unlock();
+        }
     }
     match result {
         Ok(read) => read > 0,
@@ -98,7 +105,7 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
         }
     }
     if let Some(agent) = process.memory.agent() {
-        agent.control.set_abort(false);
+        agent.control.allow(Forbidden::Event);
     }
     drop(batch);
     *messages = faults;

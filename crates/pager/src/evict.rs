@@ -5,18 +5,40 @@
 //!   until below the low mark:  pick a space ─ batch lock ─ take ─ unlock ─ wake who waits ─ write ─ move out to the file
 //! ```
 //!
-//! Two threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted at once.
-//! Never on the fault path: a fault that finds no room waits for a batch, not for a round.
+//! Several threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted at
+//! once. Never on the fault path: a fault that finds no room waits for a batch, not for a round.
+//!
+//! *Processes that stand still* (stopped, traced, frozen) cannot evict, and none of them may hold up the others. These are
+//! the waits that processes share, and what bounds each:
+//!
+//! ```text
+//!   a reclaimer (4 at most) for an evictor's reply, with the batch lock     ANSWER_WITHIN (evictor.rs)
+//!   a reclaimer for an evictor that another one uses                        NO_ANSWER, and a reply bounds the use
+//!   a reclaimer, being picked a process that cannot answer                  none: set aside, and not picked again
+//!   a pager for the MOVE lock, inside the gate                              20 ms (control.rs), none once it is cut off
+//!   a pager, the door, the monitor for the batch lock, inside the gate      as a reclaimer's wait for a reply
+//!   who fills or reads events, for the gate                                 as who is inside waits for the batch lock
+//!   a pager for the rest of a change's events                               1 s (events.rs)
+//!   --check for who is at work                                              50 ms (quiet.rs)
+//! ```
+//!
+//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not enough, and nothing
+//! moves any more, a line says what stands still and why, and the limit is raised until it goes on, by
+//!
+//! * what a process needs while it stands still itself (its tracer reads its memory), which must not wait for it;
+//! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and among them may be the
+//!   one that is to let it go on (its tracer, a shell).
 
 use crate::pager::{OnFull, Pager, Waiting};
-use crate::process::Process;
+use crate::process::{Agent, Process};
+use crate::standstill::Standstill;
 use memspill_engine::backing::QueueId;
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::swap_in::Fault;
 use memspill_engine::swap_out::{Shrunk, WriteOut};
-use memspill_engine::units::{CpuId, GroupId, Vpn};
+use memspill_engine::units::{CpuId, GroupId, PAGE_SIZE, Vpn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,22 +66,25 @@ const STUCK: Duration = Duration::from_secs(10);
 /// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room in RAM again.
 const POOL_PARTS: u64 = 8;
 
-/// An evictor that keeps another reclaimer waiting for this long belongs to a process that is frozen, or dumps core.
+/// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
 const NO_ANSWER: Duration = Duration::from_millis(200);
 
+/// Others get such a part of the limit, beyond it if need be, where what stands still leaves them nothing: so that they get on
+/// and swap among themselves, for whoever is to let it go on may be one of them.
+const OTHERS_PART: u64 = 8;
+const OTHERS_BYTES_MIN: u64 = 4 << 20;
+const OTHERS_BYTES_MAX: u64 = 64 << 20;
+
+/// Processes that stand still are looked at this often, while reclaim is at work.
+const LOOK_ASIDE: Duration = Duration::from_millis(10);
+
 pub fn run(pager: &Arc<Pager>, index: u32) {
-    let mut reclaimer = Reclaimer {
-        pager,
-        cpu: CpuId(index),
-        queue: QueueId(pager.cpus.len() as u32 + index),
-        stuck: None,
-        stuck_groups: HashMap::new(),
-        write_again_at: Instant::now(),
-    };
+    let mut reclaimer = Reclaimer::new(pager, CpuId(index), QueueId(pager.cpus.len() as u32 + index));
     let mut seen = 0;
     while !pager.stopping.load(Ordering::Relaxed) {
         pager.wait_for_kick(&mut seen, Duration::from_millis(200));
         crate::home::release_stuck(pager);
+        reclaimer.look_aside();
         while pager.engine.groups.above_low_mark() && !pager.stopping.load(Ordering::Relaxed) {
             if !reclaimer.batch() {
                 std::thread::sleep(Duration::from_millis(2));
@@ -112,14 +137,7 @@ fn linger(pager: &Pager) {
 /// those that are shared, locked or in work stay.
 pub fn pageout(pager: &Arc<Pager>, queue: QueueId, process: &Arc<Process>, from: Vpn, to: Vpn) -> usize {
     const TRIES: u32 = 4;
-    let mut reclaimer = Reclaimer {
-        pager,
-        cpu: crate::cpu(),
-        queue,
-        stuck: None,
-        stuck_groups: HashMap::new(),
-        write_again_at: Instant::now(),
-    };
+    let mut reclaimer = Reclaimer::new(pager, crate::cpu(), queue);
     let mut gone = 0;
     for _ in 0..TRIES {
         let taken = reclaimer.pageout(&process.space, from, to);
@@ -143,9 +161,16 @@ struct Reclaimer<'a> {
     stuck_groups: HashMap<GroupId, (Instant, u64)>,
     /// No earlier than this are pages written again whose write failed.
     write_again_at: Instant,
+    /// No earlier than this are those looked at that stand still.
+    look_aside_at: Instant,
 }
 
-impl Reclaimer<'_> {
+impl<'a> Reclaimer<'a> {
+    fn new(pager: &'a Arc<Pager>, cpu: CpuId, queue: QueueId) -> Reclaimer<'a> {
+        let now = Instant::now();
+        Reclaimer { pager, cpu, queue, stuck: None, stuck_groups: HashMap::new(), write_again_at: now, look_aside_at: now }
+    }
+
     /// Take one batch out. False if that achieved nothing.
     fn batch(&mut self) -> bool {
         let pager = self.pager;
@@ -154,10 +179,8 @@ impl Reclaimer<'_> {
         if Instant::now() >= self.write_again_at && engine.write_again(self.cpu, self.queue) > 0 {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }
-        let taken = match engine.pick_space() {
-            Some(space) => self.shrink(&space, BATCH_PAGES),
-            None => 0,
-        };
+        self.look_aside();
+        let taken = self.shrink_some();
         self.maintain();
         self.pager.update_other_bytes();
         self.consider_groups();
@@ -168,6 +191,17 @@ impl Reclaimer<'_> {
         }
         self.consider_policy();
         false
+    }
+
+    /// A batch of whoever has his turn and can answer.
+    fn shrink_some(&mut self) -> usize {
+        while let Some(space) = self.pager.engine.pick_space() {
+            let taken = self.shrink(&space, BATCH_PAGES);
+            if taken > 0 || !space.is_aside() {
+                return taken;
+            }
+        }
+        0
     }
 
     fn shrink(&mut self, space: &Arc<Space>, pages: usize) -> usize {
@@ -202,15 +236,13 @@ impl Reclaimer<'_> {
     ) -> usize {
         let Some(process) = self.pager.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.pager.engine;
-        if crate::proc::is_stopped(process.memory.proc_id()) {
-            // A stopped process (SIGSTOP, ^Z, a debugger) cannot evict; nor does it fill memory. The others come first.
-            space.pass_over();
-            self.stuck = None;
-            return 0;
-        }
-        if !process.memory.agent().is_some_and(|agent| agent.serves()) {
+        let Some(agent) = process.memory.agent().filter(|agent| agent.serves()) else {
             // The child of a fork, whose agent has not introduced itself yet.
             space.pass_over();
+            return 0;
+        };
+        if crate::proc::is_stopped(agent.evictor_tid()) {
+            self.set_aside(&process, agent);
             return 0;
         }
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
@@ -218,6 +250,10 @@ impl Reclaimer<'_> {
             space.pass_over();
             return 0;
         };
+        if !process.caught_up(agent) {
+            self.set_aside(&process, agent);
+            return 0;
+        }
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = take(engine, self.cpu);
         drop(batch);
@@ -225,9 +261,13 @@ impl Reclaimer<'_> {
         if !shrunk.busy.is_empty() {
             // Shared since a fork (perhaps one that nobody told of). Where the other one still lives, each gets a page of its own by this.
             space.cow.store(true, Ordering::Relaxed);
-            process.memory.populate(&shrunk.busy);
-            space.made_own(&shrunk.busy);
-            space.drop_discount(engine, shrunk.busy.len() as u64);
+            if process.memory.populate(&shrunk.busy) {
+                space.made_own(&shrunk.busy);
+                space.drop_discount(engine, shrunk.busy.len() as u64);
+            }
+        }
+        if agent.is_late() {
+            self.set_aside(&process, agent);
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the compression.
@@ -236,6 +276,84 @@ impl Reclaimer<'_> {
             engine.write_out(self.cpu, self.queue, write_out);
         }
         shrunk.taken
+    }
+
+    /// It cannot answer now. Nobody waits for it, and it is not picked, until `look_aside` finds that it goes on.
+    fn set_aside(&self, process: &Process, agent: &Agent) {
+        let why = crate::standstill::of(agent.evictor_tid());
+        agent.note_standstill(why.unwrap_or(Standstill::Unknown));
+        process.space.set_aside(true, &[]);
+    }
+
+    /// Those that go on have their turn again.
+    fn look_aside(&mut self) {
+        if Instant::now() < self.look_aside_at {
+            return;
+        }
+        self.look_aside_at = Instant::now() + LOOK_ASIDE;
+        let spaces = self.pager.engine.spaces();
+        for space in spaces.iter().filter(|space| space.is_aside()) {
+            let Some(process) = self.pager.process(u64::from(space.id.0)) else { continue };
+            let Some(agent) = process.memory.agent() else { continue };
+            if crate::standstill::of(agent.evictor_tid()).is_some() {
+                continue;
+            }
+            let Some(_evictor) = process.evictor.take(Duration::ZERO) else { continue };
+            if process.caught_up(agent) {
+                agent.goes_on();
+                space.set_aside(false, &spaces);
+            }
+        }
+        self.lend();
+    }
+
+    /// Raise the limits of groups in which what stands still has left nothing to others, or set them back.
+    fn lend(&self) {
+        let engine = &self.pager.engine;
+        let processes = self.pager.processes();
+        let aside: Vec<&Arc<Process>> = processes.iter().filter(|process| process.space.is_aside()).collect();
+        let counts = |agent: &Agent| agent.serves_beyond() || agent.others_wait();
+        for group in engine.groups.all() {
+            let within = || aside.iter().filter(|process| process.space.group(engine).is_within(group));
+            if !within().any(|process| process.memory.agent().is_some_and(counts)) {
+                group.lend(0);
+                continue;
+            }
+            let pages: u64 = within().map(|process| process.space.resident_pages()).sum();
+            let there_bytes = pages.saturating_sub(group.discount_pages()) * PAGE_SIZE as u64 + group.other_bytes();
+            group.lend((there_bytes + bytes_for_others(group)).saturating_sub(group.max_bytes()));
+        }
+    }
+
+    /// Faults wait, and nothing moves: is that because of processes of this group that stand still? They are told of, and are
+    /// waited for; but not by their own faults.
+    fn await_those_aside(&self, group: &Group) -> bool {
+        let engine = &self.pager.engine;
+        let within = |process: &Arc<Process>| process.space.is_aside() && process.space.group(engine).is_within(group);
+        let aside: Vec<Arc<Process>> = self.pager.processes().into_iter().filter(within).collect();
+        let queues = self.pager.cpus.iter().map(|cpu| cpu.waiting.lock().expect("waiting"));
+        let waiting: Vec<u64> = queues.flat_map(|queue| queue.iter().map(|w| w.process.key).collect::<Vec<_>>()).collect();
+        let (mut pages, mut beyond) = (0, false);
+        for process in &aside {
+            let Some(agent) = process.memory.agent() else { continue };
+            let own = waiting.contains(&process.key);
+            if own {
+                agent.serve_beyond();
+            }
+            beyond |= own;
+            pages += process.space.resident_pages();
+            // A pager that tries them has them in its hands just now.
+            if !waiting.is_empty() {
+                tell_of_standstill(process, agent, own, bytes_for_others(group));
+            }
+            if waiting.iter().any(|key| *key != process.key) {
+                agent.note_others_wait();
+            }
+        }
+        self.lend();
+        self.pager.poke_waiting();
+        // With less than this from them, faults would wait on.
+        beyond || pages * PAGE_SIZE as u64 >= group.gap_bytes()
     }
 
     /// Faults on pages of the batch: for the pagers, which alone start reads (a window may reach beyond the batch).
@@ -271,9 +389,12 @@ impl Reclaimer<'_> {
             let below = engine.groups.all().iter().filter(|other| other.is_within(group));
             let moved = below.map(|group| group.moved_pages()).sum();
             let (since, then) = *self.stuck_groups.entry(group.id).or_insert((Instant::now(), moved));
+            let waited_for = waiting.iter().any(|w| w.is_within(group));
             if then != moved {
                 self.stuck_groups.remove(&group.id);
-            } else if since.elapsed() > STUCK && waiting.iter().any(|w| w.is_within(group)) {
+            } else if waited_for && since.elapsed() > SHORT_OF_ROOM && self.await_those_aside(group) {
+                // It goes on when they do.
+            } else if since.elapsed() > STUCK && waited_for {
                 self.stuck_groups.remove(&group.id);
                 let name = &group.name;
                 if group.has_swap() {
@@ -308,6 +429,9 @@ impl Reclaimer<'_> {
         };
         if !full && since.elapsed() >= SHORT_OF_ROOM && self.pools_give_room() {
             self.stuck = None;
+            return;
+        }
+        if !full && since.elapsed() >= SHORT_OF_ROOM && self.await_those_aside(group) {
             return;
         }
         if since.elapsed() < patience {
@@ -356,7 +480,7 @@ impl Reclaimer<'_> {
         match self.pager.settings.on_full {
             OnFull::Kill => self.pager.give_up(137, format!("killed: {reason}; {fix}")),
             OnFull::Grow => {
-                let limit_bytes = group.limit_bytes() + group.limit_bytes() / 8;
+                let limit_bytes = group.max_bytes() + group.max_bytes() / 8;
                 group.set_limit_bytes(limit_bytes);
                 let what = if group.parent.is_none() { "the budget" } else { "its memory.max" };
                 eprintln!("memspill: {reason}; {what} grows to {} MiB", limit_bytes >> 20);
@@ -364,4 +488,23 @@ impl Reclaimer<'_> {
             }
         }
     }
+}
+
+/// Once for each time that it stands still.
+fn tell_of_standstill(process: &Process, agent: &Agent, own: bool, others_bytes: u64) {
+    let Some(why) = agent.standstill() else { return };
+    if !agent.is_to_be_told() {
+        return;
+    }
+    let name = crate::standstill::name(process.memory.pid());
+    let mib = (process.space.resident_pages() * PAGE_SIZE as u64).div_ceil(1 << 20);
+    let then = match own {
+        true => "what it needs itself comes beyond the budget".into(),
+        false => format!("others have {} MiB, beyond the budget if need be", others_bytes >> 20),
+    };
+    eprintln!("memspill: {name} {why}, so its {mib} MiB cannot be swapped out; until it goes on, {then}");
+}
+
+fn bytes_for_others(group: &Group) -> u64 {
+    (group.max_bytes() / OTHERS_PART).clamp(OTHERS_BYTES_MIN, OTHERS_BYTES_MAX)
 }

@@ -23,8 +23,9 @@ use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::units::{CpuId, GroupId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
 use rustix::event::epoll;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -135,12 +136,12 @@ impl<'a> FaultThread<'a> {
             return;
         }
         // Who makes room must not wait for room: the evictor, which faults only where it makes pages ready to be moved out,
-        // and the child of a fork that is about to join, of which nothing can be moved out before.
+        // and the child of a fork that is about to join, of which nothing can be moved out before. Nor who waits for himself.
         let (evicts, joins) = match process.memory.agent() {
             Some(agent) => (agent.is_evictor(tid), false),
             None => (false, process.progress.faults() < JOINING_FAULTS_MAX),
         };
-        let urgent = evicts || joins;
+        let urgent = evicts || joins || serves_beyond(process);
         if !evicts {
             process.progress.note_fault();
             crate::home::note_fault(self.pager, process, tid);
@@ -186,6 +187,7 @@ impl<'a> FaultThread<'a> {
         let mut count = [0; 8];
         let _ = rustix::io::read(&mine.poke, &mut count);
         let engine = &self.pager.engine;
+        self.serve_beyond(&mine.waiting);
         let mut without_room: Vec<GroupId> = Vec::new();
         let mut still_waiting: Vec<Waiting> = Vec::new();
         while without_room.len() < engine.groups.all().len() {
@@ -210,6 +212,21 @@ impl<'a> FaultThread<'a> {
         self.pager.kick_reclaim();
     }
 
+    /// Of those who wait, the ones that are served beyond the budget.
+    fn serve_beyond(&mut self, waiting: &Mutex<VecDeque<Waiting>>) {
+        let mut queue = waiting.lock().expect("waiting");
+        if !queue.iter().any(|waiting| serves_beyond(&waiting.process)) {
+            return;
+        }
+        let all: Vec<Waiting> = queue.drain(..).collect();
+        let (beyond, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|waiting| serves_beyond(&waiting.process));
+        queue.extend(others);
+        drop(queue);
+        for waiting in beyond {
+            self.page_fault(&waiting.process, Fault { urgent: true, ..waiting.fault });
+        }
+    }
+
     fn reap(&mut self) {
         let mut done = Vec::new();
         for device in self.pager.engine.devices.iter() {
@@ -221,6 +238,10 @@ impl<'a> FaultThread<'a> {
         }
         self.pager.kick_reclaim();
     }
+}
+
+fn serves_beyond(process: &Process) -> bool {
+    process.memory.agent().is_some_and(|agent| agent.serves_beyond())
 }
 
 /// An epoll with the poke and the queue's read completions in it.

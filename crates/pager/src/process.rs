@@ -15,11 +15,12 @@
 //! before the first batch the evictor is found to share its memory ([`ProcessMemory::is_of_one`]), and after each batch it is
 //! found to be there still (its number may name somebody else's thread).
 
-use crate::control::ControlPage;
+use crate::control::{ControlPage, Forbidden};
+use crate::evictor::{ANSWER_WITHIN, Calls};
 use crate::peer::{Life, Peer};
 use crate::turn::Turn;
 use memspill_agent::protocol::{Command, MOVE_EXEC, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, Run as AgentRun};
-use memspill_agent::protocol::{RUNS_MAX, Ready, Reply, STAGING_PAGES};
+use memspill_agent::protocol::{RUNS_MAX, Ready, STAGING_PAGES};
 use memspill_engine::engine::BATCH_PAGES;
 use memspill_engine::memory::{Fill, Memory, Run, Stop, Take};
 use memspill_engine::space::Space;
@@ -31,6 +32,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 const HALF_PAGES: u32 = STAGING_PAGES / 2;
 const _: () = assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
@@ -52,7 +54,7 @@ pub struct Agent {
     of_one: AtomicBool,
     /// The evictor has been told to go, or is just being told: it answers.
     serves: AtomicBool,
-    seq: AtomicU32,
+    pub(crate) calls: Calls,
     half: AtomicU32,
 }
 
@@ -76,8 +78,8 @@ impl Agent {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let (serves, of_one) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (seq, half) = (AtomicU32::new(0), AtomicU32::new(0));
-        Ok(Agent { socket, control, ready, evictor_tid, life, pagemap, of_one, serves, seq, half })
+        let (calls, half) = (Calls::default(), AtomicU32::new(0));
+        Ok(Agent { socket, control, ready, evictor_tid, life, pagemap, of_one, serves, calls, half })
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for anybody.
@@ -110,13 +112,8 @@ impl Agent {
         crate::wire::send_waiting(&self.socket, &command)
     }
 
-    /// Run one command and wait for its reply.
-    fn call(&self, op: u32, runs: &[AgentRun], flags: u32) -> Result<(), Failed> {
-        self.control.write_runs(runs);
-        let seq = self.seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.send(Command { op, seq, arg: runs.len() as u32, arg2: flags })?;
-        let reply = crate::wire::receive::<Reply>(&self.socket)?;
-        if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
+    pub(crate) fn evictor_tid(&self) -> u32 {
+        self.evictor_tid
     }
 
     /// Its process is the one that came in, by number too.
@@ -156,11 +153,13 @@ pub fn own_ranges(r: &Ready) -> [(u64, u64); 6] {
 
 /// Why a command has no result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Failed {
+pub(crate) enum Failed {
     /// The evictor has ended, and its process or its program with it.
     Gone,
     /// It answers, but not what it was asked: what became of the pages is not known.
     Broken,
+    /// It has not answered yet.
+    Late,
 }
 
 impl From<io::Error> for Failed {
@@ -248,6 +247,22 @@ pub struct Process {
     pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
     pub removed: Mutex<Option<Vec<(u64, u64)>>>,
+}
+
+impl Process {
+    /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.
+    pub fn caught_up(&self, agent: &Agent) -> bool {
+        match agent.caught_up(&self.memory.uffd, &self.space.gate) {
+            Ok(caught_up) => caught_up,
+            Err(failed) => {
+                if failed == Failed::Broken {
+                    self.memory.broken.store(true, Ordering::Relaxed);
+                }
+                // Let it be asked: that it has ended is told by the command's failing.
+                failed == Failed::Gone
+            }
+        }
+    }
 }
 
 /// What became of the pages of one command so far.
@@ -366,13 +381,20 @@ impl ProcessMemory {
         // what is left after the bound is tried again another time.
         let mut doubtful = false;
         let flags = if self.has_exec.load(Ordering::Relaxed) { MOVE_EXEC } else { 0 };
+        let deadline = Instant::now() + ANSWER_WITHIN;
         for _ in 0..16 {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {
                 break;
             }
-            match agent.call(OP_MOVE, &remaining, flags) {
+            match agent.call(OP_MOVE, &remaining, flags, deadline) {
                 Ok(()) => doubtful |= collect(&agent.control, &remaining, base, &mut takes.takes),
+                Err(Failed::Late) => {
+                    if let Err(error) = self.end_batch_of_late(agent, &remaining, base, &mut takes) {
+                        self.lose_all(&error, &mut takes.takes);
+                    }
+                    break;
+                }
                 Err(failed) => {
                     if failed == Failed::Broken {
                         self.broken.store(true, Ordering::Relaxed);
@@ -420,11 +442,13 @@ impl ProcessMemory {
     /// Else an agent could give the number of another process's thread (a program with more rights, that it has started by
     /// exec), and have that one's memory put into its own.
     fn is_of_one(&self, agent: &Agent) -> Option<bool> {
-        let staged = agent.ready.staging_addr;
+        // In the half that the next batch does not use: it is emptied before that one has been answered.
+        let other_half = (1 - agent.half.load(Ordering::Relaxed)) * HALF_PAGES;
+        let staged = agent.ready.staging_addr + u64::from(other_half) * PAGE_SIZE as u64;
         let mut drawn = Box::new(Page::ZERO);
         rustix::rand::getrandom(&mut drawn.0[..32], rustix::rand::GetRandomFlags::empty()).ok()?;
         let filled = self.uffd.copy(staged, &drawn.0);
-        let empty = || agent.send(Command { op: OP_ZAP, seq: 0, arg: 0, arg2: 1 });
+        let empty = || agent.send(Command { op: OP_ZAP, seq: 0, arg: other_half, arg2: 1 });
         match filled.stop {
             userfaultfd::Stop::Done => {}
             // Somebody has locked all memory, or wrote there: next time.
@@ -441,15 +465,35 @@ impl ProcessMemory {
         looked.and(read).ok().map(|()| is_there && seen.0 == drawn.0)
     }
 
+    /// The evictor has not answered: nothing more is moved, and what was moved so far is found. An error: that is not known.
+    fn end_batch_of_late(&self, agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut Takes) -> io::Result<()> {
+        agent.cut_off(&self.uffd).map_err(io::Error::from_raw_os_error)?;
+        for (i, run) in sent.iter().enumerate() {
+            let first = (run.staging - base) as usize;
+            let moved = agent.control.read_run(i).moved.min(run.pages) as usize;
+            takes.takes[first..first + moved].fill(Some(Take::Moved));
+        }
+        let both = find_uncounted(agent, base, takes)?;
+        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is that of
+        // another mapping, which came when the first one was moved away or unmapped a moment ago. An event tells of that.
+        if both && (self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
+            return Err(io::Error::other("a page was moved out while its mapping changed, and its process was stopped"));
+        }
+        Ok(())
+    }
+
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
     /// it may fault, and the fault must find the batch lock free.
-    pub fn populate(&self, pages: &[Vpn]) {
-        let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return };
+    /// False: it has not been done yet.
+    pub fn populate(&self, pages: &[Vpn]) -> bool {
+        let Some(agent) = self.agent().filter(|agent| agent.serves()) else { return false };
         let run = |vpn: &Vpn| AgentRun { src_addr: vpn.addr(), pages: 1, ..AgentRun::default() };
         let runs: Vec<AgentRun> = pages.iter().take(RUNS_MAX).map(run).collect();
-        if agent.call(OP_POPULATE, &runs, 0) == Err(Failed::Broken) {
+        let result = agent.call(OP_POPULATE, &runs, 0, Instant::now() + ANSWER_WITHIN);
+        if result == Err(Failed::Broken) {
             self.broken.store(true, Ordering::Relaxed);
         }
+        result.is_ok()
     }
 
     /// Copy what was moved into `frames`, compactly, in order. The pages are in staging and nowhere else: if they cannot
@@ -553,7 +597,8 @@ pub fn collect(control: &ControlPage, sent: &[AgentRun], base: u32, takes: &mut 
 /// hole, a shared page), as if that were the first page; or the next one finds places in staging taken (EEXIST), an event
 /// (EAGAIN, ECANCELED), or a mapping that mprotect has changed meanwhile (EINVAL). Staging is emptied after a batch: they
 /// would be gone for good.
-fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()> {
+/// Returns whether there are pages both in staging and at home.
+fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<bool> {
     let page = PAGE_SIZE as u64;
     let first = agent.ready.staging_addr + u64::from(base) * page;
     let end = first + takes.takes.len() as u64 * page;
@@ -562,15 +607,18 @@ fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()>
         staged.extend((from..to).step_by(PAGE_SIZE).map(|addr| ((addr - first) / page) as usize));
     })?;
     staged.retain(|index| takes.takes[*index] != Some(Take::Moved));
+    let mut both = false;
     for index in staged {
         let source = takes.address(index);
         let mut at_home = false;
         memspill_uffd::pagemap::occupied(&agent.pagemap, source, source + page, |_, _| at_home = true)?;
-        if !at_home {
+        if at_home {
+            both = true;
+        } else {
             takes.takes[index] = Some(Take::Moved);
         }
     }
-    Ok(())
+    Ok(both)
 }
 
 /// Fill `open` of `pages`: those before a guard. Whoever waits for a guarded page is woken, and gets his SIGSEGV.

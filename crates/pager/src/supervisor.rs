@@ -1,9 +1,13 @@
 //! The supervisor: set up, start the target, wait, end.
 //!
 //! ```text
-//!   guardian ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, signals to forward, a verdict
+//!   guardian ─ signals ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, signals to forward, a verdict
 //!   the command ends ─ wait for what it left behind ─ exit with its code
 //! ```
+//!
+//! What the main thread waits for, and how long: the command's exec (spawn); processes of the tree, looked at every half
+//! second, and at the end, with the guardian, END_TREE; writes under way to swap files that have a name (the disk). It waits for no other thread.
+//! A second SIGINT or SIGTERM ends each of these waits (`stop.rs`).
 //!
 //! The tree lives no longer than the supervisor: by PDEATHSIG (the target), by its agents' sockets (every process with an
 //! agent), by the guardian (all the rest).
@@ -13,6 +17,7 @@ use crate::groups::{GroupRules, Membership};
 use crate::handshake::{self, Door};
 use crate::operator::Operator;
 use crate::pager::{Pager, PagerCpu, Settings};
+use crate::stop::Stop;
 use memspill_engine::engine::{Device, Engine};
 use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
@@ -23,7 +28,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub struct Config {
     pub command: Vec<OsString>,
@@ -65,6 +70,9 @@ impl Layout {
 /// memspill itself failed, as timeout(1) has it.
 const EXIT_OWN_FAILURE: i32 = 125;
 
+/// Killed processes end within this time, or are not waited for.
+const END_TREE: Duration = Duration::from_secs(2);
+
 /// Signals that are passed on to the target when they were sent to us (a terminal sends them to both by itself).
 const FORWARDED: [i32; 7] = [
     libc::SIGTERM,
@@ -78,12 +86,13 @@ const FORWARDED: [i32; 7] = [
 
 pub fn run(config: Config) -> io::Result<Ended> {
     proc_is_ours()?;
-    let signals = signals::block(&FORWARDED)?;
+    let (forwarded, children) = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
     let core = signals::no_core();
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
     let guardian = crate::guardian::start(&address)?;
+    let stop = Stop::start(forwarded, guardian)?;
     let nofile = signals::raise_nofile();
     let agent = publish_agent()?;
     let (command, operator) = (config.command.clone(), config.operator.clone());
@@ -91,7 +100,10 @@ pub fn run(config: Config) -> io::Result<Ended> {
     crate::panics::install(&pager);
     start_threads(&pager, operator)?;
     let started = pager.socket.target.start(|| spawn(&command, &agent, &address, signals::Limits { nofile, core }));
-    let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
+    let ended = started.map(|pid| {
+        stop.set_command(pid);
+        wait(&pager, pid, guardian, &children, &stop)
+    });
     // A run may be over before the first interval is.
     if pager.settings.check && pager.verdict.lock().expect("verdict").is_none() {
         pager.quiet.check(&pager);
@@ -100,13 +112,18 @@ pub fn run(config: Config) -> io::Result<Ended> {
         }
     }
     pager.stopping.store(true, Ordering::Relaxed);
-    // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
-    signals::send(guardian, libc::SIGKILL);
-    signals::wait_for(guardian);
+    // Where nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that it shares. Else it
+    // goes on killing when we are gone.
+    if !matches!(ended, Ok(Left { nobody: false, .. })) {
+        signals::kill_and_wait(guardian, END_TREE);
+    }
     crate::errors::tell(&pager);
     // By hand: our threads still own the devices when the process ends.
     pager.engine.devices.ever().for_each(|device| device.backing.end());
-    let exit_code = exit_code?;
+    let exit_code = match (stop.ended(), ended) {
+        (Some(by_signal), _) => by_signal,
+        (None, ended) => ended?.exit_code,
+    };
     Ok(Ended { exit_code, pager })
 }
 
@@ -208,6 +225,8 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: signals::
         .args(&command[1..])
         .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
+        // A dynamic AddressSanitizer ends a program in which another library comes before it.
+        .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"))
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
         .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
     signals::on_exec(&mut child, limits);
@@ -224,7 +243,7 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
 }
 
 /// Wait for the target and for all that it leaves behind; forward signals; carry out a verdict.
-fn wait(pager: &Arc<Pager>, pid: u32, guardian: u32, signals: &signals::Set) -> i32 {
+fn wait(pager: &Arc<Pager>, pid: u32, guardian: u32, children: &signals::Set, stop: &Stop) -> Left {
     let target = &pager.socket.target;
     let mut exit_code = None;
     let mut told = false;
@@ -246,30 +265,31 @@ fn wait(pager: &Arc<Pager>, pid: u32, guardian: u32, signals: &signals::Set) -> 
         {
             pager.give_up(EXIT_OWN_FAILURE, reason);
         }
+        if let Some(exit_code) = stop.ended() {
+            return end_tree(pager, guardian, exit_code);
+        }
         // After the reaping: who gives up may be the reason for which a process has ended.
         if let Some(verdict) = pager.verdict.lock().expect("verdict").clone() {
             eprintln!("memspill: {}", verdict.message);
-            end_tree(pager, guardian);
-            return verdict.exit_code;
+            return end_tree(pager, guardian, verdict.exit_code);
         }
         if let Some(code) = exit_code {
             let below = crate::proc::descendants(std::process::id());
             let left = below.iter().filter(|pid| **pid != guardian).count();
             if left == 0 {
-                return code;
+                return Left { exit_code: code, nobody: true };
             }
             if pager.settings.verbose && !told {
                 eprintln!("memspill: the command has ended; waiting for {left} processes that it left behind");
                 told = true;
             }
         }
-        if let Some((signal, from_user)) = signals.wait(target.pause()) {
+        children.wait(target.pause());
+        for (signal, from_user) in stop.arrived() {
             match (signal, exit_code) {
-                (libc::SIGCHLD, _) => {}
                 // The command is gone already: what it left behind goes too.
                 (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT, Some(code)) => {
-                    end_tree(pager, guardian);
-                    return code;
+                    return end_tree(pager, guardian, code);
                 }
                 (signal, None) if from_user => signals::send(pid, signal),
                 _ => {}
@@ -278,20 +298,29 @@ fn wait(pager: &Arc<Pager>, pid: u32, guardian: u32, signals: &signals::Set) -> 
     }
 }
 
+/// How the main thread leaves the tree.
+struct Left {
+    exit_code: i32,
+    /// All have ended.
+    nobody: bool,
+}
+
 /// Kill everything below us, the guardian excepted (it goes when we go).
-fn end_tree(pager: &Arc<Pager>, guardian: u32) {
+fn end_tree(pager: &Arc<Pager>, guardian: u32, exit_code: i32) -> Left {
     pager.stopping.store(true, Ordering::Relaxed);
-    for _ in 0..500 {
-        let tree = crate::proc::descendants(std::process::id());
-        let targets: Vec<u32> = tree.into_iter().filter(|pid| *pid != guardian).collect();
-        if targets.is_empty() {
-            break;
-        }
-        targets.iter().for_each(|pid| signals::send(*pid, libc::SIGKILL));
+    let begun = Instant::now();
+    let mut left = signals::kill_tree(guardian);
+    while left > 0 && begun.elapsed() < END_TREE {
         reap();
         std::thread::sleep(Duration::from_millis(2));
+        left = signals::kill_tree(guardian);
     }
     reap();
+    if left > 0 {
+        let seconds = END_TREE.as_secs();
+        eprintln!("memspill: {left} killed processes have not ended within {seconds} s: they are frozen, or wait in the kernel");
+    }
+    Left { exit_code, nobody: left == 0 }
 }
 
 fn reap() -> Vec<(u32, ExitStatus)> {
@@ -322,17 +351,18 @@ pub struct Interrupts(signals::Set);
 impl Interrupts {
     /// To be called before there are other threads.
     pub fn block() -> io::Result<Interrupts> {
-        signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).map(Interrupts)
+        let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+        signals::block(&signals).map(|(signals, _)| Interrupts(signals))
     }
 
     /// Has one come?
     pub fn came(&self) -> bool {
-        self.0.wait(Duration::ZERO).is_some_and(|(signal, _)| signal != libc::SIGCHLD)
+        self.0.wait(Duration::ZERO).is_some()
     }
 }
 
 /// Signals and the few process calls that have no safe wrapper.
-mod signals {
+pub(crate) mod signals {
     #![allow(unsafe_code, reason = "signal sets, waitpid and prctl, with values on our own stack")]
     use std::io;
     use std::os::unix::process::CommandExt;
@@ -341,20 +371,51 @@ mod signals {
 
     pub struct Set(libc::sigset_t);
 
-    /// Block the signals that `Set::wait` will deliver. Threads started later inherit that.
-    pub fn block(signals: &[i32]) -> io::Result<Set> {
+    /// Block these signals, and SIGCHLD. Threads started later inherit that. `Set::wait` of the one set delivers these signals,
+    /// that of the other one SIGCHLD.
+    pub fn block(signals: &[i32]) -> io::Result<(Set, Set)> {
+        let sets = (set_of(signals), set_of(&[libc::SIGCHLD]));
+        for set in [&sets.0, &sets.1] {
+            // SAFETY: the set lives across the call.
+            if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &set.0, std::ptr::null_mut()) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(sets)
+    }
+
+    fn set_of(signals: &[i32]) -> Set {
         // SAFETY: the set is initialised before use, and lives on our stack.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
-            for signal in signals.iter().chain(&[libc::SIGCHLD]) {
+            for signal in signals {
                 libc::sigaddset(&mut set, *signal);
             }
-            if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(Set(set))
+            Set(set)
         }
+    }
+
+    /// SIGKILL for everything below us but the guardian; returns to how many.
+    pub fn kill_tree(guardian: u32) -> usize {
+        let tree = crate::proc::descendants(std::process::id());
+        tree.into_iter().filter(|pid| *pid != guardian).map(|pid| send(pid, libc::SIGKILL)).count()
+    }
+
+    /// Is our terminal handed over to a line editor, or something like it?
+    pub fn at_a_prompt() -> bool {
+        let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
+        // SAFETY: the struct lives across the call.
+        unsafe {
+            let mut modes: libc::termios = std::mem::zeroed();
+            libc::tcgetattr(std::os::fd::AsRawFd::as_raw_fd(&terminal), &mut modes) == 0 && modes.c_lflag & libc::ICANON == 0
+        }
+    }
+
+    /// Without anything that could wait: no handlers, no buffers.
+    pub fn exit_at_once(code: i32) -> ! {
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(code) }
     }
 
     impl Set {
@@ -368,6 +429,16 @@ mod signals {
                 let signal = libc::sigtimedwait(&self.0, &mut info, &timeout);
                 (signal > 0).then_some((signal, info.si_code <= 0))
             }
+        }
+    }
+
+    /// A child of ours. If it does not end in time it ends when it can.
+    pub fn kill_and_wait(pid: u32, limit: Duration) {
+        send(pid, libc::SIGKILL);
+        let begun = std::time::Instant::now();
+        // SAFETY: no status is wanted.
+        while unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == 0 && begun.elapsed() < limit {
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -449,11 +520,6 @@ mod signals {
         // SAFETY: status lives across the call.
         let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
         (pid > 0).then_some((pid as u32, status))
-    }
-
-    pub fn wait_for(pid: u32) {
-        // SAFETY: no status is wanted.
-        unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), 0) };
     }
 
     /// Pin the calling thread.

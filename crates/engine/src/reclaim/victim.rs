@@ -82,7 +82,7 @@ impl Engine {
     fn pick_in(&self, group: &Group, spaces: &[Arc<Space>], with_swap: bool) -> Option<Arc<Space>> {
         let may_give = |s: &&Arc<Space>| {
             let of = s.group(self);
-            !s.is_dead() && s.resident_pages() > 0 && of.is_within(group) && of.has_swap() == with_swap
+            !s.is_dead() && !s.is_aside() && s.resident_pages() > 0 && of.is_within(group) && of.has_swap() == with_swap
         };
         let mut candidates: Vec<(f64, &Arc<Space>)> = spaces.iter().filter(may_give).map(|s| (s.pass(), s)).collect();
         loop {
@@ -275,6 +275,16 @@ impl Space {
     /// It cannot give a batch now: the others come first.
     pub fn pass_over(&self) {
         self.charge_pass(NEIGHBOURHOOD_PAGES);
+    }
+    /// It cannot give any until further notice (its process stands still): it is not picked, and others are not held up by
+    /// being picked after it. Or it can again, and then has its turn like a new one, whatever was passed over.
+    pub fn set_aside(&self, aside: bool, all: &[Arc<Space>]) {
+        if self.aside.swap(aside, Ordering::Relaxed) && !aside {
+            self.join(all);
+        }
+    }
+    pub fn is_aside(&self) -> bool {
+        self.aside.load(Ordering::Relaxed)
     }
     /// A new space starts where the others are, neither favoured nor punished.
     pub fn join(&self, others: &[Arc<Space>]) {
