@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice read-from-outside remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -606,6 +606,17 @@ case_write-error-other() {
 # What fork leaves out of the child must not come back from the parent's swapped pages.
 case_fork-advice() {
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/fork_advice.py"
+    code_is 0 && clean
+}
+
+# A fault in a child that is not the child's own, as when a tracer reads it, must not be taken for the child's.
+case_read-from-outside() {
+    gcc -O2 -o read-from-outside "$TESTS/programs/read_from_outside.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    ./read-from-outside >/dev/null || { SKIP="processes may not trace each other here"; return; }
+    call 120 "${SPILL[@]}" -- ./read-from-outside
+    code_is 0 || return
+    # The userfaultfd names threads as their own pid namespace does.
+    unshare -pf true 2>/dev/null && call 120 "${SPILL[@]}" -- unshare -pf ./read-from-outside
     code_is 0 && clean
 }
 

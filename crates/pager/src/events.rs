@@ -27,12 +27,12 @@
 
 use crate::growth::Growth;
 use crate::pager::Pager;
-use crate::proc;
+use crate::proc::{self, Proof};
 use crate::process::{Process, ProcessMemory};
 use memspill_agent::protocol::DOORBELLS;
 use memspill_engine::space::Space;
-use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
-use memspill_uffd::userfaultfd::{Event, Uffd};
+use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn};
+use memspill_uffd::userfaultfd::{Event, Stop, Uffd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -156,6 +156,10 @@ fn in_order(events: &mut Vec<Event>, registered: impl Fn() -> Vec<(u64, u64)>) {
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count.
 fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
+    let mut bytes = [0; 16];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
+        return pager.give_up(125, "cannot follow a fork: the system has no random bytes".into());
+    }
     let key = pager.new_key();
     let memory = Arc::new(ProcessMemory::new(uffd, 0));
     let group = parent.space.group(&pager.engine).clone();
@@ -175,7 +179,8 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         inherits_in_part: AtomicBool::new(in_part),
-        parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
+        proof: Some(Proof { addr: ident_addr(parent), bytes }),
+        first_look: Mutex::new(()),
         home: Default::default(),
         progress: Default::default(),
         changes: Default::default(),
@@ -186,34 +191,85 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     }
 }
 
-/// The first fault of a forked child tells which process it is; before it is served, what the child has not inherited is
-/// forgotten. (Not at the fork: the parent may have ended by then.)
-pub fn learn_pid(pager: &Pager, process: &Process, tid: u32) {
-    let parent = process.parent.and_then(|(key, _)| pager.process(key)).map(|parent| parent.memory.pid());
-    if let Some(pid) = proc::process_of_fault(tid, parent) {
-        let _ = process.memory.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+/// The page that is missing in every child of this process.
+fn ident_addr(process: &Process) -> u64 {
+    let inherited = process.proof.map_or(0, |proof| proof.addr);
+    process.memory.agent().map_or(inherited, |agent| agent.ready.ident_addr)
+}
+
+/// Is it known which process this is, and is what it has not inherited forgotten?
+pub fn is_known(process: &Process) -> bool {
+    process.memory.pid() != 0 && !process.inherits_in_part.load(Ordering::Acquire)
+}
+
+/// On a fault of a forked child of which not all is known: find out, before it is served, which process it is, and forget
+/// what that has not inherited. (Not at the fork: there is no process yet.) False: the fault must come again.
+///
+/// Nothing is believed of whom the fault names, which may be a tracer or any other reader of the child's memory. The pager
+/// writes random bytes into the child's ident page through its userfaultfd, and the child is who has them in its memory.
+pub fn learn(pager: &Pager, child: &Process, tid: u32) -> bool {
+    let Some(proof) = &child.proof else { return true };
+    let _look = child.first_look.lock().expect("first look");
+    if is_known(child) {
+        return true;
     }
-    if process.inherits_in_part.swap(false, Ordering::Relaxed) {
-        forget_not_inherited(pager, process);
+    if child.memory.pid() == 0 {
+        let mut page = Page::ZERO;
+        page.0[..proof.bytes.len()].copy_from_slice(&proof.bytes);
+        // Whoever waits for the page goes on when its fault is served.
+        let put = child.memory.uffd.copy_without_wake(proof.addr, &page.0);
+        if matches!(put.stop, Stop::Again | Stop::NoMemory) {
+            return false;
+        }
+        // Else the page is no more: a child that joins does not unmap it, and of another one the pid is not needed.
+        if matches!(put.stop, Stop::Done | Stop::Exists) {
+            child.memory.pid.store(proc::process_holding(proof, tid).unwrap_or(0), Ordering::Relaxed);
+        }
     }
+    !child.inherits_in_part.load(Ordering::Relaxed) || forget_not_inherited(pager, child, proof)
 }
 
 /// What the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come back as its parent's
-/// bytes.
-fn forget_not_inherited(pager: &Pager, child: &Process) {
-    let kept = match proc::inherited(child.memory.pid()) {
-        Ok(kept) => kept,
-        // Killed while it waits for this fault.
-        Err(_) if ends_soon(child) => return,
-        Err(e) => return pager.give_up(125, format!("cannot follow a fork: /proc/{}/smaps: {e}", child.memory.pid())),
-    };
+/// bytes. False if it cannot be said now.
+fn forget_not_inherited(pager: &Pager, child: &Process, proof: &Proof) -> bool {
     let pass = child.space.gate.enter_events();
     let batch = child.batch.lock().expect("batch");
-    for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
-        child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
+    let pid = child.memory.pid();
+    let kept = proc::inherited(pid);
+    // What the child itself has changed must be told first: memory that it has moved is not where it was inherited.
+    if child.memory.uffd.is_changing() {
+        return false;
+    }
+    match kept {
+        // Looked at after the reading: then what was read is this address space, and not that of a program begun since.
+        Ok(kept) if proc::holds(pid, proof) => {
+            for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
+                child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
+            }
+        }
+        // Killed while it waits for this fault.
+        _ if ends_soon(child) => {}
+        _ => pager.give_up(125, "cannot follow a fork: it cannot be found out which process the child is".into()),
     }
     drop(batch);
     drop(pass);
+    child.inherits_in_part.store(false, Ordering::Release);
+    true
+}
+
+/// The followed child of a fork that introduces itself as process `pid`.
+pub fn forked(pager: &Pager, pid: u32) -> Option<Arc<Process>> {
+    let is_it = |process: &Arc<Process>| match (process.memory.pid(), &process.proof) {
+        (_, None) => false,
+        // It came here without a fault of its own.
+        (0, Some(proof)) => proc::holds(pid, proof),
+        (known, Some(_)) => known == pid,
+    };
+    let newborn = |process: &Arc<Process>| process.memory.agent().is_none() && !process.dying.load(Ordering::Relaxed);
+    let process = pager.processes().into_iter().filter(newborn).find(is_it)?;
+    // It waits for us, so that nothing of it is changing.
+    learn(pager, &process, pid);
+    Some(process)
 }
 
 fn ends_soon(process: &Process) -> bool {
@@ -231,7 +287,7 @@ pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64) -> b
         let index = page.checked_sub(agent.ready.doorbell_addr)? / PAGE_SIZE as u64;
         (index < DOORBELLS as u64).then(|| agent.control.read_doorbell(index as usize))
     });
-    let ident = process.parent.is_some_and(|(_, ident)| ident == page)
+    let ident = process.proof.is_some_and(|proof| proof.addr == page)
         || process.memory.agent().is_some_and(|a| a.ready.ident_addr == page);
     if let Some(call) = doorbell {
         crate::growth::register_new(pager, process, call.addr, call.len);
@@ -264,7 +320,8 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         inherits_in_part: AtomicBool::new(false),
-        parent: None,
+        proof: None,
+        first_look: Mutex::new(()),
         home: Default::default(),
         progress: Default::default(),
         changes: Default::default(),

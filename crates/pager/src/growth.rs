@@ -277,7 +277,7 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
 fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
     let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
-    let settling = process.parent.is_some()
+    let settling = process.proof.is_some()
         && process.memory.agent().is_none()
         && process.since.elapsed() < AGENT_EXPECTED;
     if pid == 0 || settling {

@@ -177,8 +177,7 @@ fn welcome(pager: &Arc<Pager>, epoll: &OwnedFd, socket: OwnedFd, uid: Uid, pid: 
     if hello.magic != MAGIC || hello.token != pager.socket.token || !(uid == mine || mine.is_root()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
-    let known = known.filter(|p| p.memory.agent().is_none());
+    let known = (hello.kind == KIND_FORK).then(|| events::forked(pager, pid)).flatten();
     let (control, control_fd) = pager.socket.control_page()?;
     let caller = Caller { socket: &socket, pid, own_pid: hello.pid };
     let result = match known {

@@ -2,6 +2,7 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 /// /proc/PID/statm, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -117,19 +118,33 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     ids(pid).map(|ids| ids.parent)
 }
 
-/// The process of which a userfaultfd says that its thread `tid` has faulted; `parent` is who forked it. The userfaultfd
-/// names threads as their own pid namespace does.
-pub fn process_of_fault(tid: u32, parent: Option<u32>) -> Option<u32> {
-    let direct = ids(tid).filter(|ids| ids.innermost_tid == tid && Some(ids.parent) == parent);
-    if let Some(ids) = direct {
-        return Some(ids.tgid);
+/// Bytes by which an address space is known: put there through its userfaultfd, where nobody else could have put them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    pub addr: u64,
+    pub bytes: [u8; 16],
+}
+
+/// Does the memory of this process (or thread) hold the proof?
+pub fn holds(pid: u32, proof: &Proof) -> bool {
+    let mut found = [0; 16];
+    // Unlike process_vm_readv, this raises no fault where a page is missing, for which we would wait for ourselves.
+    let read = fs::File::open(format!("/proc/{pid}/mem")).and_then(|mem| mem.read_exact_at(&mut found, proof.addr));
+    read.is_ok() && found == proof.bytes
+}
+
+/// The process whose memory holds the proof. Where several share that memory, it is the one that others were cloned from.
+///
+/// `tid` is whom a fault there names, as that thread's own pid namespace does: most often a thread of the process, but
+/// who reads another process's memory, a tracer say, faults there too. So it is no more than where to look first.
+pub fn process_holding(proof: &Proof, tid: u32) -> Option<u32> {
+    let named = ids(tid).map(|ids| ids.tgid).filter(|pid| holds(*pid, proof));
+    let mut pid =
+        named.or_else(|| descendants(std::process::id()).into_iter().rev().find(|pid| holds(*pid, proof)))?;
+    while let Some(parent) = parent_of(pid).filter(|parent| holds(*parent, proof)) {
+        pid = parent;
     }
-    // Its parent has ended already, or it lives in a namespace of its own.
-    let ours = descendants(std::process::id());
-    let fits = |pid: &u32| ids(*pid).is_some_and(|ids| ids.innermost_tid == tid);
-    let mut fitting = ours.into_iter().filter(fits);
-    let found = fitting.next();
-    found.filter(|_| fitting.next().is_none())
+    Some(pid)
 }
 
 /// The fields of a stat file that follow the name, by the numbers that proc(5) gives them.
@@ -254,15 +269,22 @@ mod tests {
     }
 
     #[test]
-    fn the_process_of_a_thread_is_found() {
-        let parent = std::os::unix::process::parent_id();
-        assert_eq!(process_of_fault(std::process::id(), Some(parent)), Some(std::process::id()));
+    fn a_process_is_known_by_what_its_memory_holds() {
+        let me = std::process::id();
+        let bytes = *b"only here, by me";
+        let proof = Proof { addr: bytes.as_ptr() as u64, bytes };
+        assert_eq!(process_holding(&proof, me), Some(me));
+        assert!(!holds(me, &Proof { bytes: *b"nobody has this.", ..proof }));
+        assert!(!holds(me, &Proof { addr: 4096, ..proof }), "nothing is mapped there");
         let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
-        // Whoever its parent is said to be.
-        assert_eq!(process_of_fault(child.id(), None), Some(child.id()));
+        // Started by vfork, and so with our memory until it has called exec.
+        let begun = std::time::Instant::now();
+        while holds(child.id(), &proof) {
+            assert!(begun.elapsed().as_secs() < 20, "it does not call exec");
+        }
+        assert_eq!(process_holding(&proof, child.id()), None, "whom a fault names is not believed");
         let _ = child.kill();
         let _ = child.wait();
-        assert_eq!(process_of_fault(child.id(), None), None);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub const FEATURE_MOVE: u64 = 1 << 16;
 
 const API: u64 = 0xAA;
 const REGISTER_MODE_MISSING: u64 = 1;
+const COPY_MODE_DONTWAKE: u64 = 1;
 
 #[repr(C)]
 struct ApiArg {
@@ -200,13 +201,22 @@ impl Uffd {
 
     /// Fill missing pages at `dst` with `src`, and wake their waiters.
     pub fn copy(&self, dst: u64, src: &[u8]) -> Fill {
+        self.copy_with(dst, src, 0)
+    }
+
+    /// As [`Uffd::copy`]; who waits for the pages goes on waiting.
+    pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
+        self.copy_with(dst, src, COPY_MODE_DONTWAKE)
+    }
+
+    fn copy_with(&self, dst: u64, src: &[u8], mode: u64) -> Fill {
         let total = src.len() as u64;
         self.fill(total, |done| {
             let mut arg = CopyArg {
                 dst: dst + done,
                 src: src.as_ptr() as u64 + done,
                 len: total - done,
-                mode: 0,
+                mode,
                 copy: 0,
             };
             (self.ioctl(UFFDIO_COPY, &mut arg), arg.copy)
