@@ -18,7 +18,7 @@
 // All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_7004;
+pub const MAGIC: u32 = 0x6d73_7005;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -162,6 +162,9 @@ pub struct Control {
     pub pressed: u32,
     /// Non-zero: some memory was marked MADV_WIPEONFORK or MADV_DONTFORK, so the child of a fork has not all of it.
     pub fork_advice: u32,
+    /// Threads that are inside fork(): one of them may have made its copy, and the event of it be still to come.
+    pub forking: u32,
+    pub reserved: u32,
     pub doorbells: [Doorbell; DOORBELLS],
     pub runs: [Run; RUNS_MAX],
 }

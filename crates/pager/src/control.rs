@@ -63,6 +63,12 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).fork_advice) }).load(Ordering::Acquire) != 0
     }
 
+    /// Is the C library's fork under way in some thread?
+    pub fn is_forking(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).forking) }).load(Ordering::Acquire) != 0
+    }
+
     pub fn set_abort(&self, abort: bool) {
         self.abort_word().store(abort as u32, Ordering::Release);
     }

@@ -134,6 +134,11 @@ impl<'a> FaultThread<'a> {
             process.memory.wake(Vpn::from_addr(addr), 1);
             return;
         }
+        if process.hopeless {
+            process.memory.poison(Vpn::from_addr(addr));
+            process.memory.wake(Vpn::from_addr(addr), 1);
+            return;
+        }
         if crate::events::is_agent_call(self.pager, process, addr) {
             return;
         }

@@ -13,6 +13,7 @@ pub mod handshake;
 pub mod histogram;
 mod home;
 pub mod operator;
+mod order;
 pub mod pager;
 mod panics;
 pub mod proc;

@@ -2,7 +2,7 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// /proc/PID/statm, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -112,6 +112,13 @@ fn ids(tid: u32) -> Option<Ids> {
     // Kernels without pid namespaces do not have the line.
     let innermost_tid = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse().ok()).unwrap_or(tid);
     Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
+}
+
+/// How many threads a process has.
+pub fn threads(pid: u32) -> Option<u64> {
+    let directory = fs::metadata(format!("/proc/{pid}/task")).ok()?;
+    // Two links, as every directory, and one for each thread.
+    directory.nlink().checked_sub(2)
 }
 
 pub fn parent_of(pid: u32) -> Option<u32> {
@@ -283,6 +290,21 @@ mod tests {
             assert!(begun.elapsed().as_secs() < 20, "it does not call exec");
         }
         assert_eq!(process_holding(&proof, child.id()), None, "whom a fault names is not believed");
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn threads_are_counted() {
+        let before = threads(std::process::id()).expect("our own");
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let more: Vec<_> = [wait].into_iter().map(|wait| std::thread::spawn(move || wait.recv())).collect();
+        assert!(threads(std::process::id()).expect("our own") > 0 && before > 0);
+        assert_eq!(threads(1 << 30), None);
+        drop(go);
+        more.into_iter().for_each(|thread| assert!(thread.join().expect("joined").is_err()));
+        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
+        assert_eq!(threads(child.id()), Some(1));
         let _ = child.kill();
         let _ = child.wait();
     }

@@ -115,7 +115,7 @@ pub fn tell_fork_advice() {
 }
 
 /// The control page, if there is one and it is this process's own.
-fn own_control() -> Option<*mut Control> {
+pub fn own_control() -> Option<*mut Control> {
     let control = STATE.control.load(Ordering::Acquire);
     (!control.is_null() && STATE.owner.load(Ordering::Relaxed) == sys::getpid()).then_some(control)
 }
