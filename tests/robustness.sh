@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice read-from-outside remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice read-from-outside remap-pieces madv-free locked compaction regrow gap forks-while-moving main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -667,6 +667,17 @@ case_gap() {
     local run
     for run in 1 2; do
         call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./moved-into-a-gap 5
+        code_is 0 || return
+    done
+    clean
+}
+
+# Forks beside threads that move and unmap memory: a child has what it had at one moment, or dies.
+case_forks-while-moving() {
+    gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local lowest
+    for lowest in fork raw moves unmaps; do
+        call 60 "$MEMSPILL" run --memory-max 28M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
         code_is 0 || return
     done
     clean

@@ -34,7 +34,7 @@ use memspill_agent::protocol::DOORBELLS;
 use memspill_engine::space::Space;
 use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Stop, Uffd};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,6 +42,8 @@ use std::time::{Duration, Instant};
 
 /// Beyond all addresses of a process.
 pub(crate) const USER_END: u64 = 1 << 56;
+/// How often a fork is looked at anew because something has begun to change meanwhile.
+const LOOKS_MAX: u32 = 20;
 
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was processed.
 /// False: nothing to do.
@@ -74,26 +76,32 @@ pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) 
 /// Process the events among the messages. The caller is inside the gate.
 pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages: &mut Vec<Event>) {
     let batch = process.batch.lock().expect("batch");
-    let settled = !may_be_out_of_order(process, messages) || read_on(process, messages);
     let mut told = Told::default();
     let mut faults = Vec::new();
-    messages.drain(..).for_each(|message| faults.extend(told.add(message)));
-    if told.changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
-        let pid = process.memory.proc_id();
-        // Gone: then nothing is there any more, and any order will do.
-        order::in_order(&mut told.changes, || proc::registered(pid).unwrap_or_default());
-    }
-    let forks = place_forks(process, &told.changes, told.forks, settled);
-    let mut made = vec![false; told.changes.len()];
+    let mut settled = !may_be_out_of_order(process, messages) || read_on(process, messages);
+    let mut looks = 0;
+    let (changes, forks) = loop {
+        faults.extend(messages.drain(..).filter_map(|message| told.add(message)));
+        let changes = told.in_order(process);
+        let (forks, clear) = place_forks(process, &changes, &told.forks, settled);
+        looks += 1;
+        if clear || !settled || looks == LOOKS_MAX {
+            break (changes, forks);
+        }
+        settled = read_on(process, messages);
+    };
+    let mut children: Vec<Option<Uffd>> = told.forks.into_iter().map(|(_, child)| Some(child)).collect();
+    let mut made = vec![false; changes.len()];
     for fork in forks {
-        for (change, made) in told.changes.iter().zip(&mut made).zip(&fork.seen).filter(|(_, seen)| **seen).map(|(c, _)| c) {
-            if !std::mem::replace(made, true) {
-                apply(pager, cpu, process, *change);
+        for number in (0..changes.len()).filter(|number| fork.seen[*number]) {
+            if !std::mem::replace(&mut made[number], true) {
+                apply(pager, cpu, process, changes[number]);
             }
         }
-        follow_fork(pager, process, fork);
+        let child = children[fork.number].take().expect("each fork is followed once");
+        follow_fork(pager, process, child, &fork);
     }
-    told.changes.iter().zip(&made).filter(|(_, made)| !**made).for_each(|(change, _)| apply(pager, cpu, process, *change));
+    changes.iter().zip(made).filter(|(_, made)| !made).for_each(|(change, _)| apply(pager, cpu, process, *change));
     if let Some(agent) = process.memory.agent() {
         agent.control.set_abort(false);
     }
@@ -121,6 +129,17 @@ impl Told {
             Event::Unmap { start, end } => self.changes.push(Change::Unmap { start, end }),
         }
         None
+    }
+
+    /// The changes as they were made, as far as it matters and can be known.
+    fn in_order(&self, process: &Process) -> Vec<Change> {
+        let mut changes = self.changes.clone();
+        if changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
+            let pid = process.memory.proc_id();
+            // Gone: then nothing is there any more, and any order will do.
+            order::in_order(&mut changes, || proc::registered(pid).unwrap_or_default());
+        }
+        changes
     }
 }
 
@@ -178,10 +197,11 @@ fn read_on(process: &Process, messages: &mut Vec<Event>) -> bool {
     true
 }
 
-/// A fork, and what is known of it.
+/// What is known of a fork.
 struct Fork {
-    child: Uffd,
-    /// Which of the changes it has seen.
+    /// Among the forks, as they were told.
+    number: usize,
+    /// Which of the changes its child has seen.
     seen: Vec<bool>,
     /// Pages of which it cannot be said what belongs there, and pages that are not there.
     lost: Vec<Vpn>,
@@ -189,38 +209,42 @@ struct Fork {
     hopeless: bool,
 }
 
-/// The forks in the order in which they were made, each with the changes that its child has seen.
-fn place_forks(process: &Process, changes: &[Change], forks: Vec<(usize, Uffd)>, settled: bool) -> Vec<Fork> {
-    if changes.is_empty() || forks.is_empty() {
-        let plain = |(_, child)| Fork { child, seen: Vec::new(), lost: Vec::new(), gone: Vec::new(), hopeless: !settled };
-        return forks.into_iter().map(plain).collect();
-    }
-    let mut looked = Vec::new();
-    let mut clusters = None;
-    for (told, child) in forks {
-        let look = ForkLook::new(process, child);
-        let seen = clusters.get_or_insert_with(|| Clusters::of(changes, &look)).seen_by(told, &look);
-        looked.push((seen, look));
-    }
-    clusters.expect("there are forks").sort(&mut looked);
-    let fork = |(seen, look): (Seen, ForkLook<'_>)| {
-        let (lost, gone) = look.pages_of(&seen.doubts);
-        Fork { child: look.child, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
+/// The forks in the order in which they were made, each with the changes that its child has seen. False beside them if
+/// something has begun to change meanwhile, and another look may show more.
+fn place_forks(
+    process: &Process,
+    changes: &[Change],
+    forks: &[(usize, Uffd)],
+    settled: bool,
+) -> (Vec<Fork>, bool) {
+    let looks: Vec<ForkLook<'_>> = forks.iter().map(|(_, child)| ForkLook::new(process, child)).collect();
+    let Some(first) = looks.first() else { return (Vec::new(), true) };
+    let clusters = Clusters::of(changes, first);
+    let seen = |(number, (told, _)): (usize, &(usize, Uffd))| (clusters.seen_by(*told, &looks[number]), number);
+    let mut seen: Vec<(Seen, usize)> = forks.iter().enumerate().map(seen).collect();
+    clusters.sort(&mut seen);
+    let fork = |(seen, number): (Seen, usize)| {
+        let (lost, gone) = looks[number].pages_of(&seen.doubts);
+        Fork { number, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
     };
-    looked.into_iter().map(fork).collect()
+    let forks = seen.into_iter().map(fork).collect();
+    (forks, looks.iter().all(|look| !look.unclear.get()))
 }
 
 /// Looks at a child through its userfaultfd, before the changes are applied to its parent's page table.
 struct ForkLook<'a> {
     parent: &'a Process,
-    child: Uffd,
+    child: &'a Uffd,
     advice: bool,
     seen: RefCell<HashMap<u64, Option<bool>>>,
+    /// The parent could not be looked at, for it was changing again.
+    unclear: Cell<bool>,
 }
 
 impl<'a> ForkLook<'a> {
-    fn new(parent: &'a Process, child: Uffd) -> ForkLook<'a> {
-        ForkLook { parent, child, advice: has_fork_advice(parent), seen: RefCell::default() }
+    fn new(parent: &'a Process, child: &'a Uffd) -> ForkLook<'a> {
+        let advice = has_fork_advice(parent);
+        ForkLook { parent, child, advice, seen: RefCell::default(), unclear: Cell::new(false) }
     }
 
     /// The pages that are in doubt and may be there, and those that are not.
@@ -252,7 +276,10 @@ impl Look for ForkLook<'_> {
     }
 
     fn parent_has(&self, addr: u64) -> bool {
-        self.parent.memory.uffd.is_registered(addr).unwrap_or(true)
+        self.parent.memory.uffd.is_registered(addr).unwrap_or_else(|| {
+            self.unclear.set(true);
+            true
+        })
     }
 }
 
@@ -262,13 +289,13 @@ fn has_fork_advice(process: &Process) -> bool {
 }
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count.
-fn follow_fork(pager: &Arc<Pager>, parent: &Arc<Process>, fork: Fork) {
+fn follow_fork(pager: &Arc<Pager>, parent: &Arc<Process>, child: Uffd, fork: &Fork) {
     let mut bytes = [0; 16];
     if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
         return pager.give_up(125, "cannot follow a fork: the system has no random bytes".into());
     }
     let key = pager.new_key();
-    let memory = Arc::new(ProcessMemory::new(fork.child, 0));
+    let memory = Arc::new(ProcessMemory::new(child, 0));
     let group = parent.space.group(&pager.engine).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
     parent.space.fork_into(&pager.engine, crate::cpu(), &space);

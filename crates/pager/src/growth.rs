@@ -304,12 +304,19 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
     *process.removed.lock().expect("removed") = Some(Vec::new());
     // Inside the gate: what is registered while events are put in order would be taken for what was moved there.
     let pass = process.space.gate.enter_fill();
-    let registered: Vec<(u64, u64)> = ranges
-        .into_iter()
-        // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
-        .filter(|(start, end)| process.memory.uffd.register(*start, end - start).is_ok())
-        .collect();
+    let (mut registered, mut put_off) = (Vec::new(), false);
+    for (start, end) in ranges {
+        match process.memory.uffd.register(start, end - start) {
+            Ok(()) => registered.push((start, end)),
+            Err(libc::EAGAIN) => put_off = true,
+            // Owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
+            Err(_) => {}
+        }
+    }
     drop(pass);
+    if put_off {
+        growth.look_again();
+    }
     if registered.is_empty() {
         return registered;
     }
@@ -443,6 +450,8 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
 pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return };
+    let _pass = process.space.gate.enter_fill();
+    // While something is changing this is put off: the doorbell cannot be answered then either, and rings again.
     if process.memory.uffd.register(start, end - start).is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
         process.changes.lock().expect("changes").announce(start, end);

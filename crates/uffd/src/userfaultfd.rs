@@ -185,8 +185,12 @@ impl Uffd {
         Ok(arg.features)
     }
 
-    /// Deliver missing-page faults of [addr, addr + len).
+    /// Deliver missing-page faults of [addr, addr + len). EAGAIN while a change is under way: what is registered says in
+    /// which order changes were made, and so must be older than those that are not told yet.
     pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
+        if self.is_changing() {
+            return Err(libc::EAGAIN);
+        }
         let mut arg =
             RegisterArg { range: RangeArg { start: addr, len }, mode: REGISTER_MODE_MISSING, ioctls: 0 };
         self.ioctl(UFFDIO_REGISTER, &mut arg)
