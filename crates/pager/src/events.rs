@@ -34,7 +34,7 @@ use memspill_agent::protocol::DOORBELLS;
 use memspill_engine::space::Space;
 use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Stop, Uffd};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,8 +42,6 @@ use std::time::{Duration, Instant};
 
 /// Beyond all addresses of a process.
 pub(crate) const USER_END: u64 = 1 << 56;
-/// How often a fork is looked at anew because something has begun to change meanwhile.
-const LOOKS_MAX: u32 = 20;
 
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was processed.
 /// False: nothing to do.
@@ -78,18 +76,10 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
     let batch = process.batch.lock().expect("batch");
     let mut told = Told::default();
     let mut faults = Vec::new();
-    let mut settled = !may_be_out_of_order(process, messages) || read_on(process, messages);
-    let mut looks = 0;
-    let (changes, forks) = loop {
-        faults.extend(messages.drain(..).filter_map(|message| told.add(message)));
-        let changes = told.in_order(process);
-        let (forks, clear) = place_forks(process, &changes, &told.forks, settled);
-        looks += 1;
-        if clear || !settled || looks == LOOKS_MAX {
-            break (changes, forks);
-        }
-        settled = read_on(process, messages);
-    };
+    let settled = !may_be_out_of_order(process, messages) || read_on(process, messages);
+    faults.extend(messages.drain(..).filter_map(|message| told.add(message)));
+    let changes = told.in_order(process);
+    let forks = place_forks(process, &changes, &told.forks, settled);
     let mut children: Vec<Option<Uffd>> = told.forks.into_iter().map(|(_, child)| Some(child)).collect();
     let mut made = vec![false; changes.len()];
     for fork in forks {
@@ -209,16 +199,10 @@ struct Fork {
     hopeless: bool,
 }
 
-/// The forks in the order in which they were made, each with the changes that its child has seen. False beside them if
-/// something has begun to change meanwhile, and another look may show more.
-fn place_forks(
-    process: &Process,
-    changes: &[Change],
-    forks: &[(usize, Uffd)],
-    settled: bool,
-) -> (Vec<Fork>, bool) {
+/// The forks in the order in which they were made, each with the changes that its child has seen.
+fn place_forks(process: &Process, changes: &[Change], forks: &[(usize, Uffd)], settled: bool) -> Vec<Fork> {
     let looks: Vec<ForkLook<'_>> = forks.iter().map(|(_, child)| ForkLook::new(process, child)).collect();
-    let Some(first) = looks.first() else { return (Vec::new(), true) };
+    let Some(first) = looks.first() else { return Vec::new() };
     let clusters = Clusters::of(changes, first);
     let seen = |(number, (told, _)): (usize, &(usize, Uffd))| (clusters.seen_by(*told, &looks[number]), number);
     let mut seen: Vec<(Seen, usize)> = forks.iter().enumerate().map(seen).collect();
@@ -227,8 +211,7 @@ fn place_forks(
         let (lost, gone) = looks[number].pages_of(&seen.doubts);
         Fork { number, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
     };
-    let forks = seen.into_iter().map(fork).collect();
-    (forks, looks.iter().all(|look| !look.unclear.get()))
+    seen.into_iter().map(fork).collect()
 }
 
 /// Looks at a child through its userfaultfd, before the changes are applied to its parent's page table.
@@ -237,14 +220,11 @@ struct ForkLook<'a> {
     child: &'a Uffd,
     advice: bool,
     seen: RefCell<HashMap<u64, Option<bool>>>,
-    /// The parent could not be looked at, for it was changing again.
-    unclear: Cell<bool>,
 }
 
 impl<'a> ForkLook<'a> {
     fn new(parent: &'a Process, child: &'a Uffd) -> ForkLook<'a> {
-        let advice = has_fork_advice(parent);
-        ForkLook { parent, child, advice, seen: RefCell::default(), unclear: Cell::new(false) }
+        ForkLook { parent, child, advice: has_fork_advice(parent), seen: RefCell::default() }
     }
 
     /// The pages that are in doubt and may be there, and those that are not.
@@ -273,13 +253,6 @@ impl Look for ForkLook<'_> {
 
     fn child_has(&self, addr: u64) -> Option<bool> {
         *self.seen.borrow_mut().entry(addr).or_insert_with(|| self.child.is_registered(addr))
-    }
-
-    fn parent_has(&self, addr: u64) -> bool {
-        self.parent.memory.uffd.is_registered(addr).unwrap_or_else(|| {
-            self.unclear.set(true);
-            true
-        })
     }
 }
 
@@ -433,12 +406,15 @@ pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64) -> b
     });
     let ident = process.proof.is_some_and(|proof| proof.addr == page)
         || process.memory.agent().is_some_and(|a| a.ready.ident_addr == page);
-    if let Some(call) = doorbell {
-        crate::growth::register_new(pager, process, call.addr, call.len);
-    } else if !ident {
-        return false;
+    let put_off = match doorbell {
+        Some(call) => !crate::growth::register_new(pager, process, call.addr, call.len),
+        None if ident => false,
+        None => return false,
+    };
+    // What is put off is asked for again: the page is missing still.
+    if !put_off {
+        process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
     }
-    process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
     process.memory.uffd.wake(page, PAGE_SIZE as u64);
     true
 }

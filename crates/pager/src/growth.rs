@@ -446,17 +446,18 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
     drop(pass);
 }
 
-/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
-pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
+/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it. False: not now, something is changing.
+pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) -> bool {
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
-    let Some((start, end)) = announced_range(addr, len, &own) else { return };
+    let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _pass = process.space.gate.enter_fill();
-    // While something is changing this is put off: the doorbell cannot be answered then either, and rings again.
-    if process.memory.uffd.register(start, end - start).is_ok() {
+    let registered = process.memory.uffd.register(start, end - start);
+    if registered.is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
         process.changes.lock().expect("changes").announce(start, end);
     }
     pager.kick_reclaim();
+    registered != Err(libc::EAGAIN)
 }
 
 /// The pages that a doorbell names, if these numbers can be true.
