@@ -16,7 +16,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
     guards privileges last-thread locked-once network-namespace
-    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc)
+    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc
+    read-from-outside forks-while-moving)
 KILLS=
 option() {
     case $1 in
@@ -1012,6 +1013,28 @@ END
     code_is 0 || return
     grep -q '\[stack\]' out || { no "there are no maps"; return; }
     ! grep -q libm.so out || { no "a program there loads what another process has open"; return; }
+    clean
+}
+
+# A fault in a child that is not the child's own, as when a tracer reads it, must not be taken for the child's.
+case_read-from-outside() {
+    gcc -O2 -o read-from-outside "$TESTS/programs/read_from_outside.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    ./read-from-outside >/dev/null || { SKIP="processes may not trace each other here"; return; }
+    call 120 "${SPILL[@]}" -- ./read-from-outside
+    code_is 0 || return
+    # The userfaultfd names threads as their own pid namespace does.
+    unshare -pf true 2>/dev/null && call 120 "${SPILL[@]}" -- unshare -pf ./read-from-outside
+    code_is 0 && clean
+}
+
+# Forks beside threads that move and unmap memory: a child has what it had at one moment, or dies.
+case_forks-while-moving() {
+    gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local lowest
+    for lowest in fork raw moves unmaps; do
+        call 60 "$MEMSPILL" run --memory-max 28M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
+        code_is 0 || return
+    done
     clean
 }
 

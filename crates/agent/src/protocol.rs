@@ -188,7 +188,8 @@ pub struct Control {
     pub fork_advice: u32,
     /// Non-zero: the program has used guards (MADV_GUARD_INSTALL), over which nothing may be filled.
     pub guards: u32,
-    pub reserved: u32,
+    /// Threads that are inside fork(): one of them may have made its copy, and the event of it be still to come.
+    pub forking: u32,
     pub doorbells: [Doorbell; DOORBELLS],
     pub runs: [Run; RUNS_MAX],
 }

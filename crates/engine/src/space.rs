@@ -482,6 +482,30 @@ impl Space {
         resident
     }
 
+    /// Pages of [from, to) of which the page table knows something, at most so many.
+    pub fn known(&self, from: Vpn, to: Vpn, most: usize) -> Vec<Vpn> {
+        let mut known = Vec::new();
+        self.for_range(from, to, |vpn, word| {
+            if word.state() != State::None && known.len() < most {
+                known.push(vpn);
+            }
+        });
+        known
+    }
+
+    /// These pages are not there.
+    pub fn drop_pages(&self, engine: &Engine, cpu: CpuId, pages: &[Vpn]) {
+        pages.iter().for_each(|vpn| self.unmap(engine, cpu, *vpn, Vpn(vpn.0 + 1)));
+    }
+
+    /// What belongs on these pages cannot be said: whoever touches one that is not in memory gets SIGBUS.
+    pub fn lose_pages(&self, engine: &Engine, cpu: CpuId, pages: &[Vpn]) {
+        self.drop_pages(engine, cpu, pages);
+        for vpn in pages {
+            lock(&self.chunk_or_new(*vpn))[index(*vpn)] = Word::NONE.with_state(State::Poisoned);
+        }
+    }
+
     /// The address space is gone: free all that it held. A fill that is still under way ends by itself.
     pub fn release(&self, engine: &Engine, cpu: CpuId) {
         self.dead.store(true, Ordering::SeqCst);

@@ -78,6 +78,12 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).guards) }).load(Ordering::Acquire) != 0
     }
 
+    /// Is the C library's fork under way in some thread?
+    pub fn is_forking(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).forking) }).load(Ordering::Acquire) != 0
+    }
+
     /// No MOVE may start for this reason. To be said before what follows from it, and to be taken back afterwards.
     pub fn forbid(&self, reason: Forbidden) {
         self.abort_word().fetch_or(reason as u32, Ordering::SeqCst);
@@ -153,6 +159,11 @@ impl ControlPage {
     /// Is somebody at work for this doorbell, who will fill its page?
     pub fn call_is_taken(&self, i: usize) -> bool {
         self.doorbell_answered(i).load(Ordering::Acquire) == DOORBELL_TAKEN
+    }
+
+    /// The call could not be carried out now: whoever comes next may take it.
+    pub fn put_call_back(&self, i: usize) {
+        self.doorbell_answered(i).store(0, Ordering::Release);
     }
 
     /// Before the doorbell's page is filled, by which its caller goes on.

@@ -9,31 +9,34 @@
 //! (the batch lock): its pages are EVICTING, and an event never meets an EVICTING page. Events are processed before the
 //! faults that came with them.
 //!
-//! *Order.* The kernel queues an event after it has let go of the locks under which the change was made, so of two changes
-//! by two threads the second may be told first. That matters where memory has been moved (mremap) to where other memory was
-//! a moment ago: told in the wrong order, the move comes first, and then the unmapping takes what was moved there.
+//! *Order.* Of two changes by two threads the second may be told first. That matters where memory moves or the process
+//! forks. So then all is read until no change is under way (`is_changing`: until then no fill succeeds either, so nobody
+//! loses by it), and what is registered where in the end says what came first: `order.rs`. Nothing is registered while
+//! anything is changing.
 //!
 //! ```text
-//!   thread A   munmap X ─ unlocked ──────────── (preempted) ─────────────▶ UNMAP X
-//!   thread B             mremap Y to X ─▶ REMAP Y to X
+//!   told                              read on?
+//!   REMAP                             yes
+//!   FORK                              unless the process has one thread: then nothing else can be under way
+//!   UNMAP, while a fork is under way  yes: the fork may have come before it, and be told later (the agent says that one is
+//!                                     under way; a raw clone or fork is not seen by it)
 //! ```
 //!
-//! So after a REMAP all is read until no change is under way (`is_changing`: until then no fill succeeds either, so nobody
-//! loses by it), and what the address space looks like then says which of the two came first ([`in_order`]).
-//! Nothing is registered meanwhile: `growth.rs` does that on the other side of the gate.
-//!
-//! Not followed so far: a fork whose event overtakes that of another thread's mremap. The child has the pages in one place
-//! and its page table in the other. (A child of several threads may do little but exec.)
+//! Not followed: of a raw clone by one of several threads, an UNMAP that was read before the FORK and made after it. What
+//! was swapped out there reads as zeros in the child.
 
 use crate::control::Forbidden;
 use crate::growth::Growth;
+use crate::order::{self, Change, Clusters, Doubt, Look, Seen};
 use crate::pager::Pager;
-use crate::proc;
+use crate::proc::{self, Proof};
 use crate::process::{Process, ProcessMemory};
-use memspill_agent::protocol::{CALL_MAPPED, DOORBELLS, STAGING_PAGES};
+use memspill_agent::protocol::{CALL_MAPPED, DOORBELLS, Doorbell, STAGING_PAGES};
 use memspill_engine::space::Space;
-use memspill_engine::units::{CpuId, PAGE_SIZE, SpaceId, Vpn};
-use memspill_uffd::userfaultfd::{Event, Uffd};
+use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn};
+use memspill_uffd::userfaultfd::{Event, Stop, Uffd};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -78,32 +81,24 @@ pub fn read_locked(pager: &Pager, process: &Process, messages: &mut Vec<Event>) 
 /// Process the events among the messages. The caller is inside the gate.
 pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages: &mut Vec<Event>) {
     let batch = process.batch.lock().expect("batch");
+    let mut told = Told::default();
     let mut faults = Vec::new();
-    if messages.iter().any(|message| matches!(message, Event::Remap { .. })) {
-        read_on(process, messages);
-        let pid = process.memory.proc_id();
-        // Gone: then nothing is there any more, and any order will do.
-        in_order(messages, || proc::registered(pid).unwrap_or_default());
-    }
-    for message in messages.drain(..) {
-        match message {
-            Event::Fault { .. } => faults.push(message),
-            Event::Fork { child } => fork(pager, process, child),
-            Event::Remap { from, to, len } => {
-                process.changes.lock().expect("changes").unmap(from, from + len);
-                let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
-                process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
-            }
-            Event::Remove { start, end } => {
-                process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.push((start, end)));
-                process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
-            }
-            Event::Unmap { start, end } => {
-                process.changes.lock().expect("changes").unmap(start, end);
-                process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
+    let settled = !may_be_out_of_order(process, messages) || read_on(process, messages);
+    faults.extend(messages.drain(..).filter_map(|message| told.add(message)));
+    let changes = told.in_order(process);
+    let forks = place_forks(process, &changes, &told.forks, settled);
+    let mut children: Vec<Option<Uffd>> = told.forks.into_iter().map(|(_, child)| Some(child)).collect();
+    let mut made = vec![false; changes.len()];
+    for fork in forks {
+        for number in (0..changes.len()).filter(|number| fork.seen[*number]) {
+            if !std::mem::replace(&mut made[number], true) {
+                apply(pager, cpu, process, changes[number]);
             }
         }
+        let child = children[fork.number].take().expect("each fork is followed once");
+        follow_fork(pager, process, child, &fork);
     }
+    changes.iter().zip(made).filter(|(_, made)| !made).for_each(|(change, _)| apply(pager, cpu, process, *change));
     if let Some(agent) = process.memory.agent() {
         agent.control.allow(Forbidden::Event);
     }
@@ -112,64 +107,189 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
     pager.poke_waiting();
 }
 
-/// Read until no change is under way. No MOVE can come between: the abort mark is set.
-fn read_on(process: &Process, messages: &mut Vec<Event>) {
+/// What was told at once, faults apart.
+#[derive(Default)]
+struct Told {
+    changes: Vec<Change>,
+    /// After how many of the changes, and the child.
+    forks: Vec<(usize, Uffd)>,
+}
+
+impl Told {
+    /// Gives back what is not a change.
+    fn add(&mut self, event: Event) -> Option<Event> {
+        match event {
+            Event::Fault { .. } => return Some(event),
+            Event::Fork { child } => self.forks.push((self.changes.len(), child)),
+            Event::Remap { from, to, len } => self.changes.push(Change::Remap { from, to, len }),
+            Event::Remove { start, end } => self.changes.push(Change::Remove { start, end }),
+            Event::Unmap { start, end } => self.changes.push(Change::Unmap { start, end }),
+        }
+        None
+    }
+
+    /// The changes as they were made, as far as it matters and can be known.
+    fn in_order(&self, process: &Process) -> Vec<Change> {
+        let mut changes = self.changes.clone();
+        if changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
+            let pid = process.memory.proc_id();
+            // Gone: then nothing is there any more, and any order will do.
+            order::in_order(&mut changes, || proc::registered(pid).unwrap_or_default());
+        }
+        changes
+    }
+}
+
+fn apply(pager: &Pager, cpu: CpuId, process: &Process, change: Change) {
+    match change {
+        Change::Remap { from, to, len } => {
+            process.changes.lock().expect("changes").unmap(from, from + len);
+            let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
+            process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
+        }
+        Change::Remove { start, end } => {
+            process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.push((start, end)));
+            process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
+        }
+        Change::Unmap { start, end } => {
+            process.changes.lock().expect("changes").unmap(start, end);
+            process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
+        }
+    }
+}
+
+/// May there be more changes, not told yet, that were made before some of these?
+fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
+    let any = |wanted: fn(&Event) -> bool| messages.iter().any(wanted);
+    if any(|m| matches!(m, Event::Remap { .. })) {
+        return true;
+    }
+    if !any(|m| matches!(m, Event::Fork { .. } | Event::Unmap { .. })) {
+        return false;
+    }
+    let agent = process.memory.agent();
+    // Whose change is under way waits, or runs in the kernel: it is one of the threads.
+    let alone = || proc::threads(process.memory.proc_id()) == Some(1 + u64::from(agent.is_some()));
+    if any(|m| matches!(m, Event::Fork { .. })) {
+        return any(|m| matches!(m, Event::Unmap { .. } | Event::Remove { .. })) || !alone();
+    }
+    agent.map_or_else(|| !alone(), |agent| agent.control.is_forking())
+}
+
+/// Read until no change is under way. No MOVE can come between: the abort mark is set. False if that takes too long.
+fn read_on(process: &Process, messages: &mut Vec<Event>) -> bool {
     /// A thread that is in the middle of a change runs again within this time, unless its process is frozen.
     const LIMIT: Duration = Duration::from_secs(1);
     let begun = Instant::now();
-    while process.memory.uffd.is_changing() && begun.elapsed() < LIMIT && !process.dying.load(Ordering::Relaxed) {
+    while process.memory.uffd.is_changing() {
+        if begun.elapsed() > LIMIT || process.dying.load(Ordering::Relaxed) {
+            return false;
+        }
         match process.memory.uffd.read(messages) {
             Ok(read) if read > 0 => {}
             // Whoever is in the middle of a change needs a CPU. An error comes again with the next read, and is told there.
             _ => std::thread::sleep(Duration::from_micros(20)),
         }
     }
+    true
 }
 
-/// Put what freed a range before the REMAP that moved memory there, where it was told after it. `registered` says what is
-/// registered now: if that is where the memory was moved to, it was not freed since.
-fn in_order(events: &mut Vec<Event>, registered: impl Fn() -> Vec<(u64, u64)>) {
-    let mut known: Option<Vec<(u64, u64)>> = None;
-    let mut told: Vec<(usize, Event)> = events.drain(..).enumerate().collect();
-    let mut at = 0;
-    while at < told.len() {
-        let (number, Event::Remap { to, len, .. }) = told[at] else {
-            at += 1;
-            continue;
-        };
-        let mut made_room = |(other, event): &(usize, Event)| {
-            let (start, end) = match *event {
-                Event::Unmap { start, end } => (start, end),
-                Event::Remap { from, len, .. } => (from, from + len),
-                Event::Fault { .. } | Event::Fork { .. } | Event::Remove { .. } => return false,
-            };
-            let (start, end) = (start.max(to), end.min(to + len));
-            let mut is_there =
-                || known.get_or_insert_with(&registered).iter().any(|(from, to)| *from < end && start < *to);
-            *other > number && start < end && is_there()
-        };
-        match told[at + 1..].iter().position(&mut made_room) {
-            // Looked at next, for it may be a REMAP that was told too early itself. What is put here has been told later
-            // than what was here, so this ends.
-            Some(after) => {
-                let freed = told.remove(at + 1 + after);
-                told.insert(at, freed);
-            }
-            None => at += 1,
-        }
+/// What is known of a fork.
+struct Fork {
+    /// Among the forks, as they were told.
+    number: usize,
+    /// Which of the changes its child has seen.
+    seen: Vec<bool>,
+    /// Pages of which it cannot be said what belongs there, and pages that are not there.
+    lost: Vec<Vpn>,
+    gone: Vec<Vpn>,
+    hopeless: bool,
+}
+
+/// The forks in the order in which they were made, each with the changes that its child has seen.
+fn place_forks(process: &Process, changes: &[Change], forks: &[(usize, Uffd)], settled: bool) -> Vec<Fork> {
+    let looks: Vec<ForkLook<'_>> = forks.iter().map(|(_, child)| ForkLook::new(process, child)).collect();
+    let Some(first) = looks.first() else { return Vec::new() };
+    let clusters = Clusters::of(changes, first);
+    let seen = |(number, (told, _)): (usize, &(usize, Uffd))| (clusters.seen_by(*told, &looks[number]), number);
+    let mut seen: Vec<(Seen, usize)> = forks.iter().enumerate().map(seen).collect();
+    clusters.sort(&mut seen);
+    let fork = |(seen, number): (Seen, usize)| {
+        let (lost, gone) = looks[number].pages_of(&seen.doubts);
+        Fork { number, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
+    };
+    seen.into_iter().map(fork).collect()
+}
+
+/// Looks at a child through its userfaultfd, before the changes are applied to its parent's page table.
+struct ForkLook<'a> {
+    parent: &'a Process,
+    child: &'a Uffd,
+    advice: bool,
+    seen: RefCell<HashMap<u64, Option<bool>>>,
+}
+
+impl<'a> ForkLook<'a> {
+    fn new(parent: &'a Process, child: &'a Uffd) -> ForkLook<'a> {
+        ForkLook { parent, child, advice: has_fork_advice(parent), seen: RefCell::default() }
     }
-    events.extend(told.into_iter().map(|(_, event)| event));
+
+    /// The pages that are in doubt and may be there, and those that are not.
+    fn pages_of(&self, doubts: &[Doubt]) -> (Vec<Vpn>, Vec<Vpn>) {
+        let (mut lost, mut gone) = (Vec::new(), Vec::new());
+        for doubt in doubts {
+            let (from, to) = (Vpn::from_addr(doubt.start), Vpn::from_addr(doubt.start + doubt.len));
+            for vpn in self.parent.space.known(from, to, usize::MAX) {
+                for place in &doubt.places {
+                    let addr = place + (vpn.addr() - doubt.start);
+                    let pages = if self.child_has(addr) == Some(false) { &mut gone } else { &mut lost };
+                    pages.push(Vpn::from_addr(addr));
+                }
+            }
+        }
+        (lost, gone)
+    }
+}
+
+impl Look for ForkLook<'_> {
+    fn known(&self, start: u64, end: u64) -> Vec<u64> {
+        let most = if self.advice { usize::MAX } else { 1 };
+        let pages = self.parent.space.known(Vpn::from_addr(start), Vpn::from_addr(end), most);
+        pages.into_iter().map(|vpn| vpn.addr() - start).collect()
+    }
+
+    fn child_has(&self, addr: u64) -> Option<bool> {
+        *self.seen.borrow_mut().entry(addr).or_insert_with(|| self.child.is_registered(addr))
+    }
+}
+
+/// May memory be marked as not to be inherited? Without an agent (a raw clone) it is not known.
+fn has_fork_advice(process: &Process) -> bool {
+    process.memory.agent().is_none_or(|agent| agent.control.fork_advice())
 }
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count.
-fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
+fn follow_fork(pager: &Arc<Pager>, parent: &Arc<Process>, child: Uffd, fork: &Fork) {
+    let mut bytes = [0; 16];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
+        return pager.give_up(125, "cannot follow a fork: the system has no random bytes".into());
+    }
     let key = pager.new_key();
-    let memory = Arc::new(ProcessMemory::new(uffd, 0));
+    let memory = Arc::new(ProcessMemory::new(child, 0));
     let group = parent.space.group(&pager.engine).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
     parent.space.fork_into(&pager.engine, crate::cpu(), &space);
-    // Without an agent (a raw clone) it is not known.
-    let in_part = parent.memory.agent().is_none_or(|agent| agent.control.fork_advice());
+    space.drop_pages(&pager.engine, crate::cpu(), &fork.gone);
+    space.lose_pages(&pager.engine, crate::cpu(), &fork.lost);
+    if fork.hopeless || !fork.lost.is_empty() {
+        let what = if fork.hopeless { "what it touches".into() } else { format!("{} pages", fork.lost.len()) };
+        let pid = parent.memory.pid();
+        eprintln!(
+            "memspill: process {pid} forked while others of its threads changed its memory, in an order that cannot be \
+             told: the child gets SIGBUS for {what}"
+        );
+    }
+    let in_part = has_fork_advice(parent);
     let child = Arc::new(Process {
         key,
         memory,
@@ -182,7 +302,9 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         inherits_in_part: AtomicBool::new(in_part),
-        parent: Some((parent.key, parent.memory.agent().map_or(0, |a| a.ready.ident_addr))),
+        hopeless: fork.hopeless,
+        proof: Some(Proof { addr: ident_addr(parent), bytes }),
+        first_look: Mutex::new(()),
         home: Default::default(),
         progress: Default::default(),
         changes: Default::default(),
@@ -193,34 +315,85 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
     }
 }
 
-/// The first fault of a forked child tells which process it is; before it is served, what the child has not inherited is
-/// forgotten. (Not at the fork: the parent may have ended by then.)
-pub fn learn_pid(pager: &Pager, process: &Process, tid: u32) {
-    let parent = process.parent.and_then(|(key, _)| pager.process(key)).map(|parent| parent.memory.pid());
-    if let Some(pid) = proc::process_of_fault(tid, parent) {
-        let _ = process.memory.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+/// The page that is missing in every child of this process.
+fn ident_addr(process: &Process) -> u64 {
+    let inherited = process.proof.map_or(0, |proof| proof.addr);
+    process.memory.agent().map_or(inherited, |agent| agent.ready.ident_addr)
+}
+
+/// Is it known which process this is, and is what it has not inherited forgotten?
+pub fn is_known(process: &Process) -> bool {
+    process.memory.pid() != 0 && !process.inherits_in_part.load(Ordering::Acquire)
+}
+
+/// On a fault of a forked child of which not all is known: find out, before it is served, which process it is, and forget
+/// what that has not inherited. (Not at the fork: there is no process yet.) False: the fault must come again.
+///
+/// Nothing is believed of whom the fault names, which may be a tracer or any other reader of the child's memory. The pager
+/// writes random bytes into the child's ident page through its userfaultfd, and the child is who has them in its memory.
+pub fn learn(pager: &Pager, child: &Process, tid: u32) -> bool {
+    let Some(proof) = &child.proof else { return true };
+    let _look = child.first_look.lock().expect("first look");
+    if is_known(child) {
+        return true;
     }
-    if process.inherits_in_part.swap(false, Ordering::Relaxed) {
-        forget_not_inherited(pager, process);
+    if child.memory.pid() == 0 {
+        let mut page = Page::ZERO;
+        page.0[..proof.bytes.len()].copy_from_slice(&proof.bytes);
+        // Whoever waits for the page goes on when its fault is served.
+        let put = child.memory.uffd.copy_without_wake(proof.addr, &page.0);
+        if matches!(put.stop, Stop::Again | Stop::NoMemory) {
+            return false;
+        }
+        // Else the page is no more: a child that joins does not unmap it, and of another one the pid is not needed.
+        if matches!(put.stop, Stop::Done | Stop::Exists) {
+            child.memory.pid.store(proc::process_holding(proof, tid).unwrap_or(0), Ordering::Relaxed);
+        }
     }
+    !child.inherits_in_part.load(Ordering::Relaxed) || forget_not_inherited(pager, child, proof)
 }
 
 /// What the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come back as its parent's
-/// bytes.
-fn forget_not_inherited(pager: &Pager, child: &Process) {
-    let kept = match proc::inherited(child.memory.pid()) {
-        Ok(kept) => kept,
-        // Killed while it waits for this fault.
-        Err(_) if ends_soon(child) => return,
-        Err(e) => return pager.give_up(125, format!("cannot follow a fork: /proc/{}/smaps: {e}", child.memory.pid())),
-    };
+/// bytes. False if it cannot be said now.
+fn forget_not_inherited(pager: &Pager, child: &Process, proof: &Proof) -> bool {
     let pass = child.space.gate.enter_events();
     let batch = child.batch.lock().expect("batch");
-    for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
-        child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
+    let pid = child.memory.pid();
+    let kept = proc::inherited(pid);
+    // What the child itself has changed must be told first: memory that it has moved is not where it was inherited.
+    if child.memory.uffd.is_changing() {
+        return false;
+    }
+    match kept {
+        // Looked at after the reading: then what was read is this address space, and not that of a program begun since.
+        Ok(kept) if proc::holds(pid, proof) => {
+            for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
+                child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
+            }
+        }
+        // Killed while it waits for this fault.
+        _ if ends_soon(child) => {}
+        _ => pager.give_up(125, "cannot follow a fork: it cannot be found out which process the child is".into()),
     }
     drop(batch);
     drop(pass);
+    child.inherits_in_part.store(false, Ordering::Release);
+    true
+}
+
+/// The followed child of a fork that introduces itself as process `pid`.
+pub fn forked(pager: &Pager, pid: u32) -> Option<Arc<Process>> {
+    let is_it = |process: &Arc<Process>| match (process.memory.pid(), &process.proof) {
+        (_, None) => false,
+        // It came here without a fault of its own.
+        (0, Some(proof)) => proc::holds(pid, proof),
+        (known, Some(_)) => known == pid,
+    };
+    let newborn = |process: &Arc<Process>| process.memory.agent().is_none() && !process.dying.load(Ordering::Relaxed);
+    let process = pager.processes().into_iter().filter(newborn).find(is_it)?;
+    // It waits for us, so that nothing of it is changing.
+    learn(pager, &process, pid);
+    Some(process)
 }
 
 fn ends_soon(process: &Process) -> bool {
@@ -240,27 +413,43 @@ pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, tid:
         (index < pages).then_some(index as usize)
     };
     let agent = process.memory.agent();
+    let mut put_off = false;
     if let Some(agent) = agent
         && let Some(doorbell) = index_in(agent.ready.doorbell_addr, DOORBELLS as u64)
     {
-        if let Some(call) = agent.control.take_call(doorbell) {
-            match call.call {
-                CALL_MAPPED => crate::growth::register_new(pager, process, call.addr, call.len),
-                _ => crate::guards::called(pager, process, call),
+        match agent.control.take_call(doorbell) {
+            Some(call) => {
+                put_off = !carry_out(pager, process, call);
+                match put_off {
+                    true => agent.control.put_call_back(doorbell),
+                    false => agent.control.answer_call(doorbell),
+                }
             }
-            agent.control.answer_call(doorbell);
-        } else if agent.control.call_is_taken(doorbell) {
-            return true;
+            // Whoever has taken it fills the page.
+            None if agent.control.call_is_taken(doorbell) => return true,
+            None => {}
         }
     } else if agent.is_some_and(|agent| index_in(agent.ready.staging_addr, u64::from(STAGING_PAGES)).is_some()) {
         process.memory.staging_was_read(tid);
-    } else if !(process.parent.is_some_and(|(_, ident)| ident == page)
+    } else if !(process.proof.is_some_and(|proof| proof.addr == page)
         || agent.is_some_and(|agent| agent.ready.ident_addr == page))
     {
         return false;
     }
-    process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+    // What is put off is asked for again: the page is missing still.
+    if !put_off {
+        process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+    }
     process.memory.uffd.wake(page, PAGE_SIZE as u64);
+    true
+}
+
+/// What a thread of the process wants, at a doorbell. False: it cannot be done now.
+fn carry_out(pager: &Arc<Pager>, process: &Arc<Process>, call: Doorbell) -> bool {
+    if call.call == CALL_MAPPED {
+        return crate::growth::register_new(pager, process, call.addr, call.len);
+    }
+    crate::guards::called(pager, process, call);
     true
 }
 
@@ -285,49 +474,12 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         dying: AtomicBool::new(false),
         unmanaged_bytes: AtomicU64::new(0),
         inherits_in_part: AtomicBool::new(false),
-        parent: None,
+        hopeless: false,
+        proof: None,
+        first_look: Mutex::new(()),
         home: Default::default(),
         progress: Default::default(),
         changes: Default::default(),
         removed: Mutex::new(None),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(events: &[Event]) -> Vec<String> {
-        let name = |event: &Event| match event {
-            Event::Remap { from, to, .. } => format!("{from}>{to}"),
-            Event::Unmap { start, end } => format!("-{start}..{end}"),
-            _ => "other".into(),
-        };
-        events.iter().map(name).collect()
-    }
-
-    #[test]
-    fn what_freed_a_range_comes_before_what_moved_there() {
-        let remap = |from, to| Event::Remap { from, to, len: 10 };
-        let unmap = |start, end| Event::Unmap { start, end };
-        let sorted = |mut events: Vec<Event>, registered: &[(u64, u64)]| {
-            in_order(&mut events, || registered.to_vec());
-            names(&events)
-        };
-        // What was moved to 100 is there: the unmapping was before.
-        assert_eq!(sorted(vec![remap(20, 100), unmap(95, 105)], &[(100, 110)]), ["-95..105", "20>100"]);
-        // It is not: it was unmapped, or moved on.
-        assert_eq!(sorted(vec![remap(20, 100), unmap(100, 110)], &[(0, 20)]), ["20>100", "-100..110"]);
-        assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(300, 310)]), ["20>100", "100>300"]);
-        // Two moves, the first of which made room for the second.
-        assert_eq!(sorted(vec![remap(20, 100), remap(100, 300)], &[(100, 110), (300, 310)]), ["100>300", "20>100"]);
-        // The second move was told too early as well.
-        let events = vec![remap(20, 100), remap(100, 300), unmap(300, 310)];
-        assert_eq!(sorted(events, &[(100, 110), (300, 310)]), ["-300..310", "100>300", "20>100"]);
-        // Two that change places by way of each other's: no order is right, and it ends.
-        assert_eq!(sorted(vec![remap(20, 100), remap(100, 20)], &[(20, 30), (100, 110)]).len(), 2);
-        // Others stay where they are.
-        let events = vec![unmap(0, 5), remap(20, 100), unmap(50, 60), unmap(109, 112)];
-        assert_eq!(sorted(events, &[(100, 110)]), ["-0..5", "-109..112", "20>100", "-50..60"]);
-    }
 }

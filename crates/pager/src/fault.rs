@@ -19,6 +19,7 @@
 use crate::pager::{KEY_POKE, KEY_READS, Pager, Waiting};
 use crate::process::Process;
 use memspill_engine::backing::QueueId;
+use memspill_engine::memory::Memory;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::units::{CpuId, GroupId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
@@ -129,8 +130,15 @@ impl<'a> FaultThread<'a> {
 
     fn fault(&mut self, process: &Arc<Process>, addr: u64, write: bool, tid: u32) {
         memspill_engine::stats::add(&self.pager.engine.stats.on(self.cpu).pgfault, 1);
-        if process.memory.pid() == 0 {
-            crate::events::learn_pid(self.pager, process, tid);
+        if !crate::events::is_known(process) && !crate::events::learn(self.pager, process, tid) {
+            // It faults again, after what stood in the way has been read.
+            process.memory.wake(Vpn::from_addr(addr), 1);
+            return;
+        }
+        if process.hopeless {
+            process.memory.poison(Vpn::from_addr(addr));
+            process.memory.wake(Vpn::from_addr(addr), 1);
+            return;
         }
         if crate::events::is_agent_call(self.pager, process, addr, tid) {
             return;

@@ -301,7 +301,7 @@ fn size_of(process: &Process) -> Option<Statm> {
 fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
     let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
-    let settling = process.parent.is_some()
+    let settling = process.proof.is_some()
         && process.memory.agent().is_none()
         && process.since.elapsed() < AGENT_EXPECTED;
     if pid == 0 || settling {
@@ -328,12 +328,19 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
     *process.removed.lock().expect("removed") = Some(Vec::new());
     // Inside the gate: what is registered while events are put in order would be taken for what was moved there.
     let pass = process.space.gate.enter_fill();
-    let registered: Vec<(u64, u64)> = ranges
-        .into_iter()
-        // Refused: owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
-        .filter(|(start, end)| process.memory.uffd.register(*start, end - start).is_ok())
-        .collect();
+    let (mut registered, mut put_off) = (Vec::new(), false);
+    for (start, end) in ranges {
+        match process.memory.uffd.register(start, end - start) {
+            Ok(()) => registered.push((start, end)),
+            Err(libc::EAGAIN) => put_off = true,
+            // Owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
+            Err(_) => {}
+        }
+    }
     drop(pass);
+    if put_off {
+        growth.look_again();
+    }
     if registered.is_empty() {
         return registered;
     }
@@ -463,15 +470,18 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
     drop(pass);
 }
 
-/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
-pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
+/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it. False: not now, something is changing.
+pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) -> bool {
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
-    let Some((start, end)) = announced_range(addr, len, &own) else { return };
-    if process.memory.uffd.register(start, end - start).is_ok() {
+    let Some((start, end)) = announced_range(addr, len, &own) else { return true };
+    let _pass = process.space.gate.enter_fill();
+    let registered = process.memory.uffd.register(start, end - start);
+    if registered.is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
         process.changes.lock().expect("changes").announce(start, end);
     }
     pager.kick_reclaim();
+    registered != Err(libc::EAGAIN)
 }
 
 /// The pages that a doorbell names, if these numbers can be true.

@@ -404,8 +404,7 @@ fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let pid = caller.peer.pid;
-    let known = (hello.kind == KIND_FORK).then(|| pager.process_of_pid(pid)).flatten();
-    let known = known.filter(|p| p.memory.agent().is_none());
+    let known = (hello.kind == KIND_FORK).then(|| events::forked(pager, pid)).flatten();
     let welcomed = match is_below_us(pager, &caller.peer) {
         true => door.control_page().and_then(|(control, control_fd)| {
             welcome(door, caller, known.as_deref(), &control_fd)?;

@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod histogram;
 mod home;
 pub mod operator;
+mod order;
 pub mod pager;
 mod panics;
 mod peer;

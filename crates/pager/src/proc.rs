@@ -2,6 +2,7 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// /proc/PID/statm, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -113,23 +114,44 @@ fn ids(tid: u32) -> Option<Ids> {
     Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
 }
 
+/// How many threads a process has.
+pub fn threads(pid: u32) -> Option<u64> {
+    let directory = fs::metadata(format!("/proc/{pid}/task")).ok()?;
+    // Two links, as every directory, and one for each thread.
+    directory.nlink().checked_sub(2)
+}
+
 pub fn parent_of(pid: u32) -> Option<u32> {
     ids(pid).map(|ids| ids.parent)
 }
 
-/// The process of which a userfaultfd says that its thread `tid` has faulted; `parent` is who forked it. The userfaultfd
-/// names threads as their own pid namespace does.
-pub fn process_of_fault(tid: u32, parent: Option<u32>) -> Option<u32> {
-    let direct = ids(tid).filter(|ids| ids.innermost_tid == tid && Some(ids.parent) == parent);
-    if let Some(ids) = direct {
-        return Some(ids.tgid);
+/// Bytes by which an address space is known: put there through its userfaultfd, where nobody else could have put them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    pub addr: u64,
+    pub bytes: [u8; 16],
+}
+
+/// Does the memory of this process (or thread) hold the proof?
+pub fn holds(pid: u32, proof: &Proof) -> bool {
+    let mut found = [0; 16];
+    // Unlike process_vm_readv, this raises no fault where a page is missing, for which we would wait for ourselves.
+    let read = fs::File::open(format!("/proc/{pid}/mem")).and_then(|mem| mem.read_exact_at(&mut found, proof.addr));
+    read.is_ok() && found == proof.bytes
+}
+
+/// The process whose memory holds the proof. Where several share that memory, it is the one that others were cloned from.
+///
+/// `tid` is whom a fault there names, as that thread's own pid namespace does: most often a thread of the process, but
+/// who reads another process's memory, a tracer say, faults there too. So it is no more than where to look first.
+pub fn process_holding(proof: &Proof, tid: u32) -> Option<u32> {
+    let named = ids(tid).map(|ids| ids.tgid).filter(|pid| holds(*pid, proof));
+    let mut pid =
+        named.or_else(|| descendants(std::process::id()).into_iter().rev().find(|pid| holds(*pid, proof)))?;
+    while let Some(parent) = parent_of(pid).filter(|parent| holds(*parent, proof)) {
+        pid = parent;
     }
-    // Its parent has ended already, or it lives in a namespace of its own.
-    let ours = descendants(std::process::id());
-    let fits = |pid: &u32| ids(*pid).is_some_and(|ids| ids.innermost_tid == tid);
-    let mut fitting = ours.into_iter().filter(fits);
-    let found = fitting.next();
-    found.filter(|_| fitting.next().is_none())
+    Some(pid)
 }
 
 /// The fields of a stat file that follow the name, by the numbers that proc(5) gives them.
@@ -262,15 +284,37 @@ mod tests {
     }
 
     #[test]
-    fn the_process_of_a_thread_is_found() {
-        let parent = std::os::unix::process::parent_id();
-        assert_eq!(process_of_fault(std::process::id(), Some(parent)), Some(std::process::id()));
+    fn a_process_is_known_by_what_its_memory_holds() {
+        let me = std::process::id();
+        let bytes = *b"only here, by me";
+        let proof = Proof { addr: bytes.as_ptr() as u64, bytes };
+        assert_eq!(process_holding(&proof, me), Some(me));
+        assert!(!holds(me, &Proof { bytes: *b"nobody has this.", ..proof }));
+        assert!(!holds(me, &Proof { addr: 4096, ..proof }), "nothing is mapped there");
         let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
-        // Whoever its parent is said to be.
-        assert_eq!(process_of_fault(child.id(), None), Some(child.id()));
+        // Started by vfork, and so with our memory until it has called exec.
+        let begun = std::time::Instant::now();
+        while holds(child.id(), &proof) {
+            assert!(begun.elapsed().as_secs() < 20, "it does not call exec");
+        }
+        assert_eq!(process_holding(&proof, child.id()), None, "whom a fault names is not believed");
         let _ = child.kill();
         let _ = child.wait();
-        assert_eq!(process_of_fault(child.id(), None), None);
+    }
+
+    #[test]
+    fn threads_are_counted() {
+        let before = threads(std::process::id()).expect("our own");
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let more: Vec<_> = [wait].into_iter().map(|wait| std::thread::spawn(move || wait.recv())).collect();
+        assert!(threads(std::process::id()).expect("our own") > 0 && before > 0);
+        assert_eq!(threads(1 << 30), None);
+        drop(go);
+        more.into_iter().for_each(|thread| assert!(thread.join().expect("joined").is_err()));
+        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
+        assert_eq!(threads(child.id()), Some(1));
+        let _ = child.kill();
+        let _ = child.wait();
     }
 
     #[test]

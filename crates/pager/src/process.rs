@@ -239,8 +239,13 @@ pub struct Process {
     pub unmanaged_bytes: AtomicU64,
     /// The child of a fork that has not all of its parent's memory: to be looked at before its first fault is served.
     pub inherits_in_part: AtomicBool,
-    /// The process it was forked from, if that was managed, and that one's ident page: the child's first fault is there.
-    pub parent: Option<(u64, u64)>,
+    /// The child of a fork of which it could not be found out what it has where: whatever it lacks is lost.
+    pub hopeless: bool,
+    /// Of the child of a fork: by which it is found out which process it is. The page is its parent's ident page, which
+    /// is missing in each child, so it is also where the child's own first fault is.
+    pub proof: Option<crate::proc::Proof>,
+    /// Held while it is found out what the child of a fork is and has.
+    pub first_look: Mutex<()>,
     /// Which pagers its faults wake.
     pub home: crate::home::Home,
     pub progress: crate::progress::Progress,

@@ -22,6 +22,7 @@ pub const FEATURE_MOVE: u64 = 1 << 16;
 
 const API: u64 = 0xAA;
 const REGISTER_MODE_MISSING: u64 = 1;
+const COPY_MODE_DONTWAKE: u64 = 1;
 
 #[repr(C)]
 struct ApiArg {
@@ -63,6 +64,7 @@ struct WriteprotectArg {
 
 /// Any page-aligned address that the kernel lets be looked at (above mmap_min_addr).
 const PROBE_ADDR: u64 = 1 << 20;
+const PAGE: u64 = 4096;
 
 const UFFDIO_API: u64 = ioc(READ | WRITE, 0xAA, 0x3F, size_of::<ApiArg>());
 const UFFDIO_REGISTER: u64 = ioc(READ | WRITE, 0xAA, 0x00, size_of::<RegisterArg>());
@@ -71,6 +73,7 @@ const UFFDIO_WAKE: u64 = ioc(READ, 0xAA, 0x02, size_of::<RangeArg>());
 const UFFDIO_COPY: u64 = ioc(READ | WRITE, 0xAA, 0x03, size_of::<CopyArg>());
 const UFFDIO_ZEROPAGE: u64 = ioc(READ | WRITE, 0xAA, 0x04, size_of::<ZeropageArg>());
 /// Same layout as zeropage: range, mode, signed count.
+const UFFDIO_CONTINUE: u64 = ioc(READ | WRITE, 0xAA, 0x07, size_of::<ZeropageArg>());
 const UFFDIO_POISON: u64 = ioc(READ | WRITE, 0xAA, 0x08, size_of::<ZeropageArg>());
 const UFFDIO_WRITEPROTECT: u64 = ioc(READ | WRITE, 0xAA, 0x06, size_of::<WriteprotectArg>());
 const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
@@ -81,6 +84,7 @@ const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_AA01);
 const _: () = assert!(UFFDIO_WAKE == 0x8010_AA02);
 const _: () = assert!(UFFDIO_COPY == 0xC028_AA03);
 const _: () = assert!(UFFDIO_ZEROPAGE == 0xC020_AA04);
+const _: () = assert!(UFFDIO_CONTINUE == 0xC020_AA07);
 const _: () = assert!(UFFDIO_POISON == 0xC020_AA08);
 const _: () = assert!(UFFDIO_WRITEPROTECT == 0xC018_AA06);
 const _: () = assert!(USERFAULTFD_IOC_NEW == 0xAA00);
@@ -193,8 +197,12 @@ impl Uffd {
         Ok(arg.features)
     }
 
-    /// Deliver missing-page faults of [addr, addr + len).
+    /// Deliver missing-page faults of [addr, addr + len). EAGAIN while a change is under way: what is registered says in
+    /// which order changes were made, and so must be older than those that are not told yet.
     pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
+        if self.is_changing() {
+            return Err(libc::EAGAIN);
+        }
         let mut arg =
             RegisterArg { range: RangeArg { start: addr, len }, mode: REGISTER_MODE_MISSING, ioctls: 0 };
         self.ioctl(UFFDIO_REGISTER, &mut arg)
@@ -212,13 +220,22 @@ impl Uffd {
 
     /// Fill missing pages at `dst` with `src`, and wake their waiters.
     pub fn copy(&self, dst: u64, src: &[u8]) -> Fill {
+        self.copy_with(dst, src, 0)
+    }
+
+    /// As [`Uffd::copy`]; who waits for the pages goes on waiting.
+    pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
+        self.copy_with(dst, src, COPY_MODE_DONTWAKE)
+    }
+
+    fn copy_with(&self, dst: u64, src: &[u8], mode: u64) -> Fill {
         let total = src.len() as u64;
         self.fill(total, |done| {
             let mut arg = CopyArg {
                 dst: dst + done,
                 src: src.as_ptr() as u64 + done,
                 len: total - done,
-                mode: 0,
+                mode,
                 copy: 0,
             };
             (self.ioctl(UFFDIO_COPY, &mut arg), arg.copy)
@@ -241,10 +258,23 @@ impl Uffd {
         self.ioctl(UFFDIO_ZEROPAGE, &mut arg) == Err(libc::EAGAIN)
     }
 
+    /// Does this page lie in a registered mapping? None if it cannot be said: an event waits to be read, or the address
+    /// space is gone. Asks for something that cannot be done to private memory (UFFDIO_CONTINUE: map what is in a file's
+    /// cache), and so changes nothing: EINVAL there, ENOENT where nothing is registered.
+    pub fn is_registered(&self, addr: u64) -> Option<bool> {
+        let mut arg = ZeropageArg { range: RangeArg { start: addr, len: PAGE }, mode: 0, zeropage: 0 };
+        match self.ioctl(UFFDIO_CONTINUE, &mut arg) {
+            Err(libc::EINVAL | libc::EEXIST | libc::EFAULT) | Ok(()) => Some(true),
+            // A change that began after the kernel looked for one may have taken it away just now.
+            Err(libc::ENOENT) if !self.is_changing() => Some(false),
+            Err(_) => None,
+        }
+    }
+
     /// Has the address space ended? Asks for something that cannot be done to a living one (nothing is registered for
     /// write protection) and so changes nothing: ENOENT there, ESRCH once it is gone.
     pub fn is_gone(&self) -> bool {
-        let mut arg = WriteprotectArg { range: RangeArg { start: PROBE_ADDR, len: 4096 }, mode: 0 };
+        let mut arg = WriteprotectArg { range: RangeArg { start: PROBE_ADDR, len: PAGE }, mode: 0 };
         self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) == Err(libc::ESRCH)
     }
 

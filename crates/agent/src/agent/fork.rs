@@ -11,10 +11,10 @@
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::protocol::KIND_FORK;
-use crate::{STATE, handshake, sys};
+use crate::{STATE, handshake, hooks, sys};
 
 type Handler = extern "C" fn();
 type RegisterAtfork =
@@ -28,7 +28,7 @@ pub fn install() {
         // SAFETY: glibc's function behind pthread_atfork. No DSO is named, so the handler is never taken out.
         unsafe {
             let register: RegisterAtfork = core::mem::transmute(glibc);
-            register(None, None, Some(child), null_mut());
+            register(Some(prepare), Some(parent), Some(child), null_mut());
         }
         return;
     }
@@ -37,8 +37,24 @@ pub fn install() {
         // SAFETY: the signature that POSIX gives it.
         unsafe {
             let register: PthreadAtfork = core::mem::transmute(posix);
-            register(None, None, Some(child));
+            register(Some(prepare), Some(parent), Some(child));
         }
+    }
+}
+
+/// The supervisor is told that a fork is under way: the event of another thread's munmap may come before the fork's own.
+extern "C" fn prepare() {
+    count(|forking| forking.fetch_add(1, Ordering::SeqCst));
+}
+
+extern "C" fn parent() {
+    count(|forking| forking.fetch_sub(1, Ordering::SeqCst));
+}
+
+fn count(change: impl Fn(&AtomicU32) -> u32) {
+    if let Some(control) = hooks::own_control() {
+        // SAFETY: this process owns the page, and keeps it mapped until it ends; the field is accessed as an atomic only.
+        change(unsafe { AtomicU32::from_ptr(&raw mut (*control).forking) });
     }
 }
 
