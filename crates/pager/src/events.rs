@@ -88,7 +88,7 @@ pub fn process(pager: &Arc<Pager>, cpu: CpuId, process: &Arc<Process>, messages:
                 process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
             }
             Event::Remove { start, end } => {
-                process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.push((start, end)));
+                process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.insert(start, end));
                 process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
             }
             Event::Unmap { start, end } => {
@@ -180,6 +180,7 @@ fn fork(pager: &Arc<Pager>, parent: &Arc<Process>, uffd: Uffd) {
         progress: Default::default(),
         changes: Default::default(),
         removed: Mutex::new(None),
+        has_exec: AtomicBool::new(false),
     });
     if let Err(e) = pager.add_process(child) {
         pager.give_up(125, format!("cannot follow a fork: {e}"));
@@ -209,7 +210,7 @@ fn forget_not_inherited(pager: &Pager, child: &Process) {
     };
     let pass = child.space.gate.enter_events();
     let batch = child.batch.lock().expect("batch");
-    for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
+    for (start, end) in crate::ranges::subtract(&[(0, USER_END)], &kept) {
         child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
     }
     drop(batch);
@@ -269,6 +270,7 @@ pub fn new_process(pager: &Pager, uffd: Uffd, pid: u32) -> Arc<Process> {
         progress: Default::default(),
         changes: Default::default(),
         removed: Mutex::new(None),
+        has_exec: AtomicBool::new(false),
     })
 }
 

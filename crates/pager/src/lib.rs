@@ -19,10 +19,12 @@ pub mod proc;
 mod process;
 mod progress;
 mod quiet;
+pub mod ranges;
 pub mod supervisor;
 mod target;
 mod token;
 mod turn;
+mod unmanaged;
 mod wire;
 
 use memspill_engine::units::CpuId;

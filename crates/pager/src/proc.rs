@@ -37,39 +37,80 @@ pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Ranges that can be managed: private, writable, anonymous, and neither the main stack nor the kernel's own.
-pub fn manageable(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(manageable_in(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+/// A mapping that can be managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    pub kind: Kind,
 }
 
-/// The same for the file's text.
-pub fn manageable_in(maps: &str) -> Vec<(u64, u64)> {
-    maps.lines().filter_map(manageable_line).collect()
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Data,
+    /// Writable and executable.
+    Code,
+    /// The main stack, which grows downwards, at most to `floor`: there the mapping below it ends.
+    Stack { floor: u64 },
 }
 
-/// `start-end perms offset dev inode [name]`
-fn manageable_line(line: &str) -> Option<(u64, u64)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
+/// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
+pub fn manageable(pid: u32) -> std::io::Result<Vec<Mapping>> {
+    Ok(manageable_in(&fs::read(format!("/proc/{pid}/maps"))?))
+}
+
+/// The same for the file's text. (In bytes: names of files need not be UTF-8.)
+pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
+    let mut below_ends = 0;
+    let read = |line: &[u8]| {
+        let (mapping, end) = manageable_line(line, below_ends)?;
+        below_ends = end;
+        mapping
+    };
+    maps.split(|byte| *byte == b'\n').filter_map(read).collect()
+}
+
+/// `start-end perms offset dev inode [name]`: the mapping, if it can be managed, and where it ends.
+fn manageable_line(line: &[u8], below_ends: u64) -> Option<(Option<Mapping>, u64)> {
+    let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+    let (start, end) = range_of(fields.next()?)?;
     let (perms, inode) = (fields.next()?, fields.nth(2)?);
-    let name = fields.next().unwrap_or("");
-    let named_anonymous = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
-    if perms != "rw-p" || inode != "0" || !named_anonymous {
-        return None;
-    }
-    range_of(start, end)
+    let name = fields.next().unwrap_or(b"");
+    let kind = match (perms, name) {
+        _ if inode != b"0" => None,
+        (b"rw-p" | b"rwxp", b"[stack]") if below_ends <= start => Some(Kind::Stack { floor: below_ends }),
+        (b"rw-p", _) if is_anonymous(name) => Some(Kind::Data),
+        (b"rwxp", _) if is_anonymous(name) => Some(Kind::Code),
+        _ => None,
+    };
+    Some((kind.map(|kind| Mapping { start, end, kind }), end))
 }
 
-/// Two addresses in hexadecimal, the first one below the other.
-fn range_of(start: &str, end: &str) -> Option<(u64, u64)> {
-    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+fn is_anonymous(name: &[u8]) -> bool {
+    name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
+}
+
+/// The first address of the main stack that its process was started with: above it are its arguments and its environment.
+pub fn stack_start(pid: u32) -> Option<u64> {
+    Stat::of(pid)?.number(28).filter(|start| *start > 0)
+}
+
+/// `start-end` in hexadecimal, the first one below the other.
+pub fn range_of(field: &[u8]) -> Option<(u64, u64)> {
+    let dash = field.iter().position(|byte| *byte == b'-')?;
+    let (start, end) = (address(&field[..dash])?, address(&field[dash + 1..])?);
     (start < end).then_some((start, end))
+}
+
+fn address(digits: &[u8]) -> Option<u64> {
+    let add = |number: u64, byte: &u8| Some(number << 4 | u64::from(char::from(*byte).to_digit(16)?));
+    if digits.is_empty() || digits.len() > 16 { None } else { digits.iter().try_fold(0, add) }
 }
 
 /// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork (MADV_WIPEONFORK): all
 /// that a fork's child has of what was swapped out. Walks all page tables.
 pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+    Ok(inherited_in(&smaps(pid)?))
 }
 
 /// The same for the file's text.
@@ -79,7 +120,12 @@ pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
 
 /// Ranges that are registered with a userfaultfd for missing pages now. Walks all page tables.
 pub fn registered(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(with_flags(&fs::read_to_string(format!("/proc/{pid}/smaps"))?, |has| has("um")))
+    Ok(with_flags(&smaps(pid)?, |has| has("um")))
+}
+
+/// /proc/PID/smaps. The names of files in it need not be UTF-8.
+pub fn smaps(pid: u32) -> std::io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/smaps"))?).into_owned())
 }
 
 fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Vec<(u64, u64)> {
@@ -90,8 +136,8 @@ fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Ve
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let has = |name: &str| flags.split_ascii_whitespace().any(|flag| flag == name);
             found.extend(range.take().filter(|_| wanted(&has)));
-        } else if let Some((start, end)) = first.split_once('-') {
-            range = range_of(start, end);
+        } else if first.contains('-') {
+            range = range_of(first.as_bytes());
         }
     }
     found
@@ -231,18 +277,33 @@ mod tests {
 
     #[test]
     fn only_private_writable_anonymous_memory_is_manageable() {
-        let yes = ["7f00-7f01 rw-p 00000000 00:00 0", "5600-5700 rw-p 00000000 00:00 0    [heap]"];
+        let kind = |line: &str| Some(manageable_in(line.as_bytes()).first()?.kind);
+        assert_eq!(kind("7f00-7f01 rw-p 00000000 00:00 0"), Some(Kind::Data));
+        assert_eq!(kind("5600-5700 rw-p 00000000 00:00 0    [heap]"), Some(Kind::Data));
+        assert_eq!(kind("5600-5700 rwxp 00000000 00:00 0    [anon: a b]"), Some(Kind::Code));
         let no = [
             "7f00-7f01 r--p 00000000 00:00 0",
             "7f00-7f01 rw-s 00000000 00:01 1024 /memfd:x (deleted)",
             "7f00-7f01 rw-p 00000000 08:01 77  /lib/libc.so",
-            "7ffc-7ffd rw-p 00000000 00:00 0   [stack]",
+            "7f00-7f01 rwxp 00000000 08:01 77  /lib/libc.so",
             "7ffc-7ffd r-xp 00000000 00:00 0   [vdso]",
+            "7ffd-7ffc rw-p 00000000 00:00 0",
             "garbage",
         ];
-        assert!(yes.iter().all(|l| manageable_line(l).is_some()));
-        assert!(no.iter().all(|l| manageable_line(l).is_none()));
-        assert_eq!(manageable_line(yes[0]), Some((0x7f00, 0x7f01)));
+        assert!(no.iter().all(|line| kind(line).is_none()));
+        let maps = b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
+        let stack = Mapping { start: 0x7ffc, end: 0x7fff, kind: Kind::Stack { floor: 0x7f01 } };
+        assert_eq!(manageable_in(maps), [stack]);
+    }
+
+    #[test]
+    fn our_own_stack_is_known() {
+        let me = std::process::id();
+        let mappings = manageable(me).expect("our own maps");
+        let stack = mappings.iter().find(|mapping| matches!(mapping.kind, Kind::Stack { .. })).expect("a stack");
+        let start = stack_start(me).expect("its start");
+        assert!((stack.start..stack.end).contains(&start), "{start:x} is not in {stack:x?}");
+        assert!(mappings.is_sorted_by(|a, b| a.end <= b.start));
     }
 
     #[test]

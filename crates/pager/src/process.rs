@@ -184,7 +184,9 @@ pub struct Process {
     pub progress: crate::progress::Progress,
     pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
-    pub removed: Mutex<Option<Vec<(u64, u64)>>>,
+    pub removed: Mutex<Option<crate::ranges::Ranges>>,
+    /// It has memory that is writable and executable, and registered.
+    pub has_exec: AtomicBool,
 }
 
 /// What became of the pages of one command so far.

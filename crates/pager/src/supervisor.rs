@@ -134,6 +134,7 @@ fn build(config: Config) -> io::Result<Arc<Pager>> {
             epoll,
             poke,
             waiting: Default::default(),
+            tries_again: Default::default(),
             busy_since_us: Default::default(),
         });
     }
