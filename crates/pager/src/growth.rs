@@ -15,20 +15,21 @@
 //! limit, and if it is too much by itself, `unmanaged.rs` says so.
 //!
 //! *Many mappings.* A process may have 65,000. A look at an unchanged process reads none of them; one at a process that has
-//! grown reads them once, goes through them and through what is known side by side (`ranges.rs`), and registers what is
-//! new, the largest first: what a heap beside many small mappings grows by meanwhile is what counts.
+//! grown finds what is new (`finder.rs`) and registers it, the largest first: what a heap beside many small mappings grows
+//! by meanwhile is what counts.
 //!
 //! *The main stack* is one mapping, which grows while it is looked at. It is registered from where the mapping below it
 //! ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its top, with the arguments and
 //! the environment, stays in memory, because /proc/PID/cmdline and environ show nothing of what is swapped out.
 
 use crate::events::USER_END;
+use crate::finder::{Finder, Known};
 use crate::pager::Pager;
-use crate::proc::{self, Kind, Mapping, Statm};
+use crate::proc::{self, Statm};
 use crate::process::Process;
 use crate::progress;
 use crate::quiet;
-use crate::ranges::{Range, Ranges, split_by_whole};
+use crate::ranges::{Range, Ranges};
 use crate::unmanaged;
 use memspill_engine::group::Group;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
@@ -59,6 +60,9 @@ const POLL_PRESSED_MAX: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub struct Growth {
     registered: Ranges,
+    finder: Finder,
+    /// To be looked at again.
+    doubtful: Ranges,
     /// What could not be registered at the last look.
     refused: Vec<Range>,
     /// The top of the main stack, which is registered with the rest of it and stays in memory.
@@ -72,9 +76,12 @@ impl Growth {
         &self.registered
     }
 
-    /// The next look reads the maps, whatever the size.
-    fn look_again(&mut self) {
-        self.seen = Statm::default();
+    /// The next look is at these ranges too, whatever the size.
+    fn look_again(&mut self, ranges: &[Range]) {
+        for (start, end) in ranges {
+            self.doubtful.insert(*start, *end);
+            self.seen = Statm::default();
+        }
     }
 }
 
@@ -211,16 +218,16 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> Seen {
     let registered: Vec<_> = sizes
         .iter()
         .map(|(p, statm)| {
-            let least_bytes = if too_many.contains(&p.key) { 0 } else { small_bytes(limit_of(pager, p)) };
-            (*p, follow(p, *statm, least_bytes))
+            let limit_bytes = limit_of(pager, p);
+            let least_bytes = if too_many.contains(&p.key) { 0 } else { small_bytes(limit_bytes) };
+            (*p, follow(p, *statm, limit_bytes, least_bytes))
         })
         .collect();
     for (process, ranges) in &registered {
         if !ranges.is_empty() {
             let certain = if after_earlier_changes(pager, process) { certain(process, ranges) } else { Vec::new() };
-            if certain.len() < ranges.len() {
-                process.growth.lock().expect("growth").look_again();
-            }
+            let uncertain = certain.iter().copied().collect::<Ranges>().missing_of(ranges);
+            process.growth.lock().expect("growth").look_again(&uncertain);
             adopt(pager, process, &certain);
         }
         *process.removed.lock().expect("removed") = None;
@@ -296,7 +303,7 @@ fn look(pager: &Arc<Pager>, process: &Arc<Process>) -> Option<Statm> {
 
 /// In pressed times: register what is new in this process. Returns what was registered and lies in one mapping: see
 /// [`certain`].
-fn follow(process: &Arc<Process>, statm: Statm, least_bytes: u64) -> Vec<Range> {
+fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64, least_bytes: u64) -> Vec<Range> {
     let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
     let settling = process.parent.is_some()
@@ -316,58 +323,45 @@ fn follow(process: &Arc<Process>, statm: Statm, least_bytes: u64) -> Vec<Range> 
     changes.unmapped.iter().for_each(|(start, end)| growth.registered.remove(start, end));
     changes.announced.iter().for_each(|(start, end)| growth.registered.insert(start, end));
     let changed = statm.size_bytes != growth.seen.size_bytes || statm.data_bytes != growth.seen.data_bytes;
-    if !changed && changes.unmapped.is_empty() {
+    if !changed && changes.unmapped.is_empty() && !growth.finder.is_due() {
         return Vec::new();
     }
     growth.seen = statm;
-    let Ok(mappings) = proc::manageable(pid) else { return Vec::new() };
-    let new = new_ranges(process, &growth, &mappings);
+    let mut doubtful = std::mem::take(&mut growth.doubtful);
+    changes.unmapped.iter().for_each(|(start, end)| doubtful.insert(start, end));
+    let Growth { registered, finder, .. } = &mut *growth;
+    let unmanaged_bytes = process.unmanaged_bytes.load(Ordering::Relaxed);
+    let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
+    let slack_bytes = small_bytes(limit_bytes);
+    let known = Known { registered, own: &own, doubtful: &doubtful, unmanaged_bytes, slack_bytes };
+    let Ok(found) = finder.look(pid, &known) else { return Vec::new() };
+    let new = found.new;
+    if let Some(stack) = found.stack {
+        growth.kept = Some(kept_of_stack(pid, stack));
+    }
     if new.is_empty() {
         return new;
     }
-    *process.removed.lock().expect("removed") = Some(Ranges::default());
-    let floor = stack_floor(&mut growth, pid, &mappings);
-    let (registered, refused) = register_all(process, &new, floor);
-    if mappings.iter().any(|mapping| mapping.kind == Kind::Code) {
+    if found.has_exec {
         process.has_exec.store(true, Ordering::Relaxed);
     }
+    *process.removed.lock().expect("removed") = Some(Ranges::default());
+    let (registered, refused) = register_all(process, &new, found.stack.map(|(floor, start, _)| (floor, start)));
     // What is refused again will be refused the next time too: it is owned by a userfaultfd of the program's own.
     if refused != growth.refused {
-        growth.look_again();
+        growth.look_again(&refused);
         growth.refused = refused;
     }
-    if registered.is_empty() {
-        return registered;
-    }
-    let (whole, torn) = split_by_whole(registered, &ranges_of(&proc::manageable(pid).unwrap_or_default()));
-    if !torn.is_empty() {
-        growth.look_again();
-    }
+    let (whole, torn) = growth.finder.split_by_mapping(pid, registered);
+    growth.look_again(&torn);
     whole
 }
 
-fn ranges_of(mappings: &[Mapping]) -> Vec<Range> {
-    mappings.iter().map(|mapping| (mapping.start, mapping.end)).collect()
-}
-
-/// What of these mappings is not known to be registered, without the agent's own pages.
-fn new_ranges(process: &Process, growth: &Growth, mappings: &[Mapping]) -> Vec<Range> {
-    let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
-    own.missing_of(&growth.registered.missing_of(&ranges_of(mappings)))
-}
-
-/// Where the main stack is to be registered from, and the address at which it begins now. Notes its top.
-fn stack_floor(growth: &mut Growth, pid: u32, mappings: &[Mapping]) -> Option<(u64, u64)> {
-    let stack = |mapping: &Mapping| match mapping.kind {
-        Kind::Stack { floor } => Some((floor, mapping.start, mapping.end)),
-        Kind::Data | Kind::Code => None,
-    };
-    let (floor, start, end) = mappings.iter().find_map(stack)?;
-    let page = PAGE_SIZE as u64;
-    // Not known: whoever may not ask for it keeps as much as arguments usually take.
-    let top = proc::stack_start(pid).filter(|at| (start..end).contains(at)).unwrap_or(end - (128 << 10));
-    growth.kept = Some((top & !(page - 1), end));
-    Some((floor, start))
+/// The top of the main stack (the mapping below it, its start and its end), where the arguments and the environment are.
+fn kept_of_stack(pid: u32, (_, start, end): (u64, u64, u64)) -> Range {
+    // Whoever may not ask for it keeps as much as arguments usually take.
+    let top = proc::stack_start(pid).filter(|at| (start..end).contains(at)).unwrap_or(end.saturating_sub(128 << 10));
+    (top & !(PAGE_SIZE as u64 - 1), end)
 }
 
 /// Register what is new, the largest first. Returns what was registered, in ascending order, and what was refused: owned by

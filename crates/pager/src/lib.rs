@@ -6,6 +6,7 @@ mod errors;
 mod events;
 mod evict;
 mod fault;
+mod finder;
 pub mod growth;
 pub mod groups;
 mod guardian;

@@ -2,6 +2,7 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use std::fs;
+use std::io::{BufRead, BufReader};
 
 /// /proc/PID/statm, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -56,34 +57,48 @@ pub enum Kind {
 
 /// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
 pub fn manageable(pid: u32) -> std::io::Result<Vec<Mapping>> {
-    Ok(manageable_in(&fs::read(format!("/proc/{pid}/maps"))?))
+    // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
+    const BUFFER_BYTES: usize = 64 << 10;
+    let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
+    let (mut lines, mut line) = (Lines::default(), Vec::new());
+    let mut mappings = Vec::new();
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        mappings.extend(lines.read(line.trim_ascii_end()));
+        line.clear();
+    }
+    Ok(mappings)
 }
 
 /// The same for the file's text. (In bytes: names of files need not be UTF-8.)
 pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
-    let mut below_ends = 0;
-    let read = |line: &[u8]| {
-        let (mapping, end) = manageable_line(line, below_ends)?;
-        below_ends = end;
-        mapping
-    };
-    maps.split(|byte| *byte == b'\n').filter_map(read).collect()
+    let mut lines = Lines::default();
+    maps.split(|byte| *byte == b'\n').filter_map(|line| lines.read(line)).collect()
 }
 
-/// `start-end perms offset dev inode [name]`: the mapping, if it can be managed, and where it ends.
-fn manageable_line(line: &[u8], below_ends: u64) -> Option<(Option<Mapping>, u64)> {
-    let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
-    let (start, end) = range_of(fields.next()?)?;
-    let (perms, inode) = (fields.next()?, fields.nth(2)?);
-    let name = fields.next().unwrap_or(b"");
-    let kind = match (perms, name) {
-        _ if inode != b"0" => None,
-        (b"rw-p" | b"rwxp", b"[stack]") if below_ends <= start => Some(Kind::Stack { floor: below_ends }),
-        (b"rw-p", _) if is_anonymous(name) => Some(Kind::Data),
-        (b"rwxp", _) if is_anonymous(name) => Some(Kind::Code),
-        _ => None,
-    };
-    Some((kind.map(|kind| Mapping { start, end, kind }), end))
+/// What is remembered from line to line.
+#[derive(Default)]
+struct Lines {
+    /// The end of the mapping above.
+    last_end: u64,
+}
+
+impl Lines {
+    /// `start-end perms offset dev inode [name]`: the mapping, if it can be managed.
+    fn read(&mut self, line: &[u8]) -> Option<Mapping> {
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let (start, end) = range_of(fields.next()?)?;
+        let floor = std::mem::replace(&mut self.last_end, end);
+        let (perms, inode) = (fields.next()?, fields.nth(2)?);
+        let name = fields.next().unwrap_or(b"");
+        let kind = match (perms, name) {
+            _ if inode != b"0" => return None,
+            (b"rw-p" | b"rwxp", b"[stack]") if floor <= start => Kind::Stack { floor },
+            (b"rw-p", _) if is_anonymous(name) => Kind::Data,
+            (b"rwxp", _) if is_anonymous(name) => Kind::Code,
+            _ => return None,
+        };
+        Some(Mapping { start, end, kind })
+    }
 }
 
 fn is_anonymous(name: &[u8]) -> bool {
