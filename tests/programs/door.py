@@ -13,7 +13,7 @@ import sys
 import time
 
 CASE, COMMAND = sys.argv[1], sys.argv[2:]
-MAGIC, KIND_EXEC, UFFD_NONE = 0x6D737004, 0, 3
+MAGIC, KIND_EXEC, UFFD_NONE = 0x6D737005, 0, 3
 NOBODY = 65534
 # Each line is answered when a process was forked and a program started.
 TARGET = 'echo "$MEMSPILL_AGENT"; while read -r; do /bin/true || exit 1; echo through; done'

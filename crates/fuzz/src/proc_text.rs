@@ -3,8 +3,8 @@
 //! An input is read as each of these files, and as numbers of which well-formed ones are made.
 
 use crate::Bytes;
-use memspill_pager::growth::subtract;
-use memspill_pager::proc::{inherited_in, manageable_in, pss_anon_bytes_in, statm_in};
+use memspill_pager::proc::{Kind, Mapping, inherited_in, manageable_in, pss_anon_bytes_in, statm_in};
+use memspill_pager::ranges::subtract;
 use std::fmt::Write;
 
 /// Beyond all addresses of a process.
@@ -14,7 +14,8 @@ pub fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let _ = statm_in(&text);
     let _ = pss_anon_bytes_in(&text);
-    for ranges in [manageable_in(&text), inherited_in(&text)] {
+    let ranges_of = |mappings: Vec<Mapping>| mappings.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>();
+    for ranges in [ranges_of(manageable_in(input)), inherited_in(&text)] {
         // They become a start and a length.
         assert!(ranges.iter().all(|(from, to)| from < to), "{ranges:x?}");
         let rest = subtract(&[(0, USER_END)], &ranges);
@@ -37,7 +38,7 @@ fn well_formed(bytes: &mut Bytes) {
 
     let (mut maps, mut smaps) = (String::new(), String::new());
     let (mut manageable, mut inherited) = (Vec::new(), Vec::new());
-    let mut at = 0x1000;
+    let (mut at, mut below_ends) = (0x1000, 0);
     for _ in 0..8 {
         let kind = bytes.u8();
         let from = at + u64::from(bytes.u32()) * 4096;
@@ -50,13 +51,19 @@ fn well_formed(bytes: &mut Bytes) {
         maps += &line;
         let flags = format!("{}{}", if missing { " um" } else { "" }, if wiped { " wf" } else { "" });
         let _ = write!(smaps, "{line}Size:  4 kB\nPss_Anon:  4 kB\nVmFlags: rd wr mr mw me ac{flags} \n");
-        if perms == "rw-p" && inode == 0 && name != "[stack]" {
-            manageable.push((from, to));
+        if perms.starts_with("rw") && perms.ends_with('p') && inode == 0 {
+            let kind = match (name, perms) {
+                ("[stack]", _) => Kind::Stack { floor: below_ends },
+                (_, "rwxp") => Kind::Code,
+                _ => Kind::Data,
+            };
+            manageable.push(Mapping { start: from, end: to, kind });
         }
+        below_ends = to;
         if missing && !wiped {
             inherited.push((from, to));
         }
     }
-    assert_eq!(manageable_in(&maps), manageable, "{maps}");
+    assert_eq!(manageable_in(maps.as_bytes()), manageable, "{maps}");
     assert_eq!(inherited_in(&smaps), inherited, "{smaps}");
 }

@@ -148,7 +148,7 @@ fn apply(pager: &Pager, cpu: CpuId, process: &Process, change: Change) {
             process.space.remap(&pager.engine, cpu, from, to, len / PAGE_SIZE as u64);
         }
         Change::Remove { start, end } => {
-            process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.push((start, end)));
+            process.removed.lock().expect("removed").iter_mut().for_each(|ranges| ranges.insert(start, end));
             process.space.unmap(&pager.engine, cpu, Vpn::from_addr(start), Vpn::from_addr(end));
         }
         Change::Unmap { start, end } => {
@@ -367,7 +367,7 @@ fn forget_not_inherited(pager: &Pager, child: &Process, proof: &Proof) -> bool {
     match kept {
         // Looked at after the reading: then what was read is this address space, and not that of a program begun since.
         Ok(kept) if proc::holds(pid, proof) => {
-            for (start, end) in crate::growth::subtract(&[(0, USER_END)], &kept) {
+            for (start, end) in crate::ranges::subtract(&[(0, USER_END)], &kept) {
                 child.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
             }
         }

@@ -411,7 +411,7 @@ impl<'a> Reclaimer<'a> {
     fn consider_policy(&mut self) {
         let engine = &self.pager.engine;
         let group = &engine.group;
-        let waiting = self.pager.cpus.iter().any(|c| !c.waiting.lock().expect("waiting").is_empty());
+        let waiting = self.pager.cpus.iter().any(|c| c.has_waiting());
         let moved = self.pager.moved();
         let since = match self.stuck {
             Some((since, then)) if waiting && then == moved => since,

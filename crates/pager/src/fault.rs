@@ -199,7 +199,7 @@ impl<'a> FaultThread<'a> {
         let mut without_room: Vec<GroupId> = Vec::new();
         let mut still_waiting: Vec<Waiting> = Vec::new();
         while without_room.len() < engine.groups.all().len() {
-            let Some(waiting) = mine.waiting.lock().expect("waiting").pop_front() else { break };
+            let Some(waiting) = mine.next_waiting() else { break };
             let space = &waiting.process.space;
             let group = space.group(engine).id;
             if without_room.contains(&group) {
@@ -216,6 +216,7 @@ impl<'a> FaultThread<'a> {
         }
         let mut queue = mine.waiting.lock().expect("waiting");
         still_waiting.into_iter().rev().for_each(|waiting| queue.push_front(waiting));
+        mine.tries_again.store(false, Ordering::Relaxed);
         drop(queue);
         self.pager.kick_reclaim();
     }

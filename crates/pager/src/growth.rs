@@ -12,18 +12,30 @@
 //!
 //! A scan registers what is new and adopts the pages that are there already (PAGEMAP_SCAN), where it is certain that they
 //! lie in what it has registered ([`certain`]). What cannot be registered is counted as unmanaged: it takes its part of the
-//! limit.
+//! limit, and if it is too much by itself, `unmanaged.rs` says so.
+//!
+//! *Many mappings.* A process may have 65,000. A look at an unchanged process reads none of them; one at a process that has
+//! grown finds what is new (`finder.rs`) and registers it, the largest first: what a heap beside many small mappings grows
+//! by meanwhile is what counts.
+//!
+//! *The main stack* is one mapping, which grows while it is looked at. It is registered from where the mapping below it
+//! ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its top, with the arguments and
+//! the environment, stays in memory, because /proc/PID/cmdline and environ show nothing of what is swapped out.
 
 use crate::events::USER_END;
+use crate::finder::{Finder, Known};
 use crate::guards;
 use crate::pager::Pager;
 use crate::proc::{self, Statm};
 use crate::process::Process;
 use crate::progress;
 use crate::quiet;
+use crate::ranges::{Range, Ranges};
+use crate::unmanaged;
 use memspill_engine::group::Group;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::pagemap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,42 +45,44 @@ use std::time::{Duration, Instant};
 const FILL_BYTES_PER_MS: u64 = 6 << 20;
 /// A forked child introduces its agent within this time, or has none.
 const AGENT_EXPECTED: Duration = Duration::from_secs(2);
-/// A range is scanned and adopted in pieces of this size, each without an event in between.
-const ADOPT_BYTES: u64 = 8 << 20;
+/// Pages are adopted in pieces of so many, each without an event in between.
+const ADOPT_PAGES: u64 = 2048;
+/// So many ranges are registered by one call at most: the program waits for it, and so do events.
+const REGISTER_MAPPINGS: usize = 256;
+/// A small process that is younger than this may end soon, however many of them there are.
+const YOUNG: Duration = Duration::from_millis(100);
 const POLL_MIN: Duration = Duration::from_millis(1);
 const POLL_PRESSED: Duration = Duration::from_millis(2);
 const POLL_MAX: Duration = Duration::from_millis(40);
+/// While memory is tight no look comes later than this after the last one, unless that took longer itself.
+const POLL_PRESSED_MAX: Duration = Duration::from_millis(10);
 
 /// What is known of a process's ranges.
 #[derive(Default)]
 pub struct Growth {
-    /// Registered ranges, ascending, disjoint.
-    registered: Vec<(u64, u64)>,
+    registered: Ranges,
+    finder: Finder,
+    /// To be looked at again.
+    doubtful: Ranges,
+    /// What could not be registered at the last look.
+    refused: Vec<Range>,
+    /// The top of the main stack, which is registered with the rest of it and stays in memory.
+    kept: Option<Range>,
     seen: Statm,
     pagemap: Option<File>,
 }
 
 impl Growth {
-    fn add(&mut self, start: u64, end: u64) {
-        self.registered.push((start, end));
-        self.registered.sort_unstable();
-        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(self.registered.len());
-        for (start, end) in self.registered.drain(..) {
-            match merged.last_mut() {
-                Some(last) if last.1 >= start => last.1 = last.1.max(end),
-                _ => merged.push((start, end)),
-            }
+    pub fn registered(&self) -> &Ranges {
+        &self.registered
+    }
+
+    /// The next look is at these ranges too, whatever the size.
+    fn look_again(&mut self, ranges: &[Range]) {
+        for (start, end) in ranges {
+            self.doubtful.insert(*start, *end);
+            self.seen = Statm::default();
         }
-        self.registered = merged;
-    }
-
-    /// The next look reads the maps, whatever the size.
-    fn look_again(&mut self) {
-        self.seen = Statm::default();
-    }
-
-    fn remove(&mut self, start: u64, end: u64) {
-        self.registered = subtract(&self.registered, &[(start, end)]);
     }
 }
 
@@ -76,34 +90,21 @@ impl Growth {
 #[derive(Default)]
 pub struct Changes {
     /// Taken away by events: what is mapped there next is not registered.
-    pub unmapped: Vec<(u64, u64)>,
+    unmapped: Ranges,
     /// Registered at the agent's word, before anybody touched them.
-    announced: Vec<(u64, u64)>,
+    announced: Ranges,
 }
 
 impl Changes {
     pub fn unmap(&mut self, start: u64, end: u64) {
-        self.announced = subtract(&self.announced, &[(start, end)]);
-        self.unmapped.push((start, end));
+        self.announced.remove(start, end);
+        self.unmapped.insert(start, end);
     }
 
     fn announce(&mut self, start: u64, end: u64) {
-        self.unmapped = subtract(&self.unmapped, &[(start, end)]);
-        self.announced.push((start, end));
+        self.unmapped.remove(start, end);
+        self.announced.insert(start, end);
     }
-}
-
-/// `ranges` without `holes` (both of disjoint ranges).
-pub fn subtract(ranges: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let mut out: Vec<(u64, u64)> = ranges.to_vec();
-    for (from, to) in holes {
-        out = out
-            .into_iter()
-            .flat_map(|(start, end)| [(start, end.min(*from)), (start.max(*to), end)])
-            .filter(|(start, end)| start < end)
-            .collect();
-    }
-    out
 }
 
 /// The mark at which memory becomes managed: as far below the limit as a poll and the registration may be late.
@@ -128,10 +129,12 @@ pub fn run(pager: &Arc<Pager>) {
     let mut last_check = Instant::now();
     let mut last_tables = Instant::now();
     let mut last_progress = Instant::now();
+    let mut unmanaged = unmanaged::Watch::default();
     while !pager.stopping.load(Ordering::Relaxed) {
         let start = Instant::now();
         let work = pager.quiet.work();
         let Seen { room_bytes, is_new } = tick(pager, &mut last_usage_bytes);
+        unmanaged.look(pager);
         crate::errors::tell(pager);
         let sharers = pager.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)).count();
         if sharers > 1 || pager.engine.group.discount_pages() > 0 {
@@ -167,7 +170,7 @@ pub fn run(pager: &Arc<Pager>) {
             // Whoever has just come, or is small yet, grows meanwhile.
             POLL_PRESSED
         } else if pager.pressed.load(Ordering::Relaxed) {
-            POLL_PRESSED.max(3 * start.elapsed())
+            (3 * start.elapsed()).clamp(POLL_PRESSED, POLL_PRESSED_MAX).max(start.elapsed() / 2)
         } else {
             Duration::from_millis(room_bytes / FILL_BYTES_PER_MS).clamp(POLL_MIN, POLL_MAX)
         };
@@ -196,7 +199,7 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> Seen {
         unmanaged_bytes += unmanaged;
         sizes.push((process, statm));
     }
-    let own_bytes = own_bytes(pager);
+    let own_bytes = pager.own_bytes();
     pager.measured_bytes.store(unmanaged_bytes + own_bytes, Ordering::Relaxed);
     pager.update_other_bytes();
     let groups = pager.engine.groups.all();
@@ -217,13 +220,20 @@ fn tick(pager: &Arc<Pager>, last_usage_bytes: &mut u64) -> Seen {
         pager.pressed.store(true, Ordering::Relaxed);
     }
     // All are registered before any is adopted: from then on nothing grows but by faults, which are counted.
-    let registered: Vec<_> = sizes.iter().map(|(p, statm)| (*p, follow(p, *statm, limit_of(pager, p)))).collect();
+    let too_many = too_many_small(groups, &sizes, pager);
+    let registered: Vec<_> = sizes
+        .iter()
+        .map(|(p, statm)| {
+            let limit_bytes = limit_of(pager, p);
+            let least_bytes = if too_many.contains(&p.key) { 0 } else { small_bytes(limit_bytes) };
+            (*p, follow(p, *statm, limit_bytes, least_bytes))
+        })
+        .collect();
     for (process, ranges) in &registered {
         if !ranges.is_empty() {
             let certain = if after_earlier_changes(pager, process) { certain(process, ranges) } else { Vec::new() };
-            if certain.len() < ranges.len() {
-                process.growth.lock().expect("growth").look_again();
-            }
+            let uncertain = certain.iter().copied().collect::<Ranges>().missing_of(ranges);
+            process.growth.lock().expect("growth").look_again(&uncertain);
             adopt(pager, process, &certain);
         }
         *process.removed.lock().expect("removed") = None;
@@ -249,6 +259,31 @@ fn limit_of(pager: &Pager, process: &Process) -> u64 {
     above.map(|group| group.limit_bytes().min(group.high_bytes())).min().expect("the root at least")
 }
 
+/// Small processes that are pressed all the same, because together they are a large part of a limit that is reached: the
+/// largest of them, until those that are left are few enough.
+fn too_many_small(groups: &[Arc<Group>], sizes: &[(&Arc<Process>, Statm)], pager: &Pager) -> HashSet<u64> {
+    let mut pressed = HashSet::new();
+    for group in groups.iter().filter(|group| room_to_mark(group) == 0) {
+        let is_small = |p: &Process| !p.pressed.load(Ordering::Relaxed) && p.since.elapsed() > YOUNG;
+        let within = sizes.iter().filter(|(p, _)| is_small(p) && p.space.group(&pager.engine).is_within(group));
+        let small = within.map(|(p, statm)| (statm.anon_bytes, p.key)).collect();
+        pressed.extend(largest(small, group.limit_bytes().min(group.high_bytes()) / 16));
+    }
+    pressed
+}
+
+/// The keys of the largest, so many that what is left comes to no more than `left_bytes`.
+fn largest(mut sizes: Vec<(u64, u64)>, left_bytes: u64) -> Vec<u64> {
+    let mut sum_bytes: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
+    sizes.sort_unstable();
+    let mut keys = Vec::new();
+    while let Some((bytes, key)) = sizes.pop().filter(|_| sum_bytes > left_bytes) {
+        sum_bytes -= bytes;
+        keys.push(key);
+    }
+    keys
+}
+
 /// A group below the root: memory of its processes that is not managed. The root has more, see `update_other_bytes`.
 fn count_unmanaged(pager: &Pager, group: &Group, processes: &[Arc<Process>]) {
     let within = processes.iter().filter(|p| p.space.group(&pager.engine).is_within(group));
@@ -257,12 +292,6 @@ fn count_unmanaged(pager: &Pager, group: &Group, processes: &[Arc<Process>]) {
 
 fn shared_usage(sizes: &[(&Arc<Process>, Statm)]) -> u64 {
     sizes.iter().map(|(p, statm)| proc::pss_anon_bytes(p.memory.proc_id()).unwrap_or(statm.anon_bytes)).sum()
-}
-
-/// Memory of our own that is neither pool nor staging: tables, stacks, code's data.
-fn own_bytes(pager: &Pager) -> u64 {
-    let anon_bytes = proc::statm(std::process::id()).map_or(0, |s| s.anon_bytes);
-    anon_bytes.saturating_sub(pager.pool_bytes() + pager.engine.staging_bytes())
 }
 
 /// Is the process still there, and how big is it?
@@ -298,7 +327,7 @@ fn size_of(process: &Process) -> Option<Statm> {
 
 /// In pressed times: register what is new in this process. Returns what was registered and lies in one mapping: see
 /// [`certain`].
-fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u64)> {
+fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64, least_bytes: u64) -> Vec<Range> {
     let pid = process.memory.proc_id();
     // The child of a fork is about to make its agent's pages: which they are is known when it has introduced itself.
     let settling = process.proof.is_some()
@@ -308,52 +337,106 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64) -> Vec<(u64, u
         return Vec::new();
     }
     if !process.pressed.load(Ordering::Relaxed) {
-        if statm.anon_bytes < small_bytes(limit_bytes) || !press(process) {
+        if statm.anon_bytes < least_bytes || !press(process) {
             return Vec::new();
         }
         process.pressed.store(true, Ordering::Relaxed);
     }
     let mut growth = process.growth.lock().expect("growth");
     let changes = std::mem::take(&mut *process.changes.lock().expect("changes"));
-    changes.unmapped.iter().for_each(|(start, end)| growth.remove(*start, *end));
-    changes.announced.iter().for_each(|(start, end)| growth.add(*start, *end));
+    changes.unmapped.iter().for_each(|(start, end)| growth.registered.remove(start, end));
+    changes.announced.iter().for_each(|(start, end)| growth.registered.insert(start, end));
     let changed = statm.size_bytes != growth.seen.size_bytes || statm.data_bytes != growth.seen.data_bytes;
-    if !changed && changes.unmapped.is_empty() {
+    if !changed && changes.unmapped.is_empty() && !growth.finder.is_due() {
         return Vec::new();
     }
     growth.seen = statm;
-    let Ok(ranges) = proc::manageable(pid) else { return Vec::new() };
-    let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
-    let ranges = subtract(&subtract(&ranges, &own), &growth.registered);
-    *process.removed.lock().expect("removed") = Some(Vec::new());
-    // Inside the gate: what is registered while events are put in order would be taken for what was moved there.
-    let pass = process.space.gate.enter_fill();
-    let (mut registered, mut put_off) = (Vec::new(), false);
-    for (start, end) in ranges {
-        match process.memory.uffd.register(start, end - start) {
-            Ok(()) => registered.push((start, end)),
-            Err(libc::EAGAIN) => put_off = true,
-            // Owned by a userfaultfd of the program's own, or changed since the maps were read; the next scan sees.
-            Err(_) => {}
-        }
+    let mut doubtful = std::mem::take(&mut growth.doubtful);
+    changes.unmapped.iter().for_each(|(start, end)| doubtful.insert(start, end));
+    let Growth { registered, finder, .. } = &mut *growth;
+    let unmanaged_bytes = process.unmanaged_bytes.load(Ordering::Relaxed);
+    let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
+    let slack_bytes = small_bytes(limit_bytes);
+    let known = Known { registered, own: &own, doubtful: &doubtful, unmanaged_bytes, slack_bytes };
+    let Ok(found) = finder.look(pid, &known) else { return Vec::new() };
+    let new = found.new;
+    if let Some(stack) = found.stack {
+        growth.kept = Some(kept_of_stack(pid, stack));
     }
-    drop(pass);
-    if put_off {
-        growth.look_again();
+    if new.is_empty() {
+        return new;
     }
-    if registered.is_empty() {
-        return registered;
+    if found.has_exec {
+        process.memory.has_exec.store(true, Ordering::Relaxed);
     }
-    let mappings = proc::manageable(pid).unwrap_or_default();
-    let (whole, torn): (Vec<_>, Vec<_>) = registered.into_iter().partition(|range| is_in_one(range, &mappings));
-    if !torn.is_empty() {
-        growth.look_again();
+    *process.removed.lock().expect("removed") = Some(Ranges::default());
+    let stack = found.stack.map(|(floor, start, _)| (floor, start));
+    let Registration { registered, refused, put_off } = register_all(process, &new, stack);
+    growth.look_again(&put_off);
+    // What is refused again will be refused the next time too: it is owned by a userfaultfd of the program's own.
+    if refused != growth.refused {
+        growth.look_again(&refused);
+        growth.refused = refused;
     }
+    let (whole, torn) = growth.finder.split_by_mapping(pid, registered);
+    growth.look_again(&torn);
     whole
 }
 
-fn is_in_one((start, end): &(u64, u64), mappings: &[(u64, u64)]) -> bool {
-    mappings.iter().any(|(from, to)| from <= start && end <= to)
+/// The top of the main stack (the mapping below it, its start and its end), where the arguments and the environment are.
+fn kept_of_stack(pid: u32, (_, start, end): (u64, u64, u64)) -> Range {
+    // Whoever may not ask for it keeps as much as arguments usually take.
+    let top = proc::stack_start(pid).filter(|at| (start..end).contains(at)).unwrap_or(end.saturating_sub(128 << 10));
+    (top & !(PAGE_SIZE as u64 - 1), end)
+}
+
+/// What became of ranges that were to be registered, each list ascending.
+#[derive(Default)]
+struct Registration {
+    registered: Vec<Range>,
+    refused: Vec<Range>,
+    /// A change of the address space was under way.
+    put_off: Vec<Range>,
+}
+
+/// Register what is new, the largest first. What is refused is owned by a userfaultfd of the program's own, or has
+/// changed since the maps were read.
+///
+/// Ranges that touch go into one call, which is cheaper than one each; and if it fails, into one each.
+fn register_all(process: &Process, new: &[Range], stack: Option<(u64, u64)>) -> Registration {
+    let mut joined: Vec<&[Range]> =
+        new.chunk_by(|a, b| a.1 == b.0).flat_map(|ranges| ranges.chunks(REGISTER_MAPPINGS)).collect();
+    let span = |ranges: &[Range]| (ranges[0].0, ranges[ranges.len() - 1].1);
+    joined.sort_by_key(|ranges| span(ranges).0.wrapping_sub(span(ranges).1));
+    let mut made = Registration::default();
+    for ranges in joined {
+        // Inside the gate: what is registered while events are put in order would be taken for what was moved there.
+        let _pass = process.space.gate.enter_fill();
+        let (start, end) = span(ranges);
+        let floor = stack.filter(|(_, stack)| *stack == start).map_or(start, |(floor, _)| floor);
+        let register = |start: u64, end: u64| process.memory.uffd.register(start, end - start);
+        let is_one = ranges.len() == 1 || floor < start;
+        match register(floor, end) {
+            Ok(()) => made.registered.extend_from_slice(ranges),
+            Err(libc::EAGAIN) => made.put_off.extend_from_slice(ranges),
+            Err(_) if is_one => made.refused.extend_from_slice(ranges),
+            Err(_) => ranges.iter().for_each(|range| made.note(*range, register(range.0, range.1))),
+        }
+    }
+    for list in [&mut made.registered, &mut made.refused, &mut made.put_off] {
+        list.sort_unstable();
+    }
+    made
+}
+
+impl Registration {
+    fn note(&mut self, range: Range, result: Result<(), i32>) {
+        match result {
+            Ok(()) => self.registered.push(range),
+            Err(libc::EAGAIN) => self.put_off.push(range),
+            Err(_) => self.refused.push(range),
+        }
+    }
 }
 
 /// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
@@ -403,13 +486,13 @@ fn after_earlier_changes(pager: &Pager, process: &Process) -> bool {
 /// A mapping is registered as a whole or not at all, and one that is registered never merges with one that is not. So a range
 /// that lies in one mapping after the registration, and of which nothing was unmapped since (which would have been told),
 /// is registered. The others wait for the next look.
-fn certain(process: &Process, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
+fn certain(process: &Process, ranges: &[Range]) -> Vec<Range> {
     let mut growth = process.growth.lock().expect("growth");
     let _pass = process.space.gate.enter_fill();
     let changes = process.changes.lock().expect("changes");
-    let touched = |range: &&(u64, u64)| changes.unmapped.iter().any(|(from, to)| *from < range.1 && range.0 < *to);
-    let certain: Vec<(u64, u64)> = ranges.iter().filter(|range| !touched(range)).copied().collect();
-    certain.iter().for_each(|(start, end)| growth.add(*start, *end));
+    let is_whole = |(start, end): &&Range| !changes.unmapped.intersects(*start, *end);
+    let certain: Vec<Range> = ranges.iter().filter(is_whole).copied().collect();
+    certain.iter().for_each(|(start, end)| growth.registered.insert(*start, *end));
     certain
 }
 
@@ -419,39 +502,54 @@ fn certain(process: &Process, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
 /// mapped anew, unregistered. (A page of it that was adopted and moved out would read as zero to its owner, without a
 /// fault.) An event that is not read yet makes MOVE refuse, and its processing takes back what was adopted. Nor without
 /// what MADV_DONTNEED takes away: its pages go some time after the event was read, and must not be saved meanwhile.
-fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[(u64, u64)]) {
+fn adopt(pager: &Arc<Pager>, process: &Arc<Process>, ranges: &[Range]) {
     let mut growth = process.growth.lock().expect("growth");
     if growth.pagemap.is_none() {
         growth.pagemap = File::open(format!("/proc/{}/pagemap", process.memory.proc_id())).ok();
     }
     let Some(pagemap) = &growth.pagemap else { return };
-    for (start, end) in ranges {
-        for at in (*start..*end).step_by(ADOPT_BYTES as usize) {
-            let pass = process.space.gate.enter_fill();
-            let mut gone = process.changes.lock().expect("changes").unmapped.clone();
-            gone.extend(process.removed.lock().expect("removed").iter().flatten());
-            for (from, to) in subtract(&[(at, (at + ADOPT_BYTES).min(*end))], &gone) {
-                adopt_piece(pager, process, pagemap, from, to);
+    // Ranges that touch are scanned as one.
+    for (start, end) in ranges.iter().copied().collect::<Ranges>().iter() {
+        let mut at = start;
+        while at < end && !pager.stopping.load(Ordering::Relaxed) {
+            match adopt_piece(pager, process, pagemap, growth.kept, (at, end)) {
+                Ok(walked_to) if walked_to > at => at = walked_to,
+                Ok(_) => break,
+                Err(e) => {
+                    if pager.settings.verbose {
+                        eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
+                    }
+                    break;
+                }
             }
-            drop(pass);
         }
     }
     pager.update_other_bytes();
 }
 
-fn adopt_piece(pager: &Arc<Pager>, process: &Arc<Process>, pagemap: &File, start: u64, end: u64) {
-    let scan = pagemap::present(pagemap, start, end, |from, to| {
-        let adopted = process.space.adopt(&pager.engine, Vpn::from_addr(from), Vpn::from_addr(to));
-        // What was counted as unmanaged until now is managed from here on.
-        let take = |u: u64| Some(u.saturating_sub(adopted * PAGE_SIZE as u64));
-        let _ = process.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        let _ = pager.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-    });
-    if let Err(e) = scan
-        && pager.settings.verbose
-    {
-        eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
+/// Adopt the first pages of a range. Returns how far that went.
+fn adopt_piece(
+    pager: &Pager,
+    process: &Process,
+    pagemap: &File,
+    kept: Option<Range>,
+    (start, end): Range,
+) -> std::io::Result<u64> {
+    let _pass = process.space.gate.enter_fill();
+    let mut present = Vec::new();
+    let walked_to = pagemap::present(pagemap, start, end, ADOPT_PAGES, &mut present)?;
+    let mut present = process.changes.lock().expect("changes").unmapped.missing_of(&present);
+    if let Some(removed) = &*process.removed.lock().expect("removed") {
+        present = removed.missing_of(&present);
     }
+    present = kept.into_iter().collect::<Ranges>().missing_of(&present);
+    let adopt = |(from, to): &Range| process.space.adopt(&pager.engine, Vpn::from_addr(*from), Vpn::from_addr(*to));
+    let adopted: u64 = present.iter().map(adopt).sum();
+    // What was counted as unmanaged until now is managed from here on.
+    let take = |u: u64| Some(u.saturating_sub(adopted * PAGE_SIZE as u64));
+    let _ = process.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    let _ = pager.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    Ok(walked_to)
 }
 
 /// An agent has introduced itself in a process that was followed before: none of its own pages is managed.
@@ -461,7 +559,7 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
     let pass = process.space.gate.enter_events();
     let batch = process.batch.lock().expect("batch");
     for (start, end) in own {
-        growth.remove(*start, *end);
+        growth.registered.remove(*start, *end);
         // Most were never registered: then there is nothing to undo.
         let _ = process.memory.uffd.unregister(*start, end - start);
         process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
@@ -510,27 +608,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_and_merged() {
-        assert_eq!(subtract(&[(0, 10), (20, 30)], &[(5, 25)]), [(0, 5), (25, 30)]);
-        assert_eq!(subtract(&[(0, 10)], &[(2, 4), (6, 8)]), [(0, 2), (4, 6), (8, 10)]);
-        assert_eq!(subtract(&[(0, 10)], &[(0, 10)]), []);
-        let mut growth = Growth::default();
-        growth.add(10, 20);
-        growth.add(30, 40);
-        growth.add(20, 30);
-        assert_eq!(growth.registered, [(10, 40)]);
-        growth.remove(15, 18);
-        assert_eq!(growth.registered, [(10, 15), (18, 40)]);
+    fn of_changes_the_last_counts() {
+        let mut changes = Changes::default();
+        let lists = |changes: &Changes| -> (Vec<Range>, Vec<Range>) {
+            (changes.unmapped.iter().collect(), changes.announced.iter().collect())
+        };
+        changes.unmap(10, 30);
+        changes.announce(20, 25);
+        assert_eq!(lists(&changes), (vec![(10, 20), (25, 30)], vec![(20, 25)]));
+        changes.unmap(22, 40);
+        assert_eq!(lists(&changes), (vec![(10, 20), (22, 40)], vec![(20, 22)]));
     }
 
     #[test]
-    fn of_changes_the_last_counts() {
-        let mut changes = Changes::default();
-        changes.unmap(10, 30);
-        changes.announce(20, 25);
-        assert_eq!((&changes.unmapped[..], &changes.announced[..]), (&[(10, 20), (25, 30)][..], &[(20, 25)][..]));
-        changes.unmap(22, 40);
-        assert_eq!((&changes.unmapped[2..], &changes.announced[..]), (&[(22, 40)][..], &[(20, 22)][..]));
+    fn of_many_small_processes_the_largest_are_pressed() {
+        assert_eq!(largest(vec![(5, 1), (9, 2), (7, 3)], 12), [2]);
+        assert_eq!(largest(vec![(5, 1), (9, 2), (7, 3)], 11), [2, 3]);
+        assert_eq!(largest(vec![(5, 1), (9, 2)], 14), []);
+        assert_eq!(largest(vec![(5, 1)], 0), [1]);
     }
 
     #[test]

@@ -34,11 +34,32 @@ pub struct PagerCpu {
     /// Written when there is room for `waiting`.
     pub poke: OwnedFd,
     pub waiting: Mutex<VecDeque<Waiting>>,
+    /// One that waited is being tried again, and is not in `waiting` meanwhile.
+    pub tries_again: AtomicBool,
     /// Since when it is at work, in µs since the start; 0 while it waits.
     pub busy_since_us: AtomicU64,
 }
 
 impl PagerCpu {
+    /// Does a fault wait for room?
+    pub fn has_waiting(&self) -> bool {
+        // Under the lock, with which the mark is set and taken away.
+        let waiting = self.waiting.lock().expect("waiting");
+        !waiting.is_empty() || self.tries_again.load(Ordering::Relaxed)
+    }
+
+    /// The first fault that waits for room, to be tried again. Until `tries_again` is taken away, one that finds no room
+    /// again counts as waiting all the time: who looks for faults that get no room would miss them now and then, and so
+    /// never find that nothing goes on.
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        let mut waiting = self.waiting.lock().expect("waiting");
+        let next = waiting.pop_front();
+        if next.is_some() {
+            self.tries_again.store(true, Ordering::Relaxed);
+        }
+        next
+    }
+
     pub fn busy_for(&self) -> Option<Duration> {
         let since_us = self.busy_since_us.load(Ordering::Relaxed);
         (since_us > 0).then(|| Duration::from_micros(now_us().saturating_sub(since_us)))
@@ -227,6 +248,12 @@ impl Pager {
         self.engine.devices.iter().map(|d| d.backing.usage().ram_bytes).sum()
     }
 
+    /// Memory of our own that is neither pool nor staging: tables, stacks, code's data.
+    pub fn own_bytes(&self) -> u64 {
+        let anon_bytes = crate::proc::statm(std::process::id()).map_or(0, |s| s.anon_bytes);
+        anon_bytes.saturating_sub(self.pool_bytes() + self.engine.staging_bytes())
+    }
+
     /// What counts against the budget, for people.
     pub fn account(&self) -> String {
         let processes = self.processes();
@@ -234,8 +261,9 @@ impl Pager {
         let unmanaged_bytes: u64 = processes.iter().map(|p| p.unmanaged_bytes.load(Ordering::Relaxed)).sum();
         let own_bytes = self.measured_bytes.load(Ordering::Relaxed).saturating_sub(unmanaged_bytes) + self.engine.staging_bytes();
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let largest = crate::unmanaged::largest(self).map_or(String::new(), |what| format!("; {what}"));
         format!(
-            "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill itself {} MiB",
+            "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill itself {} MiB{largest}",
             mib(managed * PAGE_SIZE as u64),
             mib(unmanaged_bytes),
             mib(self.pool_bytes()),

@@ -2,6 +2,7 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// /proc/PID/statm, in bytes.
@@ -38,39 +39,94 @@ pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Ranges that can be managed: private, writable, anonymous, and neither the main stack nor the kernel's own.
-pub fn manageable(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(manageable_in(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+/// A mapping that can be managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    pub kind: Kind,
 }
 
-/// The same for the file's text.
-pub fn manageable_in(maps: &str) -> Vec<(u64, u64)> {
-    maps.lines().filter_map(manageable_line).collect()
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Data,
+    /// Writable and executable.
+    Code,
+    /// The main stack, which grows downwards, at most to `floor`: there the mapping below it ends.
+    Stack { floor: u64 },
 }
 
-/// `start-end perms offset dev inode [name]`
-fn manageable_line(line: &str) -> Option<(u64, u64)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let (perms, inode) = (fields.next()?, fields.nth(2)?);
-    let name = fields.next().unwrap_or("");
-    let named_anonymous = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
-    if perms != "rw-p" || inode != "0" || !named_anonymous {
-        return None;
+/// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
+pub fn manageable(pid: u32) -> std::io::Result<Vec<Mapping>> {
+    // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
+    const BUFFER_BYTES: usize = 64 << 10;
+    let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
+    let (mut lines, mut line) = (Lines::default(), Vec::new());
+    let mut mappings = Vec::new();
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        mappings.extend(lines.read(line.trim_ascii_end()));
+        line.clear();
     }
-    range_of(start, end)
+    Ok(mappings)
 }
 
-/// Two addresses in hexadecimal, the first one below the other.
-fn range_of(start: &str, end: &str) -> Option<(u64, u64)> {
-    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+/// The same for the file's text. (In bytes: names of files need not be UTF-8.)
+pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
+    let mut lines = Lines::default();
+    maps.split(|byte| *byte == b'\n').filter_map(|line| lines.read(line)).collect()
+}
+
+/// What is remembered from line to line.
+#[derive(Default)]
+struct Lines {
+    /// The end of the mapping above.
+    last_end: u64,
+}
+
+impl Lines {
+    /// `start-end perms offset dev inode [name]`: the mapping, if it can be managed.
+    fn read(&mut self, line: &[u8]) -> Option<Mapping> {
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let (start, end) = range_of(fields.next()?)?;
+        let floor = std::mem::replace(&mut self.last_end, end);
+        let (perms, inode) = (fields.next()?, fields.nth(2)?);
+        let name = fields.next().unwrap_or(b"");
+        let kind = match (perms, name) {
+            _ if inode != b"0" => return None,
+            (b"rw-p" | b"rwxp", b"[stack]") if floor <= start => Kind::Stack { floor },
+            (b"rw-p", _) if is_anonymous(name) => Kind::Data,
+            (b"rwxp", _) if is_anonymous(name) => Kind::Code,
+            _ => return None,
+        };
+        Some(Mapping { start, end, kind })
+    }
+}
+
+fn is_anonymous(name: &[u8]) -> bool {
+    name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
+}
+
+/// The first address of the main stack that its process was started with: above it are its arguments and its environment.
+pub fn stack_start(pid: u32) -> Option<u64> {
+    Stat::of(pid)?.number(28).filter(|start| *start > 0)
+}
+
+/// `start-end` in hexadecimal, the first one below the other.
+pub fn range_of(field: &[u8]) -> Option<(u64, u64)> {
+    let dash = field.iter().position(|byte| *byte == b'-')?;
+    let (start, end) = (address(&field[..dash])?, address(&field[dash + 1..])?);
     (start < end).then_some((start, end))
+}
+
+fn address(digits: &[u8]) -> Option<u64> {
+    let add = |number: u64, byte: &u8| Some(number << 4 | u64::from(char::from(*byte).to_digit(16)?));
+    if digits.is_empty() || digits.len() > 16 { None } else { digits.iter().try_fold(0, add) }
 }
 
 /// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork (MADV_WIPEONFORK): all
 /// that a fork's child has of what was swapped out. Walks all page tables.
 pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(inherited_in(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+    Ok(inherited_in(&smaps(pid)?))
 }
 
 /// The same for the file's text.
@@ -80,7 +136,12 @@ pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
 
 /// Ranges that are registered with a userfaultfd for missing pages now. Walks all page tables.
 pub fn registered(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
-    Ok(with_flags(&fs::read_to_string(format!("/proc/{pid}/smaps"))?, |has| has("um")))
+    Ok(with_flags(&smaps(pid)?, |has| has("um")))
+}
+
+/// /proc/PID/smaps. The names of files in it need not be UTF-8.
+pub fn smaps(pid: u32) -> std::io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/smaps"))?).into_owned())
 }
 
 fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Vec<(u64, u64)> {
@@ -91,8 +152,8 @@ fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Ve
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let has = |name: &str| flags.split_ascii_whitespace().any(|flag| flag == name);
             found.extend(range.take().filter(|_| wanted(&has)));
-        } else if let Some((start, end)) = first.split_once('-') {
-            range = range_of(start, end);
+        } else if first.contains('-') {
+            range = range_of(first.as_bytes());
         }
     }
     found
@@ -261,18 +322,33 @@ mod tests {
 
     #[test]
     fn only_private_writable_anonymous_memory_is_manageable() {
-        let yes = ["7f00-7f01 rw-p 00000000 00:00 0", "5600-5700 rw-p 00000000 00:00 0    [heap]"];
+        let kind = |line: &str| Some(manageable_in(line.as_bytes()).first()?.kind);
+        assert_eq!(kind("7f00-7f01 rw-p 00000000 00:00 0"), Some(Kind::Data));
+        assert_eq!(kind("5600-5700 rw-p 00000000 00:00 0    [heap]"), Some(Kind::Data));
+        assert_eq!(kind("5600-5700 rwxp 00000000 00:00 0    [anon: a b]"), Some(Kind::Code));
         let no = [
             "7f00-7f01 r--p 00000000 00:00 0",
             "7f00-7f01 rw-s 00000000 00:01 1024 /memfd:x (deleted)",
             "7f00-7f01 rw-p 00000000 08:01 77  /lib/libc.so",
-            "7ffc-7ffd rw-p 00000000 00:00 0   [stack]",
+            "7f00-7f01 rwxp 00000000 08:01 77  /lib/libc.so",
             "7ffc-7ffd r-xp 00000000 00:00 0   [vdso]",
+            "7ffd-7ffc rw-p 00000000 00:00 0",
             "garbage",
         ];
-        assert!(yes.iter().all(|l| manageable_line(l).is_some()));
-        assert!(no.iter().all(|l| manageable_line(l).is_none()));
-        assert_eq!(manageable_line(yes[0]), Some((0x7f00, 0x7f01)));
+        assert!(no.iter().all(|line| kind(line).is_none()));
+        let maps = b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
+        let stack = Mapping { start: 0x7ffc, end: 0x7fff, kind: Kind::Stack { floor: 0x7f01 } };
+        assert_eq!(manageable_in(maps), [stack]);
+    }
+
+    #[test]
+    fn our_own_stack_is_known() {
+        let me = std::process::id();
+        let mappings = manageable(me).expect("our own maps");
+        let stack = mappings.iter().find(|mapping| matches!(mapping.kind, Kind::Stack { .. })).expect("a stack");
+        let start = stack_start(me).expect("its start");
+        assert!((stack.start..stack.end).contains(&start), "{start:x} is not in {stack:x?}");
+        assert!(mappings.is_sorted_by(|a, b| a.end <= b.start));
     }
 
     #[test]

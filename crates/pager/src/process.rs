@@ -251,7 +251,7 @@ pub struct Process {
     pub progress: crate::progress::Progress,
     pub changes: Mutex<crate::growth::Changes>,
     /// Ranges of MADV_DONTNEED, while pages are being adopted.
-    pub removed: Mutex<Option<Vec<(u64, u64)>>>,
+    pub removed: Mutex<Option<crate::ranges::Ranges>>,
 }
 
 impl Process {

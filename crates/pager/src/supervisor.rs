@@ -86,6 +86,7 @@ const FORWARDED: [i32; 7] = [
 
 pub fn run(config: Config) -> io::Result<Ended> {
     proc_is_ours()?;
+    not_inside_a_run()?;
     let (forwarded, children) = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
     let core = signals::no_core();
@@ -136,6 +137,16 @@ fn proc_is_ours() -> io::Result<()> {
     Err(io::Error::other("/proc is that of another pid namespace: mount one for this namespace"))
 }
 
+/// What this run manages would be managed by the other one too, this process among it: no figure of either would hold.
+fn not_inside_a_run() -> io::Result<()> {
+    match std::fs::read_to_string("/proc/self/maps")?.contains("/memfd:memspill-agent") {
+        false => Ok(()),
+        true => Err(io::Error::other(
+            "inside another run of memspill: a run within a run would hold neither budget; limit a part of that one with --group",
+        )),
+    }
+}
+
 fn build(config: Config) -> io::Result<Arc<Pager>> {
     let Config { devices, tuning, settings, door, layout, groups: rules, swap_max_pages, .. } = config;
     let allowed = allowed_cpus();
@@ -152,6 +163,7 @@ fn build(config: Config) -> io::Result<Arc<Pager>> {
             epoll,
             poke,
             waiting: Default::default(),
+            tries_again: Default::default(),
             busy_since_us: Default::default(),
         });
     }

@@ -3,12 +3,14 @@
 //! * [`userfaultfd`]: the descriptor, its ioctls and its messages; every result that a pager must tell apart is a
 //!   variant, not an errno ([`userfaultfd::Stop`]).
 //! * [`pagemap`]: PAGEMAP_SCAN, to learn which pages of a range are present.
+//! * [`procmap`]: PROCMAP_QUERY, to learn of one mapping.
 //! * [`vm`]: process_vm_readv, to read what was moved into staging.
 //!
 //! Numbers are derived from the size of each struct and asserted at compile time. What this crate does not do: keep
 //! state, retry, or decide.
 
 pub mod pagemap;
+pub mod procmap;
 pub mod userfaultfd;
 pub mod vm;
 

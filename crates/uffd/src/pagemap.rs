@@ -37,13 +37,14 @@ const SWAPPED: u64 = 16;
 /// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
 const GUARD: u64 = 256;
 
-/// Call `found(start, end)` for each run of present pages in [start, end) of the process whose /proc/PID/pagemap
-/// this is.
-pub fn present(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
-    scan(pagemap, start, end, PRESENT, found)
+/// Add the runs of present pages in [start, end) of the process whose /proc/PID/pagemap this is to `runs`, until
+/// `max_pages` of them are found, or 256 runs. Returns how far it came. Holes cost next to nothing, however large.
+pub fn present(pagemap: &File, start: u64, end: u64, max_pages: u64, runs: &mut Vec<(u64, u64)>) -> io::Result<u64> {
+    scan_once(pagemap, start, end, PRESENT, max_pages, |from, to| runs.push((from, to)))
 }
 
-/// As [`present`], and also pages that the kernel has swapped out itself: whatever is not a hole.
+/// Call `found(start, end)` for each run of pages in [start, end) that are present or that the kernel has swapped out
+/// itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
 }
@@ -57,35 +58,48 @@ pub fn guarded(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)
 }
 
 fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
-    let mut regions = [PageRegion::default(); 256];
     let mut at = start;
     while at < end {
-        let mut arg = ScanArg {
-            size: size_of::<ScanArg>() as u64,
-            flags: 0,
-            start: at,
-            end,
-            walk_end: 0,
-            vec: regions.as_mut_ptr() as u64,
-            vec_len: regions.len() as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: 0,
-            category_anyof_mask: any_of,
-            return_mask: any_of,
-        };
-        // SAFETY: arg is a live struct of the size encoded in the number, and vec points to vec_len regions.
-        let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg) };
-        if n < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        for region in &regions[..n as usize] {
-            found(region.start, region.end);
-        }
-        if arg.walk_end <= at {
+        let walked_to = scan_once(pagemap, at, end, any_of, 0, &mut found)?;
+        if walked_to <= at {
             break;
         }
-        at = arg.walk_end;
+        at = walked_to;
     }
     Ok(())
+}
+
+/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it came.
+fn scan_once(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    any_of: u64,
+    max_pages: u64,
+    mut found: impl FnMut(u64, u64),
+) -> io::Result<u64> {
+    let mut regions = [PageRegion::default(); 256];
+    let mut arg = ScanArg {
+        size: size_of::<ScanArg>() as u64,
+        flags: 0,
+        start,
+        end,
+        walk_end: 0,
+        vec: regions.as_mut_ptr() as u64,
+        vec_len: regions.len() as u64,
+        max_pages,
+        category_inverted: 0,
+        category_mask: 0,
+        category_anyof_mask: any_of,
+        return_mask: any_of,
+    };
+    // SAFETY: arg is a live struct of the size encoded in the number, and vec points to vec_len regions.
+    let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for region in &regions[..n as usize] {
+        found(region.start, region.end);
+    }
+    Ok(arg.walk_end)
 }

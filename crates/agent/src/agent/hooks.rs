@@ -51,12 +51,14 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
     let flags = flags as usize;
     let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
     let ret = pieces.unwrap_or_else(|| remap::mremap(old, old_len, new_len, flags, new));
+    // Only what it has grown by is new. The rest is registered still, or not registered: then the scan finds what is there.
     if let Ok(addr) = ret
-        && new_len >= RING_MIN
-        && (addr != old || new_len > old_len)
+        && let (Some(old_len), Some(new_len)) = (old_len.checked_next_multiple_of(PAGE), new_len.checked_next_multiple_of(PAGE))
+        && old_len > 0
+        && new_len >= old_len.saturating_add(RING_MIN)
         && let Some(control) = pressing_control()
     {
-        ring(control, addr, new_len, CALL_MAPPED);
+        ring(control, addr + old_len, new_len - old_len, CALL_MAPPED);
     }
     finish(ret)
 }
