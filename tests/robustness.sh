@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
+    no-memory wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -582,24 +582,29 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
     call 120 "$MEMSPILL" run --memory-max 64M "${devices[@]}" --stats-json stats.json -- \
         "$WORKLOAD" hog --size 160M --contents random
     code_is "$code" || return
-    grep -q "^memspill: swap device file:.* has a $words" err || { no "the line is not there: $(tail -n 1 err)"; return; }
+    grep -q "^memspill: swap device file:.* $words" err || { no "the line is not there: $(tail -n 1 err)"; return; }
     [ "$(grep -c '^memspill: ' err)" = "$lines" ] || { no "not $lines lines: $(grep '^memspill: ' err)"; return; }
     [ "$($PYTHON -c "import json; print(json.load(open('stats.json'))['$counter'] > 0)")" = True ] ||
         { no "$counter does not count it"; return; }
     clean
 }
-case_read-error() { failing 135 'read error: Input/output error' 1 read_errors "file:$WORK/device,fail=read@1000"; }
-case_wrong-bytes() { failing 135 'read error: checksum mismatch' 1 read_errors "file:$WORK/device,fail=flip@1000"; }
+case_read-error() { failing 135 'has a read error: Input/output error' 1 read_errors "file:$WORK/device,fail=read@1000"; }
+# The same of a device for which there is no memory just then: nothing is lost, read or written, and it is said once.
+case_no-memory() {
+    failing 0 'cannot be used just now: Cannot allocate memory' 1 read_again "file:$WORK/device,fail=nomem@1000" || return
+    grep -q '"read_errors": 0,' stats.json || no "it counts as a read error"
+}
+case_wrong-bytes() { failing 135 'has a read error: checksum mismatch' 1 read_errors "file:$WORK/device,fail=flip@1000"; }
 # What is not written stays in memory, and is written later.
-case_write-error() { failing 0 'write error: Input/output error' 1 write_errors "file:$WORK/device,fail=write@1000"; }
+case_write-error() { failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,fail=write@1000"; }
 # Nothing can be written any more: that is an answer, not a hang, and not a program in more than its budget.
 case_write-error-all() {
-    failing 137 'write error: Input/output error' 2 write_errors "file:$WORK/device,fail=write@1000+" || return
+    failing 137 'has a write error: Input/output error' 2 write_errors "file:$WORK/device,fail=write@1000+" || return
     grep -q '^memspill: killed: nothing can be written to swap device file:' err || no "the last line: $(tail -n 1 err)"
 }
 # Another device takes what the failing one does not.
 case_write-error-other() {
-    failing 0 'write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
+    failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
 }
 
 # memspill's own tables agree while mappings come, go, move and are forked, and pages fail.

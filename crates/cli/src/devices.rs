@@ -9,7 +9,7 @@ use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
 use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
-use memspill_engine::backing::Backing;
+use memspill_engine::backing::{Backing, BackingError};
 use memspill_engine::engine::Device;
 use memspill_engine::slots::SwapDevice;
 use memspill_engine::tuning::Tuning;
@@ -103,9 +103,15 @@ fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Back
     let Some(Fail { what, at, from_there_on }) = fail.filter(|f| f.what != FailWhat::Flip) else {
         return Arc::new(backing);
     };
-    let at_if = |wanted| if what == wanted { at } else { 0 };
+    let at_if = |wanted| if what == wanted || what == FailWhat::NoMemory { at } else { 0 };
     let (read_failure_at, write_failure_at) = (at_if(FailWhat::Read), at_if(FailWhat::Write));
-    let plan = FaultPlan { read_failure_at, write_failure_at, from_there_on, ..FaultPlan::default() };
+    let mut plan = FaultPlan { read_failure_at, write_failure_at, ..FaultPlan::default() };
+    if from_there_on {
+        plan.in_a_row = u64::MAX;
+    }
+    if what == FailWhat::NoMemory {
+        plan = FaultPlan { in_a_row: 100, error: BackingError::Short(rustix::io::Errno::NOMEM.raw_os_error()), ..plan };
+    }
     Arc::new(FaultyBacking::new(backing, plan))
 }
 
