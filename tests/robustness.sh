@@ -11,7 +11,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 . "$(dirname "$0")/common.sh"
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
-    static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
+    static-c static-go no-capability unprivileged limits limits-of-the-target stderr-full no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     no-memory wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
@@ -312,8 +312,71 @@ case_unprivileged() {
     code_is 125 && says CAP_SYS_PTRACE || { WHY="without the capability: $WHY"; return; }
     call 60 "${with_node[@]}" "${user[@]}" "$dir/with-file-cap" "${memory[@]}"
     code_is 125 && says setcap || { WHY="with a file capability: $WHY"; return; }
+    # Root has no limit on processes.
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
+    code_is 125 && says 'ulimit -u' || { WHY="with a limit on processes: $WHY"; return; }
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -S -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
+    code_is 125 && says 'agent was refused' || { WHY="with a limit on the command's processes: $WHY"; return; }
     rm -r "$dir"
     clean
+}
+
+# limited CODE WORDS LIMIT... [-- OPTION...]: a program of 160 MiB under these limits, which memspill inherits. It works, or
+# 125 and one line say which limit it is.
+limited() {
+    local code=$1 words=$2 limits=() spill=("${SPILL[@]}")
+    shift 2
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do limits+=("$1"); shift; done
+    [ $# -le 1 ] || { shift; spill=("$MEMSPILL" run --memory-max $BUDGET "$@"); }
+    call 60 bash -c "ulimit ${limits[*]} && exec \"\$@\"" - "${spill[@]}" -- $PYTHON -c 'print(sum(bytearray(160 << 20)))'
+    code_is "$code" || { WHY="ulimit ${limits[*]}: $WHY"; return 1; }
+    if [ "$code" = 0 ]; then
+        [ "$(cat out)" = 0 ] && [ ! -s err ] || { no "ulimit ${limits[*]}: it prints $(cat out err)"; return 1; }
+    else
+        says "$words" && [ "$(wc -l <err)" = 1 ] || { no "ulimit ${limits[*]}: $(cat err)"; return 1; }
+    fi
+    clean
+}
+case_limits() {
+    limited 0 '' -f 1000000 && limited 0 '' -S -f 1 && limited 125 'ulimit -f' -f 1 && limited 125 'ulimit -f' -f 1000 || return
+    limited 125 'ulimit -f' -f 1000000 -- --swap file:"$SWAP/device",size=8G && limited 125 'ulimit -f' -f 1 -- --swap ram: || return
+    limited 0 '' -f 1000 -- --swap ram: && limited 0 '' -f 100000 -- --swap file:"$SWAP/device" || return
+    limited 0 '' -v 1000000 && limited 0 '' -v 640000 && limited 125 'ulimit -v' -v 400000 && limited 0 '' -S -v 400000 || return
+    limited 0 '' -v 640000 -- --swap ram: && limited 0 '' -d 640000 -- --swap ram: || return
+    limited 0 '' -d 640000 && limited 125 'ulimit -d' -d 400000 && limited 0 '' -S -d 400000 || return
+    limited 0 '' -S -n 20 && limited 0 '' -n 64 && limited 125 'ulimit -n' -n 20 && limited 125 'ulimit -n' -n 8 || return
+    limited 0 '' -s 512 && limited 0 '' -l 0 && limited 0 '' -i 0 && limited 0 '' -t 60
+}
+
+# A line that cannot be written (a full disk, a reader that is gone) ends nothing.
+case_stderr-full() {
+    local grow=(run --memory-max 48M --swap ram:,size=16M --on-full=grow --verbose -- "$WORKLOAD" hog --size 120M --contents random)
+    call 60 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" "${grow[@]}"
+    code_is 0 || return
+    call 60 bash -c '{ "$@" 2>&3 | cat; exit ${PIPESTATUS[0]}; } 3> >(:)' - "$MEMSPILL" "${grow[@]}"
+    code_is 0 || return
+    call 20 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" run --memory-max x -- true
+    code_is 125 || return
+    call 20 bash -c 'exec "$@" 2>/dev/full' - "${SPILL[@]}" -- no-such-command
+    code_is 127 && clean
+}
+
+# The program has the limits, the signals and the mask that it would have without memspill, and dies of its limits alike.
+case_limits-of-the-target() {
+    local show='ulimit -Sa; ulimit -Ha; grep -E "^Sig(Blk|Ign|Cgt)" /proc/self/status' over='head -c 2000000 /dev/zero >"$0"; echo $?'
+    local with
+    for with in "trap '' XFSZ" "trap '' USR1; ulimit -S -f 8000" "ulimit -S -v 8000000 -d 7000000 -n 40 -u 5000" "ulimit -H -c 0 -f 100000 -s 4096"; do
+        bash -c "$with; exec bash -c '$show'" >without 2>/dev/null
+        call 20 bash -c "$with; exec \"\$@\"" - "${SPILL[@]}" -- bash -c "$show"
+        code_is 0 || return
+        diff out without >differs || { no "under '$with': $(head -n 3 differs | tr '\n' ' ')"; return; }
+    done
+    call 20 bash -c 'ulimit -S -f 1000; exec "$@"' - "${SPILL[@]}" -- bash -c "$over" "$WORK/over"
+    code_is 0 || return
+    [ "$(tail -n 1 out)" = 153 ] && [ "$(stat -c %s over)" = 1024000 ] || { no "a file over the limit: $(cat out), $(stat -c %s over)"; return; }
+    rm over
+    call 20 bash -c 'ulimit -S -t 1; exec "$@"' - "${SPILL[@]}" -- bash -c 'while :; do :; done'
+    code_is 152 && clean
 }
 
 # Whatever keeps the agent out of the command ends the run, with 125 and one line.

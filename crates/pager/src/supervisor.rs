@@ -11,6 +11,7 @@
 use crate::fault::FaultThread;
 use crate::groups::{GroupRules, Membership};
 use crate::handshake::{self, Door};
+use crate::limits::{self, Limits};
 use crate::operator::Operator;
 use crate::pager::{Pager, PagerCpu, Settings};
 use memspill_engine::engine::{Device, Engine};
@@ -35,6 +36,8 @@ pub struct Config {
     pub door: Door,
     pub layout: Layout,
     pub operator: Arc<dyn Operator>,
+    /// What the target is to have.
+    pub limits: Limits,
 }
 
 /// How a run ended.
@@ -82,14 +85,10 @@ pub fn run(config: Config) -> io::Result<Ended> {
     signals::become_subreaper()?;
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
-    let guardian = crate::guardian::start(&address)?;
-    let nofile = signals::raise_nofile();
-    let agent = publish_agent()?;
-    let (command, operator) = (config.command.clone(), config.operator.clone());
-    let pager = build(config)?;
-    crate::panics::install(&pager);
-    start_threads(&pager, operator)?;
-    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, nofile));
+    let guardian = crate::guardian::start(&address).map_err(|e| limits::explained("cannot start the guardian", e))?;
+    let (command, limits) = (config.command.clone(), config.limits);
+    let (pager, agent) = set_up(config).inspect_err(|_| signals::end(guardian))?;
+    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, limits, &signals));
     let exit_code = started.map(|pid| wait(&pager, pid, guardian, &signals));
     // A run may be over before the first interval is.
     if pager.settings.check && pager.verdict.lock().expect("verdict").is_none() {
@@ -100,13 +99,22 @@ pub fn run(config: Config) -> io::Result<Ended> {
     }
     pager.stopping.store(true, Ordering::Relaxed);
     // Nobody is left for it to guard, and our readers wait for the descriptors that it shares.
-    signals::send(guardian, libc::SIGKILL);
-    signals::wait_for(guardian);
+    signals::end(guardian);
     crate::errors::tell(&pager);
     // By hand: our threads still own the devices when the process ends.
     pager.engine.devices.ever().for_each(|device| device.backing.end());
     let exit_code = exit_code?;
     Ok(Ended { exit_code, pager })
+}
+
+/// All that the target needs before it starts.
+fn set_up(config: Config) -> io::Result<(Arc<Pager>, OwnedFd)> {
+    let operator = config.operator.clone();
+    let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
+    let pager = build(config).map_err(|e| limits::explained("cannot watch for faults", e))?;
+    crate::panics::install(&pager);
+    start_threads(&pager, operator).map_err(|e| limits::explained("cannot start a thread", e))?;
+    Ok((pager, agent))
 }
 
 /// Processes are looked at by their number in our own pid namespace, and the loader opens the agent by ours.
@@ -183,17 +191,21 @@ fn publish_agent() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, nofile: signals::Nofile) -> io::Result<Child> {
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: Limits, signals: &signals::Set) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
+    let top_pad = format!("glibc.malloc.top_pad={}", limits.top_pad_bytes());
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])
         .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
-        .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
-    signals::on_exec(&mut child, nofile);
-    child.spawn()
+        .env("GLIBC_TUNABLES", joined(&top_pad, std::env::var_os("GLIBC_TUNABLES"), ":"));
+    signals::on_exec(&mut child, limits, signals);
+    child.spawn().map_err(|e| match limits::remedy(&e) {
+        Some(_) => limits::explained("cannot start the command", e),
+        None => e,
+    })
 }
 
 fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
@@ -316,26 +328,31 @@ impl Interrupts {
 /// Signals and the few process calls that have no safe wrapper.
 mod signals {
     #![allow(unsafe_code, reason = "signal sets, waitpid and prctl, with values on our own stack")]
+    use crate::limits::Limits;
     use std::io;
     use std::os::unix::process::CommandExt;
     use std::process::Command;
     use std::time::Duration;
 
-    pub struct Set(libc::sigset_t);
+    /// The signals that are waited for, and those that were blocked before.
+    pub struct Set {
+        awaited: libc::sigset_t,
+        before: libc::sigset_t,
+    }
 
     /// Block the signals that `Set::wait` will deliver. Threads started later inherit that.
     pub fn block(signals: &[i32]) -> io::Result<Set> {
         // SAFETY: the set is initialised before use, and lives on our stack.
         unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
+            let (mut awaited, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigemptyset(&mut awaited);
             for signal in signals.iter().chain(&[libc::SIGCHLD]) {
-                libc::sigaddset(&mut set, *signal);
+                libc::sigaddset(&mut awaited, *signal);
             }
-            if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+            if libc::sigprocmask(libc::SIG_BLOCK, &awaited, &mut before) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            Ok(Set(set))
+            Ok(Set { awaited, before })
         }
     }
 
@@ -347,7 +364,7 @@ mod signals {
             // SAFETY: set, info and timeout live across the call.
             unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
-                let signal = libc::sigtimedwait(&self.0, &mut info, &timeout);
+                let signal = libc::sigtimedwait(&self.awaited, &mut info, &timeout);
                 (signal > 0).then_some((signal, info.si_code <= 0))
             }
         }
@@ -361,35 +378,19 @@ mod signals {
         }
     }
 
-    /// The limit of open files that the target is to have.
-    #[derive(Clone, Copy)]
-    pub struct Nofile(libc::rlimit);
-
-    /// Each process of the tree costs two descriptors here: take what the hard limit gives.
-    pub fn raise_nofile() -> Nofile {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the struct lives across the calls. If they fail, the limit stays as it was.
-        unsafe {
-            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-            libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
-        }
-        Nofile(limit)
-    }
-
-    /// In the target before exec: die with us, and get back the signal mask and limit that we were started with.
-    pub fn on_exec(command: &mut Command, nofile: Nofile) {
+    /// In the target before exec: die with us, and get back the signal mask and the limits that we were started with.
+    pub fn on_exec(command: &mut Command, limits: Limits, signals: &Set) {
+        let mask = signals.before;
         let supervisor = std::process::id();
-        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, _exit.
+        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, signal, _exit.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() as u32 != supervisor {
                     libc::_exit(125);
                 }
-                let mut none: libc::sigset_t = std::mem::zeroed();
-                libc::sigemptyset(&mut none);
-                libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-                libc::setrlimit(libc::RLIMIT_NOFILE, &nofile.0);
+                libc::sigprocmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+                limits.restore();
                 Ok(())
             });
         }
@@ -407,7 +408,9 @@ mod signals {
         (pid > 0).then_some((pid as u32, status))
     }
 
-    pub fn wait_for(pid: u32) {
+    /// Kill a child and wait until it is gone.
+    pub fn end(pid: u32) {
+        send(pid, libc::SIGKILL);
         // SAFETY: no status is wanted.
         unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), 0) };
     }
