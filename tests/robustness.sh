@@ -90,6 +90,19 @@ call() {
 
 code_is() { [ "$CODE" = "$1" ] || no "exit code $CODE instead of $1: $(tail -n 1 err)"; }
 
+# goes_on: the run still swaps, both ways.
+swapped_in() { "$MEMSPILL" ctl --pid $PID stats --json 2>/dev/null | grep -oP '"pswpin": \K[0-9]+'; }
+goes_on() {
+    local before now end=$((SECONDS + 10))
+    before=$(swapped_in)
+    until now=$(swapped_in) && [ -n "$before" ] && [ "$now" -gt $((before + 100)) ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "it does not go on: ${now:-no} pages were swapped in, ${before:-no} before"; return 1; }
+        [ -n "$before" ] || before=$now
+        sleep 0.05
+    done
+}
+
 # The reason is one line on stderr, nothing on stdout.
 says() {
     [ "$(grep -c '^memspill: ' err)" -ge 1 ] || { no "no line 'memspill: ...' on stderr"; return 1; }
@@ -210,14 +223,16 @@ case_specs() {
     clean
 }
 
-# Either it says how much is needed, or it works.
+# It says how much is needed, and with that it works.
 case_small-budget() {
-    local size
+    local size least
     for size in 4K 1M 4M; do
         call 120 "$MEMSPILL" run --memory-max $size --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
-        if [ "$CODE" = 125 ]; then says '[0-9] ?[KMG]' || return; else code_is 0 || { WHY="$size: $WHY"; return; }; fi
-        clean || return
+        code_is 125 && says 'at least [0-9.]+ [KMG]iB' && clean || { WHY="$size: $WHY"; return; }
     done
+    least=$(grep -oP 'at least \K[0-9]+(?=[.0-9]* MiB)' err)
+    call 120 "$MEMSPILL" run --memory-max "${least}M" --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
+    code_is 0 && clean || WHY="$least MiB: $WHY"
 }
 
 case_no-command() {
@@ -527,7 +542,7 @@ case_stop-target() {
         kill -CONT $pids
         moment 0.5
     done
-    kill -0 $PID 2>/dev/null || no "it ended: $(tail -n 1 err)"
+    goes_on || { kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -544,7 +559,7 @@ case_stop-supervisor() {
         kill -CONT $PID
         moment 0.5
     done
-    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    [ -n "$(targets)" ] && goes_on || { no "the target is gone: $(tail -n 1 err)"; kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -557,7 +572,7 @@ case_ctrl-z() {
     sleep 0.5
     kill -CONT -- -$PID
     sleep 0.5
-    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    [ -n "$(targets)" ] && goes_on || { no "the target is gone: $(tail -n 1 err)"; kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -766,13 +781,16 @@ case_groups-full() {
     grep -qE 'memspill: killed: group inner (has used up its swap.max; raise its swap.max|is full; raise its memory.max or swap.max)' err || no "not told why: $(tail -n 1 err)"
 }
 
+# At the end it is always checked once, even if it never was before.
+checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err || no "not checked: $(tail -n 1 err)"; }
+
 case_check() {
     local device
     for device in --swap="file:$WORK/device,fail=write@3000" --swap-dir="$SWAP"; do
         call 60 "$MEMSPILL" run --memory-max 80M "$device" --check --verbose -- \
             "$WORKLOAD" mutate --size 160M --threads 3 --seconds 5
         code_is 0 || return
-        grep -qE -- '--check: [3-9] checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+        checked || return
         clean || return
     done
 }
@@ -830,7 +848,7 @@ case_ctl-swapoff() {
     DID="$DID times"
     ends 60
     code_is 0 || return
-    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    checked || return
     rm "$one" "$two"
     clean
 }
@@ -857,7 +875,7 @@ case_ctl-swapon-many() {
     [ $times -lt 40 ] || { [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] || { no "more than 16 devices are listed"; return; }; }
     ends 60
     code_is 0 || return
-    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    checked || return
     rm "$one" "$two"
     clean
 }
@@ -913,8 +931,14 @@ case_ctl-limit() {
     after=$(rss)
     grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
     ctl pageout 1 && { no "init is paged out"; return; }
+    # What it has touched since is in memory again.
+    end=$((SECONDS + 6))
+    until [ "$(rss)" -gt $((32 << 20)) ]; do
+        [ $SECONDS -ge $end ] && { no "it has only $(rss) bytes back"; return; }
+        sleep 0.1
+    done
     ctl_ok cold "$(command_of_run)" || return
-    grep -qE '^[0-9]+ pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
+    grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
     ctl cold 1 && { no "init is made cold"; return; }
     DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60

@@ -77,6 +77,7 @@ suite() {
     FAILED=$((FAILED + $2))
     SKIPPED=$((SKIPPED + $3))
     [ $code = 0 ] || give_up "$name" $code
+    [ $(($1 + $3)) -gt 0 ] || { echo "no test was run"; FAILED=$((FAILED + 1)); give_up "$name" $code; }
 }
 
 verifier() { # one test of a minute: every page is checked while mappings come, go, move and are forked
