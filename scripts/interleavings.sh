@@ -8,7 +8,11 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 [ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
 
-HELP="usage: scripts/interleavings.sh [loom|shuttle [NAME...]]
+# Schedules for each scenario and scheduler.
+DRAWN_SHORT=300
+
+HELP="usage: scripts/interleavings.sh [--short] [loom|shuttle [NAME...]]
+  --short  as tests/run.sh: all of loom, and fewer schedules of shuttle (DRAWN=$DRAWN_SHORT), built without debug information
   NAME     only tests whose name holds this
   shuttle: REPLAY=SCHEDULE   the schedule that a failure has printed, and no other; with the NAME of its test
            DRAWN=N           schedules for each scenario and scheduler, instead of 1000
@@ -16,6 +20,13 @@ HELP="usage: scripts/interleavings.sh [loom|shuttle [NAME...]]
 
 TARGET=${CARGO_TARGET_DIR:-target}
 export LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-2}
+
+PROFILE=(--release)
+if [ "${1-}" = --short ]; then
+    shift
+    export DRAWN=${DRAWN:-$DRAWN_SHORT} CARGO_PROFILE_DEV_DEBUG=0
+    PROFILE=()
+fi
 
 # check CHECKER NAME...: the tests of a model checker.
 check() {
@@ -25,7 +36,7 @@ check() {
         files+=(--test "$(basename "$file" .rs)")
     done
     RUSTFLAGS="${RUSTFLAGS:-} --cfg $checker" CARGO_TARGET_DIR=$TARGET/$checker \
-        cargo test -p memspill-engine --release "${files[@]}" -- "$@"
+        cargo test -p memspill-engine --locked "${PROFILE[@]}" "${files[@]}" -- "$@"
 }
 
 case ${1-} in

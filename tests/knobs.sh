@@ -33,6 +33,10 @@ settings() {
     printf "$1=%s\n" "${values[@]}" | uniq
 }
 
+KNOWN=" $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ') "
+for name in "${NAMES[@]}"; do
+    [[ $KNOWN == *" $name "* ]] || { echo "no such knob as '$name'; the names:$KNOWN" >&2; exit 2; }
+done
 ALL=()
 OLD=()
 while read -r name values default _; do
@@ -41,7 +45,7 @@ while read -r name values default _; do
     ALL+=("${of_knob[@]}")
     OLD+=("$name=${values%%[.|]*}")
 done < <("$MEMSPILL" run --tune help)
-[ ${#ALL[@]} -gt 0 ] || { echo "no such knob; the names: $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ')" >&2; exit 2; }
+[ ${#ALL[@]} -gt 0 ] || { echo "memspill run --tune help names no knob" >&2; exit 2; }
 # And all of them set back at once.
 ALL+=("${OLD[*]}")
 [ $LIST = 0 ] || { printf '%s\n' "${ALL[@]}"; exit; }

@@ -183,8 +183,9 @@ for name in "${ALL[@]}"; do
     fi
     peak=$(cat "$peakfile")
     budget=$((peak / 3 > 49152 ? peak / 3 : 49152))
-    RUN=(timeout -k 5 "$limit" "$MEMSPILL" run --memory-max "${budget}K" "${MEMSPILL_ARGS[@]}" --)
+    RUN=(timeout -k 5 "$limit" "$MEMSPILL" run --memory-max "${budget}K" --stats-json "$WORK/$name.json" "${MEMSPILL_ARGS[@]}" --)
     one "$name" spilled
+    stolen=$(grep -oP '"pgsteal": \K[0-9]+' "$WORK/$name.json" 2>/dev/null)
     figures="budget $((budget / 1024))M, peak $((peak / 1024))M, $native s -> $TOOK s"
     if [ $CODE = 124 ] || [ $CODE = 137 ] && awk "BEGIN { exit !($TOOK >= $limit) }"; then
         fail "$name" "not done after $limit s, $figures"
@@ -194,6 +195,8 @@ for name in "${ALL[@]}"; do
     elif ! difference=$(diff -rq "$WORK/$name/native/out" "$WORK/$name/spilled/out" 2>&1); then
         fail "$name" "other output, $figures"
         printf '%s\n' "$difference" | sed 's/^/    /'
+    elif [ "${stolen:-0}" = 0 ] && [ "$peak" -gt "$budget" ]; then
+        fail "$name" "nothing was swapped out, $figures"
     else
         ok "$name" "$figures"
     fi

@@ -18,7 +18,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     guards privileges last-thread locked-once writable-code network-namespace nested
     door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc
     read-from-outside forks-while-moving
-    remap-grow many-mappings deep-stack private-file many-small)
+    remap-grow many-mappings deep-stack private-file many-small
+    limits limits-of-the-target stderr-full no-memory)
 KILLS=
 option() {
     case $1 in
@@ -214,14 +215,16 @@ case_specs() {
     clean
 }
 
-# Either it says how much is needed, or it works.
+# It says how much is needed, and with that it works.
 case_small-budget() {
-    local size
+    local size least
     for size in 4K 1M 4M; do
         call 120 "$MEMSPILL" run --memory-max $size --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
-        if [ "$CODE" = 125 ]; then says '[0-9] ?[KMG]' || return; else code_is 0 || { WHY="$size: $WHY"; return; }; fi
-        clean || return
+        code_is 125 && says 'at least [0-9.]+ [KMG]iB' && clean || { WHY="$size: $WHY"; return; }
     done
+    least=$(grep -oP 'at least \K[0-9]+(?=[.0-9]* MiB)' err)
+    call 120 "$MEMSPILL" run --memory-max "${least}M" --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
+    code_is 0 && clean || WHY="$least MiB: $WHY"
 }
 
 case_no-command() {
@@ -316,6 +319,11 @@ case_unprivileged() {
     code_is 125 && says CAP_SYS_PTRACE || { WHY="without the capability: $WHY"; return; }
     call 60 "${with_node[@]}" "${user[@]}" "$dir/with-file-cap" "${memory[@]}"
     code_is 125 && says setcap || { WHY="with a file capability: $WHY"; return; }
+    # Root has no limit on processes.
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
+    code_is 125 && says 'ulimit -u' || { WHY="with a limit on processes: $WHY"; return; }
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -S -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
+    code_is 125 && says 'agent was refused' || { WHY="with a limit on the command's processes: $WHY"; return; }
     rm -r "$dir"
     clean
 }
@@ -468,7 +476,7 @@ case_stop-target() {
         kill -CONT $pids
         moment 0.5
     done
-    kill -0 $PID 2>/dev/null || no "it ended: $(tail -n 1 err)"
+    goes_on || { kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -485,7 +493,7 @@ case_stop-supervisor() {
         kill -CONT $PID
         moment 0.5
     done
-    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    [ -n "$(targets)" ] && goes_on || { no "the target is gone: $(tail -n 1 err)"; kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -498,7 +506,7 @@ case_ctrl-z() {
     sleep 0.5
     kill -CONT -- -$PID
     sleep 0.5
-    [ -n "$(targets)" ] || no "the target is gone: $(tail -n 1 err)"
+    [ -n "$(targets)" ] && goes_on || { no "the target is gone: $(tail -n 1 err)"; kill_ours; return; }
     kill -TERM $PID
     ends 10
     code_is 143 && clean
@@ -586,24 +594,24 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
     call 120 "$MEMSPILL" run --memory-max 64M "${devices[@]}" --stats-json stats.json -- \
         "$WORKLOAD" hog --size 160M --contents random
     code_is "$code" || return
-    grep -q "^memspill: swap device file:.* has a $words" err || { no "the line is not there: $(tail -n 1 err)"; return; }
+    grep -q "^memspill: swap device file:.* $words" err || { no "the line is not there: $(tail -n 1 err)"; return; }
     [ "$(grep -c '^memspill: ' err)" = "$lines" ] || { no "not $lines lines: $(grep '^memspill: ' err)"; return; }
     [ "$($PYTHON -c "import json; print(json.load(open('stats.json'))['$counter'] > 0)")" = True ] ||
         { no "$counter does not count it"; return; }
     clean
 }
-case_read-error() { failing 135 'read error: Input/output error' 1 read_errors "file:$WORK/device,fail=read@1000"; }
-case_wrong-bytes() { failing 135 'read error: checksum mismatch' 1 read_errors "file:$WORK/device,fail=flip@1000"; }
+case_read-error() { failing 135 'has a read error: Input/output error' 1 read_errors "file:$WORK/device,fail=read@1000"; }
+case_wrong-bytes() { failing 135 'has a read error: checksum mismatch' 1 read_errors "file:$WORK/device,fail=flip@1000"; }
 # What is not written stays in memory, and is written later.
-case_write-error() { failing 0 'write error: Input/output error' 1 write_errors "file:$WORK/device,fail=write@1000"; }
+case_write-error() { failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,fail=write@1000"; }
 # Nothing can be written any more: that is an answer, not a hang, and not a program in more than its budget.
 case_write-error-all() {
-    failing 137 'write error: Input/output error' 2 write_errors "file:$WORK/device,fail=write@1000+" || return
+    failing 137 'has a write error: Input/output error' 2 write_errors "file:$WORK/device,fail=write@1000+" || return
     grep -q '^memspill: killed: nothing can be written to swap device file:' err || no "the last line: $(tail -n 1 err)"
 }
 # Another device takes what the failing one does not.
 case_write-error-other() {
-    failing 0 'write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
+    failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
 }
 
 # memspill's own tables agree while mappings come, go, move and are forked, and pages fail.
@@ -708,7 +716,7 @@ case_check() {
         call 60 "$MEMSPILL" run --memory-max 80M "$device" --check --verbose -- \
             "$WORKLOAD" mutate --size 160M --threads 3 --seconds 5
         code_is 0 || return
-        grep -qE -- '--check: [3-9] checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+        checked || return
         clean || return
     done
 }
@@ -766,7 +774,7 @@ case_ctl-swapoff() {
     DID="$DID times"
     ends 60
     code_is 0 || return
-    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    checked || return
     rm "$one" "$two"
     clean
 }
@@ -793,7 +801,7 @@ case_ctl-swapon-many() {
     [ $times -lt 40 ] || { [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] || { no "more than 16 devices are listed"; return; }; }
     ends 60
     code_is 0 || return
-    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    checked || return
     rm "$one" "$two"
     clean
 }
@@ -849,8 +857,14 @@ case_ctl-limit() {
     after=$(rss)
     grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
     ctl pageout 1 && { no "init is paged out"; return; }
+    # What it has touched since is in memory again.
+    end=$((SECONDS + 6))
+    until [ "$(rss)" -gt $((32 << 20)) ]; do
+        [ $SECONDS -ge $end ] && { no "it has only $(rss) bytes back"; return; }
+        sleep 0.1
+    done
     ctl_ok cold "$(command_of_run)" || return
-    grep -qE '^[0-9]+ pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
+    grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
     ctl cold 1 && { no "init is made cold"; return; }
     DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60
@@ -934,8 +948,8 @@ case_locked-once() {
 # Writable and executable memory is swapped like any other.
 case_writable-code() {
     gcc -O1 -o jit "$TESTS/programs/jit.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 60 "${SPILL[@]}" --check --stats-json stats.json -- ./jit 120
-    code_is 0 && peak_below 80000000 && clean
+    call 60 "${SPILL[@]}" --check -- ./jit 120
+    code_is 0 && clean
 }
 
 # A run within a run would hold neither budget.
@@ -1111,6 +1125,88 @@ case_many-small() {
     call 90 "${SPILL[@]}" -- ./many-small 400 250
     peak_below 76 && clean
 }
+
+# goes_on: the run still swaps, both ways.
+swapped_in() { "$MEMSPILL" ctl --pid $PID stats --json 2>/dev/null | grep -oP '"pswpin": \K[0-9]+'; }
+
+goes_on() {
+    local before now end=$((SECONDS + 10))
+    before=$(swapped_in)
+    until now=$(swapped_in) && [ -n "$before" ] && [ "$now" -gt $((before + 100)) ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "it does not go on: ${now:-no} pages were swapped in, ${before:-no} before"; return 1; }
+        [ -n "$before" ] || before=$now
+        sleep 0.05
+    done
+}
+
+# limited CODE WORDS LIMIT... [-- OPTION...]: a program of 160 MiB under these limits, which memspill inherits. It works, or
+# 125 and one line say which limit it is.
+limited() {
+    local code=$1 words=$2 limits=() spill=("${SPILL[@]}")
+    shift 2
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do limits+=("$1"); shift; done
+    [ $# -le 1 ] || { shift; spill=("$MEMSPILL" run --memory-max $BUDGET "$@"); }
+    call 60 bash -c "ulimit ${limits[*]} && exec \"\$@\"" - "${spill[@]}" -- $PYTHON -c 'print(sum(bytearray(160 << 20)))'
+    code_is "$code" || { WHY="ulimit ${limits[*]}: $WHY"; return 1; }
+    if [ "$code" = 0 ]; then
+        [ "$(cat out)" = 0 ] && [ ! -s err ] || { no "ulimit ${limits[*]}: it prints $(cat out err)"; return 1; }
+    else
+        says "$words" && [ "$(wc -l <err)" = 1 ] || { no "ulimit ${limits[*]}: $(cat err)"; return 1; }
+    fi
+    clean
+}
+
+case_limits() {
+    limited 0 '' -f 1000000 && limited 0 '' -S -f 1 && limited 125 'ulimit -f' -f 1 && limited 125 'ulimit -f' -f 1000 || return
+    limited 125 'ulimit -f' -f 1000000 -- --swap file:"$SWAP/device",size=8G && limited 125 'ulimit -f' -f 1 -- --swap ram: || return
+    limited 0 '' -f 1000 -- --swap ram: && limited 0 '' -f 100000 -- --swap file:"$SWAP/device" || return
+    limited 0 '' -v 1000000 && limited 0 '' -v 640000 && limited 125 'ulimit -v' -v 400000 && limited 0 '' -S -v 400000 || return
+    limited 0 '' -v 640000 -- --swap ram: && limited 0 '' -d 640000 -- --swap ram: || return
+    limited 0 '' -d 640000 && limited 125 'ulimit -d' -d 400000 && limited 0 '' -S -d 400000 || return
+    limited 0 '' -S -n 20 && limited 0 '' -n 64 && limited 125 'ulimit -n' -n 20 && limited 125 'ulimit -n' -n 8 || return
+    limited 0 '' -s 512 && limited 0 '' -l 0 && limited 0 '' -i 0 && limited 0 '' -t 60
+}
+
+# A line that cannot be written (a full disk, a reader that is gone) ends nothing.
+case_stderr-full() {
+    local grow=(run --memory-max 48M --swap ram:,size=16M --on-full=grow --verbose -- "$WORKLOAD" hog --size 120M --contents random)
+    call 60 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" "${grow[@]}"
+    code_is 0 || return
+    call 60 bash -c '{ "$@" 2>&3 | cat; exit ${PIPESTATUS[0]}; } 3> >(:)' - "$MEMSPILL" "${grow[@]}"
+    code_is 0 || return
+    call 20 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" run --memory-max x -- true
+    code_is 125 || return
+    call 20 bash -c 'exec "$@" 2>/dev/full' - "${SPILL[@]}" -- no-such-command
+    code_is 127 && clean
+}
+
+# The program has the limits, the signals and the mask that it would have without memspill, and dies of its limits alike.
+case_limits-of-the-target() {
+    local show='ulimit -Sa; ulimit -Ha; grep -E "^Sig(Blk|Ign|Cgt)" /proc/self/status' over='head -c 2000000 /dev/zero >"$0"; echo $?'
+    local with
+    for with in "trap '' XFSZ" "trap '' USR1; ulimit -S -f 8000" "ulimit -S -v 8000000 -d 7000000 -n 40 -u 5000" "ulimit -H -c 0 -f 100000 -s 4096"; do
+        bash -c "$with; exec bash -c '$show'" >without 2>/dev/null
+        call 20 bash -c "$with; exec \"\$@\"" - "${SPILL[@]}" -- bash -c "$show"
+        code_is 0 || return
+        diff out without >differs || { no "under '$with': $(head -n 3 differs | tr '\n' ' ')"; return; }
+    done
+    call 20 bash -c 'ulimit -S -f 1000; exec "$@"' - "${SPILL[@]}" -- bash -c "$over" "$WORK/over"
+    code_is 0 || return
+    [ "$(tail -n 1 out)" = 153 ] && [ "$(stat -c %s over)" = 1024000 ] || { no "a file over the limit: $(cat out), $(stat -c %s over)"; return; }
+    rm over
+    call 20 bash -c 'ulimit -S -t 1; exec "$@"' - "${SPILL[@]}" -- bash -c 'while :; do :; done'
+    code_is 152 && clean
+}
+
+# The same of a device for which there is no memory just then: nothing is lost, read or written, and it is said once.
+case_no-memory() {
+    failing 0 'cannot be used just now: Cannot allocate memory' 1 read_again "file:$WORK/device,fail=nomem@1000" || return
+    grep -q '"read_errors": 0,' stats.json || no "it counts as a read error"
+}
+
+# At the end it is always checked once, even if it never was before.
+checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err || no "not checked: $(tail -n 1 err)"; }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
 

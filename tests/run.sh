@@ -1,12 +1,12 @@
 #!/bin/bash
-# All tests, in the order in which a failure tells most: packages, build, cargo's tests, then the shell suites.
+# All tests, in the order in which a failure tells most: packages, build, cargo's tests, model checkers, the shell suites.
 #
 # Stops at the first stage that fails, names it, and ends with a non-zero code. The last line sums up the shell suites
-# (cargo prints its own figures). Written to end within 20 minutes on two CPUs; a stage that hangs is ended. Root is
+# (cargo prints its own figures). Written to end within 30 minutes on two CPUs; a stage that hangs is ended. Root is
 # needed for the memory cgroup and for small file systems: without it those tests are skipped, and counted as skipped.
 #
 # Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full, tests/robustness.sh --full,
-# tests/knobs.sh --full, tests/memcg.sh.
+# tests/knobs.sh --full, tests/memcg.sh, scripts/interleavings.sh.
 
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -77,6 +77,7 @@ suite() {
     FAILED=$((FAILED + $2))
     SKIPPED=$((SKIPPED + $3))
     [ $code = 0 ] || give_up "$name" $code
+    [ $(($1 + $3)) -gt 0 ] || { echo "no test was run"; FAILED=$((FAILED + 1)); give_up "$name" $code; }
 }
 
 verifier() { # one test of a minute: every page is checked while mappings come, go, move and are forked
@@ -97,6 +98,8 @@ command -v cargo >/dev/null || { echo "no cargo: install Rust (https://rustup.rs
 
 stage "build" cargo build --release --workspace --locked
 stage "cargo's tests" cargo test --release --workspace --locked
+# Two small builds, for the most part; by themselves they are done in three minutes.
+stage "interleavings" timeout -k 20 900 scripts/interleavings.sh --short
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 480 tests/robustness.sh --kills 4
 export -f verifier

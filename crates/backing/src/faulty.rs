@@ -38,8 +38,8 @@ pub struct FaultPlan {
     pub read_failure_at: u64,
     /// The page written that fails, counted from 1; 0 for none.
     pub write_failure_at: u64,
-    /// The two above are the first of all that fail from there on.
-    pub from_there_on: bool,
+    /// The two above are the first of so many that fail in a row: u64::MAX for all from there on.
+    pub in_a_row: u64,
     /// What a failed read or write returns.
     pub error: BackingError,
     /// How much longer each call of `read` and `write` takes.
@@ -54,7 +54,7 @@ impl Default for FaultPlan {
             write_failures_per_million: 0,
             read_failure_at: 0,
             write_failure_at: 0,
-            from_there_on: false,
+            in_a_row: 1,
             error: BackingError::Io(libc::EIO),
             delay: Duration::ZERO,
         }
@@ -98,7 +98,7 @@ impl<B: Backing> FaultyBacking<B> {
 
     fn fails(&self, counter: &AtomicU64, at: u64, per_million: u32, salt: u64) -> bool {
         let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_due = count == at || at > 0 && count > at && self.plan.from_there_on;
+        let is_due = at > 0 && count >= at && count - at < self.plan.in_a_row;
         let fails = is_due || mixed(self.plan.seed ^ salt, count) % 1_000_000 < u64::from(per_million);
         self.failures.fetch_add(u64::from(fails), Ordering::Relaxed);
         fails

@@ -39,6 +39,10 @@
 //! runs of dead slots back in any case; with `discard=pages` whole clusters before they are used again.
 //!
 //! I/O is by io_uring (`ring.rs`) or, where that is not allowed, by pread and pwrite; then reads block.
+//!
+//! *Errors* are of two kinds. What the kernel says when it is short of something itself (`is_short`) says nothing of the
+//! medium: `Short`, and the page may be asked for again. Everything else it says of a read is the medium's word (EIO, ENODATA,
+//! EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...), as is a checksum that does not fit.
 
 use std::fs;
 use std::io;
@@ -455,9 +459,11 @@ impl FileBacking {
                     self.live_pages.fetch_add(1, Ordering::AcqRel);
                 } else {
                     self.bury(slot);
-                    let errno = end.errno.unwrap_or(Errno::IO.raw_os_error());
-                    let full = errno == Errno::NOSPC.raw_os_error() || errno == Errno::DQUOT.raw_os_error();
-                    results[index] = Err(if full { BackingError::Full } else { BackingError::Io(errno) });
+                    results[index] = Err(match end.error() {
+                        // EFBIG: the limit on the size of files was lowered meanwhile.
+                        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => BackingError::Full,
+                        errno => failed(errno),
+                    });
                 }
             }
         }
@@ -565,7 +571,7 @@ impl FileBacking {
                 let index = run.first + place;
                 let slot = slots[index];
                 results[index] = if (place + 1) * PAGE_SIZE > run.end.done_bytes {
-                    Err(BackingError::Io(run.end.errno.unwrap_or(Errno::IO.raw_os_error())))
+                    Err(failed(run.end.error()))
                 } else {
                     if let Some(tamper) = self.tamper.get() {
                         tamper(slot, &mut buf[index]);
@@ -584,7 +590,7 @@ impl FileBacking {
         if !self.punch_works.load(Ordering::Relaxed) {
             return false;
         }
-        let (work, more) = {
+        let (work, mut more) = {
             let mut list = lock(&self.to_punch);
             let at = list.len().saturating_sub(clusters_max);
             (list.split_off(at), !list.is_empty())
@@ -592,7 +598,8 @@ impl FileBacking {
         for cluster in work {
             FileBacking::unset(&self.listed, SlotIndex(cluster));
             match self.locks[cluster as usize % CLUSTER_LOCKS].try_write() {
-                Ok(_alone) => self.punch_cluster(cluster, hole_pages_min),
+                // What could not be done now is listed again: later, and not in a loop.
+                Ok(_alone) => more &= self.punch_cluster(cluster, hole_pages_min),
                 // Being written to: later.
                 Err(_) => {
                     if !FileBacking::set(&self.listed, SlotIndex(cluster)) {
@@ -605,7 +612,8 @@ impl FileBacking {
     }
 
     /// No write is under way in the cluster, and none begins: its lock is held exclusively, or the caller has been told so.
-    fn punch_cluster(&self, cluster: u32, hole_pages_min: u32) {
+    /// False if the machine was short of something for it.
+    fn punch_cluster(&self, cluster: u32, hole_pages_min: u32) -> bool {
         let first = cluster * CLUSTER_SLOTS;
         let end = (first + CLUSTER_SLOTS).min(self.slots);
         let empty = (first..end).all(|slot| !FileBacking::is_set(&self.live, SlotIndex(slot)));
@@ -634,14 +642,18 @@ impl FileBacking {
                     self.dead_pages.fetch_sub(cleared, Ordering::AcqRel);
                     self.unreserve(cleared);
                 }
-                Err(Errno::INTR) => self.bury(dead[0]),
+                Err(errno) if is_short(errno) => {
+                    self.bury(dead[0]);
+                    return false;
+                }
                 Err(_) => {
                     // Not possible here: dead places are overwritten in time, which is all that is needed.
                     self.punch_works.store(false, Ordering::Relaxed);
-                    return;
+                    return true;
                 }
             }
         }
+        true
     }
 }
 
@@ -768,6 +780,27 @@ fn drawn() -> io::Result<u64> {
     // So few bytes are never given in parts.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+/// The machine was short of something for the request, and may have it in a moment. Memory: ENOMEM, EAGAIN, ENOBUFS.
+/// Descriptors: EMFILE, ENFILE. The device's own queue: EBUSY. And a request that was given up with the thread that made it:
+/// EINTR, ECANCELED.
+fn is_short(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::NOMEM
+            | Errno::AGAIN
+            | Errno::NOBUFS
+            | Errno::MFILE
+            | Errno::NFILE
+            | Errno::BUSY
+            | Errno::INTR
+            | Errno::CANCELED
+    )
+}
+
+fn failed(errno: Errno) -> BackingError {
+    if is_short(errno) { BackingError::Short(errno.raw_os_error()) } else { BackingError::Io(errno.raw_os_error()) }
 }
 
 struct Opened {
@@ -923,6 +956,18 @@ fn is_rotational(file: &OwnedFd, block_device: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A page must not be lost because memory was short for a moment, nor be asked for again for ever where the medium fails.
+    #[test]
+    fn errors_that_pass_are_told_from_those_of_the_medium() {
+        for errno in [libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EBUSY, libc::ENOBUFS, libc::EMFILE, libc::ECANCELED] {
+            assert_eq!(failed(Errno::from_raw_os_error(errno)), BackingError::Short(errno));
+        }
+        for errno in [libc::EIO, libc::ENODATA, libc::EREMOTEIO, libc::EILSEQ, libc::ENXIO, libc::ENODEV, libc::EINVAL] {
+            assert_eq!(failed(Errno::from_raw_os_error(errno)), BackingError::Io(errno));
+        }
+        assert_eq!(failed(RunEnd { done_bytes: 0, errno: None }.error()), BackingError::Io(libc::EIO));
+    }
 
     #[test]
     fn checksum_sees_every_bit_and_the_slot() {

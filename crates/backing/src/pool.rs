@@ -54,8 +54,8 @@ const CLASS_STEP: usize = 32;
 const CHUNK_PAGES_MAX: usize = 8;
 /// The most objects in a chunk: two words of bitmap.
 const CHUNK_OBJECTS_MAX: usize = 128;
-/// log2 of the pages in a segment of address space (1 GiB).
-const SEGMENT_SHIFT: u32 = 18;
+/// log2 of the pages in a segment of address space (256 MiB).
+const SEGMENT_SHIFT: u32 = 16;
 /// log2 of the pages that handles can address (1 TiB of compressed pages).
 const POOL_PAGES_SHIFT: u32 = 28;
 /// Pages of emptied chunks that stay resident for the next chunk.
@@ -285,7 +285,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// An empty pool. Address space is taken as it grows, 1 GiB at a time.
+    /// An empty pool. Address space is taken as it grows, 256 MiB at a time.
     pub fn new() -> Pool {
         let (shapes, class_of_step) = shapes();
         Pool {

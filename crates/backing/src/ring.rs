@@ -15,12 +15,16 @@
 //! A wait in epoll may return EINTR when a completion arrives (the kernel finishes direct reads by task work in
 //! the submitting thread): callers of epoll_wait and poll go round again, as they must anyway.
 //!
-//! Short reads and writes are continued; EINTR and EAGAIN are submitted again; a result of 0 is EIO.
-//! What it does not do: know slots or checksums.
+//! Short reads and writes are continued; EINTR is submitted again; a result of 0 is EIO. Any other errno ends the run and is
+//! the caller's: also what may pass (ENOMEM, EAGAIN, ECANCELED), because nothing here could wait for that. Only where the
+//! kernel does not take the submission itself, the calling thread sleeps a moment and hands it over again.
+//!
+//! What it does not do: know slots or checksums, tell errors of the medium from others.
 #![allow(unsafe_code, reason = "io_uring takes raw pointers, and buffers that outlive the call")]
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
 
 use io_uring::{IoUring, opcode, types};
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf};
@@ -42,9 +46,12 @@ pub(crate) fn probe() -> io::Result<()> {
     new_ring().map(drop)
 }
 
-/// Is this result "try again"?
+/// The kernel has no memory for what is submitted (EAGAIN, ENOMEM): a moment until the next try.
+const SUBMIT_PAUSE: Duration = Duration::from_millis(1);
+
+/// Was the request only interrupted?
 fn is_again(result: i32) -> bool {
-    result < 0 && matches!(Errno::from_raw_os_error(-result), Errno::INTR | Errno::AGAIN)
+    result == -Errno::INTR.raw_os_error()
 }
 
 /// Pages to be written one after another from `offset_bytes` on.
@@ -58,6 +65,13 @@ pub(crate) struct WriteRun<'a> {
 pub(crate) struct RunEnd {
     pub(crate) done_bytes: usize,
     pub(crate) errno: Option<i32>,
+}
+
+impl RunEnd {
+    /// Why it ended before its time.
+    pub(crate) fn error(&self) -> Errno {
+        self.errno.map_or(Errno::IO, Errno::from_raw_os_error)
+    }
 }
 
 /// A ring for writes that the caller waits for.
@@ -129,7 +143,8 @@ fn submit_all(ring: &IoUring, want: usize) {
         match ring.submit_and_wait(want) {
             Ok(_) => return,
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::INTR | Errno::AGAIN) => {}
+                Some(Errno::INTR) => {}
+                Some(Errno::AGAIN | Errno::NOMEM) => std::thread::sleep(SUBMIT_PAUSE),
                 // Completions wait to be taken first.
                 Some(Errno::BUSY) => return,
                 _ => {
@@ -249,9 +264,9 @@ impl<Tag> ReadRing<Tag> {
                 Ok(_) => {}
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::INTR) => {}
-                    Some(Errno::AGAIN | Errno::BUSY) => {
+                    Some(Errno::AGAIN | Errno::NOMEM | Errno::BUSY) => {
                         self.take_completions();
-                        std::thread::yield_now();
+                        std::thread::sleep(SUBMIT_PAUSE);
                     }
                     _ => panic!("io_uring_enter: {error}"),
                 },

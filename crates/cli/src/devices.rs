@@ -4,22 +4,28 @@
 //! the swap directory when its share of the budget is used up.
 
 use crate::args::RunArgs;
+use crate::size;
 use crate::spec::{Fail, FailWhat, SwapSpec};
 use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
 use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
-use memspill_engine::backing::Backing;
+use memspill_engine::backing::{Backing, BackingError};
 use memspill_engine::engine::Device;
 use memspill_engine::slots::SwapDevice;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_engine::word::ENTRY_DEVICES_MAX;
+use memspill_pager::limits;
 use memspill_pager::supervisor::Layout;
 use std::sync::Arc;
 
 /// Slots of a device whose size is not given (256 GiB): tables are made as slots are used, the disk sets the end.
 const SLOTS_DEFAULT: u32 = 1 << 26;
+
+/// Bytes of the tables that a file behind a pool takes for each slot: two words, and some bits. They cost memory only where
+/// slots are used, and address space at once.
+const TABLES_BYTES_PER_SLOT: u64 = 17;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
 pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
@@ -69,15 +75,16 @@ pub fn open_one(
     let default_priority = -2 - before as i16;
     match spec {
         SwapSpec::Ram { size, priority, fail } => {
-            let slots = slots_of(*size);
+            let slots = slots_here(*size);
             let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
-            let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {e}"))?, *fail);
+            let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {}", told(&e)))?, *fail);
             Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
         }
         SwapSpec::File { path, size, priority, discard, fail } => {
             let config =
                 FileConfig { discard: *discard, ..file_config(FilePlace::Path(path.clone()), *size, opening) };
-            let backing = FileBacking::open(config).map_err(|e| format!("file:{}: {e}", path.display()))?;
+            let config = within_file_limit(config, size.is_some()).map_err(|e| format!("file:{}: {e}", path.display()))?;
+            let backing = FileBacking::open(config).map_err(|e| format!("file:{}: {}", path.display(), told(&e)))?;
             if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
                 backing.set_tamper(bit_flip_at(*at));
             }
@@ -103,18 +110,27 @@ fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Back
     let Some(Fail { what, at, from_there_on }) = fail.filter(|f| f.what != FailWhat::Flip) else {
         return Arc::new(backing);
     };
-    let at_if = |wanted| if what == wanted { at } else { 0 };
+    let at_if = |wanted| if what == wanted || what == FailWhat::NoMemory { at } else { 0 };
     let (read_failure_at, write_failure_at) = (at_if(FailWhat::Read), at_if(FailWhat::Write));
-    let plan = FaultPlan { read_failure_at, write_failure_at, from_there_on, ..FaultPlan::default() };
+    let mut plan = FaultPlan { read_failure_at, write_failure_at, ..FaultPlan::default() };
+    if from_there_on {
+        plan.in_a_row = u64::MAX;
+    }
+    if what == FailWhat::NoMemory {
+        plan = FaultPlan { in_a_row: 100, error: BackingError::Short(rustix::io::Errno::NOMEM.raw_os_error()), ..plan };
+    }
     Arc::new(FaultyBacking::new(backing, plan))
 }
 
 fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Device, String> {
     let dir = args.swap_dir();
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
-    let ram = RamConfig { slots: SLOTS_DEFAULT, ram_limit_bytes: pool_share_bytes(memory_max_bytes) };
+    let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
+    let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
+    let ram = RamConfig { slots, ram_limit_bytes: pool_share_bytes(memory_max_bytes) };
     let backing = TierBacking::new(ram, file).map_err(|e| {
-        format!("cannot make a swap file in {}: {e}; name another directory with --swap-dir", dir.display())
+        let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
+        format!("cannot make a swap file in {}: {e}; {mends}", dir.display())
     })?;
     Ok(device("default", &[], -1, Arc::new(backing), opening))
 }
@@ -122,12 +138,42 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
 fn file_config(place: FilePlace, size: Option<u64>, opening: &Opening) -> FileConfig {
     FileConfig {
         place,
-        max_bytes: u64::from(slots_of(size)) * PAGE_SIZE as u64,
+        max_bytes: u64::from(slots_here(size)) * PAGE_SIZE as u64,
         free_floor_bytes: opening.disk_free_bytes,
         queues: opening.layout.queues(),
         io: IoEngine::Auto,
         discard: DiscardPolicy::default(),
     }
+}
+
+/// As `slots_of`, and without a size no more than there is address space for.
+fn slots_here(size_bytes: Option<u64>) -> u32 {
+    let slots = slots_of(size_bytes);
+    match limits::tables_bytes().filter(|_| size_bytes.is_none()) {
+        Some(bytes) => u64::from(slots).min(bytes / TABLES_BYTES_PER_SLOT) as u32,
+        None => slots,
+    }
+}
+
+/// The limit on the size of files (ulimit -f): a file whose size was not asked for ends there.
+fn within_file_limit(config: FileConfig, asked_for: bool) -> Result<FileConfig, String> {
+    let is_device = matches!(&config.place, FilePlace::Path(path) if std::fs::metadata(path).is_ok_and(|file| !file.is_file()));
+    let Some(most) = limits::file_bytes().filter(|most| !is_device && *most < config.max_bytes) else { return Ok(config) };
+    let (most_text, needed) = (size::human(most), size::human(limits::FILE_BYTES_MIN));
+    if asked_for {
+        return Err(format!("the limit on the size of files (ulimit -f) is {most_text}: raise it, or give a smaller size="));
+    }
+    if most < limits::FILE_BYTES_MIN {
+        return Err(format!(
+            "the limit on the size of files (ulimit -f) is {most_text}, and at least {needed} are needed: raise it, or use --swap ram:"
+        ));
+    }
+    Ok(FileConfig { max_bytes: most, ..config })
+}
+
+/// An error, and what mends it where that is a limit of this process.
+fn told(error: &std::io::Error) -> String {
+    limits::remedy(error).map_or(error.to_string(), |mends| format!("{error}; {mends}"))
 }
 
 /// Slot 0 is never used, so a device of a given size has one more.

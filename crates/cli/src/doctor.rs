@@ -573,7 +573,9 @@ fn child_pagemap(facts: &Facts) -> Check {
         Ok(()) => ok(NAME, "can be read"),
         Err(errno) => {
             let found = format!("{}: growth of the program would not be seen", reason(errno));
-            fail(NAME, found + closed_to_itself(facts), None)
+            // No child could be made to look at.
+            let fix = memspill_pager::limits::remedy(&std::io::Error::from_raw_os_error(errno));
+            fail(NAME, found + closed_to_itself(facts), fix)
         }
     }
 }

@@ -12,6 +12,20 @@
 //! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
 //! or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe has seen enough: that is success.
 
+/// As std's, which panic where stderr cannot be written (a full disk, a reader that is gone, the limit on file sizes): a line
+/// that nobody can read is no reason to end a run. Defined before the modules, so that all of them use these.
+macro_rules! eprintln {
+    () => { eprint!("\n") };
+    ($($arg:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($arg)*)));
+    }};
+}
+macro_rules! eprint {
+    ($($arg:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!($($arg)*));
+    }};
+}
+
 pub mod args;
 mod bench;
 pub mod config;

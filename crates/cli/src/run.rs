@@ -1,7 +1,8 @@
 //! `memspill run`.
 //!
 //! Before anything starts: what the command is (exec.rs), then whether this machine can (doctor.rs). In that order,
-//! so that 126 and 127 mean the same on every machine. Then the swap devices are opened, so that a directory without
+//! so that 126 and 127 mean the same on every machine. The limits of this process are raised as far as they may, and what
+//! is too small even so is refused. Then the swap devices are opened, so that a directory without
 //! permission is an error before the command runs, and the supervisor takes over.
 
 use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs, plain};
@@ -12,6 +13,7 @@ use memspill_engine::engine::Device;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::handshake::{self, Door};
+use memspill_pager::limits::{self, Limits};
 use memspill_pager::operator::Operator;
 use memspill_pager::pager::{Pager, Settings};
 use memspill_pager::supervisor::{self, Config, Layout};
@@ -26,12 +28,14 @@ pub fn run(args: RunArgs) -> u8 {
         eprintln!("memspill: {reason}");
         return exit;
     }
+    // Before anything is opened: all that follows is under these limits.
+    let limits = Limits::raise();
     let blockers = doctor::blockers();
     if !blockers.is_empty() {
         eprint!("{}", doctor::refusal(&blockers));
         return EXIT_OWN_FAILURE;
     }
-    match prepare(&args).and_then(|config| supervisor::run(config).map_err(|e| e.to_string())) {
+    match prepare(&args, limits).and_then(|config| supervisor::run(config).map_err(|e| e.to_string())) {
         Ok(ended) => {
             report::at_the_end(&args, &ended);
             ended.exit_code as u8
@@ -72,10 +76,11 @@ impl Operator for RunOperator {
     }
 }
 
-fn prepare(args: &RunArgs) -> Result<Config, String> {
+fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
     let ram_bytes = Memory::of_this_machine().usable_bytes();
     let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
     check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
+    Limits::refusal(memory_max_bytes).map_or(Ok(()), Err)?;
     let mut tuning = Tuning::default();
     let config = args.config.clone().or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
     if let Some(path) = config {
@@ -89,7 +94,7 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
     let opening = Opening { disk_free_bytes, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
     let (source, features) = handshake::find_source()?;
-    let door = Door::open(source, features).map_err(|e| format!("cannot open the agents' socket: {e}"))?;
+    let door = Door::open(source, features).map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
         command: args.command.clone(),
@@ -109,5 +114,6 @@ fn prepare(args: &RunArgs) -> Result<Config, String> {
         door,
         layout,
         operator: Arc::new(RunOperator { opening }),
+        limits,
     })
 }

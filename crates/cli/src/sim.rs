@@ -105,6 +105,10 @@ struct SeedsArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
+    /// Virtual milliseconds that are measured, after a quarter of that to warm up
+    #[arg(long, value_name = "MS", default_value_t = seeds::MS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    ms: u64,
+
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -172,7 +176,7 @@ fn seeds(args: &SeedsArgs) -> u8 {
     if let Err(error) = args.output.check() {
         return usage(&error);
     }
-    args.output.write(&seeds::seeds(args.seed, command_line(), note))
+    args.output.write(&seeds::seeds(args.seed, args.ms, command_line(), note))
 }
 
 fn usage(error: &str) -> u8 {

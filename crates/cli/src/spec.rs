@@ -7,7 +7,9 @@
 //! ```
 //!
 //! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written fail, with a
-//! `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that is read.
+//! `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that is read. `fail=nomem@N` is a
+//! machine that is short of memory for a while: the Nth page that is read and the 99 after it fail with ENOMEM, and so do as
+//! many of those that are written.
 //!
 //! Devices of a higher priority fill first, as with swapon. `size=50%` is a share of RAM, as everywhere;
 //! `size=max` is the same as no size. An error names the part that is wrong and the form expected there.
@@ -41,6 +43,7 @@ pub enum FailWhat {
     Read,
     Write,
     Flip,
+    NoMemory,
 }
 
 /// Why a text is not a swap device.
@@ -90,7 +93,7 @@ impl fmt::Display for SpecError {
             }
             SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
             SpecError::Fail(text) => {
-                write!(out, "fail={}: use read@N, write@N or, for a file, flip@N", text.escape_debug())
+                write!(out, "fail={}: use read@N, write@N, nomem@N or, for a file, flip@N", text.escape_debug())
             }
         }
     }
@@ -198,9 +201,10 @@ fn parse_fail(value: &str) -> Option<Fail> {
         "read" => FailWhat::Read,
         "write" => FailWhat::Write,
         "flip" => FailWhat::Flip,
+        "nomem" => FailWhat::NoMemory,
         _ => return None,
     };
-    let from_there_on = at.ends_with('+') && what != FailWhat::Flip;
+    let from_there_on = at.ends_with('+') && matches!(what, FailWhat::Read | FailWhat::Write);
     let at = at.strip_suffix('+').filter(|_| from_there_on).unwrap_or(at).parse().ok().filter(|at| *at > 0)?;
     Some(Fail { what, at, from_there_on })
 }
@@ -259,7 +263,8 @@ mod tests {
         assert_eq!(parse_fail("read@7"), fail(FailWhat::Read, 7, false));
         assert_eq!(parse_fail("write@1+"), fail(FailWhat::Write, 1, true));
         assert_eq!(parse_fail("flip@3"), fail(FailWhat::Flip, 3, false));
-        for text in ["", "read", "read@", "read@0", "read@+", "flip@3+", "read@-1", "sing@1"] {
+        assert_eq!(parse_fail("nomem@9"), fail(FailWhat::NoMemory, 9, false));
+        for text in ["", "read", "read@", "read@0", "read@+", "flip@3+", "nomem@3+", "read@-1", "sing@1"] {
             assert_eq!(parse_fail(text), None, "{text}");
         }
         assert_eq!(read("ram:,fail=flip@3").unwrap_err(), SpecError::Fail("flip@3".into()));

@@ -203,6 +203,10 @@ fn sim_prints_the_same_bytes_for_the_same_command() {
         assert_eq!(output(&command), output(&command));
     }
     assert_eq!(output(&["sim", "soak", "--seeds", "5"]), output(&["sim", "soak", "--seeds", "5"]));
+    let seeds = String::from_utf8(output(&["sim", "seeds", "--ms", "1", "--csv"])).unwrap();
+    for table in ["000", "001", "002", "003", "nvme", "004"] {
+        assert!(seeds.lines().any(|line| line.starts_with(&format!("{table},"))), "{table} is missing: {seeds}");
+    }
 
     let page = scratch_file("page.html", b"", 0o644);
     let command = [&scale[..], &["--html", page.to_str().unwrap()]].concat();

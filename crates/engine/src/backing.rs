@@ -14,6 +14,8 @@
 //!   not written since it was last discarded. Different slots may be used by different threads at once.
 //! * An error is an error: a failed read never leaves bytes that could be taken for data, a failed write leaves
 //!   the slot as if it had been discarded.
+//! * After a read that failed with `Short` the slot holds what it held: the page is not lost. Whoever asks again, asks after
+//!   a while; the backing itself does not go on asking.
 //! * Calls block at most for the I/O they do; nothing waits for another fault to be served.
 //!
 //! What it does not do: choose slots, count references, know of pages or processes.
@@ -45,6 +47,9 @@ pub enum BackingError {
     Full,
     /// The device failed: errno.
     Io(i32),
+    /// The machine was short of something just then, memory or descriptors: errno. Nothing is wrong with the device or with
+    /// what it holds, and the same request may succeed in a moment.
+    Short(i32),
     /// The bytes read are not the bytes written.
     Checksum,
     /// The slot holds nothing: a bug in the caller, reported rather than turned into zeros.
@@ -55,7 +60,7 @@ impl std::fmt::Display for BackingError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             BackingError::Full => write!(f, "no room left on the swap device"),
-            BackingError::Io(errno) => {
+            BackingError::Io(errno) | BackingError::Short(errno) => {
                 write!(f, "{}", std::io::Error::from_raw_os_error(*errno))
             }
             BackingError::Checksum => {
@@ -66,6 +71,13 @@ impl std::fmt::Display for BackingError {
     }
 }
 impl std::error::Error for BackingError {}
+
+impl BackingError {
+    /// Does it say nothing of the device, so that it is worth while to ask again?
+    pub fn passes(&self) -> bool {
+        matches!(self, BackingError::Short(_))
+    }
+}
 
 /// One page to write.
 pub struct PageWrite<'a> {

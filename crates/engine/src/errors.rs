@@ -3,9 +3,13 @@
 //! A page whose write failed is not lost, it stays in the swap cache. A device that fails page after page gets no more:
 //! else reclaim would move all memory into the swap cache, where it takes the same room. It is used again once a page
 //! that waited there has been written, or none waits there any more.
+//!
+//! Where the machine was only short of something for a moment (`BackingError::Short`) the device has not failed: no page is
+//! lost, reads and writes are tried again for as long as the run lasts, and a line of its own says so. Writes count all the
+//! same: whatever keeps pages from being written, the swap cache must not grow for ever.
 
 use crate::backing::BackingError;
-use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
 /// New pages that failed with none written in between: from so many on it is the device, not the slot.
 const FAILED_IN_A_ROW_MAX: u32 = 16;
@@ -14,7 +18,10 @@ const FAILED_IN_A_ROW_MAX: u32 = 16;
 pub struct DeviceErrors {
     read: Mutex<First>,
     write: Mutex<First>,
+    short: Mutex<First>,
     failed_in_a_row: AtomicU32,
+    /// The last write that failed did so because the machine was short of something.
+    last_was_short: AtomicBool,
 }
 
 #[derive(Default)]
@@ -35,12 +42,15 @@ impl First {
 
 impl DeviceErrors {
     pub(crate) fn note_read(&self, error: &BackingError) {
-        lock(&self.read).note(error);
+        let kind = if error.passes() { &self.short } else { &self.read };
+        lock(kind).note(error);
     }
 
     /// A page that was to be written for the first time.
     pub(crate) fn note_write(&self, error: &BackingError) {
-        lock(&self.write).note(error);
+        let kind = if error.passes() { &self.short } else { &self.write };
+        lock(kind).note(error);
+        self.last_was_short.store(error.passes(), Ordering::Relaxed);
         self.failed_in_a_row.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -58,6 +68,11 @@ impl DeviceErrors {
         self.failed_in_a_row.load(Ordering::Relaxed) >= FAILED_IN_A_ROW_MAX
     }
 
+    /// Nothing can be written, and the device is not to blame.
+    pub fn is_short(&self) -> bool {
+        self.is_failing() && self.last_was_short.load(Ordering::Relaxed)
+    }
+
     /// The first read error, once.
     pub fn tell_read(&self) -> Option<BackingError> {
         lock(&self.read).tell()
@@ -66,6 +81,11 @@ impl DeviceErrors {
     /// The first write error, once.
     pub fn tell_write(&self) -> Option<BackingError> {
         lock(&self.write).tell()
+    }
+
+    /// What the machine was first short of, once.
+    pub fn tell_short(&self) -> Option<BackingError> {
+        lock(&self.short).tell()
     }
 }
 
@@ -82,6 +102,22 @@ mod tests {
         assert_eq!(errors.tell_read(), Some(BackingError::Io(5)));
         errors.note_read(&BackingError::Checksum);
         assert_eq!((errors.tell_read(), errors.tell_write()), (None, None));
+    }
+
+    #[test]
+    fn what_passes_is_told_apart_and_blames_no_device() {
+        let errors = DeviceErrors::default();
+        errors.note_read(&BackingError::Short(12));
+        assert_eq!((errors.tell_read(), errors.tell_short()), (None, Some(BackingError::Short(12))));
+        (0..FAILED_IN_A_ROW_MAX).for_each(|_| errors.note_write(&BackingError::Short(12)));
+        assert!(errors.is_failing() && errors.is_short());
+        assert_eq!((errors.tell_write(), errors.tell_short()), (None, None));
+        errors.note_write(&BackingError::Io(5));
+        assert!(errors.is_failing() && !errors.is_short());
+        assert_eq!(errors.tell_write(), Some(BackingError::Io(5)));
+        errors.note_written();
+        errors.note_write(&BackingError::Short(12));
+        assert!(!errors.is_short());
     }
 
     #[test]

@@ -102,6 +102,8 @@ stats! {
     fill_cancelled,
     /// Pages whose read failed; the access gets SIGBUS.
     read_errors,
+    /// Pages that could not be read for want of memory or the like, and are read again.
+    read_again,
     /// Pages whose write failed; they stay in memory.
     write_errors,
     /// Pages that found no slot or no room on any swap device.

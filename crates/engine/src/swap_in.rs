@@ -15,12 +15,13 @@
 //!
 //! Claiming sets the word to FILLING, and FILLING has one owner: that is the only synchronisation between faults on one
 //! page, for all three outcomes. The entry's reference is held until the page is installed, so its slot can be neither
-//! freed nor rewritten meanwhile (no ABA). A failed read poisons the page; it never becomes data.
+//! freed nor rewritten meanwhile (no ABA). A failed read poisons the page; it never becomes data. Where the machine was only
+//! short of something, nothing is lost: the page is given back as it was, and its next fault reads it again.
 //!
 //! Invariant: every fault ends in exactly one of: a fill, a wake, a mark on somebody else's work, or an `Outcome` that
 //! obliges the caller to come back.
 
-use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
+use crate::backing::{BackingError, QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::engine::Engine;
 use crate::folio::AUTO_ORDER_MIN;
 use crate::memory::{Fill, Stop};
@@ -58,6 +59,9 @@ pub enum Outcome {
     Pending,
     /// No room under the limit: call `fault` again when reclaim has freed some.
     NoRoom,
+    /// The device could not be read for want of something that will be there again. Whoever waits has been woken and will
+    /// fault again: wait a moment first, or it is a loop that only takes CPU time.
+    Pause,
     /// The address space is changing: call `Engine::install` again after its events were read.
     Again(FillJob),
     /// The address space is gone.
@@ -82,12 +86,37 @@ struct Claim {
     vpn: Vpn,
     /// None: zero fill.
     entry: Option<SwapEntry>,
-    failed: bool,
+    read: ReadEnd,
+}
+
+/// What has become of a claimed page's read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReadEnd {
+    /// There was none yet, or none was needed: a zero fill, or out of the swap cache.
+    None,
     /// Its bytes came from its slot, which holds them still (and not out of the swap cache, on their way there).
-    read: bool,
+    Whole,
+    /// The slot may be read again.
+    Later,
+    Lost,
+}
+
+impl ReadEnd {
+    fn of(result: &Result<(), BackingError>) -> ReadEnd {
+        match result {
+            Ok(()) => ReadEnd::Whole,
+            Err(error) if error.passes() => ReadEnd::Later,
+            Err(_) => ReadEnd::Lost,
+        }
+    }
 }
 
 impl Claim {
+    /// There are bytes to fill it with.
+    fn is_ready(&self) -> bool {
+        !matches!(self.read, ReadEnd::Later | ReadEnd::Lost)
+    }
+
     /// Where a page that is swapped out lies.
     fn device(&self) -> u8 {
         self.entry.expect("a swapped page has an entry").device
@@ -355,7 +384,7 @@ impl Engine {
                 if entry.is_some() {
                     *word = word.with(HAS_ENTRY);
                 }
-                Claim { vpn: *vpn, entry, failed: false, read: false }
+                Claim { vpn: *vpn, entry, read: ReadEnd::None }
             })
             .collect();
         space.count_resident(picked.len() as i64);
@@ -454,6 +483,7 @@ impl Engine {
                 }
                 (again @ Outcome::Again(_), _) | (_, again @ Outcome::Again(_)) => again,
                 (Outcome::NoRoom, _) | (_, Outcome::NoRoom) => Outcome::NoRoom,
+                (Outcome::Pause, _) => Outcome::Pause,
                 (_, other) => other,
             };
         }
@@ -482,14 +512,14 @@ impl Engine {
     pub fn read_done(&self, cpu: CpuId, done: ReadDone, scratch: &mut Scratch) -> Outcome {
         let mut job = self.reads.finish(&done);
         for (claim, result) in job.pages.iter_mut().zip(&done.results) {
-            claim.failed = result.is_err();
-            claim.read = result.is_ok();
+            claim.read = ReadEnd::of(result);
         }
-        add(&self.stats.on(cpu).pswpin, done.results.iter().filter(|r| r.is_ok()).count() as u64);
-        add(&self.stats.on(cpu).read_errors, done.results.iter().filter(|r| r.is_err()).count() as u64);
-        if let Some(Err(error)) = done.results.iter().find(|r| r.is_err()) {
-            let device = job.pages[0].entry.expect("a page that is read has an entry").device;
-            self.devices[device as usize].errors.note_read(error);
+        let ended = |end: ReadEnd| job.pages.iter().filter(|claim| claim.read == end).count() as u64;
+        add(&self.stats.on(cpu).pswpin, ended(ReadEnd::Whole));
+        add(&self.stats.on(cpu).read_errors, ended(ReadEnd::Lost));
+        add(&self.stats.rare().read_again, ended(ReadEnd::Later));
+        for error in done.results.iter().filter_map(|result| result.as_ref().err()) {
+            self.devices[usize::from(job.pages[0].device())].errors.note_read(error);
         }
         job.buf = done.buf;
         self.install(cpu, job, scratch)
@@ -510,7 +540,12 @@ impl Engine {
         let mut longest = usize::MAX;
         while at < job.pages.len() && end.stop == Stop::Done {
             let claim = job.pages[at];
-            if cancelled[at] || claim.failed {
+            if !cancelled[at] && claim.read == ReadEnd::Later {
+                end.returned.push(claim);
+                at += 1;
+                continue;
+            }
+            if cancelled[at] || claim.read == ReadEnd::Lost {
                 end.dropped.push((claim, cancelled[at]));
                 at += 1;
                 continue;
@@ -595,7 +630,7 @@ impl Engine {
             claimed(words, claim.vpn);
             let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
             let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted) + favour);
-            let kept = claim.entry.filter(|entry| claim.read && self.keeps(*entry));
+            let kept = claim.entry.filter(|entry| claim.read == ReadEnd::Whole && self.keeps(*entry));
             words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
             records.push(record);
             if kept.is_none() {
@@ -607,7 +642,7 @@ impl Engine {
         drop(lru);
         let mut uncharged = 0;
         for (claim, cancelled) in &end.dropped {
-            let lost = !cancelled && claim.failed;
+            let lost = !cancelled && claim.read == ReadEnd::Lost;
             let word = if lost { Word::NONE.with_state(State::Poisoned) } else { Word::NONE };
             words[index(claim.vpn)] = self.displaced_or(space, claim.vpn, word);
             entries.extend(claim.entry);
@@ -689,6 +724,7 @@ impl Engine {
         }
         scratch.give_back(std::mem::take(&mut job.buf));
         match end.stop {
+            Stop::Done if end.returned.iter().any(|claim| claim.read == ReadEnd::Later) => Outcome::Pause,
             Stop::Done => Outcome::Done,
             Stop::Gone => {
                 space.dead.store(true, Ordering::Relaxed);
@@ -712,7 +748,7 @@ struct End {
     dropped: Vec<(Claim, bool)>,
     /// Present already.
     found: Vec<Claim>,
-    /// Could not be filled: as before the claim.
+    /// Could not be filled, or not be read now: as before the claim.
     returned: Vec<Claim>,
     stop: Stop,
 }
@@ -752,7 +788,7 @@ fn run_length(claims: &[Claim], cancelled: &[bool]) -> usize {
         .take_while(|(i, (c, cancelled))| {
             c.vpn.0 == first.vpn.0 + *i as u64
                 && !**cancelled
-                && !c.failed
+                && c.is_ready()
                 && c.entry.is_some() == first.entry.is_some()
         })
         .count()

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A page whose write failed is not lost: it stays in the swap cache, in memory, and is written again later.
-//! `swap_is_full` or `write_errors` tells the supervisor, whose policy decides.
+//! `swap_is_full` or `write_errors` tells the supervisor, whose policy decides. The swap is not full where the machine was only
+//! short of something for the requests: it may have that again, and the policy is more patient.
 //!
 //! The caller of `shrink` holds the space's batch lock, so that no event of the space is processed meanwhile. An event
 //! reader holds the gate while it waits for that lock: so nothing in `shrink` may enter the gate, and faults are served
@@ -105,7 +106,15 @@ impl Engine {
 
     fn note_swap_full(&self) {
         add(&self.stats.rare().swap_full, 1);
-        self.swap_is_full.store(true, Ordering::Relaxed);
+        // That is no answer where a device would take pages again as soon as the machine has memory for the request.
+        let short = self.devices.iter().find(|device| device.is_on() && device.errors.is_short());
+        match short {
+            Some(device) => {
+                let name = &device.name;
+                *lock(&self.last_error) = Some(format!("there is no memory for the requests to swap device {name}"));
+            }
+            None => self.swap_is_full.store(true, Ordering::Relaxed),
+        }
     }
 
     /// The victims have been chosen.

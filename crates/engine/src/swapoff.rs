@@ -92,7 +92,7 @@ impl std::error::Error for SwapoffError {}
 pub enum Step {
     /// So many page-table words name another device now. Go on.
     Moved(usize),
-    /// A read is in flight, or what is left is in the hands of others: try again in a while.
+    /// A read is in flight or could not be made now, or what is left is in the hands of others: try again in a while.
     Wait,
     End(Result<(), SwapoffError>),
 }
@@ -295,11 +295,15 @@ impl Engine {
                 Ok(()) => loaded.push((entry, at)),
                 Err(error) => {
                     self.devices[usize::from(off.place)].errors.note_read(error);
+                    if !error.passes() {
+                        off.unreadable.insert(entry);
+                    }
                     unread.push(entry);
                 }
             }
         }
-        off.unreadable.extend(&unread);
+        // What can be read in a moment is met again in the next pass.
+        let pause = done.results.iter().any(|result| result.as_ref().is_err_and(BackingError::passes));
         self.free_entries(cpu, &unread);
         let moved = self.relocate(cpu, queue, off, loaded, &done.buf);
         off.spare = Some(done.buf);
@@ -307,6 +311,7 @@ impl Engine {
             Ok(_) if off.unreadable.len() > UNREADABLE_MAX => {
                 Step::End(Err(SwapoffError::Unreadable { pages: off.unreadable.len() }))
             }
+            Ok(0) if pause => Step::Wait,
             Ok(moved) => Step::Moved(moved),
             Err(error) => Step::End(Err(error)),
         }

@@ -244,6 +244,14 @@ impl Knob {
         }
     }
 
+    /// Any number makes one of the values, and a row of numbers makes all of them: for tests that draw.
+    pub fn value_of(&self, number: u32) -> String {
+        match &self.values {
+            Values::Number { min, max } => (min + number % (max - min + 1)).to_string(),
+            Values::Words(words) => words[number as usize % words.len()].to_string(),
+        }
+    }
+
     /// The text as the field's number, if it is one of the values.
     fn parse(&self, text: &str) -> Option<u32> {
         match &self.values {
@@ -307,6 +315,15 @@ impl Tuning {
         Ok(tuning)
     }
 
+    /// Every knob at a value that `draw` chooses: for tests, which meet a new knob without a line of their own.
+    pub fn drawn(mut draw: impl FnMut() -> u32) -> Tuning {
+        let mut tuning = Tuning::default();
+        for knob in KNOBS {
+            tuning.set(&format!("{}={}", knob.name, knob.value_of(draw()))).expect("a value of the table");
+        }
+        tuning
+    }
+
     /// The table for `--tune help`: name, values, default, what it does.
     pub fn help() -> String {
         let defaults = Tuning::default();
@@ -325,11 +342,24 @@ mod tests {
     #[test]
     fn every_knob_prints_what_it_reads() {
         for knob in KNOBS {
-            let mut tuning = Tuning::default();
-            let assignment = format!("{}={}", knob.name, knob.value_in(&tuning));
-            tuning.set(&assignment).unwrap();
-            assert_eq!(tuning, Tuning::default(), "{assignment}");
-            assert!(Tuning::help().contains(knob.name));
+            let mut met = std::collections::BTreeSet::new();
+            for number in 0..100 {
+                let (mut tuning, value) = (Tuning::default(), knob.value_of(number));
+                let default = knob.value_in(&tuning);
+                tuning.set(&format!("{}={value}", knob.name)).unwrap();
+                assert_eq!(knob.value_in(&tuning), value, "{}", knob.name);
+                // And no other knob.
+                assert_eq!(tuning == Tuning::default(), value == default, "{}={value}", knob.name);
+                tuning.set(&format!("{}={default}", knob.name)).unwrap();
+                assert_eq!(tuning, Tuning::default(), "{}={value} and back", knob.name);
+                met.insert(value);
+            }
+            let values = match &knob.values {
+                Values::Number { min, max } => (max - min + 1) as usize,
+                Values::Words(words) => words.len(),
+            };
+            assert_eq!(met.len(), values, "not all values of {} are drawn", knob.name);
+            assert!(Tuning::help().lines().any(|line| line.trim_start().starts_with(&format!("{} ", knob.name))));
         }
     }
 

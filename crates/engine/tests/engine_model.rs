@@ -34,7 +34,7 @@ use memspill_engine::space::Space;
 use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::swap_out::WriteOut;
 use memspill_engine::swapoff::{Step, SwapoffError};
-use memspill_engine::tuning::{FolioSize, LargeFolios, Readahead, Tuning};
+use memspill_engine::tuning::{FolioSize, KNOBS, Tuning};
 use memspill_engine::units::{CpuId, Order, PAGE_SIZE, SpaceId, Vpn};
 use memspill_engine::word::{ENTRY_DEVICES_MAX, State};
 use proptest::prelude::*;
@@ -91,6 +91,7 @@ enum Op {
     Refuse { target: usize, page: u64, pages: u64, take: Take },
     StopFill { target: usize, after: usize, stop: Stop },
     FailReads { pages: usize },
+    ShortReads { pages: usize },
     FailWrites { error: BackingError, pages: usize },
     Pending(bool),
     Tidy { target: usize },
@@ -178,30 +179,28 @@ fn pager() -> impl Strategy<Value = Op> {
 fn trouble() -> impl Strategy<Value = Op> {
     let refusal = prop_oneof![Just(Take::Busy), Just(Take::Retry), Just(Take::Unevictable)];
     let stop = prop_oneof![Just(Stop::Again), Just(Stop::NoMemory), Just(Stop::NotMapped)];
-    let error = prop_oneof![Just(BackingError::Full), Just(BackingError::Io(5))];
+    let error = prop_oneof![Just(BackingError::Full), Just(BackingError::Io(5)), Just(BackingError::Short(12))];
     prop_oneof![
         2 => (0..SPACES_MAX, 0..PAGES).prop_map(|(target, page)| Op::Vanish { target, page }),
         2 => (run(), refusal).prop_map(|((target, page, pages), take)| Op::Refuse { target, page, pages, take }),
         2 => (0..SPACES_MAX, 0..8usize, stop)
             .prop_map(|(target, after, stop)| Op::StopFill { target, after, stop }),
         1 => (1..4usize).prop_map(|pages| Op::FailReads { pages }),
+        1 => (1..40usize).prop_map(|pages| Op::ShortReads { pages }),
         1 => (error, 1..100usize).prop_map(|(error, pages)| Op::FailWrites { error, pages }),
     ]
 }
 
 // ---- the world in which it happens ------------------------------------------------------------------------------
 
-/// What differs between runs of the model: the devices, and when neighbours come along.
+/// What differs between runs of the model: the devices, and every knob.
 #[derive(Clone, Debug)]
 struct Setup {
     /// Slots and priority of each device.
     devices: Vec<(u32, i16)>,
-    readahead: Readahead,
+    tuning: Tuning,
     synchronous: bool,
     discard: bool,
-    keep_clean: bool,
-    large_folios: LargeFolios,
-    folio: FolioSize,
     limit_pages: u64,
     /// The first space and its even children are in a group of their own: its maximum, and what it may have of swap.
     group: Option<(u64, u64)>,
@@ -214,40 +213,41 @@ fn setup() -> impl Strategy<Value = Setup> {
         2 => Just(vec![(150, 5), (8192, 0)]),
         1 => Just(vec![(250, 0)]),
     ];
-    let readahead = prop_oneof![3 => Just(Readahead::Stream), 1 => Just(Readahead::Always), 1 => Just(Readahead::Auto)];
     let group = prop_oneof![
         2 => Just(None),
         1 => Just(Some((200, u64::MAX))),
         1 => Just(Some((150, 220))),
         1 => Just(Some((10_000, 300))),
     ];
-    let large_folios = prop_oneof![
-        3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly), 1 => Just(LargeFolios::Split)
-    ];
-    let folio = prop_oneof![
-        3 => Just(FolioSize::Auto), 4 => (0..=9u8).prop_map(|order| FolioSize::Fixed(Order(order)))
-    ];
     // Under the larger one a chunk can be in memory whole.
     let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
-    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.75));
-    (devices, readahead, flags, large_folios, folio, limit_pages, group).prop_map(
-        |(devices, readahead, (synchronous, discard, keep_clean), large_folios, folio, limit_pages, group)| Setup {
+    (devices, tuning(), any::<bool>(), any::<bool>(), limit_pages, group).prop_map(
+        |(devices, tuning, synchronous, discard, limit_pages, group)| Setup {
             devices,
-            readahead,
+            tuning,
             synchronous,
             discard,
-            keep_clean,
-            large_folios,
-            folio,
             limit_pages,
             group,
         },
     )
 }
 
+/// All knobs at whatever they take; what is cold together leaves together half of the time.
+fn tuning() -> impl Strategy<Value = Tuning> {
+    let numbers = prop::collection::vec(any::<u32>(), KNOBS.len());
+    prop_oneof![1 => Just(None), 3 => (numbers, any::<bool>()).prop_map(Some)].prop_map(|drawn| match drawn {
+        None => Tuning::default(),
+        Some((numbers, auto)) => {
+            let mut numbers = numbers.into_iter();
+            let tuning = Tuning::drawn(|| numbers.next().expect("a number for each knob"));
+            if auto { Tuning { folio: FolioSize::Auto, ..tuning } } else { tuning }
+        }
+    })
+}
+
 fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<Arc<MockBacking>>) {
-    let Setup { readahead, keep_clean, large_folios, folio, .. } = *setup;
-    let tuning = Tuning { readahead, keep_clean, large_folios, folio, ..Tuning::default() };
+    let tuning = &setup.tuning;
     let backings: Vec<Arc<MockBacking>> = setup
         .devices
         .iter()
@@ -256,7 +256,7 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
         })
         .collect();
     let devices = setup.devices.iter().zip(&backings).enumerate().map(|(i, ((slots, priority), backing))| {
-        let map = SwapDevice::new(*slots, cpus, false, &tuning);
+        let map = SwapDevice::new(*slots, cpus, false, tuning);
         Device::new(format!("device {i}"), *priority, map, backing.clone())
     });
     let mut groups = vec![GroupConfig::root(setup.limit_pages * PAGE_SIZE as u64)];
@@ -375,6 +375,7 @@ impl World {
             Op::SwapoffStop => self.engine.swapoff_stop(),
             Op::Pending(pending) => self.backings.iter().for_each(|b| b.set_pending(*pending)),
             Op::FailReads { pages } => self.backings.iter().for_each(|b| b.fail_reads(*pages)),
+            Op::ShortReads { pages } => self.backings.iter().for_each(|b| b.run_short(*pages)),
             Op::FailWrites { error, pages } => {
                 self.backings.iter().for_each(|b| b.fail_writes(error.clone(), *pages));
             }
@@ -802,12 +803,9 @@ proptest! {
 fn one_device() -> Setup {
     Setup {
         devices: vec![(8192, 0)],
-        readahead: Readahead::Stream,
+        tuning: Tuning::default(),
         synchronous: false,
         discard: false,
-        keep_clean: true,
-        large_folios: LargeFolios::All,
-        folio: FolioSize::Auto,
         limit_pages: LIMIT_PAGES,
         group: None,
     }
@@ -844,6 +842,56 @@ fn a_failed_read_is_sigbus_and_never_data() {
     assert_eq!(target.space.word(Vpn(FIRST + 5)).state(), State::Poisoned);
     assert_eq!(target.memory.touch(0, FIRST + 5, None), Touch::Lost);
     world.end(false);
+}
+
+/// As long as there is no memory for the read, the page stays where it is, and whoever wants it is told to come back.
+#[test]
+fn a_read_without_memory_loses_nothing() {
+    for synchronous in [false, true] {
+        let mut world = World::new(&Setup { synchronous, ..one_device() });
+        let target = write_and_evict(&mut world, 8);
+        world.backings[0].set_pending(!synchronous);
+        world.step(&Op::ShortReads { pages: 1000 });
+        for _ in 0..10 {
+            assert_eq!(target.memory.touch(0, FIRST + 5, None), Touch::Missing);
+            let fault = Fault { vpn: Vpn(FIRST + 5), write: false, urgent: false, favoured: false };
+            let mut outcome = world.engine.fault(CPU, QUEUE, &target.space, fault, &mut world.scratch);
+            if let Some(done) = world.backings[0].reap_one(QUEUE) {
+                outcome = world.engine.read_done(CPU, done, &mut world.scratch);
+            }
+            assert!(matches!(outcome, Outcome::Pause), "without a pause it would be tried again at once");
+            assert_eq!(target.space.word(Vpn(FIRST + 5)).state(), State::Swapped);
+            assert_eq!(target.memory.waiters(), [], "he is to come back");
+        }
+        world.engine.check();
+        let device = &world.engine.devices[0].errors;
+        assert_eq!((device.tell_read(), device.tell_short()), (None, Some(BackingError::Short(12))));
+        world.end(false);
+    }
+}
+
+/// Some pages of a window come, and some do not: those that came are there, the others are read by whoever wants them.
+#[test]
+fn a_window_of_which_some_pages_find_no_memory() {
+    for pages in [1, 7, 40] {
+        let mut world = World::new(&one_device());
+        let target = write_and_evict(&mut world, 100);
+        world.step(&Op::Scan { target: 0, page: 0, pages: 20, down: false });
+        world.step(&Op::ShortReads { pages });
+        world.step(&Op::Scan { target: 0, page: 20, pages: 80, down: false });
+        assert!((0..100).all(|page| target.space.word(Vpn(FIRST + page)).state() == State::Resident));
+        world.end(false);
+    }
+}
+
+#[test]
+fn swapoff_without_memory_for_its_reads() {
+    let mut world = World::new(&two_devices([8192, 8192]));
+    write_and_evict(&mut world, 200);
+    world.backings[0].run_short(100);
+    world.swapoff(0);
+    assert_eq!(world.engine.swapoff_step(CPU, SWAPOFF_QUEUE), Step::Wait);
+    finish_off(world, 0);
 }
 
 #[test]
@@ -894,7 +942,8 @@ const CHUNK: u64 = 512;
 const CHUNK_AT: u64 = (FIRST / CHUNK + 1) * CHUNK - FIRST;
 
 fn folios_of(order: u8) -> Setup {
-    Setup { folio: FolioSize::Fixed(Order(order)), limit_pages: 2000, ..one_device() }
+    let tuning = Tuning { folio: FolioSize::Fixed(Order(order)), ..Tuning::default() };
+    Setup { tuning, limit_pages: 2000, ..one_device() }
 }
 
 /// (swpout, swpout_fallback) of an order.
@@ -1696,6 +1745,7 @@ impl Stress {
         let backing = &backings[random.below(backings.len() as u64) as usize];
         match random.below(60) {
             0 => backing.fail_reads(2),
+            11 => backing.run_short(20),
             1 => backing.fail_writes(BackingError::Io(5), 30),
             2 => backing.fail_writes(BackingError::Full, 3),
             3 => backing.set_pending(false),

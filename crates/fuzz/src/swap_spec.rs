@@ -46,11 +46,12 @@ fn accepted(text: &str, spec: &SwapSpec) {
 }
 
 fn printed(Fail { what, at, from_there_on }: Fail) -> String {
-    assert!(at > 0 && !(from_there_on && what == FailWhat::Flip));
+    assert!(at > 0 && !(from_there_on && matches!(what, FailWhat::Flip | FailWhat::NoMemory)));
     let what = match what {
         FailWhat::Read => "read",
         FailWhat::Write => "write",
         FailWhat::Flip => "flip",
+        FailWhat::NoMemory => "nomem",
     };
     format!(",fail={what}@{at}{}", if from_there_on { "+" } else { "" })
 }

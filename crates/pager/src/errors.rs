@@ -9,6 +9,9 @@ pub fn tell(pager: &Pager) {
         if let Some(error) = device.errors.tell_read() {
             eprintln!("memspill: swap device {name} has a read error: {error}; access to a page that is lost gets SIGBUS");
         }
+        if let Some(error) = device.errors.tell_short() {
+            eprintln!("memspill: swap device {name} cannot be used just now: {error}; nothing is lost, it is tried again");
+        }
         if let Some(error) = device.errors.tell_write() {
             eprintln!("memspill: swap device {name} has a write error: {error}; pages that are not written stay in memory");
         }

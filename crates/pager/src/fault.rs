@@ -174,8 +174,9 @@ impl<'a> FaultThread<'a> {
     fn after(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Again(job) => self.put_off.push(job),
-            // A hard limit around us had no page for a fill that was charged: the waiters were woken and will fault again.
-            Outcome::NoRoom => std::thread::sleep(std::time::Duration::from_millis(1)),
+            // A hard limit around us had no page for a fill that was charged, or no memory for a read: the waiters were woken
+            // and will fault again.
+            Outcome::NoRoom | Outcome::Pause => std::thread::sleep(std::time::Duration::from_millis(1)),
             Outcome::Done | Outcome::Pending | Outcome::Gone => {}
         }
     }

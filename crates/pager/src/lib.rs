@@ -1,5 +1,13 @@
 //! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
 
+/// As std's, which panic where stderr cannot be written (a full disk, a reader that is gone, the limit on file sizes): a line
+/// that nobody can read is no reason to end a run. Defined before the modules, so that all of them use these.
+macro_rules! eprintln {
+    ($($arg:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($arg)*)));
+    }};
+}
+
 mod callers;
 mod control;
 pub mod ctl;
@@ -16,6 +24,7 @@ mod guards;
 pub mod handshake;
 pub mod histogram;
 mod home;
+pub mod limits;
 pub mod operator;
 mod order;
 pub mod pager;

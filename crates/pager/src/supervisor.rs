@@ -15,6 +15,7 @@
 use crate::fault::FaultThread;
 use crate::groups::{GroupRules, Membership};
 use crate::handshake::{self, Door};
+use crate::limits::{self, Limits};
 use crate::operator::Operator;
 use crate::pager::{Pager, PagerCpu, Settings};
 use crate::stop::Stop;
@@ -39,6 +40,8 @@ pub struct Config {
     pub groups: GroupRules,
     pub door: Door,
     pub layout: Layout,
+    /// What the target is to have.
+    pub limits: Limits,
     pub operator: Arc<dyn Operator>,
 }
 
@@ -92,15 +95,12 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let core = signals::no_core();
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
-    let guardian = crate::guardian::start(&address)?;
-    let stop = Stop::start(forwarded, guardian)?;
-    let nofile = signals::raise_nofile();
-    let agent = publish_agent()?;
-    let (command, operator) = (config.command.clone(), config.operator.clone());
-    let pager = build(config)?;
-    crate::panics::install(&pager);
-    start_threads(&pager, operator)?;
-    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, signals::Limits { nofile, core }));
+    let guardian = crate::guardian::start(&address).map_err(|e| limits::explained("cannot start the guardian", e))?;
+    let given = Given { limits: config.limits, core, mask: forwarded.before() };
+    let command = config.command.clone();
+    let (pager, agent, stop) =
+        set_up(config, forwarded, guardian).inspect_err(|_| signals::kill_and_wait(guardian, END_TREE))?;
+    let started = pager.socket.target.start(|| spawn(&command, &agent, &address, given));
     let ended = started.map(|pid| {
         stop.set_command(pid);
         wait(&pager, pid, guardian, &children, &stop)
@@ -126,6 +126,18 @@ pub fn run(config: Config) -> io::Result<Ended> {
         (None, ended) => ended?.exit_code,
     };
     Ok(Ended { exit_code, pager })
+}
+
+/// All that the target needs before it starts.
+fn set_up(config: Config, forwarded: signals::Set, guardian: u32) -> io::Result<(Arc<Pager>, OwnedFd, Arc<Stop>)> {
+    let operator = config.operator.clone();
+    let no_thread = |e| limits::explained("cannot start a thread", e);
+    let stop = Stop::start(forwarded, guardian).map_err(no_thread)?;
+    let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
+    let pager = build(config).map_err(|e| limits::explained("cannot watch for faults", e))?;
+    crate::panics::install(&pager);
+    start_threads(&pager, operator).map_err(no_thread)?;
+    Ok((pager, agent, stop))
 }
 
 /// Processes are looked at by their number in our own pid namespace, and the loader opens the agent by ours.
@@ -230,8 +242,17 @@ fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: signals::Limits) -> io::Result<Child> {
+/// What we were started with, and the target is to have.
+#[derive(Clone, Copy)]
+pub(crate) struct Given {
+    limits: Limits,
+    core: libc::rlimit,
+    mask: libc::sigset_t,
+}
+
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, given: Given) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
+    let top_pad = format!("glibc.malloc.top_pad={}", given.limits.top_pad_bytes());
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])
@@ -240,9 +261,12 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, limits: signals::
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"))
         // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
-        .env("GLIBC_TUNABLES", joined("glibc.malloc.top_pad=67108864", std::env::var_os("GLIBC_TUNABLES"), ":"));
-    signals::on_exec(&mut child, limits);
-    child.spawn()
+        .env("GLIBC_TUNABLES", joined(&top_pad, std::env::var_os("GLIBC_TUNABLES"), ":"));
+    signals::on_exec(&mut child, given);
+    child.spawn().map_err(|e| match limits::remedy(&e) {
+        Some(_) => limits::explained("cannot start the command", e),
+        None => e,
+    })
 }
 
 fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
@@ -376,35 +400,36 @@ impl Interrupts {
 /// Signals and the few process calls that have no safe wrapper.
 pub(crate) mod signals {
     #![allow(unsafe_code, reason = "signal sets, waitpid and prctl, with values on our own stack")]
+    use super::Given;
     use std::io;
     use std::os::unix::process::CommandExt;
     use std::process::Command;
     use std::time::Duration;
 
-    pub struct Set(libc::sigset_t);
+    /// The signals that are waited for, and those that were blocked before.
+    pub struct Set {
+        awaited: libc::sigset_t,
+        before: libc::sigset_t,
+    }
 
     /// Block these signals, and SIGCHLD. Threads started later inherit that. `Set::wait` of the one set delivers these signals,
     /// that of the other one SIGCHLD.
     pub fn block(signals: &[i32]) -> io::Result<(Set, Set)> {
-        let sets = (set_of(signals), set_of(&[libc::SIGCHLD]));
-        for set in [&sets.0, &sets.1] {
-            // SAFETY: the set lives across the call.
-            if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &set.0, std::ptr::null_mut()) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-        }
-        Ok(sets)
+        Ok((block_set(signals)?, block_set(&[libc::SIGCHLD])?))
     }
 
-    fn set_of(signals: &[i32]) -> Set {
-        // SAFETY: the set is initialised before use, and lives on our stack.
+    fn block_set(signals: &[i32]) -> io::Result<Set> {
+        // SAFETY: the sets are initialised before use, and live on our stack.
         unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
+            let (mut awaited, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigemptyset(&mut awaited);
             for signal in signals {
-                libc::sigaddset(&mut set, *signal);
+                libc::sigaddset(&mut awaited, *signal);
             }
-            Set(set)
+            match libc::sigprocmask(libc::SIG_BLOCK, &awaited, &mut before) {
+                0 => Ok(Set { awaited, before }),
+                _ => Err(io::Error::last_os_error()),
+            }
         }
     }
 
@@ -431,6 +456,10 @@ pub(crate) mod signals {
     }
 
     impl Set {
+        pub fn before(&self) -> libc::sigset_t {
+            self.before
+        }
+
         /// The next signal, and whether a process sent it (and not the terminal).
         pub fn wait(&self, timeout: Duration) -> Option<(i32, bool)> {
             let timeout =
@@ -438,7 +467,7 @@ pub(crate) mod signals {
             // SAFETY: set, info and timeout live across the call.
             unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
-                let signal = libc::sigtimedwait(&self.0, &mut info, &timeout);
+                let signal = libc::sigtimedwait(&self.awaited, &mut info, &timeout);
                 (signal > 0).then_some((signal, info.si_code <= 0))
             }
         }
@@ -462,32 +491,6 @@ pub(crate) mod signals {
         }
     }
 
-    /// What the target is to have, as we were started with it.
-    #[derive(Clone, Copy)]
-    pub struct Limits {
-        pub nofile: libc::rlimit,
-        pub core: libc::rlimit,
-    }
-
-    fn limit(of: libc::__rlimit_resource_t) -> libc::rlimit {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the struct lives across the call.
-        unsafe { libc::getrlimit(of, &mut limit) };
-        limit
-    }
-
-    fn set_limit(of: libc::__rlimit_resource_t, soft: libc::rlim_t) -> libc::rlimit {
-        let before = limit(of);
-        // SAFETY: the struct lives across the call. If it fails, the limit stays as it was.
-        unsafe { libc::setrlimit(of, &libc::rlimit { rlim_cur: soft.min(before.rlim_max), ..before }) };
-        before
-    }
-
-    /// Each process of the tree costs some descriptors here: take what the hard limit gives.
-    pub fn raise_nofile() -> libc::rlimit {
-        set_limit(libc::RLIMIT_NOFILE, libc::RLIM_INFINITY)
-    }
-
     /// Our memory holds everybody's: no core of it, to a file or to a program (which only the limit of 1 stops).
     ///
     /// Nor may another process of our user look into it. Not so where we are not root: to others of our user, the loader of
@@ -499,24 +502,28 @@ pub(crate) mod signals {
                 libc::prctl(libc::PR_SET_DUMPABLE, 0);
             }
         }
-        set_limit(libc::RLIMIT_CORE, 1)
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct lives across the calls. If they fail, the limit stays as it was.
+        unsafe {
+            libc::getrlimit(libc::RLIMIT_CORE, &mut before);
+            libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: before.rlim_max.min(1), ..before });
+        }
+        before
     }
 
     /// In the target before exec: die with us, and get back the signal mask and limits that we were started with.
-    pub fn on_exec(command: &mut Command, limits: Limits) {
+    pub fn on_exec(command: &mut Command, given: Given) {
         let supervisor = std::process::id();
-        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, _exit.
+        // SAFETY: only async-signal-safe calls: prctl, getppid, sigprocmask, setrlimit, signal, _exit.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() as u32 != supervisor {
                     libc::_exit(125);
                 }
-                let mut none: libc::sigset_t = std::mem::zeroed();
-                libc::sigemptyset(&mut none);
-                libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-                libc::setrlimit(libc::RLIMIT_NOFILE, &limits.nofile);
-                libc::setrlimit(libc::RLIMIT_CORE, &limits.core);
+                libc::sigprocmask(libc::SIG_SETMASK, &given.mask, std::ptr::null_mut());
+                given.limits.restore();
+                libc::setrlimit(libc::RLIMIT_CORE, &given.core);
                 Ok(())
             });
         }

@@ -32,6 +32,8 @@ pub struct Faults {
     pub read_fails: u64,
     pub write_fails: u64,
     pub full: u64,
+    /// No memory for the request, to read or to write: it passes.
+    pub short: u64,
     pub delays: u64,
     pub longest_delay_ns: u64,
     /// From then on the device works, so that a history can end.
@@ -124,7 +126,10 @@ impl Inner {
             }
             let stamp =
                 self.stamps[slot.index()].unwrap_or_else(|| panic!("{slot:?} is read, and holds nothing"));
-            if self.happens(device.faults.read_fails, &device.faults) {
+            if self.happens(device.faults.short, &device.faults) {
+                request.buf[i] = stamped(0xDEAD_BEEF_DEAD_BEEF);
+                results.push(Err(BackingError::Short(12)));
+            } else if self.happens(device.faults.read_fails, &device.faults) {
                 device.lost.lock().expect("lost").insert(stamp);
                 // What a failed read leaves behind must never be seen.
                 request.buf[i] = stamped(0xDEAD_BEEF_DEAD_BEEF);
@@ -154,6 +159,8 @@ impl Backing for SimDevice {
             assert!(!inner.readers.contains_key(&slot.0), "{slot:?} is written while it is being read");
             let error = if inner.happens(self.faults.full, &self.faults) {
                 Some(BackingError::Full)
+            } else if inner.happens(self.faults.short, &self.faults) {
+                Some(BackingError::Short(12))
             } else {
                 inner.happens(self.faults.write_fails, &self.faults).then_some(BackingError::Io(5))
             };

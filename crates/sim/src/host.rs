@@ -27,6 +27,8 @@ const NOTHING_TAKEN_NS: u64 = 2_000_000;
 
 /// The pager gives up after ten seconds; nothing here is planned to last so long.
 const STUCK_NS: u64 = 1_000_000_000;
+/// Who could not read for want of memory waits so long before the next try.
+const PAUSE_NS: u64 = 1_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaim {
@@ -309,6 +311,7 @@ impl Worker {
     fn after(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Again(job) => self.put_off.push(job),
+            Outcome::Pause => vcpu::step(PAUSE_NS),
             Outcome::NoRoom | Outcome::Done | Outcome::Pending | Outcome::Gone => {}
         }
     }

@@ -20,8 +20,11 @@ const MS: u64 = 1_000_000;
 /// What it says of the machine, in each form.
 pub const MACHINE: &str = "virtual CPUs on a virtual clock; what things cost: crates/vcpu/src/cost.rs";
 
-/// Measure all; `done` is told the name of each setting that was.
-pub fn seeds(seed: u64, command: String, mut done: impl FnMut(&str)) -> Report {
+/// Virtual milliseconds that are measured of each setting, after a quarter of that to warm up.
+pub const MS_DEFAULT: u64 = 20;
+
+/// Measure all, `ms` virtual milliseconds of each setting; `done` is told the name of each that was.
+pub fn seeds(seed: u64, ms: u64, command: String, mut done: impl FnMut(&str)) -> Report {
     Report {
         title: "Five patch threads, simulated".into(),
         command,
@@ -32,11 +35,11 @@ pub fn seeds(seed: u64, command: String, mut done: impl FnMut(&str)) -> Report {
              known."
                 .into(),
         ],
-        tables: THREADS.iter().map(|thread| table(thread, seed, &mut done)).collect(),
+        tables: THREADS.iter().map(|thread| table(thread, seed, ms, &mut done)).collect(),
     }
 }
 
-fn table(thread: &Thread, seed: u64, done: &mut impl FnMut(&str)) -> Table {
+fn table(thread: &Thread, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> Table {
     let mut table = Table {
         id: thread.id,
         title: thread.title.into(),
@@ -48,7 +51,7 @@ fn table(thread: &Thread, seed: u64, done: &mut impl FnMut(&str)) -> Table {
         charts: vec![Chart::Bars { column: thread.metric.key(), one_scale: false }],
     };
     for case in thread.cases {
-        let (rows, missing) = rows(thread, case, seed, done);
+        let (rows, missing) = rows(thread, case, seed, ms, done);
         table.rows.extend(rows);
         table.notes.extend(missing);
     }
@@ -59,7 +62,7 @@ fn table(thread: &Thread, seed: u64, done: &mut impl FnMut(&str)) -> Table {
 }
 
 /// Rows of one machine, and a note for each setting that this build does not have.
-fn rows(thread: &Thread, case: &Case, seed: u64, done: &mut impl FnMut(&str)) -> (Vec<Row>, Vec<String>) {
+fn rows(thread: &Thread, case: &Case, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut missing, mut first) = (Vec::new(), Vec::new(), None);
     for setting in case.settings {
         let tuning = match Tuning::parse(setting.knobs.iter().copied()) {
@@ -69,7 +72,7 @@ fn rows(thread: &Thread, case: &Case, seed: u64, done: &mut impl FnMut(&str)) ->
                 continue;
             }
         };
-        let measured = bench::measure(&case.setup(seed, tuning));
+        let measured = bench::measure(&case.setup(seed, ms, tuning));
         let value = thread.metric.of(&measured);
         let change = match first {
             Some(first) => Cell::once(value / first - 1.0),
@@ -90,7 +93,7 @@ fn rows(thread: &Thread, case: &Case, seed: u64, done: &mut impl FnMut(&str)) ->
 }
 
 impl Case {
-    fn setup(&self, seed: u64, tuning: Tuning) -> Setup {
+    fn setup(&self, seed: u64, ms: u64, tuning: Tuning) -> Setup {
         let (cpus, cpus_per_socket, threads) = self.shape;
         Setup {
             seed,
@@ -104,8 +107,8 @@ impl Case {
             devices: self.devices,
             reclaim: Reclaim::Direct,
             tuning,
-            warm_up_ns: 5 * MS,
-            measured_ns: 20 * MS,
+            warm_up_ns: ms * MS / 4,
+            measured_ns: ms * MS,
         }
     }
 }

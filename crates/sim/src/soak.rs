@@ -20,7 +20,7 @@ use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::{Device, Engine};
 use memspill_engine_sim::slots::SwapDevice;
 use memspill_engine_sim::swapoff::Step;
-use memspill_engine_sim::tuning::Tuning;
+use memspill_engine_sim::tuning::{FolioSize, Tuning};
 use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
 use memspill_engine_sim::word::ENTRY_DEVICES_MAX;
 use memspill_vcpu::random::Random;
@@ -93,22 +93,14 @@ struct DevicePlan {
 impl Plan {
     fn draw(random: &mut Random) -> Plan {
         let mut tuning = Tuning::default();
-        if random.one_in(2) {
-            for (name, values) in [("slot-batch", ["1", "7", "64"]), ("cache-batch", ["1", "5", "32"])] {
-                let value = values[random.below(3) as usize];
-                tuning.set(&format!("{name}={value}")).expect("values of the table of knobs");
-            }
-            let readahead = ["always", "auto", "stream"][random.below(3) as usize];
-            tuning.set(&format!("readahead={readahead}")).expect("values of the table of knobs");
+        if random.one_in(4) {
+            tuning = Tuning { folio: FolioSize::Auto, ..Tuning::drawn(|| random.draw() as u32) };
+        } else if random.one_in(2) {
+            tuning = Tuning::drawn(|| random.draw() as u32);
         }
         let mut batch_pages = BATCH_PAGES as u64;
-        if random.one_in(2) {
-            let large_folios = ["split", "free-cluster-only", "all"][random.below(3) as usize];
-            let (folio, pages) = [("4K", 1), ("16K", 4), ("64K", 16), ("512K", 128), ("2M", 512)][random.below(5) as usize];
-            for knob in [format!("large-folios={large_folios}"), format!("folio={folio}")] {
-                tuning.set(&knob).expect("values of the table of knobs");
-            }
-            batch_pages = batch_pages.max(pages);
+        if let FolioSize::Fixed(order) = tuning.folio {
+            batch_pages = batch_pages.max(u64::from(order.pages()));
         }
         let mut chance = |of: &[u64]| of[random.below(of.len() as u64) as usize];
         let devices = (0..chance(&[1, 1, 2])).map(|_| {
@@ -118,6 +110,7 @@ impl Plan {
                 read_fails: chance(&[0, 0, 200]),
                 write_fails: chance(&[0, 0, 20, 300]),
                 full: chance(&[0, 0, 50]),
+                short: chance(&[0, 0, 10, 200]),
                 delays: chance(&[0, 3, 20]),
                 longest_delay_ns: chance(&[100_000, 3_000_000]),
                 until_ns: HISTORY_NS / 2,
@@ -411,6 +404,25 @@ impl Life<'_> {
         if living > 1 && !process.target.is_dead() && !process.target.has_events() && self.random.one_in(3) {
             process.target.exit();
             self.history.host.remove_process(self.worker.cpu, process);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memspill_engine_sim::tuning::KNOBS;
+    use std::collections::BTreeSet;
+
+    /// The histories of a soak are made with every value of every knob, of those that have few.
+    #[test]
+    fn every_knob_is_drawn() {
+        let plans: Vec<Plan> = (1..=400).map(|seed| Plan::draw(&mut Random::new(seed))).collect();
+        for knob in KNOBS {
+            let drawn: BTreeSet<String> = plans.iter().map(|plan| knob.value_in(&plan.tuning)).collect();
+            let all: BTreeSet<String> = (0..64).map(|number| knob.value_of(number)).collect();
+            let few = all.len() <= 12;
+            assert!(if few { drawn == all } else { drawn.len() > 12 }, "{} is only drawn as {drawn:?}", knob.name);
         }
     }
 }

@@ -267,16 +267,14 @@ pub const THREADS: &[Thread] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memspill_engine_sim::tuning::{KNOBS, Tuning};
+    use memspill_engine_sim::tuning::Tuning;
 
-    /// Of settings whose knobs there are; the others are for builds to come.
     #[test]
     fn every_setting_can_be_set_and_differs_from_the_first() {
-        let known = |knob: &&str| KNOBS.iter().any(|k| knob.starts_with(&format!("{}=", k.name)));
         for case in THREADS.iter().flat_map(|thread| thread.cases) {
-            let settings = case.settings.iter().filter(|setting| setting.knobs.iter().all(known));
+            // A knob that is not there leaves a row out of the report, and says so there: that is for other builds.
             let tunings: Vec<Tuning> =
-                settings.map(|s| Tuning::parse(s.knobs.iter().copied()).unwrap()).collect();
+                case.settings.iter().map(|s| Tuning::parse(s.knobs.iter().copied()).unwrap()).collect();
             for (i, tuning) in tunings.iter().enumerate() {
                 assert!(!tunings[..i].contains(tuning), "{}: setting {i} is an earlier one", case.machine);
             }

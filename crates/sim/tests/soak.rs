@@ -17,6 +17,7 @@ fn histories_end_well_and_meet_trouble() {
         "fill_again",
         "fill_cancelled",
         "read_errors",
+        "read_again",
         "write_errors",
         "swap_full",
         "workingset_refault",

@@ -425,6 +425,7 @@ struct BackingInner {
     started: HashMap<u32, VecDeque<ReadRequest>>,
     pending: bool,
     fail_reads: usize,
+    short_reads: usize,
     fail_writes: Option<(BackingError, usize)>,
     written: usize,
     discarding: Option<ClusterIndex>,
@@ -466,6 +467,10 @@ impl MockBacking {
     pub fn fail_reads(&self, pages: usize) {
         self.lock().fail_reads = pages;
     }
+    /// There is no memory for reads: it passes.
+    pub fn run_short(&self, pages: usize) {
+        self.lock().short_reads = pages;
+    }
     pub fn fail_writes(&self, error: BackingError, pages: usize) {
         self.lock().fail_writes = Some((error, pages));
     }
@@ -476,6 +481,7 @@ impl MockBacking {
     pub fn behave(&self) {
         let mut inner = self.lock();
         inner.fail_reads = 0;
+        inner.short_reads = 0;
         inner.fail_writes = None;
     }
     /// End the read that has waited longest on the queue.
@@ -497,6 +503,12 @@ impl BackingInner {
                 self.reading.remove(&slot.0);
             }
             let stamp = *self.slots.get(&slot.0).unwrap_or_else(|| panic!("{slot:?} is read, and holds nothing"));
+            if self.short_reads > 0 {
+                self.short_reads -= 1;
+                request.buf[i] = stamped(0xDEAD_BEEF_DEAD_BEEF);
+                results.push(Err(BackingError::Short(12)));
+                continue;
+            }
             if self.fail_reads == 0 {
                 request.buf[i] = stamped(stamp);
                 results.push(Ok(()));

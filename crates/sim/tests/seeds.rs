@@ -1,0 +1,63 @@
+//! `memspill sim seeds`, in short: each setting of each table is measured, and the mechanisms show in what they are about.
+
+use memspill_sim::seeds;
+use memspill_tables::{Form, Report, Row, Table};
+
+/// Virtual milliseconds of each setting.
+const MS: u64 = 2;
+
+fn report(seed: u64) -> Report {
+    seeds::seeds(seed, MS, "seeds".into(), |_| ())
+}
+
+fn table<'a>(report: &'a Report, id: &str) -> &'a Table {
+    report.tables.iter().find(|table| table.id == id).unwrap_or_else(|| panic!("there is no table {id}"))
+}
+
+/// What was measured of a row.
+fn of(table: &Table, row: &Row, key: &str) -> f64 {
+    let column = table.column(key).unwrap_or_else(|| panic!("table {} has no {key}", table.id));
+    let cell = row.cells[column].number();
+    cell.unwrap_or_else(|| panic!("{} {}: no {key}", table.id, row.setting)).median
+}
+
+/// The figure `key` of the first setting of each group, and of the one named `other`, in the groups that have it.
+fn pairs(table: &Table, key: &str, other: &str) -> Vec<(f64, f64)> {
+    let groups = table.groups().into_iter();
+    let pairs: Vec<(f64, f64)> = groups
+        .filter_map(|(_, rows)| {
+            let other = rows.iter().find(|row| row.setting == other)?;
+            Some((of(table, rows[0], key), of(table, other, key)))
+        })
+        .collect();
+    assert!(!pairs.is_empty(), "table {} has no setting {other}", table.id);
+    pairs
+}
+
+#[test]
+fn every_setting_is_measured_and_the_mechanisms_show() {
+    let report = report(1);
+    for table in &report.tables {
+        let left_out = table.notes.iter().find(|note| note.contains("Not in this build"));
+        assert_eq!(left_out, None, "table {}", table.id);
+        for (group, rows) in table.groups() {
+            assert!(rows.len() >= 2, "{}: {group}: nothing is compared", table.id);
+            for row in rows {
+                // In so short a time a slow device takes no batch, and a table of stores reads few pages back.
+                let rates = ["accesses_per_s", "swap_in_per_s", "swap_out_per_s"].map(|key| of(table, row, key));
+                let moves = rates[1].max(rates[2]);
+                assert!(rates[0] > 1000.0 && moves > 1000.0, "{}: {group}: {}: {rates:?}", table.id, row.setting);
+            }
+        }
+    }
+    for (shared, per_cpu) in pairs(table(&report, "000"), "cluster_contended_per_1000_pages", "scan-base=per-cpu") {
+        assert!(shared > per_cpu, "CPUs meet in a shared cluster: {shared}, in clusters of their own: {per_cpu}");
+    }
+    let batched = pairs(table(&report, "001"), "cluster_locks_per_page", "slot-batch=64 cache-batch=32");
+    assert!(batched.iter().all(|(single, batched)| *single > 1.3 * batched), "locks a page: {batched:?}");
+    let free = pairs(table(&report, "002"), "cgroup_locks_per_page", "cgroup-map=lock-free");
+    assert!(free.iter().all(|(locked, free)| *locked > 0.0 && *free == 0.0), "locks of the map: {free:?}");
+    let auto = pairs(table(&report, "003"), "readahead_share", "readahead=auto");
+    assert!(auto.iter().all(|(always, auto)| *always > 0.8 && *auto == 0.0), "readahead: {auto:?}");
+    assert_eq!(Form::Json.of(&report), Form::Json.of(&self::report(1)), "a seed makes the same tables each time");
+}
