@@ -179,7 +179,7 @@ impl Porter<'_> {
             self.callers.extend(begun.elapsed().saturating_sub(wait.unwrap_or(Duration::MAX)));
             for event in &events {
                 match event.data.u64() {
-                    KEY_LISTEN => self.accept_all(),
+                    KEY_LISTEN => self.accept_some(),
                     key if key >= KEY_CALLERS => self.go_on(key),
                     key => hung_up(self.pager, &self.epoll, key),
                 }
@@ -196,8 +196,12 @@ impl Porter<'_> {
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
-    fn accept_all(&mut self) {
-        while self.shut_until.is_none() {
+    /// Not all at once: others would wait for as long as strangers come.
+    fn accept_some(&mut self) {
+        for _ in 0..64 {
+            if self.shut_until.is_some() {
+                return;
+            }
             if !self.callers.has_room() {
                 return self.shut("too many processes of the tree join at once");
             }
@@ -205,9 +209,9 @@ impl Porter<'_> {
             match put_off.unwrap_or_else(|| rustix::net::accept_with(&self.pager.socket.socket, SocketFlags::CLOEXEC)) {
                 Ok(socket) => self.admit(socket),
                 Err(rustix::io::Errno::AGAIN) => return,
-                // That one has gone away, or may not be spoken to.
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED | rustix::io::Errno::PERM) => {}
-                // No descriptor, no memory: others give some back.
+                // That one has gone away.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                // No descriptor, no memory: others give some back. Whatever else it is, it may pass.
                 Err(e) => return self.shut(&io::Error::from(e).to_string()),
             }
         }
@@ -258,7 +262,7 @@ impl Porter<'_> {
     fn go_on(&mut self, key: u64) {
         let number = key - KEY_CALLERS;
         let Some(entry) = self.callers.get(number) else { return };
-        let (pager, caller) = (self.pager, &mut entry.caller);
+        let (pager, pid, caller) = (self.pager, entry.pid, &mut entry.caller);
         let step = match &caller.stage {
             Stage::Knocked => greet(pager, caller),
             Stage::Welcomed { .. } => wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|(ready, fd)| {
@@ -273,8 +277,11 @@ impl Porter<'_> {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
-                let entry = self.callers.take(number).expect("looked up above");
-                refused(pager, entry.pid, &e);
+                let Caller { socket, stage, .. } = self.callers.take(number).expect("looked up above").caller;
+                if matches!(stage, Stage::Welcomed { .. }) {
+                    send_away(pager, &socket, pid, &e);
+                }
+                refused(pager, pid, &e);
             }
         }
     }
@@ -283,10 +290,7 @@ impl Porter<'_> {
     fn settle(&self, caller: Caller, ready: Ready, fd: Option<OwnedFd>) {
         let (pager, socket, pid) = (self.pager, caller.socket.clone(), caller.peer.pid);
         let Err(e) = self.take_in(caller, ready, fd) else { return };
-        // Without a word from us the command does not run on: its agent sees the socket close, and kills it.
-        if !pager.socket.target.is(pid) {
-            let _ = wire::send(&*socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
-        }
+        send_away(pager, &socket, pid, &e);
         refused(pager, pid, &e);
     }
 
@@ -326,7 +330,7 @@ impl Porter<'_> {
         if self.shut_until.is_some_and(|until| until <= now) {
             self.shut_until = None;
             self.listen_for(epoll::EventFlags::IN)?;
-            self.accept_all();
+            self.accept_some();
         }
         for number in self.callers.overdue(now) {
             let entry = self.callers.get(number).expect("overdue, so there");
@@ -358,6 +362,14 @@ fn may_knock(pager: &Pager, peer: &Peer) -> bool {
 /// Whoever is managed was found to be when it came in.
 fn is_below_us(pager: &Pager, peer: &Peer) -> bool {
     peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(|process| process.memory.agent().is_some_and(Agent::lives)))
+}
+
+/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close, and kills it.
+fn send_away(pager: &Pager, socket: &OwnedFd, pid: u32, error: &io::Error) {
+    if !pager.socket.target.is(pid) {
+        let errno = error.raw_os_error().unwrap_or(libc::EPROTO);
+        let _ = wire::send(socket, &Go { magic: MAGIC, errno }, &[]);
+    }
 }
 
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
