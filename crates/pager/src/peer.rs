@@ -36,7 +36,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Of whoever is thread `tid` now. Before Linux 6.9, and for `tid` a process's first thread only, of its process.
+    /// Of whoever is thread `tid` now. Before Linux 6.9: of `process`, which has that thread.
     pub fn of_thread(tid: u32, process: &Life) -> io::Result<Life> {
         // SAFETY: a call with integers, which returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid as libc::pid_t, PIDFD_THREAD) };
