@@ -1,4 +1,6 @@
-"""Those who connect to the agents' socket of a run and are none of its processes. Arguments: a case and `memspill run ...`.
+"""Those who connect to the agents' socket of a run and are none of its processes.
+
+Arguments: a case and `memspill run ...`.
 
 While they are there the run's own processes must be let in as fast as ever, and afterwards too.
 """
@@ -23,7 +25,10 @@ class Run:
     def __init__(self, before=()):
         with open("door.err", "w") as err:
             self.process = subprocess.Popen(
-                [*before, *COMMAND, "--", "bash", "-c", TARGET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
+                [*before, *COMMAND, "--", "bash", "-c", TARGET],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
             )
         name, self.token = self.answer(10).split(":")
         self.address = b"\0" + name.encode()

@@ -1,8 +1,8 @@
 //! The door: agents connect here, from each program that the tree starts and from each child that it forks.
 //!
-//! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may come in: a
-//! process below us in the tree of parents that knows the token (it is in the environment of the tree). The exchange is
-//! drawn in the agent's `protocol.rs`.
+//! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may come in:
+//! a process below us in the tree of parents that knows the token (it is in the environment of the tree). The exchange
+//! is drawn in the agent's `protocol.rs`.
 //!
 //! ```text
 //!   connect ─ who is it? ─ a stranger: closed, nothing is awaited of him
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Nobody waits for anybody else: each exchange goes on when its next message is there. A process has one exchange at a
-//! time, an exchange has its time as a whole, and when all places are taken, the next one has the place of whoever has been
-//! silent for longest. Whatever goes wrong in one exchange, or at accept, the door stays.
+//! time, an exchange has its time as a whole, and when all places are taken, the next one has the place of whoever has
+//! been silent for longest. Whatever goes wrong in one exchange, or at accept, the door stays.
 //! What it does not do: protect a tree from itself. A process of the tree can start a thousand that know the token.
 //!
 //! Tried: to look for the next message for 100 µs before sleeping, here or on both sides, so that no CPU goes idle. 200
@@ -352,8 +352,8 @@ fn is_scarcity(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not root,
-/// those of other users cannot be. That our own user's are below us is looked at when they have said the token.
+/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not
+/// root, those of other users cannot be. That our own user's are below us is looked at when they have said the token.
 fn may_knock(pager: &Pager, peer: &Peer) -> bool {
     let mine = rustix::process::geteuid();
     peer.uid == mine || mine.is_root() && is_below_us(pager, peer)
@@ -361,10 +361,12 @@ fn may_knock(pager: &Pager, peer: &Peer) -> bool {
 
 /// Whoever is managed was found to be when it came in.
 fn is_below_us(pager: &Pager, peer: &Peer) -> bool {
-    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(|process| process.memory.agent().is_some_and(Agent::lives)))
+    let lives = |process: Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(lives))
 }
 
-/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close, and kills it.
+/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close, and kills
+/// it.
 fn send_away(pager: &Pager, socket: &OwnedFd, pid: u32, error: &io::Error) {
     if !pager.socket.target.is(pid) {
         let errno = error.raw_os_error().unwrap_or(libc::EPROTO);
@@ -401,8 +403,8 @@ fn refused(pager: &Pager, pid: u32, error: &io::Error) {
 
 /// The first step: who knows the token, and is below us, has a Welcome. WouldBlock: it has said nothing yet.
 ///
-/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold up
-/// the kernel's own accesses to that; and so any user could who has read the token somewhere.
+/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold
+/// up the kernel's own accesses to that; and so any user could who has read the token somewhere.
 fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
     let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
         io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
@@ -433,8 +435,8 @@ fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
     Ok(())
 }
 
-/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the child of a process
-/// that was not registered) make one.
+/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the child of a
+/// process that was not registered) make one.
 fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &OwnedFd) -> io::Result<()> {
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {

@@ -1,8 +1,9 @@
-//! Who is at the other end of a socket: its process by number, by user, and by a descriptor that no other process takes.
+//! Who is at the other end of a socket: its process by number, by user, and by a descriptor that no other process
+//! takes.
 //!
-//! A number names whatever has it just now. What was found out by a number (a parent, a thread, memory that was read) is of
-//! the process that was meant only if that one still lives afterwards: [`Life`] tells. So the order is always: the
-//! descriptor, the question by number, the look whether it lives.
+//! A number names whatever has it just now. What was found out by a number (a parent, a thread, memory that was read)
+//! is of the process that was meant only if that one still lives afterwards: [`Life`] tells. So the order is always:
+//! the descriptor, the question by number, the look whether it lives.
 //!
 //! A process of a pid namespace that we do not see has no number here. It is none of ours: a namespace is entered from
 //! above, never left.
