@@ -989,7 +989,8 @@ case_door-descriptors() { door descriptors; }
 
 # Agents that lie. What they can lose is their own.
 case_lying-uffd() {
-    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- bash -c '
+    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- \
+        bash -c '
         coproc "$1" env -u LD_PRELOAD "$2" "$3" waits
         read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
         "$0" random --size 192M --seconds 3 --check full || exit 2
@@ -1009,13 +1010,15 @@ case_lying-evictor() {
 # memspill's memory holds everybody's: no core of it is written. The program's own limit stays.
 case_no-core() {
     local pid before=$(ulimit -Hc)
-    [[ "$(cat /proc/sys/kernel/core_pattern)" = [!\|@/]* ]] || { SKIP="cores do not go to the working directory here"; return; }
+    [[ "$(cat /proc/sys/kernel/core_pattern)" = [!\|@/]* ]] ||
+        { SKIP="cores do not go to the working directory here"; return; }
     start bash -c 'ulimit -c "$(ulimit -Hc)"; exec "$@"' - "${SPILL[@]}" -- \
         bash -c 'ulimit -c; exec "$0" spin-touch --size 96M' "$WORKLOAD"
     populated 1 || return
-    [ "$(head -n 1 out)" = "$before" ] || { no "the program may have a core of $(head -n 1 out) blocks instead of $before"; return; }
+    [ "$(head -n 1 out)" = "$before" ] || { no "the program may have a core of $(head -n 1 out), not $before"; return; }
     for pid in $PID $(pgrep -P $PID memspill-guard); do
-        [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] || { no "$(cat "/proc/$pid/comm") may have a core"; return; }
+        [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] ||
+            { no "$(cat "/proc/$pid/comm") may have a core"; return; }
     done
     kill -ABRT $PID
     ends 10
@@ -1025,13 +1028,15 @@ case_no-core() {
 
 # In a pid namespace with a /proc of its own, the number in the agent's path may be another process's.
 case_other-proc() {
-    unshare -pf --mount-proc test -w /proc/sys/kernel/ns_last_pid 2>/dev/null || { SKIP="cannot choose a process id"; return; }
+    unshare -pf --mount-proc test -w /proc/sys/kernel/ns_last_pid 2>/dev/null ||
+        { SKIP="cannot choose a process id"; return; }
     local library=$(ldconfig -p | grep -oP 'libm\.so\.6 .*x86-64.* => \K.*' | head -n 1)
     [ -n "$library" ] || { SKIP="no libm"; return; }
     cat >other-proc.sh <<'END'
 number=${LD_PRELOAD#/proc/} number=${number%%/*}
 echo $((number - 1)) >/proc/sys/kernel/ns_last_pid
-env -u LD_PRELOAD "$1" -c "import os, sys; [os.open('$2', 0) for _ in range(500)]; print(os.getpid(), flush=True); sys.stdin.read()" <&8 >&9 &
+env -u LD_PRELOAD "$1" -c "import os, sys; [os.open('$2', 0) for _ in range(500)]
+print(os.getpid(), flush=True); sys.stdin.read()" <&8 >&9 &
 read -r there <&9
 [ "$there" = "$number" ] || exit 3
 cat /proc/self/maps

@@ -1,4 +1,6 @@
-"""Those who connect to the agents' socket of a run and are none of its processes. Arguments: a case and `memspill run ...`.
+"""Those who connect to the agents' socket of a run and are none of its processes.
+
+Arguments: a case and `memspill run ...`.
 
 While they are there the run's own processes must be let in as fast as ever, and afterwards too.
 """
@@ -23,7 +25,10 @@ class Run:
     def __init__(self, before=()):
         with open("door.err", "w") as err:
             self.process = subprocess.Popen(
-                [*before, *COMMAND, "--", "bash", "-c", TARGET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
+                [*before, *COMMAND, "--", "bash", "-c", TARGET],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
             )
         name, self.token = self.answer(10).split(":")
         self.address = b"\0" + name.encode()
@@ -182,10 +187,12 @@ def descriptors():
             return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13]))
 
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
-    free = min(set(range(1000)) - used)
     # None at all; and one, for the socket.
-    for limit in (3, free + 1):
+    for one in (False, True):
+        time.sleep(0.5)  # what has ended gives its back
+        used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+        # The lowest one is kept for whoever comes to the control socket: its thread waits in accept.
+        limit = sorted(set(range(1000)) - used)[1] + 1 if one else 3
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limits[1]))
         before = ticks()
         run.ask()

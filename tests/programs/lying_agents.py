@@ -1,8 +1,8 @@
 """Agents that lie to memspill, in a process of its tree (without an agent of its own). The argument says about what.
 
 waits   the userfaultfd is one that waits when it is read
-memory  the evictor is this process's, the userfaultfd is its child's: what memspill takes out of the one it puts into the
-        other. (Here both run the same program. The one might have more rights.)
+memory  the evictor is this process's, the userfaultfd is its child's: what memspill takes out of the one it puts
+        into the other. (Here both run the same program. The one might have more rights.)
 """
 
 import ctypes

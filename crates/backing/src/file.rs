@@ -26,11 +26,11 @@
 //! its clusters' locks shared from before it looks at the bits until the bits say live again; a punch holds
 //! one exclusively, and only if it gets it at once. Writes take them in ascending order, punches take one.
 //!
-//! *Checksums*: 64 bits for each slot (XXH3), over the bytes and the slot's number, so that a write that went to the wrong
-//! place is found too. They are in RAM only: a swap file means nothing after its process. A page that leaves memory again
-//! with the same bytes is known by them and needs no write (`still_holds`): this is why they have 64 bits and not 32, and
-//! why they are seeded with a number that is drawn for each device and told to nobody. (Who knew it could give a program
-//! two pages with one sum, and the second would be lost.)
+//! *Checksums*: 64 bits for each slot (XXH3), over the bytes and the slot's number, so that a write that went to the
+//! wrong place is found too. They are in RAM only: a swap file means nothing after its process. A page that leaves
+//! memory again with the same bytes is known by them and needs no write (`still_holds`): this is why they have 64 bits
+//! and not 32, and why they are seeded with a number that is drawn for each device and told to nobody. (Who knew it
+//! could give a program two pages with one sum, and the second would be lost.)
 //!
 //! *Limits*: pages on disk, live and dead, are at most `max_bytes`; the file system keeps `free_floor_bytes` free.
 //! Free space is asked for 64 MiB at a time, not at each write. Over a limit the answer is Full, and nothing is lost.

@@ -1,8 +1,8 @@
 //! Who is in the exchange with the door: in the order of their coming, each with the time until which he has.
 //!
-//! Places are few. A process has one: its next connection takes the place of its last one. When all are taken, the newcomer
-//! has the place of whoever has been silent for longest; those who are known keep theirs, and if there are none but those,
-//! there is no room.
+//! Places are few. A process has one: its next connection takes the place of its last one. When all are taken, the
+//! newcomer has the place of whoever has been silent for longest; those who are known keep theirs, and if there are
+//! none but those, there is no room.
 //! What it does not do: any I/O. Whoever is dropped has his socket closed by that.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! The door: agents connect here, from each program that the tree starts and from each child that it forks.
 //!
-//! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may come in: a
-//! process below us in the tree of parents that knows the token (it is in the environment of the tree). The exchange is
-//! drawn in the agent's `protocol.rs`.
+//! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may come in:
+//! a process below us in the tree of parents that knows the token (it is in the environment of the tree). The exchange
+//! is drawn in the agent's `protocol.rs`.
 //!
 //! ```text
 //!   connect ─ who is it? ─ a stranger: closed, nothing is awaited of him
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Nobody waits for anybody else: each exchange goes on when its next message is there. A process has one exchange at a
-//! time, an exchange has its time as a whole, and when all places are taken, the next one has the place of whoever has been
-//! silent for longest. Whatever goes wrong in one exchange, or at accept, the door stays.
+//! time, an exchange has its time as a whole, and when all places are taken, the next one has the place of whoever has
+//! been silent for longest. Whatever goes wrong in one exchange, or at accept, the door stays.
 //! What it does not do: protect a tree from itself. A process of the tree can start a thousand that know the token.
 //!
 //! Tried: to look for the next message for 100 µs before sleeping, here or on both sides, so that no CPU goes idle. 200
@@ -182,7 +182,7 @@ impl Porter<'_> {
             self.callers.extend(begun.elapsed().saturating_sub(wait.unwrap_or(Duration::MAX)));
             for event in &events {
                 match event.data.u64() {
-                    KEY_LISTEN => self.accept_all(),
+                    KEY_LISTEN => self.accept_some(),
                     key if key >= KEY_CALLERS => self.go_on(key),
                     key => hung_up(self.pager, &self.epoll, key),
                 }
@@ -199,8 +199,12 @@ impl Porter<'_> {
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
-    fn accept_all(&mut self) {
-        while self.shut_until.is_none() {
+    /// Not all at once: others would wait for as long as strangers come.
+    fn accept_some(&mut self) {
+        for _ in 0..64 {
+            if self.shut_until.is_some() {
+                return;
+            }
             if !self.callers.has_room() {
                 return self.shut("too many processes of the tree join at once");
             }
@@ -208,9 +212,9 @@ impl Porter<'_> {
             match put_off.unwrap_or_else(|| rustix::net::accept_with(&self.pager.socket.socket, SocketFlags::CLOEXEC)) {
                 Ok(socket) => self.admit(socket),
                 Err(rustix::io::Errno::AGAIN) => return,
-                // That one has gone away, or may not be spoken to.
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED | rustix::io::Errno::PERM) => {}
-                // No descriptor, no memory: others give some back.
+                // That one has gone away.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                // No descriptor, no memory: others give some back. Whatever else it is, it may pass.
                 Err(e) => return self.shut(&io::Error::from(e).to_string()),
             }
         }
@@ -261,7 +265,7 @@ impl Porter<'_> {
     fn go_on(&mut self, key: u64) {
         let number = key - KEY_CALLERS;
         let Some(entry) = self.callers.get(number) else { return };
-        let (pager, caller) = (self.pager, &mut entry.caller);
+        let (pager, pid, caller) = (self.pager, entry.pid, &mut entry.caller);
         let step = match &caller.stage {
             Stage::Knocked => greet(pager, caller),
             Stage::Welcomed { .. } => wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|(ready, fd)| {
@@ -276,8 +280,11 @@ impl Porter<'_> {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
-                let entry = self.callers.take(number).expect("looked up above");
-                refused(pager, entry.pid, &e);
+                let Caller { socket, stage, .. } = self.callers.take(number).expect("looked up above").caller;
+                if matches!(stage, Stage::Welcomed { .. }) {
+                    send_away(pager, &socket, pid, &e);
+                }
+                refused(pager, pid, &e);
             }
         }
     }
@@ -286,10 +293,7 @@ impl Porter<'_> {
     fn settle(&self, caller: Caller, ready: Ready, fd: Option<OwnedFd>) {
         let (pager, socket, pid) = (self.pager, caller.socket.clone(), caller.peer.pid);
         let Err(e) = self.take_in(caller, ready, fd) else { return };
-        // Without a word from us the command does not run on: its agent sees the socket close, and kills it.
-        if !pager.socket.target.is(pid) {
-            let _ = wire::send(&*socket, &Go { magic: MAGIC, errno: e.raw_os_error().unwrap_or(libc::EPROTO) }, &[]);
-        }
+        send_away(pager, &socket, pid, &e);
         refused(pager, pid, &e);
     }
 
@@ -329,7 +333,7 @@ impl Porter<'_> {
         if self.shut_until.is_some_and(|until| until <= now) {
             self.shut_until = None;
             self.listen_for(epoll::EventFlags::IN)?;
-            self.accept_all();
+            self.accept_some();
         }
         for number in self.callers.overdue(now) {
             let entry = self.callers.get(number).expect("overdue, so there");
@@ -351,8 +355,8 @@ fn is_scarcity(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not root,
-/// those of other users cannot be. That our own user's are below us is looked at when they have said the token.
+/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we are not
+/// root, those of other users cannot be. That our own user's are below us is looked at when they have said the token.
 fn may_knock(pager: &Pager, peer: &Peer) -> bool {
     let mine = rustix::process::geteuid();
     peer.uid == mine || mine.is_root() && is_below_us(pager, peer)
@@ -360,7 +364,17 @@ fn may_knock(pager: &Pager, peer: &Peer) -> bool {
 
 /// Whoever is managed was found to be when it came in.
 fn is_below_us(pager: &Pager, peer: &Peer) -> bool {
-    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(|process| process.memory.agent().is_some_and(Agent::lives)))
+    let lives = |process: Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    peer.is_below_us(|pid| pager.process_of_pid(pid).is_some_and(lives))
+}
+
+/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close, and kills
+/// it.
+fn send_away(pager: &Pager, socket: &OwnedFd, pid: u32, error: &io::Error) {
+    if !pager.socket.target.is(pid) {
+        let errno = error.raw_os_error().unwrap_or(libc::EPROTO);
+        let _ = wire::send(socket, &Go { magic: MAGIC, errno }, &[]);
+    }
 }
 
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
@@ -392,8 +406,8 @@ fn refused(pager: &Pager, pid: u32, error: &io::Error) {
 
 /// The first step: who knows the token, and is below us, has a Welcome. WouldBlock: it has said nothing yet.
 ///
-/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold up
-/// the kernel's own accesses to that; and so any user could who has read the token somewhere.
+/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which may hold
+/// up the kernel's own accesses to that; and so any user could who has read the token somewhere.
 fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
     let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
         io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
@@ -423,8 +437,8 @@ fn greet(pager: &Arc<Pager>, caller: &mut Caller) -> io::Result<()> {
     Ok(())
 }
 
-/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the child of a process
-/// that was not registered) make one.
+/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the child of a
+/// process that was not registered) make one.
 fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &OwnedFd) -> io::Result<()> {
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {

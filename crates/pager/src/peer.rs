@@ -1,8 +1,9 @@
-//! Who is at the other end of a socket: its process by number, by user, and by a descriptor that no other process takes.
+//! Who is at the other end of a socket: its process by number, by user, and by a descriptor that no other process
+//! takes.
 //!
-//! A number names whatever has it just now. What was found out by a number (a parent, a thread, memory that was read) is of
-//! the process that was meant only if that one still lives afterwards: [`Life`] tells. So the order is always: the
-//! descriptor, the question by number, the look whether it lives.
+//! A number names whatever has it just now. What was found out by a number (a parent, a thread, memory that was read)
+//! is of the process that was meant only if that one still lives afterwards: [`Life`] tells. So the order is always:
+//! the descriptor, the question by number, the look whether it lives.
 //!
 //! A process of a pid namespace that we do not see has no number here. It is none of ours: a namespace is entered from
 //! above, never left.
@@ -36,7 +37,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Of whoever is thread `tid` now. Before Linux 6.9, and for `tid` a process's first thread only, of its process.
+    /// Of whoever is thread `tid` now. Before Linux 6.9: of `process`, which has that thread.
     pub fn of_thread(tid: u32, process: &Life) -> io::Result<Life> {
         // SAFETY: a call with integers, which returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid as libc::pid_t, PIDFD_THREAD) };

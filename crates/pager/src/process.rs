@@ -10,10 +10,11 @@
 //!
 //! Staging has two halves, used in turn, so that a batch can be moved while the last one is still being emptied. A batch
 //! that is larger than a half (a folio of more than 512 KiB) is taken in pieces.
-//! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data, and
-//! is given nobody else's. What is read from staging goes back to the owner of the userfaultfd, so it must be that one's:
-//! before the first batch the evictor is found to share its memory ([`ProcessMemory::is_of_one`]), and after each batch it is
-//! found to be there still (its number may name somebody else's thread).
+//!
+//! What comes from the target (results of the evictor) is checked: a lying agent can only lose its own process's data,
+//! and is given nobody else's. What is read from staging goes back to the owner of the userfaultfd, so it must be that
+//! one's: before the first batch the evictor is found to share its memory ([`ProcessMemory::is_of_one`]), after each
+//! batch to be there still (its number may name somebody else's thread).
 
 use crate::control::{ControlPage, Forbidden};
 use crate::evictor::{ANSWER_WITHIN, Calls};
@@ -60,7 +61,13 @@ pub struct Agent {
 
 impl Agent {
     /// Of the process of `peer`, which calls itself `own_pid`.
-    pub fn new(socket: Arc<OwnedFd>, control: ControlPage, ready: Ready, peer: &Peer, own_pid: u32) -> io::Result<Agent> {
+    pub fn new(
+        socket: Arc<OwnedFd>,
+        control: ControlPage,
+        ready: Ready,
+        peer: &Peer,
+        own_pid: u32,
+    ) -> io::Result<Agent> {
         let pid = peer.pid;
         // Ids that differ are those of another pid namespace; to look up the evictor's there takes time.
         let evictor_tid = match pid == own_pid {
@@ -207,8 +214,8 @@ impl ProcessMemory {
     pub fn pid(&self) -> u32 {
         self.pid.load(Ordering::Relaxed)
     }
-    /// The thread under whose id /proc shows this address space; 0 if not known yet, or no more. (Once the first thread has
-    /// called pthread_exit, the process id shows none.)
+    /// The thread under whose id /proc shows this address space; 0 if not known yet, or no more. (Once the first thread
+    /// has called pthread_exit, the process id shows none.)
     pub fn proc_id(&self) -> u32 {
         match self.agent() {
             // Its number would soon name another.
@@ -441,11 +448,11 @@ impl ProcessMemory {
         }
     }
 
-    /// Do the userfaultfd that the agent has sent and the thread that it calls its evictor belong to one address space? What
-    /// is put in by the one must be seen through the other. None: it cannot be told now.
+    /// Do the userfaultfd that the agent has sent and the thread that it calls its evictor belong to one address space?
+    /// What is put in by the one must be seen through the other. None: it cannot be told now.
     ///
-    /// Else an agent could give the number of another process's thread (a program with more rights, that it has started by
-    /// exec), and have that one's memory put into its own.
+    /// Else an agent could give the number of another process's thread (a program with more rights, that it has started
+    /// by exec), and have that one's memory put into its own.
     fn is_of_one(&self, agent: &Agent) -> Option<bool> {
         // In the half that the next batch does not use: it is emptied before that one has been answered.
         let other_half = (1 - agent.half.load(Ordering::Relaxed)) * HALF_PAGES;

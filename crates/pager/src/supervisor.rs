@@ -214,9 +214,9 @@ fn spawn_thread(
 /// The agent as a sealed memfd. Programs open it through our /proc entry for as long as we live; nothing is on disk.
 ///
 /// In the /proc of another pid namespace the same path means whatever file the process with that number has open there.
-/// Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds nothing, and says so. (Whoever
-/// wants to be found can see to it: he reads the number in the environment of a program there. What he gains is what root in
-/// that namespace may do there.)
+/// Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds nothing, and says so.
+/// (Whoever wants to be found can see to it: he reads the number in the environment of a program there. What he gains
+/// is what root in that namespace may do there.)
 fn publish_agent() -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let fd = rustix::fs::memfd_create("memspill-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -493,8 +493,8 @@ pub(crate) mod signals {
 
     /// Our memory holds everybody's: no core of it, to a file or to a program (which only the limit of 1 stops).
     ///
-    /// Nor may another process of our user look into it. Not so where we are not root: to others of our user, the loader of
-    /// each program among them, our /proc entries would be closed, and with them the agent.
+    /// Nor may another process of our user look into it. Not so where we are not root: to others of our user, the
+    /// loader of each program among them, our /proc entries would be closed, and with them the agent.
     pub fn no_core() -> libc::rlimit {
         // SAFETY: integers only.
         unsafe {

@@ -142,7 +142,8 @@ pub const MESSAGES_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
-    /// The kernel can read this one without waiting whatever its flags say. (Since 6.10, and not what came with a fork.)
+    /// The kernel can read this one without waiting whatever its flags say. (Since 6.10, and not what came with a
+    /// fork.)
     never_waits: AtomicBool,
 }
 
@@ -305,8 +306,8 @@ impl Uffd {
         Fill { bytes: done, stop: Stop::Done }
     }
 
-    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error. Does not wait, although whoever else holds
-    /// the descriptor (the process itself) can clear its O_NONBLOCK at any time.
+    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error. Does not wait, although whoever else
+    /// holds the descriptor (the process itself) can clear its O_NONBLOCK at any time.
     pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         let mut raw = [RawMsg { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, args: [0; 3] }; MESSAGES_MAX];
         let n = self.read_raw(&mut raw);
@@ -325,7 +326,8 @@ impl Uffd {
     }
 
     fn read_raw(&self, raw: &mut [RawMsg; MESSAGES_MAX]) -> isize {
-        let (fd, buf) = (self.fd.as_raw_fd(), libc::iovec { iov_base: raw.as_mut_ptr().cast(), iov_len: size_of_val(raw) });
+        let fd = self.fd.as_raw_fd();
+        let buf = libc::iovec { iov_base: raw.as_mut_ptr().cast(), iov_len: size_of_val(raw) };
         if self.never_waits.load(Ordering::Relaxed) {
             // SAFETY: the buffer is the caller's and as long as we say; any bit pattern is a valid RawMsg.
             let n = unsafe { libc::preadv2(fd, &buf, 1, -1, libc::RWF_NOWAIT) };
