@@ -19,7 +19,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc
     read-from-outside forks-while-moving
     remap-grow many-mappings deep-stack private-file many-small
-    limits limits-of-the-target stderr-full no-memory)
+    limits limits-of-the-target stderr-full no-memory
+    sanitizers stop-sibling stop-all freeze second-signal exit-file)
 KILLS=
 option() {
     case $1 in
@@ -359,12 +360,14 @@ END
 
 # The target is killed while it starts, populates and touches.
 case_kill-target() {
-    local n
+    local n victims
     for ((n = 1; n <= KILLS; n++)); do
         start "${SPILL[@]}" -- "${SPIN[@]}"
         running 1 || return
         moment
-        kill -9 $(targets) 2>/dev/null
+        victims=$(targets)
+        [ -n "$victims" ] || { no "time $n: no target to be killed is found: $(tail -n 1 err)"; return; }
+        kill -9 $victims
         ends 10
         code_is 137 && clean || { WHY="time $n: $WHY"; return; }
     done
@@ -1212,6 +1215,119 @@ case_no-memory() {
 
 # At the end it is always checked once, even if it never was before.
 checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err || no "not checked: $(tail -n 1 err)"; }
+
+# LeakSanitizer, by itself or in AddressSanitizer, stops all threads, the evictor too, and reads the whole heap.
+case_sanitizers() {
+    local kind
+    for kind in leak address; do
+        gcc -O1 -fsanitize=$kind -o sanitized "$TESTS/programs/sanitized.c" 2>/dev/null && ./sanitized >out 2>err ||
+            { DID="no -fsanitize=$kind here"; continue; }
+        call 120 "${SPILL[@]}" --check -- ./sanitized
+        code_is 0 || { WHY="-fsanitize=$kind: $WHY"; return; }
+        [ "$(cat out)" = "0 wrong" ] || { no "-fsanitize=$kind: it says $(tail -n 1 out)"; return; }
+        clean || return
+    done
+    [[ $DID != *leak* ]] || SKIP=$DID
+}
+
+# still COMMAND...: a process that has most of the budget is held by this (its id is the last argument) while another one needs
+# memory; undone by letgo. The first one checks its pages after that.
+still() {
+    start "$MEMSPILL" run --memory-max $BUDGET --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- bash -c '
+        "$0" spin-touch --size 100M --threads 2 & big=$!
+        until [ -e go ]; do sleep 0.1; done
+        "$0" populate --size 160M && echo sibling
+        until [ -e on ]; do sleep 0.1; done
+        kill -0 $big && kill $big; wait $big; exit $?' "$WORKLOAD"
+    populated 1 || return
+    sleep 0.5
+    "$@" "$(targets | head -n 1)" || return
+    echo >go
+    local end=$((SECONDS + 60))
+    until grep -q sibling out; do
+        [ $SECONDS -lt $end ] || { no "its sibling waits for it: $(tail -n 1 err)"; break; }
+        sleep 0.1
+    done
+    letgo
+    sleep 1
+    echo >on
+    ends 20
+    rm -f go on
+    code_is 143 && clean
+}
+
+case_stop-sibling() {
+    letgo() { kill -CONT $(targets | head -n 1); }
+    still kill -STOP
+}
+
+case_stop-all() {
+    gcc -O2 -pthread -o stop-all "$TESTS/programs/stop_all.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 120 "${SPILL[@]}" --check -- ./stop-all 3
+    code_is 0 || return
+    grep -qE '^memspill: process [0-9]+ \(stop-all\) is stopped by process [0-9]+, which traces it' err ||
+        { no "not told: $(tail -n 1 err)"; return; }
+    clean
+}
+
+# A group that is made for this, wherever the machine has a freezer.
+freezer() {
+    local folder
+    for folder in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/freezer; do
+        FROZEN=$folder/memspill-test-$$
+        mkdir "$FROZEN" 2>/dev/null || continue
+        { [ -e "$FROZEN/cgroup.freeze" ] || [ -e "$FROZEN/freezer.state" ]; } && echo $folder
+        rmdir "$FROZEN"
+    done
+}
+
+freeze() {
+    mkdir "$FROZEN" && echo "$1" >"$FROZEN/cgroup.procs" || { no "cannot freeze"; return 1; }
+    if [ -e "$FROZEN/cgroup.freeze" ]; then echo 1 >"$FROZEN/cgroup.freeze"; else echo FROZEN >"$FROZEN/freezer.state"; fi
+}
+
+case_freeze() {
+    local folder
+    letgo() {
+        if [ -e "$FROZEN/cgroup.freeze" ]; then echo 0 >"$FROZEN/cgroup.freeze"; else echo THAWED >"$FROZEN/freezer.state"; fi
+    }
+    for folder in $(freezer); do
+        FROZEN=$folder/memspill-test-$$
+        still freeze
+        rmdir "$FROZEN"
+        [ -z "$WHY" ] || { WHY="$folder: $WHY"; return; }
+        DID="$DID $folder"
+    done
+    [ -n "$DID" ] || SKIP="no cgroup can be made here that can be frozen"
+}
+
+case_second-signal() {
+    call 120 $PYTHON "$TESTS/programs/second_signal.py" "$MEMSPILL" "$WORKLOAD" $(freezer)
+    code_is 0 && clean
+}
+
+# A swap file without a name gives its space back when it is closed. Where that takes long, memspill's exit does not.
+case_exit-file() {
+    local closing exiting
+    closing=$($PYTHON - "$SWAP" <<'PY'
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR)
+for _ in range(400):
+    os.write(fd, os.urandom(1 << 20))
+os.fsync(fd)
+begun = time.monotonic()
+os.close(fd)
+print(int((time.monotonic() - begun) * 1000))
+PY
+) || { SKIP="no O_TMPFILE here"; return; }
+    [ "$closing" -ge 100 ] || { SKIP="a file of 400 MiB is closed within $closing ms here"; return; }
+    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- bash -c \
+        '"$0" populate --size 400M --contents random >/dev/null; echo ${EPOCHREALTIME//./} >ended' "$WORKLOAD"
+    exiting=$(((${EPOCHREALTIME//./} - $(cat ended)) / 1000))
+    DID="$exiting ms, $closing ms for the file"
+    [ $exiting -lt $((closing / 2 + 50)) ] || no "memspill took $DID"
+    code_is 0 && clean
+}
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
 

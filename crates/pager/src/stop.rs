@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 const SAME: Duration = Duration::from_millis(100);
 /// Two ^C within this time are meant for memspill.
 const QUICKLY: Duration = Duration::from_secs(2);
+/// A terminal sends ^C to the command and to us at once: the command takes it within this time, or not.
+const TAKEN_WITHIN: Duration = Duration::from_millis(100);
 /// The tree is killed again and again for this long at most: a process may fork while we look.
 const KILL_FOR: Duration = Duration::from_millis(600);
 /// The main thread has until then to end the run in order.
@@ -86,12 +88,22 @@ impl Stop {
         }
     }
 
-    /// Has the command taken the signal and goes on?
+    /// Has the command taken the signals so far, this one included, and goes on?
     fn goes_on(&self, signal: i32) -> bool {
         let pid = self.command.load(Ordering::Relaxed);
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-        pid != 0 && takes(&status, signal) && wchan.trim() != "handle_userfault" && standstill::of(pid).is_none()
+        let does = || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let wchan = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+            takes(&status, signal) && wchan.trim() != "handle_userfault" && standstill::of(pid).is_none()
+        };
+        let begun = Instant::now();
+        while !does() {
+            if begun.elapsed() > TAKEN_WITHIN {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     fn end_now(&self, signal: i32, guardian: u32) -> ! {
