@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces remap-grow many-mappings deep-stack private-file many-small madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -614,6 +614,64 @@ case_remap-pieces() {
     $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 || { SKIP="this kernel does not move several mappings at once"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/remap_pieces.py"
     code_is 0 && clean
+}
+
+# peak_below MIB: the largest number that the program has printed.
+peak_below() {
+    code_is 0 || return
+    [[ "$(tail -n 1 out)" =~ ^[0-9]+$ ]] && [ "$(tail -n 1 out)" -le "$1" ] || no "its anonymous memory is $(tail -n 1 out) MiB instead of $1"
+}
+
+# Memory that grows by mremap before anybody has looked at it.
+case_remap-grow() {
+    gcc -O2 -o remap-grow "$TESTS/programs/remap_grow.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local shape
+    for shape in "300 300 64" "200 8 1024"; do
+        # shellcheck disable=SC2086
+        call 60 "${SPILL[@]}" --check -- ./remap-grow $shape
+        peak_below 72 || { WHY="$shape: $WHY"; return; }
+    done
+    clean
+}
+
+# A heap that grows beside many small mappings.
+case_many-mappings() {
+    gcc -O2 -o many-mappings "$TESTS/programs/many_mappings.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local shape
+    for shape in "20000 200" "5000 200 touching"; do
+        # shellcheck disable=SC2086
+        call 60 "${SPILL[@]}" --check -- ./many-mappings $shape
+        peak_below 76 || { WHY="$shape: $WHY"; return; }
+    done
+    clean
+}
+
+# What is on the main stack below the current frame; and a process keeps its environment where /proc shows it.
+case_deep-stack() {
+    gcc -O1 -o deep-stack "$TESTS/programs/deep_stack.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    [ "$(ulimit -Hs)" = unlimited ] || { SKIP="stacks are limited"; return; }
+    call 90 env PADDING="$(head -c 100000 /dev/zero | tr '\0' x)" "${SPILL[@]}" --check -- ./deep-stack 200 100000
+    peak_below 76 && clean
+}
+
+# Memory that cannot be managed and is too much by itself: a line, and the end or a larger budget.
+case_private-file() {
+    gcc -O2 -o private-file "$TESTS/programs/private_file.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 40 "${SPILL[@]}" -- ./private-file written 200 60
+    code_is 137 && says 'private-file\) has [0-9]+ MiB of written private file mappings.*raise --memory-max' && clean || return
+    call 40 "${SPILL[@]}" --on-full=grow -- ./private-file written 200 3
+    rm -f written
+    code_is 0 || return
+    grep -q 'the budget grows to' err || no "no word of the larger budget"
+    grep -q '^ready$' out || no "the program did not end as it does alone"
+    clean
+}
+
+# Each too small to be worth the pages of an agent, all of them twice the budget.
+case_many-small() {
+    gcc -O1 -o many-small "$TESTS/programs/many_small.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 90 "${SPILL[@]}" -- ./many-small 400 250
+    peak_below 76 && clean
 }
 
 case_madv-free() {

@@ -138,6 +138,10 @@ pub struct Run {
     pub errno: i32,
 }
 
+/// Set in `Doorbell::addr`, which is the start of a page: not all of the range is new. What was there before may hold pages,
+/// registered or not.
+pub const DOORBELL_GROWN: u64 = 1;
+
 /// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault is the
 /// call; the page is filled when the work is done; then the caller zaps the page again and gives the doorbell back.
 #[repr(C)]

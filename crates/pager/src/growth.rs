@@ -31,6 +31,7 @@ use crate::progress;
 use crate::quiet;
 use crate::ranges::{Range, Ranges};
 use crate::unmanaged;
+use memspill_agent::protocol::DOORBELL_GROWN;
 use memspill_engine::group::Group;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::pagemap;
@@ -525,14 +526,20 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
     drop(pass);
 }
 
-/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it.
+/// A doorbell rang: the agent has mapped [addr, addr + len), or grown what was there, and waits with using it.
 pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) {
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return };
-    if process.memory.uffd.register(start, end - start).is_ok() {
+    let registered = process.memory.uffd.register(start, end - start).is_ok();
+    let mut changes = process.changes.lock().expect("changes");
+    if addr & DOORBELL_GROWN != 0 {
+        // There may be pages that were never adopted: the next look is at this range too.
+        changes.unmap(start, end);
+    } else if registered {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
-        process.changes.lock().expect("changes").announce(start, end);
+        changes.announce(start, end);
     }
+    drop(changes);
     pager.kick_reclaim();
 }
 
