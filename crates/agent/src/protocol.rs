@@ -146,6 +146,8 @@ pub struct Run {
 
 /// Doorbell.call: [addr, addr + len) was mapped just now, and nobody has touched it yet.
 pub const CALL_MAPPED: u32 = 0;
+/// The same, but not all of it is new: what was there before may hold pages, registered or not.
+pub const CALL_GROWN: u32 = 3;
 /// Guards were put over all of [addr, addr + len) just now: what was there is gone.
 pub const CALL_GUARDED: u32 = 1;
 /// The guards in [addr, addr + len) are about to be removed: what was under them reads as zero from then on.

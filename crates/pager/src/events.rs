@@ -31,7 +31,7 @@ use crate::order::{self, Change, Clusters, Doubt, Look, Seen};
 use crate::pager::Pager;
 use crate::proc::{self, Proof};
 use crate::process::{Process, ProcessMemory};
-use memspill_agent::protocol::{CALL_MAPPED, DOORBELLS, Doorbell, STAGING_PAGES};
+use memspill_agent::protocol::{CALL_GROWN, CALL_MAPPED, DOORBELLS, Doorbell, STAGING_PAGES};
 use memspill_engine::space::Space;
 use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::{Event, Stop, Uffd};
@@ -446,8 +446,8 @@ pub fn is_agent_call(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, tid:
 
 /// What a thread of the process wants, at a doorbell. False: it cannot be done now.
 fn carry_out(pager: &Arc<Pager>, process: &Arc<Process>, call: Doorbell) -> bool {
-    if call.call == CALL_MAPPED {
-        return crate::growth::register_new(pager, process, call.addr, call.len);
+    if matches!(call.call, CALL_MAPPED | CALL_GROWN) {
+        return crate::growth::register_new(pager, process, call.addr, call.len, call.call == CALL_GROWN);
     }
     crate::guards::called(pager, process, call);
     true

@@ -568,16 +568,22 @@ pub fn forget_own(pager: &Pager, process: &Process, own: &[(u64, u64)]) {
     drop(pass);
 }
 
-/// A doorbell rang: the agent has mapped [addr, addr + len) and waits with using it. False: not now, something is changing.
-pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64) -> bool {
+/// A doorbell rang: the agent has mapped [addr, addr + len), or `grown` what was there, and waits with using it. False: not
+/// now, something is changing.
+pub fn register_new(pager: &Arc<Pager>, process: &Arc<Process>, addr: u64, len: u64, grown: bool) -> bool {
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _pass = process.space.gate.enter_fill();
     let registered = process.memory.uffd.register(start, end - start);
-    if registered.is_ok() {
+    let mut changes = process.changes.lock().expect("changes");
+    if grown {
+        // There may be pages that were never adopted: the next look is at this range too.
+        changes.unmap(start, end);
+    } else if registered.is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next look.
-        process.changes.lock().expect("changes").announce(start, end);
+        changes.announce(start, end);
     }
+    drop(changes);
     pager.kick_reclaim();
     registered != Err(libc::EAGAIN)
 }

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const LASTS: Duration = Duration::from_secs(2);
 /// The same where the budget then grows, which takes nothing from the program.
 const LASTS_BEFORE_GROWING: Duration = Duration::from_millis(300);
+/// An agent that has not introduced itself by then does not exist.
+const JOINS_WITHIN: Duration = Duration::from_secs(10);
 /// A kind with less than this is not worth a word.
 const WORTH_NAMING_BYTES: u64 = 1 << 20;
 
@@ -140,6 +142,10 @@ fn total(kinds: &Kinds) -> u64 {
 
 fn by_process(pager: &Pager, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>, Kinds)> {
     let kinds = |process: Arc<Process>| {
+        // The child of a fork, of which nothing is known until it has joined: that takes a while where many fork.
+        if process.memory.agent().is_none() && process.since.elapsed() < JOINS_WITHIN {
+            return None;
+        }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_pressed = process.pressed.load(Ordering::Relaxed);
         let kinds = kinds_in(&smaps, process.growth.lock().expect("growth").registered(), is_pressed);

@@ -103,3 +103,41 @@ fn scan_once(
     }
     Ok(arg.walk_end)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIB: u64 = 1 << 40;
+    const PAGE: u64 = 4096;
+
+    /// One call goes on over TiB of holes, until it has found as many pages as were asked for.
+    #[test]
+    fn holes_do_not_end_a_scan() {
+        let (len, flags) = (4 * TIB, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping of our own, at a place of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_ne!(base, libc::MAP_FAILED, "no address space");
+        let base = base as u64;
+        let touched = [base + PAGE, base + TIB, base + TIB + PAGE, base + 3 * TIB];
+        for page in touched {
+            // SAFETY: within the mapping, which nobody else knows.
+            unsafe { (page as *mut u8).write_volatile(1) };
+        }
+        let pagemap = File::open("/proc/self/pagemap").expect("our pagemap");
+        let mut runs = Vec::new();
+        let walked_to = present(&pagemap, base, base + len, 2, &mut runs).expect("a scan");
+        assert_eq!(runs, [(base + PAGE, base + 2 * PAGE), (base + TIB, base + TIB + PAGE)]);
+        assert_eq!(walked_to, base + TIB + PAGE);
+        runs.clear();
+        let walked_to = present(&pagemap, walked_to, base + len, 2048, &mut runs).expect("a scan");
+        assert_eq!((walked_to, runs.len()), (base + len, 2));
+        let mut found = 0;
+        occupied(&pagemap, base, base + len, |from, to| found += (to - from) / PAGE).expect("a scan");
+        assert_eq!(found, touched.len() as u64);
+        // SAFETY: the mapping made above, not used any more.
+        assert_eq!(unsafe { libc::munmap(base as *mut _, len as usize) }, 0);
+    }
+}

@@ -7,6 +7,9 @@
 //! that the pager sees; it registers the range and fills the page, and the thread goes on. Then the page is emptied for
 //! the next caller. When all doorbells are in use the range is left to the supervisor's scan.
 //!
+//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the next
+//! mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
+//!
 //! While memory is not tight this costs one getpid(2). In a process without an agent it costs nothing.
 //!
 //! All of this may run in a signal handler, in the child of a vfork, in the child of a raw clone: there is no
@@ -19,9 +22,9 @@ use core::ffi::c_int;
 use core::sync::atomic::{Ordering, fence};
 
 use crate::STATE;
-use crate::protocol::{CALL_MAPPED, Control, DOORBELL_ANSWERED, DOORBELLS, Doorbell};
+use crate::protocol::{CALL_GROWN, CALL_MAPPED, Control, DOORBELL_ANSWERED, DOORBELLS, Doorbell};
 use crate::remap;
-use crate::sys::{self, PAGE, Result, nr};
+use crate::sys::{self, EFAULT, PAGE, Result, nr};
 
 /// Below this a range is not worth a call: the scan finds what many small ones add up to.
 const RING_MIN: usize = 64 << 10;
@@ -49,16 +52,26 @@ pub extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
     let flags = flags as usize;
-    let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
-    let ret = pieces.unwrap_or_else(|| remap::mremap(old, old_len, new_len, flags, new));
-    // Only what it has grown by is new. The rest is registered still, or not registered: then the scan finds what is there.
+    let call = || {
+        let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
+        pieces.unwrap_or_else(|| remap::mremap(old, old_len, new_len, flags, new))
+    };
+    let mut ret = call();
+    if ret == Err(EFAULT)
+        && let Some(control) = pressing_control()
+        && old.is_multiple_of(PAGE)
+        && old_len.checked_next_multiple_of(PAGE).is_some_and(|len| old.checked_add(len).is_some())
+    {
+        // The kernel moves and grows what is one mapping. The scan may have found it while it grew, and registered a part.
+        ring(control, old, old_len, CALL_GROWN);
+        ret = call();
+    }
+    // Of what was there before, a part may not be registered: then it would be two mappings from now on.
     if let Ok(addr) = ret
-        && let (Some(old_len), Some(new_len)) = (old_len.checked_next_multiple_of(PAGE), new_len.checked_next_multiple_of(PAGE))
-        && old_len > 0
-        && new_len >= old_len.saturating_add(RING_MIN)
+        && new_len > old_len
         && let Some(control) = pressing_control()
     {
-        ring(control, addr + old_len, new_len - old_len, CALL_MAPPED);
+        ring(control, addr, new_len, CALL_GROWN);
     }
     finish(ret)
 }
