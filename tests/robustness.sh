@@ -869,6 +869,7 @@ case_ctl-limit() {
     ctl_ok cold "$(command_of_run)" || return
     grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "cold says: $(cat ctl.out)"; return; }
     ctl cold 1 && { no "init is made cold"; return; }
+    [ "$after" -lt $((before / 2)) ] || { no "pageout: $((before >> 20)) to $((after >> 20)) MiB"; return; }
     DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60
     code_is 0 && clean

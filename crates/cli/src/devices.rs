@@ -29,12 +29,12 @@ const TABLES_BYTES_PER_SLOT: u64 = 17;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
 pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes / 5 * 2
+    limits::pool_bytes(memory_max_bytes / 5 * 2)
 }
 
 /// Without a file the pool may take nearly all: what is left is what the program works in.
 pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
-    memory_max_bytes - memory_max_bytes / 10
+    limits::pool_bytes(memory_max_bytes - memory_max_bytes / 10)
 }
 
 /// What all devices of a run are opened with.

@@ -80,7 +80,7 @@ fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
     let ram_bytes = Memory::of_this_machine().usable_bytes();
     let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
     check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
-    Limits::refusal(memory_max_bytes).map_or(Ok(()), Err)?;
+    Limits::refusal().map_or(Ok(()), Err)?;
     let mut tuning = Tuning::default();
     let config = args.config.clone().or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
     if let Some(path) = config {

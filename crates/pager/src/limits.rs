@@ -29,9 +29,8 @@ const RAISED: [Resource; 9] = [
     Resource::Sigpending,
 ];
 
-/// Address space that memspill takes beside what counts against the budget: tables of slots, threads' stacks and heaps, a
-/// part of the pool that is reserved and not yet used.
-const OWN_BYTES: u64 = 512 << 20;
+/// What memspill itself has to be able to reserve: tables of slots, threads' stacks and heaps, a part of the pool.
+const LEAST_BYTES: u64 = 576 << 20;
 
 /// Below this a limit on the size of files makes a swap file of no use.
 pub const FILE_BYTES_MIN: u64 = 64 << 20;
@@ -81,11 +80,10 @@ impl Limits {
     }
 
     /// Why nothing can be run, where a limit on memory leaves too little for memspill itself.
-    pub fn refusal(memory_max_bytes: u64) -> Option<String> {
-        let needed = OWN_BYTES.saturating_add(memory_max_bytes);
-        let room = room_bytes().filter(|room| *room < needed)?;
+    pub fn refusal() -> Option<String> {
+        let room = room_bytes().filter(|room| *room < LEAST_BYTES)?;
         let (what, mends) = scarce_memory();
-        Some(format!("{what} {} MiB, and memspill itself needs {} MiB under this budget: {mends}", room >> 20, needed >> 20))
+        Some(format!("{what} {} MiB, and memspill itself needs {} MiB: {mends}", room >> 20, LEAST_BYTES >> 20))
     }
 
     /// The steps of the target's malloc.
@@ -104,6 +102,12 @@ fn top_pad_bytes(limits: [Option<u64>; 3]) -> u64 {
 pub fn room_bytes() -> Option<u64> {
     let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current, commit_left_bytes()];
     limits.into_iter().flatten().min()
+}
+
+/// What compressed pages may take of `bytes`, so that there is address space left for all else: a pool that is full is an
+/// answer, a heap that cannot grow is the end.
+pub fn pool_bytes(bytes: u64) -> u64 {
+    room_bytes().map_or(bytes, |room| bytes.min(room / 2))
 }
 
 /// What the tables of a device whose size is not given may reserve. None: there is no limit.
