@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice read-from-outside remap-pieces madv-free locked compaction regrow gap forks-while-moving main-exits groups groups-full check stats-json
+    wrong-bytes write-error write-error-all write-error-other fork-advice read-from-outside traced remap-pieces madv-free locked compaction regrow gap forks-while-moving main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers)
 KILLS=
 option() {
@@ -617,6 +617,15 @@ case_read-from-outside() {
     code_is 0 || return
     # The userfaultfd names threads as their own pid namespace does.
     unshare -pf true 2>/dev/null && call 120 "${SPILL[@]}" -- unshare -pf ./read-from-outside
+    code_is 0 && clean
+}
+
+# A tracer in the tree: the evictor of what it traces stands still while the tracer waits for room.
+case_traced() {
+    command -v strace >/dev/null || { SKIP="no strace"; return; }
+    strace -f -o strace.out true 2>/dev/null || { SKIP="processes may not trace each other here"; return; }
+    call 240 "${SPILL[@]}" -- strace -f -o strace.out $PYTHON "$TESTS/programs/fork_advice.py"
+    rm -f strace.out
     code_is 0 && clean
 }
 

@@ -86,7 +86,7 @@ static void *mover(void *number) {
             printf("region %d lost page %zu: %lx\n", region, page, *word(to, page));
             exit(1);
         }
-        usleep(rand_r(&seed) % 6000);
+        usleep(rand_r(&seed) % 12000);
     }
     return NULL;
 }

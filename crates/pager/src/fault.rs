@@ -148,7 +148,7 @@ impl<'a> FaultThread<'a> {
             Some(agent) => (agent.is_evictor(tid), false),
             None => (false, process.progress.faults() < JOINING_FAULTS_MAX),
         };
-        let urgent = evicts || joins;
+        let urgent = evicts || joins || process.progress.traces();
         if !evicts {
             process.progress.note_fault();
             crate::home::note_fault(self.pager, process, tid);
@@ -193,6 +193,10 @@ impl<'a> FaultThread<'a> {
         let mine = &self.pager.cpus[self.cpu.index()];
         let mut count = [0; 8];
         let _ = rustix::io::read(&mine.poke, &mut count);
+        for waiting in mine.waiting.lock().expect("waiting").iter_mut() {
+            waiting.fault.urgent |= waiting.process.progress.traces();
+        }
+        mine.waiting.lock().expect("waiting").make_contiguous().sort_by_key(|waiting| !waiting.fault.urgent);
         let engine = &self.pager.engine;
         let mut without_room: Vec<GroupId> = Vec::new();
         let mut still_waiting: Vec<Waiting> = Vec::new();

@@ -141,7 +141,9 @@ pub fn run(pager: &Arc<Pager>) {
             }
         }
         if pager.pressed.load(Ordering::Relaxed) && last_progress.elapsed() > progress::LOOK_EVERY {
-            progress::look(&pager.processes());
+            if progress::look(&pager.processes()) {
+                pager.poke_waiting();
+            }
             last_progress = Instant::now();
         }
         if last_tables.elapsed() > Duration::from_millis(100) {

@@ -114,6 +114,13 @@ fn ids(tid: u32) -> Option<Ids> {
     Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
 }
 
+/// The process that traces this thread.
+pub fn tracer(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let thread = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
+    ids(thread).map(|ids| ids.tgid)
+}
+
 /// How many threads a process has.
 pub fn threads(pid: u32) -> Option<u64> {
     let directory = fs::metadata(format!("/proc/{pid}/task")).ok()?;

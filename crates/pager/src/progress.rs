@@ -14,10 +14,13 @@
 //! Of those who wait, the ones that fault least are spared too, as long as they hold no more than half of what is in memory:
 //! they are the next to get on. Spared is not exempt: what a process does not use goes too, slowly, and if it was in use the
 //! process faults and is spared no more.
+//!
+//! Tracers are looked for as well: the evictor of a process that is traced stands still until its tracer has seen each of
+//! its system calls. So a tracer that waits for room would wait for itself, and is served like those who make room.
 
 use crate::proc;
 use crate::process::Process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +36,8 @@ const FAULTS_PER_TICK_MAX: u64 = 50;
 pub struct Progress {
     faults: AtomicU64,
     seen: Mutex<Done>,
+    /// It traces a process of which pages are taken.
+    traces: AtomicBool,
 }
 
 /// So far, or between two looks.
@@ -51,6 +56,10 @@ impl Progress {
         self.faults.load(Ordering::Relaxed)
     }
 
+    pub fn traces(&self) -> bool {
+        self.traces.load(Ordering::Relaxed)
+    }
+
     fn since_last_look(&self, cpu_ticks: u64) -> Done {
         let now = Done { cpu_ticks, faults: self.faults() };
         let before = std::mem::replace(&mut *self.seen.lock().expect("progress"), now);
@@ -58,8 +67,8 @@ impl Progress {
     }
 }
 
-/// Look at all processes.
-pub fn look(processes: &[Arc<Process>]) {
+/// Look at all processes. True if some have become tracers: they may be waiting for room.
+pub fn look(processes: &[Arc<Process>]) -> bool {
     let done = |process: &Arc<Process>| {
         let ticks = proc::cpu_ticks(process.memory.proc_id()).unwrap_or(0);
         (process.progress.since_last_look(ticks), process.space.resident_pages())
@@ -68,6 +77,12 @@ pub fn look(processes: &[Arc<Process>]) {
     for (process, spared) in processes.iter().zip(spared) {
         process.space.spare(spared);
     }
+    let tracers: Vec<u32> = processes.iter().filter_map(|p| proc::tracer(p.memory.proc_id())).collect();
+    let begins = |process: &&Arc<Process>| {
+        let traces = tracers.contains(&process.memory.pid());
+        !process.progress.traces.swap(traces, Ordering::Relaxed) && traces
+    };
+    processes.iter().filter(begins).count() > 0
 }
 
 /// Whom to spare, of processes that have done this since the last look, and have so many pages.
