@@ -686,7 +686,7 @@ case_forks-while-moving() {
     gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local lowest
     for lowest in fork raw moves unmaps; do
-        call 60 "$MEMSPILL" run --memory-max 28M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
+        call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
         code_is 0 || return
     done
     clean
