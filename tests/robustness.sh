@@ -20,7 +20,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     read-from-outside forks-while-moving
     remap-grow many-mappings deep-stack private-file many-small
     limits limits-of-the-target stderr-full no-memory
-    sanitizers stop-sibling stop-all freeze second-signal exit-file)
+    sanitizers stop-sibling stop-all freeze second-signal exit-file
+    traced)
 KILLS=
 option() {
     case $1 in
@@ -1071,7 +1072,7 @@ case_forks-while-moving() {
     gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local lowest
     for lowest in fork raw moves unmaps; do
-        call 60 "$MEMSPILL" run --memory-max 28M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
+        call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
         code_is 0 || return
     done
     clean
@@ -1327,6 +1328,15 @@ PY
     exiting=$(((${EPOCHREALTIME//./} - $(cat ended)) / 1000))
     DID="$exiting ms, $closing ms for the file"
     [ $exiting -lt $((closing / 2 + 50)) ] || no "memspill took $DID"
+    code_is 0 && clean
+}
+
+# A tracer in the tree: the evictor of what it traces stands still while the tracer waits for room.
+case_traced() {
+    command -v strace >/dev/null || { SKIP="no strace"; return; }
+    strace -f -o strace.out true 2>/dev/null || { SKIP="processes may not trace each other here"; return; }
+    call 240 "${SPILL[@]}" -- strace -f -o strace.out $PYTHON "$TESTS/programs/fork_advice.py"
+    rm -f strace.out
     code_is 0 && clean
 }
 

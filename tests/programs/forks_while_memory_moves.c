@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, MOVED = 3, RENEWED = 3, MOVED_PAGES = 1200, RENEWED_PAGES = 800 };
+enum { PAGE = 4096, MOVED = 3, RENEWED = 3, MOVED_PAGES = 3600, RENEWED_PAGES = 2400 };
 #define PLACE(n) ((char *)(0x200000000000ull + (n) * 0x10000000ull))
 #define MOVED_AT(region, place) PLACE(2 * (region) + (place))
 #define RENEWED_AT(region) PLACE(100 + (region))
@@ -86,7 +86,7 @@ static void *mover(void *number) {
             printf("region %d lost page %zu: %lx\n", region, page, *word(to, page));
             exit(1);
         }
-        usleep(rand_r(&seed) % 6000);
+        usleep(rand_r(&seed) % 12000);
     }
     return NULL;
 }
@@ -170,6 +170,7 @@ int main(int argc, char **argv) {
         int status;
         if (child < 0 || waitpid(child, &status, 0) != child) exit(3);
         forks++;
+        usleep(10000);
         if (WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS) {
             sigbus++;
         } else if (status) {

@@ -316,7 +316,12 @@ impl Space {
     /// they are the majority.
     pub fn tidy(&self) {
         self.unpark();
-        let stale = lock(&self.lru).len() > 2 * self.resident_pages() as usize + 4096;
+        self.sweep_beyond(2 * self.resident_pages() as usize + 4096);
+    }
+
+    /// Forget stale LRU records, if there are more than so many in all.
+    fn sweep_beyond(&self, most: usize) {
+        let stale = lock(&self.lru).len() > most;
         if stale {
             // Not under the LRU's lock: it comes after the chunks'.
             let mut records = std::mem::take(&mut *lock(&self.lru));
@@ -415,6 +420,8 @@ impl Space {
             words[index(vpn)] = self.settled(vpn, word);
         }
         self.prune(from, Vpn(from.0 + pages));
+        // Each move leaves a stale record for each resident page: a program that moves memory often would fill ours.
+        self.sweep_beyond(4 * self.resident_pages() as usize + 65536);
     }
 
     /// A word that comes to a new place: a resident page needs a stamp and a record of its own.
