@@ -138,8 +138,8 @@ pub struct Run {
     pub errno: i32,
 }
 
-/// Set in `Doorbell::addr`, which is the start of a page: not all of the range is new. What was there before may hold pages,
-/// registered or not.
+/// Set in `Doorbell::addr`, which is the start of a page: not all of the range is new. What was there before may hold
+/// pages, registered or not.
 pub const DOORBELL_GROWN: u64 = 1;
 
 /// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault is the

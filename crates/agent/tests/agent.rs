@@ -811,7 +811,8 @@ fn growth_under_pressure_rings() {
     }
     rung.push((target.address("remap") | DOORBELL_GROWN, 4 << 20));
     assert_eq!(target.line(), "errors 1 1 1 1");
-    // It has asked to move a page that is not there: what the kernel takes for several mappings is told before it is tried again.
+    // It has asked to move a page that is not there: what the kernel takes for several mappings is told before it is
+    // tried again.
     rung.push((DOORBELL_GROWN, 4096));
     assert_eq!(target.end().code(), Some(0));
     let bells: Vec<_> =

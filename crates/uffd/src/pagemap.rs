@@ -55,7 +55,8 @@ pub fn occupied(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64,
     Ok(())
 }
 
-/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it came.
+/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it
+/// came.
 fn scan_once(
     pagemap: &File,
     start: u64,

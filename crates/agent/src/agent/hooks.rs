@@ -6,8 +6,8 @@
 //! that the pager sees; it registers the range and fills the page, and the thread goes on. Then the page is emptied for
 //! the next caller. When all doorbells are in use the range is left to the supervisor's scan.
 //!
-//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the next
-//! mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
+//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the
+//! next mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
 //!
 //! While memory is not tight this costs one getpid(2). In a process without an agent it costs nothing.
 //!
@@ -66,7 +66,8 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
         && old.is_multiple_of(PAGE)
         && old_len.checked_next_multiple_of(PAGE).is_some_and(|len| old.checked_add(len).is_some())
     {
-        // The kernel moves and grows what is one mapping. The scan may have found it while it grew, and registered a part.
+        // The kernel moves and grows what is one mapping. The scan may have found it while it grew, and registered a
+        // part.
         ring(control, old, old_len, DOORBELL_GROWN);
         ret = call();
     }
