@@ -1,6 +1,8 @@
-// Recursion on the main stack, in a process and in its forked child: what is below the current frame can be swapped out.
+// Recursion on the main stack, in a process and in its forked child: what is below the current frame can be swapped
+// out.
 //
-// usage: deep-stack MIB ENVIRONMENT_BYTES; prints the most anonymous memory (RssAnon, in MiB) that the parent has had, or what went wrong.
+// usage: deep-stack MIB ENVIRONMENT_BYTES; prints the most anonymous memory (RssAnon, in MiB) that the parent has had,
+// or what went wrong.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -57,7 +57,8 @@ int main(int argc, char **argv) {
     for (size_t at = 0; at < count; at++) {
         size_t pages = touching ? 5 : 1 + at % 4;
         char *here = small + at * 5 * PAGE;
-        char *got = mmap(here, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        char *got = mmap(here, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
         check(got == here && (!touching || at % 2 || !madvise(here, pages * PAGE, MADV_DONTDUMP)), "mmap");
         for (size_t page = 0; page < pages; page++)
             *word(here, page) = at * 5 + page + 7;

@@ -1,4 +1,5 @@
-// Memory that grows by mremap, in place or by moving, while it is being managed; and that is cut and moved onto other memory.
+// Memory that grows by mremap, in place or by moving, while it is being managed; and that is cut and moved onto other
+// memory.
 //
 // usage: remap-grow MIB PARTS STEP_KIB; prints the most anonymous memory (RssAnon, in MiB) that it has had.
 #define _GNU_SOURCE
@@ -51,7 +52,8 @@ static char *remap(char *from, size_t bytes, size_t now, int flags, char *to) {
 }
 
 int main(int argc, char **argv) {
-    size_t most = (argc > 1 ? strtoul(argv[1], NULL, 10) : 300) << 20, parts = argc > 2 ? strtoul(argv[2], NULL, 10) : 300;
+    size_t most = (argc > 1 ? strtoul(argv[1], NULL, 10) : 300) << 20;
+    size_t parts = argc > 2 ? strtoul(argv[2], NULL, 10) : 300;
     size_t step = (argc > 3 ? strtoul(argv[3], NULL, 10) : 64) << 10;
     char **part = malloc(parts * sizeof *part);
     size_t *bytes = malloc(parts * sizeof *bytes);

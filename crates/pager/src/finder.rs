@@ -1,9 +1,10 @@
 //! Which mappings of a process are new.
 //!
 //! To read /proc/PID/maps of 65,000 mappings takes tens of ms, and holds up the program's own mmap. New ones come near
-//! where the last ones came: the heap grows at its end, mmap goes downwards from its last mapping. So where reading them
-//! all takes long, the monitor mostly asks for single mappings (PROCMAP_QUERY), from a few such spots on upwards until one
-//! is known already; and it reads all of them now and then, or as soon as more memory has come than it has found.
+//! where the last ones came: the heap grows at its end, mmap goes downwards from its last mapping. So where reading
+//! them all takes long, the monitor mostly asks for single mappings (PROCMAP_QUERY), from a few such spots on upwards
+//! until one is known already; and it reads all of them now and then, or as soon as more memory has come than it has
+//! found.
 //!
 //! ```text
 //!    known   │ new │ new │ known           walk from each spot: ask, ask, ask, known: stop
@@ -227,7 +228,8 @@ mod tests {
         let me = std::process::id();
         let nothing = Ranges::default();
         let mut finder = Finder::default();
-        let known = |registered| Known { registered, own: &nothing, doubtful: &nothing, unmanaged_bytes: 0, slack_bytes: 0 };
+        let (own, doubtful) = (&nothing, &nothing);
+        let known = |registered| Known { registered, own, doubtful, unmanaged_bytes: 0, slack_bytes: 0 };
         // In the middle of memory of our own, so that other tests do not change it.
         let memory = vec![1u8; 1 << 20];
         let start = (memory.as_ptr() as u64 + (64 << 10)) & !0xfff;

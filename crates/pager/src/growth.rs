@@ -14,13 +14,14 @@
 //! lie in what it has registered ([`certain`]). What cannot be registered is counted as unmanaged: it takes its part of the
 //! limit, and if it is too much by itself, `unmanaged.rs` says so.
 //!
-//! *Many mappings.* A process may have 65,000. A look at an unchanged process reads none of them; one at a process that has
-//! grown finds what is new (`finder.rs`) and registers it, the largest first: what a heap beside many small mappings grows
-//! by meanwhile is what counts.
+//! *Many mappings.* A process may have 65,000. A look at an unchanged process reads none of them; one at a process that
+//! has grown finds what is new (`finder.rs`) and registers it, the largest first: what a heap beside many small
+//! mappings grows by meanwhile is what counts.
 //!
 //! *The main stack* is one mapping, which grows while it is looked at. It is registered from where the mapping below it
-//! ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its top, with the arguments and
-//! the environment, stays in memory, because /proc/PID/cmdline and environ show nothing of what is swapped out.
+//! ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its top, with the
+//! arguments and the environment, stays in memory, because /proc/PID/cmdline and environ show nothing of what is
+//! swapped out.
 
 use crate::events::USER_END;
 use crate::finder::{Finder, Known};
@@ -259,8 +260,8 @@ fn limit_of(pager: &Pager, process: &Process) -> u64 {
     above.map(|group| group.limit_bytes().min(group.high_bytes())).min().expect("the root at least")
 }
 
-/// Small processes that are pressed all the same, because together they are a large part of a limit that is reached: the
-/// largest of them, until those that are left are few enough.
+/// Small processes that are pressed all the same, because together they are a large part of a limit that is reached:
+/// the largest of them, until those that are left are few enough.
 fn too_many_small(groups: &[Arc<Group>], sizes: &[(&Arc<Process>, Statm)], pager: &Pager) -> HashSet<u64> {
     let mut pressed = HashSet::new();
     for group in groups.iter().filter(|group| room_to_mark(group) == 0) {
@@ -363,11 +364,11 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64, least_bytes: u
     if let Some(stack) = found.stack {
         growth.kept = Some(kept_of_stack(pid, stack));
     }
-    if new.is_empty() {
-        return new;
-    }
     if found.has_exec {
         process.memory.has_exec.store(true, Ordering::Relaxed);
+    }
+    if new.is_empty() {
+        return new;
     }
     *process.removed.lock().expect("removed") = Some(Ranges::default());
     let stack = found.stack.map(|(floor, start, _)| (floor, start));
@@ -383,7 +384,8 @@ fn follow(process: &Arc<Process>, statm: Statm, limit_bytes: u64, least_bytes: u
     whole
 }
 
-/// The top of the main stack (the mapping below it, its start and its end), where the arguments and the environment are.
+/// The top of the main stack (the mapping below it, its start and its end), where the arguments and the environment
+/// are.
 fn kept_of_stack(pid: u32, (_, start, end): (u64, u64, u64)) -> Range {
     // Whoever may not ask for it keeps as much as arguments usually take.
     let top = proc::stack_start(pid).filter(|at| (start..end).contains(at)).unwrap_or(end.saturating_sub(128 << 10));

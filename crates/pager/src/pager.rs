@@ -48,9 +48,9 @@ impl PagerCpu {
         !waiting.is_empty() || self.tries_again.load(Ordering::Relaxed)
     }
 
-    /// The first fault that waits for room, to be tried again. Until `tries_again` is taken away, one that finds no room
-    /// again counts as waiting all the time: who looks for faults that get no room would miss them now and then, and so
-    /// never find that nothing goes on.
+    /// The first fault that waits for room, to be tried again. Until `tries_again` is taken away, one that finds no
+    /// room again counts as waiting all the time: who looks for faults that get no room would miss them now and then,
+    /// and so never find that nothing goes on.
     pub fn next_waiting(&self) -> Option<Waiting> {
         let mut waiting = self.waiting.lock().expect("waiting");
         let next = waiting.pop_front();
@@ -263,7 +263,8 @@ impl Pager {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let largest = crate::unmanaged::largest(self).map_or(String::new(), |what| format!("; {what}"));
         format!(
-            "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill itself {} MiB{largest}",
+            "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, \
+             memspill itself {} MiB{largest}",
             mib(managed * PAGE_SIZE as u64),
             mib(unmanaged_bytes),
             mib(self.pool_bytes()),

@@ -106,7 +106,8 @@ fn is_anonymous(name: &[u8]) -> bool {
     name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
 }
 
-/// The first address of the main stack that its process was started with: above it are its arguments and its environment.
+/// The first address of the main stack that its process was started with: above it are its arguments and its
+/// environment.
 pub fn stack_start(pid: u32) -> Option<u64> {
     Stat::of(pid)?.number(28).filter(|start| *start > 0)
 }

@@ -1,7 +1,8 @@
 //! Memory that stays where it is and is too much by itself.
 //!
-//! A page that cannot be moved out takes its part of the limit. Where such pages alone come to more than the limit, nothing
-//! that is reclaimed brings usage below it, and as long as nobody faults nobody notices. So the monitor looks for that:
+//! A page that cannot be moved out takes its part of the limit. Where such pages alone come to more than the limit,
+//! nothing that is reclaimed brings usage below it, and as long as nobody faults nobody notices. So the monitor looks
+//! for that:
 //!
 //! ```text
 //!   usage above the mark of reclaim for a while, nothing reclaimed meanwhile (or more than the limit is not managed)
@@ -229,7 +230,8 @@ mod tests {
     use super::*;
 
     fn region(line: &str, pss_kib: u64, anonymous_kib: u64, flags: &str) -> String {
-        format!("{line}\nSize:  9 kB\nRss:  800 kB\nPss:  {pss_kib} kB\nPss_Anon:  7 kB\nAnonymous:  {anonymous_kib} kB\nVmFlags: rd {flags} \n")
+        let sizes = format!("Rss:  800 kB\nPss:  {pss_kib} kB\nPss_Anon:  7 kB\nAnonymous:  {anonymous_kib} kB");
+        format!("{line}\nSize:  9 kB\n{sizes}\nVmFlags: rd {flags} \n")
     }
 
     #[test]

@@ -69,7 +69,8 @@ fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut
     Ok(())
 }
 
-/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it came.
+/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it
+/// came.
 fn scan_once(
     pagemap: &File,
     start: u64,

@@ -7,8 +7,8 @@
 //! that the pager sees; it registers the range and fills the page, and the thread goes on. Then the page is emptied for
 //! the next caller. When all doorbells are in use the range is left to the supervisor's scan.
 //!
-//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the next
-//! mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
+//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the
+//! next mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
 //!
 //! While memory is not tight this costs one getpid(2). In a process without an agent it costs nothing.
 //!
