@@ -14,7 +14,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers sanitizers stop-sibling stop-all freeze second-signal
+    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers sanitizers stop-sibling stop-all stop-evictor freeze second-signal
     exit-file)
 KILLS=
 option() {
@@ -943,6 +943,23 @@ case_stop-all() {
     code_is 0 || return
     grep -qE '^memspill: process [0-9]+ \(stop-all\) is stopped by process [0-9]+, which traces it' err ||
         { no "not told: $(tail -n 1 err)"; return; }
+    clean
+}
+
+# The evictor stands still with batches half taken out, while its process changes its mappings and checks what it reads.
+case_stop-evictor() {
+    local stops under_way
+    start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
+    running 1 || return
+    sleep 1
+    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" 9 >stops 2>&1 || { no "$(tail -n 1 stops)"; return; }
+    read -r stops under_way <stops
+    DID="$stops times, $under_way of them with a command under way"
+    ends 60
+    code_is 0 || return
+    [ "$under_way" -gt 0 ] || { no "it was never at work"; return; }
+    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
     clean
 }
 
