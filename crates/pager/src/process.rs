@@ -324,7 +324,8 @@ impl ProcessMemory {
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
 
-    /// The evictor has not answered: nothing more is moved, and what was moved so far is found. An error: that is not known.
+    /// The evictor has not answered: nothing more is moved, and what was moved so far is found. An error: that is not
+    /// known.
     fn end_batch_of_late(&self, agent: &Agent, sent: &[AgentRun], base: u32, takes: &mut Takes) -> io::Result<()> {
         agent.cut_off(&self.uffd).map_err(io::Error::from_raw_os_error)?;
         for (i, run) in sent.iter().enumerate() {
@@ -333,8 +334,9 @@ impl ProcessMemory {
             takes.takes[first..first + moved].fill(Some(Take::Moved));
         }
         let both = find_uncounted(agent, base, takes)?;
-        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is that of
-        // another mapping, which came when the first one was moved away or unmapped a moment ago. An event tells of that.
+        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is
+        // that of another mapping, which came when the first one was moved away or unmapped a moment ago. An event
+        // tells of that.
         if both && (self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
             return Err(io::Error::other("a page was moved out while its mapping changed, and its process was stopped"));
         }
