@@ -21,7 +21,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     remap-grow many-mappings deep-stack private-file many-small
     limits limits-of-the-target stderr-full no-memory
     sanitizers stop-sibling stop-all freeze second-signal exit-file
-    traced)
+    traced
+    stop-evictor)
 KILLS=
 option() {
     case $1 in
@@ -1338,6 +1339,23 @@ case_traced() {
     call 240 "${SPILL[@]}" -- strace -f -o strace.out $PYTHON "$TESTS/programs/fork_advice.py"
     rm -f strace.out
     code_is 0 && clean
+}
+
+# The evictor stands still with batches half taken out, while its process changes its mappings and checks what it reads.
+case_stop-evictor() {
+    local stops under_way
+    start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
+    running 1 || return
+    sleep 1
+    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" 9 >stops 2>&1 || { no "$(tail -n 1 stops)"; return; }
+    read -r stops under_way <stops
+    DID="$stops times, $under_way of them with a command under way"
+    ends 60
+    code_is 0 || return
+    [ "$under_way" -gt 0 ] || { no "it was never at work"; return; }
+    grep -q 'checks, nothing found' err || { no "not checked: $(tail -n 1 err)"; return; }
+    clean
 }
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }

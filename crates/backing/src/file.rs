@@ -833,9 +833,9 @@ fn open_place(place: &FilePlace) -> io::Result<Opened> {
     unreachable!("the second round ends in either way")
 }
 
-/// Whoever closes the last descriptor of a file without a name gives its space back, and on a busy disk that discards blocks
-/// this took ten seconds and more, in the exit of a process that no signal ends any more and that somebody waits for. A ring
-/// holds what is registered with it, and when it is closed the kernel's own workers let go of that.
+/// Whoever closes the last descriptor of a file without a name gives its space back, and on a busy disk that discards
+/// blocks this took ten seconds and more, in the exit of a process that no signal ends any more and that somebody waits
+/// for. A ring holds what is registered with it, and when it is closed the kernel's own workers let go of that.
 fn give_back_later(file: &OwnedFd) {
     // Without io_uring whoever waits for us waits longer.
     if let Ok(ring) = io_uring::IoUring::new(1)

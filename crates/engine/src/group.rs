@@ -158,8 +158,8 @@ impl Group {
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes.load(Ordering::Relaxed)
     }
-    /// For what some of its processes must have beyond the maximum, so that it is not at the others' cost. Replaces what was
-    /// lent before.
+    /// For what some of its processes must have beyond the maximum, so that it is not at the others' cost. Replaces
+    /// what was lent before.
     pub fn lend(&self, bytes: u64) {
         if self.lent_bytes.load(Ordering::Relaxed) != bytes {
             self.lent_bytes.store(bytes, Ordering::Relaxed);

@@ -5,11 +5,11 @@
 //!   until below the low mark:  pick a space ─ batch lock ─ take ─ unlock ─ wake who waits ─ write ─ move out to the file
 //! ```
 //!
-//! Several threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted at
-//! once. Never on the fault path: a fault that finds no room waits for a batch, not for a round.
+//! Several threads, so that one can compress while the other waits for an evictor, and so that two spaces are evicted
+//! at once. Never on the fault path: a fault that finds no room waits for a batch, not for a round.
 //!
-//! *Processes that stand still* (stopped, traced, frozen) cannot evict, and none of them may hold up the others. These are
-//! the waits that processes share, and what bounds each:
+//! *Processes that stand still* (stopped, traced, frozen) cannot evict, and none of them may hold up the others. These
+//! are the waits that processes share, and what bounds each:
 //!
 //! ```text
 //!   a reclaimer (4 at most) for an evictor's reply, with the batch lock     ANSWER_WITHIN (evictor.rs)
@@ -22,12 +22,12 @@
 //!   --check for who is at work                                              50 ms (quiet.rs)
 //! ```
 //!
-//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not enough, and nothing
-//! moves any more, a line says what stands still and why, and the limit is raised until it goes on, by
+//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not enough, and
+//! nothing moves any more, a line says what stands still and why, and the limit is raised until it goes on, by
 //!
 //! * what a process needs while it stands still itself (its tracer reads its memory), which must not wait for it;
-//! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and among them may be the
-//!   one that is to let it go on (its tracer, a shell).
+//! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and among them may
+//!   be the one that is to let it go on (its tracer, a shell).
 
 use crate::pager::{OnFull, Pager, Waiting};
 use crate::process::{Agent, Process};
@@ -69,8 +69,8 @@ const POOL_PARTS: u64 = 8;
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
 const NO_ANSWER: Duration = Duration::from_millis(200);
 
-/// Others get such a part of the limit, beyond it if need be, where what stands still leaves them nothing: so that they get on
-/// and swap among themselves, for whoever is to let it go on may be one of them.
+/// Others get such a part of the limit, beyond it if need be, where what stands still leaves them nothing: so that they
+/// get on and swap among themselves, for whoever is to let it go on may be one of them.
 const OTHERS_PART: u64 = 8;
 const OTHERS_BYTES_MIN: u64 = 4 << 20;
 const OTHERS_BYTES_MAX: u64 = 64 << 20;
@@ -168,7 +168,8 @@ struct Reclaimer<'a> {
 impl<'a> Reclaimer<'a> {
     fn new(pager: &'a Arc<Pager>, cpu: CpuId, queue: QueueId) -> Reclaimer<'a> {
         let now = Instant::now();
-        Reclaimer { pager, cpu, queue, stuck: None, stuck_groups: HashMap::new(), write_again_at: now, look_aside_at: now }
+        let stuck_groups = HashMap::new();
+        Reclaimer { pager, cpu, queue, stuck: None, stuck_groups, write_again_at: now, look_aside_at: now }
     }
 
     /// Take one batch out. False if that achieved nothing.
@@ -325,14 +326,15 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Faults wait, and nothing moves: is that because of processes of this group that stand still? They are told of, and are
-    /// waited for; but not by their own faults.
+    /// Faults wait, and nothing moves: is that because of processes of this group that stand still? They are told of,
+    /// and are waited for; but not by their own faults.
     fn await_those_aside(&self, group: &Group) -> bool {
         let engine = &self.pager.engine;
         let within = |process: &Arc<Process>| process.space.is_aside() && process.space.group(engine).is_within(group);
         let aside: Vec<Arc<Process>> = self.pager.processes().into_iter().filter(within).collect();
         let queues = self.pager.cpus.iter().map(|cpu| cpu.waiting.lock().expect("waiting"));
-        let waiting: Vec<u64> = queues.flat_map(|queue| queue.iter().map(|w| w.process.key).collect::<Vec<_>>()).collect();
+        let keys = queues.map(|queue| queue.iter().map(|waiting| waiting.process.key).collect::<Vec<u64>>());
+        let waiting: Vec<u64> = keys.flatten().collect();
         let (mut pages, mut beyond) = (0, false);
         for process in &aside {
             let Some(agent) = process.memory.agent() else { continue };

@@ -1,7 +1,7 @@
 //! Commands to an evictor, and what becomes of one that is not answered.
 //!
-//! An evictor answers within microseconds, unless its process stands still: stopped by a signal, by a tracer, frozen, or
-//! without CPU time. Whoever waits for it holds the process's batch lock, so it is waited for a moment only:
+//! An evictor answers within microseconds, unless its process stands still: stopped by a signal, by a tracer, frozen,
+//! or without CPU time. Whoever waits for it holds the process's batch lock, so it is waited for a moment only:
 //!
 //! ```text
 //!   send ─▶ reply                                        all is known
@@ -13,9 +13,9 @@
 //!           no other command is sent until the late reply has come; then, inside the gate, staging is registered again
 //! ```
 //!
-//! While a process is cut off, its events are read without the MOVE lock, which the evictor may hold wherever it stands:
-//! there is no MOVE that it could exclude. That a reader is inside the gate, and staging is registered again only there,
-//! keeps the two apart.
+//! While a process is cut off, its events are read without the MOVE lock, which the evictor may hold wherever it
+//! stands: there is no MOVE that it could exclude. That a reader is inside the gate, and staging is registered again
+//! only there, keeps the two apart.
 //!
 //! What it does not do: end a process that stands still for ever; what it holds stays where it is.
 
@@ -158,8 +158,8 @@ impl Agent {
         !self.calls.told.swap(true, Ordering::Relaxed)
     }
 
-    /// Its process faults while it stands still (a tracer reads its memory), and nobody else can give room: it gets what it
-    /// wants beyond the budget, until it goes on.
+    /// Its process faults while it stands still (a tracer reads its memory), and nobody else can give room: it gets
+    /// what it wants beyond the budget, until it goes on.
     pub(crate) fn serve_beyond(&self) {
         self.calls.serves_beyond.store(true, Ordering::Relaxed);
     }

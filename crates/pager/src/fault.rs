@@ -144,7 +144,8 @@ impl<'a> FaultThread<'a> {
             return;
         }
         // Who makes room must not wait for room: the evictor, which faults only where it makes pages ready to be moved out,
-        // and the child of a fork that is about to join, of which nothing can be moved out before. Nor who waits for himself.
+        // and the child of a fork that is about to join, of which nothing can be moved out before. Nor who waits for
+        // himself.
         let (evicts, joins) = match process.memory.agent() {
             Some(agent) => (agent.is_evictor(tid), false),
             None => (false, process.progress.faults() < JOINING_FAULTS_MAX),

@@ -6,8 +6,8 @@
 //! (CLONE_FILES without CLONE_VM): the table lives on in it. The kernel tells it of the supervisor's death by a signal;
 //! it kills every process of the tree (found by the token in their environment and by their parents), and only then exits.
 //!
-//! Where it outlives the supervisor its exit closes the last descriptors of swap files, which gives their space back and may
-//! take long on a busy disk. So it closes first what others wait for: pipes, sockets.
+//! Where it outlives the supervisor its exit closes the last descriptors of swap files, which gives their space back
+//! and may take long on a busy disk. So it closes first what others wait for: pipes, sockets.
 //!
 //! What it does not do: anything else. It was cloned before any thread was started, and runs no code but this.
 #![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
@@ -56,8 +56,8 @@ fn close_all_but_files() {
     let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let fds: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for fd in fds {
-        // SAFETY: nobody else runs in this process or, since the supervisor has ended, with this table; `stat` lives across
-        // the call. The list's own descriptor is closed already, which does no harm.
+        // SAFETY: nobody else runs in this process or, since the supervisor has ended, with this table; `stat` lives
+        // across the call. The list's own descriptor is closed already, which does no harm.
         unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
             if libc::fstat(fd, &mut stat) == 0 && stat.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -67,8 +67,9 @@ fn close_all_but_files() {
     }
 }
 
-/// Kill until nobody is left: a process may fork while we look. One that is frozen, or waits in the kernel, ends later, and
-/// its userfaultfd must stay open until it has; one that may not be killed is not of the tree, or has no userfaultfd.
+/// Kill until nobody is left: a process may fork while we look. One that is frozen, or waits in the kernel, ends later,
+/// and its userfaultfd must stay open until it has; one that may not be killed is not of the tree, or has no
+/// userfaultfd.
 fn kill_tree(token: &str) {
     let me = std::process::id();
     let mut pause = Duration::from_millis(2);

@@ -486,8 +486,9 @@ impl ProcessMemory {
             takes.takes[first..first + moved].fill(Some(Take::Moved));
         }
         let both = find_uncounted(agent, base, takes)?;
-        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is that of
-        // another mapping, which came when the first one was moved away or unmapped a moment ago. An event tells of that.
+        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is
+        // that of another mapping, which came when the first one was moved away or unmapped a moment ago. An event
+        // tells of that.
         if both && (self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
             return Err(io::Error::other("a page was moved out while its mapping changed, and its process was stopped"));
         }

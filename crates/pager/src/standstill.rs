@@ -1,7 +1,7 @@
 //! Why a thread does not run, as /proc tells it: a signal has stopped it, a tracer holds it, its cgroup is frozen.
 //!
-//! Nothing else is known of it by this: a thread that stands still may go on at any moment, so nothing may depend on that
-//! it still does.
+//! Nothing else is known of it by this: a thread that stands still may go on at any moment, so nothing may depend on
+//! that it still does.
 
 use std::fmt;
 use std::fs;

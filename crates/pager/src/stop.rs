@@ -6,17 +6,17 @@
 //!                                    after END_WITHIN
 //! ```
 //!
-//! A thread of its own, which takes no lock that is held for long and waits for nobody: so it does not matter what the others
-//! wait for, in start-up, while the command runs, or at the end. Who is stopped or frozen when the supervisor ends is left to
-//! the guardian.
+//! A thread of its own, which takes no lock that is held for long and waits for nobody: so it does not matter what the
+//! others wait for, in start-up, while the command runs, or at the end. Who is stopped or frozen when the supervisor
+//! ends is left to the guardian.
 //!
-//! *From a terminal* ^C goes to the whole foreground group, and the first one is the command's own affair. The second one
-//! ends the tree where it follows within QUICKLY, or where the command has not taken the first one: it ignores or blocks it,
-//! stands still, or waits for a page. So a program that deals with ^C, one now and then, goes on; and one with a line editor,
-//! at its prompt, whatever is pressed.
+//! *From a terminal* ^C goes to the whole foreground group, and the first one is the command's own affair. The second
+//! one ends the tree where it follows within QUICKLY, or where the command has not taken the first one: it ignores or
+//! blocks it, stands still, or waits for a page. So a program that deals with ^C, one now and then, goes on; and one
+//! with a line editor, at its prompt, whatever is pressed.
 //!
-//! What it does not do: tell two signals of a kind apart that come together (the kernel makes them one, and timeout(1) sends
-//! two, to its child and to its group).
+//! What it does not do: tell two signals of a kind apart that come together (the kernel makes them one, and timeout(1)
+//! sends two, to its child and to its group).
 
 use crate::standstill;
 use crate::supervisor::signals;
@@ -119,7 +119,12 @@ impl Stop {
 }
 
 /// Does this one end the tree? `since` is when there was one before.
-fn is_second(since: Option<Duration>, from_user: bool, goes_on: impl Fn() -> bool, at_a_prompt: impl Fn() -> bool) -> bool {
+fn is_second(
+    since: Option<Duration>,
+    from_user: bool,
+    goes_on: impl Fn() -> bool,
+    at_a_prompt: impl Fn() -> bool,
+) -> bool {
     let Some(since) = since.filter(|since| *since >= SAME) else { return false };
     from_user || !goes_on() || (since < QUICKLY && !at_a_prompt())
 }
@@ -144,7 +149,7 @@ mod tests {
         };
         assert!(!ends(None, true, false, false), "the first one");
         assert!(!ends(Some(20), true, false, false), "timeout(1) sends it twice");
-        assert!(ends(Some(200), true, true, true) && ends(Some(1 << 40), true, true, true), "whenever a process sends it");
+        assert!(ends(Some(200), true, true, true) && ends(Some(1 << 40), true, true, true), "a process sends it");
         assert!(ends(Some(60_000), false, false, true), "^C of a program that does not take it");
         assert!(ends(Some(500), false, true, false), "^C ^C");
         assert!(!ends(Some(500), false, true, true), "^C ^C at a prompt");

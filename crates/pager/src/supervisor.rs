@@ -5,9 +5,9 @@
 //!   the command ends ─ wait for what it left behind ─ exit with its code
 //! ```
 //!
-//! What the main thread waits for, and how long: the command's exec (spawn); processes of the tree, looked at every half
-//! second, and at the end, with the guardian, END_TREE; writes under way to swap files that have a name (the disk). It waits for no other thread.
-//! A second SIGINT or SIGTERM ends each of these waits (`stop.rs`).
+//! What the main thread waits for, and how long: the command's exec (spawn); processes of the tree, looked at every
+//! half second, and at the end, with the guardian, END_TREE; writes under way to swap files that have a name (the
+//! disk). It waits for no other thread. A second SIGINT or SIGTERM ends each of these waits (`stop.rs`).
 //!
 //! The tree lives no longer than the supervisor: by PDEATHSIG (the target), by its agents' sockets (every process with an
 //! agent), by the guardian (all the rest).
@@ -113,8 +113,8 @@ pub fn run(config: Config) -> io::Result<Ended> {
         }
     }
     pager.stopping.store(true, Ordering::Relaxed);
-    // Where nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that it shares. Else it
-    // goes on killing when we are gone.
+    // Where nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that it shares.
+    // Else it goes on killing when we are gone.
     if !matches!(ended, Ok(Left { nobody: false, .. })) {
         signals::kill_and_wait(guardian, END_TREE);
     }
@@ -354,7 +354,8 @@ fn end_tree(pager: &Arc<Pager>, guardian: u32, exit_code: i32) -> Left {
     reap();
     if left > 0 {
         let seconds = END_TREE.as_secs();
-        eprintln!("memspill: {left} killed processes have not ended within {seconds} s: they are frozen, or wait in the kernel");
+        let why = "they are frozen, or wait in the kernel";
+        eprintln!("memspill: {left} killed processes have not ended within {seconds} s: {why}");
     }
     Left { exit_code, nobody: left == 0 }
 }
@@ -402,6 +403,7 @@ pub(crate) mod signals {
     #![allow(unsafe_code, reason = "signal sets, waitpid and prctl, with values on our own stack")]
     use super::Given;
     use std::io;
+    use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     use std::process::Command;
     use std::time::Duration;
@@ -412,8 +414,8 @@ pub(crate) mod signals {
         before: libc::sigset_t,
     }
 
-    /// Block these signals, and SIGCHLD. Threads started later inherit that. `Set::wait` of the one set delivers these signals,
-    /// that of the other one SIGCHLD.
+    /// Block these signals, and SIGCHLD. Threads started later inherit that. `Set::wait` of the one set delivers these
+    /// signals, that of the other one SIGCHLD.
     pub fn block(signals: &[i32]) -> io::Result<(Set, Set)> {
         Ok((block_set(signals)?, block_set(&[libc::SIGCHLD])?))
     }
@@ -445,7 +447,7 @@ pub(crate) mod signals {
         // SAFETY: the struct lives across the call.
         unsafe {
             let mut modes: libc::termios = std::mem::zeroed();
-            libc::tcgetattr(std::os::fd::AsRawFd::as_raw_fd(&terminal), &mut modes) == 0 && modes.c_lflag & libc::ICANON == 0
+            libc::tcgetattr(terminal.as_raw_fd(), &mut modes) == 0 && modes.c_lflag & libc::ICANON == 0
         }
     }
 

@@ -89,7 +89,7 @@ impl Target {
             return None;
         }
         let pid = state.pid;
-        if crate::proc::is_stopped(pid) {
+        if crate::standstill::of(pid).is_some() {
             state.since = Instant::now();
             return None;
         }

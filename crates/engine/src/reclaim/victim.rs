@@ -276,8 +276,8 @@ impl Space {
     pub fn pass_over(&self) {
         self.charge_pass(NEIGHBOURHOOD_PAGES);
     }
-    /// It cannot give any until further notice (its process stands still): it is not picked, and others are not held up by
-    /// being picked after it. Or it can again, and then has its turn like a new one, whatever was passed over.
+    /// It cannot give any until further notice (its process stands still): it is not picked, and others are not held up
+    /// by being picked after it. Or it can again, and then has its turn like a new one, whatever was passed over.
     pub fn set_aside(&self, aside: bool, all: &[Arc<Space>]) {
         if self.aside.swap(aside, Ordering::Relaxed) && !aside {
             self.join(all);
