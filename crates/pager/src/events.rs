@@ -182,7 +182,7 @@ fn read_on(process: &Process, messages: &mut Vec<Event>) -> bool {
     const LIMIT: Duration = Duration::from_secs(1);
     let begun = Instant::now();
     while process.memory.uffd.is_changing() {
-        if begun.elapsed() > LIMIT || process.dying.load(Ordering::Relaxed) {
+        if begun.elapsed() > LIMIT {
             return false;
         }
         match process.memory.uffd.read(messages) {
