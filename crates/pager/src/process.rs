@@ -51,6 +51,8 @@ pub struct Agent {
     life: Life,
     /// Of its address space, whatever becomes of the number.
     pagemap: File,
+    /// The same, opened when it is needed first.
+    maps: OnceLock<Option<File>>,
     /// The evictor and the userfaultfd are of one address space.
     of_one: AtomicBool,
     /// The evictor has been told to go, or is just being told: it answers.
@@ -86,7 +88,8 @@ impl Agent {
         }
         let (serves, of_one) = (AtomicBool::new(false), AtomicBool::new(false));
         let (calls, half) = (Calls::default(), AtomicU32::new(0));
-        Ok(Agent { socket, control, ready, evictor_tid, life, pagemap, of_one, serves, calls, half })
+        let maps = OnceLock::new();
+        Ok(Agent { socket, control, ready, evictor_tid, life, pagemap, maps, of_one, serves, calls, half })
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for anybody.
@@ -101,6 +104,11 @@ impl Agent {
     /// Is this the evictor, as a fault names it?
     pub fn is_evictor(&self, fault_tid: u32) -> bool {
         fault_tid == self.ready.evictor_tid
+    }
+
+    /// /proc/PID/maps, for questions.
+    fn maps(&self) -> Option<&File> {
+        self.maps.get_or_init(|| File::open(format!("/proc/{}/maps", self.evictor_tid)).ok()).as_ref()
     }
 
     /// Runs of guards between two addresses.
@@ -332,18 +340,19 @@ impl Memory for ProcessMemory {
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         let open = self.without_guard(vpn, pages.len());
-        stopped_at_guard(pages.len(), open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open]))))
+        filled_in_part(pages.len(), open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open]))))
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
         static ZEROS: [Page; memspill_engine::swap_in::WINDOW_MAX] =
             [Page::ZERO; memspill_engine::swap_in::WINDOW_MAX];
+        let accessible = self.accessible(vpn, pages);
         if write {
-            let open = self.without_guard(vpn, pages);
-            return stopped_at_guard(pages, open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open]))));
+            let open = self.without_guard(vpn, accessible);
+            return filled_in_part(pages, open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open]))));
         }
-        // This one does not replace guards.
-        fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+        // UFFDIO_ZEROPAGE does not replace guards.
+        filled_in_part(pages, accessible, |pages| fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64)))
     }
 
     fn poison(&self, vpn: Vpn) {
@@ -374,6 +383,22 @@ impl ProcessMemory {
             self.guards_seen.store(true, Ordering::Relaxed);
         }
         (first_guard - vpn.addr()) as usize / PAGE_SIZE
+    }
+
+    /// How many of these pages, from the first one on, lie in a mapping that can be accessed. A window that goes on into a
+    /// PROT_NONE part of what was one mapping would fill pages that nobody uses and that cannot be taken out. A single
+    /// page is the one that faulted.
+    fn accessible(&self, vpn: Vpn, pages: usize) -> usize {
+        let maps = match self.agent() {
+            Some(agent) if pages > 1 => agent.maps(),
+            _ => None,
+        };
+        // What cannot be told (before Linux 6.11, or at the end of the process) is taken for accessible.
+        match maps.map(|maps| memspill_uffd::procmap::accessible_until(maps, vpn.addr())) {
+            Some(Ok(Some(end))) => pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize),
+            Some(Ok(None)) => 0,
+            Some(Err(_)) | None => pages,
+        }
     }
 
     /// Take as many pages as a half of staging holds.
@@ -634,8 +659,9 @@ fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<boo
     Ok(both)
 }
 
-/// Fill `open` of `pages`: those before a guard. Whoever waits for a guarded page is woken, and gets his SIGSEGV.
-fn stopped_at_guard(pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
+/// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page that is guarded is
+/// woken by that, and gets his SIGSEGV.
+fn filled_in_part(pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
     if open == pages {
         return fill(pages);
     }

@@ -30,6 +30,8 @@ const _: () = assert!(size_of::<QueryArg>() == 104);
 const WRITABLE: u64 = 2;
 const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
+/// Readable, writable or executable.
+const ACCESS: u64 = 7;
 const COVERING_OR_NEXT: u64 = 16;
 
 /// A writable mapping.
@@ -42,11 +44,31 @@ pub struct Mapping {
     pub anonymous: bool,
 }
 
+/// Where the mapping at `addr` ends, if there is one and it can be accessed at all (it is not PROT_NONE).
+pub fn accessible_until(maps: &File, addr: u64) -> io::Result<Option<u64>> {
+    let found = query(maps, addr, COVERING_OR_NEXT)?;
+    let is_accessible = |arg: &QueryArg| arg.vma_start <= addr && arg.vma_flags & ACCESS != 0;
+    Ok(found.filter(is_accessible).map(|arg| arg.vma_end))
+}
+
 /// The writable mapping at `addr`, or the next one above it, of the process whose /proc/PID/maps this is.
 pub fn writable_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
+    let Some(arg) = query(maps, addr, WRITABLE | COVERING_OR_NEXT)? else { return Ok(None) };
+    let private = arg.vma_flags & SHARED == 0;
+    let anonymous = private && arg.inode == 0 && arg.dev_major == 0 && arg.dev_minor == 0 && arg.vma_page_size == 4096;
+    Ok(Some(Mapping {
+        start: arg.vma_start,
+        end: arg.vma_end,
+        executable: arg.vma_flags & EXECUTABLE != 0,
+        anonymous,
+    }))
+}
+
+/// The answer; None if there is no such mapping.
+fn query(maps: &File, addr: u64, query_flags: u64) -> io::Result<Option<QueryArg>> {
     let mut arg = QueryArg {
         size: size_of::<QueryArg>() as u64,
-        query_flags: WRITABLE | COVERING_OR_NEXT,
+        query_flags,
         query_addr: addr,
         vma_start: 0,
         vma_end: 0,
@@ -66,14 +88,7 @@ pub fn writable_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
         let error = io::Error::last_os_error();
         return if error.raw_os_error() == Some(libc::ENOENT) { Ok(None) } else { Err(error) };
     }
-    let private = arg.vma_flags & SHARED == 0;
-    let anonymous = private && arg.inode == 0 && arg.dev_major == 0 && arg.dev_minor == 0 && arg.vma_page_size == 4096;
-    Ok(Some(Mapping {
-        start: arg.vma_start,
-        end: arg.vma_end,
-        executable: arg.vma_flags & EXECUTABLE != 0,
-        anonymous,
-    }))
+    Ok(Some(arg))
 }
 
 #[cfg(test)]
