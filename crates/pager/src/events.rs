@@ -1,7 +1,7 @@
 //! Following the changes of an address space: fork, remap, remove, unmap; and the agent's own calls.
 //!
 //! ```text
-//!   gate (events) ─ control lock ─ abort=1 ─ read ─ abort=0 if there is no event ─ unlock ─ batch lock ─ process ─ abort=0
+//!   gate (events) ─ control lock ─ abort=1 ─ read ─ no event? abort=0 ─ unlock ─ batch lock ─ process ─ abort=0
 //! ```
 //!
 //! Reading an event lets the changing thread run on at once. So from before the read until the end of processing no fill

@@ -15,7 +15,7 @@
 //!   a reclaimer (4 at most) for an evictor's reply, with the batch lock     ANSWER_WITHIN (evictor.rs)
 //!   a reclaimer for an evictor that another one uses                        NO_ANSWER, and a reply bounds the use
 //!   a reclaimer, being picked a process that cannot answer                  none: set aside, and not picked again
-//!   a pager for the MOVE lock, inside the gate                              20 ms (control.rs), none once it is cut off
+//!   a pager for the MOVE lock, inside the gate                              20 ms (control.rs), none if it is cut off
 //!   a pager, the door, the monitor for the batch lock, inside the gate      as a reclaimer's wait for a reply
 //!   who fills or reads events, for the gate                                 as who is inside waits for the batch lock
 //!   a pager for the rest of a change's events                               1 s (events.rs)

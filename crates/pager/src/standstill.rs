@@ -81,7 +81,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
         let pid = child.id();
         let signal = |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
-        let becomes = |state| (0..2000).any(|_| of(pid) == state || { std::thread::sleep(std::time::Duration::from_millis(1)); false });
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(1));
+        let becomes = |state| (0..2000).inspect(|_| pause()).any(|_| of(pid) == state);
         assert_eq!(of(pid), None);
         signal(rustix::process::Signal::STOP);
         assert!(becomes(Some(Standstill::Signal)));

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   thread memspill-signals:  wait ─▶ for the main thread: passed on to the command (supervisor.rs)
-//!                                └─▶ the second SIGINT or SIGTERM: kill the tree, wake the main thread, exit at the latest
-//!                                    after END_WITHIN
+//!                                └─▶ the second SIGINT or SIGTERM: kill the tree, wake the main thread, exit
+//!                                    after END_WITHIN at the latest
 //! ```
 //!
 //! A thread of its own, which takes no lock that is held for long and waits for nobody: so it does not matter what the
@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn who_takes_a_signal() {
         let status = |caught: u64, blocked: u64, ignored: u64, pending: u64| {
-            format!("SigPnd:\t{pending:016x}\nShdPnd:\t0\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n")
+            let pending = format!("SigPnd:\t{pending:016x}\nShdPnd:\t0\n");
+            format!("{pending}SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n")
         };
         assert!(takes(&status(2, 0, 0, 0), libc::SIGINT));
         for no in [status(4, 0, 0, 0), status(2, 2, 0, 0), status(0, 0, 2, 0), status(2, 0, 0, 2), String::new()] {

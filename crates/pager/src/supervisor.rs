@@ -1,7 +1,7 @@
 //! The supervisor: set up, start the target, wait, end.
 //!
 //! ```text
-//!   guardian ─ signals ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, signals to forward, a verdict
+//!   guardian ─ signals ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, signals, a verdict
 //!   the command ends ─ wait for what it left behind ─ exit with its code
 //! ```
 //!
@@ -480,7 +480,8 @@ pub(crate) mod signals {
         send(pid, libc::SIGKILL);
         let begun = std::time::Instant::now();
         // SAFETY: no status is wanted.
-        while unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == 0 && begun.elapsed() < limit {
+        let lives = || unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == 0;
+        while lives() && begun.elapsed() < limit {
             std::thread::sleep(Duration::from_micros(200));
         }
     }
