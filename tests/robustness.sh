@@ -15,7 +15,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
     wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
-    guards privileges last-thread locked-once writable-code network-namespace nested
+    guards privileges last-thread locked-once writable-code torn-mapping network-namespace nested
     door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc
     read-from-outside forks-while-moving
     remap-grow many-mappings deep-stack private-file many-small
@@ -955,6 +955,13 @@ case_locked-once() {
 case_writable-code() {
     gcc -O1 -o jit "$TESTS/programs/jit.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 60 "${SPILL[@]}" --check -- ./jit 120
+    code_is 0 && clean
+}
+
+# Windows leave the inaccessible parts of a torn mapping alone.
+case_torn-mapping() {
+    gcc -O1 -o torn "$TESTS/programs/torn.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "${SPILL[@]}" -- ./torn 200
     code_is 0 && clean
 }
 

@@ -197,6 +197,8 @@ pub struct ProcessMemory {
     pub has_exec: AtomicBool,
     /// A guard was seen in this memory.
     guards_seen: AtomicBool,
+    /// A window has met the end of a mapping.
+    torn: AtomicBool,
     /// Staging is being read by us.
     reading: AtomicBool,
 }
@@ -210,6 +212,7 @@ impl ProcessMemory {
             broken: AtomicBool::new(false),
             has_exec: AtomicBool::new(false),
             guards_seen: AtomicBool::new(false),
+            torn: AtomicBool::new(false),
             reading: AtomicBool::new(false),
         }
     }
@@ -387,18 +390,22 @@ impl ProcessMemory {
 
     /// How many of these pages, from the first one on, lie in a mapping that can be accessed. A window that goes on into a
     /// PROT_NONE part of what was one mapping would fill pages that nobody uses and that cannot be taken out. A single
-    /// page is the one that faulted.
+    /// page is the one that faulted, or the rest of such a window.
     fn accessible(&self, vpn: Vpn, pages: usize) -> usize {
         let maps = match self.agent() {
-            Some(agent) if pages > 1 => agent.maps(),
+            Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),
             _ => None,
         };
         // What cannot be told (before Linux 6.11, or at the end of the process) is taken for accessible.
-        match maps.map(|maps| memspill_uffd::procmap::accessible_until(maps, vpn.addr())) {
+        let accessible = match maps.map(|maps| memspill_uffd::procmap::accessible_until(maps, vpn.addr())) {
             Some(Ok(Some(end))) => pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize),
             Some(Ok(None)) => 0,
             Some(Err(_)) | None => pages,
+        };
+        if accessible < pages {
+            self.torn.store(true, Ordering::Relaxed);
         }
+        accessible
     }
 
     /// Take as many pages as a half of staging holds.
