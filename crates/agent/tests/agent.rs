@@ -334,7 +334,7 @@ fn serve(uffd: &OwnedFd, seen: &Mutex<Seen>, place: &OnceLock<(Arc<ControlPage>,
                 if bell < DOORBELLS as u64 {
                     let entry = unsafe { &raw mut (*control.page).doorbells[bell as usize] };
                     seen.bells.push(unsafe { entry.read_volatile() });
-                    unsafe { (&raw mut (*entry).answered).write_volatile(1) };
+                    unsafe { (&raw mut (*entry).answered).write_volatile(DOORBELL_ANSWERED) };
                 }
             }
             let data = seen.pages.get(&page).cloned().unwrap_or_else(|| vec![0; PAGE as usize]);

@@ -156,6 +156,8 @@ pub struct FileBacking {
     discard: bool,
     /// A named regular file was so long before: emptied when done.
     length_before: Option<u64>,
+    /// A file without a name: its space goes with its last descriptor.
+    nameless: bool,
     ended: AtomicBool,
     sums: ZeroTable,
     seed: u64,
@@ -253,6 +255,7 @@ impl FileBacking {
             block_device,
             discard: config.discard.pages,
             length_before,
+            nameless: !named,
             ended: AtomicBool::new(false),
             sums: ZeroTable::new(slots as usize * 8)?,
             seed: drawn()?,
@@ -721,17 +724,15 @@ impl Backing for FileBacking {
     }
 
     fn end(&self) {
-        let Some(length) = self.length_before else { return give_back_later(&self.file) };
-        // All of them: whoever writes is done, and whoever comes later sees the mark.
-        let _alone: Vec<_> = self.locks.iter().map(|lock| lock.write()).collect();
-        if !self.ended.swap(true, Ordering::AcqRel) {
-            // It held a program's memory: leave none of it in a file with a name, and no space on disk in use.
-            let _ = rustix::fs::ftruncate(&self.file, 0).and_then(|()| rustix::fs::ftruncate(&self.file, length));
+        self.length_before.into_iter().for_each(|length| self.empty(length));
+        if self.nameless {
+            give_back_later(&self.file);
         }
     }
 
     fn close(&self) {
-        self.end();
+        // A file without a name goes when it is closed, below.
+        self.length_before.into_iter().for_each(|length| self.empty(length));
         // A punch that is under way ends first; the next one finds nothing to do.
         let _alone: Vec<_> = self.locks.iter().map(|lock| lock.write()).collect();
         self.ended.store(true, Ordering::Release);
@@ -766,7 +767,7 @@ impl Drop for FileBacking {
     fn drop(&mut self) {
         // The rings first: they wait for the reads that are still in flight.
         self.queues.clear();
-        self.end();
+        self.length_before.into_iter().for_each(|length| self.empty(length));
     }
 }
 
@@ -831,6 +832,17 @@ fn open_place(place: &FilePlace) -> io::Result<Opened> {
         }
     }
     unreachable!("the second round ends in either way")
+}
+
+impl FileBacking {
+    /// It held a program's memory: leave none of it in a file with a name, and no space on disk in use.
+    fn empty(&self, length: u64) {
+        // All of them: whoever writes is done, and whoever comes later sees the mark.
+        let _alone: Vec<_> = self.locks.iter().map(|lock| lock.write()).collect();
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            let _ = rustix::fs::ftruncate(&self.file, 0).and_then(|()| rustix::fs::ftruncate(&self.file, length));
+        }
+    }
 }
 
 /// Whoever closes the last descriptor of a file without a name gives its space back, and on a busy disk that discards
