@@ -449,8 +449,7 @@ fn carry_out(pager: &Arc<Pager>, process: &Arc<Process>, call: Doorbell) -> bool
     if matches!(call.call, CALL_MAPPED | CALL_GROWN) {
         return crate::growth::register_new(pager, process, call.addr, call.len, call.call == CALL_GROWN);
     }
-    crate::guards::called(pager, process, call);
-    true
+    crate::guards::called(pager, process, call)
 }
 
 /// A process that has just introduced itself, not registered anywhere yet.

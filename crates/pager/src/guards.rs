@@ -13,7 +13,8 @@
 //!
 //! What holds: a page's word is dropped only inside the gate and under the batch lock, where no fill and no batch is under
 //! way, after a look in the same span has shown the guard. So what the program stores after it has removed the guard is
-//! never dropped: until the span ends its fault is not served.
+//! never dropped: until the span ends its fault is not served. And nothing is dropped while a change of the address space is
+//! under way: the guard may be on what came after the change, and the word of what was there before.
 //!
 //! What is not covered: a guard that is put and removed again within a second, both by system calls of the program's own
 //! instructions (not through the C library). The pages under it come back as they were.
@@ -27,51 +28,70 @@ use std::sync::atomic::Ordering;
 /// So much is searched in one span: faults wait meanwhile.
 const SPAN_BYTES: u64 = 64 << 20;
 
-/// A thread of the process has called.
-pub fn called(pager: &Pager, process: &Process, call: Doorbell) {
+/// A thread of the process has called. False: not now, something is changing.
+pub fn called(pager: &Pager, process: &Process, call: Doorbell) -> bool {
     let end = call.addr.saturating_add(call.len);
-    if call.call == CALL_GUARDED {
-        forget_all(pager, process, call.addr, end);
-    } else {
-        search(pager, process, call.addr, end);
+    match call.call {
+        CALL_GUARDED => forget_all(pager, process, call.addr, end),
+        _ => search(pager, process, call.addr, end),
     }
 }
 
 /// All that lies in the range is under guards now.
-fn forget_all(pager: &Pager, process: &Process, start: u64, end: u64) {
+fn forget_all(pager: &Pager, process: &Process, start: u64, end: u64) -> bool {
     let pass = process.space.gate.enter_events();
     let batch = process.batch.lock().expect("batch");
+    if process.memory.uffd.is_changing() {
+        return false;
+    }
     process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
     drop(batch);
     drop(pass);
     pager.poke_waiting();
+    true
 }
 
 /// All managed memory of all processes: to be called about once a second. It costs some ns for each page that is there.
 pub fn search_all(pager: &Pager) {
     for process in pager.processes().iter().filter(|process| process.pressed.load(Ordering::Relaxed)) {
-        process.space.extents().iter().for_each(|(from, to)| search(pager, process, from.addr(), to.addr()));
+        // What is changing now is searched the next time.
+        search(pager, process, 0, u64::MAX);
     }
 }
 
-/// Forget what lies under guards in the range.
-fn search(pager: &Pager, process: &Process, start: u64, end: u64) {
-    let Some(agent) = process.memory.agent() else { return };
+/// Forget what lies under guards in the range. False: it could not be done for all of it.
+fn search(pager: &Pager, process: &Process, start: u64, end: u64) -> bool {
+    // However large the range is, only where there are pages.
+    let extents = process.space.extents();
+    let within = extents.iter().map(|(from, to)| (from.addr().max(start), to.addr().min(end)));
+    within.filter(|(from, to)| from < to).all(|(from, to)| search_extent(pager, process, from, to))
+}
+
+fn search_extent(pager: &Pager, process: &Process, start: u64, end: u64) -> bool {
+    let Some(agent) = process.memory.agent() else { return true };
     let mut from = start;
     while from < end {
         let to = end.min(from.saturating_add(SPAN_BYTES));
         let pass = process.space.gate.enter_events();
         let batch = process.batch.lock().expect("batch");
-        let forget = |from, to| {
-            process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(from), Vpn::from_addr(to));
-        };
+        let mut guards = Vec::new();
         // Where the kernel cannot tell (before Linux 6.15), and at the end of the process, there is nothing to be done.
-        let searched = agent.each_guarded(from, to, forget);
+        if agent.each_guarded(from, to, |from, to| guards.push((from, to))).is_err() {
+            return true;
+        }
+        if !guards.is_empty() {
+            process.memory.note_guards();
+            // After the look: a change that it has seen the result of has begun before it.
+            if process.memory.uffd.is_changing() {
+                return false;
+            }
+        }
+        for (from, to) in guards {
+            process.space.unmap(&pager.engine, crate::cpu(), Vpn::from_addr(from), Vpn::from_addr(to));
+        }
         drop(batch);
         drop(pass);
-        if searched.is_err() {
-            return;
-        }
         from = to;
     }
+    true
 }

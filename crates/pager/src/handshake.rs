@@ -337,7 +337,7 @@ impl Porter<'_> {
         }
         for number in self.callers.overdue(now) {
             let entry = self.callers.get(number).expect("overdue, so there");
-            if crate::proc::is_stopped(entry.pid) {
+            if crate::standstill::of(entry.pid).is_some() {
                 entry.until = now + EXCHANGE_MAX;
                 continue;
             }

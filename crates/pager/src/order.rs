@@ -31,6 +31,8 @@
 //! Dropped pages (MADV_DONTNEED) leave no trace in the child. They keep the place in which they were told: then a child of
 //! a fork beside it has them or not, and either could be.
 
+use crate::ranges::Ranges;
+
 /// A change of the address space, as an event tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -50,27 +52,83 @@ impl Change {
 
 /// Put what freed a range before the REMAP that moved memory there, where it was told after it. `registered` says what is
 /// registered now: if that is where the memory was moved to, it was not freed since.
+///
+/// What was told is believed where it leads to what is there. Memory that moves to and fro is told of many times in one
+/// reading: then what left a place comes after what was moved there and before what is moved there next, and nothing is out
+/// of order.
 pub fn in_order(changes: &mut Vec<Change>, registered: impl Fn() -> Vec<(u64, u64)>) {
-    let mut known: Option<Vec<(u64, u64)>> = None;
-    let mut told: Vec<(usize, Change)> = changes.drain(..).enumerate().collect();
+    if !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
+        return;
+    }
+    let registered = registered();
+    for numbers in grouped(changes) {
+        let told: Vec<Change> = numbers.iter().map(|number| changes[*number]).collect();
+        if !leads_to(&told, &registered) {
+            let made = one_earlier(&told, &registered).unwrap_or_else(|| all_earlier(told, &registered));
+            numbers.iter().zip(made).for_each(|(number, change)| changes[*number] = change);
+        }
+    }
+}
+
+/// After these changes, in this order, may this be registered? Memory that was moved is followed: where it was unmapped, or
+/// has moved on, nothing is registered.
+fn leads_to(changes: &[Change], registered: &[(u64, u64)]) -> bool {
+    let (mut moved_there, mut left) = (Ranges::default(), Ranges::default());
+    for change in changes {
+        match *change {
+            Change::Remap { from, to, len } => {
+                leave(&mut moved_there, &mut left, from, from + len);
+                left.remove(to, to + len);
+                moved_there.insert(to, to + len);
+            }
+            Change::Unmap { start, end } => leave(&mut moved_there, &mut left, start, end),
+            Change::Remove { .. } => {}
+        }
+    }
+    !registered.iter().any(|(start, end)| left.intersects(*start, *end))
+}
+
+/// What was moved into this range is there no more.
+fn leave(moved_there: &mut Ranges, left: &mut Ranges, start: u64, end: u64) {
+    let were: Vec<(u64, u64)> = moved_there.iter().filter(|(from, to)| *from < end && start < *to).collect();
+    were.iter().for_each(|(from, to)| left.insert(start.max(*from), end.min(*to)));
+    moved_there.remove(start, end);
+}
+
+/// One of these was told too late.
+fn one_earlier(told: &[Change], registered: &[(u64, u64)]) -> Option<Vec<Change>> {
+    let pairs = (1..told.len()).flat_map(|late| (0..late).rev().map(move |early| (late, early)));
+    pairs
+        .filter(|(late, early)| made_room(&told[*late], &told[*early]).is_some())
+        .map(|(late, early)| {
+            let mut made = told.to_vec();
+            let freed = made.remove(late);
+            made.insert(early, freed);
+            made
+        })
+        .find(|made| leads_to(made, registered))
+}
+
+/// Where `other` may have freed what `moved` was moved to.
+fn made_room(other: &Change, moved: &Change) -> Option<(u64, u64)> {
+    let Change::Remap { to, len, .. } = *moved else { return None };
+    let (start, end) = match *other {
+        Change::Unmap { start, end } => (start, end),
+        Change::Remap { from, len, .. } => (from, from + len),
+        Change::Remove { .. } => return None,
+    };
+    Some((start.max(to), end.min(to + len))).filter(|(start, end)| start < end)
+}
+
+/// Several were told too late: each of them comes before the move to what it freed, if that is where something is.
+fn all_earlier(told: Vec<Change>, registered: &[(u64, u64)]) -> Vec<Change> {
+    let is_there = |(start, end): (u64, u64)| registered.iter().any(|(from, to)| *from < end && start < *to);
+    let mut told: Vec<(usize, Change)> = told.into_iter().enumerate().collect();
     let mut at = 0;
     while at < told.len() {
-        let (number, Change::Remap { to, len, .. }) = told[at] else {
-            at += 1;
-            continue;
-        };
-        let mut made_room = |(other, change): &(usize, Change)| {
-            let (start, end) = match *change {
-                Change::Unmap { start, end } => (start, end),
-                Change::Remap { from, len, .. } => (from, from + len),
-                Change::Remove { .. } => return false,
-            };
-            let (start, end) = (start.max(to), end.min(to + len));
-            let mut is_there =
-                || known.get_or_insert_with(&registered).iter().any(|(from, to)| *from < end && start < *to);
-            *other > number && start < end && is_there()
-        };
-        match told[at + 1..].iter().position(&mut made_room) {
+        let (number, moved) = told[at];
+        let is_late = |(other, change): &(usize, Change)| *other > number && made_room(change, &moved).is_some_and(is_there);
+        match told[at + 1..].iter().position(is_late) {
             // Looked at next, for it may be a REMAP that was told too early itself. What is put here has been told later
             // than what was here, so this ends.
             Some(after) => {
@@ -80,7 +138,7 @@ pub fn in_order(changes: &mut Vec<Change>, registered: impl Fn() -> Vec<(u64, u6
             None => at += 1,
         }
     }
-    changes.extend(told.into_iter().map(|(_, change)| change));
+    told.into_iter().map(|(_, change)| change).collect()
 }
 
 /// More changes in one cluster are not thought through: each number of them would have to be compared.
@@ -392,7 +450,34 @@ mod tests {
         assert_eq!(sorted(vec![remap(20, 100), remap(100, 20)], &[(20, 30), (100, 110)]).len(), 2);
         // Others stay where they are.
         let changes = vec![unmap(0, 5), remap(20, 100), unmap(50, 60), unmap(109, 112)];
-        assert_eq!(sorted(changes, &[(100, 110)]), ["-0..5", "-109..112", "20>100", "-50..60"]);
+        assert_eq!(sorted(changes, &[(100, 110)]), ["-0..5", "-109..112", "-50..60", "20>100"]);
+    }
+
+    /// Told of in one reading, as a slow supervisor does it.
+    #[test]
+    fn what_moves_to_and_fro_is_in_order() {
+        let cycle = |turns: usize| -> Vec<Change> {
+            let there = [Change::Remap { from: 20, to: 100, len: 10 }, Change::Unmap { start: 20, end: 30 }];
+            let back = [Change::Remap { from: 100, to: 20, len: 10 }, Change::Unmap { start: 100, end: 110 }];
+            (0..turns).flat_map(|turn| if turn % 2 == 0 { there } else { back }).collect()
+        };
+        for turns in 1..7 {
+            let told = cycle(turns);
+            let at = if turns % 2 == 1 { 100 } else { 20 };
+            let mut changes = told.clone();
+            in_order(&mut changes, || vec![(at, at + 10), (500, 600)]);
+            assert_eq!(changes, told);
+        }
+        // Beside it another one, of which something was told too late.
+        let mut changes = cycle(3);
+        changes.insert(1, Change::Remap { from: 300, to: 500, len: 10 });
+        changes.push(Change::Unmap { start: 500, end: 510 });
+        in_order(&mut changes, || vec![(100, 110), (500, 510)]);
+        let of = |wanted: std::ops::Range<u64>| -> Vec<Change> {
+            changes.iter().copied().filter(|change| wanted.contains(&change.ranges()[0].0)).collect()
+        };
+        assert_eq!(of(0..200), cycle(3));
+        assert!(matches!(of(200..600)[..], [Change::Unmap { .. }, Change::Remap { .. }]));
     }
 
     const SPACE: u64 = 60;

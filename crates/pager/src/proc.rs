@@ -241,8 +241,13 @@ impl Stat {
         matches!(self.field(3), Some("T" | "t"))
     }
 
+    /// A first thread that has ended is shown as a zombie while others live.
     fn has_ended(&self) -> bool {
-        matches!(self.field(3), Some("Z" | "X") | None)
+        match self.field(3) {
+            Some("Z") => self.number::<u32>(20).is_none_or(|threads| threads <= 1),
+            Some("X") | None => true,
+            Some(_) => false,
+        }
     }
 }
 
@@ -302,12 +307,22 @@ pub fn with_environment(text: &str) -> Vec<u32> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { continue };
-        if environ.windows(text.len()).any(|w| w == text.as_bytes()) {
+        if environment(pid).windows(text.len()).any(|w| w == text.as_bytes()) {
             found.push(pid);
         }
     }
     found
+}
+
+/// By any of its threads: once the first one has ended, the process's own file is empty.
+fn environment(pid: u32) -> Vec<u8> {
+    let own = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    if !own.is_empty() {
+        return own;
+    }
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let environments = tasks.map(|task| fs::read(task.path().join("environ")).unwrap_or_default());
+    environments.into_iter().find(|environment| !environment.is_empty()).unwrap_or_default()
 }
 
 /// The evictor of a process: the thread whose id the process itself, in its own pid namespace, calls `own_tid`.

@@ -123,8 +123,9 @@ impl Agent {
         }
     }
 
+    /// Never waits: an evictor that is stopped does not take its commands.
     fn send(&self, command: Command) -> io::Result<()> {
-        crate::wire::send_waiting(&self.socket, &command)
+        crate::wire::send(&self.socket, &command, &[])
     }
 
     pub(crate) fn evictor_tid(&self) -> u32 {
@@ -343,19 +344,20 @@ impl Memory for ProcessMemory {
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         let open = self.without_guard(vpn, pages.len());
-        filled_in_part(pages.len(), open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open]))))
+        self.filled_in_part(pages.len(), open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open]))))
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
         static ZEROS: [Page; memspill_engine::swap_in::WINDOW_MAX] =
             [Page::ZERO; memspill_engine::swap_in::WINDOW_MAX];
         let accessible = self.accessible(vpn, pages);
-        if write {
+        // Without an agent nobody can look for guards.
+        if write && (pages == 1 || self.agent().is_some()) {
             let open = self.without_guard(vpn, accessible);
-            return filled_in_part(pages, open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open]))));
+            return self.filled_in_part(pages, open, |open| fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open]))));
         }
         // UFFDIO_ZEROPAGE does not replace guards.
-        filled_in_part(pages, accessible, |pages| fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64)))
+        self.filled_in_part(pages, accessible, |pages| fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64)))
     }
 
     fn poison(&self, vpn: Vpn) {
@@ -383,9 +385,32 @@ impl ProcessMemory {
         // What cannot be told (before Linux 6.15, or at the end of the process) is taken for no guard.
         let _ = agent.each_guarded(vpn.addr(), end, |from, _| first_guard = first_guard.min(from));
         if first_guard < end {
-            self.guards_seen.store(true, Ordering::Relaxed);
+            self.note_guards();
         }
         (first_guard - vpn.addr()) as usize / PAGE_SIZE
+    }
+
+    /// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page that is guarded
+    /// is woken by that, and gets his SIGSEGV. While a change is under way, what stands in the way may be on what came
+    /// after it: the engine asks again when the change has been told.
+    fn filled_in_part(&self, pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
+        if open == pages {
+            return fill(pages);
+        }
+        // After the look that has found it.
+        if self.uffd.is_changing() {
+            return Fill { pages: 0, stop: Stop::Again };
+        }
+        let filled = if open > 0 { fill(open) } else { Fill { pages: 0, stop: Stop::Done } };
+        match filled.stop {
+            Stop::Done => Fill { stop: Stop::Exists, ..filled },
+            _ => filled,
+        }
+    }
+
+    /// From now on single pages are looked at too.
+    pub fn note_guards(&self) {
+        self.guards_seen.store(true, Ordering::Relaxed);
     }
 
     /// How many of these pages, from the first one on, lie in a mapping that can be accessed. A window that goes on into a
@@ -415,7 +440,9 @@ impl ProcessMemory {
             outcome.resize(outcome.len() + pages, Take::Busy);
             return;
         };
-        if let Some(take) = self.why_not(agent) {
+        // Of a batch in several pieces an earlier one may have gone without an answer.
+        let late = (agent.is_late() || agent.is_cut_off()).then_some(Take::Retry);
+        if let Some(take) = late.or_else(|| self.why_not(agent)) {
             outcome.resize(outcome.len() + pages, take);
             return;
         }
@@ -448,15 +475,14 @@ impl ProcessMemory {
                 }
             }
         }
-        if doubtful && let Err(error) = find_uncounted(agent, base, &mut takes) {
+        if doubtful && let Err(error) = self.find_uncounted(agent, base, &mut takes) {
             self.lose_all(&error, &mut takes.takes);
         }
         self.read_staging(agent, base, frames, &mut takes.takes);
         // Also where nothing was moved because staging was not empty (EEXIST): mlockall fills it, and so does a program that
         // reads all of its memory. What was moved has been read by now.
         if doubtful || takes.takes.contains(&Some(Take::Moved)) {
-            // If it fails the process is ending.
-            let _ = agent.send(Command { op: OP_ZAP, seq: 0, arg: base, arg2: pages as u32 });
+            self.empty_staging(agent, base, pages as u32);
         }
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
     }
@@ -492,11 +518,14 @@ impl ProcessMemory {
         let mut drawn = Box::new(Page::ZERO);
         rustix::rand::getrandom(&mut drawn.0[..32], rustix::rand::GetRandomFlags::empty()).ok()?;
         let filled = self.uffd.copy(staged, &drawn.0);
-        let empty = || agent.send(Command { op: OP_ZAP, seq: 0, arg: other_half, arg2: 1 });
+        let empty = || self.empty_staging(agent, other_half, 1);
         match filled.stop {
             userfaultfd::Stop::Done => {}
             // Somebody has locked all memory, or wrote there: next time.
-            userfaultfd::Stop::Exists => return empty().err().and(None),
+            userfaultfd::Stop::Exists => {
+                empty();
+                return None;
+            }
             _ => return None,
         }
         // A page that is missing there must not be read: that would wait for whoever serves that process's faults.
@@ -505,7 +534,7 @@ impl ProcessMemory {
         let looked = memspill_uffd::pagemap::occupied(&agent.pagemap, staged, end, |_, _| is_there = true);
         let mut seen = Box::new(Page::ZERO);
         let read = if is_there { agent.read(&[(staged, PAGE_SIZE)], &mut seen.0) } else { Ok(()) };
-        empty().ok()?;
+        empty();
         looked.and(read).ok().map(|()| is_there && seen.0 == drawn.0)
     }
 
@@ -517,14 +546,37 @@ impl ProcessMemory {
             let moved = agent.control.read_run(i).moved.min(run.pages) as usize;
             takes.takes[first..first + moved].fill(Some(Take::Moved));
         }
+        self.find_uncounted(agent, base, takes)
+    }
+
+    /// Mark as moved what was moved and not counted. An error: it cannot be told.
+    ///
+    /// A page may be in staging and at home. Then it is an old one of staging that could not be emptied, of zeros (mlockall
+    /// fills staging, and so does whoever reads all memory); or the one at home is that of another mapping, which came when
+    /// the first one was moved away or unmapped a moment ago. An event tells of that.
+    fn find_uncounted(&self, agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<()> {
         let both = find_uncounted(agent, base, takes)?;
-        // A page in staging may be an old one that could not be emptied, with its own at home; or the one at home is
-        // that of another mapping, which came when the first one was moved away or unmapped a moment ago. An event
-        // tells of that.
-        if both && (self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
-            return Err(io::Error::other("a page was moved out while its mapping changed, and its process was stopped"));
+        if both.is_empty() || !(self.uffd.is_changing() || agent.control.is_forbidden(Forbidden::Event)) {
+            return Ok(());
+        }
+        let mut page = Box::new(Page::ZERO);
+        for index in both {
+            let addr = agent.ready.staging_addr + (u64::from(base) + index as u64) * PAGE_SIZE as u64;
+            agent.read(&[(addr, PAGE_SIZE)], &mut page.0)?;
+            if page.0 != Page::ZERO.0 {
+                return Err(io::Error::other("a page was moved out while its mapping changed"));
+            }
         }
         Ok(())
+    }
+
+    /// Nobody waits for that. An evictor that does not take its commands is not to be trusted with more: what it does not
+    /// empty would be taken for pages of a later batch.
+    fn empty_staging(&self, agent: &Agent, first: u32, pages: u32) {
+        let sent = agent.send(Command { op: OP_ZAP, seq: 0, arg: first, arg2: pages });
+        if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor lock alone:
@@ -642,8 +694,8 @@ pub fn collect(control: &ControlPage, sent: &[AgentRun], base: u32, takes: &mut 
 /// hole, a shared page), as if that were the first page; or the next one finds places in staging taken (EEXIST), an event
 /// (EAGAIN, ECANCELED), or a mapping that mprotect has changed meanwhile (EINVAL). Staging is emptied after a batch: they
 /// would be gone for good.
-/// Returns whether there are pages both in staging and at home.
-fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<bool> {
+/// Returns those that are both in staging and at home.
+fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<Vec<usize>> {
     let page = PAGE_SIZE as u64;
     let first = agent.ready.staging_addr + u64::from(base) * page;
     let end = first + takes.takes.len() as u64 * page;
@@ -652,31 +704,18 @@ fn find_uncounted(agent: &Agent, base: u32, takes: &mut Takes) -> io::Result<boo
         staged.extend((from..to).step_by(PAGE_SIZE).map(|addr| ((addr - first) / page) as usize));
     })?;
     staged.retain(|index| takes.takes[*index] != Some(Take::Moved));
-    let mut both = false;
+    let mut both = Vec::new();
     for index in staged {
         let source = takes.address(index);
         let mut at_home = false;
         memspill_uffd::pagemap::occupied(&agent.pagemap, source, source + page, |_, _| at_home = true)?;
         if at_home {
-            both = true;
+            both.push(index);
         } else {
             takes.takes[index] = Some(Take::Moved);
         }
     }
     Ok(both)
-}
-
-/// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page that is guarded is
-/// woken by that, and gets his SIGSEGV.
-fn filled_in_part(pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
-    if open == pages {
-        return fill(pages);
-    }
-    let filled = if open > 0 { fill(open) } else { Fill { pages: 0, stop: Stop::Done } };
-    match filled.stop {
-        Stop::Done => Fill { stop: Stop::Exists, ..filled },
-        _ => filled,
-    }
 }
 
 fn fill(result: userfaultfd::Fill) -> Fill {

@@ -23,20 +23,6 @@ messages!(Hello, Welcome, Ready, Go, Command, Reply);
 
 /// Never waits: what one peer does not take may not hold up the others.
 pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    send_with(socket, message, fds, SendFlags::DONTWAIT)
-}
-
-/// Waits until the peer has taken enough of what was sent before.
-pub fn send_waiting<T: Message>(socket: impl AsFd, message: &T) -> io::Result<()> {
-    send_with(socket, message, &[], SendFlags::empty())
-}
-
-fn send_with<T: Message>(
-    socket: impl AsFd,
-    message: &T,
-    fds: &[BorrowedFd<'_>],
-    flags: SendFlags,
-) -> io::Result<()> {
     // SAFETY: T is plain data without padding, and lives across the call.
     let bytes = unsafe { std::slice::from_raw_parts((message as *const T).cast::<u8>(), size_of::<T>()) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -44,7 +30,8 @@ fn send_with<T: Message>(
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL)?;
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 

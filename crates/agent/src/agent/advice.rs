@@ -47,7 +47,7 @@ const RING_TRIES: u32 = 10_000;
 pub extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's own request, passed through.
     let call = || unsafe { sys::syscall(nr::MADVISE, [addr, len, advice as usize, 0, 0, 0]) };
-    finish(advise(&[(addr, len)], advice as usize, call)) as c_int
+    finish(advise(&[(addr, len)], advice as usize, CALL_GUARDED, call)) as c_int
 }
 
 /// Of this process or of another one: the latter only costs a look that finds nothing.
@@ -127,13 +127,27 @@ fn process_advise(args: [usize; 6]) -> Result<usize> {
     if !matches!(advice, sys::MADV_GUARD_INSTALL | sys::MADV_GUARD_REMOVE) || ranges == 0 || count == 0 {
         return call();
     }
-    // SAFETY: an array of so many iovecs, as the kernel itself will read it.
+    // Advice that there is not: the kernel reads the list, and says whether it can.
+    let mut probe = args;
+    probe[3] = usize::MAX;
+    // SAFETY: changes nothing.
+    if unsafe { sys::syscall(nr::PROCESS_MADVISE, probe) } == Err(sys::EFAULT) {
+        return Err(sys::EFAULT);
+    }
+    // SAFETY: an array of so many iovecs, which the kernel has just read.
     let ranges = unsafe { core::slice::from_raw_parts(ranges as *const (usize, usize), count.min(RANGES_MAX)) };
-    advise(ranges, advice, call)
+    // It may stop half-way, and the call succeeds: so what has a guard now is looked for.
+    advise(ranges, advice, CALL_UNGUARD, call)
 }
 
-/// One call that gives advice on some ranges, and what belongs beside it.
-fn advise(ranges: &[(usize, usize)], advice: usize, call: impl Fn() -> Result<usize>) -> Result<usize> {
+/// One call that gives advice on some ranges, and what belongs beside it. `guarded`: what the pager is told after guards
+/// were put.
+fn advise(
+    ranges: &[(usize, usize)],
+    advice: usize,
+    guarded: u32,
+    call: impl Fn() -> Result<usize>,
+) -> Result<usize> {
     match advice {
         sys::MADV_WIPEONFORK | sys::MADV_DONTFORK => {
             // Before the call: a fork right after it must see this.
@@ -153,7 +167,7 @@ fn advise(ranges: &[(usize, usize)], advice: usize, call: impl Fn() -> Result<us
             STATE.guards.store(1, Ordering::SeqCst);
             tell_advice();
             let ret = call();
-            if ret.is_ok() && tell(ranges, CALL_GUARDED) { call() } else { ret }
+            if ret.is_ok() && tell(ranges, guarded) { call() } else { ret }
         }
         sys::MADV_GUARD_REMOVE => {
             tell(ranges, CALL_UNGUARD);

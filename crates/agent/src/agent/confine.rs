@@ -169,14 +169,16 @@ impl Filter {
         self.push(RETURN, 0, 0, KILL_PROCESS);
         // The distance to the refusal at the end is counted from the instruction that follows.
         self.push(LOAD, 0, 0, high(0));
-        self.push(IF_EQUAL, 0, 9, (staging >> 32) as u32);
+        self.push(IF_EQUAL, 0, 10, (staging >> 32) as u32);
         self.push(LOAD, 0, 0, high(1));
-        self.push(IF_EQUAL, 0, 7, 0);
+        self.push(IF_EQUAL, 0, 8, 0);
         self.push(LOAD, 0, 0, low(1));
-        self.push(IF_GREATER, 5, 0, (end - staging) as u32);
+        self.push(IF_GREATER, 6, 0, (end - staging) as u32);
         self.push(TO_X, 0, 0, 0);
         self.push(LOAD, 0, 0, low(0));
-        self.push(IF_AT_LEAST, 0, 2, staging as u32);
+        self.push(IF_AT_LEAST, 0, 3, staging as u32);
+        // Or the sum could pass a border of 4 GiB, and be small.
+        self.push(IF_GREATER, 2, 0, end as u32);
         self.push(ADD_X, 0, 0, 0);
         // An end at a border of 4 GiB would be 0 here: staging ends before it.
         self.push(IF_GREATER, 0, 1, end as u32);
