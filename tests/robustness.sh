@@ -1111,7 +1111,9 @@ case_many-mappings() {
     for shape in "20000 200" "5000 200 touching"; do
         # shellcheck disable=SC2086
         call 60 "${SPILL[@]}" --check -- ./many-mappings $shape
-        peak_below 76 || { WHY="$shape: $WHY"; return; }
+        # Twice the budget: it is overstepped while the heap grows faster than it is found. (Without the search for single
+        # mappings it came to 363 MiB.)
+        peak_below 130 || { WHY="$shape: $WHY"; return; }
     done
     clean
 }
