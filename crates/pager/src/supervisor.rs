@@ -95,10 +95,12 @@ pub fn run(config: Config) -> io::Result<Ended> {
     let core = signals::no_core();
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
+    // Before the guardian, which shares our descriptors: to make room for a high number in a table that is shared takes 8 ms.
+    let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
     let guardian = crate::guardian::start(&address).map_err(|e| limits::explained("cannot start the guardian", e))?;
     let given = Given { limits: config.limits, core, mask: forwarded.before() };
     let command = config.command.clone();
-    let (pager, agent, stop) =
+    let (pager, stop) =
         set_up(config, forwarded, guardian).inspect_err(|_| signals::kill_and_wait(guardian, END_TREE))?;
     let started = pager.socket.target.start(|| spawn(&command, &agent, &address, given));
     let ended = started.map(|pid| {
@@ -129,15 +131,14 @@ pub fn run(config: Config) -> io::Result<Ended> {
 }
 
 /// All that the target needs before it starts.
-fn set_up(config: Config, forwarded: signals::Set, guardian: u32) -> io::Result<(Arc<Pager>, OwnedFd, Arc<Stop>)> {
+fn set_up(config: Config, forwarded: signals::Set, guardian: u32) -> io::Result<(Arc<Pager>, Arc<Stop>)> {
     let operator = config.operator.clone();
     let no_thread = |e| limits::explained("cannot start a thread", e);
     let stop = Stop::start(forwarded, guardian).map_err(no_thread)?;
-    let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
     let pager = build(config).map_err(|e| limits::explained("cannot watch for faults", e))?;
     crate::panics::install(&pager);
     start_threads(&pager, operator).map_err(no_thread)?;
-    Ok((pager, agent, stop))
+    Ok((pager, stop))
 }
 
 /// Processes are looked at by their number in our own pid namespace, and the loader opens the agent by ours.
