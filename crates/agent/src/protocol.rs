@@ -73,8 +73,8 @@ pub struct Ready {
     pub staging_addr: u64,
     /// DOORBELLS pages.
     pub doorbell_addr: u64,
-    /// One page with MADV_WIPEONFORK: touched by the child of a fork, so that its first fault tells the pager which
-    /// process the new userfaultfd belongs to.
+    /// One page with MADV_WIPEONFORK, so missing in the child of a fork, which touches it first. What the pager fills it
+    /// with tells which process the new userfaultfd belongs to.
     pub ident_addr: u64,
     /// Evictor's stack, TLS and whatever else it writes: [addr, addr + len).
     pub private_addr: u64,

@@ -443,7 +443,7 @@ impl Registration {
 
 /// The agent's own pages first: staging must be registered on the same userfaultfd as the victims, so that a MOVE is
 /// refused while an event waits to be read. And of those the ident page first: the child of a fork in between, whose event
-/// comes as soon as anything is registered, says by it who it is.
+/// comes as soon as anything is registered, is known by it.
 pub fn press(process: &Process) -> bool {
     let Some(agent) = process.memory.agent() else { return true };
     let page = PAGE_SIZE as u64;

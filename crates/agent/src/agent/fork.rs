@@ -3,7 +3,8 @@
 //! The child has a copy of its parent's memory, but none of the agent's region, no evictor, and a userfaultfd that
 //! only the supervisor holds (it came with the fork event). The supervisor cannot tell from that event which process it
 //! belongs to. So the child first reads the ident page, which is missing in every child: the fault arrives on the new
-//! userfaultfd and carries the child's id. Then the child joins as a fresh program does.
+//! userfaultfd, the supervisor fills the page with random bytes, and the process that shows them is the child. Then the
+//! child joins as a fresh program does.
 //!
 //! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and posix_spawn
 //! share their parent's memory until they exec: nothing to do. The child of a raw clone is served by the pager but has
