@@ -101,7 +101,7 @@ stage "cargo's tests" cargo test --release --workspace --locked
 # Two small builds, for the most part; by themselves they are done in three minutes.
 stage "interleavings" timeout -k 20 900 scripts/interleavings.sh --short
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
-suite "robustness" 480 tests/robustness.sh --kills 4
+suite "robustness" 720 tests/robustness.sh --kills 4
 export -f verifier
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
