@@ -56,7 +56,7 @@ impl Change {
 /// What was told is believed where it leads to what is there. Memory that moves to and fro is told of many times in one
 /// reading: then what left a place comes after what was moved there and before what is moved there next, and nothing is out
 /// of order.
-pub fn in_order(changes: &mut Vec<Change>, registered: impl Fn() -> Vec<(u64, u64)>) {
+pub fn in_order(changes: &mut [Change], registered: impl Fn() -> Vec<(u64, u64)>) {
     if !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
         return;
     }
