@@ -12,20 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "most_anonymous.h"
+
 enum { PAGE = 4096, STEP_PAGES = 64 };
-static long most_kib;
-
-// Without the C library's buffers, which would come from the heap.
-static void look(void) {
-    char text[4096] = "";
-    int status = open("/proc/self/status", O_RDONLY);
-    ssize_t length = read(status, text, sizeof text - 1);
-    close(status);
-    char *line = length > 0 ? strstr(text, "RssAnon:") : NULL;
-    if (line && atol(line + 8) > most_kib)
-        most_kib = atol(line + 8);
-}
-
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

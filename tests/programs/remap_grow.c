@@ -12,19 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "most_anonymous.h"
+
 enum { PAGE = 4096 };
-static long most_kib;
-
-static void look(void) {
-    char text[4096] = "";
-    int status = open("/proc/self/status", O_RDONLY);
-    ssize_t length = read(status, text, sizeof text - 1);
-    close(status);
-    char *line = length > 0 ? strstr(text, "RssAnon:") : NULL;
-    if (line && atol(line + 8) > most_kib)
-        most_kib = atol(line + 8);
-}
-
 // By system call: the agent does not see it.
 static char *map(size_t bytes) {
     char *at = (char *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

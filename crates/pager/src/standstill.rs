@@ -50,8 +50,9 @@ fn of_status(status: &str, wchan: impl Fn() -> String) -> Option<Standstill> {
 
 /// The process whose thread this is, for people: its number and name.
 pub fn name(pid: u32) -> String {
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(comm) => format!("process {pid} ({})", comm.trim_end()),
+    // A name may hold any bytes.
+    match fs::read(format!("/proc/{pid}/comm")) {
+        Ok(comm) => format!("process {pid} ({})", String::from_utf8_lossy(&comm).trim_end()),
         Err(_) => format!("process {pid}"),
     }
 }

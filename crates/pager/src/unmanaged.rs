@@ -123,14 +123,12 @@ pub fn largest(pager: &Pager) -> Option<String> {
 
 /// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`
 fn described(process: &Process, kinds: &Kinds) -> String {
-    let pid = process.memory.pid();
-    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let mut kinds: Vec<_> = kinds.iter().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
     let worth_naming = |(place, (_, bytes)): &(usize, &(&&str, &u64))| *place == 0 || **bytes >= WORTH_NAMING_BYTES;
     let parts = kinds.iter().enumerate().filter(worth_naming);
     let parts: Vec<String> = parts.map(|(_, (kind, bytes))| format!("{} MiB {kind}", mib(**bytes))).collect();
-    format!("process {pid} ({}) has {}", String::from_utf8_lossy(&name).trim_end(), parts.join(", "))
+    format!("{} has {}", crate::standstill::name(process.memory.pid()), parts.join(", "))
 }
 
 fn mib(bytes: u64) -> u64 {
