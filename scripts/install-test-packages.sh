@@ -1,14 +1,15 @@
 #!/bin/bash
-# Installs the Debian or Ubuntu packages that building and the test scripts use. Quick where all is there; what cannot be
-# had is said, and the tests then skip what needs it. Without Rust, rustup is installed, where there is a package of it:
-# it fetches the toolchain that rust-toolchain.toml names.
+# Installs the Debian or Ubuntu packages that building and the test scripts use. Quick where all is there;
+# what cannot be had is said, and the tests then skip what needs it. Without Rust, rustup is installed, where
+# there is a package of it: it fetches the toolchain that rust-toolchain.toml names.
 set -u
 [ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
 # command or file that shows that a package is there, and the package
-WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:python3-numpy redis-server:redis-server
-    redis-cli:redis-tools redis-benchmark:redis-tools stress-ng:stress-ng sqlite3:sqlite3 g++:g++ make:make node:nodejs
-    javac:default-jdk-headless mkfs.ext4:e2fsprogs setsid:util-linux ipcs:util-linux mount:mount awk:mawk
-    diff:diffutils xargs:findutils strace:strace)
+WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:python3-numpy
+    redis-server:redis-server redis-cli:redis-tools redis-benchmark:redis-tools stress-ng:stress-ng
+    sqlite3:sqlite3 g++:g++ make:make node:nodejs javac:default-jdk-headless mkfs.ext4:e2fsprogs
+    psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
+    strace:strace)
 
 there() {
     case $1 in

@@ -1,9 +1,10 @@
 #!/bin/bash
-# The engine under a model checker: loom goes through every interleaving (and order of memory) of a few steps, shuttle draws
-# schedules of whole threads. What each shows is in the heads of crates/engine/tests/loom_*.rs and shuttle_*.rs.
+# The engine under a model checker: loom goes through every interleaving (and order of memory) of a few steps,
+# shuttle draws schedules of whole threads. What each shows is in the heads of crates/engine/tests/loom_*.rs
+# and shuttle_*.rs.
 #
-# Each of the two builds the engine with other locks and atomics (engine/src/sync.rs), in a target directory of its own, so
-# that the usual build stays as it is.
+# Each of the two builds the engine with other locks and atomics (engine/src/sync.rs), in a target directory
+# of its own, so that the usual build stays as it is.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 [ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
@@ -12,7 +13,8 @@ cd "$(dirname "$0")/.." || exit 2
 DRAWN_SHORT=300
 
 HELP="usage: scripts/interleavings.sh [--short] [loom|shuttle [NAME...]]
-  --short  as tests/run.sh: all of loom, and fewer schedules of shuttle (DRAWN=$DRAWN_SHORT), built without debug information
+  --short  as tests/run.sh: all of loom, and fewer schedules of shuttle (DRAWN=$DRAWN_SHORT), built
+           without debug information
   NAME     only tests whose name holds this
   shuttle: REPLAY=SCHEDULE   the schedule that a failure has printed, and no other; with the NAME of its test
            DRAWN=N           schedules for each scenario and scheduler, instead of 1000

@@ -38,7 +38,7 @@ parse_options() {
         exit 2
     fi
     if [ ! -x "$WORKLOAD" ]; then
-        echo "no memspill-workload at $WORKLOAD: build it (cargo build --release) or name it with --workload" >&2
+        echo "no memspill-workload at $WORKLOAD: build it (cargo build --release) or say --workload BIN" >&2
         exit 2
     fi
     MEMSPILL=$(readlink -f "$MEMSPILL")
@@ -52,8 +52,9 @@ TAKEN=1
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/memspill-test.XXXXXX")
 export MEMSPILL_TEST_MARK=memspill-test-$$-$(basename "$WORK")
 
-# ours: the ids of processes that carry the mark; zombies and this shell's own subshells left out. In few processes of its
-# own: on a busy machine it took seconds when it started some for each process that it looked at.
+# ours: the ids of processes that carry the mark; zombies and this shell's own subshells left out. In few
+# processes of its own: on a busy machine it took seconds when it started some for each process that it looked
+# at.
 ours() {
     local pid stat words self
     mapfile -d '' self </proc/$$/cmdline
@@ -66,7 +67,8 @@ ours() {
         } | tr -d "'" | cut -d/ -f3 | sort -nu
     ) | while read -r pid; do
         [ "$pid" = $$ ] && continue
-        { mapfile -d '' words <"/proc/$pid/cmdline" && read -r stat <"/proc/$pid/stat"; } 2>/dev/null || continue
+        { mapfile -d '' words <"/proc/$pid/cmdline" && read -r stat <"/proc/$pid/stat"; } 2>/dev/null ||
+            continue
         stat=${stat##*) }
         [ "${words[*]}" = "${self[*]}" ] || [ "${stat:0:1}" = Z ] || echo "$pid"
     done

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Every knob at both ends, its default left out: whatever is set back to what it replaced, no page is wrong and programs
-# print the same.
+# Every knob at both ends, its default left out: whatever is set back to what it replaced, no page is wrong
+# and programs print the same.
 #
-# For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with --full the
-# mutating verifier), and then real programs. The knobs and what they take are read from `memspill run --tune help`, so that
-# a new one is tested without a line here.
+# For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with
+# --full the mutating verifier), and then real programs. The knobs and what they take are read from `memspill
+# run --tune help`, so that a new one is tested without a line here.
 
 HELP="usage: tests/knobs.sh [--memspill BIN] [--workload BIN] [--full] [KNOB...]
   --full     every word of every knob, with all real programs (hours); the default is the extremes, with bash
@@ -39,11 +39,11 @@ for name in "${NAMES[@]}"; do
 done
 ALL=()
 OLD=()
-while read -r name values default _; do
+while read -r name values default old _; do
     [ ${#NAMES[@]} = 0 ] || [[ " ${NAMES[*]} " == *" $name "* ]] || continue
     mapfile -t of_knob < <(settings "$name" "$values" "$default")
     ALL+=("${of_knob[@]}")
-    OLD+=("$name=${values%%[.|]*}")
+    OLD+=("$name=$old")
 done < <("$MEMSPILL" run --tune help)
 [ ${#ALL[@]} -gt 0 ] || { echo "memspill run --tune help names no knob" >&2; exit 2; }
 # And all of them set back at once.
@@ -63,7 +63,8 @@ try() { # SETTING...
     for setting in "$@"; do with+=(--tune "$setting"); done
     timeout -k 5 60 "$MEMSPILL" run -m 64M --check --swap-dir "$WORK/swap" "${with[@]}" -- \
         "$WORKLOAD" "${VERIFIER[@]}" >"$WORK/out" 2>&1 || { tail -n 3 "$WORK/out"; return 1; }
-    "$TESTS/real_programs.sh" --memspill "$MEMSPILL" --workload "$WORKLOAD" --with "${with[*]}" "${PROGRAMS[@]}" \
+    "$TESTS/real_programs.sh" --memspill "$MEMSPILL" --workload "$WORKLOAD" \
+        --with "${with[*]}" "${PROGRAMS[@]}" \
         >"$WORK/out" 2>&1 || { tail -n 5 "$WORK/out"; return 1; }
 }
 

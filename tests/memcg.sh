@@ -1,10 +1,12 @@
 #!/bin/bash
-# The budget is honest: under a hard memory limit of the budget plus a slack, without the kernel's swap, memspill brings
-# a program to its end that takes 4 and 8 times the budget; without memspill it is killed there.
+# The budget is honest: under a hard memory limit of the budget plus a slack, without the kernel's swap,
+# memspill brings a program to its end that takes 4 and 8 times the budget; without memspill it is killed
+# there.
 #
 # Needs root and a memory cgroup (v1 at /sys/fs/cgroup/memory, or v2). memspill itself runs inside the limit.
 
-HELP="usage: tests/memcg.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--budget 64] [--slack 48] [NAME...]
+HELP="usage: tests/memcg.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--budget 64] [--slack 48]
+                      [NAME...]
   --budget, --slack   in MiB
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
@@ -40,10 +42,12 @@ make_group() {
         GROUP=/sys/fs/cgroup/memory/$name
         mkdir -p "$GROUP" && echo $limit >"$GROUP/memory.limit_in_bytes" || return
         # Where swap is accounted it is shut off; else there must be none (checked below).
-        { echo $limit >"$GROUP/memory.memsw.limit_in_bytes"; } 2>/dev/null || echo 0 >"$GROUP/memory.swappiness"
+        { echo $limit >"$GROUP/memory.memsw.limit_in_bytes"; } 2>/dev/null ||
+            echo 0 >"$GROUP/memory.swappiness"
         PEAK=memory.max_usage_in_bytes
     elif [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-        grep -qw memory /sys/fs/cgroup/cgroup.subtree_control || echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+        grep -qw memory /sys/fs/cgroup/cgroup.subtree_control ||
+            echo +memory >/sys/fs/cgroup/cgroup.subtree_control
         GROUP=/sys/fs/cgroup/$name
         mkdir -p "$GROUP" && echo $limit >"$GROUP/memory.max" || return
         { echo 0 >"$GROUP/memory.swap.max"; } 2>/dev/null
@@ -58,7 +62,8 @@ inside() {
     local limit=$1
     shift
     make_group || { CODE=nogroup; return 1; }
-    timeout -k 5 "$limit" bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$GROUP" "$@" >"$WORK/out" 2>"$WORK/err" &
+    timeout -k 5 "$limit" bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$GROUP" \
+        "$@" >"$WORK/out" 2>"$WORK/err" &
     { wait $!; } 2>/dev/null # the shell would tell of the kill
     CODE=$?
     USED=$(($(cat "$GROUP/$PEAK" 2>/dev/null || echo 0) >> 20))
@@ -83,7 +88,11 @@ for name in "${ALL[@]}"; do
     case $name in
     killed-without)
         inside 60 "$WORKLOAD" hog --size $((BUDGET * 4))M
-        if [ "$CODE" = 137 ]; then ok "$name" "killed at $USED MiB"; else fail "$name" "ends with $CODE at $USED MiB"; fi
+        if [ "$CODE" = 137 ]; then
+            ok "$name" "killed at $USED MiB"
+        else
+            fail "$name" "ends with $CODE at $USED MiB"
+        fi
         continue
         ;;
     random-*) command=(pmbench --size "$size" --seconds 10 --threads 4 --check sparse) ;;
@@ -91,7 +100,8 @@ for name in "${ALL[@]}"; do
     *) command=(hog --size "$size" --by "${name%-*}") ;;
     esac
     start=$(now)
-    inside 300 "$MEMSPILL" run --memory-max ${BUDGET}M --swap-dir "$WORK" "${MEMSPILL_ARGS[@]}" -- "$WORKLOAD" "${command[@]}"
+    inside 300 "$MEMSPILL" run --memory-max ${BUDGET}M --swap-dir "$WORK" "${MEMSPILL_ARGS[@]}" \
+        -- "$WORKLOAD" "${command[@]}"
     figures="$size in ${BUDGET}M + ${SLACK}M, peak $USED MiB, $(since "$start") s"
     if [ -n "$WHY" ]; then
         fail "$name" "$WHY, $figures"

@@ -4,7 +4,8 @@
 # Each program runs unrestricted first; its peak of anonymous memory (whole tree) gives the budget,
 # max(peak / 3, 48M). Then it runs under memspill with that budget, and all its outputs are compared.
 
-HELP="usage: tests/real_programs.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--full] [--keep] [NAME...]
+HELP="usage: tests/real_programs.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--full] [--keep]
+                              [NAME...]
   --full     large sizes (sort of 500 MB and so on); the default is sized for CI
   --with     further arguments for memspill run, such as '--swap file:/tmp/x,size=2G'
   --list     names of the programs"
@@ -26,9 +27,9 @@ PYTHON=/usr/bin/python3
 size() { if [ $FULL = 1 ]; then echo "$2"; else echo "$1"; fi; }
 need() { have "$1" || { SKIP="no $1"; return 1; }; }
 
-# A program is up to three things: limit_NAME (seconds under memspill), prepare_NAME (common input in $WORK/input; sets
-# SKIP where it cannot run) and run_NAME, which runs it as "${RUN[@]}" COMMAND in a folder of its own and leaves there,
-# in out/, what is compared.
+# A program is up to three things: limit_NAME (seconds under memspill), prepare_NAME (common input in
+# $WORK/input; sets SKIP where it cannot run) and run_NAME, which runs it as "${RUN[@]}" COMMAND in a folder
+# of its own and leaves there, in out/, what is compared.
 
 prepare_sort() { [ -s lines ] || $PYTHON "$P/lines.py" "$(size 130 500)" >lines; }
 limit_sort() { size 300 1800; }
@@ -51,8 +52,8 @@ prepare_redis() {
     $PYTHON "$P/redis_load.py" "$(size 150000 700000)" first >first
     $PYTHON "$P/redis_load.py" "$(size 40000 150000)" second >second
 }
-# The second half of the writes comes while BGSAVE runs. The dump must hold what was there at the fork, the server what
-# was written since; both digests are also those of the unrestricted run.
+# The second half of the writes comes while BGSAVE runs. The dump must hold what was there at the fork, the
+# server what was written since; both digests are also those of the unrestricted run.
 run_redis() {
     redis_up live "${RUN[@]}" || return
     local cli="redis-cli -s live.sock" code=0 server=$!
@@ -62,7 +63,8 @@ run_redis() {
             $cli BGSAVE &&
             $cli --pipe <"$INPUT/second" &&
             redis-benchmark -s live.sock -q -n 8000 -r 10000 -t set,get -c 8 &&
-            timeout 120 bash -c "until $cli INFO persistence | grep -q rdb_bgsave_in_progress:0; do sleep 0.1; done" &&
+            timeout 120 bash -c "until $cli INFO persistence | grep -q rdb_bgsave_in_progress:0
+                do sleep 0.1; done" &&
             $cli INFO persistence | grep -q rdb_last_bgsave_status:ok &&
             timeout 60 bash -c "$cli --scan --pattern 'key:*' | xargs -r $cli UNLINK" >/dev/null &&
             $cli DEBUG DIGEST >out/after
@@ -74,12 +76,14 @@ run_redis() {
     redis_up dump || return
     redis-cli -s dump.sock DEBUG DIGEST >loaded
     redis-cli -s dump.sock SHUTDOWN NOSAVE
-    cmp loaded out/at-the-fork || { echo "redis: the dump does not hold what was there at the fork"; return 1; }
+    cmp loaded out/at-the-fork ||
+        { echo "redis: the dump does not hold what was there at the fork"; return 1; }
 }
 redis_up() { # NAME PREFIX...: starts a server on NAME.sock with NAME.rdb
     local name=$1 try
     shift
-    "$@" redis-server --port 0 --unixsocket "$PWD/$name.sock" --dir "$PWD" --dbfilename "$name.rdb" --save '' \
+    "$@" redis-server --port 0 --unixsocket "$PWD/$name.sock" --dir "$PWD" --dbfilename "$name.rdb" \
+        --save '' \
         --enable-debug-command local --daemonize no >"$name.log" 2>&1 &
     for try in $(seq 600); do
         redis-cli -s "$name.sock" PING 2>/dev/null | grep -q PONG && return
@@ -101,8 +105,11 @@ run_gcc() { "${RUN[@]}" gcc -O2 -c "$INPUT/big.c" -o out/big.o; }
 prepare_make() {
     need gcc && need make || return
     local n
-    for n in 1 2 3 4 5 6 7 8; do [ -s part$n.c ] || $PYTHON "$P/make_c.py" "$(size 100 400)" $n >part$n.c; done
-    printf 'all: %s\n%%.o: %s/%%.c\n\tgcc -O2 -c $< -o $@\n' "$(printf 'out/part%s.o ' 1 2 3 4 5 6 7 8)" . >Makefile
+    for n in 1 2 3 4 5 6 7 8; do
+        [ -s part$n.c ] || $PYTHON "$P/make_c.py" "$(size 100 400)" $n >part$n.c
+    done
+    printf 'all: %s\n%%.o: %s/%%.c\n\tgcc -O2 -c $< -o $@\n' \
+        "$(printf 'out/part%s.o ' 1 2 3 4 5 6 7 8)" . >Makefile
     sed -i "s,^%.o: .*,out/%.o: $PWD/%.c," Makefile
 }
 run_make() { "${RUN[@]}" make -s -j4 -f "$INPUT/Makefile"; }
@@ -129,12 +136,16 @@ prepare_cplusplus() {
 run_cplusplus() { "${RUN[@]}" "$INPUT/threads" "$(size 160 600)" >out/text; }
 
 # These verify by themselves; their figures differ from run to run, so the exit code is what counts.
-run_verify-threads() { "${RUN[@]}" "$WORKLOAD" verify-threads --size "$(size 160M 600M)" --threads 16 --seconds 10; }
-run_mutate() { "${RUN[@]}" "$WORKLOAD" mutate --size "$(size 160M 600M)" --threads 4 --seconds "$(size 15 120)"; }
-run_fork-storm() { "${RUN[@]}" "$WORKLOAD" fork-storm --size "$(size 160M 300M)" --forks "$(size 60 200)" --live 4; }
+run_verify-threads() { "${RUN[@]}" "$WORKLOAD" verify-threads --size "$(size 160M 600M)" --threads 16 \
+    --seconds 10; }
+run_mutate() { "${RUN[@]}" "$WORKLOAD" mutate --size "$(size 160M 600M)" --threads 4 \
+    --seconds "$(size 15 120)"; }
+run_fork-storm() { "${RUN[@]}" "$WORKLOAD" fork-storm --size "$(size 160M 300M)" --forks "$(size 60 200)" \
+    --live 4; }
 prepare_stress-ng() { need stress-ng; }
 run_stress-ng() {
-    "${RUN[@]}" stress-ng --vm 2 --vm-bytes "$(size 200M 600M)" --verify --vm-ops "$(size 20000 60000)" --quiet \
+    "${RUN[@]}" stress-ng --vm 2 --vm-bytes "$(size 200M 600M)" --verify --vm-ops "$(size 20000 60000)" \
+        --quiet \
         --temp-path .
 }
 
@@ -156,7 +167,8 @@ one() {
 }
 
 show() { # the last lines of what a run said
-    tail -n 4 "$WORK/$1/$2/stderr" "$WORK/$1/$2/stdout" 2>/dev/null | grep -v -e '^$' -e '^==>' | sed 's/^/    /'
+    tail -n 4 "$WORK/$1/$2/stderr" "$WORK/$1/$2/stdout" 2>/dev/null | grep -v -e '^$' -e '^==>' |
+        sed 's/^/    /'
 }
 
 INPUT=$WORK/input
@@ -183,7 +195,8 @@ for name in "${ALL[@]}"; do
     fi
     peak=$(cat "$peakfile")
     budget=$((peak / 3 > 49152 ? peak / 3 : 49152))
-    RUN=(timeout -k 5 "$limit" "$MEMSPILL" run --memory-max "${budget}K" --stats-json "$WORK/$name.json" "${MEMSPILL_ARGS[@]}" --)
+    RUN=(timeout -k 5 "$limit" "$MEMSPILL" run --memory-max "${budget}K" \
+        --stats-json "$WORK/$name.json" "${MEMSPILL_ARGS[@]}" --)
     one "$name" spilled
     stolen=$(grep -oP '"pgsteal": \K[0-9]+' "$WORK/$name.json" 2>/dev/null)
     figures="budget $((budget / 1024))M, peak $((peak / 1024))M, $native s -> $TOOK s"

@@ -1,28 +1,28 @@
 #!/bin/bash
 # What must hold when things go wrong: kills at any moment, signals, bad input, full devices.
 #
-# After each case no process of the tree may be left after 2 s, no file in the swap directory and no shared memory, and
-# no program may have seen a wrong page. (Swap files have no name; with neither a process nor a name left, they hold no
-# disk space either.)
+# After each case no process of the tree may be left after 2 s, no file in the swap directory and no shared
+# memory, and no program may have seen a wrong page. (Swap files have no name; with neither a process nor a
+# name left, they hold no disk space either.)
 
-HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--full] [--kills N] [--keep] [NAME...]
+HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--full] [--kills N]
+                           [--keep] [NAME...]
   --kills N  how often each kind of kill is tried (default 20, with --full 100)
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found swap-dir
-    static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
-    signals stop-target stop-supervisor ctrl-z swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error
-    wrong-bytes write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
-    guards privileges last-thread locked-once writable-code torn-mapping network-namespace nested
-    door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc
-    read-from-outside forks-while-moving
-    remap-grow many-mappings deep-stack private-file many-small
-    limits limits-of-the-target stderr-full no-memory
-    sanitizers stop-sibling stop-all freeze second-signal exit-file
-    traced
-    stop-evictor)
+ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
+    swap-dir static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor
+    kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals stop-target stop-supervisor ctrl-z
+    swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error wrong-bytes
+    write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction
+    regrow gap main-exits groups groups-full check stats-json ctl-swapoff ctl-swapoff-stop ctl-swapon-many
+    ctl-limit ctl-strangers guards privileges last-thread locked-once writable-code torn-mapping
+    network-namespace nested door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core
+    other-proc read-from-outside forks-while-moving remap-grow many-mappings deep-stack private-file
+    many-small limits limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze
+    second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
+    shared-postgres shared-removed-raw shared-direct page-advice)
 KILLS=
 option() {
     case $1 in
@@ -66,7 +66,8 @@ where_it_hangs() {
     for pid in $(ours); do
         echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
         for task in "/proc/$pid/task"/*; do
-            echo "  $(cat "$task/comm"): $(grep '^State' "$task/status") $(cat "$task/wchan"): $(tr '\n' ' ' <"$task/stack")"
+            echo "  $(cat "$task/comm"): $(grep '^State' "$task/status") $(cat "$task/wchan"):" \
+                "$(tr '\n' ' ' <"$task/stack")"
         done
     done 2>/dev/null
 }
@@ -112,7 +113,11 @@ clean() {
         kill_ours
         return 1
     fi
-    [ -z "$(ls -A "$SWAP")" ] || { no "left in the swap directory: $(ls -A "$SWAP")"; rm -rf "${SWAP:?}"/*; return 1; }
+    [ -z "$(ls -A "$SWAP")" ] || {
+        no "left in the swap directory: $(ls -A "$SWAP")"
+        rm -rf "${SWAP:?}"/*
+        return 1
+    }
     shm | cmp -s - shm.before || no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"
 }
 
@@ -161,12 +166,14 @@ case_exit-codes() {
 case_streams() {
     head -c 20000000 /dev/urandom >bytes
     "${SPILL[@]}" -- cat <bytes >out 2>err || { no "cat: $?"; return; }
-    cmp bytes out && [ ! -s err ] || { no "bytes were changed, or stderr is not empty: $(tail -n 1 err)"; return; }
+    cmp bytes out && [ ! -s err ] ||
+        { no "bytes were changed, or stderr is not empty: $(tail -n 1 err)"; return; }
     : >err
     cat bytes | "${SPILL[@]}" -- cat 2>err | "${SPILL[@]}" -- cat 2>>err | cmp - bytes ||
         { no "bytes were changed in a pipe"; return; }
     call 20 "${SPILL[@]}" -- sh -c 'printf "a\0b"; printf "c\0d" >&2'
-    [ "$(od -c out | head -n 1)$(od -c err | head -n 1)" = "$(printf 'a\0b' | od -c | head -n 1)$(printf 'c\0d' |
+    [ "$(od -c out | head -n 1)$(od -c err | head -n 1)" = \
+        "$(printf 'a\0b' | od -c | head -n 1)$(printf 'c\0d' |
         od -c | head -n 1)" ] || { no "stdout and stderr are not the program's alone: $(cat err)"; return; }
     call 20 "${SPILL[@]}" -- cat # stdin is /dev/null: it ends at once
     code_is 0 && clean
@@ -180,7 +187,8 @@ case_descriptors() {
     local list='for f in /proc/$$/fd/*; do echo ${f##*/}; done'
     sh -c "$list" 7<hello </dev/null >without
     "${SPILL[@]}" -- sh -c "$list" 7<hello </dev/null 2>err >out
-    cmp -s without out || { no "the program has descriptors $(tr '\n' ' ' <out)instead of $(tr '\n' ' ' <without)"; return; }
+    cmp -s without out ||
+        { no "the program has descriptors $(tr '\n' ' ' <out)instead of $(tr '\n' ' ' <without)"; return; }
     clean
 }
 
@@ -283,7 +291,8 @@ case_static-go() {
     have go || { SKIP="no go"; return; }
     mkdir -p go
     printf 'package main\nfunc main() { println("hello") }\n' >go/main.go
-    (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o ../static-go main.go) >/dev/null 2>&1 ||
+    (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build \
+        -o ../static-go main.go) >/dev/null 2>&1 ||
         { SKIP="go build does not work here"; return; }
     call 20 "${SPILL[@]}" -- ./static-go
     code_is 125 && says static && clean
@@ -304,13 +313,17 @@ case_no-capability() {
 
 # As another user, with a device node of our own that this user may open.
 case_unprivileged() {
-    [ "$(id -u)" = 0 ] && have setpriv && have unshare && have setcap || { SKIP="needs root, setpriv, unshare, setcap"; return; }
+    [ "$(id -u)" = 0 ] && have setpriv && have unshare && have setcap ||
+        { SKIP="needs root, setpriv, unshare, setcap"; return; }
     local dir=$WORK/unprivileged node
-    mkdir "$dir" && chmod 755 "$WORK" "$dir" && cp "$MEMSPILL" "$dir/memspill" && cp "$MEMSPILL" "$dir/with-file-cap"
+    mkdir "$dir" && chmod 755 "$WORK" "$dir" && cp "$MEMSPILL" "$dir/memspill" &&
+        cp "$MEMSPILL" "$dir/with-file-cap"
     node=$(stat -c '0x%t 0x%T' /dev/userfaultfd 2>/dev/null) && mknod -m 666 "$dir/node" c $node &&
-        setcap cap_sys_ptrace+ep "$dir/with-file-cap" || { SKIP="cannot make a device node or set capabilities"; return; }
+        setcap cap_sys_ptrace+ep "$dir/with-file-cap" ||
+            { SKIP="cannot make a device node or set capabilities"; return; }
     # with_node COMMAND...
-    local with_node=(unshare -m bash -c 'mount --bind "$1" /dev/userfaultfd && shift && exec "$@"' - "$dir/node")
+    local with_node=(unshare -m bash -c 'mount --bind "$1" /dev/userfaultfd && shift && exec "$@"' \
+        - "$dir/node")
     local user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
     local ambient=(--inh-caps +sys_ptrace --ambient-caps +sys_ptrace)
     "${with_node[@]}" "${user[@]}" test -x "$dir/memspill" -a -w /dev/userfaultfd ||
@@ -323,10 +336,13 @@ case_unprivileged() {
     call 60 "${with_node[@]}" "${user[@]}" "$dir/with-file-cap" "${memory[@]}"
     code_is 125 && says setcap || { WHY="with a file capability: $WHY"; return; }
     # Root has no limit on processes.
-    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -u 4; exec "$@"' \
+        - "$dir/memspill" "${memory[@]}"
     code_is 125 && says 'ulimit -u' || { WHY="with a limit on processes: $WHY"; return; }
-    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -S -u 4; exec "$@"' - "$dir/memspill" "${memory[@]}"
-    code_is 125 && says 'agent was refused' || { WHY="with a limit on the command's processes: $WHY"; return; }
+    call 60 "${with_node[@]}" "${user[@]}" "${ambient[@]}" bash -c 'ulimit -S -u 4; exec "$@"' \
+        - "$dir/memspill" "${memory[@]}"
+    code_is 125 && says 'agent was refused' ||
+        { WHY="with a limit on the command's processes: $WHY"; return; }
     rm -r "$dir"
     clean
 }
@@ -355,7 +371,8 @@ case_no-agent() {
 __attribute__((naked)) void _start(void) { __asm__("mov $60, %eax\n xor %edi, %edi\n syscall"); }
 END
     echo 'int main(void) { return 0; }' >main.c
-    gcc -nostdlib -static-pie -fPIE loader.c -o loader 2>/dev/null && gcc main.c -o other-loader "-Wl,--dynamic-linker=$WORK/loader" ||
+    gcc -nostdlib -static-pie -fPIE loader.c -o loader 2>/dev/null &&
+        gcc main.c -o other-loader "-Wl,--dynamic-linker=$WORK/loader" ||
         { DID="without static-pie, some were left out"; return; }
     unmanaged 'without memspill.s agent' ./other-loader
 }
@@ -388,7 +405,12 @@ case_kill-child() {
         victim=$(sed -n "$((RANDOM % 3 + 2))p" <<<"$before")
         kill -9 "$victim"
         sleep 1
-        [ "$(targets | wc -l)" = 3 ] || { no "time $n: $(targets | wc -l) of the 3 others are left: $(tail -n 1 err)"; kill_ours; return; }
+        [ "$(targets | wc -l)" = 3 ] ||
+            {
+                no "time $n: $(targets | wc -l) of the 3 others are left: $(tail -n 1 err)"
+                kill_ours
+                return
+            }
         kill -9 $PID
         ends 10
         clean || { WHY="time $n: $WHY"; return; }
@@ -455,7 +477,8 @@ case_ctrl-c-caught() {
 case_signals() {
     local signal
     for signal in TERM HUP USR1 USR2 INT QUIT; do
-        start "${SPILL[@]}" -- bash -c "trap 'echo caught $signal; exit 9' $signal; echo up; while :; do sleep 0.05; done"
+        start "${SPILL[@]}" -- bash -c "trap 'echo caught $signal; exit 9' $signal; echo up
+            while :; do sleep 0.05; done"
         until grep -q up out || ! kill -0 $PID 2>/dev/null; do sleep 0.02; done
         kill -$signal $PID
         ends 10
@@ -538,7 +561,8 @@ case_disk-full() {
     [ "$(id -u)" = 0 ] || { SKIP="needs root, to mount a small file system"; return; }
     mkdir -p disk
     truncate -s 96M image
-    mkfs.ext4 -q -F image && mount -o loop image disk 2>/dev/null || { SKIP="cannot mount a file system"; return; }
+    mkfs.ext4 -q -F image && mount -o loop image disk 2>/dev/null ||
+        { SKIP="cannot mount a file system"; return; }
     start "$MEMSPILL" run --memory-max 48M --disk-free 0 --swap-dir "$WORK/disk" -- \
         "$WORKLOAD" hog --size 400M --contents random
     sleep 0.2
@@ -577,7 +601,8 @@ case_swap-file-old() {
     truncate -s 20M "$file"
     for args in "hog --size 160M --contents random" "no-such-workload"; do
         call 60 "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" $args
-        [ "$(stat -c '%s %b' "$file")" = "20971520 0" ] || { no "size and blocks: $(stat -c '%s %b' "$file")"; return; }
+        [ "$(stat -c '%s %b' "$file")" = "20971520 0" ] ||
+            { no "size and blocks: $(stat -c '%s %b' "$file")"; return; }
     done
     # As it is after a kill, it can be used again.
     start "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "${SPIN[@]}"
@@ -599,24 +624,32 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
     call 120 "$MEMSPILL" run --memory-max 64M "${devices[@]}" --stats-json stats.json -- \
         "$WORKLOAD" hog --size 160M --contents random
     code_is "$code" || return
-    grep -q "^memspill: swap device file:.* $words" err || { no "the line is not there: $(tail -n 1 err)"; return; }
-    [ "$(grep -c '^memspill: ' err)" = "$lines" ] || { no "not $lines lines: $(grep '^memspill: ' err)"; return; }
+    grep -q "^memspill: swap device file:.* $words" err ||
+        { no "the line is not there: $(tail -n 1 err)"; return; }
+    [ "$(grep -c '^memspill: ' err)" = "$lines" ] ||
+        { no "not $lines lines: $(grep '^memspill: ' err)"; return; }
     [ "$($PYTHON -c "import json; print(json.load(open('stats.json'))['$counter'] > 0)")" = True ] ||
         { no "$counter does not count it"; return; }
     clean
 }
-case_read-error() { failing 135 'has a read error: Input/output error' 1 read_errors "file:$WORK/device,fail=read@1000"; }
-case_wrong-bytes() { failing 135 'has a read error: checksum mismatch' 1 read_errors "file:$WORK/device,fail=flip@1000"; }
+case_read-error() { failing 135 'has a read error: Input/output error' 1 read_errors \
+    "file:$WORK/device,fail=read@1000"; }
+case_wrong-bytes() { failing 135 'has a read error: checksum mismatch' 1 read_errors \
+    "file:$WORK/device,fail=flip@1000"; }
 # What is not written stays in memory, and is written later.
-case_write-error() { failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,fail=write@1000"; }
+case_write-error() { failing 0 'has a write error: Input/output error' 1 write_errors \
+    "file:$WORK/device,fail=write@1000"; }
 # Nothing can be written any more: that is an answer, not a hang, and not a program in more than its budget.
 case_write-error-all() {
-    failing 137 'has a write error: Input/output error' 2 write_errors "file:$WORK/device,fail=write@1000+" || return
-    grep -q '^memspill: killed: nothing can be written to swap device file:' err || no "the last line: $(tail -n 1 err)"
+    failing 137 'has a write error: Input/output error' 2 write_errors \
+        "file:$WORK/device,fail=write@1000+" || return
+    grep -q '^memspill: killed: nothing can be written to swap device file:' err ||
+        no "the last line: $(tail -n 1 err)"
 }
 # Another device takes what the failing one does not.
 case_write-error-other() {
-    failing 0 'has a write error: Input/output error' 1 write_errors "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
+    failing 0 'has a write error: Input/output error' 1 write_errors \
+        "file:$WORK/device,prio=9,fail=write@1000+" "file:$WORK/other"
 }
 
 # memspill's own tables agree while mappings come, go, move and are forked, and pages fail.
@@ -628,7 +661,8 @@ case_fork-advice() {
 
 # The kernel does this since 6.17.
 case_remap-pieces() {
-    $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 || { SKIP="this kernel does not move several mappings at once"; return; }
+    $PYTHON "$TESTS/programs/remap_pieces.py" >/dev/null 2>&1 ||
+        { SKIP="this kernel does not move several mappings at once"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/remap_pieces.py"
     code_is 0 && clean
 }
@@ -650,7 +684,8 @@ case_compaction() {
     local compactor
     while :; do echo 1 >/proc/sys/vm/compact_memory; done &
     compactor=$!
-    call 60 "${SPILL[@]}" -- "$WORKLOAD" pmbench --size 192M --seconds 10 --read-percent 50 --check full --processes 3
+    call 60 "${SPILL[@]}" -- "$WORKLOAD" pmbench --size 192M --seconds 10 --read-percent 50 --check full \
+        --processes 3
     kill -- -$compactor
     wait $compactor 2>/dev/null
     code_is 0 && clean
@@ -661,7 +696,8 @@ case_regrow() {
     local seed
     gcc -O2 -o regrow "$TESTS/programs/regrow.c" 2>/dev/null || { SKIP="no gcc"; return; }
     for seed in 1 2 3; do
-        call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./regrow 4 $seed
+        call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+            -- ./regrow 4 $seed
         code_is 0 || return
     done
     clean
@@ -669,13 +705,59 @@ case_regrow() {
 
 # Memory that moves to where another thread's was unmapped a moment ago.
 case_gap() {
-    gcc -O2 -pthread -o moved-into-a-gap "$TESTS/programs/moved_into_a_gap.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    gcc -O2 -pthread -o moved-into-a-gap "$TESTS/programs/moved_into_a_gap.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
     local run
     for run in 1 2; do
-        call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./moved-into-a-gap 5
+        call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+            -- ./moved-into-a-gap 5
         code_is 0 || return
     done
     clean
+}
+
+# Half of what a program shares among its processes is swapped out.
+shared() { # MEMORY-MAX NAME ARGUMENTS...: a program of this folder, which says nothing and is right
+    local max=$1 name=$2
+    shift 2
+    gcc -O2 -pthread -o "$name" "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 120 "$MEMSPILL" run --memory-max "$max" --shared anonymous --check --stats-json stats.json \
+        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- "./$name" "$@"
+    code_is 0 && took_shared && clean
+}
+
+took_shared() {
+    local pages
+    pages=$(grep -oP '"shared_pgsteal": \K\d+' stats.json)
+    [ "${pages:-0}" -gt 1000 ] || no "$pages pages of shared memory were taken out"
+}
+
+case_shared-pool() { shared 32M shared_pool 64 5; }
+case_shared-changes() { shared 32M shared_changes 48; }
+case_shared-removed() { shared 24M shared_removed 48; }
+case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
+case_shared-direct() {
+    shared 48M shared_direct 8 "$SWAP/read-directly"
+    [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; BAD=(); }
+}
+
+# The server and its clients check their own data; the buffers are twice the budget.
+case_shared-postgres() {
+    local folder
+    folder=$(mktemp -d "${TMPDIR:-/tmp}/memspill-postgres.XXXXXX")
+    call 170 bash "$TESTS/programs/postgres.sh" "$MEMSPILL" "$folder" 10 --memory-max 64M \
+        --shared anonymous --stats-json "$folder/stats.json" "${MEMSPILL_ARGS[@]}"
+    cp "$folder/stats.json" stats.json 2>/dev/null
+    rm -rf "$folder"
+    [ "$CODE" = 77 ] && { SKIP="$(cat out)"; return; }
+    [ "$CODE" = 0 ] || { no "$(tail -n 1 out)"; return; }
+    took_shared && clean
+}
+
+case_shared-workers() {
+    call 120 "$MEMSPILL" run --memory-max 40M --shared anonymous --check --stats-json stats.json \
+        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- $PYTHON "$TESTS/programs/shared_workers.py" 64
+    code_is 0 && took_shared && clean
 }
 
 case_main-exits() {
@@ -688,11 +770,14 @@ case_main-exits() {
     clean
 }
 
-# Two programs share a budget, one of them in a group of 40 MiB: each gets its own pages back, the group keeps its maximum.
+# Two programs share a budget, one of them in a group of 40 MiB: each gets its own pages back, the group keeps
+# its maximum.
 case_groups() {
     cp "$WORKLOAD" inner-job
-    call 60 "$MEMSPILL" run -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' --stats-json stats.json \
-        "${MEMSPILL_ARGS[@]}" -- bash -c './inner-job populate --size 200M & "$0" populate --size 120M && wait $!' "$WORKLOAD"
+    call 60 "$MEMSPILL" run -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' \
+        --stats-json stats.json \
+        "${MEMSPILL_ARGS[@]}" -- \
+        bash -c './inner-job populate --size 200M & "$0" populate --size 120M && wait $!' "$WORKLOAD"
     code_is 0 || return
     [ "$(grep -c '"bad_pages":0' out)" = 2 ] || no "a program did not check its pages" || return
     $PYTHON - stats.json <<'PY' || no "the group's figures are not as they should be: $(tail -n 3 stats.json)"
@@ -708,11 +793,13 @@ PY
 
 case_groups-full() {
     cp "$WORKLOAD" inner-job
-    call 60 "$MEMSPILL" run -m 300M --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M,swap.max=50M' \
+    call 60 "$MEMSPILL" run -m 300M --swap-dir "$SWAP" \
+        --group 'inner,comm=inner-*,memory.max=40M,swap.max=50M' \
         "${MEMSPILL_ARGS[@]}" -- ./inner-job populate --size 200M
     code_is 137 || return
     # Which of the two is seen first is a matter of time.
-    grep -qE 'memspill: killed: group inner (has used up its swap.max; raise its swap.max|is full; raise its memory.max or swap.max)' err || no "not told why: $(tail -n 1 err)"
+    local why='has used up its swap.max; raise its swap.max|is full; raise its memory.max or swap.max'
+    grep -qE "memspill: killed: group inner ($why)" err || no "not told why: $(tail -n 1 err)"
 }
 
 case_check() {
@@ -729,7 +816,8 @@ case_check() {
 case_stats-json() {
     call 60 "${SPILL[@]}" --stats-json stats.json -- "$WORKLOAD" hog --size 160M
     code_is 0 || return
-    $PYTHON -c 'import json, sys; json.load(open("stats.json"))' 2>/dev/null || { no "stats.json is not JSON"; return; }
+    $PYTHON -c 'import json, sys; json.load(open("stats.json"))' 2>/dev/null ||
+        { no "stats.json is not JSON"; return; }
     [ ! -s err ] || { no "something on stderr: $(tail -n 1 err)"; return; }
     clean
 }
@@ -764,7 +852,8 @@ away() {
 case_ctl-swapoff() {
     local one=$WORK/one two=$WORK/two
     : >"$one" >"$two"
-    start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check --verbose -- \
+    start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check \
+        --verbose -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
     for DID in 1 2 3 4 5; do
         away 20 8192 "file:$one" || return
@@ -798,12 +887,15 @@ case_ctl-swapon-many() {
         times=$((times + 1))
         open=$(ls /proc/$PID/fd 2>/dev/null | wc -l)
         [ $times = 1 ] && before=$open
-        # The children of the program's forks come and go with three each; a device that stayed open would have ten.
-        [ "$open" -le $((before + 30 + 2 * times)) ] || { no "$open descriptors after $times times, $before after the first"; return; }
+        # The children of the program's forks come and go with three each; a device that stayed open would
+        # have ten.
+        [ "$open" -le $((before + 30 + 2 * times)) ] ||
+            { no "$open descriptors after $times times, $before after the first"; return; }
     done
     DID="$times times"
     [ $times -ge 20 ] || { no "it says: $(cat ctl.out)"; return; }
-    [ $times -lt 40 ] || { [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] || { no "more than 16 devices are listed"; return; }; }
+    [ $times -lt 40 ] || [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] ||
+        { no "more than 16 devices are listed"; return; }
     ends 60
     code_is 0 || return
     checked || return
@@ -827,8 +919,13 @@ case_ctl-swapoff-stop() {
         sleep 0.05
         kill -$signal $caller 2>/dev/null
         wait $caller
-        [ $? = 0 ] && { DID="swapoff was faster than the signal"; ctl_ok swapon "file:$one,prio=9" || return; }
-        [ $signal = INT ] && [ -z "$DID" ] && { grep -q 'stopped; it is on again' ctl.out || { no "it says: $(cat ctl.out)"; return; }; }
+        if [ $? = 0 ]; then
+            DID="swapoff was faster than the signal"
+            ctl_ok swapon "file:$one,prio=9" || return
+        fi
+        if [ $signal = INT ] && [ -z "$DID" ]; then
+            grep -q 'stopped; it is on again' ctl.out || { no "it says: $(cat ctl.out)"; return; }
+        fi
     done
     sleep 0.3
     ctl_ok swaps || return
@@ -853,7 +950,8 @@ case_ctl-limit() {
         bytes=$(rss)
     done
     ctl_ok stats --json || return
-    $PYTHON -c 'import json; s = json.load(open("ctl.out")); assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
+    $PYTHON -c 'import json; s = json.load(open("ctl.out"))
+assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
         { no "stats: $(head -c 200 ctl.out)"; return; }
     ctl_ok limit 160M || return
     local before after
@@ -891,14 +989,18 @@ case_ctl-strangers() {
     grep -q "^memspill: no run of ours has process id" ctl.out || { no "it says: $(cat ctl.out)"; return; }
     start "${SPILL[@]}" -- "$WORKLOAD" random --size 96M --seconds 30 --check full
     answers || return
-    "$MEMSPILL" ctl list >ctl.out 2>&1 && grep -q "^ *$PID " ctl.out || { no "not listed: $(cat ctl.out)"; return; }
-    for wrong in "swapon zram:" "swapon file:/" "swapon file:$WORK/none/x" "swapoff nothing" "swapoff default" "limit 4k"; do
+    "$MEMSPILL" ctl list >ctl.out 2>&1 && grep -q "^ *$PID " ctl.out ||
+        { no "not listed: $(cat ctl.out)"; return; }
+    for wrong in "swapon zram:" "swapon file:/" "swapon file:$WORK/none/x" "swapoff nothing" \
+        "swapoff default" "limit 4k"; do
         # shellcheck disable=SC2086
         ctl $wrong && { no "ctl $wrong is taken"; return; }
-        [ "$(wc -l <ctl.out)" = 1 ] && grep -q '^memspill: ' ctl.out || { no "ctl $wrong says: $(cat ctl.out)"; return; }
+        [ "$(wc -l <ctl.out)" = 1 ] && grep -q '^memspill: ' ctl.out ||
+            { no "ctl $wrong says: $(cat ctl.out)"; return; }
     done
     name=$(grep -o "@memspill-ctl-$PID-[0-9a-f]*" /proc/net/unix | head -n 1)
-    $PYTHON "$TESTS/programs/ctl_strangers.py" "${name#@}" >ctl.out 2>&1 || { no "$(tail -n 1 ctl.out)"; return; }
+    $PYTHON "$TESTS/programs/ctl_strangers.py" "${name#@}" >ctl.out 2>&1 ||
+        { no "$(tail -n 1 ctl.out)"; return; }
     ctl_ok swaps || return
     kill -STOP $PID
     timeout 20 "$MEMSPILL" ctl --pid $PID swaps >ctl.out 2>&1
@@ -911,8 +1013,8 @@ case_ctl-strangers() {
     clean
 }
 
-# Guard regions: what they cover reads as zero afterwards, and they stay. By the C library's function, by its syscall(), and
-# by an instruction of the program's own, which only the supervisor's look finds.
+# Guard regions: what they cover reads as zero afterwards, and they stay. By the C library's function, by its
+# syscall(), and by an instruction of the program's own, which only the supervisor's look finds.
 case_guards() {
     gcc -O1 -pthread -o guards "$TESTS/programs/guards.c" 2>/dev/null || { SKIP="no gcc"; return; }
     ./guards >out 2>&1 || { SKIP="no guard regions in this kernel, before Linux 6.13"; return; }
@@ -921,6 +1023,25 @@ case_guards() {
         call 60 "${SPILL[@]}" --check -- ./guards $way
         code_is 0 && clean || { WHY="$way: $WHY"; return; }
     done
+}
+
+# MADV_PAGEOUT, MADV_COLD, MADV_WILLNEED and mlock: where memory is only counted, where it is tight, and where
+# swap is slow and of two devices.
+case_page-advice() {
+    gcc -O1 -pthread -o page-advice "$TESTS/programs/page_advice.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local way budget other
+    for way in "libc 1G 0" "syscall 1G 0" "libc 64M 80" "syscall 64M 80"; do
+        read -r way budget other <<<"$way"
+        call 60 "$MEMSPILL" run --memory-max $budget --check --stats-json stats.json --swap-dir "$SWAP" \
+            "${MEMSPILL_ARGS[@]}" -- ./page-advice $way $other
+        code_is 0 && clean || { WHY="$way in $budget: $WHY"; return; }
+        [ "$(grep -oP '"pswpout": \K[0-9]+' stats.json)" -gt 4096 ] ||
+            { no "$way in $budget: nothing was written"; return; }
+    done
+    call 60 "$MEMSPILL" run --memory-max 64M --check --swap "file:$SWAP/one,size=96M" \
+        --swap "file:$SWAP/two,size=1G" "${MEMSPILL_ARGS[@]}" -- ./page-advice libc 80
+    rm -f "$SWAP/one" "$SWAP/two"
+    code_is 0 && clean || WHY="two files: $WHY"
 }
 
 # What the extra thread may do, and what the program may still do beside it.
@@ -973,14 +1094,16 @@ case_nested() {
     clean
 }
 
-# A program in a network namespace of its own cannot reach memspill: it runs on outside the budget, and a line says so. So
-# does the child of a fork there: what it shares with its parent stays in memory, so this is less than the budget.
+# A program in a network namespace of its own cannot reach memspill: it runs on outside the budget, and a line
+# says so. So does the child of a fork there: what it shares with its parent stays in memory, so this is less
+# than the budget.
 case_network-namespace() {
     [ "$(id -u)" = 0 ] && unshare -n true 2>/dev/null || { SKIP="no network namespace can be made"; return; }
     call 60 "${SPILL[@]}" -- bash -c 'unshare -n -- echo inside; echo outside'
     code_is 0 || return
     [ "$(tr '\n' ' ' <out)" = "inside outside " ] || { no "it printed: $(tr '\n' ' ' <out)"; return; }
-    grep -q '^memspill: process [0-9]* runs outside the budget: it is in another network namespace' err || { no "no line"; return; }
+    grep -q '^memspill: process [0-9]* runs outside the budget: it is in another network namespace' err ||
+        { no "no line"; return; }
     call 60 "${SPILL[@]}" -- "$PYTHON" "$TESTS/programs/fork_elsewhere.py" 40
     code_is 0 && clean
 }
@@ -1002,20 +1125,23 @@ case_door-descriptors() { door descriptors; }
 
 # Agents that lie. What they can lose is their own.
 case_lying-uffd() {
-    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- \
+    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" \
+        --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- \
         bash -c '
         coproc "$1" env -u LD_PRELOAD "$2" "$3" waits
         read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
         "$0" random --size 192M --seconds 3 --check full || exit 2
         kill $COPROC_PID' "$WORKLOAD" setsid $PYTHON "$TESTS/programs/lying_agents.py"
     code_is 0 || return
-    grep -qE '"pswpout": *[0-9]{5}' stats.json || { no "the budget did not hold: $(grep pswpout stats.json)"; return; }
+    grep -qE '"pswpout": *[0-9]{5}' stats.json ||
+        { no "the budget did not hold: $(grep pswpout stats.json)"; return; }
     clean
 }
 
 case_lying-evictor() {
     # Not as the command itself, which would be ended for having no agent.
-    call 60 "${SPILL[@]}" -- bash -c '"$@"; exit 0' - env -u LD_PRELOAD $PYTHON "$TESTS/programs/lying_agents.py" memory
+    call 60 "${SPILL[@]}" -- bash -c '"$@"; exit 0' - env \
+        -u LD_PRELOAD $PYTHON "$TESTS/programs/lying_agents.py" memory
     ! grep -q LEAKED out || { no "$(cat out)"; return; }
     code_is 125 && says 'cannot be read any more' && clean
 }
@@ -1028,7 +1154,8 @@ case_no-core() {
     start bash -c 'ulimit -c "$(ulimit -Hc)"; exec "$@"' - "${SPILL[@]}" -- \
         bash -c 'ulimit -c; exec "$0" spin-touch --size 96M' "$WORKLOAD"
     populated 1 || return
-    [ "$(head -n 1 out)" = "$before" ] || { no "the program may have a core of $(head -n 1 out), not $before"; return; }
+    [ "$(head -n 1 out)" = "$before" ] ||
+        { no "the program may have a core of $(head -n 1 out), not $before"; return; }
     for pid in $PID $(pgrep -P $PID memspill-guard); do
         [ "$(awk '/^Max core/ { print $5 }' "/proc/$pid/limits")" -le 1 ] ||
             { no "$(cat "/proc/$pid/comm") may have a core"; return; }
@@ -1057,16 +1184,19 @@ kill -9 $!
 END
     rm -f back forth
     mkfifo back forth
-    call 30 "${SPILL[@]}" -- unshare -pf --mount-proc bash "$WORK/other-proc.sh" $PYTHON "$library" 8<>forth 9<>back
+    call 30 "${SPILL[@]}" -- unshare -pf \
+        --mount-proc bash "$WORK/other-proc.sh" $PYTHON "$library" 8<>forth 9<>back
     code_is 0 || return
     grep -q '\[stack\]' out || { no "there are no maps"; return; }
     ! grep -q libm.so out || { no "a program there loads what another process has open"; return; }
     clean
 }
 
-# A fault in a child that is not the child's own, as when a tracer reads it, must not be taken for the child's.
+# A fault in a child that is not the child's own, as when a tracer reads it, must not be taken for the
+# child's.
 case_read-from-outside() {
-    gcc -O2 -o read-from-outside "$TESTS/programs/read_from_outside.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    gcc -O2 -o read-from-outside "$TESTS/programs/read_from_outside.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
     ./read-from-outside >/dev/null || { SKIP="processes may not trace each other here"; return; }
     call 120 "${SPILL[@]}" -- ./read-from-outside
     code_is 0 || return
@@ -1077,10 +1207,12 @@ case_read-from-outside() {
 
 # Forks beside threads that move and unmap memory: a child has what it had at one moment, or dies.
 case_forks-while-moving() {
-    gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    gcc -O2 -pthread -o forks-while-moving "$TESTS/programs/forks_while_memory_moves.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
     local lowest
     for lowest in fork raw moves unmaps; do
-        call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./forks-while-moving 4 $lowest
+        call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+            -- ./forks-while-moving 4 $lowest
         code_is 0 || return
     done
     clean
@@ -1089,7 +1221,8 @@ case_forks-while-moving() {
 # peak_below MIB: the largest number that the program has printed.
 peak_below() {
     code_is 0 || return
-    [[ "$(tail -n 1 out)" =~ ^[0-9]+$ ]] && [ "$(tail -n 1 out)" -le "$1" ] || no "its anonymous memory is $(tail -n 1 out) MiB instead of $1"
+    [[ "$(tail -n 1 out)" =~ ^[0-9]+$ ]] && [ "$(tail -n 1 out)" -le "$1" ] ||
+        no "its anonymous memory is $(tail -n 1 out) MiB instead of $1"
 }
 
 # Memory that grows by mremap before anybody has looked at it.
@@ -1108,10 +1241,10 @@ case_remap-grow() {
 case_many-mappings() {
     gcc -O2 -o many-mappings "$TESTS/programs/many_mappings.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local shape try least
-    for shape in "20000 200" "5000 200 touching"; do
+    for shape in "20000 200" "65000 200" "5000 200 touching"; do
         least=
-        # The least of three: in one run of fourteen it came to 200 MiB, which is a shortcoming and no failure of this case.
-        # Without the search for single mappings the least was 232.
+        # The least of three, because nothing makes the program wait while the monitor gets no CPU. Without
+        # the search for single mappings the least was 232 MiB, and with a call for each mapping 159.
         for try in 1 2 3; do
             # shellcheck disable=SC2086
             call 60 "${SPILL[@]}" --check -- ./many-mappings $shape
@@ -1128,7 +1261,8 @@ case_many-mappings() {
 case_deep-stack() {
     gcc -O1 -o deep-stack "$TESTS/programs/deep_stack.c" 2>/dev/null || { SKIP="no gcc"; return; }
     [ "$(ulimit -Hs)" = unlimited ] || { SKIP="stacks are limited"; return; }
-    call 90 env PADDING="$(head -c 100000 /dev/zero | tr '\0' x)" "${SPILL[@]}" --check -- ./deep-stack 200 100000
+    call 90 env PADDING="$(head -c 100000 /dev/zero | tr '\0' x)" "${SPILL[@]}" --check \
+        -- ./deep-stack 200 100000
     peak_below 76 && clean
 }
 
@@ -1136,7 +1270,8 @@ case_deep-stack() {
 case_private-file() {
     gcc -O2 -o private-file "$TESTS/programs/private_file.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 40 "${SPILL[@]}" -- ./private-file written 200 60
-    code_is 137 && says 'private-file\) has [0-9]+ MiB of written private file mappings.*raise --memory-max' && clean || return
+    local why='private-file\) has [0-9]+ MiB of written private file mappings.*raise --memory-max'
+    code_is 137 && says "$why" && clean || return
     call 40 "${SPILL[@]}" --on-full=grow -- ./private-file written 200 3
     rm -f written
     code_is 0 || return
@@ -1160,23 +1295,28 @@ goes_on() {
     before=$(swapped_in)
     until now=$(swapped_in) && [ -n "$before" ] && [ "$now" -gt $((before + 100)) ]; do
         kill -0 $PID 2>/dev/null || { no "it ended: $(tail -n 1 err)"; return 1; }
-        [ $SECONDS -ge $end ] && { no "it does not go on: ${now:-no} pages were swapped in, ${before:-no} before"; return 1; }
+        if [ $SECONDS -ge $end ]; then
+            no "it does not go on: ${now:-no} pages were swapped in, ${before:-no} before"
+            return 1
+        fi
         [ -n "$before" ] || before=$now
         sleep 0.05
     done
 }
 
-# limited CODE WORDS LIMIT... [-- OPTION...]: a program of 160 MiB under these limits, which memspill inherits. It works, or
-# 125 and one line say which limit it is.
+# limited CODE WORDS LIMIT... [-- OPTION...]: a program of 160 MiB under these limits, which memspill
+# inherits. It works, or 125 and one line say which limit it is.
 limited() {
     local code=$1 words=$2 limits=() spill=("${SPILL[@]}")
     shift 2
     while [ $# -gt 0 ] && [ "$1" != -- ]; do limits+=("$1"); shift; done
     [ $# -le 1 ] || { shift; spill=("$MEMSPILL" run --memory-max $BUDGET "$@"); }
-    call 60 bash -c "ulimit ${limits[*]} && exec \"\$@\"" - "${spill[@]}" -- $PYTHON -c 'print(sum(bytearray(160 << 20)))'
+    call 60 bash -c "ulimit ${limits[*]} && exec \"\$@\"" - "${spill[@]}" -- $PYTHON \
+        -c 'print(sum(bytearray(160 << 20)))'
     code_is "$code" || { WHY="ulimit ${limits[*]}: $WHY"; return 1; }
     if [ "$code" = 0 ]; then
-        [ "$(cat out)" = 0 ] && [ ! -s err ] || { no "ulimit ${limits[*]}: it prints $(cat out err)"; return 1; }
+        [ "$(cat out)" = 0 ] && [ ! -s err ] ||
+            { no "ulimit ${limits[*]}: it prints $(cat out err)"; return 1; }
     else
         says "$words" && [ "$(wc -l <err)" = 1 ] || { no "ulimit ${limits[*]}: $(cat err)"; return 1; }
     fi
@@ -1184,19 +1324,26 @@ limited() {
 }
 
 case_limits() {
-    limited 0 '' -f 1000000 && limited 0 '' -S -f 1 && limited 125 'ulimit -f' -f 1 && limited 125 'ulimit -f' -f 1000 || return
-    limited 125 'ulimit -f' -f 1000000 -- --swap file:"$SWAP/device",size=8G && limited 125 'ulimit -f' -f 1 -- --swap ram: || return
+    limited 0 '' -f 1000000 && limited 0 '' -S -f 1 && limited 125 'ulimit -f' -f 1 &&
+        limited 125 'ulimit -f' -f 1000 || return
+    limited 125 'ulimit -f' -f 1000000 -- --swap file:"$SWAP/device",size=8G &&
+        limited 125 'ulimit -f' -f 1 -- --swap ram: || return
     limited 0 '' -f 1000 -- --swap ram: && limited 0 '' -f 100000 -- --swap file:"$SWAP/device" || return
-    limited 0 '' -v 1000000 && limited 0 '' -v 640000 && limited 125 'ulimit -v' -v 400000 && limited 0 '' -S -v 400000 || return
+    limited 0 '' -v 1000000 && limited 0 '' -v 640000 && limited 125 'ulimit -v' -v 400000 &&
+        limited 0 '' -S -v 400000 || return
     limited 0 '' -v 640000 -- --swap ram: && limited 0 '' -d 640000 -- --swap ram: || return
     limited 0 '' -d 640000 && limited 125 'ulimit -d' -d 400000 && limited 0 '' -S -d 400000 || return
-    limited 0 '' -S -n 20 && limited 0 '' -n 64 && limited 125 'ulimit -n' -n 20 && limited 125 'ulimit -n' -n 8 || return
+    limited 0 '' -S -n 20 && limited 0 '' -n 128 || return
+    # Whichever descriptor it is that cannot be had.
+    local files
+    for files in {4..36}; do limited 125 'ulimit -n' -n "$files" || return; done
     limited 0 '' -s 512 && limited 0 '' -l 0 && limited 0 '' -i 0 && limited 0 '' -t 60
 }
 
 # A line that cannot be written (a full disk, a reader that is gone) ends nothing.
 case_stderr-full() {
-    local grow=(run --memory-max 48M --swap ram:,size=16M --on-full=grow --verbose -- "$WORKLOAD" hog --size 120M --contents random)
+    local grow=(run --memory-max 48M --swap ram:,size=16M --on-full=grow --verbose -- "$WORKLOAD" hog \
+        --size 120M --contents random)
     call 60 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" "${grow[@]}"
     code_is 0 || return
     call 60 bash -c '{ "$@" 2>&3 | cat; exit ${PIPESTATUS[0]}; } 3> >(:)' - "$MEMSPILL" "${grow[@]}"
@@ -1207,11 +1354,14 @@ case_stderr-full() {
     code_is 127 && clean
 }
 
-# The program has the limits, the signals and the mask that it would have without memspill, and dies of its limits alike.
+# The program has the limits, the signals and the mask that it would have without memspill, and dies of its
+# limits alike.
 case_limits-of-the-target() {
-    local show='ulimit -Sa; ulimit -Ha; grep -E "^Sig(Blk|Ign|Cgt)" /proc/self/status' over='head -c 2000000 /dev/zero >"$0"; echo $?'
+    local show='ulimit -Sa; ulimit -Ha; grep -E "^Sig(Blk|Ign|Cgt)" /proc/self/status'
+    local over='head -c 2000000 /dev/zero >"$0"; echo $?'
     local with
-    for with in "trap '' XFSZ" "trap '' USR1; ulimit -S -f 8000" "ulimit -S -v 8000000 -d 7000000 -n 40 -u 5000" "ulimit -H -c 0 -f 100000 -s 4096"; do
+    for with in "trap '' XFSZ" "trap '' USR1; ulimit -S -f 8000" \
+        "ulimit -S -v 8000000 -d 7000000 -n 40 -u 5000" "ulimit -H -c 0 -f 100000 -s 4096"; do
         bash -c "$with; exec bash -c '$show'" >without 2>/dev/null
         call 20 bash -c "$with; exec \"\$@\"" - "${SPILL[@]}" -- bash -c "$show"
         code_is 0 || return
@@ -1219,26 +1369,32 @@ case_limits-of-the-target() {
     done
     call 20 bash -c 'ulimit -S -f 1000; exec "$@"' - "${SPILL[@]}" -- bash -c "$over" "$WORK/over"
     code_is 0 || return
-    [ "$(tail -n 1 out)" = 153 ] && [ "$(stat -c %s over)" = 1024000 ] || { no "a file over the limit: $(cat out), $(stat -c %s over)"; return; }
+    [ "$(tail -n 1 out)" = 153 ] && [ "$(stat -c %s over)" = 1024000 ] ||
+        { no "a file over the limit: $(cat out), $(stat -c %s over)"; return; }
     rm over
     call 20 bash -c 'ulimit -S -t 1; exec "$@"' - "${SPILL[@]}" -- bash -c 'while :; do :; done'
     code_is 152 && clean
 }
 
-# The same of a device for which there is no memory just then: nothing is lost, read or written, and it is said once.
+# The same of a device for which there is no memory just then: nothing is lost, read or written, and it is
+# said once.
 case_no-memory() {
-    failing 0 'cannot be used just now: Cannot allocate memory' 1 read_again "file:$WORK/device,fail=nomem@1000" || return
+    failing 0 'cannot be used just now: Cannot allocate memory' 1 read_again \
+        "file:$WORK/device,fail=nomem@1000" || return
     grep -q '"read_errors": 0,' stats.json || no "it counts as a read error"
 }
 
 # At the end it is always checked once, even if it never was before.
-checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err || no "not checked: $(tail -n 1 err)"; }
+checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err ||
+    no "not checked: $(tail -n 1 err)"; }
 
-# LeakSanitizer, by itself or in AddressSanitizer, stops all threads, the evictor too, and reads the whole heap.
+# LeakSanitizer, by itself or in AddressSanitizer, stops all threads, the evictor too, and reads the whole
+# heap.
 case_sanitizers() {
     local kind
     for kind in leak address; do
-        gcc -O1 -fsanitize=$kind -o sanitized "$TESTS/programs/sanitized.c" 2>/dev/null && ./sanitized >out 2>err ||
+        gcc -O1 -fsanitize=$kind -o sanitized "$TESTS/programs/sanitized.c" 2>/dev/null &&
+            ./sanitized >out 2>err ||
             { DID="no -fsanitize=$kind here"; continue; }
         call 120 "${SPILL[@]}" --check -- ./sanitized
         code_is 0 || { WHY="-fsanitize=$kind: $WHY"; return; }
@@ -1248,8 +1404,8 @@ case_sanitizers() {
     [[ $DID != *leak* ]] || SKIP=$DID
 }
 
-# still COMMAND...: a process that has most of the budget is held by this (its id is the last argument) while another one needs
-# memory; undone by letgo. The first one checks its pages after that.
+# still COMMAND...: a process that has most of the budget is held by this (its id is the last argument) while
+# another one needs memory; undone by letgo. The first one checks its pages after that.
 still() {
     start "$MEMSPILL" run --memory-max $BUDGET --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- bash -c '
         "$0" spin-touch --size 100M --threads 2 & big=$!
@@ -1301,13 +1457,21 @@ freezer() {
 
 freeze() {
     mkdir "$FROZEN" && echo "$1" >"$FROZEN/cgroup.procs" || { no "cannot freeze"; return 1; }
-    if [ -e "$FROZEN/cgroup.freeze" ]; then echo 1 >"$FROZEN/cgroup.freeze"; else echo FROZEN >"$FROZEN/freezer.state"; fi
+    if [ -e "$FROZEN/cgroup.freeze" ]; then
+        echo 1 >"$FROZEN/cgroup.freeze"
+    else
+        echo FROZEN >"$FROZEN/freezer.state"
+    fi
 }
 
 case_freeze() {
     local folder
     letgo() {
-        if [ -e "$FROZEN/cgroup.freeze" ]; then echo 0 >"$FROZEN/cgroup.freeze"; else echo THAWED >"$FROZEN/freezer.state"; fi
+        if [ -e "$FROZEN/cgroup.freeze" ]; then
+            echo 0 >"$FROZEN/cgroup.freeze"
+        else
+            echo THAWED >"$FROZEN/freezer.state"
+        fi
     }
     for folder in $(freezer); do
         FROZEN=$folder/memspill-test-$$
@@ -1324,7 +1488,8 @@ case_second-signal() {
     code_is 0 && clean
 }
 
-# A swap file without a name gives its space back when it is closed. Where that takes long, memspill's exit does not.
+# A swap file without a name gives its space back when it is closed. Where that takes long, memspill's exit
+# does not.
 case_exit-file() {
     local closing exiting
     closing=$($PYTHON - "$SWAP" <<'PY'
@@ -1356,14 +1521,16 @@ case_traced() {
     code_is 0 && clean
 }
 
-# The evictor stands still with batches half taken out, while its process changes its mappings and checks what it reads.
+# The evictor stands still with batches half taken out, while its process changes its mappings and checks what
+# it reads.
 case_stop-evictor() {
     local stops under_way
     start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
     running 1 || return
     sleep 1
-    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" 9 >stops 2>&1 || { no "$(tail -n 1 stops)"; return; }
+    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" 9 >stops 2>&1 ||
+        { no "$(tail -n 1 stops)"; return; }
     read -r stops under_way <stops
     DID="$stops times, $under_way of them with a command under way"
     ends 60

@@ -1,12 +1,14 @@
 #!/bin/bash
-# All tests, in the order in which a failure tells most: packages, build, cargo's tests, model checkers, the shell suites.
+# All tests, in the order in which a failure tells most: packages, form, build, cargo's tests, model
+# checkers, the shell suites.
 #
-# Stops at the first stage that fails, names it, and ends with a non-zero code. The last line sums up the shell suites
-# (cargo prints its own figures). Written to end within 30 minutes on two CPUs; a stage that hangs is ended. Root is
-# needed for the memory cgroup and for small file systems: without it those tests are skipped, and counted as skipped.
+# Stops at the first stage that fails, names it, and ends with a non-zero code. The last line sums up the
+# shell suites (cargo prints its own figures). Written to end within 30 minutes on two CPUs; a stage that
+# hangs is ended. Root is needed for the memory cgroup and for small file systems: without it those tests are
+# skipped, and counted as skipped.
 #
-# Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full, tests/robustness.sh --full,
-# tests/knobs.sh --full, tests/memcg.sh, scripts/interleavings.sh.
+# Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full,
+# tests/robustness.sh --full, tests/knobs.sh --full, tests/memcg.sh, scripts/interleavings.sh.
 
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -14,7 +16,8 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# = 0 ] || { echo "usage: tests/run.sh" >&2; exit 2; }
 
 # sort is slow under a third of its memory, and java-serial stands for java.
-PROGRAMS=(numpy python sqlite redis gcc make node java-serial cplusplus verify-threads fork-storm stress-ng bash)
+PROGRAMS=(numpy python sqlite redis gcc make node java-serial cplusplus verify-threads fork-storm stress-ng
+    bash)
 LOG=$(mktemp "${TMPDIR:-/tmp}/memspill-run.XXXXXX") || exit 2
 PASSED=0
 FAILED=0
@@ -58,8 +61,8 @@ suite() {
     local name=$1 seconds=$2 code counts
     shift 2
     echo "== $name"
-    # A job with a process group of its own, so that all of it can be ended, and none of its signals is ignored. Through
-    # a file, not a pipe: what a suite leaves running must not keep us waiting.
+    # A job with a process group of its own, so that all of it can be ended, and none of its signals is
+    # ignored. Through a file, not a pipe: what a suite leaves running must not keep us waiting.
     : >"$LOG"
     set -m
     timeout -k 20 "$seconds" "$@" </dev/null >"$LOG" 2>&1 &
@@ -82,7 +85,8 @@ suite() {
 
 verifier() { # one test of a minute: every page is checked while mappings come, go, move and are forked
     local memspill=target/release/memspill workload=target/release/memspill-workload
-    if timeout --foreground -k 10 100 $memspill run -m 80M -- $workload mutate --size 200M --threads 3 --seconds 60; then
+    if timeout --foreground -k 10 100 $memspill run -m 80M -- $workload mutate --size 200M --threads 3 \
+        --seconds 60; then
         echo "1 passed, 0 failed, 0 skipped"
     else
         echo "mutate: FAIL (ends with $?)"
@@ -94,8 +98,14 @@ verifier() { # one test of a minute: every page is checked while mappings come, 
 # What cannot be had is said there; the tests that need it are skipped.
 echo "== packages"
 scripts/install-test-packages.sh || true
-command -v cargo >/dev/null || { echo "no cargo: install Rust (https://rustup.rs)"; FAILED=1; give_up packages 127; }
+if ! command -v cargo >/dev/null; then
+    echo "no cargo: install Rust (https://rustup.rs)"
+    FAILED=1
+    give_up packages 127
+fi
 
+stage "form" tests/tidy.sh
+stage "checks of form find what is planted" tests/tidy.sh --self-test
 stage "build" cargo build --release --workspace --locked
 stage "cargo's tests" cargo test --release --workspace --locked
 # Two small builds, for the most part; by themselves they are done in three minutes.

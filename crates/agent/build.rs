@@ -1,7 +1,8 @@
 //! Compiles the freestanding agent (`src/agent/`) into a shared object that the crate embeds.
 //!
-//! It cannot be an ordinary crate of the workspace: it needs `panic = "abort"` whatever the profile, no libc, and link
-//! arguments of its own. So this script calls the compiler that cargo uses, for the target that cargo builds for.
+//! It cannot be an ordinary crate of the workspace: it needs `panic = "abort"` whatever the profile, no libc,
+//! and link arguments of its own. So this script calls the compiler that cargo uses, for the target that
+//! cargo builds for.
 
 use std::env;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ fn main() {
     let dir = PathBuf::from("src/agent");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/protocol.rs");
+    println!("cargo::rerun-if-changed=src/pidfd.rs");
     println!("cargo::rerun-if-changed=src/agent");
 
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
@@ -36,8 +38,8 @@ fn main() {
             "relocation-model=pic",
         ])
         .args(["-C", "strip=symbols", "-C", "link-arg=-nostdlib"])
-        // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory that may be
-        // swapped out, in the thread that swaps out.
+        // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory that
+        // may be swapped out, in the thread that swaps out.
         .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
         .arg("-o")
         .arg(&out)

@@ -1,3 +1,4 @@
+//! libFuzzer's program for the target `tuning`, which crates/fuzz describes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| memspill_fuzz::tuning::check(input));

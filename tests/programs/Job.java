@@ -1,7 +1,7 @@
+// Objects, maps, arrays, garbage and threads: java Job ROUNDS
 import java.security.MessageDigest;
 import java.util.*;
 
-/** Objects, maps, arrays, garbage and threads: java Job ROUNDS */
 public class Job {
     public static void main(String[] args) throws Exception {
         int rounds = Integer.parseInt(args[0]);
@@ -24,7 +24,8 @@ public class Job {
             List<int[]> arrays = new ArrayList<>();
             for (int round = 0; round < rounds; round++) {
                 for (int i = 0; i < 12_000; i++) {
-                    table.put(random.nextLong(), new String[] {"" + i, "value " + random.nextInt(), "x".repeat(i % 60)});
+                    table.put(random.nextLong(),
+                        new String[] {"" + i, "value " + random.nextInt(), "x".repeat(i % 60)});
                 }
                 int[] array = random.ints(1 << 18).toArray();
                 Arrays.sort(array);

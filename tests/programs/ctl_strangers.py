@@ -1,4 +1,4 @@
-"""Callers of a run's control socket (its abstract name is the argument) that say nothing, nonsense or too much."""
+"""Callers of a run's control socket (its abstract name is the argument): silence, nonsense, or too much."""
 
 import os
 import random

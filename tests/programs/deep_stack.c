@@ -1,8 +1,8 @@
-// Recursion on the main stack, in a process and in its forked child: what is below the current frame can be swapped
-// out.
+// Recursion on the main stack, in a process and in its forked child: what is below the current frame can be
+// swapped out.
 //
-// usage: deep-stack MIB ENVIRONMENT_BYTES; prints the most anonymous memory (RssAnon, in MiB) that the parent has had,
-// or what went wrong.
+// usage: deep-stack MIB ENVIRONMENT_BYTES; prints the most anonymous memory (RssAnon, in MiB) that the parent
+// has had, or what went wrong.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -79,7 +79,8 @@ int main(int argc, char **argv) {
     if (limit.rlim_cur != RLIM_INFINITY) {
         // It counts from exec on.
         limit.rlim_cur = limit.rlim_max;
-        check(limit.rlim_max == RLIM_INFINITY && setrlimit(RLIMIT_STACK, &limit) == 0, "no larger stack is allowed");
+        check(limit.rlim_max == RLIM_INFINITY && setrlimit(RLIMIT_STACK, &limit) == 0,
+            "no larger stack is allowed");
         execv("/proc/self/exe", argv);
     }
     uint64_t sum = deep(frames, 0);

@@ -15,7 +15,7 @@ import sys
 import time
 
 CASE, COMMAND = sys.argv[1], sys.argv[2:]
-MAGIC, KIND_EXEC, UFFD_NONE = 0x6D737005, 0, 3
+MAGIC, KIND_EXEC, UFFD_NONE = 0x6D737008, 0, 3
 NOBODY = 65534
 # Each line is answered when a process was forked and a program started.
 TARGET = 'echo "$MEMSPILL_AGENT"; while read -r; do /bin/true || exit 1; echo through; done'
@@ -156,9 +156,11 @@ def strangers():
     with run.connect() as caller:
         caller.send(hello(run.token))
         words, fds, _, _ = socket.recv_fds(caller, 100, 4)
-        assert (words, fds) == (struct.pack("<II", MAGIC, UFFD_NONE), []), f"{words} and {len(fds)} descriptors"
+        assert (words, fds) == (struct.pack("<II", MAGIC, UFFD_NONE), []), f"{words}, {len(fds)} descriptors"
     run.join("one who knows the token")
-    run.end(f"memspill: process {os.getpid()} runs outside the budget: its agent was refused: it is not below\n")
+    run.end(
+        f"memspill: process {os.getpid()} runs outside the budget: its agent was refused: it is not below\n"
+    )
 
 
 def namespace():
@@ -201,7 +203,8 @@ def descriptors():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         assert run.answer(3) == "through", f"it is not let in: {run.lines()}"
         run.join("descriptors")
-    run.end("memspill: new processes wait: Too many open files (os error 24)\n")
+    waits = "memspill: new processes wait: Too many open files (os error 24)"
+    run.end(f"{waits}; the limit on open files (ulimit -n)\n")
 
 
 globals()[CASE]()

@@ -1,4 +1,4 @@
-"""Memory that a child is to find empty (MADV_WIPEONFORK), or not at all (MADV_DONTFORK), while it is swapped out."""
+"""Swapped-out memory that a child is to find empty (MADV_WIPEONFORK), or not at all (MADV_DONTFORK)."""
 import mmap
 import os
 
@@ -14,7 +14,8 @@ def fresh():
 
 
 def holds(memory, empty):
-    return all(memory[at : at + 8] == (0 if empty else at).to_bytes(8, "little") for at in range(0, SIZE, 4096))
+    return all(memory[at : at + 8] == (0 if empty else at).to_bytes(8, "little")
+        for at in range(0, SIZE, 4096))
 
 
 wiped, kept, absent = fresh(), fresh(), fresh()

@@ -1,14 +1,17 @@
-// Forks while other threads move and unmap memory: of two changes the one that comes second may be told first. Threads of the
-// lowest class share a CPU with the others, so that they lose it where they let go of the lock of the address space: after
-// the change, and before it is told. (Of that class while they change something, and no longer.)
+// Forks while other threads move and unmap memory: of two changes the one that comes second may be told
+// first. Threads of the lowest class share a CPU with the others, so that they lose it where they let go of
+// the lock of the address space: after the change, and before it is told. (Of that class while they change
+// something, and no longer.)
 //
-// A child finds out what it has by a system call that fails where nothing is mapped, and knows what must be there:
+// A child finds out what it has by a system call that fails where nothing is mapped, and knows what must be
+// there:
 //   moved    a region is in one of two places, with its bytes
 //   renewed  a region is as it was filled last, or is not there, or is being filled anew
-// It prints what it finds wrong. A child may die of SIGBUS (memory of which it cannot be said what it is): that is counted.
+// It prints what it finds wrong. A child may die of SIGBUS (memory of which it cannot be said what it is):
+// that is counted.
 //
-// usage: forks_while_memory_moves SECONDS fork|raw|moves|unmaps: who is of the lowest class; raw: who forks, by a system call
-// of which the C library knows nothing.
+// usage: forks_while_memory_moves SECONDS fork|raw|moves|unmaps: who is of the lowest class; raw: who forks,
+// by a system call of which the C library knows nothing.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -54,10 +57,13 @@ static void be_lowest(int lowest) {
 }
 
 static void map(char *at, size_t pages) {
-    if (mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) exit(3);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != at) exit(3);
 }
 
-static volatile uint64_t *word(char *base, size_t page) { return (volatile uint64_t *)(base + page * PAGE + 72); }
+static volatile uint64_t *word(char *base, size_t page) {
+    return (volatile uint64_t *)(base + page * PAGE + 72);
+}
 
 static uint64_t moved_word(int region, size_t page) { return (uint64_t)(region + 1) << 48 | (page + 1); }
 static uint64_t renewed_word(int region, unsigned long turn, size_t page) {
@@ -76,7 +82,8 @@ static void *mover(void *number) {
     while (seconds() < end) {
         char *from = MOVED_AT(region, place), *to = MOVED_AT(region, !place);
         be_lowest(lowest_moves);
-        if (mremap(from, MOVED_PAGES * PAGE, MOVED_PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) exit(3);
+        if (mremap(from, MOVED_PAGES * PAGE, MOVED_PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to)
+            exit(3);
         be_lowest(0);
         place = !place;
         moves++;
@@ -103,7 +110,8 @@ static void *renewer(void *number) {
         filled[region] = 0;
         usleep(rand_r(&seed) % 300);
         map(at, RENEWED_PAGES);
-        for (size_t page = 0; page < RENEWED_PAGES; page++) *word(at, page) = renewed_word(region, turn, page);
+        for (size_t page = 0; page < RENEWED_PAGES; page++)
+            *word(at, page) = renewed_word(region, turn, page);
         filled[region] = turn;
         renewals++;
         usleep(rand_r(&seed) % 20000);
@@ -141,7 +149,8 @@ static int check(unsigned seed) {
             size_t page = rand_r(&seed) % RENEWED_PAGES;
             uint64_t found = *word(RENEWED_AT(region), page);
             if (!mapped && found) return wrong("once unmapped", region, page, found);
-            if (mapped && turn && found != renewed_word(region, turn, page)) return wrong("renewed", region, page, found);
+            if (mapped && turn && found != renewed_word(region, turn, page))
+                return wrong("renewed", region, page, found);
         }
     }
     return 0;
@@ -155,7 +164,8 @@ int main(int argc, char **argv) {
     pthread_t threads[MOVED + RENEWED];
     for (int region = 0; region < MOVED; region++) {
         map(MOVED_AT(region, 0), MOVED_PAGES);
-        for (size_t page = 0; page < MOVED_PAGES; page++) *word(MOVED_AT(region, 0), page) = moved_word(region, page);
+        for (size_t page = 0; page < MOVED_PAGES; page++)
+            *word(MOVED_AT(region, 0), page) = moved_word(region, page);
         pthread_create(&threads[region], NULL, mover, (void *)(intptr_t)region);
     }
     for (int region = 0; region < RENEWED; region++)
@@ -179,6 +189,7 @@ int main(int argc, char **argv) {
         }
     }
     for (int i = 0; i < MOVED + RENEWED; i++) pthread_join(threads[i], NULL);
-    printf("%ld forks, %ld moves, %ld renewals, %ld children that got SIGBUS\n", forks, (long)moves, (long)renewals, sigbus);
+    printf("%ld forks, %ld moves, %ld renewals, %ld children that got SIGBUS\n", forks, (long)moves,
+        (long)renewals, sigbus);
     return 0;
 }

@@ -1,9 +1,11 @@
-/* Guard regions (Linux 6.13) over memory that is swapped out, and beside windows that fill memory ahead of a stream.
+/* Guard regions (Linux 6.13) over memory that is swapped out, and beside windows that fill memory ahead of a
+ * stream.
  *
  * usage: guards [libc|syscall|instruction]: how the kernel is called for them.
  *
  * 1. What was swapped out under a guard reads as zero when the guard is removed, all else as it was written.
- * 2. A guard stays, whatever stream fills the memory on both sides of it, up, down, in order and again: a store there is
+ * 2. A guard stays, whatever stream fills the memory on both sides of it, up, down, in order and again: a
+ *    store there is
  *    SIGSEGV.
  * 3. A store from another thread that waits for its page when the guard comes does not take the guard away.
  */
@@ -33,7 +35,8 @@ static int advise(void *addr, size_t len, int advice) {
     if (way == SYSCALL) return (int)syscall(SYS_madvise, addr, len, advice);
 #ifdef __x86_64__
     long ret;
-    __asm__ volatile("syscall" : "=a"(ret) : "a"(SYS_madvise), "D"(addr), "S"(len), "d"(advice) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall" : "=a"(ret) : "a"(SYS_madvise), "D"(addr), "S"(len), "d"(advice) : "rcx",
+        "r11", "memory");
     return ret < 0 ? (errno = (int)-ret, -1) : 0;
 #else
     return (int)syscall(SYS_madvise, addr, len, advice);
@@ -155,7 +158,8 @@ static void against_stores(void) {
 }
 
 int main(int argc, char **argv) {
-    way = argc > 1 && !strcmp(argv[1], "syscall") ? SYSCALL : argc > 1 && !strcmp(argv[1], "instruction") ? INSTRUCTION : LIBC;
+    way = argc > 1 && !strcmp(argv[1], "syscall") ? SYSCALL : argc > 1 && !strcmp(argv[1], "instruction")
+        ? INSTRUCTION : LIBC;
     struct sigaction action = {.sa_handler = on_segv, .sa_flags = SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
     press();

@@ -1,5 +1,6 @@
-/* Memory that is writable and executable at once, as some JIT compilers have it: more than the budget, each page a function
- * that is called after it was swapped out; beside it plain memory, so that batches hold pages of both kinds.
+/* Memory that is writable and executable at once, as some JIT compilers have it: more than the budget, each
+ * page a function that is called after it was swapped out; beside it plain memory, so that batches hold pages
+ * of both kinds.
  *
  * usage: jit MIB
  */
@@ -12,9 +13,11 @@
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     size_t pages = strtoul(argv[1], NULL, 0) * 256, bad = 0;
-    unsigned char *code = mmap(NULL, pages << 12, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *code = mmap(NULL, pages << 12, PROT_READ | PROT_WRITE | PROT_EXEC,
+        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     /* Right beside it, so that a run of pages may cross from one into the other. */
-    unsigned char *data = mmap(code - (pages << 10), pages << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *data = mmap(code - (pages << 10), pages << 10, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (code == MAP_FAILED || data == MAP_FAILED) return perror("mmap"), 2;
     for (int round = 1; round <= 2; round++) {
         for (size_t i = 0; i < pages; i++) {

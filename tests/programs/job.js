@@ -6,7 +6,9 @@ const random = () => (seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0);
 const table = new Map();
 const arrays = [];
 for (let round = 0; round < Number(process.argv[2]); round++) {
-  for (let i = 0; i < 40000; i++) table.set(random(), { i, text: 'x'.repeat(i % 40) + random(), list: [i, round] });
+  for (let i = 0; i < 40000; i++) {
+    table.set(random(), { i, text: 'x'.repeat(i % 40) + random(), list: [i, round] });
+  }
   const array = new Float64Array(1 << 18);
   for (let i = 0; i < array.length; i++) array[i] = random();
   arrays.push(array);

@@ -8,7 +8,8 @@ create index by_word on item(word);
 create index by_number on item(number, word);
 select count(*), sum(number), sum(length(pad)) from item;
 select number, count(*), min(word), max(word) from item group by number order by 2 desc, 1 limit 20;
-select count(*), sum(a.number * b.number) from item a join item b on b.word = printf('%08x', ((a.id + 1) * 2654435761) % 4294967296);
+select count(*), sum(a.number * b.number)
+    from item a join item b on b.word = printf('%08x', ((a.id + 1) * 2654435761) % 4294967296);
 update item set pad = word || pad where number % 3 = 0;
 delete from item where number % 7 = 0;
 select count(*), sum(length(pad)), sum(id) from item;

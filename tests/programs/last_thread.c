@@ -1,5 +1,6 @@
-/* Processes whose last thread leaves by exit(2), not exit_group(2): as helpers in raw system calls do, and all under
- * seccomp's strict mode. Each must end, with the status of its first thread, before and after memory is tight.
+/* Processes whose last thread leaves by exit(2), not exit_group(2): as helpers in raw system calls do, and
+ * all under seccomp's strict mode. Each must end, with the status of its first thread, before and after
+ * memory is tight.
  *
  * usage: last_thread [MIB]: how much memory is written first.
  */
@@ -15,7 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* With the code that the first thread has: which of them counts where they differ is not the same in all kernels. */
+/* With the code that the first thread has: which of them counts where they differ is not the same in all
+ * kernels. */
 static void *later(void *code) {
     usleep(100 * 1000);
     syscall(SYS_exit, (int)(long)code);
@@ -43,7 +45,8 @@ int main(int argc, char **argv) {
     size_t len = (argc > 1 ? strtoul(argv[1], NULL, 0) : 0) << 20;
     char *p = mmap(NULL, len + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (size_t i = 0; i < len; i += 4096) p[i] = (char)(i >> 12);
-    void (*ways[])(void) = {first_thread_alone, first_thread_before_others, first_thread_after_others, strict};
+    void (*ways[])(void) = {first_thread_alone, first_thread_before_others, first_thread_after_others,
+        strict};
     for (int i = 0; i < 4; i++) {
         struct timespec before, after;
         clock_gettime(CLOCK_MONOTONIC, &before);
@@ -52,7 +55,8 @@ int main(int argc, char **argv) {
         int status = -1;
         waitpid(child, &status, 0);
         clock_gettime(CLOCK_MONOTONIC, &after);
-        double took_s = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+        double took_s = (double)(after.tv_sec - before.tv_sec);
+        took_s += (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 3 + i || took_s > 2)
             return printf("way %d: status %#x after %.1f s\n", i, status, took_s), 1;
     }

@@ -1,5 +1,5 @@
-/* All memory is locked and unlocked again, and all that is mapped is read once: what memspill has added to the process must
- * serve as before. Then more is written than the budget holds.
+/* All memory is locked and unlocked again, and all that is mapped is read once: what memspill has added to
+ * the process must serve as before. Then more is written than the budget holds.
  *
  * usage: locked_once MIB
  */
@@ -22,7 +22,8 @@ static void verify(unsigned long seed, const char *when) {
         if (p[i] != i * seed) fprintf(stderr, "BAD PAGE: %zu %s\n", i / 512, when), exit(1);
 }
 
-/* As a debugger or a leak checker does. Not by loads: pages that memspill is just emptying are guarded for some 100 ns. */
+/* As a debugger or a leak checker does. Not by loads: pages that memspill is just emptying are guarded for
+ * some 100 ns. */
 static void read_everything(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512], prot[8], page[4096];

@@ -1,7 +1,8 @@
-"""Agents that lie to memspill, in a process of its tree (without an agent of its own). The argument says about what.
+"""Agents that lie to memspill, in a process of its tree (without an agent of its own). The argument says
+about what.
 
 waits   the userfaultfd is one that waits when it is read
-memory  the evictor is this process's, the userfaultfd is its child's: what memspill takes out of the one it puts
+memory  the evictor is this process's, the userfaultfd its child's: what memspill takes out of the one it puts
         into the other. (Here both run the same program. The one might have more rights.)
 """
 
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 
-MAGIC, KIND_EXEC = 0x6D737005, 0
+MAGIC, KIND_EXEC = 0x6D737008, 0
 OP_MOVE, OP_POPULATE = 1, 2
 USERFAULTFD_IOC_NEW, O_CLOEXEC, O_NONBLOCK = 0xAA00, 0o2000000, 0o4000
 PAGE = 4096
@@ -28,7 +29,9 @@ DATA, DATA_BYTES = 1 << 45, 96 << 20
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+]
 
 
 def map_at(addr, size, fd=-1):
@@ -102,7 +105,7 @@ def waits_one(tell):
 def answer(agent, control, move):
     """As an evictor does. `move` says how many pages of a run it has moved."""
     page = mmap.mmap(control, PAGE)
-    first = 16 + 16 * 16
+    first = 8 * 4 + 16 * 32  # `Control`, `Doorbell` in the agent's protocol.rs
     while command := agent.recv(100):
         op, seq, count, _ = struct.unpack("<IIII", command)
         for at in range(first, first + 24 * count, 24) if op == OP_MOVE else ():

@@ -9,7 +9,8 @@ enum { PAGE = 4096, PAGES = 24576, ROUNDS = 4 };
 
 static char *fill(long mark)
 {
-    char *memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+        0);
     if (memory == MAP_FAILED)
         exit(3);
     for (long page = 0; page < PAGES; page++)

@@ -1,6 +1,7 @@
 // A heap that grows beside many small mappings, which are kept from merging by a gap or by what they are.
 //
-// usage: many-mappings COUNT HEAP_MIB [touching]; prints the most anonymous memory (RssAnon, in MiB) that it has had.
+// usage: many-mappings COUNT HEAP_MIB [touching]; prints the most anonymous memory (RssAnon, in MiB) that it
+// has had.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -14,14 +15,17 @@
 
 #include "most_anonymous.h"
 
-enum { PAGE = 4096, STEP_PAGES = 64 };
+enum { PAGE = 4096, STEP_PAGES = 64, LOOK_EVERY = 512 };
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
-static volatile uint64_t *word(char *base, size_t page) { return (volatile uint64_t *)(base + page * PAGE + 64); }
+static volatile uint64_t *word(char *base, size_t page) {
+    return (volatile uint64_t *)(base + page * PAGE + 64);
+}
 
 static void check(int holds, const char *what) {
     if (!holds)
@@ -40,7 +44,8 @@ int main(int argc, char **argv) {
     size_t steps = (argc > 2 ? strtoul(argv[2], NULL, 10) : 300) << 20 >> 12 >> 6;
     int touching = argc > 3;
     // 1 to 4 pages each, five pages from the next one, or side by side and some left out of core dumps.
-    char *small = mmap(NULL, (count * 5 + 1) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *small = mmap(NULL, (count * 5 + 1) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+        -1, 0);
     check(small != MAP_FAILED && !munmap(small, (count * 5 + 1) * PAGE), "room");
     double start = seconds();
     for (size_t at = 0; at < count; at++) {
@@ -51,7 +56,10 @@ int main(int argc, char **argv) {
         check(got == here && (!touching || at % 2 || !madvise(here, pages * PAGE, MADV_DONTDUMP)), "mmap");
         for (size_t page = 0; page < pages; page++)
             *word(here, page) = at * 5 + page + 7;
+        if (at % LOOK_EVERY == 0)
+            look();
     }
+    look();
     fprintf(stderr, "mapped %.2f s\n", seconds() - start);
     char *heap = (char *)syscall(SYS_brk, 0);
     heap += -(uintptr_t)heap % PAGE;

@@ -1,7 +1,7 @@
 // Many small processes, which keep their memory and then look whether it is all there.
 //
-// usage: many-small COUNT KIB; prints the sum of their anonymous memory (RssAnon, in MiB) 2 s after all of them are
-// there.
+// usage: many-small COUNT KIB; prints the sum of their anonymous memory (RssAnon, in MiB) 2 s after all of
+// them are there.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

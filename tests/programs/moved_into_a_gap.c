@@ -1,5 +1,5 @@
-// Threads that unmap memory, and threads whose memory mremap moves into the gap at once: of the two changes the one that
-// comes second may be told first.
+// Threads that unmap memory, and threads whose memory mremap moves into the gap at once: of the two changes
+// the one that comes second may be told first.
 //
 // usage: moved_into_a_gap SECONDS; prints how often memory moved, or the first page that lost its store.
 #define _GNU_SOURCE
@@ -28,7 +28,9 @@ static char *map(size_t pages) {
     return at;
 }
 
-static volatile uint64_t *word(char *base, size_t page) { return (volatile uint64_t *)(base + page * PAGE + 56); }
+static volatile uint64_t *word(char *base, size_t page) {
+    return (volatile uint64_t *)(base + page * PAGE + 56);
+}
 
 // Gaps of a size into which what the movers have fits.
 static void *unmapper(void *unused) {
@@ -63,7 +65,8 @@ static void *mover(void *number) {
         for (int look = 0; look < 24; look++) {
             size_t page = rand_r(&seed) % PAGES;
             if (*word(to, page) != ((uint64_t)(i + 1) << 32 | page)) {
-                printf("%p page %zu of a region of thread %u is lost: %llx\n", to, page, (unsigned)(uintptr_t)number,
+                printf("%p page %zu of a region of thread %u is lost: %llx\n", to, page,
+                    (unsigned)(uintptr_t)number,
                        (unsigned long long)*word(to, page));
                 exit(1);
             }

@@ -2,8 +2,9 @@
 
     peak.py RESULT-FILE -- COMMAND ...
 
-Writes the peak in KiB, sampled ten times a second; pages that processes share since a fork count once, where the kernel
-lets us see that (Pss_Anon). Signals that ask this process to end go on to the command; its exit code is passed on.
+Writes the peak in KiB, sampled ten times a second; pages that processes share since a fork count once, where
+the kernel lets us see that (Pss_Anon). Signals that ask this process to end go on to the command; its exit
+code is passed on.
 """
 import os
 import signal

@@ -1,6 +1,7 @@
 // Writes to private mappings of a file: pages of its own, which cannot be registered, and so not swapped out.
 //
-// usage: private-file FILE MIB SECONDS; fills as much, waits, looks whether it is all there, and prints "ready".
+// usage: private-file FILE MIB SECONDS; fills as much, waits, looks whether it is all there, and prints
+// "ready".
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* The thread that memspill adds to a process has no more rights than the process, whatever that gives up; and the process
- * may do what it might do without that thread. For root. Each line that begins with BAD is a failure.
+/* The thread that memspill adds to a process has no more rights than the process, whatever that gives up; and
+ * the process may do what it might do without that thread. For root. Each line that begins with BAD is a
+ * failure.
  *
  * usage: privileges DIRECTORY: an empty one, on which file systems can be mounted.
  */

@@ -1,7 +1,9 @@
-// Children of forks whose memory another process reads before they touch it themselves, as a tracer does: whom the first
-// page fault names is not the child. Part of the memory is not to be inherited (MADV_WIPEONFORK, MADV_DONTFORK).
+// Children of forks whose memory another process reads before they touch it themselves, as a tracer does:
+// whom the first page fault names is not the child. Part of the memory is not to be inherited
+// (MADV_WIPEONFORK, MADV_DONTFORK).
 //
-// usage: read_from_outside; prints "ready", or what was found in a child or in the parent and should not be there.
+// usage: read_from_outside; prints "ready", or what was found in a child or in the parent and should not be
+// there.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -83,7 +85,8 @@ static void reader(void) {
             stopped++;
         }
         look_into((struct request){child, kept});
-        if (ptrace(PTRACE_DETACH, child, 0, 0) || ptrace(PTRACE_DETACH, asked.pid, 0, 0)) fail("PTRACE_DETACH");
+        if (ptrace(PTRACE_DETACH, child, 0, 0) || ptrace(PTRACE_DETACH, asked.pid, 0, 0))
+            fail("PTRACE_DETACH");
     }
     exit(0);
 }
@@ -117,8 +120,8 @@ int main(void) {
     if (madvise(absent, PAGES * (size_t)PAGE, MADV_DONTFORK)) fail("MADV_DONTFORK");
     prctl(PR_SET_PTRACER, reader_pid);
     for (int round = 0; round < ROUNDS; round++) {
-        // In turn: a raw system call, so that the child touches nothing by itself; a stop at the fork; and a child that forks
-        // before it has touched anything.
+        // In turn: a raw system call, so that the child touches nothing by itself; a stop at the fork; and a
+        // child that forks before it has touched anything.
         int traced = round % 3 == 1, twice = round % 3 == 2, go[2];
         if (pipe(go)) fail("pipe");
         if (traced) {

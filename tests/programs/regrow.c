@@ -1,5 +1,6 @@
-// Memory that is mapped, given back in part and mapped anew, again and again, through system calls that the agent does not
-// see (brk): what is mapped anew must not be taken for what was registered there a moment before.
+// Memory that is mapped, given back in part and mapped anew, again and again, through system calls that the
+// agent does not see (brk): what is mapped anew must not be taken for what was registered there a moment
+// before.
 //
 // usage: regrow SECONDS SEED; prints how often the heap grew, or the first page that lost its store.
 #define _GNU_SOURCE
@@ -44,7 +45,8 @@ int main(int argc, char **argv) {
     double end = seconds() + (argc > 1 ? atof(argv[1]) : 5);
     srand(argc > 2 ? atoi(argv[2]) : 1);
     heap = (char *)(((uintptr_t)syscall(SYS_brk, 0) + PAGE - 1) & -(uintptr_t)PAGE);
-    char *other = mmap(NULL, (size_t)OTHER_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *other = mmap(NULL, (size_t)OTHER_PAGES * PAGE, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (size_t page = 0; page < OTHER_PAGES; page++)
         *word(other, page) = page + 1;
     size_t have = 0;

@@ -1,5 +1,5 @@
-// Memory that grows by mremap, in place or by moving, while it is being managed; and that is cut and moved onto other
-// memory.
+// Memory that grows by mremap, in place or by moving, while it is being managed; and that is cut and moved
+// onto other memory.
 //
 // usage: remap-grow MIB PARTS STEP_KIB; prints the most anonymous memory (RssAnon, in MiB) that it has had.
 #define _GNU_SOURCE
@@ -17,7 +17,8 @@
 enum { PAGE = 4096 };
 // By system call: the agent does not see it.
 static char *map(size_t bytes) {
-    char *at = (char *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *at = (char *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+        -1, 0);
     if (at == MAP_FAILED)
         perror("mmap"), exit(3);
     return at;

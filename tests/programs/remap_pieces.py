@@ -1,4 +1,4 @@
-"""mremap to a fixed place of ranges that are several mappings, some of them swapped out, some not managed at all."""
+"""mremap to a fixed place of ranges that are several mappings, some swapped out, some not managed at all."""
 import ctypes
 import mmap
 
@@ -13,7 +13,8 @@ pointer = ctypes.c_void_p
 
 
 def fresh(protection=READ_WRITE):
-    at = libc.mmap(pointer(0), size(PAGES * PAGE), protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, size(0))
+    at = libc.mmap(pointer(0), size(PAGES * PAGE), protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1,
+        size(0))
     assert at != 2**64 - 1
     return at
 
@@ -58,7 +59,8 @@ for turn in range(3):
     assert holds(target, mark), "the moved pages hold other bytes"
 
     again = fresh(0)
-    assert mremap(target, again, MAYMOVE | FIXED | DONTUNMAP) == again, "DONTUNMAP: errno %d" % ctypes.get_errno()
+    moved = mremap(target, again, MAYMOVE | FIXED | DONTUNMAP)
+    assert moved == again, "DONTUNMAP: errno %d" % ctypes.get_errno()
     assert holds(again, mark) and all(word(target, page).value == 0 for page in range(PAGES))
 
     # A hole: all of it moves (Linux 6.17), or nothing does.

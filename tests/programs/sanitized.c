@@ -1,5 +1,5 @@
-/* More memory than the budget, all of it still pointed to at the end, when a sanitizer looks for leaks: a tracer stops all
- * threads, and the evictor with them, and reads every page of the heap. */
+/* More memory than the budget, all of it still pointed to at the end, when a sanitizer looks for leaks: a
+ * tracer stops all threads, and the evictor with them, and reads every page of the heap. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

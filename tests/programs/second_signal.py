@@ -41,7 +41,8 @@ class Run:
     def tree(self):
         below, new = [], [self.memspill.pid]
         while new:
-            children = [open(f"/proc/{pid}/task/{pid}/children").read() for pid in new if os.path.exists(f"/proc/{pid}")]
+            alive = [pid for pid in new if os.path.exists(f"/proc/{pid}")]
+            children = [open(f"/proc/{pid}/task/{pid}/children").read() for pid in alive]
             new = [int(pid) for line in children for pid in line.split()]
             below += [pid for pid in new if open(f"/proc/{pid}/comm").read() != "memspill-guard\n"]
         return below
@@ -61,8 +62,10 @@ class Run:
         except subprocess.TimeoutExpired:
             sys.exit(f"{name}: not ended after 10 s")
         took = time.monotonic() - begun
-        left = [pid for pid in tree if os.path.exists(f"/proc/{pid}") and b"Z" != state(pid) and not frozen(pid)]
-        assert self.memspill.returncode == code, f"{name}: exit code {self.memspill.returncode} instead of {code}"
+        alive = [pid for pid in tree if os.path.exists(f"/proc/{pid}")]
+        left = [pid for pid in alive if b"Z" != state(pid) and not frozen(pid)]
+        ended_with = self.memspill.returncode
+        assert ended_with == code, f"{name}: exit code {ended_with} instead of {code}"
         assert took < 2, f"{name}: it took {took:.1f} s"
         assert not left, f"{name}: left are {left}"
 
@@ -124,8 +127,9 @@ def frozen_group():
 
 
 def stopped_while_others_wait():
-    script = f"{WORKLOAD} spin-touch --size 100M >/dev/null & sleep 1.5; kill -STOP $!; echo up; {WORKLOAD} spin-touch --size 300M"
-    Run(["bash", "-c", f"trap : TERM INT; {script}; wait"]).up().twice("faults that wait for a stopped process")
+    stopped = f"{WORKLOAD} spin-touch --size 100M >/dev/null & sleep 1.5; kill -STOP $!"
+    script = f"trap : TERM INT; {stopped}; echo up; {WORKLOAD} spin-touch --size 300M; wait"
+    Run(["bash", "-c", script]).up().twice("faults that wait for a stopped process")
 
 
 def left_behind():
@@ -179,7 +183,12 @@ def terminals():
     terminal(IGNORES, [0.5], None)
     terminal(IGNORES, [3, 1.5], 130)
     terminal(CATCHES, [0.5, 1.5], 130)
-    quiet = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: 0)\nprint('up', flush=True)\nwhile True: time.sleep(9)"
+    quiet = "\n".join([
+        "import signal, time",
+        "signal.signal(signal.SIGINT, lambda *_: 0)",
+        "print('up', flush=True)",
+        "while True: time.sleep(9)",
+    ])
     terminal([sys.executable, "-c", quiet], [2.5, 2.5, 1], None)
     at_a_prompt = "import sys, tty\ntty.setcbreak(0)\n" + quiet
     terminal([sys.executable, "-c", at_a_prompt], [0.5, 0.5, 1], None)
@@ -188,12 +197,15 @@ def terminals():
 def from_timeout():
     """timeout(1) sends its signal to its child and to its group: that is one request."""
     handler = "print('had its time', flush=True), sys.exit(7)"
-    code = f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), {handler}))\nwhile True: time.sleep(9)"
+    code = f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), {handler}))\n"
+    code += "while True: time.sleep(9)"
     command = [MEMSPILL, "run", "-m", "64M", "--", sys.executable, "-c", "import signal, sys, time\n" + code]
     done = subprocess.run(["timeout", "2", *command], stdout=subprocess.PIPE)
     assert b"had its time" in done.stdout, "the program was killed by the signals of timeout(1)"
 
 
-for case in (ignores, stopped, frozen_group, stopped_while_others_wait, left_behind, end_phase, terminals, from_timeout):
+for case in (
+    ignores, stopped, frozen_group, stopped_while_others_wait, left_behind, end_phase, terminals, from_timeout
+):
     case()
 print("all right")

@@ -1,5 +1,5 @@
-/* A tracer that stops every thread of a process, the evictor among them, and reads all of its memory, most of which is
- * swapped out; meanwhile it needs memory itself. Then the process goes on. Both check each page.
+/* A tracer that stops every thread of a process, the evictor among them, and reads all of its memory, most of
+ * which is swapped out; meanwhile it needs memory itself. Then the process goes on. Both check each page.
  *
  *   stop_all ROUNDS
  */

@@ -1,4 +1,5 @@
-"""A tracer that stops the evictor alone, again and again, at any point of its work, while its process goes on and changes
+"""A tracer that stops the evictor alone, again and again, at any point of its work, while its process goes on
+and changes
 its mappings.
 
     stop_evictor.py PID SECONDS    how often it was stopped, and how often with a command under way

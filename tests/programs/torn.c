@@ -1,5 +1,5 @@
-/* A mapping of which every other page is made inaccessible when memory is tight already: what fills memory ahead of a stream
- * must leave those pages alone. They would count, and could not be swapped out.
+/* A mapping of which every other page is made inaccessible when memory is tight already: what fills memory
+ * ahead of a stream must leave those pages alone. They would count, and could not be swapped out.
  *
  * usage: torn MIB: the accessible half.
  */
@@ -21,9 +21,11 @@ int main(int argc, char **argv) {
     /* By now it is registered as a whole. */
     for (size_t i = 0; i < pieces; i++) mprotect(torn + (2 * i + 1) * piece, piece, PROT_NONE);
     for (int round = 1; round <= 2; round++) {
-        for (size_t i = 0; i < pieces; i++) memset(torn + 2 * i * piece, (int)(i + (size_t)round) % 251, piece);
         for (size_t i = 0; i < pieces; i++)
-            for (size_t at = 0; at < piece; at += 512) bad += torn[2 * i * piece + at] != (i + (size_t)round) % 251;
+            memset(torn + 2 * i * piece, (int)(i + (size_t)round) % 251, piece);
+        for (size_t i = 0; i < pieces; i++)
+            for (size_t at = 0; at < piece; at += 512)
+                bad += torn[2 * i * piece + at] != (i + (size_t)round) % 251;
     }
     for (size_t i = 0; i < heap_len; i += 512) bad += heap[i] != 3;
     if (bad) return fprintf(stderr, "BAD PAGE: %zu\n", bad), 1;

@@ -1,9 +1,10 @@
 //! The freestanding library that LD_PRELOAD puts into a target, and the protocol it speaks.
 //!
-//! The library itself is `src/agent/`; `build.rs` compiles it apart from this crate, and [`AGENT_SO`] is the result. A
-//! supervisor writes it to a memfd, names that in LD_PRELOAD, says in the environment where it listens
-//! ([`protocol::ENV_NAME`]), and answers what connects as [`protocol`] says.
+//! The library itself is `src/agent/`; `build.rs` compiles it apart from this crate, and [`AGENT_SO`] is the
+//! result. A supervisor writes it to a memfd, names that in LD_PRELOAD, says in the environment where it
+//! listens ([`protocol::ENV_NAME`]), and answers what connects as [`protocol`] says.
 
+pub mod pidfd;
 pub mod protocol;
 
 /// The agent: a shared object without dependencies, for the machine that this crate was built for.

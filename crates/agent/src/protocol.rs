@@ -1,5 +1,6 @@
-// What the agent (inside a target) and the supervisor say to each other. This file is compiled twice: as a module of
-// this crate, for the supervisor, and into the freestanding agent; so it holds plain data only, and needs core alone.
+// What the agent (inside a target) and the supervisor say to each other. This file is compiled twice: as a
+// module of this crate, for the supervisor, and into the freestanding agent; so it holds plain data only, and
+// needs core alone.
 //
 // ```text
 //  target                                             supervisor
@@ -7,7 +8,7 @@
 //              ── Hello ─────────────────────────────▶ checks token, SO_PEERCRED
 //              ◀── Welcome + [control memfd, uffd source fd] ─
 //  clone(evictor), which closes its copies of the program's descriptors and waits
-//              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, the target may not)
+//              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, a target not)
 //              ◀── Go ───────────────────────────────
 //  evictor     ◀── Command ──────────────────────────  reclaim
 //              ── Reply ─────────────────────────────▶
@@ -15,10 +16,11 @@
 //  the supervisor frees what the process held (the process is gone, or has called exec).
 // ```
 //
-// All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are untrusted.
+// All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are
+// untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_7005;
+pub const MAGIC: u32 = 0x6d73_7008;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -61,8 +63,8 @@ pub struct Welcome {
     pub uffd_source: u32,
 }
 
-/// Where the agent's own memory is. None of it may be evicted; staging, doorbells and ident are registered by the
-/// supervisor when memory gets tight, and not before.
+/// Where the agent's own memory is. None of it may be evicted; staging, doorbells and ident are registered by
+/// the supervisor when memory gets tight, and not before.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ready {
@@ -73,8 +75,8 @@ pub struct Ready {
     pub staging_addr: u64,
     /// DOORBELLS pages.
     pub doorbell_addr: u64,
-    /// One page with MADV_WIPEONFORK, so missing in the child of a fork, which touches it first. What the pager fills it
-    /// with tells which process the new userfaultfd belongs to.
+    /// One page with MADV_WIPEONFORK, so missing in the child of a fork, which touches it first. What the
+    /// pager fills it with tells which process the new userfaultfd belongs to.
     pub ident_addr: u64,
     /// Evictor's stack, TLS and whatever else it writes: [addr, addr + len).
     pub private_addr: u64,
@@ -97,19 +99,22 @@ pub struct Go {
     pub errno: i32,
 }
 
-/// Move the runs listed in the control page into staging, fill in `Run::moved` and `Run::errno`, then Reply.
+/// Move the runs listed in the control page into staging, fill in `MoveRun::moved` and `MoveRun::errno`, then
+/// Reply.
 pub const OP_MOVE: u32 = 1;
-/// Make the pages of the runs exclusive to the process (MADV_POPULATE_WRITE), then Reply: for pages that a fork has made
-/// shared, which MOVE refuses. Not part of a MOVE: it faults where a page is missing, and must be served like any fault.
+/// Make the pages of the runs exclusive to the process (MADV_POPULATE_WRITE), then Reply: for pages that a
+/// fork has made shared, which MOVE refuses. Not part of a MOVE: it faults where a page is missing, and must
+/// be served like any fault.
 pub const OP_POPULATE: u32 = 2;
-/// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that is not
-/// known). No Reply.
+/// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that
+/// is not known). No Reply.
 pub const OP_ZAP: u32 = 3;
 /// The evictor is the last thread of its process: end, by exit(2) with the code `arg`. No Reply.
 pub const OP_EXIT: u32 = 4;
 
-/// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is made
-/// executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal protection only.
+/// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is
+/// made executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal
+/// protection only.
 pub const MOVE_EXEC: u32 = 1;
 
 #[repr(C)]
@@ -134,7 +139,7 @@ pub struct Reply {
 /// One contiguous run to move: src → staging page `staging` onwards.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct Run {
+pub struct MoveRun {
     pub src_addr: u64,
     pub pages: u32,
     pub staging: u32,
@@ -152,16 +157,27 @@ pub const CALL_GROWN: u32 = 3;
 pub const CALL_GUARDED: u32 = 1;
 /// The guards in [addr, addr + len) are about to be removed: what was under them reads as zero from then on.
 pub const CALL_UNGUARD: u32 = 2;
+/// MADV_REMOVE of [addr, addr + len) is about to be called: of what is shared there, nothing is left for
+/// anybody.
+pub const CALL_REMOVE: u32 = 4;
+/// madvise's MADV_PAGEOUT, MADV_COLD and MADV_WILLNEED of [addr, addr + len). The first may take seconds.
+pub const CALL_PAGEOUT: u32 = 5;
+pub const CALL_COLD: u32 = 6;
+pub const CALL_WILLNEED: u32 = 7;
 
-/// Doorbell.answered: 0 is a call that nobody has seen yet. A pager takes it (only one does: a fault may be told twice, and
-/// whoever reads the page by accident calls nobody), and says when its work is done.
+/// Doorbell.answered: 0 is a call that nobody has seen yet. A pager takes it (only one does: a fault may be
+/// told twice, and whoever reads the page by accident calls nobody), and says when its work is done.
 pub const DOORBELL_TAKEN: u32 = 1;
 pub const DOORBELL_ANSWERED: u32 = 2;
 
-/// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault is the
-/// call; when the work is done, `answered` is set and the page is filled; then the caller zaps the page again and gives
-/// the doorbell back. Where `answered` is still 0 there was no fault, for the page was present (mlockall, a program that
-/// reads all of its memory): the caller zaps the page and tries again.
+/// Control.wants_answers: the agent asks that its doorbells be registered. The supervisor: that cannot be.
+pub const WANTS_ASKED: u32 = 1;
+pub const WANTS_REFUSED: u32 = 2;
+
+/// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault
+/// is the call; when the work is done, `answered` is set and the page is filled; then the caller zaps the
+/// page again and gives the doorbell back. Where `answered` is still 0 there was no fault, for the page was
+/// present (mlockall, a program that reads all of its memory): the caller zaps the page and tries again.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Doorbell {
@@ -171,31 +187,48 @@ pub struct Doorbell {
     pub call: u32,
     /// 0, DOORBELL_*
     pub answered: u32,
+    /// CALL_PAGEOUT and its kin: whose memory it is, as the caller sees its number. 0: the caller's.
+    pub pid: u32,
+    pub reserved: u32,
 }
 
 /// The page shared by agent and supervisor.
 ///
-/// `lock` is taken by the evictor around each MOVE ioctl, and by a pager around each read of the userfaultfd, because a
-/// MOVE must never run between the reading of an unmap event and its processing (it would take pages of the next
-/// mapping at that address). 0 free, 1 held, 2 held and somebody may be waiting on the (shared) futex. A waiter
-/// waits with a timeout and then checks that the other side is alive.
+/// `lock` is taken by the evictor around each MOVE ioctl, and by a pager around each read of the userfaultfd,
+/// because a MOVE must never run between the reading of an unmap event and its processing (it would take
+/// pages of the next mapping at that address). 0 free, 1 held, 2 held and somebody may be waiting on the
+/// (shared) futex. A waiter waits with a timeout and then checks that the other side is alive.
 #[repr(C)]
 pub struct Control {
     pub lock: u32,
     /// Non-zero: the evictor must not start another MOVE of this command (checked under `lock`).
     pub abort: u32,
     /// Non-zero: memory is tight, new mappings are to be registered before mmap returns (ring a doorbell).
-    pub pressed: u32,
-    /// Non-zero: some memory was marked MADV_WIPEONFORK or MADV_DONTFORK, so the child of a fork has not all of it.
+    pub announces: u32,
+    /// Non-zero: some memory was marked MADV_WIPEONFORK or MADV_DONTFORK, so the child of a fork has not all
+    /// of it.
     pub fork_advice: u32,
     /// Non-zero: the program has used guards (MADV_GUARD_INSTALL), over which nothing may be filled.
     pub guards: u32,
-    /// Threads that are inside fork(): one of them may have made its copy, and the event of it be still to come.
+    /// Threads that are inside fork(): one of them may have made its copy, and the event of it be still to
+    /// come.
     pub forking: u32,
+    /// Non-zero: the doorbells are registered, so a call is answered. Wherever `announces` is set, this is.
+    pub answers: u32,
+    /// WANTS_*: the program wants to call, though memory is not tight.
+    pub wants_answers: u32,
+    /// How often a thread was about to open a file that is read past the page cache (O_DIRECT), and how often
+    /// such a call has come back.
+    pub direct_begun: u32,
+    pub direct_ended: u32,
+    /// So many batches of shared memory that this process has mapped are being taken out: none of its threads
+    /// opens such a file meanwhile.
+    pub takes_shared: u32,
+    pub reserved: u32,
     pub doorbells: [Doorbell; DOORBELLS],
-    pub runs: [Run; RUNS_MAX],
+    pub runs: [MoveRun; RUNS_MAX],
 }
 
 const _: () = assert!(core::mem::size_of::<Control>() <= 4096);
-const _: () = assert!(core::mem::size_of::<Run>() == 24);
+const _: () = assert!(core::mem::size_of::<MoveRun>() == 24);
 const _: () = assert!(core::mem::size_of::<Hello>() == 48);

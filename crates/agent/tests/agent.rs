@@ -1,5 +1,6 @@
-//! The agent inside real processes, driven by a supervisor that does just enough: it plays the handshake, registers
-//! what a test needs, and answers faults from a table. A test that lacks what it needs here says so and passes.
+//! The agent inside real processes, driven by a supervisor that does just enough: it plays the handshake,
+//! registers what a test needs, and answers faults from a table. A test that lacks what it needs here says so
+//! and passes.
 //!
 //! The program under test is `target.c`.
 
@@ -249,8 +250,17 @@ impl ControlPage {
         unsafe { (&raw mut (*self.page).abort).write_volatile(value) };
     }
 
-    fn set_pressed(&self, value: u32) {
-        unsafe { (&raw mut (*self.page).pressed).write_volatile(value) };
+    fn set_announces(&self, value: u32) {
+        unsafe { (&raw mut (*self.page).announces).write_volatile(value) };
+        self.set_answers(value);
+    }
+
+    fn set_answers(&self, value: u32) {
+        unsafe { (&raw mut (*self.page).answers).write_volatile(value) };
+    }
+
+    fn wants_answers(&self) -> &AtomicU32 {
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.page).wants_answers) }
     }
 }
 
@@ -407,7 +417,7 @@ impl Peer {
     /// Sends a move of `runs` as (source, pages, first staging page).
     fn start_move(&mut self, op: u32, runs: &[(u64, u32, u32)]) {
         for (index, &(src_addr, pages, staging)) in runs.iter().enumerate() {
-            let run = Run { src_addr, pages, staging, moved: 77, errno: 77 };
+            let run = MoveRun { src_addr, pages, staging, moved: 77, errno: 77 };
             unsafe { (&raw mut (*self.control.page).runs[index]).write_volatile(run) };
         }
         self.seq += 1;
@@ -641,7 +651,8 @@ fn stops_at_what_cannot_be_moved() {
     assert_eq!(peer.finish_move(), [(4, 0)]);
     peer.store(at(10), 4, 100);
 
-    // Pages past 99 are not registered: the test took some out, so it registers them before the program looks.
+    // Pages past 99 are not registered: the test took some out, so it registers them before the program
+    // looks.
     peer.register(at(100), 60);
     target.go();
     assert_eq!(target.line(), "good");
@@ -688,7 +699,10 @@ fn lives_in_another_network_namespace() {
     assert!(output.status.success(), "{output:?}");
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(line.starts_with("memspill: process ") && line.contains("network namespace"), "{line}");
-    assert!(line.trim_start_matches("memspill: process ").starts_with(|c: char| ('1'..='9').contains(&c)), "{line}");
+    assert!(
+        line.trim_start_matches("memspill: process ").starts_with(|c: char| ('1'..='9').contains(&c)),
+        "{line}"
+    );
 }
 
 #[test]
@@ -704,12 +718,21 @@ fn dies_when_the_handshake_is_cut_short() {
     assert_eq!(target.end().signal(), Some(libc::SIGKILL));
 }
 
+/// What a program with this many threads says of itself: the lowest descriptor that it has free (a caller
+/// of the tests may leave some open to all that it starts), its signal mask and errno.
+fn as_ever(threads: u32) -> String {
+    // SAFETY: F_GETFD takes any number.
+    let is_inherited = |fd: &i32| matches!(unsafe { libc::fcntl(*fd, libc::F_GETFD) }, 0);
+    let free = (0..).find(|fd| !is_inherited(fd)).expect("descriptors are few");
+    format!("fd {free} threads {threads} blocked 0000000000000000 errno 0")
+}
+
 #[test]
 fn a_managed_program_looks_as_ever_to_itself() {
     let supervisor = supervisor!();
     let mut target = supervisor.run("self");
     let _peer = supervisor.join(UFFD_FROM_DEVICE);
-    assert_eq!(target.line(), "fd 3 threads 2 blocked 0000000000000000 errno 0");
+    assert_eq!(target.line(), as_ever(2));
     assert_eq!(target.end().code(), Some(0));
 }
 
@@ -739,7 +762,8 @@ fn the_evictor_has_its_own_descriptors_and_memory() {
     has(ready.ident_addr, PAGE, "rw-p");
     has(ready.private_addr, ready.private_len, "rw-p");
     has(ready.control_addr, PAGE, "rw-s");
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
         assert_eq!(u64::from_str_radix(&field(set), 16), Ok(0), "{set}");
     }
@@ -761,7 +785,8 @@ fn the_evictor_has_its_own_descriptors_and_memory() {
     );
 }
 
-/// Make the evictor, which waits in recvfrom, call something else: as code of the program could that writes its stack.
+/// Make the evictor, which waits in recvfrom, call something else: as code of the program could that writes
+/// its stack.
 fn call_as_evictor(peer: &Peer, call: libc::c_long, args: [u64; 3]) {
     let tid: i32 = peer.evictors()[0].file_name().unwrap().to_str().unwrap().parse().unwrap();
     let none = std::ptr::null_mut::<libc::c_void>();
@@ -880,7 +905,7 @@ fn growth_under_pressure_rings() {
     let mut target = supervisor.run("grow");
     let peer = supervisor.join(UFFD_FROM_DEVICE);
     peer.register(peer.ready.doorbell_addr, DOORBELLS as u64);
-    peer.control.set_pressed(1);
+    peer.control.set_announces(1);
     target.go();
     // More calls than doorbells, so they are given back.
     let mut rung: Vec<(u64, u64, u32)> = Vec::new();
@@ -894,7 +919,8 @@ fn growth_under_pressure_rings() {
     }
     rung.push((target.address("remap"), 4 << 20, CALL_GROWN));
     assert_eq!(target.line(), "errors 1 1 1 1");
-    // It has asked to move a page that is not there: what the kernel takes for several mappings is told before it is tried again.
+    // It has asked to move a page that is not there: what the kernel takes for several mappings is told
+    // before it is tried again.
     rung.push((0, 4096, CALL_GROWN));
     assert_eq!(target.end().code(), Some(0));
     let bells: Vec<_> =
@@ -918,13 +944,63 @@ fn growth_without_pressure_is_nobodys_business() {
     assert!(peer.pager.seen.lock().unwrap().bells.is_empty());
 }
 
+/// A call that the supervisor has seen: address, length in bytes, which call, pid (0: the caller itself).
+type Call = (u64, u64, u32, u32);
+
+/// A program that gives advice about swapping: its buffer's address, and the calls that come of it. `answer`:
+/// what the supervisor does when it is asked to answer calls, which it has not done before.
+fn advice(answer: impl FnOnce(&Peer)) -> Option<(u64, Vec<Call>)> {
+    let name = "/dev/userfaultfd, or a kernel without UFFDIO_MOVE";
+    let (Some(_), Some(device)) = (program(), device()) else {
+        eprintln!("SKIPPED: no C compiler (cc), or no {name}");
+        return None;
+    };
+    let supervisor = Supervisor::new(device);
+    let mut target = supervisor.run("advise");
+    let peer = supervisor.join(UFFD_FROM_DEVICE);
+    let at = target.address("at");
+    target.go();
+    let start = Instant::now();
+    while peer.control.wants_answers().load(Ordering::Acquire) != WANTS_ASKED {
+        assert!(start.elapsed() < TIMEOUT, "it does not ask");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    answer(&peer);
+    assert_eq!(target.line(), "advised 0 0 0 errors 22 22 12 good");
+    assert_eq!(target.end().code(), Some(0));
+    let seen = peer.pager.seen.lock().unwrap();
+    let bells = seen.bells.iter().map(|bell| (bell.addr, bell.len, bell.call, bell.pid)).collect();
+    Some((at, bells))
+}
+
+#[test]
+fn advice_about_swapping_rings() {
+    let answered = advice(|peer| {
+        peer.register(peer.ready.doorbell_addr, DOORBELLS as u64);
+        peer.control.set_answers(1);
+    });
+    let Some((at, bells)) = answered else { return };
+    // Cold pages and wanted ones are told of from then on; of what the kernel refuses nothing is; with a hole
+    // in the range it goes on.
+    let call = |what| (at, BUFFER_PAGES * PAGE, what, 0);
+    let hole = (at, 2 * BUFFER_PAGES * PAGE, CALL_PAGEOUT, 0);
+    assert_eq!(bells, [call(CALL_PAGEOUT), call(CALL_COLD), call(CALL_WILLNEED), hole]);
+}
+
+#[test]
+fn advice_of_a_program_whose_calls_are_not_answered_is_the_kernels() {
+    let refuse = |peer: &Peer| peer.control.wants_answers().store(WANTS_REFUSED, Ordering::Release);
+    let Some((_, bells)) = advice(refuse) else { return };
+    assert_eq!(bells, []);
+}
+
 #[test]
 fn doorbells_stand_threads_signals_and_forks() {
     let supervisor = supervisor!();
     let mut target = supervisor.run("storm");
     let peer = supervisor.join(UFFD_FROM_DEVICE);
     peer.register(peer.ready.doorbell_addr, DOORBELLS as u64);
-    peer.control.set_pressed(1);
+    peer.control.set_announces(1);
     target.go();
     for _ in 0..10 {
         let (socket, hello) = supervisor.accept();
@@ -950,7 +1026,7 @@ fn a_program_that_may_not_have_threads_or_descriptors_is_left_alone() {
     };
     let mut target = limited("ulimit -n 32; LD_PRELOAD=$AGENT exec \"$1\" self");
     let _peer = supervisor.join(UFFD_FROM_DEVICE);
-    assert_eq!(target.line(), "fd 3 threads 2 blocked 0000000000000000 errno 0");
+    assert_eq!(target.line(), as_ever(2));
     // No memory for its region.
     let mut target = limited("ulimit -v 4000; LD_PRELOAD=$AGENT exec \"$1\" self");
     let (socket, _) = supervisor.accept();
@@ -962,7 +1038,7 @@ fn a_program_that_may_not_have_threads_or_descriptors_is_left_alone() {
         send(&socket, &Go { magic: MAGIC, errno: 0 }, &[]);
     } else {
         assert_eq!(ready.errno, libc::ENOMEM);
-        assert_eq!(target.line(), "fd 3 threads 1 blocked 0000000000000000 errno 0");
+        assert_eq!(target.line(), as_ever(1));
     }
     assert_eq!(target.end().code(), Some(0));
 }
@@ -978,7 +1054,7 @@ fn a_program_without_the_variable_is_untouched() {
             None => command.env_remove(ENV_NAME),
         };
         let mut target = Target::start(&mut command);
-        assert_eq!(target.line(), "fd 3 threads 1 blocked 0000000000000000 errno 0");
+        assert_eq!(target.line(), as_ever(1));
         assert_eq!(target.end().code(), Some(0));
     }
     assert!(!supervisor.is_called(Duration::ZERO));
@@ -987,7 +1063,7 @@ fn a_program_without_the_variable_is_untouched() {
 #[test]
 fn a_program_that_is_refused_runs_alone() {
     let supervisor = supervisor!();
-    let alone = "fd 3 threads 1 blocked 0000000000000000 errno 0";
+    let alone = as_ever(1);
 
     let mut target = supervisor.run("self");
     let (socket, _) = supervisor.accept();
@@ -1016,7 +1092,8 @@ fn a_program_that_is_refused_runs_alone() {
     assert_eq!(target.end().code(), Some(0));
 }
 
-/// What the dynamic linker would read: no dependency, everything bound at load, and no symbol but those meant.
+/// What the dynamic linker would read: no dependency, everything bound at load, and no symbol but those
+/// meant.
 #[test]
 fn the_shared_object_depends_on_nothing() {
     let word = |at: u64, size: usize| {
@@ -1062,6 +1139,31 @@ fn the_shared_object_depends_on_nothing() {
     }
     defined.sort();
     wanted.sort();
-    assert_eq!(defined, ["madvise", "mlockall", "mmap", "mmap64", "mremap", "prctl", "process_madvise", "syscall"]);
-    assert_eq!(wanted, ["__errno_location", "__register_atfork", "malloc_trim", "mallopt", "pthread_atfork"]);
+    assert_eq!(
+        defined,
+        [
+            "__open64_2",
+            "__open_2",
+            "__openat64_2",
+            "__openat_2",
+            "fcntl",
+            "fcntl64",
+            "madvise",
+            "mlockall",
+            "mmap",
+            "mmap64",
+            "mremap",
+            "open",
+            "open64",
+            "openat",
+            "openat64",
+            "prctl",
+            "process_madvise",
+            "syscall"
+        ]
+    );
+    assert_eq!(
+        wanted,
+        ["__errno_location", "__register_atfork", "dlsym", "malloc_trim", "mallopt", "pthread_atfork"]
+    );
 }

@@ -1,5 +1,5 @@
-/* The program that the agent's tests run: argv[1] says what it does. It answers on stdout, a line at a time, and waits
- * for a line on stdin where the test has to act. */
+/* The program that the agent's tests run: argv[1] says what it does. It answers on stdout, a line at a
+ * time, and waits for a line on stdin where the test has to act. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +68,8 @@ static void grow(void)
 {
     wait_line();
     for (int i = 0; i < 40; i++) {
-        unsigned char *p = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+        unsigned char *p = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, flags, -1, 0);
         unsigned char resident = 9;
         mincore(p, PAGE, &resident);
         printf("map %p %d\n", (void *)p, resident & 1);
@@ -91,7 +92,8 @@ static void grow(void)
     void *none = mmap(0, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int error = errno;
     void *no_remap = mremap(0, PAGE, 2 * PAGE, 0);
-    printf("errors %d %d %d %d\n", none == MAP_FAILED, error == EINVAL, no_remap == MAP_FAILED, errno == EFAULT);
+    printf("errors %d %d %d %d\n", none == MAP_FAILED, error == EINVAL, no_remap == MAP_FAILED,
+           errno == EFAULT);
 }
 
 static int map_once(void)
@@ -147,6 +149,31 @@ static void storm(void)
     printf("storm %s\n", storm_failed ? "failed" : "over");
 }
 
+/* Advice that is taken, advice that is not, and advice for a range with a hole at its end. */
+static void advise(void)
+{
+    unsigned char *p = buffer();
+    size_t len = PAGES * PAGE;
+    /* Nothing lies behind it. */
+    unsigned char *q = mmap(0, 2 * len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    p = mremap(p, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, q);
+    munmap(q + len, len);
+    printf("at %p\n", (void *)p);
+    wait_line();
+    int out = madvise(p, len, MADV_PAGEOUT);
+    int cold = madvise(p, len, MADV_COLD);
+    int needed = madvise(p, len, MADV_WILLNEED);
+    int errors[3] = {0};
+    if (madvise(p + 1, PAGE, MADV_PAGEOUT))
+        errors[0] = errno;
+    if (madvise(p, (size_t)-PAGE, MADV_PAGEOUT))
+        errors[1] = errno;
+    if (madvise(p, 2 * len, MADV_PAGEOUT))
+        errors[2] = errno;
+    printf("advised %d %d %d errors %d %d %d %s\n", out, cold, needed, errors[0], errors[1], errors[2],
+           verify(p));
+}
+
 int main(int argc, char **argv)
 {
     setvbuf(stdout, 0, _IOLBF, 0);
@@ -176,6 +203,8 @@ int main(int argc, char **argv)
         printf("parent %s %d\n", verify(p), status);
     } else if (!strcmp(mode, "grow")) {
         grow();
+    } else if (!strcmp(mode, "advise")) {
+        advise();
     } else if (!strcmp(mode, "storm")) {
         storm();
     }

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p memspill-backing --example pool_overhead
 //!
-//! The overhead is taken after churn: pages rewritten and discarded at random, and then with half of them gone. A
-//! store includes same-filled detection and LZ4; a load includes decompression. One thread, then two.
+//! The overhead is taken after churn: pages rewritten and discarded at random, and then with half of them
+//! gone. A store includes same-filled detection and LZ4; a load includes decompression. One thread, then two.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,10 +12,11 @@ use memspill_backing::compress::{Compressor, Encoded, decompress};
 use memspill_backing::file::checksum;
 use memspill_backing::pool::Pool;
 use memspill_backing::{RamBacking, RamConfig};
-use memspill_engine::backing::{Backing, PageWrite, QueueId, ReadRequest, ReadStart};
+use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId, ReadRequest, ReadStart};
 use memspill_engine::units::{Page, SlotIndex, page_buf};
 
 const PAGES: u32 = 20_000;
+const MAINTAIN: Chore = Chore::Maintain { queue: QueueId(0) };
 
 struct Dice(u64);
 
@@ -189,19 +190,20 @@ fn main() {
                 _ => write(&ram, slot, &pages[(dice.roll() % 2048) as usize..][..1]),
             }
         }
-        while ram.maintain(QueueId(0)) {}
+        while ram.housekeep(MAINTAIN) {}
         let churned = overhead(&ram);
         for slot in 1..=PAGES {
             if dice.roll().is_multiple_of(2) {
                 ram.discard(&[SlotIndex(slot)]);
             }
         }
-        while ram.maintain(QueueId(0)) {}
-        while ram.maintain(QueueId(0)) {}
+        while ram.housekeep(MAINTAIN) {}
+        while ram.housekeep(MAINTAIN) {}
         let halved = overhead(&ram);
         let percent = |x: f64| if name == "zeros" { "-".into() } else { format!("{x:.3}") };
         println!(
-            "{name:8} {ratio:7.3} {:>9} {:>9} {:>12} {store:9.2} {load:9.2} {store_2:11.2} {load_2:11.2} {lz4_store:9.2} {lz4_load:9.2}",
+            "{name:8} {ratio:7.3} {:>9} {:>9} {:>12} {store:9.2} {load:9.2} {store_2:11.2} {load_2:11.2} \
+             {lz4_store:9.2} {lz4_load:9.2}",
             percent(filled),
             percent(churned),
             percent(halved)

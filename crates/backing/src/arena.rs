@@ -1,13 +1,13 @@
 //! Zeroed memory that costs nothing until it is written, and can be given back page by page.
 //!
-//! Two users: the pool keeps its compressed objects in such memory, so that an emptied chunk really leaves the
-//! process (MADV_DONTNEED, the resident set goes down), and the tables indexed by slot (8 bytes for each slot
-//! of a device that may have 2^31) are laid out flat without being paid for.
+//! Two users: the pool keeps its compressed objects in such memory, so that an emptied chunk really leaves
+//! the process (MADV_DONTNEED, the resident set goes down), and the tables indexed by slot (8 bytes for each
+//! slot of a device that may have 2^31) are laid out flat without being paid for.
 //!
-//! All access goes through slices of atomics. Readers of the pool race with its writers by design (they copy, then
-//! check that the object was still theirs; see `pool.rs`), and with atomics such a race yields bytes that are
-//! thrown away, never undefined behaviour. On x86-64 and aarch64 a relaxed atomic load or store of a word is the
-//! plain instruction.
+//! All access goes through slices of atomics. Readers of the pool race with its writers by design (they copy,
+//! then check that the object was still theirs; see `pool.rs`), and with atomics such a race yields bytes
+//! that are thrown away, never undefined behaviour. On x86-64 and aarch64 a relaxed atomic load or store of a
+//! word is the plain instruction.
 //!
 //! What it does not do: place objects, count users, fail late. Memory is anonymous and private, mapped
 //! NORESERVE. Huge pages are refused (MADV_NOHUGEPAGE): one would be resident for a single table entry, and
@@ -58,9 +58,9 @@ impl Mapping {
 
     /// The whole mapping as 64-bit words.
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page aligned, `len_bytes` long, readable and writable for the life of `self`,
-        // initialised (zeros), and every access in this program is by atomics (this function and `halves`; no
-        // mapping is viewed both ways).
+        // SAFETY: the mapping is page aligned, `len_bytes` long, readable and writable for the life of
+        // `self`, initialised (zeros), and every access in this program is by atomics (this function and
+        // `halves`; no mapping is viewed both ways).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len_bytes / 8) }
     }
 
@@ -74,8 +74,8 @@ impl Mapping {
     pub(crate) fn release(&self, range_bytes: Range<usize>) {
         assert!(range_bytes.start <= range_bytes.end && range_bytes.end <= self.len_bytes);
         assert!(range_bytes.start.is_multiple_of(PAGE_SIZE) && range_bytes.end.is_multiple_of(PAGE_SIZE));
-        // SAFETY: the range lies inside the mapping (asserted). To holders of atomics in it this is a store of
-        // zeros, which atomics allow at any time.
+        // SAFETY: the range lies inside the mapping (asserted). To holders of atomics in it this is a store
+        // of zeros, which atomics allow at any time.
         let released = unsafe {
             let start = self.base.as_ptr().add(range_bytes.start);
             rustix::mm::madvise(start.cast(), range_bytes.len(), Advice::LinuxDontNeed)
@@ -94,8 +94,9 @@ impl Drop for Mapping {
 
 /// A flat table of zeroed entries that counts the pages written so far.
 ///
-/// Reading an untouched entry maps the kernel's shared zero page and costs no memory, so only writes are counted.
-/// Pages are not given back when their entries become zero again: 8 bytes for each 4 KiB page is 0.2 %.
+/// Reading an untouched entry maps the kernel's shared zero page and costs no memory, so only writes are
+/// counted. Pages are not given back when their entries become zero again: 8 bytes for each 4 KiB page is 0.2
+/// %.
 pub(crate) struct ZeroTable {
     map: Mapping,
     /// One bit for each page of `map`: has been written.

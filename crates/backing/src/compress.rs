@@ -6,13 +6,13 @@
 //!        ─▶ else                       ──▶ Raw             4096 bytes as they are
 //! ```
 //!
-//! Same-filled comes first: between a tenth and a third of the pages of real programs are zeros or one repeated
-//! word, and the test stops at the first word that differs. A page that LZ4 shortens by less than 3/16 is kept
-//! raw: reading it back is then a copy (0.1 µs) and not a decompression (1 µs and more).
+//! Same-filled comes first: between a tenth and a third of the pages of real programs are zeros or one
+//! repeated word, and the test stops at the first word that differs. A page that LZ4 shortens by less than
+//! 3/16 is kept raw: reading it back is then a copy (0.1 µs) and not a decompression (1 µs and more).
 //!
-//! The 8 KiB hash table and the output buffer belong to the [`Compressor`], of which each thread has one: nothing
-//! is allocated for a page. LZ4 output is not trusted on the way back: a block that does not give exactly
-//! one page is an error.
+//! The 8 KiB hash table and the output buffer belong to the [`Compressor`], of which each thread has one:
+//! nothing is allocated for a page. LZ4 output is not trusted on the way back: a block that does not give
+//! exactly one page is an error.
 
 use std::cell::RefCell;
 

@@ -1,27 +1,29 @@
 //! A backing that fails on purpose, around one that does not.
 //!
 //! ```text
-//!   write ─▶ does this page fail? ─ yes ─▶ inner.discard(slot), the error     (a failed write leaves nothing)
+//!   write ─▶ does this page fail? ─ yes ─▶ inner.discard(slot), the error   (a failed write leaves nothing)
 //!                                 └ no ──▶ inner.write
 //!   read ──▶ inner.read ... done ─▶ does this page fail? ─ yes ─▶ page overwritten with rubbish, the error
 //! ```
 //!
 //! The faults it may produce: a chosen errno or Full or Checksum for the Nth page written or read, or for a
-//! seeded share of all; and a delay of each call. What must still hold: other pages of the batch are unaffected, the
-//! slot whose write failed reads as Empty, and no bytes of a failed read are used (they are rubbish here).
+//! seeded share of all; and a delay of each call. What must still hold: other pages of the batch are
+//! unaffected, the slot whose write failed reads as Empty, and no bytes of a failed read are used (they are
+//! rubbish here).
 //!
-//! A device that returns *wrong bytes* is another matter: flipping them here, above the checksum, would only show
-//! that flipped bytes are flipped. [`bit_flips`] makes a hook for `FileBacking::set_tamper`, which sits between device
-//! and checksum, where the file layer has to notice.
+//! A device that returns *wrong bytes* is another matter: flipping them here, above the checksum, would only
+//! show that flipped bytes are flipped. [`bit_flips`] makes a hook for `FileBacking::set_tamper`, which sits
+//! between device and checksum, where the file layer has to notice.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::wrap::forward_the_rest;
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::units::{ClusterIndex, PAGE_SIZE, Page, SlotIndex};
+use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
 use crate::file::Tamper;
 
@@ -170,11 +172,25 @@ impl<B: Backing> Backing for FaultyBacking<B> {
         }
     }
 
-    fn poll_fd(&self, queue: QueueId) -> Option<i32> {
+    fn poll_fd(&self, queue: QueueId) -> io::Result<Option<OwnedFd>> {
         self.inner.poll_fd(queue)
     }
 
-    forward_the_rest!();
+    fn discard(&self, slots: &[SlotIndex]) {
+        self.inner.discard(slots);
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
+        self.inner.keeps(slot, page)
+    }
+
+    fn housekeep(&self, chore: Chore) -> bool {
+        self.inner.housekeep(chore)
+    }
 }
 
 /// A hook for `FileBacking::set_tamper`: flips one bit in the page that the device returns as its `at`th.
@@ -187,7 +203,8 @@ pub fn bit_flip_at(at: u64) -> Tamper {
     })
 }
 
-/// A hook for `FileBacking::set_tamper`: flips one bit in a seeded share of the pages that the device returns.
+/// A hook for `FileBacking::set_tamper`: flips one bit in a seeded share of the pages that the device
+/// returns.
 pub fn bit_flips(seed: u64, pages_per_million: u32) -> Tamper {
     let count = AtomicU64::new(0);
     Box::new(move |_slot, page| {

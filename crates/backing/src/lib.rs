@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                        ┌─ tier.rs ── the default ──────────────────────────┐
-//!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file.rs   │
+//!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file/     │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
 //!                        compress.rs   pool.rs, fifo.rs            ring.rs: io_uring
 //!                        LZ4, same-    objects in size classes     (pread, pwrite where it is refused)
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The trait and its contract are in `memspill_engine::backing`; `tests/conformance.rs` holds every backing
-//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel), two system calls of
-//! `file.rs` and one line of `throttled.rs`; everything above works on atomics and owned buffers.
+//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel), and
+//! two system calls of `file/medium.rs`; everything above works on atomics and owned buffers.
 //!
 //! Two notes for processes that use this: tables and pool are large NORESERVE mappings, so
 //! `mlockall(MCL_FUTURE)` must be given `MCL_ONFAULT` with it; and the pool gives pages back with
@@ -30,7 +30,6 @@ pub mod ram;
 mod ring;
 pub mod throttled;
 pub mod tier;
-mod wrap;
 
 pub use faulty::{FaultPlan, FaultyBacking};
 pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};

@@ -4,23 +4,24 @@
 //!   slot ──▶ Mutex<HashMap<slot, Box<Page>>>
 //! ```
 //!
-//! It saves no memory at all, which makes it the baseline of benchmarks (what does swap cost without compression and
-//! without a device?) and the model that the conformance suite's other subjects are compared with.
+//! It saves no memory at all, which makes it the baseline of benchmarks (what does swap cost without
+//! compression and without a device?) and the model that the conformance suite's other subjects are compared
+//! with.
 //!
 //! To add a backing:
 //!
 //! 1. Copy this file; give the struct what it needs: a pool, a socket, a descriptor.
 //! 2. Implement the trait. Each method below says what is expected of it; `engine/src/backing.rs` is the law.
 //! 3. Add one line to the list of subjects in `tests/conformance.rs`, and run it.
-//! 4. If reads take time, return `ReadStart::Pending`, keep the request's buffer, and give it back from `reap`;
-//!    `throttled.rs` is the shortest example.
+//! 4. If reads take time, return `ReadStart::Pending`, keep the request's buffer, and give it back from
+//!    `reap`; `throttled.rs` is the shortest example.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
@@ -49,9 +50,9 @@ impl Backing for NullBacking {
         Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
     }
 
-    /// Keep a copy of each page: the caller's memory is used for something else as soon as this returns. One result
-    /// for each page, in order. A slot may hold an older page: it is replaced. A slot whose write fails ends
-    /// up empty, whatever it held.
+    /// Keep a copy of each page: the caller's memory is used for something else as soon as this returns. One
+    /// result for each page, in order. A slot may hold an older page: it is replaced. A slot whose write
+    /// fails ends up empty, whatever it held.
     fn write(&self, _queue: QueueId, writes: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
         let mut pages = lock(&self.pages);
         for write in writes {
@@ -69,8 +70,8 @@ impl Backing for NullBacking {
         }
     }
 
-    /// Page i of the buffer from `slots[i]`. Whatever cannot be had is an error, never zeros. A backing in RAM is
-    /// `Done` at once; the buffer goes back to the caller with the result either way.
+    /// Page i of the buffer from `slots[i]`. Whatever cannot be had is an error, never zeros. A backing in
+    /// RAM is `Done` at once; the buffer goes back to the caller with the result either way.
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
         let ReadRequest { token, slots, mut buf } = request;
         let pages = lock(&self.pages);
@@ -88,31 +89,12 @@ impl Backing for NullBacking {
         ReadStart::Done(ReadDone { token, slots, buf, results })
     }
 
-    /// Nothing is ever pending here.
-    fn reap(&self, _queue: QueueId, _done: &mut Vec<ReadDone>) {}
-
-    /// No device, no descriptor.
-    fn poll_fd(&self, _queue: QueueId) -> Option<i32> {
-        None
-    }
-
     /// Give the memory back. Slots that hold nothing are fine.
     fn discard(&self, slots: &[SlotIndex]) {
         let mut pages = lock(&self.pages);
         for slot in slots {
             pages.remove(slot);
         }
-    }
-
-    /// Work that can wait. Returns true while there is more.
-    fn maintain(&self, _queue: QueueId) -> bool {
-        lock(&self.pages).shrink_to_fit();
-        false
-    }
-
-    /// From now on; what is held already stays.
-    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
-        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
     /// Everything that is held in RAM counts, tables too: promise 1 is an honest budget.
@@ -126,5 +108,16 @@ impl Backing for NullBacking {
             incompressible_pages: pages.len() as u64,
             ..Usage::default()
         }
+    }
+
+    /// These five were all that must be there. Reads that end later, copies that are kept: not here. Of the
+    /// chores, the limit, and giving back what an emptied table holds; neither has to be asked for again.
+    fn housekeep(&self, chore: Chore) -> bool {
+        match chore {
+            Chore::Maintain { .. } => lock(&self.pages).shrink_to_fit(),
+            Chore::LimitRam { bytes } => self.limit_bytes.store(bytes, Ordering::Relaxed),
+            Chore::GiveRam { .. } | Chore::DiscardCluster(_) | Chore::EndRun | Chore::Close => {}
+        }
+        false
     }
 }

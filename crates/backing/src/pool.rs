@@ -11,20 +11,20 @@
 //!        page runs ◀── segments of 1 GiB of address space; an emptied chunk is given back by MADV_DONTNEED
 //! ```
 //!
-//! *Memory comes from large mappings and goes back page by page*, because a general allocator keeps what is freed
-//! in the middle of its heap: the supervisor's resident set would never go down. A few emptied chunks are kept
-//! warm, since giving back costs a system call and a TLB shootdown; they count as held.
+//! *Memory comes from large mappings and goes back page by page*, because a general allocator keeps what is
+//! freed in the middle of its heap: the supervisor's resident set would never go down. A few emptied chunks
+//! are kept warm, since giving back costs a system call and a TLB shootdown; they count as held.
 //!
 //! *Handles* are 36 bits: page number of the chunk and number of the object in it. The class follows from the
-//! length, which the caller keeps with the handle. There is no allocation and no header for each object; 4 bytes
-//! beside the chunk name the owner (its slot), which is what makes compaction possible.
+//! length, which the caller keeps with the handle. There is no allocation and no header for each object; 4
+//! bytes beside the chunk name the owner (its slot), which is what makes compaction possible.
 //!
 //! *Reading takes no lock.* [`Pool::copy_out`] copies the words of the object, which another thread may free
 //! and reuse meanwhile. The caller then checks that its table still has the handle:
 //!
 //! ```text
 //!   reader                         mover (writeback, compaction)     whoever reuses the memory
-//!   w = word.load(Acquire)         word.compare_exchange(w, ...)     alloc()    after free(), by the class mutex
+//!   w = word.load(Acquire)         word.compare_exchange(w, ...)     alloc(), after free() by the class lock
 //!   copy, relaxed                  free(handle of w)                 fence(Release)
 //!   fence(Acquire)                                                   copy in, relaxed
 //!   word.load() == w ? bytes are good : start again
@@ -33,12 +33,13 @@
 //! If the copy saw one byte of the reuse, the two fences order the reader's second load after the mover's
 //! exchange, and it starts again. Copying costs about 0.1 µs a page against 1 µs of decompression.
 //!
-//! *Compaction* ([`Pool::compact`]) empties the sparsest chunk of a class into the others. It holds the class's
-//! mutex for each move, so that the object cannot be freed under it. An object is copied only when its owner's word
-//! names it: before that its bytes may still be on their way in ([`Pool::store`] has no lock then), and a copy made too
-//! early would be published as soon as the word names the object.
+//! *Compaction* ([`Pool::compact`]) empties the sparsest chunk of a class into the others. It holds the
+//! class's mutex for each move, so that the object cannot be freed under it. An object is copied only when
+//! its owner's word names it: before that its bytes may still be on their way in ([`Pool::store`] has no lock
+//! then), and a copy made too early would be published as soon as the word names the object.
 //!
-//! Lock order: class, then page runs. What it does not do: compress, know slots as more than an owner's number.
+//! Lock order: class, then page runs. What it does not do: compress, know slots as more than an owner's
+//! number.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock};
@@ -48,7 +49,8 @@ use memspill_engine::units::PAGE_SIZE;
 
 use crate::arena::{Mapping, ZeroTable};
 
-/// Distance of the size classes, in bytes. 32 loses 16 bytes an object on average; 64 lost 1.6 % on 2 KiB objects.
+/// Distance of the size classes, in bytes. 32 loses 16 bytes an object on average; 64 lost 1.6 % on 2 KiB
+/// objects.
 const CLASS_STEP: usize = 32;
 /// The largest chunk, in pages.
 const CHUNK_PAGES_MAX: usize = 8;
@@ -122,8 +124,8 @@ fn shape_for(object_bytes: usize) -> Shape {
     Shape { object_bytes: object_bytes as u32, pages: best.0 as u8, objects: objects as u8 }
 }
 
-/// Classes that would cut their chunks into as many objects are one class (of the larger size), as in zsmalloc:
-/// fewer classes have fewer half-filled chunks.
+/// Classes that would cut their chunks into as many objects are one class (of the larger size), as in
+/// zsmalloc: fewer classes have fewer half-filled chunks.
 fn shapes() -> (Vec<Shape>, [u8; PAGE_SIZE / CLASS_STEP]) {
     let mut shapes: Vec<Shape> = Vec::new();
     let mut class_of_step = [0u8; PAGE_SIZE / CLASS_STEP];
@@ -200,8 +202,8 @@ impl Class {
         self.chunks[id as usize].free_count == u32::from(shape.objects)
     }
 
-    /// The chunk of the greatest `key` in a sample of the nonfull ones: the list is in no order, and a walk over
-    /// all of it would hold the lock for long.
+    /// The chunk of the greatest `key` in a sample of the nonfull ones: the list is in no order, and a walk
+    /// over all of it would hold the lock for long.
     fn sample(&self, key: impl Fn(&Chunk) -> u32) -> u32 {
         let len = self.nonfull.len();
         let ids = (0..len.min(64)).map(|step| self.nonfull[(self.sampled_from + step) % len]);
@@ -328,13 +330,15 @@ impl Pool {
         &self.segment(handle.page).data.words()[start..start + len_bytes.div_ceil(8)]
     }
 
-    /// Store `bytes` (1 to 4096) for `owner`. If that needs a new chunk, the pool may hold `limit_bytes` of RAM.
+    /// Store `bytes` (1 to 4096) for `owner`. If that needs a new chunk, the pool may hold `limit_bytes` of
+    /// RAM.
     pub fn store(&self, owner: u32, bytes: &[u8], limit_bytes: u64) -> Result<Handle, PoolFull> {
         let class = self.class_of(bytes.len());
         let handle = self.alloc(class, owner, limit_bytes)?;
         #[cfg(test)]
         crate::ram::tests::between(crate::ram::tests::Moment::ObjectTaken);
-        // See the module's header: orders the reader's second look at its word after the free of what was here.
+        // See the module's header: orders the reader's second look at its word after the free of what was
+        // here.
         fence(Ordering::Release);
         let words = self.words(handle, bytes.len());
         let (whole, rest) = bytes.as_chunks::<8>();
@@ -349,8 +353,8 @@ impl Pool {
         Ok(handle)
     }
 
-    /// Copy an object into `out`, whose length is the object's. The bytes are good only if the caller then finds,
-    /// after an acquire fence, that the object was not freed meanwhile.
+    /// Copy an object into `out`, whose length is the object's. The bytes are good only if the caller then
+    /// finds, after an acquire fence, that the object was not freed meanwhile.
     pub fn copy_out(&self, handle: Handle, out: &mut [u8]) {
         let words = self.words(handle, out.len());
         let (whole, rest) = out.as_chunks_mut::<8>();
@@ -509,12 +513,13 @@ impl Pool {
     }
 
     /// Empty sparse chunks into others of their class, moving about `objects_max` objects. For each of them
-    /// `relocate(owner, from, to, copy)` is asked: if the owner's word names `from`, it calls `copy`, then exchanges that
-    /// very word for one that names `to`, and says whether it could. Returns the objects moved; 0 when nothing is worth it.
+    /// `relocate(owner, from, to, copy)` is asked: if the owner's word names `from`, it calls `copy`, then
+    /// exchanges that very word for one that names `to`, and says whether it could. Returns the objects
+    /// moved; 0 when nothing is worth it.
     ///
-    /// A class is worth it when more than a sixteenth of its objects are free, and a chunk in it is at most three
-    /// quarters full. (An eighth and half left 13 % over the compressed bytes
-    /// after churn; this leaves 9 to 10 %, and a move costs some 0.3 µs off the fault path.)
+    /// A class is worth it when more than a sixteenth of its objects are free, and a chunk in it is at most
+    /// three quarters full. (An eighth and half left 13 % over the compressed bytes after churn; this leaves
+    /// 9 to 10 %, and a move costs some 0.3 µs off the fault path.)
     pub fn compact(
         &self,
         objects_max: usize,
@@ -569,7 +574,9 @@ impl Pool {
             fence(Ordering::Release);
             let copy = || {
                 let object_bytes = shape.object_bytes as usize;
-                for (source, target) in self.words(old, object_bytes).iter().zip(self.words(new, object_bytes)) {
+                for (source, target) in
+                    self.words(old, object_bytes).iter().zip(self.words(new, object_bytes))
+                {
                     target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
             };

@@ -1,15 +1,15 @@
 //! Swap in compressed RAM (kernel: zram, zswap's pool): a table of locations over a [`Pool`].
 //!
 //! ```text
-//!   slot ──▶ word ──┬─ empty
-//!                   ├─ same-filled: the repeated word itself, packed     no memory but the word
-//!                   ├─ pool: handle and length ──▶ LZ4 block, or the raw page if the length is 4096
-//!                   └─ file: the page is at the slot's place in the file (only under tier.rs)
+//!   slot ──▶ location ─┬─ empty
+//!                      ├─ same-filled: the eight bytes that the page repeats, packed   no memory beside
+//!                      ├─ pool: handle and length ──▶ LZ4 block, or the raw page if the length is 4096
+//!                      └─ file: the page is at the slot's place in the file (only under tier.rs)
 //! ```
 //!
-//! *One word says everything about a slot*, so whoever exchanges the word owns what the old word named and frees
-//! it. Nothing is ever freed before the word has changed. Reads take no lock: they copy, then look at the word
-//! again (the protocol is in `pool.rs`).
+//! *A location is one 64-bit word, and says everything about its slot*, so whoever exchanges it owns what the
+//! old one named and frees it. Nothing is ever freed before the location has changed. Reads take no lock:
+//! they copy, then look at the location again (the protocol is in `pool.rs`).
 //!
 //! ```text
 //!   63                                       11 10      5 4  3 2   0
@@ -21,31 +21,34 @@
 //!   file:  │                              raw:1│ the page does not compress
 //! ```
 //!
-//! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is empty.
-//! * wb: a writeback of this object is in flight (1); a writeback of an *older* object of this slot is in flight
-//!   (2). Set to 1 by the writeback, turned to 2 by whoever replaces the object meanwhile, cleared by the writeback.
-//!   While it is not 0 the slot must not be written to the file by anyone else: two writes to one place of a file
-//!   have no order.
-//! * generation: counts the stores to the slot, modulo 64; tells a FIFO entry from a later object. A false match
-//!   after 64 stores makes a young page leave early, and nothing worse.
-//! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing happened".
+//! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is
+//!   empty.
+//! * wb: a writeback of this object is in flight (1); a writeback of an *older* object of this slot is in
+//!   flight (2). Set to 1 by the writeback, turned to 2 by whoever replaces the object meanwhile, cleared by
+//!   the writeback. While it is not 0 the slot must not be written to the file by anyone else: two writes to
+//!   one place of a file have no order.
+//! * generation: counts the stores to the slot, modulo 64; tells a FIFO entry from a later object. A false
+//!   match after 64 stores makes a young page leave early, and nothing worse.
+//! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing
+//!   happened".
 //!
-//! A same-filled word that does not fit (a 64-bit pattern with more than six significant bytes that does not
+//! A repeated pattern that does not fit (more than six of its eight bytes are significant, and it does not
 //! repeat every 32 bits) goes through LZ4 like any page and takes about 30 bytes.
 //!
-//! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot, counted in
-//! pages of 512 slots). The limit is checked when the pool wants a new chunk. Tables are taken without
-//! asking: up to 4 KiB for each cluster that a batch is the first to use, which the next chunk then has to do without.
+//! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot,
+//! counted in pages of 512 slots). The limit is checked when the pool wants a new chunk. Tables are taken
+//! without asking: up to 4 KiB for each cluster that a batch is the first to use, which the next chunk then
+//! has to do without.
 //!
-//! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; an LZ4 block
-//! that does not decode is reported as [`BackingError::Checksum`].
+//! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; an LZ4
+//! block that does not decode is reported as [`BackingError::Checksum`].
 
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
@@ -65,19 +68,19 @@ pub const SLOTS_MAX: u32 = 1 << 31;
 pub struct RamConfig {
     /// Slots that can be addressed, slot 0 included; at most 2^31. Unused slots cost address space only.
     pub slots: u32,
-    /// RAM that may be held, in bytes, tables included. Can be changed later by `set_ram_limit_bytes`.
+    /// RAM that may be held, in bytes, tables included. Can be changed later by `Chore::LimitRam`.
     pub ram_limit_bytes: u64,
 }
 
-/// A word of the location table. See the module's header for its bits.
+/// Where the page of one slot is: an entry of the table. See the module's header for its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Word(pub(crate) u64);
+pub(crate) struct Location(pub(crate) u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub(crate) enum Kind {
+pub(crate) enum LocationKind {
     Empty = 0,
-    Same = 1,
+    SameFilled = 1,
     Pool = 2,
     File = 3,
 }
@@ -121,20 +124,20 @@ const _: () = assert!(LEN_BITS + Handle::BITS + MOVES_BITS == PAYLOAD_BITS);
 const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
 
-impl Word {
+impl Location {
     /// Is the page in the file, and belongs there: it does not compress?
     pub(crate) fn is_raw_in_file(self) -> bool {
-        self.kind() == Kind::File && self.payload() == 1
+        self.kind() == LocationKind::File && self.payload() == 1
     }
 
     /// Does the page take a whole page of the pool?
     pub(crate) fn is_raw_in_pool(self) -> bool {
-        self.kind() == Kind::Pool && self.object().1 == PAGE_SIZE
+        self.kind() == LocationKind::Pool && self.object().1 == PAGE_SIZE
     }
 
-    fn new(kind: Kind, wb: u64, generation: u64, payload: u64) -> Word {
+    fn new(kind: LocationKind, wb: u64, generation: u64, payload: u64) -> Location {
         debug_assert!(payload < 1 << PAYLOAD_BITS && wb < 3);
-        Word(
+        Location(
             kind as u64
                 | wb << WB_SHIFT
                 | (generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -142,13 +145,13 @@ impl Word {
         )
     }
 
-    pub(crate) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> LocationKind {
         match self.0 & 0b111 {
-            0 => Kind::Empty,
-            1 => Kind::Same,
-            2 => Kind::Pool,
-            3 => Kind::File,
-            kind => unreachable!("kind {kind} in a location word: memory was overwritten"),
+            0 => LocationKind::Empty,
+            1 => LocationKind::SameFilled,
+            2 => LocationKind::Pool,
+            3 => LocationKind::File,
+            kind => unreachable!("kind {kind} in the table of locations: memory was overwritten"),
         }
     }
 
@@ -156,8 +159,8 @@ impl Word {
         (self.0 & WB_MASK) >> WB_SHIFT
     }
 
-    pub(crate) fn with_wb(self, wb: u64) -> Word {
-        Word(self.0 & !WB_MASK | wb << WB_SHIFT)
+    pub(crate) fn with_wb(self, wb: u64) -> Location {
+        Location(self.0 & !WB_MASK | wb << WB_SHIFT)
     }
 
     /// What wb becomes when the object is replaced.
@@ -180,17 +183,22 @@ impl Word {
 
     /// Length and handle of an object in the pool.
     pub(crate) fn object(self) -> (Handle, usize) {
-        debug_assert!(self.kind() == Kind::Pool);
+        debug_assert!(self.kind() == LocationKind::Pool);
         let payload = self.payload();
         let handle = Handle::from_bits(payload >> LEN_BITS & ((1 << Handle::BITS) - 1));
         (handle, (payload as usize & ((1 << LEN_BITS) - 1)) + 1)
     }
 
     /// The same object after a move to `to`.
-    fn moved(self, to: Handle) -> Word {
+    fn moved(self, to: Handle) -> Location {
         let (_, len_bytes) = self.object();
         let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
-        Word::new(Kind::Pool, self.wb(), self.generation(), Word::pool_payload(to, len_bytes, moves))
+        Location::new(
+            LocationKind::Pool,
+            self.wb(),
+            self.generation(),
+            Location::pool_payload(to, len_bytes, moves),
+        )
     }
 }
 
@@ -199,7 +207,8 @@ const SAME_ZERO_EXTENDED: u64 = 0;
 const SAME_SIGN_EXTENDED: u64 = 1;
 const SAME_REPEATED_32: u64 = 2;
 
-/// Pack a repeated word into a payload: six significant bytes anywhere in zeros or ones, or 32 bits twice.
+/// Pack the 64 bits that a page repeats into a payload: six significant bytes anywhere in zeros or ones, or
+/// 32 bits twice.
 fn pack_same(value: u64) -> Option<u64> {
     let packed = |mode: u64, rot: u64, bits: u64| mode << 51 | rot << 48 | bits;
     if value as u32 == (value >> 32) as u32 {
@@ -222,11 +231,12 @@ fn unpack_same(payload: u64) -> u64 {
         SAME_ZERO_EXTENDED => bits.rotate_right(8 * rot),
         SAME_SIGN_EXTENDED => (bits | 0xffff << 48).rotate_right(8 * rot),
         SAME_REPEATED_32 => bits << 32 | bits,
-        mode => unreachable!("mode {mode} of a same-filled word: memory was overwritten"),
+        mode => unreachable!("mode {mode} of a same-filled page: memory was overwritten"),
     }
 }
 
-/// Changes of the counters, gathered over a batch and applied once: threads do not fight for them page by page.
+/// Changes of the counters, gathered over a batch and applied once: threads do not fight for them page by
+/// page.
 #[derive(Default)]
 pub(crate) struct Delta {
     compressed_bytes: i64,
@@ -237,14 +247,14 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Count a word that came (`sign` 1) or went (-1).
-    fn count(&mut self, word: Word, sign: i64) {
-        match word.kind() {
-            Kind::Empty => {}
-            Kind::Same => self.same_filled_pages += sign,
-            Kind::File => self.file_pages += sign,
-            Kind::Pool => {
-                let (_, len_bytes) = word.object();
+    /// Count a location that came (`sign` 1) or went (-1).
+    fn count(&mut self, location: Location, sign: i64) {
+        match location.kind() {
+            LocationKind::Empty => {}
+            LocationKind::SameFilled => self.same_filled_pages += sign,
+            LocationKind::File => self.file_pages += sign,
+            LocationKind::Pool => {
+                let (_, len_bytes) = location.object();
                 self.ram_pages += sign;
                 self.compressed_bytes += sign * len_bytes as i64;
                 self.incompressible_pages += sign * i64::from(len_bytes == PAGE_SIZE);
@@ -334,39 +344,40 @@ impl RamBacking {
         assert!(slot < self.slots, "slot {slot} is beyond the device's {} slots", self.slots);
     }
 
-    pub(crate) fn word(&self, slot: u32) -> Word {
+    pub(crate) fn location(&self, slot: u32) -> Location {
         self.check(slot);
-        Word(self.table.word(slot as usize).load(Ordering::Acquire))
+        Location(self.table.word(slot as usize).load(Ordering::Acquire))
     }
 
-    /// Exchange a slot's word for what `change` makes of it; `None` leaves it. Returns the old word and the new.
+    /// Exchange a slot's location for what `change` makes of it; `None` leaves it. Returns the old
+    /// location and the new.
     pub(crate) fn update(
         &self,
         slot: u32,
-        mut change: impl FnMut(Word) -> Option<Word>,
-    ) -> Option<(Word, Word)> {
+        mut change: impl FnMut(Location) -> Option<Location>,
+    ) -> Option<(Location, Location)> {
         self.check(slot);
         let atomic = self.table.word_to_write(slot as usize);
-        let mut old = Word(atomic.load(Ordering::Acquire));
+        let mut old = Location(atomic.load(Ordering::Acquire));
         loop {
             let new = change(old)?;
             match atomic.compare_exchange_weak(old.0, new.0, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some((old, new)),
-                Err(seen) => old = Word(seen),
+                Err(seen) => old = Location(seen),
             }
         }
     }
 
-    /// Free what a replaced word named in RAM, and count it out. Only for whoever did the exchange.
-    pub(crate) fn retire(&self, old: Word, delta: &mut Delta) {
+    /// Free what a replaced location named in RAM, and count it out. Only for whoever did the exchange.
+    pub(crate) fn retire(&self, old: Location, delta: &mut Delta) {
         delta.count(old, -1);
-        if old.kind() == Kind::Pool {
+        if old.kind() == LocationKind::Pool {
             let (handle, len_bytes) = old.object();
             self.pool.free(handle, len_bytes);
         }
     }
 
-    /// Put a page into RAM; returns the new word. Refused, the slot keeps what it had.
+    /// Put a page into RAM; returns the new location. Refused, the slot keeps what it had.
     pub(crate) fn store(
         &self,
         slot: u32,
@@ -374,17 +385,17 @@ impl RamBacking {
         accepts: Accepts,
         compressor: &mut Compressor,
         delta: &mut Delta,
-    ) -> Result<Word, Refused> {
+    ) -> Result<Location, Refused> {
         // Everything but the pool comes off the limit first.
         let limit_bytes = if accepts == Accepts::AboveTheLimit { u64::MAX } else { self.limit_bytes() };
         let room_bytes = limit_bytes.saturating_sub(self.ram_bytes_beside_pool());
         let in_pool = |bytes: &[u8]| {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Refused::Full)?;
-            Ok((Kind::Pool, Word::pool_payload(handle, bytes.len(), 0)))
+            Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
         };
         let (kind, payload) = match compressor.encode(page) {
             Encoded::Same(value) => match pack_same(value) {
-                Some(payload) => (Kind::Same, payload),
+                Some(payload) => (LocationKind::SameFilled, payload),
                 None => in_pool(compressor.encode_lz4(page))?,
             },
             Encoded::Lz4(block) => in_pool(block)?,
@@ -392,57 +403,57 @@ impl RamBacking {
             Encoded::Raw => in_pool(&page.0)?,
         };
         let (old, new) = self
-            .update(slot, |old| Some(Word::new(kind, old.wb_after(), old.generation() + 1, payload)))
-            .expect("the change always wants a new word");
+            .update(slot, |old| Some(Location::new(kind, old.wb_after(), old.generation() + 1, payload)))
+            .expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
         Ok(new)
     }
 
     /// Make a slot empty; returns what it was. Not counted, nothing freed: see `retire`.
-    pub(crate) fn clear(&self, slot: u32) -> Word {
-        if self.word(slot).kind() == Kind::Empty {
-            return self.word(slot);
+    pub(crate) fn clear(&self, slot: u32) -> Location {
+        if self.location(slot).kind() == LocationKind::Empty {
+            return self.location(slot);
         }
-        self.update(slot, |old| Some(Word::new(Kind::Empty, old.wb_after(), old.generation(), 0)))
-            .expect("the change always wants a new word")
+        self.update(slot, |old| Some(Location::new(LocationKind::Empty, old.wb_after(), old.generation(), 0)))
+            .expect("the change always wants a new location")
             .0
     }
 
-    /// The word for "in the file", following `old`.
-    pub(crate) fn file_word(old: Word, raw: bool) -> Word {
-        Word::new(Kind::File, WB_NONE, old.generation(), u64::from(raw))
+    /// The location for "in the file", following `old`.
+    pub(crate) fn location_in_file(old: Location, raw: bool) -> Location {
+        Location::new(LocationKind::File, WB_NONE, old.generation(), u64::from(raw))
     }
 
     /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
     pub(crate) fn load(&self, slot: u32, page: &mut Page, scratch: &mut Page) -> Loaded {
         self.check(slot);
         let atomic = self.table.word(slot as usize);
-        let mut word = Word(atomic.load(Ordering::Acquire));
+        let mut location = Location(atomic.load(Ordering::Acquire));
         loop {
-            match word.kind() {
-                Kind::Empty => return Loaded::Failed(BackingError::Empty),
-                Kind::File => return Loaded::InFile,
-                Kind::Same => {
-                    compress::fill(page, unpack_same(word.payload()));
+            match location.kind() {
+                LocationKind::Empty => return Loaded::Failed(BackingError::Empty),
+                LocationKind::File => return Loaded::InFile,
+                LocationKind::SameFilled => {
+                    compress::fill(page, unpack_same(location.payload()));
                     return Loaded::Here;
                 }
-                Kind::Pool => {}
+                LocationKind::Pool => {}
             }
-            let (handle, len_bytes) = word.object();
+            let (handle, len_bytes) = location.object();
             #[cfg(test)]
-            tests::between(tests::Moment::WordRead);
+            tests::between(tests::Moment::LocationRead);
             let raw = len_bytes == PAGE_SIZE;
             let copy = if raw { &mut page.0 } else { &mut scratch.0 };
             self.pool.copy_out(handle, &mut copy[..len_bytes]);
             fence(Ordering::Acquire);
-            let again = Word(atomic.load(Ordering::Relaxed));
+            let again = Location(atomic.load(Ordering::Relaxed));
             // The start or end of a writeback does not move the object.
-            if again.with_wb(WB_NONE) == word.with_wb(WB_NONE) {
+            if again.with_wb(WB_NONE) == location.with_wb(WB_NONE) {
                 let good = raw || compress::decompress(&scratch.0[..len_bytes], page);
                 return if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
             }
-            word = Word(atomic.load(Ordering::Acquire));
+            location = Location(atomic.load(Ordering::Acquire));
         }
     }
 
@@ -474,12 +485,13 @@ impl RamBacking {
     }
 
     pub(crate) fn is_entry_live(&self, entry: Entry) -> bool {
-        let word = self.word(entry.slot());
-        word.kind() == Kind::Pool && word.generation() == entry.generation()
+        let location = self.location(entry.slot());
+        location.kind() == LocationKind::Pool && location.generation() == entry.generation()
     }
 
-    /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn. And
-    /// whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the writers.
+    /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn.
+    /// And whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the
+    /// writers.
     pub(crate) fn dequeue(&self, max: usize, mut want: impl FnMut(Entry) -> bool) -> (Vec<Entry>, bool) {
         let mut taken = Vec::with_capacity(max);
         let Some(fifo) = &self.fifo else { return (taken, false) };
@@ -504,14 +516,17 @@ impl RamBacking {
     /// Gather sparse chunks, give spare memory back. True while there is more to do.
     pub(crate) fn tidy(&self) -> bool {
         let moved = self.pool.compact(COMPACT_OBJECTS, |owner, from, to, copy| {
-            let word = self.word(owner);
-            if word.kind() != Kind::Pool || word.wb() != WB_NONE || word.object().0 != from {
+            let location = self.location(owner);
+            if location.kind() != LocationKind::Pool
+                || location.wb() != WB_NONE
+                || location.object().0 != from
+            {
                 return false;
             }
             copy();
             #[cfg(test)]
             tests::between(tests::Moment::ObjectCopied);
-            self.update(owner, |now| (now == word).then(|| word.moved(to))).is_some()
+            self.update(owner, |now| (now == location).then(|| location.moved(to))).is_some()
         });
         if moved == 0 {
             self.pool.trim_if_idle();
@@ -524,8 +539,18 @@ impl RamBacking {
         self.pool.trim();
     }
 
-    pub(crate) fn entry(slot: u32, word: Word) -> Option<Entry> {
-        (word.kind() == Kind::Pool).then(|| Entry::new(slot, word.generation()))
+    /// No slot holds anything, and none will.
+    fn close(&self) {
+        if let Some(fifo) = &self.fifo {
+            *lock(fifo) = Fifo::default();
+            self.fifo_bytes.store(0, Ordering::Relaxed);
+        }
+        self.pool.trim();
+        self.table.release();
+    }
+
+    pub(crate) fn entry(slot: u32, location: Location) -> Option<Entry> {
+        (location.kind() == LocationKind::Pool).then(|| Entry::new(slot, location.generation()))
     }
 }
 
@@ -567,12 +592,6 @@ impl Backing for RamBacking {
         ReadStart::Done(ReadDone { token, slots, buf, results })
     }
 
-    fn reap(&self, _queue: QueueId, _done: &mut Vec<ReadDone>) {}
-
-    fn poll_fd(&self, _queue: QueueId) -> Option<i32> {
-        None
-    }
-
     fn discard(&self, slots: &[SlotIndex]) {
         let mut delta = Delta::default();
         for slot in slots {
@@ -580,23 +599,6 @@ impl Backing for RamBacking {
             self.retire(old, &mut delta);
         }
         self.apply(delta);
-    }
-
-    fn maintain(&self, _queue: QueueId) -> bool {
-        self.tidy()
-    }
-
-    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
-        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
-    }
-
-    fn close(&self) {
-        if let Some(fifo) = &self.fifo {
-            *lock(fifo) = Fifo::default();
-            self.fifo_bytes.store(0, Ordering::Relaxed);
-        }
-        self.pool.trim();
-        self.table.release();
     }
 
     fn usage(&self) -> Usage {
@@ -611,6 +613,16 @@ impl Backing for RamBacking {
             ..Usage::default()
         }
     }
+
+    fn housekeep(&self, chore: Chore) -> bool {
+        match chore {
+            Chore::Maintain { .. } => return self.tidy(),
+            Chore::LimitRam { bytes } => self.limit_bytes.store(bytes, Ordering::Relaxed),
+            Chore::Close => self.close(),
+            Chore::GiveRam { .. } | Chore::DiscardCluster(_) | Chore::EndRun => {}
+        }
+        false
+    }
 }
 
 #[cfg(test)]
@@ -624,11 +636,11 @@ pub(crate) mod tests {
     /// Moments at which a test lets another thread overtake.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Moment {
-        /// A reader has read the word, and copies the object next.
-        WordRead,
+        /// A reader has read the location, and copies the object next.
+        LocationRead,
         /// A writer has a place for its object, and copies it there next.
         ObjectTaken,
-        /// Compaction has copied an object, and exchanges its word next.
+        /// Compaction has copied an object, and exchanges its location next.
         ObjectCopied,
     }
 
@@ -653,7 +665,7 @@ pub(crate) mod tests {
         page
     }
 
-    fn store(ram: &RamBacking, slot: u32, page: &Page) -> Word {
+    fn store(ram: &RamBacking, slot: u32, page: &Page) -> Location {
         let mut delta = Delta::default();
         ram.store(slot, page, Accepts::All, &mut Compressor::default(), &mut delta).unwrap()
     }
@@ -663,8 +675,8 @@ pub(crate) mod tests {
         (ram.load(slot, &mut page, &mut scratch) == Loaded::Here).then_some(page)
     }
 
-    /// A writer has its place and not yet its bytes there, when compaction comes by; and it names the place in its word
-    /// before compaction goes on. What compaction would copy is not the object.
+    /// A writer has its place and not yet its bytes there, when compaction comes by; and it names the place
+    /// in its location before compaction goes on. What compaction would copy is not the object.
     #[test]
     fn compaction_leaves_alone_what_is_being_stored() {
         const SLOTS: u32 = 400;
@@ -674,8 +686,8 @@ pub(crate) mod tests {
         for slot in 1..=SLOTS {
             store(&ram, slot, &page_of(u64::from(slot) << 20, noisy_words));
         }
-        let sparse = ram.word(1).object().0.to_bits() >> 8;
-        let chunk_of = |slot: u32| ram.word(slot).object().0.to_bits() >> 8;
+        let sparse = ram.location(1).object().0.to_bits() >> 8;
+        let chunk_of = |slot: u32| ram.location(slot).object().0.to_bits() >> 8;
         let in_sparse: Vec<u32> = (1..=SLOTS).filter(|slot| chunk_of(*slot) == sparse).collect();
         let others: Vec<u32> = (1..=SLOTS).filter(|slot| chunk_of(*slot) != sparse).step_by(2).collect();
         let discard = |slots: &[u32]| slots.iter().for_each(|slot| ram.discard(&[SlotIndex(*slot)]));
@@ -700,7 +712,8 @@ pub(crate) mod tests {
             })
         };
         was_taken.recv().unwrap();
-        // Each object that compaction has copied may be the one: the writer goes on then, and ends, before the exchange.
+        // Each object that compaction has copied may be the one: the writer goes on then, and ends, before
+        // the exchange.
         let copied = go_on.clone();
         NEXT.set(Some((
             Moment::ObjectCopied,
@@ -715,41 +728,44 @@ pub(crate) mod tests {
         writer.join().unwrap();
         NEXT.set(None);
         while ram.tidy() {}
-        assert!(load(&ram, SLOTS + 1).is_some_and(|page| page.0 == mine.0), "the page that was being stored is lost");
-        for slot in (1..=SLOTS).filter(|slot| ram.word(*slot).kind() != Kind::Empty) {
+        assert!(
+            load(&ram, SLOTS + 1).is_some_and(|page| page.0 == mine.0),
+            "the page that was being stored is lost"
+        );
+        for slot in (1..=SLOTS).filter(|slot| ram.location(*slot).kind() != LocationKind::Empty) {
             let page = page_of(u64::from(slot) << 20, noisy_words);
             assert!(load(&ram, slot).is_some_and(|found| found.0 == page.0), "page {slot} is lost");
         }
     }
 
-    /// The object moves and its place is used for another page, at the worst moment: the reader must notice, for
-    /// compressed and for raw pages.
+    /// The object moves and its place is used for another page, at the worst moment: the reader must notice,
+    /// for compressed and for raw pages.
     #[test]
     fn overtaken_reader_starts_again() {
         for noisy_words in [200, 512] {
             let ram = Arc::new(RamBacking::new(RamConfig { slots: 100, ram_limit_bytes: u64::MAX }));
             let (mine, other) = (page_of(1, noisy_words), page_of(7777, noisy_words));
-            let word = store(&ram, 5, &mine);
-            let (old, len_bytes) = word.object();
+            let location = store(&ram, 5, &mine);
+            let (old, len_bytes) = location.object();
             assert_eq!(len_bytes == PAGE_SIZE, noisy_words == 512);
             let held = ram.clone();
             let overtake = move || {
                 let mut bytes = vec![0; len_bytes];
                 held.pool.copy_out(old, &mut bytes);
                 let new = held.pool.store(5, &bytes, u64::MAX).unwrap();
-                held.update(5, |word| Some(word.moved(new)));
+                held.update(5, |location| Some(location.moved(new)));
                 held.pool.free(old, len_bytes);
                 let reuse = store(&held, 6, &other);
                 assert_eq!(reuse.object().0, old, "the test needs the place to be used again");
             };
-            NEXT.set(Some((Moment::WordRead, Box::new(overtake))));
+            NEXT.set(Some((Moment::LocationRead, Box::new(overtake))));
             assert!(load(&ram, 5).is_some_and(|page| page.0 == mine.0), "another slot's page was read");
             assert!(NEXT.take().is_none(), "the reader was overtaken");
         }
     }
 
     #[test]
-    fn same_filled_words_pack_and_unpack() {
+    fn same_filled_patterns_pack_and_unpack() {
         let ones = 1.0f64.to_bits();
         for value in
             [0, 1, u64::MAX, ones, 0xdead_beef_dead_beef, i64::MIN as u64, (-5i64) as u64, 0x7f << 56]
@@ -769,17 +785,21 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn words_keep_their_fields() {
+    fn locations_keep_their_fields() {
         let handle = Handle::from_bits((1 << Handle::BITS) - 1);
         for len_bytes in [1, 2, 4095, 4096] {
-            let word = Word::new(Kind::Pool, WB_THIS, 63, Word::pool_payload(handle, len_bytes, 31));
-            assert_eq!((word.kind(), word.wb(), word.generation()), (Kind::Pool, WB_THIS, 63));
-            assert_eq!(word.object(), (handle, len_bytes));
-            let moved = word.moved(Handle::from_bits(5));
+            let location =
+                Location::new(LocationKind::Pool, WB_THIS, 63, Location::pool_payload(handle, len_bytes, 31));
+            assert_eq!(
+                (location.kind(), location.wb(), location.generation()),
+                (LocationKind::Pool, WB_THIS, 63)
+            );
+            assert_eq!(location.object(), (handle, len_bytes));
+            let moved = location.moved(Handle::from_bits(5));
             assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
             assert_eq!((moved.wb(), moved.generation()), (WB_THIS, 63));
-            assert_ne!(moved.moved(handle), word, "there and back is not the same word");
+            assert_ne!(moved.moved(handle), location, "there and back is not the same location");
         }
-        assert_eq!(Word(0).kind(), Kind::Empty);
+        assert_eq!(Location(0).kind(), LocationKind::Empty);
     }
 }

@@ -5,25 +5,26 @@
 //!   ReadRing::start(op) ───── submits; the buffer belongs to the ring ──▶ reap() gives it back
 //! ```
 //!
-//! *Two rings for each queue.* A read's completion is announced by the ring's descriptor, which polls readable while
-//! its completion queue holds something. Were writes on the same ring, a thread that waits for its
-//! writes would take read completions out of the queue, and epoll would never tell of them.
+//! *Two rings for each queue.* A read's completion is announced by the ring's descriptor, which polls
+//! readable while its completion queue holds something. Were writes on the same ring, a thread that waits for
+//! its writes would take read completions out of the queue, and epoll would never tell of them.
 //!
-//! *No SINGLE_ISSUER*: rings are made by one thread and used by another, and the tier's writeback may use a queue
-//! whose pager is at work. A mutex around each ring, free in practice, keeps that sound.
+//! *No SINGLE_ISSUER*: rings are made by one thread and used by another, and the tier's writeback may use a
+//! queue whose pager is at work. A mutex around each ring, free in practice, keeps that sound.
 //!
-//! A wait in epoll may return EINTR when a completion arrives (the kernel finishes direct reads by task work in
-//! the submitting thread): callers of epoll_wait and poll go round again, as they must anyway.
+//! A wait in epoll may return EINTR when a completion arrives (the kernel finishes direct reads by task work
+//! in the submitting thread): callers of epoll_wait and poll go round again, as they must anyway.
 //!
-//! Short reads and writes are continued; EINTR is submitted again; a result of 0 is EIO. Any other errno ends the run and is
-//! the caller's: also what may pass (ENOMEM, EAGAIN, ECANCELED), because nothing here could wait for that. Only where the
-//! kernel does not take the submission itself, the calling thread sleeps a moment and hands it over again.
+//! Short reads and writes are continued; EINTR is submitted again; a result of 0 is EIO. Any other errno ends
+//! the run and is the caller's: also what may pass (ENOMEM, EAGAIN, ECANCELED), because nothing here could
+//! wait for that. Only where the kernel does not take the submission itself, the calling thread sleeps a
+//! moment and hands it over again.
 //!
 //! What it does not do: know slots or checksums, tell errors of the medium from others.
 #![allow(unsafe_code, reason = "io_uring takes raw pointers, and buffers that outlive the call")]
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, types};
@@ -85,9 +86,10 @@ impl WriteRing {
     }
 
     /// Write all runs in as few system calls as the ring allows; returns when every one has ended.
-    pub(crate) fn write(&mut self, fd: RawFd, runs: &[WriteRun<'_>]) -> Vec<RunEnd> {
+    pub(crate) fn write(&mut self, file: BorrowedFd<'_>, runs: &[WriteRun<'_>]) -> Vec<RunEnd> {
         let mut ends = vec![RunEnd { done_bytes: 0, errno: None }; runs.len()];
-        // Not touched while submitted; replaced when a short write is continued. Adjacent pages are one vector.
+        // Not touched while submitted; replaced when a short write is continued. Adjacent pages are one
+        // vector.
         let mut vectors: Vec<Vec<libc::iovec>> = runs.iter().map(|run| vectors_of(run, 0)).collect();
         let mut waiting: Vec<usize> = (0..runs.len()).rev().collect();
         let mut in_flight = 0usize;
@@ -97,12 +99,14 @@ impl WriteRing {
             {
                 let offset_bytes = runs[index].offset_bytes + ends[index].done_bytes as u64;
                 let vector = &vectors[index];
-                let entry = opcode::Writev::new(types::Fd(fd), vector.as_ptr(), vector.len() as u32)
-                    .offset(offset_bytes)
-                    .build()
-                    .user_data(index as u64);
-                // SAFETY: the vectors and the pages they point to are borrowed by this function, which does not
-                // return or unwind before `in_flight` is 0 (submit_all ends the process rather than panic).
+                let entry =
+                    opcode::Writev::new(types::Fd(file.as_raw_fd()), vector.as_ptr(), vector.len() as u32)
+                        .offset(offset_bytes)
+                        .build()
+                        .user_data(index as u64);
+                // SAFETY: the vectors and the pages they point to are borrowed by this function, which does
+                // not return or unwind before `in_flight` is 0 (submit_all ends the process rather than
+                // panic).
                 let pushed = unsafe { self.ring.submission().push(&entry) };
                 pushed.expect("no more in flight than the ring has entries");
                 in_flight += 1;
@@ -136,8 +140,8 @@ impl WriteRing {
     }
 }
 
-/// Submit what is queued and wait for `want` completions. Only an error that leaves the ring unusable ends the
-/// process: the kernel still works on borrowed memory then, and there is nothing to return to.
+/// Submit what is queued and wait for `want` completions. Only an error that leaves the ring unusable ends
+/// the process: the kernel still works on borrowed memory then, and there is nothing to return to.
 fn submit_all(ring: &IoUring, want: usize) {
     loop {
         match ring.submit_and_wait(want) {
@@ -204,19 +208,20 @@ pub(crate) struct ReadRing<Tag> {
     finished: Vec<ReadOp<Tag>>,
 }
 
-// SAFETY: the raw pointers in `ops` are owned buffers, and the ring's mappings belong to the process; nothing is
-// bound to a thread (no SINGLE_ISSUER).
+// SAFETY: the raw pointers in `ops` are owned buffers, and the ring's mappings belong to the process; nothing
+// is bound to a thread (no SINGLE_ISSUER).
 unsafe impl<Tag: Send> Send for ReadRing<Tag> {}
 
 impl<Tag> ReadRing<Tag> {
-    /// A ring that reads from `fd`, which must stay open as long as the ring.
-    pub(crate) fn new(fd: RawFd) -> io::Result<Self> {
+    /// A ring that reads from `file`, which must stay open as long as the ring.
+    pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let fd = file.as_raw_fd();
         Ok(ReadRing { ring: new_ring()?, fd, ops: Vec::new(), unused: Vec::new(), finished: Vec::new() })
     }
 
     /// Polls readable while completions wait.
-    pub(crate) fn poll_fd(&self) -> RawFd {
-        self.ring.as_raw_fd()
+    pub(crate) fn poll_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
     }
 
     /// Submit a read. It has at least one run, and the runs lie inside its buffer.
@@ -250,8 +255,8 @@ impl<Tag> ReadRing<Tag> {
             .offset(run.offset_bytes + run.end.done_bytes as u64)
             .build()
             .user_data((id as u64) << 32 | run_index as u64);
-        // SAFETY: the buffer stays in `ops`, untouched, until this run's completion has been taken; on drop the ring
-        // waits for it, or leaks the buffer.
+        // SAFETY: the buffer stays in `ops`, untouched, until this run's completion has been taken; on drop
+        // the ring waits for it, or leaks the buffer.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit();
         }
@@ -274,7 +279,8 @@ impl<Tag> ReadRing<Tag> {
         }
     }
 
-    /// If completions were taken outside of `reap`, leave one in the queue so that the descriptor polls readable.
+    /// If completions were taken outside of `reap`, leave one in the queue so that the descriptor polls
+    /// readable.
     fn announce(&mut self) {
         if self.finished.is_empty() {
             return;
@@ -320,7 +326,8 @@ impl<Tag> ReadRing<Tag> {
             if op.runs_left == 0 {
                 let op = self.ops[id].take().expect("just seen");
                 self.unused.push(id);
-                // SAFETY: from `Box::into_raw` in `start`; all runs have completed, so the kernel is done with it.
+                // SAFETY: from `Box::into_raw` in `start`; all runs have completed, so the kernel is done
+                // with it.
                 let buf = unsafe { Box::from_raw(op.buf) };
                 self.finished.push(ReadOp { tag: op.tag, buf, runs: op.runs });
             }
@@ -329,7 +336,8 @@ impl<Tag> ReadRing<Tag> {
 
     /// The reads that have finished, without blocking.
     pub(crate) fn reap(&mut self) -> Vec<ReadOp<Tag>> {
-        // Completions that did not fit are brought in by a system call, which is made only where there are some.
+        // Completions that did not fit are brought in by a system call, which is made only where there are
+        // some.
         if self.ring.submission().cq_overflow() || self.ring.submission().taskrun() {
             let _ = self.ring.submit();
         }

@@ -6,22 +6,20 @@
 //!   poll_fd: an epoll descriptor over a timer (the earliest time) and the inner backing's descriptor
 //! ```
 //!
-//! For tests of everything that waits, and for trying what a policy does on a device of a given latency. It has the one
-//! clock of this crate.
-#![allow(unsafe_code, reason = "the inner backing names its descriptor by number")]
+//! For tests of everything that waits, and for trying what a policy does on a device of a given latency. It
+//! has the one clock of this crate.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::wrap::forward_the_rest;
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::units::{ClusterIndex, Page, SlotIndex};
+use memspill_engine::units::{Page, SlotIndex};
 use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -66,9 +64,7 @@ impl<B: Backing> ThrottledBacking<B> {
                 timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
             let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             epoll::add(&poll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-            if let Some(fd) = inner.poll_fd(QueueId(id)) {
-                // SAFETY: the descriptor belongs to `inner`, which lives as long as this backing.
-                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            if let Some(fd) = inner.poll_fd(QueueId(id))? {
                 epoll::add(&poll, fd, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
             }
             Ok(Queue { timer, poll, held: Mutex::default() })
@@ -135,9 +131,23 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
         Self::arm(own, &held);
     }
 
-    fn poll_fd(&self, queue: QueueId) -> Option<i32> {
-        Some(self.queues[queue.0 as usize].poll.as_raw_fd())
+    fn poll_fd(&self, queue: QueueId) -> io::Result<Option<OwnedFd>> {
+        self.queues[queue.0 as usize].poll.try_clone().map(Some)
     }
 
-    forward_the_rest!();
+    fn discard(&self, slots: &[SlotIndex]) {
+        self.inner.discard(slots);
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
+        self.inner.keeps(slot, page)
+    }
+
+    fn housekeep(&self, chore: Chore) -> bool {
+        self.inner.housekeep(chore)
+    }
 }

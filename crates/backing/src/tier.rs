@@ -1,42 +1,45 @@
 //! The default swap: compressed RAM in front of a file (kernel: zswap over a swap file).
 //!
 //! ```text
-//!             ┌──────────── RamBacking ────────────┐
-//!   write ──▶ │ pool, up to the RAM limit          │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
-//!      │      └────────────────────────────────────┘                maintain()
-//!      └── pool at its limit, or page does not compress ──────────────────────────────────────────▶
+//!             ┌──────── RamBacking ─────────┐
+//!   write ──▶ │ pool, up to the RAM limit   │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
+//!      │      └─────────────────────────────┘            Chore::Maintain
+//!      └── pool at its limit, or page does not compress ───────────────────────────────────▶
 //! ```
 //!
-//! A slot has the same number in both; which of them holds it is in its word (`ram.rs`), so that each page is in one
-//! place or is just being moved:
+//! A slot has the same number in both; its location (`ram.rs`) says which of them holds it, so that each page
+//! is in one place or is just being moved:
 //!
 //! ```text
-//!   pool ──(wb=1)──▶ being written; reads still use the pool ──▶ written, word unchanged? ─▶ file, object freed
-//!                            │ discarded or stored again                                └──▶ not written? pool
+//!   pool ──(wb=1)──▶ being written; reads still use the pool ─▶ written, not moved? ─▶ file, object freed
+//!                            │ discarded or stored again                           └──▶ not written? pool
 //!                            ▼
 //!                    wb=2: the object is gone, its write is still in flight ──▶ ended: place buried, wb=0
 //! ```
 //!
-//! *Two writes to one place of the file have no order*, so there is never more than one: only one writeback runs at a
-//! time, it writes a slot only if its word says pool, and `write` goes to the file only with a slot whose word it
-//! has made empty and whose wb was 0. A slot with wb≠0 that is for the file is kept in the pool, above the limit
-//! if need be: at most one batch of such pages exists, and their older objects have just been freed.
+//! *Two writes to one place of the file have no order*, so there is never more than one: only one writeback
+//! runs at a time, it writes a slot only if its location says pool, and `write` goes to the file only with a
+//! slot whose location it has made empty and whose wb was 0. A slot with wb≠0 that is for the file is kept in
+//! the pool, above the limit if need be: at most one batch of such pages exists, and their older objects have
+//! just been freed.
 //!
-//! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it leaves (the case
-//! above excepted). Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the disk.
-//! In the file it is kept while it is in memory: if nothing is stored to it, it is not written again.
+//! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it
+//! leaves (the case above excepted). Once it went there, up to the low mark: the oldest stayed for good, and
+//! younger ones came from the disk. In the file it is kept while it is in memory: if nothing is stored to it,
+//! it is not written again.
 //!
-//! *The word is switched only after the page is on the device.* If the write fails the page stays in the pool and is
-//! tried again later.
+//! *The location is switched only after the page is on the device.* If the write fails the page stays in the
+//! pool and is tried again later.
 //!
 //! Limits: RAM of the pool and all tables, the file's included, against the RAM limit; the file's own.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
@@ -45,10 +48,12 @@ use crate::compress::with_scratch;
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
 use crate::ram::{
-    Accepts, Delta, Kind, Loaded, RamBacking, RamConfig, Refused, WB_NONE, WB_OLDER, WB_THIS, Word,
+    Accepts, Delta, Loaded, Location, LocationKind, RamBacking, RamConfig, Refused, WB_NONE, WB_OLDER,
+    WB_THIS,
 };
 
-/// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM limit.
+/// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
+/// limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 8;
 /// Writeback starts above this share of the RAM limit, in percent.
@@ -127,9 +132,10 @@ impl TierBacking {
         // Claim: only pages that are still the object that was queued, and in the pool.
         let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(batch_pages, |entry| {
             self.ram
-                .update(entry.slot(), |word| {
-                    let is_it = word.kind() == Kind::Pool && word.generation() == entry.generation();
-                    (is_it && word.wb() == WB_NONE).then(|| word.with_wb(WB_THIS))
+                .update(entry.slot(), |location| {
+                    let is_it =
+                        location.kind() == LocationKind::Pool && location.generation() == entry.generation();
+                    (is_it && location.wb() == WB_NONE).then(|| location.with_wb(WB_THIS))
                 })
                 .is_some()
         });
@@ -143,13 +149,13 @@ impl TierBacking {
         }
         let buf = work.buf.as_mut().expect("just made");
 
-        // Copy out. What has been discarded or stored again since it was claimed is let go at once; if that happens
-        // a moment later, the bytes are written and dropped, see below.
+        // Copy out. What has been discarded or stored again since it was claimed is let go at once; if that
+        // happens a moment later, the bytes are written and dropped, see below.
         let mut kept = 0;
         batch.retain(|entry| {
             let page = &mut buf[kept];
             let loaded = with_scratch(|_, scratch| self.ram.load(entry.slot(), page, scratch));
-            let keep = loaded == Loaded::Here && self.ram.word(entry.slot()).wb() == WB_THIS;
+            let keep = loaded == Loaded::Here && self.ram.location(entry.slot()).wb() == WB_THIS;
             if keep {
                 kept += 1;
             } else {
@@ -171,8 +177,10 @@ impl TierBacking {
         for (entry, result) in batch.iter().zip(&results) {
             let slot = entry.slot();
             if result.is_ok() {
-                let in_file = |word: Word| RamBacking::file_word(word, word.is_raw_in_pool());
-                let switched = self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| in_file(word)));
+                let in_file =
+                    |location: Location| RamBacking::location_in_file(location, location.is_raw_in_pool());
+                let switched =
+                    self.ram.update(slot, |location| (location.wb() == WB_THIS).then(|| in_file(location)));
                 if let Some((old, _)) = switched {
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
@@ -201,19 +209,52 @@ impl TierBacking {
 
     /// End the writeback of a slot that is not switched to the file. True if the object is still there.
     fn release(&self, slot: u32) -> bool {
-        let ended = self.ram.update(slot, |word| (word.wb() == WB_THIS).then(|| word.with_wb(WB_NONE)));
+        let ended =
+            self.ram.update(slot, |location| (location.wb() == WB_THIS).then(|| location.with_wb(WB_NONE)));
         if ended.is_some() {
             return true;
         }
         self.overtaken_pages.fetch_add(1, Ordering::Relaxed);
-        // Replaced: nobody but this thread changes wb from here on. The place is buried first, because once wb is 0
-        // a write may use it.
+        // Replaced: nobody but this thread changes wb from here on. The place is buried first, because once
+        // wb is 0 a write may use it.
         self.file.discard(&[SlotIndex(slot)]);
-        self.ram.update(slot, |word| {
-            assert!(word.wb() == WB_OLDER, "a writeback in flight lost its mark");
-            Some(word.with_wb(WB_NONE))
+        self.ram.update(slot, |location| {
+            assert!(location.wb() == WB_OLDER, "a writeback in flight lost its mark");
+            Some(location.with_wb(WB_NONE))
         });
         false
+    }
+
+    /// As `Chore::Maintain`.
+    fn maintain(&self, queue: QueueId) -> bool {
+        // One writeback at a time: the exactness of wb rests on it.
+        let Ok(mut work) = self.writeback.try_lock() else { return false };
+        self.ram.set_other_bytes(self.other_ram_bytes());
+        let held = self.ram.ram_bytes();
+        let was_draining = self.draining.load(Ordering::Relaxed);
+        let mark = self.percent_of_limit(if was_draining { LOW_PERCENT } else { HIGH_PERCENT });
+        let mut draining = held > mark;
+        if draining {
+            draining = self.write_back(queue, &mut work);
+        }
+        self.draining.store(draining, Ordering::Relaxed);
+        if !draining {
+            self.let_go_of_buffer(&mut work);
+        }
+        let untidy = self.ram.housekeep(Chore::Maintain { queue });
+        let punching = self.file.housekeep(Chore::Maintain { queue });
+        draining || untidy || punching
+    }
+
+    /// As `Chore::GiveRam`.
+    fn give_ram(&self, queue: QueueId, bytes: u64) -> bool {
+        let mut work = lock(&self.writeback);
+        let before = self.usage().ram_bytes;
+        let enough = self.ram.ram_bytes().saturating_sub(bytes);
+        while self.ram.ram_bytes() > enough && self.write_back(queue, &mut work) {}
+        self.let_go_of_buffer(&mut work);
+        self.ram.give_spare_back();
+        self.usage().ram_bytes < before
     }
 }
 
@@ -241,19 +282,21 @@ impl Backing for TierBacking {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
                 assert!(slot != 0, "slot 0 is never used");
-                // The old place first: once the word says pool, a writeback may use the place again.
-                if self.ram.word(slot).kind() == Kind::File {
+                // The old place first: once the location says pool, a writeback may use the place again.
+                if self.ram.location(slot).kind() == LocationKind::File {
                     self.file.discard(&[write.slot]);
                 }
-                let mut stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, compressor, &mut delta);
+                let mut stored =
+                    self.ram.store(slot, write.page, Accepts::WhatCompresses, compressor, &mut delta);
                 if let Err(refused) = stored {
                     // For the file: only a slot that is empty, so that no writeback of it can start now,
                     // and of which none is in flight.
                     let old = self.ram.clear(slot);
-                    let in_flight = self.ram.word(slot).wb() != WB_NONE;
+                    let in_flight = self.ram.location(slot).wb() != WB_NONE;
                     self.ram.retire(old, &mut delta);
                     if in_flight {
-                        stored = self.ram.store(slot, write.page, Accepts::AboveTheLimit, compressor, &mut delta);
+                        stored =
+                            self.ram.store(slot, write.page, Accepts::AboveTheLimit, compressor, &mut delta);
                     } else {
                         to_file.push((index, refused == Refused::Raw));
                     }
@@ -273,11 +316,11 @@ impl Backing for TierBacking {
             self.file.write_pages(queue, &writes, &mut written);
             for ((index, raw), result) in to_file.into_iter().zip(written) {
                 if result.is_ok() {
-                    let in_file = |word| Some(RamBacking::file_word(word, raw));
+                    let in_file = |location| Some(RamBacking::location_in_file(location, raw));
                     let switched = self.ram.update(pages[index].slot.0, in_file);
-                    let (old, _) = switched.expect("the change always wants a new word");
+                    let (old, _) = switched.expect("the change always wants a new location");
                     assert!(
-                        old.kind() == Kind::Empty && old.wb() == WB_NONE,
+                        old.kind() == LocationKind::Empty && old.wb() == WB_NONE,
                         "a slot was used by two at once"
                     );
                     delta.file_pages += 1;
@@ -316,7 +359,7 @@ impl Backing for TierBacking {
         self.file.reap(queue, done);
     }
 
-    fn poll_fd(&self, queue: QueueId) -> Option<i32> {
+    fn poll_fd(&self, queue: QueueId) -> io::Result<Option<OwnedFd>> {
         self.file.poll_fd(queue)
     }
 
@@ -325,66 +368,11 @@ impl Backing for TierBacking {
         for slot in slots {
             let old = self.ram.clear(slot.0);
             self.ram.retire(old, &mut delta);
-            if old.kind() == Kind::File {
+            if old.kind() == LocationKind::File {
                 self.file.discard(&[*slot]);
             }
         }
         self.ram.apply(delta);
-    }
-
-    fn maintain(&self, queue: QueueId) -> bool {
-        // One writeback at a time: the exactness of wb rests on it.
-        let Ok(mut work) = self.writeback.try_lock() else { return false };
-        self.ram.set_other_bytes(self.other_ram_bytes());
-        let held = self.ram.ram_bytes();
-        let was_draining = self.draining.load(Ordering::Relaxed);
-        let mark = self.percent_of_limit(if was_draining { LOW_PERCENT } else { HIGH_PERCENT });
-        let mut draining = held > mark;
-        if draining {
-            draining = self.write_back(queue, &mut work);
-        }
-        self.draining.store(draining, Ordering::Relaxed);
-        if !draining {
-            self.let_go_of_buffer(&mut work);
-        }
-        let untidy = self.ram.tidy();
-        let punching = self.file.maintain(queue);
-        draining || untidy || punching
-    }
-
-    fn give_ram(&self, queue: QueueId, bytes: u64) -> u64 {
-        let mut work = lock(&self.writeback);
-        let before = self.usage().ram_bytes;
-        let enough = self.ram.ram_bytes().saturating_sub(bytes);
-        while self.ram.ram_bytes() > enough && self.write_back(queue, &mut work) {}
-        self.let_go_of_buffer(&mut work);
-        self.ram.give_spare_back();
-        before.saturating_sub(self.usage().ram_bytes)
-    }
-
-    fn set_ram_limit_bytes(&self, limit_bytes: u64) {
-        self.ram.set_ram_limit_bytes(limit_bytes);
-    }
-
-    /// Only of what does not compress. Another page that has come from the file has been used, and belongs into the pool when
-    /// it leaves again: kept, it would come from the disk each time (SQLite took twice as long so).
-    fn keeps(&self, slot: SlotIndex) -> bool {
-        self.ram.word(slot.0).is_raw_in_file()
-    }
-
-    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.keeps(slot) && self.file.still_holds(slot, page)
-    }
-
-    fn end(&self) {
-        self.file.end();
-    }
-
-    fn close(&self) {
-        // A writeback that is under way ends first: what it moved was discarded, and is let go.
-        self.let_go_of_buffer(&mut lock(&self.writeback));
-        self.ram.close();
-        self.file.close();
     }
 
     fn usage(&self) -> Usage {
@@ -397,6 +385,29 @@ impl Backing for TierBacking {
             write_ios_total: file.write_ios_total,
             read_ios_total: file.read_ios_total,
             ..ram
+        }
+    }
+
+    /// Only of what does not compress. Another page that has come from the file has been used, and belongs
+    /// into the pool when it leaves again: kept, it would come from the disk each time (SQLite took twice as
+    /// long so).
+    fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
+        self.ram.location(slot.0).is_raw_in_file() && (page.is_none() || self.file.keeps(slot, page))
+    }
+
+    fn housekeep(&self, chore: Chore) -> bool {
+        match chore {
+            Chore::Maintain { queue } => self.maintain(queue),
+            Chore::GiveRam { queue, bytes } => self.give_ram(queue, bytes),
+            Chore::LimitRam { .. } => self.ram.housekeep(chore),
+            // Not asked for: see `properties`.
+            Chore::DiscardCluster(_) => false,
+            Chore::EndRun => self.file.housekeep(chore),
+            Chore::Close => {
+                // A writeback that is under way ends first: what it moved was discarded, and is let go.
+                self.let_go_of_buffer(&mut lock(&self.writeback));
+                self.ram.housekeep(chore) | self.file.housekeep(chore)
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
-//! One suite for every backing: the contract of `memspill_engine::backing::Backing`, and each backing's own limits.
+//! One suite for every backing: the contract of `memspill_engine::backing::Backing`, and each backing's own
+//! limits.
 //!
 //! To put a new backing to it, add a line to `conforms!` at the end of the general part.
-#![allow(unsafe_code, reason = "poll and epoll on a descriptor that is known by its number")]
 
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use memspill_backing::{
     RamBacking, RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
-    Backing, BackingError, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::units::{ClusterIndex, Page, SlotIndex, page_buf};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -95,11 +95,13 @@ fn write_good(backing: &dyn Backing, queue: u32, pages: &[(u32, Page)]) {
     }
 }
 
+fn poll_fd(backing: &dyn Backing, queue: u32) -> Option<OwnedFd> {
+    backing.poll_fd(QueueId(queue)).expect("a descriptor to spare")
+}
+
 /// Wait until the queue's descriptor polls readable. EINTR is part of life with io_uring.
 fn wait_readable(backing: &dyn Backing, queue: u32) {
-    let fd = backing.poll_fd(QueueId(queue)).expect("a backing with pending reads has a descriptor");
-    // SAFETY: the descriptor belongs to the backing, which outlives this call.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let fd = poll_fd(backing, queue).expect("a backing with pending reads has a descriptor");
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -153,6 +155,19 @@ fn discard(backing: &dyn Backing, slots: &[u32]) {
     backing.discard(&slots);
 }
 
+fn maintain(backing: &dyn Backing, queue: u32) -> bool {
+    backing.housekeep(Chore::Maintain { queue: QueueId(queue) })
+}
+
+fn give_ram(backing: &dyn Backing, queue: u32, bytes: u64) -> bool {
+    backing.housekeep(Chore::GiveRam { queue: QueueId(queue), bytes })
+}
+
+/// For the chores that are never asked for again.
+fn once(backing: &dyn Backing, chore: Chore) {
+    assert!(!backing.housekeep(chore), "{chore:?} would be asked for without end");
+}
+
 /// Sets a flag when it goes, by whatever way: a failed test must not leave its helpers running.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
@@ -166,7 +181,7 @@ impl Drop for SetOnDrop<'_> {
 fn settle(backing: &dyn Backing) {
     for _ in 0..3 {
         let mut rounds = 0;
-        while backing.maintain(QueueId(0)) {
+        while maintain(backing, 0) {
             rounds += 1;
             assert!(rounds < 100_000, "maintain never ends");
         }
@@ -346,7 +361,7 @@ mod contract {
                     discard(backing, &slots);
                     model.retain(|slot, _| !slots.contains(slot));
                 }
-                _ => drop(backing.maintain(QueueId(0))),
+                _ => drop(maintain(backing, 0)),
             }
         }
         settle(backing);
@@ -390,7 +405,7 @@ mod contract {
                             _ => {
                                 discard(backing, &slots);
                                 versions[first as usize..first as usize + 8].fill(0);
-                                backing.maintain(QueueId(thread));
+                                maintain(backing, thread);
                             }
                         }
                     }
@@ -399,26 +414,29 @@ mod contract {
         });
     }
 
-    /// A slot whose copy is worth keeping knows its own bytes from others, and no slot claims bytes that it does not hold.
+    /// A slot whose copy is worth keeping knows its own bytes from others, and no slot claims bytes that it
+    /// does not hold.
     pub fn kept_slots_know_their_bytes(backing: &dyn Backing) {
         let slots = 1..400u32;
         for slot in slots.clone() {
-            assert!(!backing.keeps(SlotIndex(slot)), "slot {slot} holds nothing");
-            assert!(!backing.still_holds(SlotIndex(slot), &page_of(slot, 0)), "slot {slot} holds nothing");
+            assert!(!backing.keeps(SlotIndex(slot), None), "slot {slot} holds nothing");
+            let page = page_of(slot, 0);
+            assert!(!backing.keeps(SlotIndex(slot), Some(&page)), "slot {slot} holds nothing");
         }
         for version in 0..3 {
             let pages: Vec<(u32, Page)> = slots.clone().map(|slot| (slot, page_of(slot, version))).collect();
             write_good(backing, 0, &pages);
             for (slot, page) in &pages {
-                let holds = backing.still_holds(SlotIndex(*slot), page);
-                assert_eq!(holds, backing.keeps(SlotIndex(*slot)), "slot {slot}");
+                let holds = backing.keeps(SlotIndex(*slot), Some(page));
+                assert_eq!(holds, backing.keeps(SlotIndex(*slot), None), "slot {slot}");
                 let mut other = *page;
                 other.0[(*slot as usize * 37) % 4096] ^= 1 << (slot % 8);
-                assert!(!backing.still_holds(SlotIndex(*slot), &other), "slot {slot}: a bit differs");
+                assert!(!backing.keeps(SlotIndex(*slot), Some(&other)), "slot {slot}: a bit differs");
             }
         }
         discard(backing, &slots.clone().collect::<Vec<u32>>());
-        assert!(!slots.clone().any(|slot| backing.keeps(SlotIndex(slot))), "a slot keeps what was discarded");
+        let kept = slots.clone().filter(|slot| backing.keeps(SlotIndex(*slot), None)).count();
+        assert_eq!(kept, 0, "a slot keeps what was discarded");
     }
 
     pub fn everything_is_given_back(backing: &dyn Backing) {
@@ -463,9 +481,9 @@ mod contract {
             let pages: Vec<(u32, Page)> = batch.iter().map(|slot| (*slot, page_of(*slot, 0))).collect();
             write_good(backing, 0, &pages);
         }
-        backing.maintain(QueueId(0));
+        maintain(backing, 0);
         discard(backing, &slots);
-        backing.close();
+        once(backing, Chore::Close);
         settle(backing);
         let rest = backing.usage();
         assert!(rest.ram_bytes < 16 << 10, "{rest:?}");
@@ -473,7 +491,7 @@ mod contract {
         let mut done = Vec::new();
         backing.reap(QueueId(0), &mut done);
         assert!(done.is_empty() && backing.properties().slots > 0);
-        backing.end();
+        once(backing, Chore::EndRun);
     }
 }
 
@@ -547,7 +565,7 @@ fn fills_up_and_recovers(backing: &dyn Backing, page: fn(u32) -> Page) -> usize 
 fn ram_is_full_at_its_limit() {
     for page in [half_page as fn(u32) -> Page, noise_page] {
         let ram = ram();
-        ram.set_ram_limit_bytes(4 << 20);
+        once(&ram, Chore::LimitRam { bytes: 4 << 20 });
         let pages = fills_up_and_recovers(&ram, page);
         let usage = ram.usage();
         assert!(usage.ram_bytes <= 4 << 20, "{usage:?}");
@@ -645,13 +663,13 @@ fn memory_really_returns() {
 #[test]
 fn io_engine_is_as_asked() {
     assert_eq!(file(IoEngine::Sync).io_engine(), IoEngine::Sync);
-    assert!(file(IoEngine::Sync).poll_fd(QueueId(0)).is_none());
+    assert!(poll_fd(&file(IoEngine::Sync), 0).is_none());
     let auto = file(IoEngine::Auto);
     match FileBacking::open(file_config(IoEngine::Uring)) {
         Ok(uring) => {
             assert_eq!(uring.io_engine(), IoEngine::Uring);
             assert_eq!(auto.io_engine(), IoEngine::Uring);
-            assert!(uring.poll_fd(QueueId(QUEUES - 1)).is_some());
+            assert!(poll_fd(&uring, QUEUES - 1).is_some());
         }
         Err(error) => {
             eprintln!("io_uring is refused here ({error}): Auto must fall back");
@@ -705,7 +723,7 @@ fn a_discarded_cluster_gives_its_space_back() {
     }
     let before = file.disk_bytes().unwrap();
     discard(&file, &(512..1024).collect::<Vec<_>>());
-    file.discard_cluster(ClusterIndex(1));
+    once(&file, Chore::DiscardCluster(ClusterIndex(1)));
     assert_eq!(
         (file.disk_bytes().unwrap(), file.usage().file_bytes),
         (before - (512 << 12), (511 + 512) << 12)
@@ -717,8 +735,8 @@ fn a_discarded_cluster_gives_its_space_back() {
     expect(&file, 0, &[(700, noise_page(7))]);
     // The device is off: whoever comes late does nothing.
     discard(&file, &slots);
-    file.close();
-    file.discard_cluster(ClusterIndex(0));
+    once(&file, Chore::Close);
+    once(&file, Chore::DiscardCluster(ClusterIndex(0)));
 }
 
 /// The block device is a loop device; its discards punch holes in the file under it.
@@ -744,7 +762,8 @@ fn a_block_device_hears_of_what_is_discarded() {
     }
     let _detach = Detach(device.clone(), dir);
     let disk_bytes = || {
-        // What has reached the loop device is in the page cache of its file, whose blocks are allocated when it is written.
+        // What has reached the loop device is in the page cache of its file, whose blocks are allocated when
+        // it is written.
         under.sync_all().unwrap();
         std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512
     };
@@ -781,7 +800,7 @@ fn a_block_device_hears_of_what_is_discarded() {
     assert!(disk_bytes() <= 64 << 10, "all but the mark is discarded at the start");
     fill(&backing);
     discard(&backing, &(512..1024).collect::<Vec<_>>());
-    backing.discard_cluster(ClusterIndex(1));
+    once(&backing, Chore::DiscardCluster(ClusterIndex(1)));
     let left = disk_bytes();
     assert!((1024 * 4096..1100 * 4096).contains(&left), "{left} bytes are left of two clusters");
     for slot in [1, 511, 1024, 1535] {
@@ -800,7 +819,7 @@ fn late_punch_never_hits_new_data() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let before = file.usage().file_bytes;
-                while file.maintain(QueueId(3)) {}
+                while maintain(&file, 3) {}
                 punched.fetch_add(u32::from(file.usage().file_bytes < before), Ordering::Relaxed);
             }
         });
@@ -855,12 +874,12 @@ fn wrong_bytes_are_noticed() {
 #[test]
 fn completions_wake_an_epoll_set() {
     let file = file(IoEngine::Auto);
-    let Some(fd) = file.poll_fd(QueueId(0)) else { return };
+    let Some(fd) = poll_fd(&file, 0) else { return };
     write_good(&file, 0, &(1..200).map(|slot| (slot, noise_page(slot))).collect::<Vec<_>>());
-    // SAFETY: the descriptor belongs to `file`.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    epoll::add(&set, fd, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
+    epoll::add(&set, &fd, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
+    // The set goes on watching.
+    drop(fd);
     let wait = |milliseconds: i64| {
         let mut events = Vec::with_capacity(4);
         let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
@@ -929,7 +948,12 @@ fn dropped_with_reads_in_flight() {
 fn a_file_keeps_and_ram_does_not() {
     let kept = |backing: &dyn Backing, page: fn(u32) -> Page| {
         write_good(backing, 0, &(1..100).map(|slot| (slot, page(slot))).collect::<Vec<_>>());
-        (1..100).filter(|slot| backing.keeps(SlotIndex(*slot)) && backing.still_holds(SlotIndex(*slot), &page(*slot))).count()
+        (1..100)
+            .filter(|slot| {
+                let slot_index = SlotIndex(*slot);
+                backing.keeps(slot_index, None) && backing.keeps(slot_index, Some(&page(*slot)))
+            })
+            .count()
     };
     assert_eq!(kept(&file(IoEngine::Auto), half_page), 99);
     assert_eq!(kept(&ram(), noise_page) + kept(&null(), noise_page), 0);
@@ -943,8 +967,9 @@ fn a_file_keeps_and_ram_does_not() {
 #[test]
 fn what_does_not_compress_takes_no_room_in_a_pool() {
     let tier = tier(64 << 20);
-    let pages: Vec<(u32, Page)> =
-        (1..1000).map(|slot| (slot, if slot % 2 == 0 { noise_page(slot) } else { half_page(slot) })).collect();
+    let pages: Vec<(u32, Page)> = (1..1000)
+        .map(|slot| (slot, if slot % 2 == 0 { noise_page(slot) } else { half_page(slot) }))
+        .collect();
     pages.chunks(64).for_each(|chunk| write_good(&tier, 0, chunk));
     let usage = tier.usage();
     assert_eq!((usage.ram_pages, usage.file_pages, usage.incompressible_pages), (500, 499, 0));
@@ -973,7 +998,7 @@ fn named_files_are_locked_marked_and_emptied() {
     assert!(open().is_err_and(|error| error.to_string().contains("in use")));
     // What a killed process leaves behind is taken over.
     let left = std::fs::read(&path).unwrap();
-    file.end();
+    once(&file, Chore::EndRun);
     let empty = std::fs::metadata(&path).unwrap();
     let blocks = std::os::unix::fs::MetadataExt::blocks(&empty);
     assert_eq!((empty.len(), blocks), (8 * 4096, 0), "no program's memory stays in a named file");
@@ -988,7 +1013,7 @@ fn named_files_are_locked_marked_and_emptied() {
     let file = open().unwrap();
     write_good(&file, 0, &[(5, noise_page(5))]);
     discard(&file, &[5]);
-    file.close();
+    once(&file, Chore::Close);
     assert_eq!(write(&file, 0, &[(6, noise_page(6))]), [Err(BackingError::Full)]);
     let other = open().unwrap();
     write_good(&other, 0, &[(7, noise_page(7))]);
@@ -1020,7 +1045,7 @@ fn tier_moves_the_oldest_pages_out() {
     for slot in 1..6000u32 {
         write_good(&tier, 0, &[(slot, half_page(slot))]);
         if slot % 32 == 0 {
-            while tier.maintain(QueueId(1)) {}
+            while maintain(&tier, 1) {}
             batches += 1;
         }
         assert!(tier.usage().ram_bytes <= 4 << 20, "{:?}", tier.usage());
@@ -1050,7 +1075,7 @@ fn tier_moves_the_oldest_pages_out() {
         expect(&tier, 0, &[(slot, half_page(slot))]);
     }
     // A lower limit moves more; a rewrite of a page in the file counts it once.
-    tier.set_ram_limit_bytes(2 << 20);
+    once(&tier, Chore::LimitRam { bytes: 2 << 20 });
     settle(&tier);
     assert!(tier.usage().ram_bytes <= (2 << 20) * 96 / 100, "{:?}", tier.usage());
     for slot in 1..200 {
@@ -1071,22 +1096,22 @@ fn a_pool_gives_room_as_long_as_its_file_takes_pages() {
     };
     let tier = tier_of(64 << 20);
     let before = tier.usage().ram_bytes;
-    let given = tier.give_ram(QueueId(2), 1 << 20);
+    assert!(give_ram(&tier, 2, 1 << 20), "the file takes pages");
+    let given = before - tier.usage().ram_bytes;
     assert!((960 << 10..2 << 20).contains(&given), "{given} bytes");
-    assert_eq!(tier.usage().ram_bytes, before - given);
-    while tier.give_ram(QueueId(2), 1 << 20) > 0 {}
+    while give_ram(&tier, 2, 1 << 20) {}
     assert_eq!((tier.usage().ram_pages, tier.usage().file_pages), (0, 1999));
     expect(&tier, 0, &written);
 
     let small = tier_of(1 << 20);
-    while small.give_ram(QueueId(2), 8 << 20) > 0 {}
+    while give_ram(&small, 2, 8 << 20) {}
     let usage = small.usage();
     assert!(usage.ram_pages > 1600 && usage.file_bytes <= 1 << 20, "{usage:?}");
     expect(&small, 0, &written);
 }
 
-/// Writers, readers, discards and two threads of maintenance on few slots, so that writebacks are overtaken all the
-/// time. Every page knows its version; a lost or mixed-up one is found at the next read.
+/// Writers, readers, discards and two threads of maintenance on few slots, so that writebacks are overtaken
+/// all the time. Every page knows its version; a lost or mixed-up one is found at the next read.
 fn writeback_is_overtaken(tier: &TierBacking, seconds: f64) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -1095,8 +1120,8 @@ fn writeback_is_overtaken(tier: &TierBacking, seconds: f64) {
             let stop = &stop;
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    tier.maintain(QueueId(queue));
-                    tier.give_ram(QueueId(queue), 16 << 10);
+                    maintain(tier, queue);
+                    give_ram(tier, queue, 16 << 10);
                 }
             });
         }
@@ -1201,7 +1226,7 @@ fn tier_keeps_pages_when_the_file_is_full() {
                 full += 1;
             }
         }
-        tier.maintain(QueueId(1));
+        maintain(&tier, 1);
     }
     assert!(stored.len() > 300 && full > 300, "{} stored, {full} refused", stored.len());
     assert!(tier.writeback_errors_total() > 0);
@@ -1265,7 +1290,7 @@ fn a_flaky_device_never_lies() {
                 (Err(error), _) => panic!("unexpected: {error}"),
             }
         }
-        faulty.maintain(QueueId(1));
+        maintain(&faulty, 1);
     }
     assert!(failed_writes > 20 && failed_reads > 20, "{failed_writes} and {failed_reads} failures");
 }

@@ -1,7 +1,9 @@
-//! A memory cgroup for each run: a hard limit or none, the peak, and whether the kernel killed for memory in it.
+//! A memory cgroup for each run: a hard limit or none, the peak, and whether the kernel killed for memory in
+//! it.
 //!
-//! v1 where the memory controller is mounted at /sys/fs/cgroup/memory, else v2 at /sys/fs/cgroup. In v2 the controller
-//! has to be switched on for the root's children: where it was off, it is switched off again at the end.
+//! v1 where the memory controller is mounted at /sys/fs/cgroup/memory, else v2 at /sys/fs/cgroup. In v2 the
+//! controller has to be switched on for the root's children: where it was off, it is switched off again at
+//! the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,8 +45,8 @@ impl Cgroups {
         let control = v2.join("cgroup.subtree_control");
         let Ok(controllers) = fs::read_to_string(v2.join("cgroup.controllers")) else {
             return Stop::refuse(
-                "no memory cgroup is mounted at /sys/fs/cgroup/memory (v1) or /sys/fs/cgroup (v2): mount one (mount -t \
-                 cgroup2 none /sys/fs/cgroup)",
+                "no memory cgroup is mounted at /sys/fs/cgroup/memory (v1) or /sys/fs/cgroup (v2): mount one \
+                 (mount -t cgroup2 none /sys/fs/cgroup)",
             );
         };
         let has = |text: &str| text.split_whitespace().any(|word| word == "memory");

@@ -8,14 +8,15 @@
 //!   ...
 //! ```
 //!
-//! Each run has a cgroup of its own; memspill's has no limit, and only records the peak: its budget is its own promise.
+//! Each run has a cgroup of its own; memspill's has no limit, and only records the peak: its budget is its
+//! own promise.
 
 use std::ffi::OsString;
 use std::fs;
 
 use crate::cgroup::{Cgroups, Group};
 use crate::plan::{self, KernelSwap, Options, Sizes};
-use crate::process::{self, Ran};
+use crate::process::{self, CommandRun};
 use crate::scratch::Scratch;
 use crate::swap::{self, Device, ZramUse};
 use crate::{Stop, flat, mib, signals};
@@ -35,11 +36,11 @@ impl Side {
     }
 }
 
-/// One run of a pair.
+/// The run of one side of a pair.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct SideRun {
     pub side: Side,
-    pub ran: Ran,
+    pub ran: CommandRun,
     /// The most that compressed pages took in RAM, allocator and tables included.
     pub pool_peak_bytes: Option<u64>,
     /// memspill's own statistics.
@@ -48,9 +49,9 @@ pub struct Run {
     pub load: f64,
 }
 
-impl Run {
-    /// Everything: what the cgroup counts, and the kernel's pool, which no cgroup counts. The two peaks need not be at the
-    /// same moment, so the sum for the kernel is an upper bound.
+impl SideRun {
+    /// Everything: what the cgroup counts, and the kernel's pool, which no cgroup counts. The two peaks need
+    /// not be at the same moment, so the sum for the kernel is an upper bound.
     pub fn everything_peak_bytes(&self) -> Option<u64> {
         let pool_beside = if self.side == Side::Kernel { self.pool_peak_bytes.unwrap_or(0) } else { 0 };
         Some(self.ran.peak_bytes? + pool_beside)
@@ -68,7 +69,7 @@ pub struct Comparison {
     pub ratio: Option<f64>,
     pub sizes: Sizes,
     /// The kernel's run and memspill's of each pair.
-    pub pairs: Vec<(Run, Run)>,
+    pub pairs: Vec<(SideRun, SideRun)>,
     pub interrupted: Option<i32>,
 }
 
@@ -95,15 +96,16 @@ pub fn compare(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Comparis
     Ok(comparison)
 }
 
-/// What is needed is there, and nobody else's swap would be filled before ours. Gives the swap that is on already.
+/// What is needed is there, and nobody else's swap would be filled before ours. Gives the swap that is on
+/// already.
 fn may_run(options: &Options) -> Result<Vec<(String, i32)>, Stop> {
     if options.kernel_swap == KernelSwap::None {
         return Ok(swap::active());
     }
     if !rustix::process::geteuid().is_root() {
         return Stop::refuse(
-            "the kernel's side needs a memory cgroup and a swap device, and those need root: run it with sudo (or \
-             --kernel-swap none, for what memspill costs where memory is not short)",
+            "the kernel's side needs a memory cgroup and a swap device, and those need root: run it with \
+             sudo (or --kernel-swap none, for what memspill costs where memory is not short)",
         );
     }
     if options.kernel_swap == KernelSwap::Zram && !swap::has_zram() {
@@ -112,7 +114,8 @@ fn may_run(options: &Options) -> Result<Vec<(String, i32)>, Stop> {
     let active = swap::active();
     match active.iter().find(|(_, priority)| *priority >= swap::PRIORITY) {
         Some((path, priority)) => Stop::refuse(format!(
-            "swap is on at {path} with priority {priority}, and would be filled before the one to be measured: swapoff {path}"
+            "swap is on at {path} with priority {priority}, and would be filled before the one to be \
+             measured: swapoff {path}"
         )),
         None => Ok(active),
     }
@@ -180,7 +183,12 @@ impl Bench<'_> {
         Ok(learned)
     }
 
-    fn pair(&self, number: u32, sizes: &Sizes, note: &mut dyn FnMut(&str)) -> Result<(Run, Run), Stop> {
+    fn pair(
+        &self,
+        number: u32,
+        sizes: &Sizes,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<(SideRun, SideRun), Stop> {
         let mut order = [Side::Kernel, Side::Memspill];
         if number.is_multiple_of(2) {
             order.reverse();
@@ -208,8 +216,8 @@ impl Bench<'_> {
         Ok((runs.pop().expect("two runs"), memspill))
     }
 
-    fn as_run(&self, ran: Ran) -> Run {
-        Run { side: Side::Kernel, ran, pool_peak_bytes: None, stats: Vec::new(), load: load() }
+    fn as_run(&self, ran: CommandRun) -> SideRun {
+        SideRun { side: Side::Kernel, ran, pool_peak_bytes: None, stats: Vec::new(), load: load() }
     }
 
     /// Without a limit, for the peak; where that is not to be had and not needed, none.
@@ -218,13 +226,13 @@ impl Bench<'_> {
         if self.options.kernel_swap == KernelSwap::None { Ok(group.unwrap_or(None)) } else { group }
     }
 
-    fn plain(&self) -> Result<Ran, Stop> {
+    fn plain(&self) -> Result<CommandRun, Stop> {
         let group = self.group()?;
         process::run(&self.options.command(), group.as_ref(), self.options.timeout, || {})
     }
 
     /// Also what zram held when it held the most.
-    fn kernel(&self, limit_bytes: u64, swap_bytes: u64) -> Result<(Run, Option<ZramUse>), Stop> {
+    fn kernel(&self, limit_bytes: u64, swap_bytes: u64) -> Result<(SideRun, Option<ZramUse>), Stop> {
         let load = load();
         let device = match self.options.kernel_swap {
             KernelSwap::File => Device::file(self.scratch.path(), swap_bytes)?,
@@ -243,10 +251,10 @@ impl Bench<'_> {
             }
         })?;
         let pool_peak_bytes = device.zram_use().map(|used| used.pool_peak_bytes);
-        Ok((Run { side: Side::Kernel, ran, pool_peak_bytes, stats: Vec::new(), load }, most))
+        Ok((SideRun { side: Side::Kernel, ran, pool_peak_bytes, stats: Vec::new(), load }, most))
     }
 
-    fn memspill(&self, sizes: &Sizes) -> Result<Run, Stop> {
+    fn memspill(&self, sizes: &Sizes) -> Result<SideRun, Stop> {
         let stats_file = self.scratch.path().join("stats.json");
         let mut command: Vec<OsString> = vec![self.options.program.clone().into()];
         command.extend(["run", "--memory-max"].map(OsString::from));
@@ -274,11 +282,11 @@ impl Bench<'_> {
         let pool =
             stats.iter().find(|(name, _)| name == "swap_ram_peak_bytes").map(|(_, bytes)| *bytes as u64);
         let pool_peak_bytes = pool.filter(|_| self.options.kernel_swap == KernelSwap::Zram);
-        Ok(Run { side: Side::Memspill, ran, pool_peak_bytes, stats, load })
+        Ok(SideRun { side: Side::Memspill, ran, pool_peak_bytes, stats, load })
     }
 }
 
-fn told(run: &Run) -> String {
+fn told(run: &SideRun) -> String {
     run.ran.failed.as_ref().map_or(String::new(), |failed| format!("; failed: {failed}"))
 }
 

@@ -1,5 +1,5 @@
-//! Numbers out of a JSON object: the line that workloads print, and memspill's statistics. What is nested in it is left out;
-//! anything that is not JSON is somebody else's output: none.
+//! Numbers out of a JSON object: the line that workloads print, and memspill's statistics. What is nested in
+//! it is left out; anything that is not JSON is somebody else's output: none.
 
 use serde_json::Value;
 
@@ -7,20 +7,6 @@ use serde_json::Value;
 pub fn numbers(text: &str) -> Option<Vec<(String, f64)>> {
     let Ok(Value::Object(fields)) = serde_json::from_str(text) else { return None };
     Some(fields.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
-}
-
-/// As a JSON string.
-pub fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if (letter as u32) < 0x20 => quoted.push_str(&format!("\\u{:04x}", letter as u32)),
-            letter => quoted.push(letter),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 #[cfg(test)]
@@ -38,21 +24,8 @@ mod tests {
         assert_eq!(numbers("{}"), Some(vec![]));
         let nested = r#"{"a": {"b": 1}, "c": 2, "d": [{"e": 3}]}"#;
         assert_eq!(numbers(nested), Some(vec![("c".to_string(), 2.0)]));
-        for other in [
-            "",
-            "27000000",
-            "{",
-            "{\"a\"",
-            "{\"a\":}",
-            "{\"a\":1}x",
-            "{\"a\":1,}",
-        ] {
+        for other in ["", "27000000", "{", "{\"a\"", "{\"a\":}", "{\"a\":1}x", "{\"a\":1,}"] {
             assert_eq!(numbers(other), None, "{other}");
         }
-    }
-
-    #[test]
-    fn quotes() {
-        assert_eq!(quoted("a\"b\\\n"), r#""a\"b\\\u000a""#);
     }
 }

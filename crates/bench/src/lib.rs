@@ -1,5 +1,5 @@
-//! `memspill bench`: the same work in turns, under memspill and under the kernel's own swap (`compare`), or under one
-//! setting of memspill and another (`seeds`).
+//! `memspill bench`: the same work in turns, under memspill and under the kernel's own swap (`compare`), or
+//! under one setting of memspill and another (`seeds`).
 //!
 //! ```text
 //!   compare.rs    learn what the work takes ─▶ pairs: kernel, memspill, memspill, kernel, …  ─▶ Comparison
@@ -14,8 +14,9 @@
 //!   seeds/        tables of settings ─▶ runs of memspill with --tune ─▶ memspill_tables::Report
 //! ```
 //!
-//! A run that failed is counted and shown, never dropped in silence. What was there before is there afterwards: swap
-//! devices, cgroups, zram devices, files. Only kill -9 of this program leaves something behind; the next one names it.
+//! A run that failed is counted and shown, never dropped in silence. What was there before is there
+//! afterwards: swap devices, cgroups, zram devices, files. Only kill -9 of this program leaves something
+//! behind; the next one names it.
 
 pub mod cgroup;
 pub mod compare;

@@ -1,12 +1,16 @@
-//! What a comparison says: medians and spread of both sides, ratios pair by pair, failures. As text and as JSON.
+//! What a comparison says: medians and spread of both sides, ratios pair by pair, failures. As text and as
+//! JSON.
 //!
-//! A ratio above 1 says that memspill is better, whether the figure is a rate or a time or a size. It is taken within
-//! a pair, and only of pairs in which both ended well.
+//! A ratio above 1 says that memspill is better, whether the figure is a rate or a time or a size. It is
+//! taken within a pair, and only of pairs in which both ended well.
+//!
+//! The columns of its text are padded here: a crate for tables would be told as much as it takes to do it.
 
+use memspill_tables::json::{number, rounded};
+use serde_json::{Value, json};
 use std::fmt::Write;
 
-use crate::compare::{Comparison, Run};
-use crate::flat::quoted;
+use crate::compare::{Comparison, SideRun};
 use crate::plan::{KernelSwap, Work};
 use crate::{MIB, mib};
 
@@ -19,7 +23,7 @@ enum Better {
     Less,
 }
 
-type Get = Box<dyn Fn(&Run) -> Option<f64>>;
+type Get = Box<dyn Fn(&SideRun) -> Option<f64>>;
 
 /// A figure that both sides have.
 struct Figure {
@@ -103,11 +107,11 @@ fn figures(comparison: &Comparison) -> Vec<Figure> {
     figures
 }
 
-fn less(name: &str, scale: f64, get: impl Fn(&Run) -> Option<f64> + 'static) -> Figure {
+fn less(name: &str, scale: f64, get: impl Fn(&SideRun) -> Option<f64> + 'static) -> Figure {
     Figure { name: name.into(), better: Better::Less, scale, get: Box::new(get) }
 }
 
-fn good<'a>(runs: impl Iterator<Item = &'a Run>, figure: &Figure) -> Option<Spread> {
+fn good<'a>(runs: impl Iterator<Item = &'a SideRun>, figure: &Figure) -> Option<Spread> {
     let values: Vec<f64> =
         runs.filter(|run| run.ran.failed.is_none()).filter_map(|run| (figure.get)(run)).collect();
     Spread::of(&values)
@@ -148,7 +152,7 @@ fn ratio(better: Better, kernel: f64, memspill: f64) -> Option<f64> {
 }
 
 /// How the runs of a side failed, each way once, with how often.
-fn failures<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(String, usize)> {
+fn failures<'a>(runs: impl Iterator<Item = &'a SideRun>) -> Vec<(String, usize)> {
     let mut ways: Vec<(String, usize)> = Vec::new();
     for failed in runs.filter_map(|run| run.ran.failed.as_ref()) {
         match ways.iter_mut().find(|(way, _)| way == failed) {
@@ -257,82 +261,70 @@ impl Comparison {
     }
 
     pub fn json(&self) -> String {
-        let numbers = |pairs: &[(String, f64)]| {
-            let fields: Vec<String> =
-                pairs.iter().map(|(name, value)| format!("{}: {value}", quoted(name))).collect();
-            format!("{{{}}}", fields.join(", "))
-        };
-        let known = |value: Option<u64>| value.map_or("null".into(), |value| value.to_string());
-        // Where this program lies is nobody's business.
-        let program = self.options.program.to_string_lossy().into_owned();
-        let run = |run: &Run| {
-            let words: Vec<String> =
-                run.ran.command.iter().map(|w| quoted(&w.replace(&program, "memspill"))).collect();
-            format!(
-                "{{\"command\": [{}], \"failed\": {}, \"wall_s\": {:.6}, \"user_s\": {:.2}, \"system_s\": {:.2}, \
-                 \"cgroup_peak_bytes\": {}, \"pool_peak_bytes\": {}, \"everything_peak_bytes\": {}, \"load\": {}, \
-                 \"printed\": {}, \"stats\": {}}}",
-                words.join(", "),
-                run.ran.failed.as_ref().map_or("null".into(), |failed| quoted(failed)),
-                run.ran.wall_s,
-                run.ran.user_s,
-                run.ran.system_s,
-                known(run.ran.peak_bytes),
-                known(run.pool_peak_bytes),
-                known(run.everything_peak_bytes()),
-                run.load,
-                numbers(&run.ran.printed),
-                numbers(&run.stats)
-            )
-        };
-        let pairs: Vec<String> = self
-            .pairs
-            .iter()
-            .map(|(kernel, memspill)| {
-                format!("    {{\"kernel\": {},\n     \"memspill\": {}}}", run(kernel), run(memspill))
-            })
-            .collect();
-        let summary: Vec<String> = rows(self).iter().map(|row| format!("    {}", row.json())).collect();
+        let summary: Value = rows(self).iter().map(Row::json).collect();
+        let pairs = self.pairs.iter().map(|(kernel, memspill)| {
+            json!({ "kernel": self.run_json(kernel), "memspill": self.run_json(memspill) })
+        });
         let kernel_limit =
             (self.options.kernel_swap != KernelSwap::None).then_some(self.sizes.kernel_limit_bytes);
-        format!(
-            "{{\n  \"schema\": {SCHEMA},\n  \"work\": {},\n  \"kernel_release\": {},\n  \"cpus\": {},\n  \"cgroup_version\": {},\n  \
-             \"kernel_swap\": {},\n  \"mode\": {},\n  \"takes_bytes\": {},\n  \"unlimited_s\": {},\n  \"pool_ratio\": {},\n  \
-             \"kernel_limit_bytes\": {},\n  \"budget_bytes\": {},\n  \"interrupted\": {},\n  \"summary\": [\n{}\n  ],\n  \
-             \"pairs\": [\n{}\n  ]\n}}\n",
-            quoted(&self.work()),
-            quoted(&kernel_release()),
-            std::thread::available_parallelism().map_or(1, |n| n.get()),
-            known(self.cgroup_version.map(u64::from)),
-            quoted(self.options.kernel_swap.name()),
-            quoted(self.options.mode.name()),
-            known(self.takes_bytes),
-            self.unlimited_s.map_or("null".into(), |seconds| format!("{seconds:.6}")),
-            self.ratio.map_or("null".into(), |ratio| format!("{ratio:.4}")),
-            known(kernel_limit),
-            self.sizes.budget_bytes,
-            self.interrupted.is_some(),
-            summary.join(",\n"),
-            pairs.join(",\n")
-        )
+        let comparison = json!({
+            "schema": SCHEMA,
+            "work": self.work(),
+            "kernel_release": kernel_release(),
+            "cpus": std::thread::available_parallelism().map_or(1, |n| n.get()),
+            "cgroup_version": self.cgroup_version,
+            "kernel_swap": self.options.kernel_swap.name(),
+            "mode": self.options.mode.name(),
+            "takes_bytes": self.takes_bytes,
+            "unlimited_s": self.unlimited_s.map(|seconds| rounded(seconds, 6)),
+            "pool_ratio": self.ratio.map(|ratio| rounded(ratio, 4)),
+            "kernel_limit_bytes": kernel_limit,
+            "budget_bytes": self.sizes.budget_bytes,
+            "interrupted": self.interrupted.is_some(),
+            "summary": summary,
+            "pairs": pairs.collect::<Value>(),
+        });
+        format!("{comparison:#}\n")
+    }
+
+    fn run_json(&self, run: &SideRun) -> Value {
+        // Where this program lies is nobody's business.
+        let program = self.options.program.to_string_lossy();
+        let command = run.ran.command.iter().map(|word| word.replace(&*program, "memspill"));
+        let numbers = |pairs: &[(String, f64)]| -> Value {
+            pairs.iter().map(|(name, value)| (name.as_str(), number(*value))).collect()
+        };
+        json!({
+            "command": command.collect::<Value>(),
+            "failed": run.ran.failed,
+            "wall_s": rounded(run.ran.wall_s, 6),
+            "user_s": rounded(run.ran.user_s, 2),
+            "system_s": rounded(run.ran.system_s, 2),
+            "cgroup_peak_bytes": run.ran.peak_bytes,
+            "pool_peak_bytes": run.pool_peak_bytes,
+            "everything_peak_bytes": run.everything_peak_bytes(),
+            "load": number(run.load),
+            "printed": numbers(&run.ran.printed),
+            "stats": numbers(&run.stats),
+        })
     }
 }
 
 impl Row {
-    fn json(&self) -> String {
+    fn json(&self) -> Value {
         let spread = |spread: Option<Spread>| {
-            spread.map_or("null".to_string(), |s| {
-                format!("{{\"median\": {:.6}, \"least\": {:.6}, \"most\": {:.6}}}", s.median, s.least, s.most)
-            })
+            let places = |value| rounded(value, 6);
+            spread.map(
+                |s| json!({ "median": places(s.median), "least": places(s.least), "most": places(s.most) }),
+            )
         };
-        format!(
-            "{{\"figure\": {}, \"kernel\": {}, \"memspill\": {}, \"ratio\": {}, \"pairs\": {}}}",
-            quoted(&self.name),
-            spread(self.kernel),
-            spread(self.memspill),
-            spread(self.ratio),
-            self.pairs
-        )
+        json!({
+            "figure": self.name,
+            "kernel": spread(self.kernel),
+            "memspill": spread(self.memspill),
+            "ratio": spread(self.ratio),
+            "pairs": self.pairs,
+        })
     }
 }
 
@@ -366,11 +358,11 @@ mod tests {
     use super::*;
     use crate::compare::Side;
     use crate::plan::{Mode, Options, Sizes};
-    use crate::process::Ran;
+    use crate::process::CommandRun;
     use std::time::Duration;
 
-    fn run(side: Side, rate: f64, failed: Option<&str>) -> Run {
-        let ran = Ran {
+    fn run(side: Side, rate: f64, failed: Option<&str>) -> SideRun {
+        let ran = CommandRun {
             command: vec!["/x/memspill".into(), "run".into()],
             wall_s: 100.0 / rate,
             user_s: 0.0,
@@ -379,10 +371,10 @@ mod tests {
             printed: vec![("ops_per_s".into(), rate)],
             failed: failed.map(String::from),
         };
-        Run { side, ran, pool_peak_bytes: Some(50 * MIB), stats: Vec::new(), load: 0.0 }
+        SideRun { side, ran, pool_peak_bytes: Some(50 * MIB), stats: Vec::new(), load: 0.0 }
     }
 
-    fn comparison(pairs: Vec<(Run, Run)>) -> Comparison {
+    fn comparison(pairs: Vec<(SideRun, SideRun)>) -> Comparison {
         let options = Options {
             work: Work::Command(vec!["true".into()]),
             pairs: 3,
@@ -460,9 +452,11 @@ mod tests {
         let json =
             comparison(vec![(run(Side::Kernel, 10.0, Some("a \"b\"")), run(Side::Memspill, 20.0, None))])
                 .json();
-        assert!(json.contains(r#""failed": "a \"b\"""#) && !json.contains("/x/"), "{json}");
-        let opened = json.matches(['{', '[']).count();
-        assert_eq!(opened, json.matches(['}', ']']).count());
+        assert!(!json.contains("/x/"), "{json}");
+        let read: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(read["pairs"][0]["kernel"]["failed"], "a \"b\"");
+        assert_eq!(read["pairs"][0]["memspill"]["printed"], json!({ "ops_per_s": 20 }));
+        assert!(json.find("\"schema\"") < json.find("\"work\""), "in the order of writing: {json}");
     }
 
     #[test]

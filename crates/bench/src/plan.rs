@@ -9,8 +9,8 @@
 //!   mode everything   memspill: budget L, pool included
 //!                     kernel: the limit r at which pages and pool make up L: r + (takes - r) × ratio = L
 //!   a swap file       L for both: there is no pool
-//!   no kernel swap    no limit for the plain program, a budget of half the machine's memory for memspill: what
-//!                     memspill costs where nothing has to be swapped
+//!   no kernel swap    no limit for the plain program, a budget of half the machine's memory for memspill:
+//!                     what memspill costs where nothing has to be swapped
 //! ```
 
 use std::ffi::OsString;
@@ -114,6 +114,7 @@ impl Options {
             // Each process's own.
             "usemem" => &[("--size", total_bytes / count("--processes", 1))],
             // The region fits below the limit, and what pushes it out does not fit beside the pool.
+            "seqswap" if words.iter().any(|word| word == "--pageout") => &[("--size", total_bytes / 2)],
             "seqswap" => &[("--size", total_bytes / 4), ("--push", total_bytes * 3 / 2)],
             "compile" => &[("--size", total_bytes / count("-j", cpus))],
             "cpu" => &[],
@@ -159,15 +160,16 @@ pub fn limit(asked_bytes: Option<u64>, takes_bytes: u64) -> Result<u64, Stop> {
     let limit_bytes = asked_bytes.unwrap_or(takes_bytes / 2 / MIB * MIB);
     if limit_bytes >= takes_bytes {
         return Stop::refuse(format!(
-            "nothing would be swapped: the command takes {}, and --limit is {}; lower it (or --kernel-swap none, for what \
-             memspill costs where memory is not short)",
+            "nothing would be swapped: the command takes {}, and --limit is {}; lower it (or --kernel-swap \
+             none, for what memspill costs where memory is not short)",
             mib(takes_bytes),
             mib(limit_bytes)
         ));
     }
     if limit_bytes < LIMIT_LEAST_BYTES {
         return Stop::refuse(format!(
-            "the command takes {}, and the limit would be {}: less than {} tells nothing; take more memory (--size)",
+            "the command takes {}, and the limit would be {}: less than {} tells nothing; take more memory \
+             (--size)",
             mib(takes_bytes),
             mib(limit_bytes),
             mib(LIMIT_LEAST_BYTES)
@@ -205,7 +207,8 @@ pub fn sizes(
             let resident = (limit_bytes as f64 - ratio * takes_bytes as f64) / (1.0 - ratio);
             if ratio >= 1.0 || resident < LIMIT_LEAST_BYTES as f64 {
                 return Stop::refuse(format!(
-                    "{} at {ratio:.2} of their size do not fit in {}, pool included: raise --limit, or --mode resident",
+                    "{} at {ratio:.2} of their size do not fit in {}, pool included: raise --limit, or \
+                     --mode resident",
                     mib(takes_bytes),
                     mib(limit_bytes)
                 ));
@@ -263,6 +266,10 @@ mod tests {
         assert_eq!(
             command("seqswap", "", false, Some(8 * MIB)),
             format!("{start} seqswap --size 4096K --push 24576K")
+        );
+        assert_eq!(
+            command("seqswap", "--pageout", false, Some(8 * MIB)),
+            format!("{start} seqswap --pageout --size 8192K")
         );
         assert_eq!(command("compile", "-j 4", false, Some(MIB)), format!("{start} compile -j 4 --size 512K"));
         assert_eq!(command("cpu", "", true, None), format!("{start} cpu"));

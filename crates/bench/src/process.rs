@@ -1,8 +1,8 @@
 //! One run of a command, from its start to the end of all that it started.
 //!
-//! It runs in a process group of its own, so that a Ctrl-C is ours to pass on, and joins its memory cgroup before it is
-//! executed. Its CPU time is what the kernel adds to ours when it is waited for: all of its tree that was waited for.
-//! Work that kernel threads do for it is in nobody's time.
+//! It runs in a process group of its own, so that a Ctrl-C is ours to pass on, and joins its memory cgroup
+//! before it is executed. Its CPU time is what the kernel adds to ours when it is waited for: all of its tree
+//! that was waited for. Work that kernel threads do for it is in nobody's time.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -22,9 +22,9 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const OUTPUT_WAIT: Duration = Duration::from_secs(5);
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// What is known of a run.
+/// What is known of a command that has ended.
 #[derive(Clone, Default, Debug)]
-pub struct Ran {
+pub struct CommandRun {
     pub command: Vec<String>,
     pub wall_s: f64,
     pub user_s: f64,
@@ -36,7 +36,7 @@ pub struct Ran {
     pub failed: Option<String>,
 }
 
-impl Ran {
+impl CommandRun {
     pub fn printed(&self, name: &str) -> Option<f64> {
         self.printed.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
@@ -48,7 +48,7 @@ pub fn run(
     group: Option<&Group>,
     timeout: Duration,
     mut sample: impl FnMut(),
-) -> Result<Ran, Stop> {
+) -> Result<CommandRun, Stop> {
     let named: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let (user_before, system_before) = children_cpu_s();
     let start = Instant::now();
@@ -90,7 +90,7 @@ pub fn run(
     });
     let printed =
         output.recv_timeout(OUTPUT_WAIT).ok().and_then(|line| flat::numbers(&line)).unwrap_or_default();
-    Ok(Ran {
+    Ok(CommandRun {
         command: named,
         wall_s: wall.as_secs_f64(),
         user_s: user_after - user_before,
@@ -175,7 +175,8 @@ fn children_cpu_s() -> (f64, f64) {
     (user as f64 / ticks_per_s, system as f64 / ticks_per_s)
 }
 
-/// cutime and cstime, fields 16 and 17 of proc_pid_stat(5); the second, a name in brackets, may hold anything.
+/// cutime and cstime, fields 16 and 17 of proc_pid_stat(5); the second, a name in brackets, may hold
+/// anything.
 fn children_ticks(stat: &str) -> Option<(u64, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
@@ -185,7 +186,7 @@ fn children_ticks(stat: &str) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn run_sh(text: &str, timeout_ms: u64) -> Ran {
+    fn run_sh(text: &str, timeout_ms: u64) -> CommandRun {
         let command = ["sh", "-c", text].map(OsString::from);
         run(&command, None, Duration::from_millis(timeout_ms), || {}).unwrap()
     }

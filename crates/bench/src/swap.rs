@@ -1,5 +1,5 @@
-//! The kernel's swap device of a run: a fresh zram device with lz4, or a file on a disk. It is made and switched on as a
-//! whole or not at all, and switched off and removed when dropped.
+//! The kernel's swap device of a run: a fresh zram device with lz4, or a file on a disk. It is made and
+//! switched on as a whole or not at all, and switched off and removed when dropped.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -53,14 +53,14 @@ fn parse_mm_stat(text: &str) -> Option<ZramUse> {
     })
 }
 
-enum Kind {
+enum DeviceKind {
     Zram { number: u32 },
     File,
 }
 
 pub struct Device {
     path: PathBuf,
-    kind: Kind,
+    kind: DeviceKind,
     on: bool,
 }
 
@@ -71,8 +71,11 @@ impl Device {
         let Ok(number) = number.trim().parse() else {
             return Stop::refuse(format!("zram: hot_add says '{}'", number.trim()));
         };
-        let device =
-            Device { path: format!("/dev/zram{number}").into(), kind: Kind::Zram { number }, on: false };
+        let device = Device {
+            path: format!("/dev/zram{number}").into(),
+            kind: DeviceKind::Zram { number },
+            on: false,
+        };
         let block = PathBuf::from(format!("/sys/block/zram{number}"));
         fs::write(block.join("comp_algorithm"), "lz4").map_err(|e| told("comp_algorithm lz4", e))?;
         fs::write(block.join("disksize"), size_bytes.to_string()).map_err(|e| told("disksize", e))?;
@@ -83,7 +86,7 @@ impl Device {
     pub fn file(folder: &Path, size_bytes: u64) -> Result<Device, Stop> {
         let path = folder.join("kernel-swap");
         let told = |error: std::io::Error| Stop::Refused(format!("{}: {error}", path.display()));
-        let device = Device { path: path.clone(), kind: Kind::File, on: false };
+        let device = Device { path: path.clone(), kind: DeviceKind::File, on: false };
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(told)?;
         let block = vec![0; BLOCK_BYTES];
@@ -101,8 +104,8 @@ impl Device {
         let path = self.path.to_string_lossy().into_owned();
         tool("mkswap", &[&path])?;
         let hint = match self.kind {
-            Kind::Zram { .. } => "",
-            Kind::File => " (--dir names a directory of ext4 or xfs)",
+            DeviceKind::Zram { .. } => "",
+            DeviceKind::File => " (--dir names a directory of ext4 or xfs)",
         };
         tool("swapon", &["-p", &PRIORITY.to_string(), &path]).map_err(|stop| match stop {
             Stop::Refused(reason) => Stop::Refused(reason + hint),
@@ -115,10 +118,10 @@ impl Device {
     /// None where it is not zram.
     pub fn zram_use(&self) -> Option<ZramUse> {
         match self.kind {
-            Kind::Zram { number } => {
+            DeviceKind::Zram { number } => {
                 parse_mm_stat(&fs::read_to_string(format!("/sys/block/zram{number}/mm_stat")).ok()?)
             }
-            Kind::File => None,
+            DeviceKind::File => None,
         }
     }
 }
@@ -131,11 +134,11 @@ impl Drop for Device {
             return;
         }
         let removed = match self.kind {
-            Kind::Zram { number } => {
+            DeviceKind::Zram { number } => {
                 let _ = fs::write(format!("/sys/block/zram{number}/reset"), "1");
                 fs::write(HOT_REMOVE, number.to_string())
             }
-            Kind::File => fs::remove_file(&self.path),
+            DeviceKind::File => fs::remove_file(&self.path),
         };
         if let Err(error) = removed
             && error.kind() != std::io::ErrorKind::NotFound
@@ -171,8 +174,9 @@ mod tests {
 
     #[test]
     fn what_the_kernel_lists() {
-        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/zram0                              partition\t\
-                    4194300\t\t0\t\t32000\n/swap\\040file file 100 0 -2\n";
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                    /dev/zram0                              partition\t4194300\t\t0\t\t32000\n\
+                    /swap\\040file file 100 0 -2\n";
         assert_eq!(
             parse_swaps(text),
             [("/dev/zram0".to_string(), 32000), ("/swap\\040file".to_string(), -2)]

@@ -1,8 +1,8 @@
 //! The command line: every option, its help, and what it defaults to, in one place.
 //!
-//! `memspill run` reads options up to COMMAND and no further, as timeout(1) and nice(1) do: in
-//! `memspill run -m 1G sort -m` the second `-m` is sort's. An option that memspill does not know, before COMMAND,
-//! is an error; a command whose name begins with `-` goes after `--`.
+//! `memspill run` reads options up to COMMAND and no further, as timeout(1) and nice(1) do: in `memspill run
+//! -m 1G sort -m` the second `-m` is sort's. An option that memspill does not know, before COMMAND, is an
+//! error; a command whose name begins with `-` goes after `--`.
 //!
 //! Exit codes for a wrong command line: 125 for `run` (whose other codes are the command's), else 2.
 
@@ -11,14 +11,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::config::parse_knob;
+use crate::exit;
 use crate::groups::GroupSpec;
+use crate::message::plain;
 use crate::size::{self, Size};
 use crate::spec::{self, SwapSpec};
-
-/// `run` failed by itself, as timeout(1) has it. 126 and 127 are in exec.rs.
-pub const EXIT_OWN_FAILURE: u8 = 125;
-/// A wrong command line of any other subcommand.
-pub const EXIT_USAGE: u8 = 2;
 
 /// Run a program in less memory than it needs: swap that lives in user space.
 #[derive(Parser, Debug)]
@@ -82,13 +80,14 @@ Examples:
   memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8";
 
 #[derive(Args, Debug)]
-#[command(after_help = RUN_EXAMPLES, override_usage = "memspill run [OPTIONS] --memory-max <SIZE> [--] COMMAND [ARG]...")]
+#[command(after_help = RUN_EXAMPLES, override_usage = "memspill run [OPTIONS] --memory-max <SIZE> [--] \
+    COMMAND [ARG]...")]
 pub struct RunArgs {
     /// Memory budget of COMMAND and its children together
     ///
-    /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages on
-    /// their way in or out, and memspill's own tables. Not counted: program code, files in the page cache, shared
-    /// memory.
+    /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages
+    /// on their way in or out, and memspill's own tables. Not counted: program code, files in the page cache,
+    /// shared memory.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
     pub memory_max: Size,
 
@@ -97,7 +96,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub swap_max: Option<Size>,
 
-    /// A memory group for some of the programs: NAME,comm=PATTERN[,memory.max=SIZE]... (see below); repeatable
+    /// A memory group for some of the programs: NAME,comm=PATTERN[,memory.max=SIZE]... (see below);
+    /// repeatable
     #[arg(long, value_name = "SPEC", value_parser = |text: &str| text.parse::<GroupSpec>())]
     pub group: Vec<GroupSpec>,
 
@@ -116,8 +116,14 @@ pub struct RunArgs {
     pub disk_free: Size,
 
     /// When swap is full: kill (exit 137), or let the budget grow, with a warning
-    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnFull::Kill, hide_possible_values = true)]
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnFull::Kill)]
+    #[arg(hide_possible_values = true)]
     pub on_full: OnFull,
+
+    /// Shared memory that is counted and swapped: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero) or none
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::None)]
+    #[arg(hide_possible_values = true)]
+    pub shared: Shared,
 
     /// Print statistics to stderr when COMMAND ends
     #[arg(long)]
@@ -127,8 +133,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
-    /// Set a tuning knob, such as slot-batch=1; repeatable; 'memspill run --tune help' lists them
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
+    /// Set a tuning knob, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run --tune
+    /// help' lists them
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob)]
     pub tune: Vec<String>,
 
     /// File with a [tuning] table of knobs, which --tune goes before [default: $MEMSPILL_CONFIG]
@@ -162,6 +169,12 @@ pub enum OnFull {
     Grow,
 }
 
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shared {
+    Anonymous,
+    None,
+}
+
 impl RunArgs {
     /// The directory of the default swap file.
     pub fn swap_dir(&self) -> PathBuf {
@@ -181,29 +194,23 @@ fn choose_dir(option: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsStrin
     option.or_else(|| from_environment().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("/var/tmp"))
 }
 
-/// Names and values are the engine's to judge; the shape is checked here.
-pub fn parse_tune(text: &str) -> Result<String, String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
-        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
-    }
-}
-
 /// `memspill run --tune help`, before a COMMAND: which knobs there are.
 pub fn asks_for_knobs(arguments: &[OsString]) -> bool {
     let words = || arguments.iter().skip(2).take_while(|word| word.as_encoded_bytes() != b"--");
     let is_run = arguments.get(1).is_some_and(|first| first == OsStr::new("run"));
-    let separate = words().zip(words().skip(1)).any(|(a, b)| a == OsStr::new("--tune") && b == OsStr::new("help"));
+    let separate =
+        words().zip(words().skip(1)).any(|(a, b)| a == OsStr::new("--tune") && b == OsStr::new("help"));
     is_run && (separate || words().any(|word| word == OsStr::new("--tune=help")))
 }
 
 /// The exit code for a command line that clap refused.
 pub fn usage_exit(arguments: &[OsString]) -> u8 {
     let is_run = arguments.get(1).is_some_and(|first| first == OsStr::new("run"));
-    if is_run { EXIT_OWN_FAILURE } else { EXIT_USAGE }
+    if is_run { exit::OWN_FAILURE } else { exit::USAGE }
 }
 
-/// clap's error as one line: what is wrong and the likely name that was meant, without the usage that follows.
+/// clap's error as one line: what is wrong and the likely name that was meant, without the usage that
+/// follows.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.split("\n\nUsage:").next().unwrap_or_default();
@@ -215,16 +222,12 @@ pub fn one_line(error: &clap::Error) -> String {
         .filter(|line| !line.is_empty())
         .partition(|line| line.starts_with("tip: "));
     let mut line = message.join(" ");
-    // The other tip, to write `-- --option`, is for a command whose name begins with a hyphen: nobody has one.
+    // The other tip, to write `-- --option`, is for a command whose name begins with a hyphen: nobody has
+    // one.
     for tip in tips.iter().filter(|tip| tip.contains("similar")) {
         line.push_str(&tip.replacen("tip: ", "; ", 1));
     }
     plain(&line)
-}
-
-/// A line as it can be shown: characters that would end it, or move a terminal's cursor, are written out.
-pub fn plain(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! `memspill bench`: options of its subcommands, and what they print. The work is in crates/bench and crates/workloads.
+//! `memspill bench`: options of its subcommands, and what they print. The work is in crates/bench and
+//! crates/workloads.
 //!
-//! `bench workload` is the program memspill-workload in another place, so that the benchmarks that execute it need no
-//! second file.
+//! `bench workload` is the program memspill-workload in another place, so that the benchmarks that execute it
+//! need no second file.
 
-use crate::args::EXIT_USAGE;
+use crate::exit;
 use crate::machine::{self, Memory};
 use crate::output::{OutputArgs, command_line};
 use crate::size::{self, Size};
@@ -16,9 +17,6 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-
-/// There is no comparison: refused, or no pair in which both sides ended well.
-const EXIT_NOTHING: u8 = 1;
 
 const EXAMPLES: &str = "\
 Ratios above 1: memspill is better. A run that failed is counted and shown.
@@ -59,7 +57,8 @@ enum BenchCommand {
 #[command(after_help = EXAMPLES, override_usage = "memspill bench compare [OPTIONS] -- COMMAND [ARG]...
        memspill bench compare [OPTIONS] --workload <NAME> [OPTION OF THE WORKLOAD]...")]
 struct CompareArgs {
-    /// A workload instead of a command: pmbench, usemem, seqswap, shmem-read, compile, populate, sequential, fresh, cpu
+    /// A workload instead of a command: pmbench, usemem, seqswap, shmem-read, compile, populate, sequential,
+    /// fresh, cpu
     #[arg(long, value_name = "NAME")]
     workload: Option<String>,
 
@@ -72,11 +71,13 @@ struct CompareArgs {
     limit: Option<Size>,
 
     /// What the limit is of: resident or everything (see below)
-    #[arg(long, value_name = "MODE", value_enum, default_value_t = ModeName::Resident, hide_possible_values = true)]
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ModeName::Resident)]
+    #[arg(hide_possible_values = true)]
     mode: ModeName,
 
     /// What the kernel swaps to: zram, file, or none (no limit on both sides: what memspill costs then)
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = SwapName::Zram, hide_possible_values = true)]
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = SwapName::Zram)]
+    #[arg(hide_possible_values = true)]
     kernel_swap: SwapName,
 
     /// Compressed size of a page in the pool, of 1 [default: found in a first run]
@@ -88,7 +89,8 @@ struct CompareArgs {
     quick: bool,
 
     /// A run that takes longer has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
     /// Directory for swap files, on a disk
@@ -115,7 +117,8 @@ struct CompareArgs {
 }
 
 const SEEDS_EXAMPLES: &str = "\
-Each run is memspill run --tune NAME=VALUE -- a workload like the thread's, as much larger than memory as there.
+Each run is memspill run --tune NAME=VALUE -- a workload like the thread's, as much larger than memory
+as there.
 A row for each setting; changes are against the first setting of a workload, round by round.
 
 Examples:
@@ -127,7 +130,8 @@ Examples:
 #[command(after_help = SEEDS_EXAMPLES)]
 struct SeedsArgs {
     /// Tables to make, of 000, 001, 002, 003 and 004 [default: all]
-    #[arg(value_name = "THREAD", value_parser = clap::builder::PossibleValuesParser::new(seeds::ids()), hide_possible_values = true)]
+    #[arg(value_name = "THREAD")]
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(seeds::ids()), hide_possible_values = true)]
     threads: Vec<String>,
 
     /// Runs of each setting, in turns [default: 10, with --quick 3]
@@ -189,7 +193,7 @@ fn run_compare(args: &CompareArgs) -> u8 {
         Ok(options) => options,
         Err(reason) => {
             eprintln!("memspill: {reason} (see memspill bench compare --help)");
-            return EXIT_USAGE;
+            return exit::USAGE;
         }
     };
     let mut note = |text: &str| {
@@ -201,7 +205,7 @@ fn run_compare(args: &CompareArgs) -> u8 {
         Ok(comparison) => comparison,
         Err(Stop::Refused(reason)) => {
             eprintln!("memspill: {reason}");
-            return EXIT_NOTHING;
+            return exit::FAILED;
         }
         Err(Stop::Interrupted(signal)) => {
             eprintln!("memspill: interrupted before the first pair was complete");
@@ -212,29 +216,29 @@ fn run_compare(args: &CompareArgs) -> u8 {
         && let Err(error) = std::fs::write(path, comparison.json())
     {
         eprintln!("memspill: cannot write {}: {error}", path.display());
-        return EXIT_NOTHING;
+        return exit::FAILED;
     }
     // A reader that has closed the pipe has seen enough.
     if let Err(error) = std::io::stdout().write_all(comparison.text().as_bytes())
         && error.kind() != std::io::ErrorKind::BrokenPipe
     {
         eprintln!("memspill: cannot write: {error}");
-        return EXIT_NOTHING;
+        return exit::FAILED;
     }
     match comparison.interrupted {
         Some(signal) => 128 + signal as u8,
         None if comparison.has_a_pair() => 0,
-        None => EXIT_NOTHING,
+        None => exit::FAILED,
     }
 }
 
 fn run_seeds(args: &SeedsArgs) -> u8 {
-    let options = args.output.check().and_then(|()| seeds_options(args));
+    let options = args.output.check_page_path().and_then(|()| seeds_options(args));
     let options = match options {
         Ok(options) => options,
         Err(reason) => {
             eprintln!("memspill: {reason}");
-            return EXIT_USAGE;
+            return exit::USAGE;
         }
     };
     let mut note = |text: &str| {
@@ -249,7 +253,7 @@ fn run_seeds(args: &SeedsArgs) -> u8 {
         }
         Err(Stop::Refused(reason)) => {
             eprintln!("memspill: {reason}");
-            EXIT_NOTHING
+            exit::FAILED
         }
         Err(Stop::Interrupted(signal)) => {
             eprintln!("memspill: interrupted before anything was measured");
@@ -275,7 +279,7 @@ fn seeds_options(args: &SeedsArgs) -> Result<seeds::Options, String> {
 fn options(args: &CompareArgs) -> Result<Options, String> {
     let ram_bytes = Memory::of_this_machine().usable_bytes();
     Ok(Options {
-        work: work(args)?,
+        work: work_of(args)?,
         pairs: args.pairs.unwrap_or(if args.quick { 2 } else { 10 }),
         limit_bytes: args.limit.and_then(|limit| limit.resolve(ram_bytes)),
         mode: match args.mode {
@@ -296,7 +300,7 @@ fn options(args: &CompareArgs) -> Result<Options, String> {
     })
 }
 
-fn work(args: &CompareArgs) -> Result<Work, String> {
+fn work_of(args: &CompareArgs) -> Result<Work, String> {
     match (&args.workload, args.words.first()) {
         (Some(name), _) => match command::find(name) {
             Some(_) => Ok(Work::Workload { name: name.clone(), words: args.words.clone() }),

@@ -1,4 +1,5 @@
-//! The configuration file: `--config FILE`, else `$MEMSPILL_CONFIG`.
+//! The knobs that are set: `--tune NAME=VALUE`, and the configuration file (`--config FILE`, else
+//! `$MEMSPILL_CONFIG`):
 //!
 //! ```toml
 //! [tuning]
@@ -6,10 +7,10 @@
 //! page-cluster = 4
 //! ```
 //!
-//! Names and values are those of `--tune`, which is read after it and so goes before it. Nothing else stands there: what a
-//! job may use is said where the job is started.
+//! Names and values are those of `--tune`, which is read after the file and so goes before it. Nothing else
+//! stands there: what a job may use is said where the job is started.
 
-use crate::args::plain;
+use crate::message::plain;
 use memspill_engine::tuning::Tuning;
 use std::path::Path;
 use toml::{Table, Value};
@@ -36,11 +37,24 @@ pub fn apply(text: &str, tuning: &mut Tuning) -> Result<(), String> {
         let value = match value {
             Value::String(word) => word.clone(),
             Value::Integer(number) => number.to_string(),
-            other => return Err(format!("[tuning] {name:?}: {} is neither a word in quotes nor a number", other.type_str())),
+            other => {
+                return Err(format!(
+                    "[tuning] {name:?}: {} is neither a word in quotes nor a number",
+                    other.type_str()
+                ));
+            }
         };
         tuning.set(&format!("{name}={value}")).map_err(|e| format!("[tuning] {e}"))?;
     }
     Ok(())
+}
+
+/// Names and values are the engine's to judge; the shape is checked here.
+pub fn parse_knob(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
+        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -2,22 +2,22 @@
 //!
 //! ```text
 //!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout cold
-//!   ask (pager/src/ctl.rs) ─▶ stdout: what was asked for      stderr: why not, and a swapoff's progress on a terminal
+//!   ask (pager/src/ctl/words.rs) ─▶ stdout: what was asked for
+//!                                   stderr: why not, and a swapoff's progress on a terminal
 //! ```
 //!
-//! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. What a run says is shown with its control
-//! characters replaced: another user's process may call itself a run to root.
+//! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. What a run says is shown
+//! with its control characters replaced: another user's process may call itself a run to root.
 
+use crate::exit;
 use crate::machine::Memory;
 use crate::size::{self, Size, human};
 use crate::spec::{self, SwapSpec};
 use clap::{Args, Subcommand};
-use memspill_pager::ctl::{Request, Run, parse_range, runs};
-use memspill_pager::supervisor::Interrupts;
+use memspill_pager::ctl::words::{Request, RunSocket, parse_range, runs};
+use memspill_pager::signals::Interrupts;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
-
-const EXIT_REFUSED: u8 = 1;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,21 +93,25 @@ enum CtlCommand {
 
 /// Returns the exit code.
 pub fn ctl(args: &CtlArgs) -> u8 {
-    match chosen(args).and_then(|runs| carry_out(args, &runs)) {
+    match chosen_runs(args).and_then(|runs| carry_out(args, &runs)) {
         Ok(()) => 0,
         Err(reason) => {
             eprintln!("memspill: {}", printable(&reason));
-            EXIT_REFUSED
+            exit::FAILED
         }
     }
 }
 
-fn chosen(args: &CtlArgs) -> Result<Vec<Run>, String> {
+fn chosen_runs(args: &CtlArgs) -> Result<Vec<RunSocket>, String> {
     let mut runs = runs().map_err(|e| format!("cannot read /proc/net/unix: {e}"))?;
     if let Some(pid) = args.pid {
         runs.retain(|run| run.pid == pid);
         let of_ours = "see memspill ctl list";
-        return if runs.is_empty() { Err(format!("no run of ours has process id {pid}: {of_ours}")) } else { Ok(runs) };
+        return if runs.is_empty() {
+            Err(format!("no run of ours has process id {pid}: {of_ours}"))
+        } else {
+            Ok(runs)
+        };
     }
     let takes_all = args.all || matches!(args.command, CtlCommand::List);
     match runs.len() {
@@ -121,12 +125,12 @@ fn chosen(args: &CtlArgs) -> Result<Vec<Run>, String> {
     }
 }
 
-fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
+fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
     let request = match &args.command {
         CtlCommand::List => return list(runs),
         CtlCommand::Stats { json } => Request::Stats { json: *json },
         CtlCommand::Swaps => Request::Swaps,
-        CtlCommand::Swapon { spec } => Request::Swapon { spec: seen_from_anywhere(spec)? },
+        CtlCommand::Swapon { spec } => Request::Swapon { spec: with_absolute_path(spec)? },
         CtlCommand::Swapoff { name } => Request::Swapoff { name: name.clone() },
         CtlCommand::Limit { size } => {
             let ram_bytes = Memory::of_this_machine().usable_bytes();
@@ -137,9 +141,9 @@ fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
     };
     let mut refusals = Vec::new();
     for run in runs {
-        match ask(run, &request) {
-            Ok(text) if args.all => show(&format!("{}:\n{text}", run.pid)),
-            Ok(text) => show(&text),
+        match send_request(run, &request) {
+            Ok(text) if args.all => print_answer(&format!("{}:\n{text}", run.pid)),
+            Ok(text) => print_answer(&text),
             Err(reason) if args.all => refusals.push(format!("{}: {reason}", run.pid)),
             Err(reason) => refusals.push(reason),
         }
@@ -147,10 +151,12 @@ fn carry_out(args: &CtlArgs, runs: &[Run]) -> Result<(), String> {
     if refusals.is_empty() { Ok(()) } else { Err(refusals.join("; ")) }
 }
 
-fn ask(run: &Run, request: &Request) -> Result<String, String> {
+fn send_request(run: &RunSocket, request: &Request) -> Result<String, String> {
     let on_terminal = std::io::stderr().is_terminal();
     let interrupts = match request {
-        Request::Swapoff { .. } => Some(Interrupts::block().map_err(|e| format!("cannot block signals: {e}"))?),
+        Request::Swapoff { .. } => {
+            Some(Interrupts::block().map_err(|e| format!("cannot block signals: {e}"))?)
+        }
         _ => None,
     };
     let mut told = false;
@@ -168,8 +174,8 @@ fn ask(run: &Run, request: &Request) -> Result<String, String> {
     result
 }
 
-/// The run has a directory of its own: a path is to mean there what it means here.
-fn seen_from_anywhere(text: &str) -> Result<String, String> {
+/// A SPEC with its path made absolute: the run may be in another directory.
+fn with_absolute_path(text: &str) -> Result<String, String> {
     let spec = spec::parse(text).map_err(|e| e.to_string())?;
     let (SwapSpec::File { path, .. }, Some(rest)) = (spec, text.strip_prefix("file:")) else {
         return Ok(text.to_string());
@@ -182,7 +188,7 @@ fn seen_from_anywhere(text: &str) -> Result<String, String> {
     Ok(format!("file:{here}/{rest}"))
 }
 
-fn list(runs: &[Run]) -> Result<(), String> {
+fn list(runs: &[RunSocket]) -> Result<(), String> {
     let mut text = format!("{:>10} {:>12} {:>12} {:>12}  COMMAND", "PID", "BUDGET", "USED", "SWAPPED");
     for run in runs {
         // One that ends meanwhile is no run any more.
@@ -190,9 +196,10 @@ fn list(runs: &[Run]) -> Result<(), String> {
         let sizes: Vec<u64> = sizes.split(' ').filter_map(|bytes| bytes.parse().ok()).collect();
         let [limit, used, swapped] = sizes[..] else { continue };
         let [limit, used, swapped] = [limit, used, swapped].map(human);
-        let _ = write!(text, "\n{:>10} {limit:>12} {used:>12} {swapped:>12}  {}", run.pid, command_of(run.pid));
+        let _ =
+            write!(text, "\n{:>10} {limit:>12} {used:>12} {swapped:>12}  {}", run.pid, command_of(run.pid));
     }
-    show(&text);
+    print_answer(&text);
     Ok(())
 }
 
@@ -204,7 +211,7 @@ fn command_of(pid: u32) -> String {
 }
 
 /// To stdout. A reader that closed the pipe has seen enough.
-fn show(text: &str) {
+fn print_answer(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", printable(text).trim_end());
 }
 
@@ -220,11 +227,11 @@ mod tests {
     fn paths_are_made_whole() {
         let here = std::env::current_dir().unwrap();
         let here = here.display();
-        assert_eq!(seen_from_anywhere("file:swap,size=1G").unwrap(), format!("file:{here}/swap,size=1G"));
+        assert_eq!(with_absolute_path("file:swap,size=1G").unwrap(), format!("file:{here}/swap,size=1G"));
         for whole in ["file:/swap,size=1G", "ram:,size=1G"] {
-            assert_eq!(seen_from_anywhere(whole).unwrap(), whole);
+            assert_eq!(with_absolute_path(whole).unwrap(), whole);
         }
-        assert!(seen_from_anywhere("zram:").unwrap_err().contains("unknown kind"));
+        assert!(with_absolute_path("zram:").unwrap_err().contains("unknown kind"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The swap devices of a run: what `--swap` names, or the default.
 //!
-//! The default is one device: compressed RAM inside the budget, which moves its oldest pages out to an unlinked file in
-//! the swap directory when its share of the budget is used up.
+//! The default is one device: compressed RAM inside the budget, which moves its oldest pages out to an
+//! unlinked file in the swap directory when its share of the budget is used up.
 
 use crate::args::RunArgs;
 use crate::size;
@@ -11,20 +11,21 @@ use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, 
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_engine::backing::{Backing, BackingError};
-use memspill_engine::engine::Device;
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::devices::Device;
+use memspill_engine::slots::Slots;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_engine::word::ENTRY_DEVICES_MAX;
 use memspill_pager::limits;
-use memspill_pager::supervisor::Layout;
+use memspill_pager::run::Layout;
 use std::sync::Arc;
 
-/// Slots of a device whose size is not given (256 GiB): tables are made as slots are used, the disk sets the end.
+/// Slots of a device whose size is not given (256 GiB): tables are made as slots are used, the disk sets the
+/// end.
 const SLOTS_DEFAULT: u32 = 1 << 26;
 
-/// Bytes of the tables that a file behind a pool takes for each slot: two words, and some bits. They cost memory only where
-/// slots are used, and address space at once.
+/// Bytes of the tables that a file behind a pool takes for each slot: two words, and some bits. They cost
+/// memory only where slots are used, and address space at once.
 const TABLES_BYTES_PER_SLOT: u64 = 17;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
@@ -32,7 +33,7 @@ pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
     limits::pool_bytes(memory_max_bytes / 5 * 2)
 }
 
-/// Without a file the pool may take nearly all: what is left is what the program works in.
+/// The pool's share of the budget when no file stands behind it: nearly all. The program works in the rest.
 pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
     limits::pool_bytes(memory_max_bytes - memory_max_bytes / 10)
 }
@@ -77,19 +78,26 @@ pub fn open_one(
         SwapSpec::Ram { size, priority, fail } => {
             let slots = slots_here(*size);
             let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
-            let backing = failing(RamBacking::open(config).map_err(|e| format!("ram: {}", told(&e)))?, *fail);
+            let backing = with_planned_failure(
+                RamBacking::open(config).map_err(|e| format!("ram: {}", with_remedy(&e)))?,
+                *fail,
+            );
             Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
         }
         SwapSpec::File { path, size, priority, discard, fail } => {
-            let config =
-                FileConfig { discard: *discard, ..file_config(FilePlace::Path(path.clone()), *size, opening) };
-            let config = within_file_limit(config, size.is_some()).map_err(|e| format!("file:{}: {e}", path.display()))?;
-            let backing = FileBacking::open(config).map_err(|e| format!("file:{}: {}", path.display(), told(&e)))?;
+            let config = FileConfig {
+                discard: *discard,
+                ..file_config(FilePlace::Path(path.clone()), *size, opening)
+            };
+            let config = within_file_limit(config, size.is_some())
+                .map_err(|e| format!("file:{}: {e}", path.display()))?;
+            let backing = FileBacking::open(config)
+                .map_err(|e| format!("file:{}: {}", path.display(), with_remedy(&e)))?;
             if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
                 backing.set_tamper(bit_flip_at(*at));
             }
             let name = format!("file:{}", path.display());
-            let backing = failing(backing, *fail);
+            let backing = with_planned_failure(backing, *fail);
             Ok(device(&name, names, priority.unwrap_or(default_priority), backing, opening))
         }
     }
@@ -97,7 +105,7 @@ pub fn open_one(
 
 /// What a device may hold in RAM, under this budget.
 pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64) -> u64 {
-    // RAM alone is what reads without waiting; for files the figure means nothing.
+    // Only a device of RAM alone reads without waiting; for files the figure means nothing.
     if device.backing.properties().synchronous {
         pool_alone_bytes(memory_max_bytes)
     } else {
@@ -105,8 +113,8 @@ pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64) -> u64 {
     }
 }
 
-/// With the failure that a test asks for.
-fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Backing> {
+/// The backing with the failure that a test asks for.
+fn with_planned_failure<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Backing> {
     let Some(Fail { what, at, from_there_on }) = fail.filter(|f| f.what != FailWhat::Flip) else {
         return Arc::new(backing);
     };
@@ -117,7 +125,11 @@ fn failing<B: Backing + 'static>(backing: B, fail: Option<Fail>) -> Arc<dyn Back
         plan.in_a_row = u64::MAX;
     }
     if what == FailWhat::NoMemory {
-        plan = FaultPlan { in_a_row: 100, error: BackingError::Short(rustix::io::Errno::NOMEM.raw_os_error()), ..plan };
+        plan = FaultPlan {
+            in_a_row: 100,
+            error: BackingError::Short(rustix::io::Errno::NOMEM.raw_os_error()),
+            ..plan
+        };
     }
     Arc::new(FaultyBacking::new(backing, plan))
 }
@@ -157,22 +169,28 @@ fn slots_here(size_bytes: Option<u64>) -> u32 {
 
 /// The limit on the size of files (ulimit -f): a file whose size was not asked for ends there.
 fn within_file_limit(config: FileConfig, asked_for: bool) -> Result<FileConfig, String> {
-    let is_device = matches!(&config.place, FilePlace::Path(path) if std::fs::metadata(path).is_ok_and(|file| !file.is_file()));
-    let Some(most) = limits::file_bytes().filter(|most| !is_device && *most < config.max_bytes) else { return Ok(config) };
+    let is_no_file = |path| std::fs::metadata(path).is_ok_and(|file| !file.is_file());
+    let is_device = matches!(&config.place, FilePlace::Path(path) if is_no_file(path));
+    let Some(most) = limits::file_bytes().filter(|most| !is_device && *most < config.max_bytes) else {
+        return Ok(config);
+    };
     let (most_text, needed) = (size::human(most), size::human(limits::FILE_BYTES_MIN));
     if asked_for {
-        return Err(format!("the limit on the size of files (ulimit -f) is {most_text}: raise it, or give a smaller size="));
+        return Err(format!(
+            "the limit on the size of files (ulimit -f) is {most_text}: raise it, or give a smaller size="
+        ));
     }
     if most < limits::FILE_BYTES_MIN {
         return Err(format!(
-            "the limit on the size of files (ulimit -f) is {most_text}, and at least {needed} are needed: raise it, or use --swap ram:"
+            "the limit on the size of files (ulimit -f) is {most_text}, and at least {needed} are needed: \
+             raise it, or use --swap ram:"
         ));
     }
     Ok(FileConfig { max_bytes: most, ..config })
 }
 
-/// An error, and what mends it where that is a limit of this process.
-fn told(error: &std::io::Error) -> String {
+/// The text of an error, with what mends it where a limit of this process is the cause.
+fn with_remedy(error: &std::io::Error) -> String {
     limits::remedy(error).map_or(error.to_string(), |mends| format!("{error}; {mends}"))
 }
 
@@ -183,14 +201,17 @@ pub fn slots_of(size_bytes: Option<u64>) -> u32 {
 
 fn device(name: &str, names: &[&str], priority: i16, backing: Arc<dyn Backing>, opening: &Opening) -> Device {
     let properties = backing.properties();
-    let slots = SwapDevice::new(properties.slots, opening.layout.queues(), properties.rotational, &opening.tuning);
+    let slots = Slots::new(properties.slots, opening.layout.queues(), properties.rotational, &opening.tuning);
     Device::new(unique_name(name, names), priority, slots, backing)
 }
 
 /// The second `ram:` is `ram:#2`: by its name a device is switched off.
 fn unique_name(name: &str, names: &[&str]) -> String {
     let numbered = (2..).map(|n| format!("{name}#{n}"));
-    std::iter::once(name.to_string()).chain(numbered).find(|n| !names.contains(&n.as_str())).expect("numbers do not end")
+    std::iter::once(name.to_string())
+        .chain(numbered)
+        .find(|n| !names.contains(&n.as_str()))
+        .expect("numbers do not end")
 }
 
 #[cfg(test)]

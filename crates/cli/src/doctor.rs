@@ -8,9 +8,9 @@
 //! render          checks in, text out
 //! ```
 //!
-//! A check at FAIL stops `memspill run`, which calls `blockers` and prints the same words. A check at warn costs
-//! speed, or concerns some programs only; its text says which. Nothing is believed that can be tried: permission
-//! on a device, a sysctl and a kernel version are named as reasons, never taken as the result.
+//! A check at FAIL stops `memspill run`, which calls `blockers` and prints the same words. A check at warn
+//! costs speed, or concerns some programs only; its text says which. Nothing is believed that can be tried:
+//! permission on a device, a sysctl and a kernel version are named as reasons, never taken as the result.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -18,6 +18,8 @@ use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+
+use memspill_uffd::shmem;
 
 use crate::args::{self, DoctorArgs};
 use crate::machine::Memory;
@@ -125,6 +127,9 @@ struct Facts {
     child_memory: Tried,
     child_pagemap: Tried,
     ptrace_scope: Option<u64>,
+    /// Opening an object of shared memory by /proc/PID/map_files.
+    shared_memory: Tried,
+    shared_may_be_huge: bool,
     huge_pages: Option<String>,
     max_map_count: Option<u64>,
     memory: Memory,
@@ -179,6 +184,8 @@ impl Facts {
             child_memory,
             child_pagemap,
             ptrace_scope: number_in("/proc/sys/kernel/yama/ptrace_scope"),
+            shared_memory: tried(shmem::probe()),
+            shared_may_be_huge: shmem::may_be_huge(),
             huge_pages: fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
                 .ok()
                 .map(chosen_word),
@@ -270,8 +277,8 @@ fn chosen_word(text: String) -> String {
     chosen.map_or_else(|| text.trim().to_owned(), |(word, _)| word.to_owned())
 }
 
-/// Who `user_id` is outside this user namespace, by uid_map's lines of INSIDE OUTSIDE COUNT; None in the first one,
-/// which maps every number to itself.
+/// Who `user_id` is outside this user namespace, by uid_map's lines of INSIDE OUTSIDE COUNT; None in the
+/// first one, which maps every number to itself.
 fn outer_user_id(uid_map: &str, user_id: u32) -> Option<u32> {
     for line in uid_map.lines() {
         let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().ok());
@@ -287,8 +294,8 @@ fn outer_user_id(uid_map: &str, user_id: u32) -> Option<u32> {
     None
 }
 
-/// userfaultfd(2) is called by the program, not by memspill: what memspill may do by a file capability of its own
-/// is lost on the way there.
+/// userfaultfd(2) is called by the program, not by memspill: what memspill may do by a file capability of its
+/// own is lost on the way there.
 fn full_userfaultfd(status: &str) -> Tried {
     let for_all = number_in("/proc/sys/vm/unprivileged_userfaultfd") == Some(1);
     if for_all || ptrace_is_passed_on(status) { tried(probe::userfaultfd(false)) } else { Err(libc::EPERM) }
@@ -308,14 +315,14 @@ fn open_uffd_device() -> io::Result<std::os::fd::OwnedFd> {
 fn uffd_features() -> (Option<u64>, Tried) {
     let any =
         || open_uffd_device().or_else(|_| probe::userfaultfd(false)).or_else(|_| probe::userfaultfd(true));
-    let features = any().and_then(|uffd| probe::uffd_features(&uffd, 0)).ok();
-    let event_fork = any().and_then(|uffd| probe::uffd_features(&uffd, feature::EVENT_FORK));
+    let features = any().and_then(|uffd| probe::uffd_features(uffd, 0)).ok();
+    let event_fork = any().and_then(|uffd| probe::uffd_features(uffd, feature::EVENT_FORK));
     (features, tried(event_fork))
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -----------------------------------------------------------------------------------------------------------
 // Judging
-// ---------------------------------------------------------------------------------------------------------------
+// -----------------------------------------------------------------------------------------------------------
 
 fn ok(name: &'static str, found: impl Into<String>) -> Check {
     Check { name, level: Level::Ok, found: found.into(), fix: None }
@@ -344,6 +351,7 @@ fn judge(facts: &Facts) -> Vec<Check> {
         guard_regions(facts),
         child_pagemap(facts),
         child_memory(facts),
+        shared_memory(facts),
         io_uring(facts),
         memlock(facts),
         max_map_count(facts),
@@ -434,7 +442,9 @@ fn uffd_syscall(facts: &Facts) -> Check {
             let filter =
                 if facts.seccomp { "a seccomp filter forbids it" } else { "a security policy forbids it" };
             let fix = facts.seccomp.then(|| {
-                "start the container with a profile that allows userfaultfd: docker run --security-opt seccomp=PROFILE.json".into()
+                "start the container with a profile that allows userfaultfd: docker run --security-opt \
+                 seccomp=PROFILE.json"
+                    .into()
             });
             fail(NAME, format!("{}: {filter}", reason(errno)), fix)
         }
@@ -512,7 +522,8 @@ fn event_fork(facts: &Facts, features: u64) -> Check {
     }
     match facts.event_fork {
         Ok(()) if facts.has_capability_alone() => {
-            let found = "memspill has CAP_SYS_PTRACE for itself alone (setcap): the command could not load the agent";
+            let found =
+                "memspill has CAP_SYS_PTRACE for itself alone (setcap): the command could not load the agent";
             fail(NAME, found, Some(ptrace_capability_fix(facts)))
         }
         Ok(()) => ok(NAME, "forked children get the swapped-out memory of their parent"),
@@ -524,11 +535,13 @@ fn event_fork(facts: &Facts, features: u64) -> Check {
     }
 }
 
-/// Ambient, so that memspill and the command both hold it. A file capability (setcap) does not serve: its process is
-/// closed to others of its user (not dumpable, more capabilities than they), and the command opens the agent there.
+/// Ambient, so that memspill and the command both hold it. A file capability (setcap) does not serve: its
+/// process is closed to others of its user (not dumpable, more capabilities than they), and the command opens
+/// the agent there.
 fn ptrace_capability_fix(facts: &Facts) -> String {
-    const AMBIENT: &str = "setpriv --reuid $USER --regid $(id -g) --init-groups --inh-caps +sys_ptrace --ambient-caps \
-                           +sys_ptrace memspill run ...  # or as root; for a systemd unit: AmbientCapabilities=CAP_SYS_PTRACE";
+    const AMBIENT: &str = "setpriv --reuid $USER --regid $(id -g) --init-groups --inh-caps +sys_ptrace \
+        --ambient-caps +sys_ptrace memspill run ...  # or as root; for a systemd unit: \
+        AmbientCapabilities=CAP_SYS_PTRACE";
     if facts.has_capability(CAP_SYS_PTRACE) && !facts.has_capability_alone() {
         // Held, and still refused: it is the capability of another user namespace than the first.
         "run memspill outside this user namespace".into()
@@ -552,7 +565,7 @@ fn pagemap_scan(facts: &Facts) -> Check {
     }
 }
 
-/// A process with capabilities of its file may not even look at what /proc tells of itself.
+/// A process that has capabilities by its file may not even read its own files in /proc.
 fn closed_to_itself(facts: &Facts) -> &'static str {
     if facts.has_capability_alone() { " (by memspill's own capability, see uffd EVENT_FORK)" } else { "" }
 }
@@ -598,6 +611,26 @@ fn child_memory(facts: &Facts) -> Check {
         }
         _ if facts.seccomp => warn(NAME, format!("{}: a seccomp filter forbids it", reason(errno)), None),
         _ => warn(NAME, format!("{}: process_vm_readv is refused", reason(errno)), None),
+    }
+}
+
+/// For `--shared=anonymous` alone.
+fn shared_memory(facts: &Facts) -> Check {
+    const NAME: &str = "shared memory";
+    match facts.shared_memory {
+        Ok(()) if facts.shared_may_be_huge => {
+            let found = "has huge pages (shmem_enabled): --shared=anonymous only counts it";
+            let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+            warn(NAME, found, Some(facts.as_root(&format!("sh -c 'echo never >{file}'"))))
+        }
+        Ok(()) => ok(NAME, "can be swapped (--shared=anonymous)"),
+        Err(errno) => {
+            let found = format!(
+                "{}: --shared=anonymous needs CAP_CHECKPOINT_RESTORE, and leaves it alone without",
+                reason(errno)
+            );
+            warn(NAME, found, None)
+        }
     }
 }
 
@@ -707,9 +740,9 @@ fn kernel_swap(facts: &Facts) -> Check {
     )
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// -----------------------------------------------------------------------------------------------------------
 // Rendering
-// ---------------------------------------------------------------------------------------------------------------
+// -----------------------------------------------------------------------------------------------------------
 
 const LEVEL_COLUMNS: usize = 4;
 
@@ -782,6 +815,8 @@ mod tests {
             child_memory: Ok(()),
             child_pagemap: Ok(()),
             ptrace_scope: Some(1),
+            shared_memory: Ok(()),
+            shared_may_be_huge: false,
             huge_pages: Some("madvise".into()),
             max_map_count: Some(65_530),
             memory: Memory { ram_bytes: 8 << 30, swap_bytes: 0, cgroup: None },
@@ -804,6 +839,7 @@ mod tests {
             uffd_device: Err(libc::EACCES),
             uffd_full: Err(libc::EPERM),
             event_fork: Err(libc::EPERM),
+            shared_memory: Err(libc::EPERM),
             memlock_bytes: Some(8 << 20),
             ..good()
         }
@@ -849,7 +885,7 @@ mod tests {
     /// Either way to a full userfaultfd is enough.
     #[test]
     fn the_device_or_the_system_call() {
-        let plain_user = || Facts { event_fork: Ok(()), ..plain_user() };
+        let plain_user = || Facts { event_fork: Ok(()), shared_memory: Ok(()), ..plain_user() };
         let by_device = Facts { uffd_device: Ok(()), ..plain_user() };
         assert_eq!(worst(&by_device), Level::Ok);
         assert_eq!(check(&by_device, "userfaultfd(2)").level, Level::Ok);
@@ -888,7 +924,10 @@ mod tests {
         let fork = check(&facts, "uffd EVENT_FORK");
         assert_eq!(fork.level, Level::Fail);
         let fix = fork.fix.unwrap();
-        assert!(fix.starts_with("sudo setpriv --reuid $USER ") && fix.contains("--ambient-caps +sys_ptrace memspill"));
+        assert!(
+            fix.starts_with("sudo setpriv --reuid $USER ")
+                && fix.contains("--ambient-caps +sys_ptrace memspill")
+        );
         assert!(fix.contains("AmbientCapabilities=CAP_SYS_PTRACE"));
         let by_file = Facts { capabilities: 1 << CAP_SYS_PTRACE, event_fork: Ok(()), ..facts.clone() };
         let fork = check(&by_file, "uffd EVENT_FORK");
@@ -977,6 +1016,15 @@ mod tests {
         assert!(check(&strict, "child's memory").fix.unwrap().contains("ptrace_scope=1"));
         let few = Facts { max_map_count: Some(1000), ..good() };
         assert_eq!(check(&few, "max_map_count").fix.as_deref(), Some("sysctl -w vm.max_map_count=1048576"));
+    }
+
+    #[test]
+    fn shared_memory_is_no_reason_not_to_start() {
+        let huge = Facts { shared_may_be_huge: true, ..good() };
+        for (facts, words) in [(huge, "huge pages"), (plain_user(), "CAP_CHECKPOINT_RESTORE")] {
+            let check = check(&facts, "shared memory");
+            assert!(check.level == Level::Warn && check.found.contains(words), "{}", check.found);
+        }
     }
 
     #[test]

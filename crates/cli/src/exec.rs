@@ -1,8 +1,8 @@
 //! What a command is, found out before it is started.
 //!
-//! memspill works through a library that the dynamic loader puts into the program (LD_PRELOAD). A program that the
-//! loader never sees, or for which the loader ignores that variable, would run outside its budget without a
-//! word. So the command is looked at first, the way execvp(3) and the kernel will:
+//! memspill works through a library that the dynamic loader puts into the program (LD_PRELOAD). A program
+//! that the loader never sees, or for which the loader ignores that variable, would run outside its budget
+//! without any message. So memspill inspects the command first, the way execvp(3) and the kernel will:
 //!
 //! ```text
 //! NAME ── PATH lookup ──▶ file ── "#!" line ──▶ interpreter ── (again, up to 4 times) ──▶ ELF
@@ -12,6 +12,9 @@
 //!
 //! This is an inspection, not a guard: the file may change before it is executed, and a program may start
 //! others of any kind later. Those are found when they fail to report to the supervisor.
+//!
+//! The layout of ELF headers is the crate object's. Which of them are read, and how far, is decided here, as
+//! the kernel decides it: object's readers of files refuse some that the kernel runs.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
@@ -21,15 +24,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use object::elf;
+use object::endian::LittleEndian;
+use object::pod::{from_bytes, slice_from_all_bytes};
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
-use crate::args::{EXIT_OWN_FAILURE, plain};
+use crate::exit;
+use crate::message::plain;
 use crate::probe;
 
-/// Found, but cannot be executed.
-pub const EXIT_NOT_EXECUTABLE: u8 = 126;
-/// Not found.
-pub const EXIT_NOT_FOUND: u8 = 127;
+type FileHeader = elf::FileHeader64<LittleEndian>;
+type ProgramHeader = elf::ProgramHeader64<LittleEndian>;
 
 /// `#!` lines that are followed; the kernel gives up after about as many.
 const SCRIPT_DEPTH_MAX: usize = 4;
@@ -99,30 +104,32 @@ impl Inspection {
         let (exit, line) = match self {
             Inspection::Dynamic(_) | Inspection::Unreadable(_) => return None,
             Inspection::Static(program) => (
-                EXIT_OWN_FAILURE,
+                exit::OWN_FAILURE,
                 format!(
-                    "{program} is statically linked: the agent cannot be loaded into it, so its memory cannot be swapped; use a dynamically linked build"
+                    "{program} is statically linked: the agent cannot be loaded into it, so its memory \
+                     cannot be swapped; use a dynamically linked build"
                 ),
             ),
             Inspection::Privileged(program, privilege) => (
-                EXIT_OWN_FAILURE,
+                exit::OWN_FAILURE,
                 format!(
-                    "{program} is {privilege}: the loader ignores LD_PRELOAD in it, so the agent cannot be loaded; run it from an account that has the privileges already"
+                    "{program} is {privilege}: the loader ignores LD_PRELOAD in it, so the agent cannot be \
+                     loaded; run it from an account that has the privileges already"
                 ),
             ),
             Inspection::Foreign(program, machine) => (
-                EXIT_OWN_FAILURE,
+                exit::OWN_FAILURE,
                 format!("{program} is a program for {machine}: memspill's agent is for 64-bit x86-64 only"),
             ),
             Inspection::Damaged(program) => {
-                (EXIT_NOT_EXECUTABLE, format!("{program} cannot be executed: it is not a complete ELF file"))
+                (exit::NOT_EXECUTABLE, format!("{program} cannot be executed: it is not a complete ELF file"))
             }
             Inspection::NotExecutable(path, reason) => {
-                (EXIT_NOT_EXECUTABLE, format!("{} cannot be executed: {reason}", path.display()))
+                (exit::NOT_EXECUTABLE, format!("{} cannot be executed: {reason}", path.display()))
             }
-            Inspection::NotFound(name) => (EXIT_NOT_FOUND, format!("{} was not found", name.display())),
+            Inspection::NotFound(name) => (exit::NOT_FOUND, format!("{} was not found", name.display())),
             Inspection::NoInterpreter { script, interpreter } => (
-                EXIT_NOT_FOUND,
+                exit::NOT_FOUND,
                 format!(
                     "{} is to be run by {}, which was not found",
                     script.display(),
@@ -163,8 +170,8 @@ enum Found {
     Nowhere,
 }
 
-/// A name with a slash is a path; any other is looked for in PATH, where what may not be executed is passed over
-/// (and remembered: it is the better answer when there is no other).
+/// A name with a slash is a path; any other is looked for in PATH, where what may not be executed is passed
+/// over (and remembered: it is the better answer when there is no other).
 fn find(name: &OsStr, path: Option<&OsStr>) -> Found {
     if name.is_empty() {
         return Found::Nowhere;
@@ -178,8 +185,8 @@ fn find(name: &OsStr, path: Option<&OsStr>) -> Found {
         let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
         match look_at(directory.join(name)) {
             Found::At(file) => return Found::At(file),
-            // A directory of PATH that this user may not search says nothing of what is in it: as shells do, and
-            // unlike execvp, it is not taken for a command that may not be executed.
+            // A directory of PATH that this user may not search says nothing of what is in it: as shells do,
+            // and unlike execvp, it is not taken for a command that may not be executed.
             Found::Denied(file) => denied = denied.or(file.exists().then_some(file)),
             Found::Nowhere => {}
         }
@@ -337,21 +344,20 @@ fn script_interpreter(start: &[u8]) -> Option<PathBuf> {
 
 /// Reads the ELF header in `start`, and the program headers from `file`.
 fn read_elf(file: &File, start: &[u8]) -> Elf {
-    let Some(header) = start.first_chunk::<{ elf::HEADER_BYTES }>() else { return Elf::Damaged };
-    if header[elf::CLASS] != elf::CLASS_64 {
+    let Ok((header, _)) = from_bytes::<FileHeader>(start) else { return Elf::Damaged };
+    if header.e_ident.class != elf::ELFCLASS64 {
         return Elf::Foreign("a 32-bit machine");
     }
-    if header[elf::DATA] != elf::LITTLE_ENDIAN {
+    if header.e_ident.data != elf::ELFDATA2LSB {
         return Elf::Foreign("a big-endian machine");
     }
-    match elf::u16_at(header, elf::MACHINE) {
-        elf::X86_64 => {}
-        elf::AARCH64 => return Elf::Foreign("64-bit ARM"),
-        elf::RISCV => return Elf::Foreign("RISC-V"),
+    match header.e_machine.get(LittleEndian) {
+        elf::EM_X86_64 => {}
+        elf::EM_AARCH64 => return Elf::Foreign("64-bit ARM"),
+        elf::EM_RISCV => return Elf::Foreign("RISC-V"),
         _ => return Elf::Foreign("another machine"),
     }
-    let kind = elf::u16_at(header, elf::TYPE);
-    if kind != elf::EXECUTABLE && kind != elf::SHARED {
+    if !matches!(header.e_type.get(LittleEndian), elf::ET_EXEC | elf::ET_DYN) {
         return Elf::Damaged;
     }
     match find_loader(file, header) {
@@ -361,72 +367,34 @@ fn read_elf(file: &File, start: &[u8]) -> Elf {
 }
 
 /// The path in the PT_INTERP segment. An error: the headers do not lie within the file.
-fn find_loader(file: &File, header: &[u8]) -> io::Result<Option<PathBuf>> {
-    let count = elf::u16_at(header, elf::PROGRAM_HEADER_COUNT);
-    let bytes_each = elf::u16_at(header, elf::PROGRAM_HEADER_BYTES);
-    if count == 0 || count > PROGRAM_HEADERS_MAX || usize::from(bytes_each) != elf::PROGRAM_HEADER_SIZE {
+fn find_loader(file: &File, header: &FileHeader) -> io::Result<Option<PathBuf>> {
+    let count = header.e_phnum.get(LittleEndian);
+    let bytes_each = usize::from(header.e_phentsize.get(LittleEndian));
+    if count == 0 || count > PROGRAM_HEADERS_MAX || bytes_each != size_of::<ProgramHeader>() {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut table = vec![0; usize::from(count) * elf::PROGRAM_HEADER_SIZE];
-    file.read_exact_at(&mut table, elf::u64_at(header, elf::PROGRAM_HEADERS))?;
-    for segment in table.chunks_exact(elf::PROGRAM_HEADER_SIZE) {
-        if elf::u32_at(segment, elf::SEGMENT_TYPE) != elf::INTERPRETER {
-            continue;
-        }
-        let bytes = elf::u64_at(segment, elf::SEGMENT_FILE_BYTES);
-        // The kernel's own bounds: at least a letter and its NUL, at most PATH_MAX.
-        if !(2..=libc::PATH_MAX as u64).contains(&bytes) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut path = vec![0; bytes as usize];
-        file.read_exact_at(&mut path, elf::u64_at(segment, elf::SEGMENT_FILE_OFFSET))?;
-        let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
-        return Ok(Some(PathBuf::from(OsStr::from_bytes(path))));
+    let mut table = vec![0; usize::from(count) * bytes_each];
+    file.read_exact_at(&mut table, header.e_phoff.get(LittleEndian))?;
+    let segments = slice_from_all_bytes::<ProgramHeader>(&table).expect("the table is of whole headers");
+    let Some(segment) = segments.iter().find(|s| s.p_type.get(LittleEndian) == elf::PT_INTERP) else {
+        return Ok(None);
+    };
+    let bytes = segment.p_filesz.get(LittleEndian);
+    // The kernel's own bounds: at least a letter and its NUL, at most PATH_MAX.
+    if !(2..=libc::PATH_MAX as u64).contains(&bytes) {
+        return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok(None)
-}
-
-/// The few fields of <elf.h> that are needed, by their offsets in the 64-bit layout.
-mod elf {
-    pub const HEADER_BYTES: usize = 64;
-    pub const CLASS: usize = 4;
-    pub const CLASS_64: u8 = 2;
-    pub const DATA: usize = 5;
-    pub const LITTLE_ENDIAN: u8 = 1;
-    pub const TYPE: usize = 16;
-    pub const EXECUTABLE: u16 = 2;
-    pub const SHARED: u16 = 3;
-    pub const MACHINE: usize = 18;
-    pub const X86_64: u16 = 62;
-    pub const AARCH64: u16 = 183;
-    pub const RISCV: u16 = 243;
-    pub const PROGRAM_HEADERS: usize = 32;
-    pub const PROGRAM_HEADER_BYTES: usize = 54;
-    pub const PROGRAM_HEADER_COUNT: usize = 56;
-
-    pub const PROGRAM_HEADER_SIZE: usize = 56;
-    pub const SEGMENT_TYPE: usize = 0;
-    pub const INTERPRETER: u32 = 3;
-    pub const SEGMENT_FILE_OFFSET: usize = 8;
-    pub const SEGMENT_FILE_BYTES: usize = 32;
-
-    fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
-        *bytes[offset..].first_chunk().expect("offsets lie within the header that was read")
-    }
-    pub fn u16_at(bytes: &[u8], offset: usize) -> u16 {
-        u16::from_le_bytes(array(bytes, offset))
-    }
-    pub fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-        u32::from_le_bytes(array(bytes, offset))
-    }
-    pub fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-        u64::from_le_bytes(array(bytes, offset))
-    }
+    let mut path = vec![0; bytes as usize];
+    file.read_exact_at(&mut path, segment.p_offset.get(LittleEndian))?;
+    let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(Some(PathBuf::from(OsStr::from_bytes(path))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object::pod::slice_from_bytes_mut;
+    use std::mem::offset_of;
     use std::os::unix::fs::PermissionsExt;
 
     /// A directory of its own for each test, removed at its end.
@@ -465,11 +433,12 @@ mod tests {
     /// The same program without its PT_INTERP, as a static one is built.
     fn static_bytes() -> Vec<u8> {
         let mut bytes = true_bytes();
-        let table = elf::u64_at(&bytes, elf::PROGRAM_HEADERS) as usize;
-        for index in 0..usize::from(elf::u16_at(&bytes, elf::PROGRAM_HEADER_COUNT)) {
-            let segment = table + index * elf::PROGRAM_HEADER_SIZE;
-            if elf::u32_at(&bytes, segment) == elf::INTERPRETER {
-                bytes[segment] = 0;
+        let header = *from_bytes::<FileHeader>(&bytes).unwrap().0;
+        let table = &mut bytes[header.e_phoff.get(LittleEndian) as usize..];
+        let count = usize::from(header.e_phnum.get(LittleEndian));
+        for segment in slice_from_bytes_mut::<ProgramHeader>(table, count).unwrap().0 {
+            if segment.p_type.get(LittleEndian) == elf::PT_INTERP {
+                segment.p_type.set(LittleEndian, elf::PT_NULL);
             }
         }
         bytes
@@ -588,14 +557,16 @@ mod tests {
 
     #[test]
     fn damaged_and_foreign_programs() {
+        const CLASS: usize = offset_of!(FileHeader, e_ident.class);
+        const DATA: usize = offset_of!(FileHeader, e_ident.data);
+        const MACHINE: usize = offset_of!(FileHeader, e_machine);
         let dir = Dir::new("damaged");
         let whole = true_bytes();
         for length in [4, 5, 63, 64, 100, 500] {
             let file = dir.file("cut", &whole[..length], 0o755);
             assert!(matches!(inspect(file.as_os_str()), Inspection::Damaged(_)), "{length} bytes");
         }
-        for (offset, value, machine) in
-            [(elf::CLASS, 1, "32-bit"), (elf::DATA, 2, "big-endian"), (elf::MACHINE, 183, "ARM")]
+        for (offset, value, machine) in [(CLASS, 1, "32-bit"), (DATA, 2, "big-endian"), (MACHINE, 183, "ARM")]
         {
             let mut bytes = whole.clone();
             bytes[offset] = value;
@@ -610,8 +581,8 @@ mod tests {
     fn headers_changed_anywhere() {
         let dir = Dir::new("fuzz");
         let whole = true_bytes();
-        let headers =
-            64 + usize::from(elf::u16_at(&whole, elf::PROGRAM_HEADER_COUNT)) * elf::PROGRAM_HEADER_SIZE;
+        let count = from_bytes::<FileHeader>(&whole).unwrap().0.e_phnum.get(LittleEndian);
+        let headers = size_of::<FileHeader>() + usize::from(count) * size_of::<ProgramHeader>();
         let path = dir.file("fuzz", &whole, 0o755);
         let file = File::options().write(true).open(&path).unwrap();
         for offset in 0..headers {

@@ -4,8 +4,8 @@
 //! NAME,comm=PATTERN[,comm=PATTERN...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]
 //! ```
 //!
-//! Names of limits as in cgroup v2; a percentage is a share of the budget. A parent is named before its children. Which
-//! process belongs where is told in `pager/src/groups.rs`.
+//! Names of limits as in cgroup v2; a percentage is a share of the budget. A parent is named before its
+//! children. Which process belongs where is told in `pager/src/door/groups.rs`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use std::str::FromStr;
 use crate::size::{Size, SizeError};
 use memspill_engine::group::{GROUPS_MAX, GroupConfig};
 use memspill_engine::units::PAGE_SIZE;
-use memspill_pager::groups::GroupRules;
+use memspill_pager::door::groups::GroupRules;
 
 /// One group as asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -42,14 +42,22 @@ impl fmt::Display for GroupError {
         const KEYS: &str = "comm=PATTERN, memory.max=SIZE, memory.high=SIZE, swap.max=SIZE or parent=NAME";
         match self {
             GroupError::Name(name) => {
-                write!(out, "{name:?} is no name for a group: begin with one of letters, digits, - _ and ., such as --group cc,comm=cc1*,memory.max=1G")
+                write!(
+                    out,
+                    "{name:?} is no name for a group: begin with one of letters, digits, - _ and ., such as \
+                     --group cc,comm=cc1*,memory.max=1G"
+                )
             }
             GroupError::Form(part) => write!(out, "{part:?} is no option: use {KEYS} after a comma"),
             GroupError::Key(key) => write!(out, "unknown option {key:?}: use {KEYS}"),
             GroupError::Twice(key) => write!(out, "{key}= is given twice"),
             GroupError::Size(text, error) => write!(out, "{}: {error}", text.escape_debug()),
             GroupError::NoProcess(name) => {
-                write!(out, "no process would ever be in group {name}: add comm=PATTERN, a program's name with * and ?")
+                write!(
+                    out,
+                    "no process would ever be in group {name}: add comm=PATTERN, a program's name with * and \
+                     ?"
+                )
             }
         }
     }
@@ -69,7 +77,10 @@ impl FromStr for GroupSpec {
         }
         let mut spec = GroupSpec { name: name.to_owned(), ..GroupSpec::default() };
         for part in parts {
-            let (key, value) = part.split_once('=').filter(|(_, v)| !v.is_empty()).ok_or_else(|| GroupError::Form(part.to_owned()))?;
+            let (key, value) = part
+                .split_once('=')
+                .filter(|(_, v)| !v.is_empty())
+                .ok_or_else(|| GroupError::Form(part.to_owned()))?;
             spec.set(key, value)?;
         }
         Ok(spec)
@@ -110,14 +121,16 @@ pub fn rules(specs: &[GroupSpec], budget_bytes: u64) -> Result<GroupRules, Strin
     let mut rules = GroupRules::default();
     for (n, spec) in specs.iter().enumerate() {
         let name = &spec.name;
-        let place_of = |name: &String| specs[..n].iter().position(|other| other.name == *name).map(|at| at + 1);
+        let place_of =
+            |name: &String| specs[..n].iter().position(|other| other.name == *name).map(|at| at + 1);
         if place_of(name).is_some() {
             return Err(format!("--group {name}: there are two groups of that name"));
         }
         let parent = match &spec.parent {
             None => 0,
-            Some(parent) => place_of(parent)
-                .ok_or_else(|| format!("--group {name}: its parent {parent:?} must be named by a --group before it"))?,
+            Some(parent) => place_of(parent).ok_or_else(|| {
+                format!("--group {name}: its parent {parent:?} must be named by a --group before it")
+            })?,
         };
         let has_children = specs[n + 1..].iter().any(|other| other.parent.as_ref() == Some(name));
         if spec.patterns.is_empty() && !has_children {
@@ -157,7 +170,8 @@ mod tests {
 
     #[test]
     fn groups_are_read_as_typed() {
-        let specs = ["all,memory.high=50%", "cc,comm=cc1*,comm=ld,memory.max=64M,swap.max=1G,parent=all"].map(|t| parse(t).unwrap());
+        let specs = ["all,memory.high=50%", "cc,comm=cc1*,comm=ld,memory.max=64M,swap.max=1G,parent=all"]
+            .map(|t| parse(t).unwrap());
         let rules = rules(&specs, 200 << 20).unwrap();
         assert_eq!(rules.groups[0].high_bytes, 100 << 20);
         assert_eq!((rules.groups[0].parent, rules.groups[0].max_bytes), (Some(0), u64::MAX));
@@ -174,7 +188,9 @@ mod tests {
         assert!(parse("a,max=3").unwrap_err().contains("unknown option"));
         assert!(parse("a,memory.max=3x").unwrap_err().contains("memory.max=3x"));
         assert!(parse("a,memory.max=3M,memory.max=3M").unwrap_err().contains("twice"));
-        let fails = |texts: &[&str]| rules(&texts.iter().map(|t| parse(t).unwrap()).collect::<Vec<_>>(), 1 << 30).unwrap_err();
+        let fails = |texts: &[&str]| {
+            rules(&texts.iter().map(|t| parse(t).unwrap()).collect::<Vec<_>>(), 1 << 30).unwrap_err()
+        };
         assert!(fails(&["a"]).contains("comm=PATTERN"));
         assert!(fails(&["a,comm=x,parent=b", "b,comm=y"]).contains("before it"));
         assert!(fails(&["a,comm=x", "a,comm=y"]).contains("two groups"));

@@ -1,7 +1,9 @@
-//! The memspill command, as a library: `main.rs` is the call of [`main`], and the parsers can be called by others.
+//! The memspill command, as a library: `main.rs` is the call of [`main`], and the parsers can be called by
+//! others.
 //!
 //! ```text
-//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share of)
+//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share
+//!      │             of, config.rs: knobs)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
@@ -9,22 +11,12 @@
 //!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
 //! ```
 //!
-//! What memspill has to say goes to stderr with `memspill: ` before it; stdout belongs to the command that is run,
-//! or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe has seen enough: that is success.
+//! What memspill has to say goes to stderr with `memspill: ` before it (message.rs); stdout belongs to the
+//! command that is run, or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe
+//! has seen enough: that is success.
 
-/// As std's, which panic where stderr cannot be written (a full disk, a reader that is gone, the limit on file sizes): a line
-/// that nobody can read is no reason to end a run. Defined before the modules, so that all of them use these.
-macro_rules! eprintln {
-    () => { eprint!("\n") };
-    ($($arg:tt)*) => {{
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($arg)*)));
-    }};
-}
-macro_rules! eprint {
-    ($($arg:tt)*) => {{
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!($($arg)*));
-    }};
-}
+#[macro_use]
+mod message;
 
 pub mod args;
 mod bench;
@@ -33,6 +25,7 @@ mod ctl;
 pub mod devices;
 mod doctor;
 pub mod exec;
+mod exit;
 pub mod groups;
 pub mod machine;
 mod output;
@@ -78,7 +71,7 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
         return 0;
     }
     let exit = args::usage_exit(arguments);
-    let command = if exit == args::EXIT_OWN_FAILURE { "memspill run" } else { "memspill" };
+    let command = if exit == exit::OWN_FAILURE { "memspill run" } else { "memspill" };
     eprintln!("memspill: {} (see {command} --help)", args::one_line(error));
     exit
 }

@@ -4,7 +4,8 @@
 //! container of 2 GiB on a host of 256 GiB, half of the memory is 1 GiB.
 //!
 //! Both hierarchies are known: version 2 (`memory.max`, root at /sys/fs/cgroup or /sys/fs/cgroup/unified) and
-//! version 1 (`memory.limit_in_bytes`, root at /sys/fs/cgroup/memory). Other mount points are not searched for.
+//! version 1 (`memory.limit_in_bytes`, root at /sys/fs/cgroup/memory). Other mount points are not searched
+//! for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Reads /proc and the cgroup tree. None of it needs a privilege; what cannot be read counts as absent, and
-    /// a machine whose RAM cannot be read has u64::MAX of it, so that no percentage becomes zero.
+    /// Reads /proc and the cgroup tree. None of it needs a privilege; what cannot be read counts as absent,
+    /// and a machine whose RAM cannot be read has u64::MAX of it, so that no percentage becomes zero.
     pub fn of_this_machine() -> Memory {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

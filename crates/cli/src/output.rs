@@ -25,8 +25,8 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// What would be in the way of the page, before hours are measured for it.
-    pub fn check(&self) -> Result<(), String> {
+    /// Is there a reason why the page cannot be written? Asked before hours are measured for it.
+    pub fn check_page_path(&self) -> Result<(), String> {
         let Some(path) = &self.html else { return Ok(()) };
         if path.is_dir() {
             return Err(format!("--html {}: that is a directory; name a file in it", path.display()));

@@ -1,8 +1,9 @@
 //! System calls that only a try can answer, one function each: may this process have a userfaultfd, does this
 //! kernel know PAGEMAP_SCAN, may a child be read. Each leaves nothing behind and says the errno when refused.
 //!
-//! Numbers and layouts are from <linux/userfaultfd.h>, <linux/fs.h> and <linux/io_uring.h>; ioctl numbers are
-//! derived from the size of their struct, so that a wrong field does not go unnoticed.
+//! What the pager asks of the kernel too is asked through the ABI crate (memspill-uffd), so that both mean
+//! the same. What only a probe asks (a userfaultfd for user mode, an io_uring) is here, by the numbers and
+//! layouts of <linux/userfaultfd.h> and <linux/io_uring.h>.
 #![allow(unsafe_code, reason = "raw system calls: neither std nor rustix has a safe form of these")]
 
 use std::fs::File;
@@ -11,64 +12,32 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use libc::{c_int, c_long, c_ulong, c_void};
+use libc::{c_int, c_long, c_void};
+use memspill_uffd::pagemap;
+use memspill_uffd::userfaultfd::{USERFAULTFD_IOC_NEW, Uffd};
 
 pub type Probe<T> = Result<T, io::Error>;
 
 const PAGE_BYTES: usize = 4096;
 /// "Only faults from user mode": needs no privilege since Linux 5.11.
 const UFFD_USER_MODE_ONLY: c_int = 1;
-const UFFD_API: u64 = 0xAA;
 const MADV_GUARD_INSTALL: c_int = 102;
 
-/// Features that UFFDIO_API reports, by their bits.
+/// Features that UFFDIO_API reports, by their bits: those that the pager asks for are the ABI crate's.
 pub mod feature {
+    use memspill_uffd::userfaultfd;
+
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    pub const EVENT_FORK: u64 = 1 << 1;
-    pub const EVENT_REMAP: u64 = 1 << 2;
-    pub const EVENT_REMOVE: u64 = 1 << 3;
-    pub const EVENT_UNMAP: u64 = 1 << 6;
+    pub const EVENT_FORK: u64 = userfaultfd::FEATURE_EVENT_FORK;
+    pub const EVENT_REMAP: u64 = userfaultfd::FEATURE_EVENT_REMAP;
+    pub const EVENT_REMOVE: u64 = userfaultfd::FEATURE_EVENT_REMOVE;
+    pub const EVENT_UNMAP: u64 = userfaultfd::FEATURE_EVENT_UNMAP;
     pub const SIGBUS: u64 = 1 << 7;
-    pub const POISON: u64 = 1 << 14;
+    pub const POISON: u64 = userfaultfd::FEATURE_POISON;
     pub const WP_ASYNC: u64 = 1 << 15;
-    pub const MOVE: u64 = 1 << 16;
+    pub const MOVE: u64 = userfaultfd::FEATURE_MOVE;
     /// Bits that this program has names for.
     pub const KNOWN: u64 = (1 << 17) - 1;
-}
-
-const fn ioctl_number(direction: c_ulong, kind: u8, number: u8, bytes: usize) -> c_ulong {
-    direction << 30 | (bytes as c_ulong) << 16 | (kind as c_ulong) << 8 | number as c_ulong
-}
-const IOC_NONE: c_ulong = 0;
-const IOC_READ_WRITE: c_ulong = 3;
-
-const USERFAULTFD_IOC_NEW: c_ulong = ioctl_number(IOC_NONE, 0xAA, 0x00, 0);
-const UFFDIO_API_IOCTL: c_ulong = ioctl_number(IOC_READ_WRITE, 0xAA, 0x3F, size_of::<UffdioApi>());
-const PAGEMAP_SCAN: c_ulong = ioctl_number(IOC_READ_WRITE, b'f', 16, size_of::<PmScanArg>());
-const _: () = assert!(UFFDIO_API_IOCTL == 0xC018_AA3F && PAGEMAP_SCAN == 0xC060_6610);
-
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct PmScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
 }
 
 /// struct io_uring_params: all of it is the kernel's to write, none of it is read here.
@@ -95,15 +64,13 @@ pub fn userfaultfd(user_mode_only: bool) -> Probe<OwnedFd> {
 pub fn userfaultfd_from(device: &File) -> Probe<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the request takes an integer argument and touches no memory.
-    descriptor(c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) }))
+    descriptor(c_long::from(unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags) }))
 }
 
 /// The handshake, asking for `features`; returns all features that this kernel has. Once for each descriptor.
-pub fn uffd_features(uffd: &OwnedFd, features: u64) -> Probe<u64> {
-    let mut api = UffdioApi { api: UFFD_API, features, ioctls: 0 };
-    // SAFETY: the request reads and writes one UffdioApi, which `api` is.
-    let result = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API_IOCTL, &raw mut api) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(api.features) }
+pub fn uffd_features(uffd: OwnedFd, features: u64) -> Probe<u64> {
+    let uffd = Uffd::received(uffd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    uffd.api(features)
 }
 
 /// PAGEMAP_SCAN over a page of our own.
@@ -111,15 +78,7 @@ pub fn pagemap_scan() -> Probe<()> {
     let pagemap = File::open("/proc/self/pagemap")?;
     let page = AnonymousPage::new()?;
     let start = page.0 as u64;
-    let mut scan = PmScanArg {
-        size: size_of::<PmScanArg>() as u64,
-        start,
-        end: start + PAGE_BYTES as u64,
-        ..PmScanArg::default()
-    };
-    // SAFETY: the request reads and writes one PmScanArg, whose `vec_len` of 0 says that there is no output vector.
-    let result = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    pagemap::occupied(&pagemap, start, start + PAGE_BYTES as u64, |_, _| ())
 }
 
 /// Guard regions, on a page of our own.
@@ -148,14 +107,15 @@ pub struct ChildAccess {
 /// Forks a child that only waits, looks at it, and kills it.
 pub fn child_access() -> Probe<ChildAccess> {
     static WORD: u64 = 0x6d65_6d73_7069_6c6c;
-    // SAFETY: the child calls only prctl, pause and _exit, which are async-signal-safe, so that it may be forked
-    // from a process with other threads.
+    // SAFETY: the child calls only prctl, pause and _exit, which are async-signal-safe, so that it may be
+    // forked from a process with other threads.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error());
     }
     if child == 0 {
-        // SAFETY: none of these touches memory; pause returns only after a handled signal, and then it is time to end.
+        // SAFETY: none of these touches memory; pause returns only after a handled signal, and then it is
+        // time to end.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             libc::pause();
@@ -182,7 +142,8 @@ fn read_word(pid: libc::pid_t, address: *const u64) -> Probe<u64> {
     let mut word = 0_u64;
     let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: size_of::<u64>() };
     let remote = libc::iovec { iov_base: address.cast_mut().cast(), iov_len: size_of::<u64>() };
-    // SAFETY: writes at most 8 bytes to `word`; the remote address is the other process's, checked by the kernel.
+    // SAFETY: writes at most 8 bytes to `word`; the remote address is the other process's, checked by the
+    // kernel.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match read {
         8 => Ok(word),

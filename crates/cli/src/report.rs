@@ -3,70 +3,102 @@
 use crate::args::RunArgs;
 use crate::size::human;
 use memspill_engine::engine::Engine;
-use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memspill_engine::group::Group;
-use memspill_engine::slots::SlotStats;
-use memspill_pager::pager::Pager;
+use memspill_engine::slots::{LockTotals, SlotStats};
+use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
+use memspill_pager::run::Run;
 use memspill_pager::supervisor::Ended;
+use serde_json::{Map, Value};
 use std::fmt::Write;
-use std::sync::atomic::Ordering;
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
 
 pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if args.stats {
-        eprint!("{}", table(&ended.pager));
+        eprint!("{}", table(&ended.run));
     }
     if let Some(path) = &args.stats_json
-        && let Err(e) = std::fs::write(path, json(&ended.pager, Some(ended.exit_code)))
+        && let Err(e) = std::fs::write(path, json(&ended.run, Some(ended.exit_code)))
     {
         eprintln!("memspill: cannot write {}: {e}", path.display());
     }
 }
 
+/// Of this process, memspill itself: all its threads, in the kernel and out of it.
+fn cpu_time_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// (name, value, help): values now, as opposed to the counters.
-fn gauges(pager: &Pager) -> Vec<(&'static str, u64, &'static str)> {
-    let engine: &Engine = &pager.engine;
-    let usage: Vec<_> = engine.devices.ever().map(|d| d.backing.usage()).collect();
+fn gauges(run: &Run) -> Vec<(&'static str, u64, &'static str)> {
+    let engine: &Engine = &run.engine;
+    let usage: Vec<_> = engine.devices().ever_added().map(|d| d.backing.usage()).collect();
     let sum = |get: fn(&memspill_engine::backing::Usage) -> u64| usage.iter().map(get).sum::<u64>();
-    let tables = *pager.largest_tables.lock().expect("tables");
+    let tables = run.account.largest_tables();
+    let fault_ns = run.fault_times();
     vec![
-        ("memory_max_bytes", engine.group.limit_bytes(), "the budget"),
-        ("memory_peak_bytes", engine.group.peak_bytes(), "the most that was counted against it"),
+        ("memory_max_bytes", engine.root().limit_bytes(), "the budget"),
+        ("memory_peak_bytes", engine.root().peak_bytes(), "the most that was counted against it"),
         ("tables_peak_bytes", tables.bytes, "the most that page tables, LRU lists and swap maps took"),
-        ("tables_peak_pages", tables.managed_pages, "pages, in memory or swapped out, that were managed then"),
+        (
+            "tables_peak_pages",
+            tables.managed_pages,
+            "pages, in memory or swapped out, that were managed then",
+        ),
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
-        ("swap_ram_peak_bytes", pager.largest_pool_bytes.load(Ordering::Relaxed), "the most RAM that it held"),
+        ("swap_ram_peak_bytes", run.account.largest_pool_bytes(), "the most RAM that it held"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
-        ("swap_write_ios", sum(|u| u.write_ios_total), "writes to swap files, each of pages that lie in a row"),
+        (
+            "swap_write_ios",
+            sum(|u| u.write_ios_total),
+            "writes to swap files, each of pages that lie in a row",
+        ),
         ("swap_read_ios", sum(|u| u.read_ios_total), "reads of swap files"),
-        ("fault_ns_p50", pager.fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
-        ("fault_ns_p99", pager.fault_ns.percentile_ns(990), "99 % of faults took at most this"),
-        ("fault_ns_p999", pager.fault_ns.percentile_ns(999), "99.9 % of faults took at most this"),
+        ("shared_objects", run.account.shared_objects(), "objects of shared memory that were managed"),
+        ("shared_peak_bytes", run.account.largest_shared_bytes(), "the most shared memory that was counted"),
+        ("shared_pgsteal", run.account.shared_pages_out(), "pages of shared memory that were taken out"),
+        ("cpu_ns", cpu_time_ns(), "CPU time of memspill itself"),
+        ("fault_ns_p50", fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
+        ("fault_ns_p99", fault_ns.percentile_ns(990), "99 % of faults took at most this"),
+        ("fault_ns_p999", fault_ns.percentile_ns(999), "99.9 % of faults took at most this"),
     ]
 }
 
 /// Folios of each order, under the names of the kernel's counters for huge pages.
-fn folios(pager: &Pager) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
+fn folios(run: &Run) -> impl Iterator<Item = (String, Vec<(&'static str, u64, &'static str)>)> {
     let kib = |order: Order| order.pages() as usize * PAGE_SIZE / 1024;
-    let stats = &pager.engine.stats;
-    (1..=MAX_ORDER).map(Order).map(move |order| (format!("hugepages-{}kB", kib(order)), stats.of_order(order)))
+    let stats = run.engine.stats();
+    (1..=MAX_ORDER)
+        .map(Order)
+        .map(move |order| (format!("hugepages-{}kB", kib(order)), stats.of_order(order)))
 }
 
-pub fn table(pager: &Pager) -> String {
+pub fn table(run: &Run) -> String {
     let mut text = String::new();
-    for (name, value, help) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
+    for (name, value, help) in gauges(run).into_iter().chain(run.engine.stats().list()) {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
     }
-    for (size, counts) in folios(pager).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
+    for (size, counts) in folios(run).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
     }
-    for group in pager.engine.groups.all().iter().skip(1) {
-        let events: Vec<String> = group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
+    for (lock, totals) in locks(&run.engine).filter(|(_, totals)| totals.taken > 0) {
+        let share = |ns: u64| ns as f64 * 100.0 / cpu_time_ns().max(1) as f64;
+        let _ = writeln!(
+            text,
+            "memspill: lock {lock:<19} {:>14}  taken; of the CPU time waited for {:.2} %, held {:.2} %",
+            totals.taken,
+            share(totals.waited_ns),
+            share(totals.held_ns),
+        );
+    }
+    for group in run.engine.groups().all().iter().skip(1) {
+        let events: Vec<String> =
+            group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
     }
     text
@@ -86,17 +118,33 @@ fn group_values(group: &Group) -> Vec<(&'static str, u64)> {
     ]
 }
 
-/// What the devices' locks and searches have cost, of all devices together.
-fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
-    let devices: Vec<SlotStats> = engine.devices.ever().map(|device| device.slots.stats()).collect();
+/// A kind of lock: what it guards, and its counts on one device.
+type LockKind = (&'static str, fn(&SlotStats) -> LockTotals);
+
+/// Those of a device: the last three are of old forms (`--tune`).
+const LOCKS: [LockKind; 5] = [
+    ("cluster", |s| s.cluster_lock),
+    ("list", |s| s.list_lock),
+    ("cgroup", |s| s.cgroup_lock),
+    ("device", |s| s.device_lock),
+    ("trunk", |s| s.trunk_lock),
+];
+
+/// What the locks have cost, of all devices together.
+fn locks(engine: &Engine) -> impl Iterator<Item = (&'static str, LockTotals)> {
+    let devices: Vec<SlotStats> = engine.devices().ever_added().map(|device| device.slots.stats()).collect();
+    LOCKS.into_iter().map(move |(name, of)| {
+        let mut totals = LockTotals::default();
+        devices.iter().for_each(|stats| totals += of(stats));
+        (name, totals)
+    })
+}
+
+/// What searches have cost, of all devices together.
+fn scans(engine: &Engine) -> Vec<(&'static str, u64)> {
+    let devices: Vec<SlotStats> = engine.devices().ever_added().map(|device| device.slots.stats()).collect();
     let sum = |get: fn(&SlotStats) -> u64| devices.iter().map(get).sum();
     vec![
-        ("cluster_locks", sum(|s| s.cluster_locks)),
-        ("cluster_contended", sum(|s| s.cluster_contended)),
-        ("list_locks", sum(|s| s.list_locks)),
-        ("list_contended", sum(|s| s.list_contended)),
-        ("cgroup_locks", sum(|s| s.cgroup_locks)),
-        ("cgroup_contended", sum(|s| s.cgroup_contended)),
         ("cgroup_retries", sum(|s| s.cgroup_retries)),
         ("scan_steps", sum(|s| s.scan_steps)),
         ("base_steps", sum(|s| s.base_steps)),
@@ -105,33 +153,38 @@ fn locks_and_scans(engine: &Engine) -> Vec<(&'static str, u64)> {
 }
 
 /// `exit_code`: none while the run goes on.
-pub fn json(pager: &Pager, exit_code: Option<i32>) -> String {
-    let exit_code = exit_code.map_or("null".to_string(), |code| code.to_string());
-    let mut text = format!("{{\n  \"schema\": {SCHEMA},\n  \"exit_code\": {exit_code}");
-    for (name, value, _) in gauges(pager).into_iter().chain(pager.engine.stats.list()) {
-        let _ = write!(text, ",\n  \"{name}\": {value}");
+pub fn json(run: &Run, exit_code: Option<i32>) -> String {
+    let mut fields = Map::new();
+    let mut add = |name: &str, value: Value| _ = fields.insert(name.to_string(), value);
+    add("schema", SCHEMA.into());
+    add("exit_code", exit_code.into());
+    for (name, value, _) in gauges(run).into_iter().chain(run.engine.stats().list()) {
+        add(name, value.into());
     }
-    for (size, counts) in folios(pager) {
-        let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("\"{name}\": {value}")).collect();
-        let _ = write!(text, ",\n  \"{size}\": {{{}}}", shown.join(", "));
+    for (size, counts) in folios(run) {
+        add(&size, counts.into_iter().map(|(name, value, _)| (name, value)).collect());
     }
-    for (name, value) in locks_and_scans(&pager.engine) {
-        let _ = write!(text, ",\n  \"{name}\": {value}");
+    for (lock, totals) in locks(&run.engine) {
+        add(&format!("{lock}_locks"), totals.taken.into());
+        add(&format!("{lock}_contended"), totals.contended.into());
+        add(&format!("{lock}_waited_ns"), totals.waited_ns.into());
+        add(&format!("{lock}_held_ns"), totals.held_ns.into());
     }
-    for device in pager.engine.devices.iter() {
-        let stats = device.slots.stats();
-        let _ = write!(text, ",\n  \"slots {}\": \"{stats:?}\"", device.name.replace(['"', '\\'], "_"));
+    for (name, value) in scans(&run.engine) {
+        add(name, value.into());
     }
-    let groups: Vec<String> = pager.engine.groups.all().iter().skip(1).map(|g| group_json(g)).collect();
+    for device in run.engine.devices().iter() {
+        add(&format!("slots {}", device.name), format!("{:?}", device.slots.stats()).into());
+    }
+    let groups: Vec<Value> = run.engine.groups().all().iter().skip(1).map(|g| group_json(g)).collect();
     if !groups.is_empty() {
-        let _ = write!(text, ",\n  \"groups\": [{}]", groups.join(", "));
+        add("groups", groups.into());
     }
-    text.push_str("\n}\n");
-    text
+    format!("{:#}\n", Value::Object(fields))
 }
 
-/// Names of groups have no characters that JSON would want escaped.
-fn group_json(group: &Group) -> String {
-    let values: Vec<String> = group_values(group).iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
-    format!("{{\"name\": \"{}\", {}}}", group.name, values.join(", "))
+fn group_json(group: &Group) -> Value {
+    let mut fields = Map::from_iter([("name".to_string(), group.name.as_str().into())]);
+    fields.extend(group_values(group).into_iter().map(|(name, value)| (name.to_string(), value.into())));
+    fields.into()
 }

@@ -1,25 +1,29 @@
 //! `memspill run`.
 //!
-//! Before anything starts: what the command is (exec.rs), then whether this machine can (doctor.rs). In that order,
-//! so that 126 and 127 mean the same on every machine. The limits of this process are raised as far as they may, and what
-//! is too small even so is refused. Then the swap devices are opened, so that a directory without
-//! permission is an error before the command runs, and the supervisor takes over.
+//! Before anything starts: what the command is (exec.rs), then whether this machine can (doctor.rs). In that
+//! order, so that 126 and 127 mean the same on every machine. The limits of this process are raised as far as
+//! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
+//! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{EXIT_OWN_FAILURE, OnFull, RunArgs, plain};
-use crate::machine::Memory;
+use crate::args::{OnFull, RunArgs, Shared};
 use crate::devices::{self, Opening};
+use crate::exit;
+use crate::machine::Memory;
+use crate::message::plain;
 use crate::{config, doctor, exec, groups, report, size, spec};
-use memspill_engine::engine::Device;
+use memspill_engine::devices::Device;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
-use memspill_pager::handshake::{self, Door};
+use memspill_pager::ctl::operator::Operator;
+use memspill_pager::door::socket::Door;
+use memspill_pager::door::source;
 use memspill_pager::limits::{self, Limits};
-use memspill_pager::operator::Operator;
-use memspill_pager::pager::{Pager, Settings};
-use memspill_pager::supervisor::{self, Config, Layout};
+use memspill_pager::run::{Run, Settings};
+use memspill_pager::supervisor::{self, Config};
 use std::sync::Arc;
 
-/// Least budget with which a program gets anywhere: our own tables, two batches of staging, and some pages to work with.
+/// Least budget with which a program gets anywhere: our own tables, the frames of two batches, and some pages
+/// to work with.
 const MEMORY_MAX_LEAST_BYTES: u64 = 8 << 20;
 
 /// Runs the command within its budget; returns the exit code.
@@ -33,16 +37,16 @@ pub fn run(args: RunArgs) -> u8 {
     let blockers = doctor::blockers();
     if !blockers.is_empty() {
         eprint!("{}", doctor::refusal(&blockers));
-        return EXIT_OWN_FAILURE;
+        return exit::OWN_FAILURE;
     }
-    match prepare(&args, limits).and_then(|config| supervisor::run(config).map_err(|e| e.to_string())) {
+    match prepare(&args, limits).and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string())) {
         Ok(ended) => {
             report::at_the_end(&args, &ended);
             ended.exit_code as u8
         }
         Err(reason) => {
             eprintln!("memspill: {}", plain(&reason));
-            EXIT_OWN_FAILURE
+            exit::OWN_FAILURE
         }
     }
 }
@@ -61,7 +65,13 @@ struct RunOperator {
 }
 
 impl Operator for RunOperator {
-    fn open_device(&self, text: &str, before: usize, limit_bytes: u64, names: &[&str]) -> Result<Device, String> {
+    fn open_device(
+        &self,
+        text: &str,
+        before: usize,
+        limit_bytes: u64,
+        names: &[&str],
+    ) -> Result<Device, String> {
         let spec = spec::parse(text).map_err(|e| e.to_string())?;
         devices::open_one(&spec, limit_bytes, before, names, &self.opening)
     }
@@ -71,8 +81,8 @@ impl Operator for RunOperator {
         Ok(devices::ram_limit_bytes(device, limit_bytes))
     }
 
-    fn stats(&self, pager: &Pager, json: bool) -> String {
-        if json { report::json(pager, None) } else { report::table(pager) }
+    fn stats(&self, run: &Run, json: bool) -> String {
+        if json { report::json(run, None) } else { report::table(run) }
     }
 }
 
@@ -82,19 +92,24 @@ fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
     check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
     Limits::refusal().map_or(Ok(()), Err)?;
     let mut tuning = Tuning::default();
-    let config = args.config.clone().or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
+    let config = args
+        .config
+        .clone()
+        .or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
     if let Some(path) = config {
         config::read(&path, &mut tuning)?;
     }
     for knob in &args.tune {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
     }
-    let layout = Layout::of_this_machine();
+    let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     let opening = Opening { disk_free_bytes, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
-    let (source, features) = handshake::find_source()?;
-    let door = Door::open(source, features).map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
+    let (source, features) = source::find_source()?;
+    let groups = groups::rules(&args.group, memory_max_bytes)?;
+    let door = Door::open(source, features, &groups)
+        .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
         command: args.command.clone(),
@@ -103,13 +118,17 @@ fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
         settings: Settings {
             memory_max_bytes,
             on_full: match args.on_full {
-                OnFull::Kill => memspill_pager::pager::OnFull::Kill,
-                OnFull::Grow => memspill_pager::pager::OnFull::Grow,
+                OnFull::Kill => memspill_pager::run::OnFull::Kill,
+                OnFull::Grow => memspill_pager::run::OnFull::Grow,
             },
             verbose: args.verbose,
             check: args.check,
+            shared: match args.shared {
+                Shared::Anonymous => memspill_pager::run::Shared::Anonymous,
+                Shared::None => memspill_pager::run::Shared::None,
+            },
         },
-        groups: groups::rules(&args.group, memory_max_bytes)?,
+        groups: groups.groups,
         swap_max_pages: swap_max_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64),
         door,
         layout,

@@ -1,26 +1,25 @@
 //! `memspill sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
 
-use crate::args::{EXIT_USAGE, parse_tune};
+use crate::config::parse_knob;
+use crate::exit;
 use crate::output::{OutputArgs, command_line, print};
 use clap::{Args, Subcommand, ValueEnum};
-use memspill_sim::device::Kind;
+use memspill_sim::device;
 use memspill_sim::scale::{self, Point};
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
 use std::io::IsTerminal;
 
-/// A soak has found something wrong.
-const EXIT_FOUND: i32 = 1;
-
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
-the same bytes on every machine (but for calibrate, which is there to look at this one). See docs/simulation.md.
+the same bytes on every machine (but for calibrate, which is there to look at this one).
+See docs/simulation.md.
 
 Examples:
   memspill sim scale --cpus 1,16,256
   memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
   memspill sim soak --seed 1 --minutes 10
-  memspill sim seeds --html seeds.html";
+  memspill sim seeds --seeds 5 --html seeds.html";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -49,31 +48,51 @@ struct ScaleArgs {
     cpus: Vec<u32>,
 
     /// CPUs of a socket: a cache line takes longer to come from another one
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     cpus_per_socket: u32,
 
     /// Threads of each process; each thread has a CPU
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
 
-    /// Reclaimers on CPUs of their own; 0: each thread makes room itself
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
-    reclaimers: u32,
+    /// Who serves faults and makes room: pager (threads as `memspill run` has them), or direct (each thread
+    /// for itself, as in the kernel)
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Arrangement::Pager)]
+    #[arg(hide_possible_values = true)]
+    arrangement: Arrangement,
+
+    /// So many pagers, and not as many as `memspill run` would start
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pagers: Option<u32>,
+
+    /// So many reclaimers, and not as many as `memspill run` would start
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    reclaimers: Option<u32>,
+
+    /// Set a part of that arrangement back to what it was: counts (of threads: 8 pagers, 4 reclaimers),
+    /// pokes (of all pagers after each batch), kicks (of all reclaimers), lines (that each fault writes
+    /// to); repeatable
+    #[arg(long, value_name = "PART", value_enum, value_delimiter = ',', hide_possible_values = true)]
+    back: Vec<Back>,
 
     /// Swap device: ram (compressed), ram-disk or nvme; as fast for many CPUs as for one
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = DeviceKind::Ram, hide_possible_values = true)]
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = DeviceKind::Ram)]
+    #[arg(hide_possible_values = true)]
     device: DeviceKind,
 
     /// Virtual milliseconds that are measured, after a quarter of that to warm up
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(long, value_name = "MS", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     ms: u64,
 
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Set a tuning knob, such as slot-batch=1; repeatable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_tune)]
+    /// Set a tuning knob, such as slot-batch=1, or all to their old forms: old; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob)]
     tune: Vec<String>,
 
     #[command(flatten)]
@@ -87,11 +106,13 @@ struct SoakArgs {
     seed: u64,
 
     /// Virtual minutes of histories, 20 virtual milliseconds each
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
 
     /// Histories, whatever their minutes
-    #[arg(long, value_name = "K", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "K", conflicts_with = "minutes")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
 
     /// Print JSON
@@ -101,12 +122,19 @@ struct SoakArgs {
 
 #[derive(Args, Debug)]
 struct SeedsArgs {
-    /// Seed of the random numbers
+    /// Seed of the random numbers of each setting's first run; the next ones have the numbers after it
     #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=u64::MAX - 100))]
     seed: u64,
 
+    /// Runs of each setting, each with another seed: shown are medians, and the spread of changes
+    #[arg(long, value_name = "K", default_value_t = seeds::SEEDS_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=100))]
+    seeds: u64,
+
     /// Virtual milliseconds that are measured, after a quarter of that to warm up
-    #[arg(long, value_name = "MS", default_value_t = seeds::MS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(long, value_name = "MS", default_value_t = seeds::MS_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     ms: u64,
 
     #[command(flatten)]
@@ -121,6 +149,21 @@ struct CalibrateArgs {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Arrangement {
+    Pager,
+    Direct,
+}
+
+/// docs/simulation.md
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Back {
+    Counts,
+    Pokes,
+    Kicks,
+    Lines,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceKind {
     Ram,
     RamDisk,
@@ -128,11 +171,11 @@ enum DeviceKind {
 }
 
 impl DeviceKind {
-    fn kind(self) -> Kind {
+    fn kind(self) -> device::DeviceKind {
         match self {
-            DeviceKind::Ram => Kind::Ram,
-            DeviceKind::RamDisk => Kind::RamDisk,
-            DeviceKind::Nvme => Kind::Nvme,
+            DeviceKind::Ram => device::DeviceKind::Ram,
+            DeviceKind::RamDisk => device::DeviceKind::RamDisk,
+            DeviceKind::Nvme => device::DeviceKind::Nvme,
         }
     }
 }
@@ -151,21 +194,40 @@ pub fn sim(args: &SimArgs) -> u8 {
 }
 
 fn scale(args: &ScaleArgs) -> u8 {
-    if let Err(error) = args.output.check() {
+    if let Err(error) = args.output.check_page_path() {
         return usage(&error);
+    }
+    if args.arrangement == Arrangement::Pager && args.device == DeviceKind::Nvme {
+        return usage("reads that end later are simulated with --arrangement direct only");
+    }
+    let threads = args.pagers.is_some() || args.reclaimers.is_some() || !args.back.is_empty();
+    if args.arrangement == Arrangement::Direct && threads {
+        return usage("--pagers, --reclaimers and --back are for --arrangement pager");
     }
     let options = scale::Options {
         cpus: args.cpus.clone(),
         seed: args.seed,
         cpus_per_socket: args.cpus_per_socket,
         threads: args.threads,
-        reclaimers: args.reclaimers,
+        arrangement: match args.arrangement {
+            Arrangement::Pager => {
+                let is_back = |what| args.back.contains(&what);
+                let back = memspill_sim::Back {
+                    counts: is_back(Back::Counts),
+                    pokes: is_back(Back::Pokes),
+                    kicks: is_back(Back::Kicks),
+                    lines: is_back(Back::Lines),
+                };
+                scale::Arrangement::Pager { pagers: args.pagers, reclaimers: args.reclaimers, back }
+            }
+            Arrangement::Direct => scale::Arrangement::Direct,
+        },
         kind: args.device.kind(),
         ms: args.ms,
         tune: args.tune.clone(),
     };
     let most = args.cpus.iter().max().unwrap_or(&0);
-    let progress = |point: &Point| note(&format!("{} of {most} CPUs", point.cpus));
+    let progress = |point: &Point| show_progress(&format!("{} of {most} CPUs", point.cpus));
     match scale::scale(&options, progress) {
         Ok(points) => args.output.write(&scale::report(&options, &points, command_line())),
         Err(error) => usage(&error.to_string()),
@@ -173,22 +235,23 @@ fn scale(args: &ScaleArgs) -> u8 {
 }
 
 fn seeds(args: &SeedsArgs) -> u8 {
-    if let Err(error) = args.output.check() {
+    if let Err(error) = args.output.check_page_path() {
         return usage(&error);
     }
-    args.output.write(&seeds::seeds(args.seed, args.ms, command_line(), note))
+    let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms };
+    args.output.write(&seeds::seeds(&options, command_line(), show_progress))
 }
 
 fn usage(error: &str) -> u8 {
     eprintln!("memspill: {error}");
-    EXIT_USAGE
+    exit::USAGE
 }
 
 fn soak(args: &SoakArgs) -> u8 {
     let histories = args.seeds.unwrap_or_else(|| soak::histories_of(args.minutes));
     let Some(end) = args.seed.checked_add(histories) else {
         eprintln!("memspill: there are no seeds above {}", u64::MAX);
-        return EXIT_USAGE;
+        return exit::USAGE;
     };
     let mut coverage = Coverage::new();
     for seed in args.seed..end {
@@ -196,12 +259,12 @@ fn soak(args: &SoakArgs) -> u8 {
         std::panic::set_hook(Box::new(move |panic| {
             eprintln!("memspill: seed {seed}: {panic}");
             eprintln!("memspill: repeat it with: memspill sim soak --seed {seed} --seeds 1");
-            std::process::exit(EXIT_FOUND);
+            std::process::exit(exit::FAILED.into());
         }));
         soak::history(seed, &mut coverage);
         let done = seed - args.seed + 1;
         if done.is_multiple_of(500) {
-            note(&format!("{done} of {histories} histories"));
+            show_progress(&format!("{done} of {histories} histories"));
         }
     }
     drop(std::panic::take_hook());
@@ -209,8 +272,8 @@ fn soak(args: &SoakArgs) -> u8 {
     print(&text(args.seed, histories, &coverage))
 }
 
-/// A line of progress, for somebody who looks.
-fn note(text: &str) {
+/// Shows a line of progress where stderr is a terminal.
+fn show_progress(text: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("memspill: {text}");
     }

@@ -10,6 +10,9 @@
 //! max, infinity    no limit
 //! ```
 //!
+//! Our own, because no crate has these rules: those for sizes take K and KB for the same, and read no
+//! percentages.
+//!
 //! All arithmetic is on integers: `0.1G` is the same number of bytes on every machine, rounded down.
 //! Printed: one decimal and the largest binary unit that keeps the number at one or more (`1.5 GiB`).
 
@@ -22,7 +25,8 @@ const PPM: u128 = 1_000_000;
 const FRACTION_DIGITS_MAX: usize = 12;
 
 /// The accepted forms, as every error says them.
-pub const FORMS: &str = "a size is a number with an optional unit, such as 512M, 2GiB, 1.5G, 10GB (powers of 1000), 50% (of RAM), or max";
+pub const FORMS: &str = "a size is a number with an optional unit, such as 512M, 2GiB, 1.5G, 10GB (powers of \
+    1000), 50% (of RAM), or max";
 
 /// A size as typed. A percentage stays one until the machine's memory is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,7 +184,8 @@ pub fn human(bytes: u64) -> String {
     }
     let mut unit_bytes: u128 = 1024;
     for unit in UNITS {
-        // Tenths, rounded to nearest: 1023.96 KiB must come out as 1.0 MiB, so the test is on what would be printed.
+        // Tenths, rounded to nearest: 1023.96 KiB must come out as 1.0 MiB, so the test is on what would be
+        // printed.
         let tenths = (u128::from(bytes) * 10 + unit_bytes / 2) / unit_bytes;
         if tenths < 10_240 || unit == "EiB" {
             return format!("{}.{} {unit}", tenths / 10, tenths % 10);

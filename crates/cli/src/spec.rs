@@ -6,10 +6,10 @@
 //!                                     a file or block device; PATH ends at the first comma
 //! ```
 //!
-//! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written fail, with a
-//! `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that is read. `fail=nomem@N` is a
-//! machine that is short of memory for a while: the Nth page that is read and the 99 after it fail with ENOMEM, and so do as
-//! many of those that are written.
+//! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written
+//! fail, with a `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that
+//! is read. `fail=nomem@N` is a machine that is short of memory for a while: the Nth page that is read and
+//! the 99 after it fail with ENOMEM, and so do as many of those that are written.
 //!
 //! Devices of a higher priority fill first, as with swapon. `size=50%` is a share of RAM, as everywhere;
 //! `size=max` is the same as no size. An error names the part that is wrong and the form expected there.
@@ -25,8 +25,18 @@ use crate::size::{Size, SizeError};
 /// One swap device as asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SwapSpec {
-    Ram { size: Option<u64>, priority: Option<i16>, fail: Option<Fail> },
-    File { path: PathBuf, size: Option<u64>, priority: Option<i16>, discard: DiscardPolicy, fail: Option<Fail> },
+    Ram {
+        size: Option<u64>,
+        priority: Option<i16>,
+        fail: Option<Fail>,
+    },
+    File {
+        path: PathBuf,
+        size: Option<u64>,
+        priority: Option<i16>,
+        discard: DiscardPolicy,
+        fail: Option<Fail>,
+    },
 }
 
 /// A failure asked for by a test.
@@ -93,7 +103,11 @@ impl fmt::Display for SpecError {
             }
             SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
             SpecError::Fail(text) => {
-                write!(out, "fail={}: use read@N, write@N, nomem@N or, for a file, flip@N", text.escape_debug())
+                write!(
+                    out,
+                    "fail={}: use read@N, write@N, nomem@N or, for a file, flip@N",
+                    text.escape_debug()
+                )
             }
         }
     }
@@ -156,7 +170,8 @@ impl Options {
         let mut fail = None;
         for part in parts {
             if part == "discard" || part.starts_with("discard=") {
-                let policy = parse_discard(part).ok_or_else(|| SpecError::Discard(part["discard=".len()..].to_owned()))?;
+                let policy = parse_discard(part)
+                    .ok_or_else(|| SpecError::Discard(part["discard=".len()..].to_owned()))?;
                 if discard.replace(policy).is_some() {
                     return Err(SpecError::Twice("discard"));
                 }
@@ -205,7 +220,8 @@ fn parse_fail(value: &str) -> Option<Fail> {
         _ => return None,
     };
     let from_there_on = at.ends_with('+') && matches!(what, FailWhat::Read | FailWhat::Write);
-    let at = at.strip_suffix('+').filter(|_| from_there_on).unwrap_or(at).parse().ok().filter(|at| *at > 0)?;
+    let at =
+        at.strip_suffix('+').filter(|_| from_there_on).unwrap_or(at).parse().ok().filter(|at| *at > 0)?;
     Some(Fail { what, at, from_there_on })
 }
 
@@ -248,11 +264,19 @@ mod tests {
         let discard = DiscardPolicy::default();
         let spec = SwapSpec::File { path: path.clone(), size: None, priority: None, discard, fail: None };
         assert_eq!(read("file:/var/tmp/a:b=c"), Ok(spec));
-        for (words, once, pages) in
-            [("prio=10,discard", true, true), ("discard=once,prio=10", true, false), ("discard=pages,prio=10", false, true)]
-        {
+        for (words, once, pages) in [
+            ("prio=10,discard", true, true),
+            ("discard=once,prio=10", true, false),
+            ("discard=pages,prio=10", false, true),
+        ] {
             let discard = DiscardPolicy { once, pages };
-            let spec = SwapSpec::File { path: path.clone(), size: Some(8 << 30), priority: Some(10), discard, fail: None };
+            let spec = SwapSpec::File {
+                path: path.clone(),
+                size: Some(8 << 30),
+                priority: Some(10),
+                discard,
+                fail: None,
+            };
             assert_eq!(read(&format!("file:/var/tmp/a:b=c,size=8G,{words}")), Ok(spec));
         }
     }
@@ -301,7 +325,9 @@ mod tests {
 
     #[test]
     fn errors_are_one_line_and_show_the_form() {
-        for text in ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x", "ram:,discard"] {
+        for text in
+            ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x", "ram:,discard"]
+        {
             let message = read(text).unwrap_err().to_string();
             assert!(!message.contains('\n'), "{message}");
             assert!(message.contains("size") || message.contains("whole number"), "{message}");

@@ -1,4 +1,5 @@
-//! `memspill bench compare` on this machine: both sides finish, and whatever its end, the machine is as it was.
+//! `memspill bench compare` on this machine: both sides finish, and whatever its end, the machine is as it
+//! was.
 //!
 //! Needs root, a memory cgroup and zram; says so and passes where they are not there.
 
@@ -94,7 +95,8 @@ fn both_sides_finish_and_nothing_is_left() {
     }
 }
 
-/// In the middle: while the kernel's swap is on, and while memspill runs. A cgroup that is gone has no process left.
+/// In the middle: while the kernel's swap is on, and while memspill runs. A cgroup that is gone has no
+/// process left.
 #[test]
 fn an_interrupted_comparison_leaves_nothing() {
     if !able() {

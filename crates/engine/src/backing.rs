@@ -2,9 +2,8 @@
 //!
 //! ```text
 //!   swap_out ── write(batch) ──▶ Backing ◀── read(slots) ── swap_in
-//!                                   ▲
-//!                    discard(slots) ┘   when the last reference to a slot is gone; discard_cluster(cluster) later, when
-//!                                       that was the cluster's last slot in use
+//!                                   └── discard(slots), when a slot has lost its last reference;
+//!                                       housekeep(DiscardCluster) later, when that was its last slot in use
 //! ```
 //!
 //! Contract, which the conformance suite in the `backing` crate checks for every implementation:
@@ -12,13 +11,16 @@
 //! * A slot that was written and not discarded reads back exactly the bytes of its last completed write.
 //! * The engine never writes a slot while a read of the same slot is under way, and never reads one that was
 //!   not written since it was last discarded. Different slots may be used by different threads at once.
-//! * An error is an error: a failed read never leaves bytes that could be taken for data, a failed write leaves
-//!   the slot as if it had been discarded.
-//! * After a read that failed with `Short` the slot holds what it held: the page is not lost. Whoever asks again, asks after
-//!   a while; the backing itself does not go on asking.
+//! * An error is an error: a failed read never leaves bytes that could be taken for data, a failed write
+//!   leaves the slot as if it had been discarded.
+//! * After a read that failed with `Short` the slot holds what it held: the page is not lost. Whoever asks
+//!   again, asks after a while; the backing itself does not go on asking.
 //! * Calls block at most for the I/O they do; nothing waits for another fault to be served.
 //!
 //! What it does not do: choose slots, count references, know of pages or processes.
+
+use std::io;
+use std::os::fd::OwnedFd;
 
 use crate::units::{ClusterIndex, Page, PageBuf, SlotIndex};
 
@@ -36,7 +38,8 @@ pub struct Properties {
     pub synchronous: bool,
     /// Seeks dominate.
     pub rotational: bool,
-    /// Clusters that have become empty go to `discard_cluster` before they are used again (kernel: SWP_PAGE_DISCARD).
+    /// Clusters that have become empty go to `Chore::DiscardCluster` before they are used again (kernel:
+    /// SWP_PAGE_DISCARD).
     pub discard: bool,
 }
 
@@ -47,8 +50,8 @@ pub enum BackingError {
     Full,
     /// The device failed: errno.
     Io(i32),
-    /// The machine was short of something just then, memory or descriptors: errno. Nothing is wrong with the device or with
-    /// what it holds, and the same request may succeed in a moment.
+    /// The machine was short of something just then, memory or descriptors: errno. Nothing is wrong with the
+    /// device or with what it holds, and the same request may succeed in a moment.
     Short(i32),
     /// The bytes read are not the bytes written.
     Checksum,
@@ -61,7 +64,7 @@ impl std::fmt::Display for BackingError {
         match self {
             BackingError::Full => write!(f, "no room left on the swap device"),
             BackingError::Io(errno) | BackingError::Short(errno) => {
-                write!(f, "{}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "{}", io::Error::from_raw_os_error(*errno))
             }
             BackingError::Checksum => {
                 write!(f, "checksum mismatch: the device returned other bytes than were written")
@@ -73,8 +76,9 @@ impl std::fmt::Display for BackingError {
 impl std::error::Error for BackingError {}
 
 impl BackingError {
-    /// Does it say nothing of the device, so that it is worth while to ask again?
-    pub fn passes(&self) -> bool {
+    /// Was it the machine that was short of something, and not the device that failed? Then the same request
+    /// may succeed in a moment.
+    pub fn is_transient(&self) -> bool {
         matches!(self, BackingError::Short(_))
     }
 }
@@ -132,6 +136,33 @@ pub struct Usage {
     pub read_ios_total: u64,
 }
 
+/// What a device is asked for beside its pages: see [`Backing::housekeep`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chore {
+    /// Some background work (moving the oldest compressed pages out to the file, giving disk space back).
+    /// Asked for by the reclaim threads between batches. True while there is more to do.
+    Maintain { queue: QueueId },
+    /// Nothing else can make room: move so much of what is held in RAM out to what stands behind it. True if
+    /// that gave RAM back; false where there is nothing behind it, or no room there.
+    GiveRam { queue: QueueId, bytes: u64 },
+    /// RAM that the backing may hold; the caller changes it as the budget is shared out. What is held already
+    /// stays for now.
+    LimitRam { bytes: u64 },
+    /// No slot of the cluster holds anything, and none is written before this returns: the medium may forget
+    /// what is there. Asked for by one thread at a time, and only where `Properties::discard` is set. What
+    /// cannot be discarded stays as it is: there is no error.
+    DiscardCluster(ClusterIndex),
+    /// The run is over, but other threads may still be at work: leave nothing that outlives the process. What
+    /// is read from now on means nothing to anyone, and writes may fail.
+    EndRun,
+    /// The device is off: no slot holds anything, and none will. Let go of file and memory, so that the user
+    /// may delete, unmount or unplug what is under it. Only `properties`, `reap`, `poll_fd`, `usage` and
+    /// `housekeep` are called afterwards.
+    Close,
+}
+
+/// Five methods make a backing. The others are for one whose reads take time (`reap`, `poll_fd`), whose
+/// writes are dear (`keeps`), or that has something to tidy up (`housekeep`).
 pub trait Backing: Send + Sync {
     fn properties(&self) -> Properties;
 
@@ -142,53 +173,33 @@ pub trait Backing: Send + Sync {
     /// Start a read. Never blocks on a device.
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart;
 
-    /// Collect reads that have finished on this queue, without blocking.
-    fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>);
-
-    /// A descriptor that polls readable when `reap` has something to give, where there is one.
-    fn poll_fd(&self, queue: QueueId) -> Option<i32>;
-
     /// The slots' contents are not needed any more. Tolerates slots that hold nothing.
     fn discard(&self, slots: &[SlotIndex]);
 
-    /// No slot of the cluster holds anything, and none is written before this returns: the medium may forget what is there.
-    /// Called by one thread at a time, and only where `Properties::discard` asks for it. What cannot be discarded stays as it
-    /// is: there is no error.
-    fn discard_cluster(&self, _cluster: ClusterIndex) {}
-
-    /// Background work (moving the oldest compressed pages out to the file, giving disk space back). Returns true
-    /// while there is more to do. Called by the reclaim thread between batches.
-    fn maintain(&self, queue: QueueId) -> bool;
-
-    /// Nothing else can make room: move so much of what is held in RAM out to what stands behind it. Returns the bytes of
-    /// RAM that this gave back, 0 where there is nothing behind it or no room there.
-    fn give_ram(&self, _queue: QueueId, _bytes: u64) -> u64 {
-        0
-    }
-
-    /// RAM that the backing may hold; the caller changes it as the budget is shared out.
-    fn set_ram_limit_bytes(&self, limit_bytes: u64);
-
-    /// Is the slot's copy worth keeping while its page is in memory? On a device whose writes are dear, yes: if the page
-    /// leaves again as it came, it need not be written again. Never of a slot that holds nothing.
-    fn keeps(&self, _slot: SlotIndex) -> bool {
-        false
-    }
-
-    /// Are these the bytes that the slot holds? No I/O: by a checksum of at least 64 bits. Asked only of slots that the
-    /// caller holds a reference to.
-    fn still_holds(&self, _slot: SlotIndex, _page: &Page) -> bool {
-        false
-    }
-
-    /// The run is over, nothing will be read again: leave nothing that outlives the process. Writes that come later may
-    /// fail.
-    fn end(&self) {}
-
-    /// The device is off: no slot holds anything, and none will. Let go of file and memory, so that the user may delete,
-    /// unmount or unplug what is under it. Only `reap`, `maintain`, `poll_fd`, `properties`, `set_ram_limit_bytes`, `end`
-    /// and `usage` are called afterwards.
-    fn close(&self) {}
-
     fn usage(&self) -> Usage;
+
+    /// Collect reads that have finished on this queue, without blocking.
+    fn reap(&self, _queue: QueueId, _done: &mut Vec<ReadDone>) {}
+
+    /// A descriptor that polls readable when `reap` has something to give, where there is one. It is a
+    /// duplicate, so that it means the same thing for as long as the caller has it; an epoll to which it was
+    /// added goes on watching without it, until `Close`. An error: there was no descriptor to spare.
+    fn poll_fd(&self, _queue: QueueId) -> io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+
+    /// Is the slot's copy worth keeping while its page is in memory? On a device whose writes are dear, yes:
+    /// if the page leaves again as it came, it need not be written again. Never of a slot that holds nothing.
+    ///
+    /// With a page, also: are these the bytes that the slot holds? No I/O: by a checksum of at least 64 bits.
+    /// Asked so only of slots that the caller holds a reference to.
+    fn keeps(&self, _slot: SlotIndex, _page: Option<&Page>) -> bool {
+        false
+    }
+
+    /// Do a chore. True: it is worth while to ask for the same again, as each one says. A backing to which a
+    /// chore means nothing says false.
+    fn housekeep(&self, _chore: Chore) -> bool {
+        false
+    }
 }

@@ -1,14 +1,14 @@
 //! The swap devices: which there are, which of them take pages, and in which order.
 //!
 //! ```text
-//!   swap entry: device, 4 bits ──▶ place 0..16 ──▶ number 0..255 ──▶ Device    two loads: a look costs no lock
-//!                                      changes when a device       written once, and there until the end
+//!   swap entry: device, 4 bits ──▶ place 0..16 ──▶ number 0..255 ──▶ Device      two loads, no lock
+//!                                      changes when a device     written once, and there until the end
 //!                                      that is off is replaced
 //!
 //!   order   63  60          7   4 3    0
-//!          ┌──────┬─────────┬─────┬─────┐    all places, each once: those that take pages first, by descending
-//!          │ last │   ...   │ 2nd │ 1st │    priority, of equals the older first; one load gives it whole
-//!          └──────┴─────────┴─────┴─────┘
+//!          ┌──────┬─────────┬─────┬─────┐    all places, each once: first those that take pages, by
+//!          │ last │   ...   │ 2nd │ 1st │    descending priority, of equals the older first; one load
+//!          └──────┴─────────┴─────┴─────┘    gives it whole
 //!
 //!   swapon             swapoff begins             no slot in use: retired
 //!   ───────▶ ON ─────────────────────▶ LEAVING ───────────────────────────▶ OFF
@@ -16,22 +16,26 @@
 //!             └───────────────────────────┘
 //! ```
 //!
-//! A device that is off has no slot, its backing is closed, and it keeps its place, and so its name for who asks, until a
-//! swapon finds no other: then that which went off first is replaced. That is safe in two ways:
+//! A device that is off has no slot in use, and its backing is closed. It keeps its place, so that its name
+//! and state can still be shown, until a swapon finds no other place: then the device that went off first is
+//! replaced. Replacing it is safe for two kinds of threads:
 //!
-//! * *Who holds the device* (going through all, or in the middle of an allocation) goes on with one that is off: those who
-//!   look it up hold no count that would say when the last has gone, so a device is never taken down, it only cannot be
-//!   found any more. What it still takes are a few tables (`Engine::table_bytes` counts them), hence at most 255 swapons.
-//! * *Who holds an entry* and looks its device up again finds the same one: he has a reference to the slot, or its frame in
-//!   the swap cache, and as long as there is one of those the device is not off (`SwapDevice::retire`).
+//! * *A thread that holds the device* (it walks all devices, or is in the middle of an allocation) goes on
+//!   with the device that is off. Readers keep no count that would tell when the last of them has gone, so a
+//!   `Device` is never freed: it only cannot be found any more. What it still takes are a few tables
+//!   (`Engine::table_bytes` counts them), hence at most 255 swapons.
+//! * *A thread that holds an entry* and looks its device up again finds the same one: an entry comes with a
+//!   reference to the slot, or with its frame in the swap cache, and as long as there is one of those the
+//!   device is not off (`Slots::retire`).
 //!
-//! The CPUs' hints of a device (slots/percpu.rs) need no drain when it leaves: they hold no slot back.
+//! The CPUs' hints of a device (slots/percpu.rs) need not be cleared when it leaves: they hold no slot back.
 //!
 //! What it does not do: move pages (swapoff.rs).
 
-use crate::backing::{Backing, QueueId};
+use crate::backing::{Backing, Chore, QueueId};
 use crate::errors::DeviceErrors;
-use crate::slots::SwapDevice;
+use crate::readahead::HitWindow;
+use crate::slots::Slots;
 use crate::slots::lazy::Once;
 use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::word::ENTRY_DEVICES_MAX;
@@ -40,11 +44,14 @@ use crate::word::ENTRY_DEVICES_MAX;
 pub struct Device {
     pub name: String,
     pub priority: i16,
-    pub slots: SwapDevice,
+    pub slots: Slots,
     pub backing: Arc<dyn Backing>,
-    /// The backing had no room for a page: no slots are allocated here until one is freed or a write succeeds.
+    /// The backing had no room for a page: no slots are allocated here until one is freed or a write
+    /// succeeds.
     pub full: AtomicBool,
     pub errors: DeviceErrors,
+    /// Of slots, where the device turns: pages are read ahead by it.
+    pub(crate) window: Mutex<HitWindow>,
     state: AtomicU8,
     /// When it went off, as a count of changes of state.
     off_since: AtomicU32,
@@ -69,20 +76,21 @@ pub enum DeviceState {
 const DISCARD_CLUSTERS: usize = 16;
 
 impl Device {
-    pub fn new(name: String, priority: i16, mut slots: SwapDevice, backing: Arc<dyn Backing>) -> Device {
+    pub fn new(name: String, priority: i16, mut slots: Slots, backing: Arc<dyn Backing>) -> Device {
         if backing.properties().discard {
             let backing = backing.clone();
-            slots = slots.discarding(move |cluster| backing.discard_cluster(cluster));
+            slots = slots.discarding(move |cluster| _ = backing.housekeep(Chore::DiscardCluster(cluster)));
         }
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         let state = AtomicU8::new(DeviceState::On as u8);
-        Device { name, priority, slots, backing, full, errors, state, off_since: AtomicU32::new(0) }
+        let (window, off_since) = (Mutex::default(), AtomicU32::new(0));
+        Device { name, priority, slots, backing, full, errors, window, state, off_since }
     }
 
-    /// Background work, as `Backing::maintain`: discards what waits for it.
+    /// Background work, as `Chore::Maintain`: discards what waits for it.
     pub fn maintain(&self, queue: QueueId) -> bool {
         let more = self.discard_waiting();
-        self.backing.maintain(queue) || more
+        self.backing.housekeep(Chore::Maintain { queue }) || more
     }
 
     /// True if more clusters may wait to be discarded.
@@ -90,8 +98,9 @@ impl Device {
         self.slots.discard_waiting(DISCARD_CLUSTERS)
     }
 
-    /// A slot was freed, or a write has succeeded. Every fault may come here: nothing is written for nothing.
-    pub(crate) fn has_room(&self) {
+    /// A slot was freed, or a write has succeeded, so the backing has room again. Every fault may call this,
+    /// so the flag is stored only where it changes.
+    pub(crate) fn note_room(&self) {
         if self.full.load(Ordering::Relaxed) {
             self.full.store(false, Ordering::Relaxed);
         }
@@ -146,7 +155,8 @@ fn packed(places: impl Iterator<Item = usize>) -> u64 {
 }
 
 fn unpacked(order: u64) -> impl Iterator<Item = usize> {
-    (0..ENTRY_DEVICES_MAX as u32).map(move |rank| (order >> (rank * NIBBLE)) as usize & (ENTRY_DEVICES_MAX - 1))
+    (0..ENTRY_DEVICES_MAX as u32)
+        .map(move |rank| (order >> (rank * NIBBLE)) as usize & (ENTRY_DEVICES_MAX - 1))
 }
 
 impl Devices {
@@ -169,12 +179,17 @@ impl Devices {
     pub(crate) fn add(&self, device: Device) -> Result<usize, TooManyDevices> {
         let _changes = lock(&self.changes);
         let gone = |place: &usize| self[*place].is_off();
-        let oldest_gone = || (0..self.len()).filter(gone).min_by_key(|place| self[*place].off_since.load(Ordering::Relaxed));
-        let place = Some(self.len()).filter(|place| *place < ENTRY_DEVICES_MAX).or_else(oldest_gone).ok_or(TooManyDevices)?;
-        let number = self.ever().count();
+        let oldest_gone = || {
+            (0..self.len()).filter(gone).min_by_key(|place| self[*place].off_since.load(Ordering::Relaxed))
+        };
+        let place = Some(self.len())
+            .filter(|place| *place < ENTRY_DEVICES_MAX)
+            .or_else(oldest_gone)
+            .ok_or(TooManyDevices)?;
+        let number = self.ever_added().count();
         self.all.get(number).ok_or(TooManyDevices)?.get_or_make(|| Box::new(device));
         self.places[place].store(number as u8, Ordering::Release);
-        self.arrange();
+        self.store_order();
         Ok(place)
     }
 
@@ -183,10 +198,12 @@ impl Devices {
         *changes += 1;
         self[place].off_since.store(*changes, Ordering::Relaxed);
         self[place].state.store(state as u8, Ordering::Release);
-        self.arrange();
+        self.store_order();
     }
 
-    fn arrange(&self) {
+    /// Recompute the order word from the states and priorities.
+    /// Recompute the order word from the states and priorities.
+    fn store_order(&self) {
         let rank = |place: &usize| match self.get(*place) {
             Some(device) if device.is_on() => (0, std::cmp::Reverse(device.priority)),
             _ => (1, std::cmp::Reverse(0)),
@@ -213,7 +230,7 @@ impl Devices {
     }
 
     /// All that were ever added, the oldest first: for sums over the whole run.
-    pub fn ever(&self) -> impl Iterator<Item = &Device> {
+    pub fn ever_added(&self) -> impl Iterator<Item = &Device> {
         self.all.iter().map_while(|device| Some(&**device.get()?))
     }
 
@@ -236,12 +253,12 @@ impl std::ops::Index<usize> for Devices {
 #[cfg(all(test, not(any(loom, simulated))))]
 mod tests {
     use super::*;
-    use crate::check::test_backing;
+    use crate::testing::blank::BlankDevice;
     use crate::tuning::Tuning;
 
     fn device(priority: i16) -> Device {
-        let slots = SwapDevice::new(1024, 1, false, &Tuning::default());
-        Device::new(format!("priority {priority}"), priority, slots, test_backing())
+        let slots = Slots::new(1024, 1, false, &Tuning::default());
+        Device::new(format!("priority {priority}"), priority, slots, Arc::new(BlankDevice::new(1024)))
     }
 
     fn takers(devices: &Devices) -> Vec<usize> {
@@ -279,7 +296,7 @@ mod tests {
         assert_eq!((devices.add(device(1)), devices.add(device(99))), (Ok(15), Ok(7)));
         assert_eq!((devices[7].priority, held.priority, held.is_off()), (99, 7, true));
         assert_eq!((devices.add(device(1)), devices.add(device(1))), (Ok(3), Err(TooManyDevices)));
-        assert_eq!((devices.iter().count(), devices.ever().count(), takers(&devices)[0]), (16, 18, 7));
+        assert_eq!((devices.iter().count(), devices.ever_added().count(), takers(&devices)[0]), (16, 18, 7));
     }
 
     #[test]

@@ -1,55 +1,43 @@
-//! The engine: swap devices, staging, the memory group, and the address spaces that share them.
+//! The engine: what a front end (the pager, the simulator, a test) calls.
 //!
-//! The three stories are told elsewhere: a page goes out in `swap_out.rs`, comes in in `swap_in.rs`, and follows its
-//! address space's changes in `space.rs`.
+//! ```text
+//!   calls          engine.rs                                                          check.rs reads all
+//!   paths          swap_in.rs  neighbours.rs  install.rs   swap_out.rs  write_out.rs   swapoff.rs
+//!                  └─────────── fill.rs ─────────┘   └────────── kept.rs ─────────────────┘
+//!   reclaim        spaces.rs: which space, reclaim/victim.rs: which pages, reclaim/folio.rs: their slots
+//!   page tables    space/: words, changes   reclaim/lru.rs   reclaim/turn.rs   gate.rs
+//!   swap           swap.rs: what a page table may ask
+//!   below it       devices.rs (slots/, backing.rs)   frames.rs   ahead.rs   unwritten.rs   reads.rs
+//!                  group.rs  readahead.rs  memory.rs  errors.rs  stats.rs  tuning.rs  word.rs  units.rs
+//!                  sync.rs
+//! ```
+//!
+//! Each file uses only what is below it. This one only passes calls on: the work is in the files of the
+//! paths.
 
 use crate::backing::{QueueId, ReadDone};
-pub use crate::devices::{Device, Devices, TooManyDevices};
+use crate::devices::{Device, Devices, TooManyDevices};
+use crate::fill::{Brought, Fault, FillJob, Outcome, Scratch, SwapIn};
 use crate::group::{Group, GroupConfig, Groups};
 use crate::kept::Kept;
+use crate::reads::Reads;
 use crate::space::Space;
+use crate::spaces::Spaces;
 use crate::stats::Stats;
-use crate::swap_in::FillJob;
-use crate::swapoff::Swapoff;
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
+use crate::swap::Swap;
+use crate::swap_out::{Shrunk, SwapOut};
+use crate::swapoff::{Step, Swapoff, SwapoffError, SwapoffStep};
+use crate::sync::Arc;
 use crate::tuning::Tuning;
-use crate::units::{CpuId, FrameId, MAX_ORDER, Order, PageBuf, SlotIndex, page_buf};
-use crate::word::SwapEntry;
-use std::collections::HashMap;
-
-/// Most pages taken out in one batch, unless the folios asked for are larger.
-pub const BATCH_PAGES: usize = 128;
+use crate::units::{CpuId, PAGE_SIZE, Vpn};
+use crate::write_out::{WriteOut, Writer};
 
 pub struct Engine {
-    pub devices: Devices,
-    pub groups: Arc<Groups>,
-    /// The root of the groups, whose maximum is the budget.
-    pub group: Arc<Group>,
-    pub stats: Stats,
-    pub tuning: Tuning,
-    pub(crate) staging: Staging,
-    pub(crate) reads: Reads,
-    /// Pages taken out so far: the clock of refault distances.
-    pub(crate) evictions: AtomicU32,
-    /// Replaced as a whole: who walks it for each batch takes no reference to each.
-    spaces: RwLock<Arc<Vec<Arc<Space>>>>,
-    /// Removed, with fills still under way, whose pages are charged until they end: for the checker.
-    leaving: Mutex<Vec<Arc<Space>>>,
-    next_device: AtomicU32,
-    /// Where the next search for a space to take pages from begins.
-    pub(crate) next_pick: AtomicU32,
-    /// A page found no place on any device since this was last cleared.
-    pub swap_is_full: AtomicBool,
-    /// Pages whose write failed: they stay in the swap cache, and their write is tried again.
-    pub(crate) unwritten: Mutex<Vec<(SwapEntry, FrameId)>>,
-    /// There are none: each batch asks.
-    pub(crate) all_written: AtomicBool,
-    pub(crate) kept: Kept,
-    /// The swapoff that is under way.
-    pub(crate) swapoff: Mutex<Option<Swapoff>>,
-    pub(crate) swapoff_stop: AtomicBool,
-    /// The last error that belongs to no device, for the line on stderr.
-    pub last_error: Mutex<Option<String>>,
+    pub(crate) swap: Swap,
+    pub(crate) reads: Reads<FillJob>,
+    pub(crate) spaces: Spaces,
+    kept: Kept,
+    pub(crate) swapoff: Swapoff,
 }
 
 impl Engine {
@@ -60,411 +48,175 @@ impl Engine {
 
     /// With a tree of groups, the root first.
     pub fn with_groups(devices: Vec<Device>, groups: &[GroupConfig], tuning: Tuning) -> Engine {
-        let groups = Groups::new(groups);
         Engine {
-            devices: Devices::new(devices),
-            group: groups.root().clone(),
-            groups: Arc::new(groups),
-            stats: Stats::default(),
-            staging: Staging::new(BATCH_PAGES.max(crate::folio::pages_asked_for(&tuning))),
-            tuning,
+            swap: Swap::new(devices, Groups::new(groups), tuning),
             reads: Reads::default(),
-            evictions: AtomicU32::new(0),
-            spaces: RwLock::new(Arc::new(Vec::new())),
-            leaving: Mutex::new(Vec::new()),
-            next_device: AtomicU32::new(0),
-            next_pick: AtomicU32::new(0),
-            swap_is_full: AtomicBool::new(false),
-            unwritten: Mutex::new(Vec::new()),
-            all_written: AtomicBool::new(true),
+            spaces: Spaces::new(),
             kept: Kept::default(),
-            swapoff: Mutex::new(None),
-            swapoff_stop: AtomicBool::new(false),
-            last_error: Mutex::new(None),
+            swapoff: Swapoff::default(),
         }
     }
 
-    pub fn add_space(&self, space: Arc<Space>) {
-        let mut spaces = self.spaces.write().expect("spaces");
-        let with = spaces.iter().cloned().chain(std::iter::once(space)).collect();
-        *spaces = Arc::new(with);
-    }
-    pub fn remove_space(&self, space: &Arc<Space>) {
-        let mut spaces = self.spaces.write().expect("spaces");
-        let without = spaces.iter().filter(|s| !Arc::ptr_eq(s, space)).cloned().collect();
-        *spaces = Arc::new(without);
-        drop(spaces);
-        let mut leaving = lock(&self.leaving);
-        leaving.push(space.clone());
-        leaving.retain(|s| s.resident_pages() > 0);
-    }
-    pub fn spaces(&self) -> Vec<Arc<Space>> {
-        self.list_of_spaces().to_vec()
-    }
-    /// As they are now, without a reference to each.
-    pub(crate) fn list_of_spaces(&self) -> Arc<Vec<Arc<Space>>> {
-        self.spaces.read().expect("spaces").clone()
-    }
+    // ---- what it is made of -------------------------------------------------------------------------------
 
-    pub(crate) fn all_spaces(&self) -> Vec<Arc<Space>> {
-        let mut all = self.spaces();
-        all.extend(lock(&self.leaving).iter().cloned());
-        all
+    /// The argument of the functions that process changes of an address space (space/changes.rs).
+    pub fn swap(&self) -> &Swap {
+        &self.swap
+    }
+    pub fn devices(&self) -> &Devices {
+        &self.swap.devices
+    }
+    pub fn groups(&self) -> &Groups {
+        &self.swap.groups
+    }
+    /// The root of the groups, whose maximum is the budget.
+    pub fn root(&self) -> &Arc<Group> {
+        self.swap.root()
+    }
+    pub fn stats(&self) -> &Stats {
+        &self.swap.stats
+    }
+    pub fn tuning(&self) -> &Tuning {
+        &self.swap.tuning
     }
 
     /// Bytes of the engine's own tables: page tables, LRUs, swap maps.
     pub fn table_bytes(&self) -> u64 {
-        self.spaces.read().expect("spaces").iter().map(|s| s.table_bytes()).sum::<u64>()
-            + self.devices.ever().map(|d| d.slots.table_bytes()).sum::<u64>()
+        let slots: u64 = self.devices().ever_added().map(|d| d.slots.table_bytes()).sum();
+        self.spaces.table_bytes() + slots
     }
-    pub fn staging_bytes(&self) -> u64 {
-        self.staging.bytes()
+    pub fn frame_bytes(&self) -> u64 {
+        self.swap.frames.bytes()
+    }
+    /// Pages that were read ahead and are in no address space. They are charged as pages are.
+    pub fn read_ahead_bytes(&self) -> u64 {
+        (self.swap.ahead.len() * PAGE_SIZE) as u64
     }
     pub fn used_slots(&self) -> u64 {
-        self.devices.iter().map(|d| d.slots.used_slots()).sum()
+        self.swap.used_slots()
     }
+
+    // ---- address spaces -----------------------------------------------------------------------------------
+
+    pub fn add_space(&self, space: Arc<Space>) {
+        self.spaces.add(space);
+    }
+    pub fn remove_space(&self, space: &Arc<Space>) {
+        self.spaces.remove(space);
+    }
+    pub fn spaces(&self) -> Vec<Arc<Space>> {
+        self.spaces.to_vec()
+    }
+    /// The space that gives the next batch.
+    pub fn pick_space(&self) -> Option<Arc<Space>> {
+        self.spaces.pick(&self.swap)
+    }
+
+    // ---- pages come in ------------------------------------------------------------------------------------
+
+    fn swap_in<'a>(&'a self, cpu: CpuId, scratch: &'a mut Scratch) -> SwapIn<'a> {
+        SwapIn { swap: &self.swap, kept: &self.kept, reads: &self.reads, cpu, scratch }
+    }
+
+    /// A fault: the one entry for every front end.
+    pub fn fault(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        space: &Arc<Space>,
+        fault: Fault,
+        scratch: &mut Scratch,
+    ) -> Outcome {
+        self.swap_in(cpu, scratch).fault(queue, space, fault)
+    }
+
+    /// MADV_WILLNEED: the first pages of [from, to) that are swapped out come in, a window of them, as far as
+    /// there is room beyond what faults need.
+    pub fn bring_ahead(
+        &self,
+        cpu: CpuId,
+        queue: QueueId,
+        space: &Arc<Space>,
+        (from, to): (Vpn, Vpn),
+        scratch: &mut Scratch,
+    ) -> Brought {
+        self.swap_in(cpu, scratch).bring_ahead(queue, space, from, to)
+    }
+
+    /// Is a read under way on this queue?
+    pub fn reads(&self, queue: QueueId) -> bool {
+        self.reads.has_some(queue)
+    }
+
+    /// A read has finished that was `Outcome::Pending`.
+    pub fn read_done(&self, cpu: CpuId, done: ReadDone, scratch: &mut Scratch) -> Outcome {
+        self.swap_in(cpu, scratch).read_done(done)
+    }
+
+    /// A fill that was `Outcome::Again`, after the events of its space were read.
+    pub fn install(&self, cpu: CpuId, job: FillJob, scratch: &mut Scratch) -> Outcome {
+        self.swap_in(cpu, scratch).install(job)
+    }
+
+    // ---- pages go out -------------------------------------------------------------------------------------
+
+    fn swap_out(&self, cpu: CpuId) -> SwapOut<'_> {
+        SwapOut { swap: &self.swap, kept: &self.kept, spaces: &self.spaces, cpu }
+    }
+
+    fn writer(&self, cpu: CpuId, queue: QueueId) -> Writer<'_> {
+        Writer { swap: &self.swap, kept: &self.kept, cpu, queue }
+    }
+
+    /// Drop up to `n` pages that were read ahead and are in no address space, the oldest first: for who could
+    /// take nothing else. Returns how many.
+    pub fn drop_read_ahead(&self, cpu: CpuId, n: usize) -> usize {
+        self.swap.drop_oldest_ahead(cpu, n)
+    }
+
+    /// First half of a batch, under the space's batch lock: take about `n` pages out (more where they leave
+    /// together) and make them swap-cache pages.
+    pub fn shrink(&self, cpu: CpuId, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+        self.swap_out(cpu).shrink(space, n)
+    }
+
+    /// MADV_PAGEOUT: as `shrink`, of the pages of [from, to) that are in memory, hot ones too, as many as a
+    /// batch holds. Also returns where to go on.
+    pub fn pageout(&self, cpu: CpuId, space: &Space, from: Vpn, to: Vpn) -> (Shrunk, Option<WriteOut>, Vpn) {
+        self.swap_out(cpu).pageout(space, from, to)
+    }
+
+    /// Second half of a batch, which needs no lock: write it. Returns the pages whose write failed.
+    pub fn write_out(&self, cpu: CpuId, queue: QueueId, batch: WriteOut) -> usize {
+        self.writer(cpu, queue).write(batch)
+    }
+
+    /// Try again to write what could not be written. Returns how many are still unwritten.
+    pub fn write_again(&self, cpu: CpuId, queue: QueueId) -> usize {
+        self.writer(cpu, queue).write_again()
+    }
+
+    // ---- devices come and go ------------------------------------------------------------------------------
 
     /// Another device to take pages, while the run goes on. Returns its place (`Devices`).
     pub fn swapon(&self, device: Device) -> Result<usize, TooManyDevices> {
-        self.devices.add(device)
+        self.swap.devices.add(device)
     }
 
-    /// Slots for up to `n` folios of `order` that belong to `group`, the first slot of each: from the first device that has
-    /// some; equal priorities take turns. Large folios are split rather than sent to a device of lower priority.
-    pub(crate) fn alloc_slots(
-        &self,
-        cpu: CpuId,
-        group: &Group,
-        order: Order,
-        n: usize,
-        out: &mut Vec<SwapEntry>,
-    ) -> usize {
-        let pages = u64::from(order.pages());
-        let charged = group.charge_swap(n as u64 * pages);
-        let got = self.alloc_charged(cpu, group, order, (charged / pages) as usize, out);
-        group.uncharge_swap(charged - got as u64 * pages);
-        got
+    /// Begin a swapoff: the device takes no pages from now on. The caller must then call `swapoff_step` until
+    /// it returns `Step::End`.
+    pub fn swapoff_begin(&self, place: usize) -> Result<(), SwapoffError> {
+        self.swapoff.begin(&self.swap, place)
     }
 
-    /// As `alloc_slots`, of pages that are charged.
-    pub(crate) fn alloc_charged(
-        &self,
-        cpu: CpuId,
-        group: &Group,
-        order: Order,
-        n: usize,
-        out: &mut Vec<SwapEntry>,
-    ) -> usize {
-        let mut got = 0;
-        let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
-        let mut slots = Vec::with_capacity(n);
-        let takers: Vec<usize> = self.devices.takers().collect();
-        for equals in takers.chunk_by(|a, b| self.devices[*a].priority == self.devices[*b].priority) {
-            let mut has_room = false;
-            for i in 0..equals.len() {
-                let device = equals[(turn + i) % equals.len()];
-                let target = &self.devices[device];
-                if got == n || !target.takes_pages() {
-                    continue;
-                }
-                // A sum over the CPUs' counters: not for single pages, which go on to the next device anyway.
-                has_room |= order != Order::ZERO && target.slots.free_slots() > 0;
-                slots.clear();
-                got += target.slots.alloc(cpu, order, n - got, group.id, &mut slots);
-                out.extend(slots.iter().map(|slot| SwapEntry { device: device as u8, slot: *slot }));
-            }
-            if has_room {
-                break;
-            }
-        }
-        got
+    /// Make the swapoff that is under way end at its next step.
+    pub fn swapoff_stop(&self) {
+        self.swapoff.stop();
     }
 
-    /// Pages of the group for which there are slots now.
-    pub(crate) fn room_pages(&self, group: &Group) -> usize {
-        let allowed = group.swap_room_pages();
-        let free: u64 = self.devices.iter().filter(|d| d.takes_pages()).map(|d| d.slots.free_slots()).sum();
-        free.min(allowed) as usize
-    }
-
-    /// One more reference to each entry (fork, mremap of a page that is being filled).
-    pub(crate) fn dup_entries(&self, entries: &[SwapEntry]) {
-        self.per_device(entries, |device, slots| device.slots.dup_many(slots));
-    }
-
-    /// Drop a reference to each entry. A slot with no reference left is discarded from its backing first, and may be
-    /// allocated again only after that.
-    pub(crate) fn free_entries(&self, cpu: CpuId, entries: &[SwapEntry]) {
-        self.per_device(entries, |device, slots| {
-            let mut freed = Vec::new();
-            device.slots.put(slots, &mut freed);
-            self.reuse(cpu, device, &freed);
-        });
-    }
-
-    /// Slots that have lost their last reference: discard their copies, make them free, uncharge their owners.
-    pub(crate) fn reuse(&self, cpu: CpuId, device: &Device, freed: &[SlotIndex]) {
-        if freed.is_empty() {
-            return;
-        }
-        device.backing.discard(freed);
-        device.has_room();
-        for (group, slots) in device.slots.release(cpu, freed) {
-            self.groups.of(group).uncharge_swap(u64::from(slots));
-        }
-    }
-
-    pub(crate) fn per_device(&self, entries: &[SwapEntry], mut act: impl FnMut(&Device, &[SlotIndex])) {
-        if entries.is_empty() {
-            return;
-        }
-        let mut slots = Vec::with_capacity(entries.len());
-        for (n, device) in self.devices.iter().enumerate() {
-            slots.clear();
-            slots.extend(entries.iter().filter(|e| e.device as usize == n).map(|e| e.slot));
-            if !slots.is_empty() {
-                // In runs, so that each cluster is locked once.
-                slots.sort_unstable();
-                act(device, &slots);
-            }
-        }
-    }
-}
-
-/// Reads in flight: token → what they are for. Each queue has its part, because every fault that reads passes through.
-pub(crate) struct Reads {
-    parts: [Mutex<ReadsOfQueue>; READS_PARTS],
-}
-
-#[derive(Default)]
-struct ReadsOfQueue {
-    started: u64,
-    jobs: HashMap<u64, FillJob>,
-}
-
-const READS_PARTS: usize = 64;
-
-impl Default for Reads {
-    fn default() -> Reads {
-        Reads { parts: std::array::from_fn(|_| Mutex::default()) }
-    }
-}
-
-impl Reads {
-    /// A token for a read on `queue` that brings `job`.
-    pub fn start(&self, queue: QueueId, job: FillJob) -> u64 {
-        let part = queue.0 as usize % READS_PARTS;
-        let mut reads = lock(&self.parts[part]);
-        reads.started += 1;
-        let token = reads.started * READS_PARTS as u64 + part as u64;
-        reads.jobs.insert(token, job);
-        token
-    }
-
-    /// Take a finished read's job back.
-    pub fn finish(&self, done: &ReadDone) -> FillJob {
-        let mut reads = lock(&self.parts[(done.token % READS_PARTS as u64) as usize]);
-        reads.jobs.remove(&done.token).expect("a read finished that was not started")
-    }
-}
-
-/// Staging: the bytes of pages between the address space and their slots (the data of the swap cache).
-///
-/// A batch's buffer is written once, by `Memory::take`, and then shared read-only by the writer and by faults that take
-/// pages back. Each CPU that takes batches has its part, for a batch comes by four times. A frame id names all of it:
-/// `number << 17 | part << 9 | page`.
-pub(crate) struct Staging {
-    parts: Box<[StagingPart]>,
-    /// Pages of a buffer.
-    batch_pages: usize,
-    /// Buffers that there are, with frames, spare, and being filled: for the account, which asks after each batch.
-    buffers: AtomicU64,
-}
-
-/// On lines of its own.
-#[derive(Default)]
-#[repr(align(128))]
-struct StagingPart(Mutex<StagingInner>);
-
-#[derive(Default)]
-struct StagingInner {
-    batches: Vec<Option<Batch>>,
-    /// A buffer that is free, kept so that its pages need not be faulted in again: what one CPU uses at a time.
-    spare: Option<PageBuf>,
-}
-
-struct Batch {
-    buf: Arc<PageBuf>,
-    /// Frames of this batch that are in the swap cache, or pinned there by a fault.
-    frames: usize,
-}
-
-const FRAME_PAGE_BITS: u32 = 9;
-const FRAME_PART_BITS: u32 = 8;
-/// CPUs that stage apart; more of them share.
-const STAGING_PARTS: usize = 1 << FRAME_PART_BITS;
-const _: () = assert!(BATCH_PAGES <= 1 << FRAME_PAGE_BITS && MAX_ORDER as u32 <= FRAME_PAGE_BITS);
-
-/// What a frame id names.
-struct FrameParts {
-    number: usize,
-    part: usize,
-    page: usize,
-}
-
-impl FrameParts {
-    fn of(frame: FrameId) -> FrameParts {
-        let bits = |from: u32, bits: u32| (frame.0 >> from) as usize & ((1 << bits) - 1);
-        FrameParts {
-            number: (frame.0 >> (FRAME_PART_BITS + FRAME_PAGE_BITS)) as usize,
-            part: bits(FRAME_PAGE_BITS, FRAME_PART_BITS),
-            page: bits(0, FRAME_PAGE_BITS),
-        }
-    }
-
-    fn id(&self) -> FrameId {
-        let number = u32::try_from(self.number)
-            .ok()
-            .filter(|n| *n < 1 << (u32::BITS - FRAME_PART_BITS - FRAME_PAGE_BITS));
-        let number = number.expect("batches in staging fit into memory");
-        FrameId((number << FRAME_PART_BITS | self.part as u32) << FRAME_PAGE_BITS | self.page as u32)
-    }
-}
-
-impl Staging {
-    fn new(batch_pages: usize) -> Staging {
-        let parts = (0..STAGING_PARTS).map(|_| StagingPart::default()).collect();
-        Staging { parts, batch_pages, buffers: AtomicU64::new(0) }
-    }
-
-    fn part_of(&self, cpu: CpuId) -> usize {
-        cpu.index() % STAGING_PARTS
-    }
-
-    #[track_caller]
-    fn lock_part(&self, part: usize) -> MutexGuard<'_, StagingInner> {
-        lock(&self.parts[part].0)
-    }
-
-    /// Most pages of a batch.
-    pub fn batch_pages(&self) -> usize {
-        self.batch_pages
-    }
-
-    pub fn buffer(&self, cpu: CpuId) -> PageBuf {
-        let spare = self.lock_part(self.part_of(cpu)).spare.take();
-        spare.unwrap_or_else(|| {
-            self.buffers.fetch_add(1, Ordering::Relaxed);
-            page_buf(self.batch_pages)
-        })
-    }
-
-    /// Publish a filled buffer of which `frames` pages will be in the swap cache; returns the frame of its page 0.
-    pub fn publish(&self, cpu: CpuId, buf: PageBuf, frames: usize) -> FrameId {
-        assert!(frames > 0);
-        let part = self.part_of(cpu);
-        let mut inner = self.lock_part(part);
-        let number = match inner.batches.iter().position(Option::is_none) {
-            Some(free) => free,
-            None => {
-                inner.batches.push(None);
-                inner.batches.len() - 1
-            }
-        };
-        inner.batches[number] = Some(Batch { buf: Arc::new(buf), frames });
-        FrameParts { number, part, page: 0 }.id()
-    }
-
-    /// The buffers of frames that are all cached or pinned, and each page's place in its own.
-    pub fn get_many(&self, frames: impl Iterator<Item = FrameId>) -> Vec<(Arc<PageBuf>, usize)> {
-        let frames: Vec<FrameParts> = frames.map(FrameParts::of).collect();
-        let mut pages = Vec::with_capacity(frames.len());
-        for of_part in frames.chunk_by(|a, b| a.part == b.part) {
-            let inner = self.lock_part(of_part[0].part);
-            pages.extend(of_part.iter().map(|frame| (inner.batch(frame).buf.clone(), frame.page)));
-        }
-        pages
-    }
-
-    /// These frames are neither cached nor pinned any more.
-    pub fn free_frames(&self, frames: &[FrameId]) {
-        let frames: Vec<FrameParts> = frames.iter().copied().map(FrameParts::of).collect();
-        for of_part in frames.chunk_by(|a, b| a.part == b.part) {
-            let mut inner = self.lock_part(of_part[0].part);
-            for frame in of_part {
-                self.free_frame(&mut inner, frame);
-            }
-        }
-    }
-
-    fn free_frame(&self, inner: &mut StagingInner, frame: &FrameParts) {
-        let slot = &mut inner.batches[frame.number];
-        let batch = slot.as_mut().expect("a frame was freed twice");
-        batch.frames -= 1;
-        if batch.frames > 0 {
-            return;
-        }
-        let buf = slot.take().expect("it was there").buf;
-        // Somebody may still be copying out of it: then the memory goes when he is done.
-        match Arc::try_unwrap(buf) {
-            Ok(buf) => self.keep_or_drop(inner, buf),
-            Err(_) => _ = self.buffers.fetch_sub(1, Ordering::Relaxed),
-        }
-    }
-
-    /// A buffer from which nothing was published.
-    pub fn give_back(&self, cpu: CpuId, buf: PageBuf) {
-        self.keep_or_drop(&mut self.lock_part(self.part_of(cpu)), buf);
-    }
-
-    fn keep_or_drop(&self, inner: &mut StagingInner, buf: PageBuf) {
-        if inner.spare.is_none() {
-            inner.spare = Some(buf);
-        } else {
-            self.buffers.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Pages that are in the swap cache, or pinned there.
-    pub fn frames(&self) -> usize {
-        let frames_in =
-            |part| self.lock_part(part).batches.iter().flatten().map(|batch| batch.frames).sum::<usize>();
-        (0..STAGING_PARTS).map(frames_in).sum()
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.buffers.load(Ordering::Relaxed) * (self.batch_pages * crate::units::PAGE_SIZE) as u64
-    }
-}
-
-impl StagingInner {
-    fn batch(&self, frame: &FrameParts) -> &Batch {
-        self.batches[frame.number].as_ref().expect("a pinned frame has its batch")
-    }
-}
-
-#[cfg(all(test, not(any(loom, simulated))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_frame_finds_its_buffer_and_a_cpu_its_own_spare_one() {
-        let staging = Staging::new(2);
-        let cpus = [0, 1, 255, 257].map(CpuId);
-        let first_frames = cpus.map(|cpu| {
-            let mut buf = staging.buffer(cpu);
-            buf[1].0[0] = (cpu.0 as u8).wrapping_add(7);
-            staging.publish(cpu, buf, 1)
-        });
-        assert_eq!(staging.bytes(), 4 * 2 * crate::units::PAGE_SIZE as u64);
-        let second = first_frames.map(|frame| FrameId(frame.0 + 1));
-        let pages = staging.get_many(second.into_iter());
-        assert_eq!(pages.iter().map(|(buf, at)| buf[*at].0[0]).collect::<Vec<_>>(), [7, 8, 6, 8]);
-        drop(pages);
-        staging.free_frames(&second);
-        // 1 and 257 share a part, which keeps one of their two.
-        assert_eq!((staging.frames(), staging.bytes()), (0, 3 * 2 * crate::units::PAGE_SIZE as u64));
-        staging.give_back(CpuId(255), staging.buffer(CpuId(255)));
-        assert_eq!(staging.bytes(), 3 * 2 * crate::units::PAGE_SIZE as u64, "the spare one");
+    /// Move one batch of the swapoff's pages. `queue`: used by nobody else.
+    pub fn swapoff_step(&self, cpu: CpuId, queue: QueueId) -> Step {
+        let step = SwapoffStep { swap: &self.swap, spaces: &self.spaces, kept: &self.kept, cpu, queue };
+        step.run(&self.swapoff)
     }
 }

@@ -1,17 +1,19 @@
-//! A device's errors: whether it is still given pages, and the first error of each kind, for the line that is said once.
+//! A device's errors: whether it is still given pages, and the first error of each kind, which the supervisor
+//! prints once.
 //!
-//! A page whose write failed is not lost, it stays in the swap cache. A device that fails page after page gets no more:
-//! else reclaim would move all memory into the swap cache, where it takes the same room. It is used again once a page
-//! that waited there has been written, or none waits there any more.
+//! A page whose write failed is not lost: it stays in the swap cache. A device that fails page after page
+//! gets no more: else reclaim would move all memory into the swap cache, where it takes the same room. The
+//! device is used again once one of the pages that wait for it has been written, or when none waits any more.
 //!
-//! Where the machine was only short of something for a moment (`BackingError::Short`) the device has not failed: no page is
-//! lost, reads and writes are tried again for as long as the run lasts, and a line of its own says so. Writes count all the
-//! same: whatever keeps pages from being written, the swap cache must not grow for ever.
+//! Where the machine only had no memory for a request (`BackingError::Short`) the device has not failed: no
+//! page is lost, reads and writes are tried again for as long as the run lasts, and a line of its own says
+//! so. Such writes count as failures all the same: whatever keeps pages from being written, the swap cache
+//! must not grow for ever.
 
 use crate::backing::BackingError;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
-/// New pages that failed with none written in between: from so many on it is the device, not the slot.
+/// This many new pages failed with none written in between: then the device has failed, not a slot of it.
 const FAILED_IN_A_ROW_MAX: u32 = 16;
 
 #[derive(Default)]
@@ -42,15 +44,15 @@ impl First {
 
 impl DeviceErrors {
     pub(crate) fn note_read(&self, error: &BackingError) {
-        let kind = if error.passes() { &self.short } else { &self.read };
+        let kind = if error.is_transient() { &self.short } else { &self.read };
         lock(kind).note(error);
     }
 
     /// A page that was to be written for the first time.
     pub(crate) fn note_write(&self, error: &BackingError) {
-        let kind = if error.passes() { &self.short } else { &self.write };
+        let kind = if error.is_transient() { &self.short } else { &self.write };
         lock(kind).note(error);
-        self.last_was_short.store(error.passes(), Ordering::Relaxed);
+        self.last_was_short.store(error.is_transient(), Ordering::Relaxed);
         self.failed_in_a_row.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -58,12 +60,13 @@ impl DeviceErrors {
         self.failed_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// No page is left by which to see whether the device works again: a new one may try, and one more failure is enough.
-    pub(crate) fn none_waits(&self) {
+    /// No page waits to be written, so no retry would show whether the device works again: new pages may go
+    /// there, and the first one that fails marks it as failing again.
+    pub(crate) fn allow_one_try(&self) {
         let _ = self.failed_in_a_row.fetch_min(FAILED_IN_A_ROW_MAX - 1, Ordering::Relaxed);
     }
 
-    /// Nothing can be written: no pages for this device.
+    /// Nothing can be written there: the device gets no pages.
     pub fn is_failing(&self) -> bool {
         self.failed_in_a_row.load(Ordering::Relaxed) >= FAILED_IN_A_ROW_MAX
     }
@@ -138,7 +141,7 @@ mod tests {
     fn a_failing_device_gets_another_try_when_nothing_waits_for_it() {
         let errors = DeviceErrors::default();
         (0..100).for_each(|_| errors.note_write(&BackingError::Io(5)));
-        errors.none_waits();
+        errors.allow_one_try();
         assert!(!errors.is_failing());
         errors.note_write(&BackingError::Io(5));
         assert!(errors.is_failing());

@@ -5,12 +5,12 @@
 //!   pager B:                                                         enter_events ─ read ─ process ─ leave
 //! ```
 //!
-//! The kernel refuses a fill while an event is unread, but once it is read the changing thread runs on, concurrently with
-//! whatever fill is in flight: a late fill could put old bytes back after MADV_DONTNEED has returned. So no fill may
-//! overlap the span from the read of an event to the end of its processing.
+//! The kernel refuses a fill while an event is unread, but once it is read the changing thread runs on,
+//! concurrently with whatever fill is in flight: a late fill could put old bytes back after MADV_DONTNEED has
+//! returned. So no fill may overlap the span from the read of an event to the end of its processing.
 //!
-//! Both sides are a few microseconds long, so waiting is spinning; a side that was descheduled is waited for by yielding.
-//! Fills share the gate, events have it alone.
+//! Many fills are inside at once; an event reader is inside alone. Both stay a few microseconds, so waiters
+//! spin, and yield now and then in case the thread inside has lost its CPU.
 
 use crate::sync::{AtomicU32, Ordering, spin_hint};
 
@@ -22,23 +22,24 @@ pub struct Gate {
     word: AtomicU32,
 }
 
-pub struct FillPass<'a>(&'a Gate);
-pub struct EventPass<'a>(&'a Gate);
+pub struct FillGuard<'a>(&'a Gate);
+pub struct EventGuard<'a>(&'a Gate);
 
 impl Gate {
     pub fn new() -> Gate {
         Gate::default()
     }
 
-    pub fn enter_fill(&self) -> FillPass<'_> {
+    pub fn enter_fill(&self) -> FillGuard<'_> {
         let mut spins = 0;
         loop {
-            // Looked at first, and then by addition: in a compare-exchange loop, many fills do little but try again.
+            // A load first, and then an addition: in a compare-exchange loop, many fills would spend their
+            // time on failed tries.
             if self.word.load(Ordering::Relaxed) & EVENTS == 0 {
                 if self.word.fetch_add(1, Ordering::Acquire) & EVENTS == 0 {
-                    return FillPass(self);
+                    return FillGuard(self);
                 }
-                // A reader came between: he waits until this is taken back.
+                // An event reader came in between the load and the addition; it waits until this is undone.
                 self.word.fetch_sub(1, Ordering::Release);
             }
             backoff(&mut spins);
@@ -46,7 +47,7 @@ impl Gate {
     }
 
     /// Only one reader: the caller gets None if there is one already.
-    pub fn try_enter_events(&self) -> Option<EventPass<'_>> {
+    pub fn try_enter_events(&self) -> Option<EventGuard<'_>> {
         if self.word.fetch_or(EVENTS, Ordering::Acquire) & EVENTS != 0 {
             return None;
         }
@@ -54,29 +55,29 @@ impl Gate {
         while self.word.load(Ordering::Acquire) != EVENTS {
             backoff(&mut spins);
         }
-        Some(EventPass(self))
+        Some(EventGuard(self))
     }
 
     /// As [`Gate::try_enter_events`], but wait for the other reader.
-    pub fn enter_events(&self) -> EventPass<'_> {
+    pub fn enter_events(&self) -> EventGuard<'_> {
         let mut spins = 0;
         loop {
-            if let Some(pass) = self.try_enter_events() {
-                return pass;
+            if let Some(guard) = self.try_enter_events() {
+                return guard;
             }
             backoff(&mut spins);
         }
     }
 }
 
-impl Drop for FillPass<'_> {
+impl Drop for FillGuard<'_> {
     fn drop(&mut self) {
         let before = self.0.word.fetch_sub(1, Ordering::Release);
         assert!(before & !EVENTS > 0, "a fill left a gate that it had not entered");
     }
 }
 
-impl Drop for EventPass<'_> {
+impl Drop for EventGuard<'_> {
     fn drop(&mut self) {
         let before = self.0.word.fetch_and(!EVENTS, Ordering::Release);
         assert!(before & EVENTS != 0, "an event reader left a gate that it had not entered");

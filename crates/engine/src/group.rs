@@ -1,4 +1,5 @@
-//! Memory groups: what is used, what may be used, and when reclaim must work. A tree; the budget is the root's maximum.
+//! Memory groups: what is used, what may be used, and when reclaim must work. A tree; the budget is the
+//! root's maximum.
 //!
 //! ```text
 //!   0                    low_mark      high_mark       limit
@@ -8,26 +9,30 @@
 //! ```
 //!
 //! usage = pages charged (resident pages of managed ranges)
-//!       + other bytes (memory of the targets that is not managed; in the root also compressed pool, staging, tables)
+//!       + other bytes (memory of the targets that is not managed; in the root also pool, frames and tables)
 //!       − discount (pages counted in two address spaces that are one page, shared since a fork).
 //!
-//! A page is charged to the group of its space and to all above it. A charge fits in each of them or fails; nobody sleeps
-//! here. What must be admitted (a page that is there already, found by a scan) is charged by force, and reclaim brings the
-//! usage down. `memory.high` is where reclaim starts if that is below what the maximum asks for; no fault waits for it.
+//! A page is charged to the group of its space and to all above it. A charge fits in each of them or fails;
+//! nobody sleeps here. What must be admitted (a page that is there already, found by a scan) is charged by
+//! force, and reclaim brings the usage down. `memory.high` is where reclaim starts if that is below what the
+//! maximum asks for; no fault waits for it.
 //!
-//! *Stock*: each CPU keeps a few pages charged in advance, as the kernel's memcg does, so that most faults write no line that
-//! other CPUs write. They count as used, so a stock makes nobody go over a limit; reclaim that finds nothing to take empties
-//! them. (Emptying all of them whenever a charge fails was tried: from 64 CPUs on, that is all that they do.)
+//! *Stock*: each CPU keeps a few pages charged in advance, as the kernel's memcg does, so that most faults
+//! write no line that other CPUs write. They count as used, so a stock takes no group over its limit; reclaim
+//! empties the stocks when it finds nothing to take. (Emptying them whenever a charge fails was tried: from
+//! 64 CPUs on, the CPUs did nothing else.)
 //!
 //! ```text
-//!   charge:    stock of this CPU ─ not enough ─▶ this group, its parent, … the root   (and half a stock, below the gap)
+//!   charge:    stock of this CPU ─ not enough ─▶ this group, its parent, … the root   (and half a stock)
 //!   uncharge:  stock of this CPU ─ over the cap ─▶ the same
 //! ```
 //!
-//! *Swap* is charged slot by slot to the group that the cgroup map names as the owner, from allocation to release, so the
-//! group outlives its processes until the last slot is gone. Without any limit on swap nothing is counted.
+//! *Swap* is charged slot by slot to the group that the cgroup map names as the owner, from allocation to
+//! release, so the group outlives its processes until the last slot is gone. Without any limit on swap
+//! nothing is counted.
 //!
-//! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, wake anybody.
+//! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, or wake
+//! anybody.
 
 use crate::sync::{Arc, AtomicBool, AtomicU64, EventCount, Ordering};
 use crate::units::{CpuId, GroupId, PAGE_SIZE};
@@ -37,11 +42,12 @@ pub const GROUPS_MAX: usize = 64;
 /// The group of all groups.
 pub const ROOT_GROUP: GroupId = GroupId(1);
 
-/// CPUs that have a stock of their own; more of them share. Model checkers, to which each look is a step, have few.
+/// CPUs that have a stock of their own; where there are more CPUs, they share. Few under a model checker,
+/// where each access is a step.
 const STOCKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
 /// Pages in a stock at most.
 const STOCK_PAGES_MAX: u64 = 64;
-/// No stock is larger than this part of the limit: what lies in stocks is used for nothing.
+/// A stock holds at most 1 / STOCK_PART of the limit: pages in stocks are charged and hold nothing.
 const STOCK_PART: u64 = 1024;
 
 /// What a group is made of.
@@ -60,7 +66,13 @@ pub struct GroupConfig {
 
 impl GroupConfig {
     pub fn root(max_bytes: u64) -> GroupConfig {
-        GroupConfig { name: "/".into(), parent: None, max_bytes, high_bytes: u64::MAX, swap_max_pages: u64::MAX }
+        GroupConfig {
+            name: "/".into(),
+            parent: None,
+            max_bytes,
+            high_bytes: u64::MAX,
+            swap_max_pages: u64::MAX,
+        }
     }
 }
 
@@ -149,7 +161,7 @@ impl Group {
         self.chain().any(|group| group.id == other.id)
     }
 
-    // ---- limits -----------------------------------------------------------------------------------------------
+    // ---- limits -------------------------------------------------------------------------------------------
 
     /// What may be used: its maximum, and what is lent to it.
     pub fn limit_bytes(&self) -> u64 {
@@ -158,8 +170,8 @@ impl Group {
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes.load(Ordering::Relaxed)
     }
-    /// For what some of its processes must have beyond the maximum, so that it is not at the others' cost. Replaces
-    /// what was lent before.
+    /// Raise the limit for a while, by what some of the group's processes must have beyond the maximum, so
+    /// that the others do not pay for it. Replaces what was lent before.
     pub fn lend(&self, bytes: u64) {
         if self.lent_bytes.load(Ordering::Relaxed) != bytes {
             self.lent_bytes.store(bytes, Ordering::Relaxed);
@@ -167,8 +179,9 @@ impl Group {
     }
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         self.max_bytes.store(limit_bytes, Ordering::Relaxed);
-        // A wake of an idle CPU costs 50 µs, and must be worth it; but the gap is memory that nobody uses, where the pool
-        // is inside the limit twice as much of it. With 8 MiB in place of 2, random reads of 591 MiB were a fifth slower.
+        // A wake of an idle CPU costs 50 µs, so a wake should free many pages. But the gap is memory that
+        // nobody uses, and where the pool is inside the limit it costs twice its size. With 8 MiB in place of
+        // 2, random reads of 591 MiB were a fifth slower.
         let limit_bytes = limit_bytes.min(self.high_bytes());
         self.gap_bytes.store((limit_bytes / 64).clamp(512 << 10, 2 << 20), Ordering::Relaxed);
     }
@@ -178,15 +191,15 @@ impl Group {
     pub fn swap_max_pages(&self) -> u64 {
         self.swap_max_pages.load(Ordering::Relaxed)
     }
-    /// Before the first slot is allocated: what was handed out uncounted would be missed.
+    /// To be called before the first slot is allocated: slots handed out uncounted would be uncharged later.
     pub fn limit_swap(&self, pages: u64) {
         self.counts_swap.store(true, Ordering::Relaxed);
         self.swap_max_pages.store(pages, Ordering::Relaxed);
     }
 
-    // ---- usage ------------------------------------------------------------------------------------------------
+    // ---- usage --------------------------------------------------------------------------------------------
 
-    /// What lies in stocks included.
+    /// Usage, pages in stocks included.
     pub fn usage_bytes(&self) -> u64 {
         self.usage_with(self.charged_pages.load(Ordering::Relaxed))
     }
@@ -198,7 +211,7 @@ impl Group {
         self.other_bytes.load(Ordering::Relaxed)
     }
     pub fn set_other_bytes(&self, bytes: u64) {
-        // Looked at first: each fault reads it, and each batch comes by with what is mostly the same.
+        // A load first: each fault reads this word, and most batches would store the value it has already.
         if self.other_bytes.load(Ordering::Relaxed) != bytes {
             self.other_bytes.store(bytes, Ordering::Relaxed);
         }
@@ -225,7 +238,7 @@ impl Group {
     pub fn swap_pages(&self) -> Option<u64> {
         self.counts_swap.load(Ordering::Relaxed).then(|| self.swap_pages.load(Ordering::Relaxed))
     }
-    /// A slot more may be had, as far as limits go.
+    /// The limits on swap allow one more slot.
     pub fn has_swap(&self) -> bool {
         self.chain().all(|group| group.swap_pages().is_none_or(|used| used < group.swap_max_pages()))
     }
@@ -238,19 +251,19 @@ impl Group {
     pub(crate) fn swap_is_scarce(&self) -> bool {
         self.chain().any(|group| group.swap_pages().is_some_and(|used| used > group.swap_max_pages() / 2))
     }
-    /// Pages charged to and uncharged from the spaces of this very group so far: while it grows, nobody there is stuck.
+    /// Pages charged to and uncharged from the spaces of this very group so far. While this number grows, its
+    /// processes get on.
     pub fn moved_pages(&self) -> u64 {
         self.stocks.iter().map(|stock| stock.moved_pages.load(Ordering::Relaxed)).sum()
     }
 
-    // ---- charges ----------------------------------------------------------------------------------------------
+    // ---- charges ------------------------------------------------------------------------------------------
 
     fn stock(&self, cpu: CpuId) -> &Stock {
         &self.stocks[cpu.index() % STOCKS]
     }
     fn stock_cap(&self) -> u64 {
-        let limit_bytes = self.chain().map(|group| group.limit_bytes()).min().expect("the group itself");
-        (limit_bytes / PAGE_SIZE as u64 / STOCK_PART).min(STOCK_PAGES_MAX)
+        (self.least_limit_pages() / STOCK_PART).min(STOCK_PAGES_MAX)
     }
     fn note_moved(&self, cpu: CpuId, pages: u64) {
         self.stock(cpu).moved_pages.fetch_add(pages, Ordering::Relaxed);
@@ -269,8 +282,8 @@ impl Group {
         charged
     }
 
-    /// With half a stock besides, so that not each fault of a CPU whose stock is empty writes the common count. Only while
-    /// the gap below the limit stays free, which is for those who need it now.
+    /// Charge `pages` and half a stock besides, so that the next faults of this CPU need not write the common
+    /// count. Only while the gap below the limit stays free: that is for faults that need a page now.
     fn charge_in_advance(&self, cpu: CpuId, pages: u64, reserve_bytes: u64) -> bool {
         let in_advance = self.stock_cap() / 2;
         let charged =
@@ -293,12 +306,12 @@ impl Group {
         let fits = |charged: u64| {
             self.usage_with(charged + pages).saturating_add(reserve_bytes) <= self.limit_bytes()
         };
-        // Looked at first: many who all find it full must not take the line from each other.
+        // A load first: CPUs that all find the group full must not take the cache line from each other.
         if !fits(self.charged_pages.load(Ordering::Relaxed)) {
             return false;
         }
-        // Not in a compare-exchange loop, which under contention does little else. Two that come at once to the last page
-        // may both be refused: each looks again.
+        // Not a compare-exchange loop, which under contention mostly fails and tries again. Two CPUs that try
+        // to charge the last page at once may both be refused; their faults try again.
         let before = self.charged_pages.fetch_add(pages, Ordering::Relaxed);
         if !fits(before) {
             self.uncharge_one(pages);
@@ -331,8 +344,8 @@ impl Group {
             return;
         }
         self.note_moved(cpu, pages);
-        // Over the limit nothing is put aside: the next fault would take it, and the pool, which grows by half of each page
-        // that leaves, would carry usage away from the limit for as long as faults come.
+        // Over the limit nothing goes into a stock: the next fault would take it, and the pool, which grows
+        // by half of each page that leaves, would raise usage further for as long as faults come.
         let over = self.chain().any(|group| group.usage_bytes() > group.limit_bytes());
         let cap = if over { 0 } else { self.stock_cap() };
         let stock = &self.stock(cpu).pages;
@@ -369,7 +382,7 @@ impl Group {
         self.stocks.iter().map(|stock| stock.pages.load(Ordering::Relaxed)).sum()
     }
 
-    // ---- swap -------------------------------------------------------------------------------------------------
+    // ---- swap ---------------------------------------------------------------------------------------------
 
     /// Charge up to `pages` slots, as many as fit here and above. Returns how many.
     pub(crate) fn charge_swap(&self, pages: u64) -> u64 {
@@ -416,7 +429,7 @@ impl Group {
         }
     }
 
-    // ---- marks ------------------------------------------------------------------------------------------------
+    // ---- marks --------------------------------------------------------------------------------------------
 
     pub fn gap_bytes(&self) -> u64 {
         self.gap_bytes.load(Ordering::Relaxed)
@@ -434,8 +447,19 @@ impl Group {
     }
     /// No room for even one page, here or above, whatever lies in stocks.
     pub fn full(&self) -> bool {
-        let used = |group: &Group| group.usage_bytes().saturating_sub(self.stocked_pages() * PAGE_SIZE as u64);
+        let used =
+            |group: &Group| group.usage_bytes().saturating_sub(self.stocked_pages() * PAGE_SIZE as u64);
         self.chain().any(|group| used(group) + PAGE_SIZE as u64 > group.limit_bytes())
+    }
+    /// A charge of one page has failed: the group that it failed at, or this one if there is room by now.
+    pub(crate) fn full_one(&self) -> &Group {
+        let is_full = |group: &&Group| group.usage_bytes() + PAGE_SIZE as u64 > group.limit_bytes();
+        self.chain().find(is_full).unwrap_or(self)
+    }
+    /// What it may have, here and above.
+    pub(crate) fn least_limit_pages(&self) -> u64 {
+        let least = self.chain().map(|group| group.limit_bytes()).min().expect("the group itself");
+        least / PAGE_SIZE as u64
     }
 }
 
@@ -463,11 +487,11 @@ impl Groups {
     pub fn all(&self) -> &[Arc<Group>] {
         &self.all
     }
-    pub(crate) fn of(&self, id: GroupId) -> &Group {
+    pub(crate) fn by_id(&self, id: GroupId) -> &Group {
         &self.all[(id.0 - ROOT_GROUP.0) as usize]
     }
 
-    /// Reclaim found nothing to take: what was charged in advance is room.
+    /// Give back what was charged in advance: reclaim found nothing to take, and this is room.
     pub(crate) fn drain_stocks(&self) {
         self.all.iter().for_each(|group| group.drain_stocks());
     }
@@ -480,7 +504,8 @@ impl Groups {
     pub fn above_low_mark(&self) -> bool {
         self.all.iter().any(|group| group.above_low_mark())
     }
-    /// Groups that reclaim must bring down, those below others first: what they give helps those above too.
+    /// Groups that reclaim must bring down, children before their parents: a page that a child gives up is
+    /// uncharged from its parents too.
     pub(crate) fn pressed(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.all.iter().rev().filter(|group| group.above_low_mark())
     }
@@ -505,7 +530,12 @@ mod tests {
     }
 
     fn tree() -> Groups {
-        Groups::new(&[config("/", None, 10_000), config("a", Some(0), 4000), config("b", Some(1), 3000), config("c", Some(0), 9000)])
+        Groups::new(&[
+            config("/", None, 10_000),
+            config("a", Some(0), 4000),
+            config("b", Some(1), 3000),
+            config("c", Some(0), 9000),
+        ])
     }
 
     #[test]
@@ -519,7 +549,10 @@ mod tests {
         assert_eq!([charged(&root), charged(&a), charged(&b), charged(&c)], [10_000, 4000, 2900, 6000]);
         c.uncharge(CPU, 500);
         groups.drain_stocks();
-        assert!(!b.try_charge(CPU, 1, 0) && c.try_charge(CPU, 500, 0), "what it gave back is not its neighbour's");
+        assert!(
+            !b.try_charge(CPU, 1, 0) && c.try_charge(CPU, 500, 0),
+            "what it gave back is not its neighbour's"
+        );
         b.uncharge(CPU, 2900);
         groups.drain_stocks();
         assert!(a.try_charge(CPU, 2900, 0));
@@ -528,7 +561,7 @@ mod tests {
         assert!(b.events.max.load(Ordering::Relaxed) > 0);
     }
 
-    /// What one CPU holds in advance is not lost to the others, nor to the checker.
+    /// Pages in one CPU's stock can be given to the others, and the checker counts them.
     #[test]
     fn what_lies_in_stocks_is_used_until_they_are_emptied() {
         let groups = Groups::new(&[config("/", None, 100_000)]);
@@ -547,7 +580,8 @@ mod tests {
         assert_eq!(groups.charged_pages(root), 100_000);
     }
 
-    /// Else usage would climb with the pool: a page that leaves is half a page there, and its room would be the next one's.
+    /// Else usage would climb with the pool: a page that leaves takes half a page there, and its own room
+    /// would go to the next fault.
     #[test]
     fn over_the_limit_nothing_is_put_aside() {
         let groups = Groups::new(&[config("/", None, 100_000)]);

@@ -1,28 +1,39 @@
 //! The swap subsystem. See ARCHITECTURE.md for the life of a page.
 //!
-//! No system calls, no threads, no clock, no globals: the CPU is an argument, the two traits [`backing::Backing`] and
-//! [`memory::Memory`] are passed in, and every lock and atomic comes through [`sync`].
+//! No system calls, no threads, no clock, no globals: the CPU is an argument, the two traits
+//! [`backing::Backing`] and [`memory::Memory`] are passed in, and every lock and atomic comes through
+//! [`sync`].
 
+mod ahead;
 pub mod backing;
-pub mod cgroup_map;
 mod check;
 pub mod devices;
 pub mod engine;
 pub mod errors;
-mod folio;
+pub mod fill;
+pub mod frames;
 pub mod gate;
 pub mod group;
+mod install;
 mod kept;
+pub mod layout;
 pub mod memory;
+mod neighbours;
 pub mod readahead;
+mod reads;
 pub mod reclaim;
 pub mod slots;
 pub mod space;
+mod spaces;
 pub mod stats;
-pub mod swap_in;
+pub mod swap;
+mod swap_in;
 pub mod swap_out;
 pub mod swapoff;
 pub mod sync;
+pub mod testing;
 pub mod tuning;
 pub mod units;
+mod unwritten;
 pub mod word;
+pub mod write_out;

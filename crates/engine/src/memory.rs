@@ -1,13 +1,14 @@
 //! The trait over an address space: how pages are taken out of it and put into it.
 //!
-//! The pager brings one that moves pages of another process with userfaultfd; tests and the simulator bring one that
-//! moves bytes of an array. The engine holds one per [`crate::space::Space`].
+//! The pager brings one that moves pages of another process with userfaultfd; tests and the simulator bring
+//! one that moves bytes of an array. Each address space has one.
 //!
 //! Contract:
-//! * [`Memory::take`] is atomic per page: once it returns, no store to that page can be lost, and an access to it waits
-//!   for `put`, `put_zero` or `poison`.
-//! * The filling calls never overwrite a page that is present ([`Stop::Exists`] instead) and wake the waiters of what
-//!   they filled.
+//! * [`Memory::take`] is atomic per page: once it returns, no store to that page can be lost, and an access
+//!   to it waits for `put`, `put_zero` or `poison`.
+//! * The filling calls never overwrite a page that is present ([`Stop::Exists`] instead). They wake the
+//!   waiters of what they filled; or [`Memory::filled`] does, where a waiter may come after the fill and not
+//!   see it (of shared memory, which others have mapped: the kernel looks at the waiter's own page table).
 //! * Nothing here waits for a fault to be served.
 
 use crate::units::{Page, Vpn};
@@ -35,11 +36,28 @@ pub struct Fill {
     pub stop: Stop,
 }
 
-/// A contiguous run of virtual pages.
+/// Virtual pages in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct PageRun {
     pub vpn: Vpn,
     pub pages: u32,
+}
+
+/// The pages of runs, in order.
+pub(crate) fn pages_of(runs: &[PageRun]) -> impl Iterator<Item = Vpn> {
+    runs.iter().flat_map(|r| (0..u64::from(r.pages)).map(|i| Vpn(r.vpn.0 + i)))
+}
+
+/// Ascending pages as contiguous runs.
+pub(crate) fn runs_of(pages: impl IntoIterator<Item = Vpn>) -> Vec<PageRun> {
+    let mut runs: Vec<PageRun> = Vec::new();
+    for vpn in pages {
+        match runs.last_mut() {
+            Some(run) if run.vpn.0 + u64::from(run.pages) == vpn.0 => run.pages += 1,
+            _ => runs.push(PageRun { vpn, pages: 1 }),
+        }
+    }
+    runs
 }
 
 /// What became of a page that was to be taken.
@@ -60,15 +78,31 @@ pub enum Take {
 }
 
 pub trait Memory: Send + Sync {
-    /// Take the pages of `runs` out. `outcome` gets one entry per page, in order. `frames[i]` receives the bytes of the
-    /// i-th page that is `Moved`.
-    fn take(&self, runs: &[Run], frames: &mut [Page], outcome: &mut Vec<Take>);
+    /// Take the pages of `runs` out. `outcome` gets one entry per page, in order. `frames[i]` receives the
+    /// bytes of the i-th page that is `Moved`.
+    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>);
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill;
-    /// Fill with zeros. `write`: the fault was a store, so pages of their own are wanted.
+    /// Fill with zeros. `write`: the fault was a store, so the shared zero page would not do.
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill;
+    /// The words of pages that were put in say so: whoever finds them FILLING from now on is not of this
+    /// fill.
+    fn filled(&self, _vpn: Vpn, _pages: usize) {}
     /// Make the next access to the page fail (SIGBUS).
     fn poison(&self, vpn: Vpn);
-    /// Wake whoever waits for these pages; they look again.
+    /// Wake the threads that wait for these pages; each of them repeats its access.
     fn wake(&self, vpn: Vpn, pages: usize);
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_and_runs_are_the_same() {
+        let pages: Vec<Vpn> = [1, 2, 3, 7, 9, 10].map(Vpn).to_vec();
+        let runs = runs_of(pages.iter().copied());
+        assert_eq!(runs.len(), 3);
+        assert_eq!(pages_of(&runs).collect::<Vec<_>>(), pages);
+    }
 }

@@ -1,6 +1,7 @@
 //! Every counter, once: its name (the kernel's vmstat word where there is one) and what it counts.
 //!
-//! Each CPU counts for itself and reading adds up: a counter that all CPUs write stops 128 of them (`memspill sim scale`).
+//! Each CPU counts for itself, and a reader adds up: one counter written by all would be what 128 CPUs wait
+//! for (`memspill sim scale`).
 
 use crate::sync::{EventCount, Ordering};
 use crate::units::{CpuId, MAX_ORDER, Order};
@@ -8,7 +9,10 @@ use crate::units::{CpuId, MAX_ORDER, Order};
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
 macro_rules! stats {
-    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?; by order: $($(#[doc = $of_doc:literal])+ $of:ident),* $(,)?) => {
+    (
+        $($(#[doc = $doc:literal])+ $name:ident),* $(,)?;
+        by order: $($(#[doc = $of_doc:literal])+ $of:ident),* $(,)?
+    ) => {
         /// What one CPU (or several of the same place) has counted.
         #[derive(Default)]
         #[repr(align(128))]
@@ -68,16 +72,24 @@ stats! {
     pswpin,
     /// Pages written to slots.
     pswpout,
+    /// Pages of large folios that left singly, as there was no room in a row for a smaller folio either.
+    swpout_split,
     /// Pages found to be all zero at swap-out: no slot, no data.
     swpout_zero,
     /// Pages that left as they had come from a slot that was kept: not written again.
     swpout_clean,
     /// Pages filled with zeros.
     zero_fill,
-    /// Faults answered from the swap cache, without I/O.
+    /// Faults whose page was in the swap cache: on its way out, or read ahead.
     swap_cache_hit,
-    /// Pages swapped in beyond the one that faulted.
+    /// Faults whose page was read by way of the swap cache, its neighbours with it.
+    swap_cache_miss,
+    /// Faults whose page was read past the swap cache.
+    swap_cache_bypass,
+    /// Pages read or brought in beyond the one that faulted.
     swap_ra,
+    /// Pages that were read ahead into the swap cache, and were then wanted.
+    swap_ra_hit,
     /// Victims looked at by reclaim.
     pgscan,
     /// Pages that reclaim took out.
@@ -117,15 +129,18 @@ stats! {
     by order:
     /// Folios written whole, to slots in a row.
     swpout,
-    /// Folios that were split: there was no room in a row, or not all of their pages could be taken.
+    /// Folios that did not leave whole: there was no room in a row, and they went as smaller ones or as
+    /// single pages; or not all of their pages could be taken.
     swpout_fallback,
+    /// Folios that were whole and were split before they left: large-folios=split.
+    split,
     /// Folios brought in whole.
     swpin,
 }
 
 #[track_caller]
 pub fn add(counter: &EventCount, n: u64) {
-    // Others may count in the same place: what did not happen must not take its cache line from them.
+    // Other CPUs may count in the same place: adding 0 would take its cache line from them for nothing.
     if n > 0 {
         counter.fetch_add(n, Ordering::Relaxed);
     }

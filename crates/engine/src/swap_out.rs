@@ -1,40 +1,42 @@
-//! Pages go out: the whole story of a batch, top to bottom.
+//! Pages go out: all steps of a batch, top to bottom.
 //!
 //! ```text
-//!  choose victims (EVICTING), those that leave together as folios                            reclaim/victim.rs
-//!  slots for all of them, folio by folio, cgroup ids recorded with them                      folio.rs
+//!  drop pages that were read ahead and that nobody has wanted for long               ahead.rs
+//!  choose victims (EVICTING), those that leave together as folios                   reclaim/victim.rs
+//!  slots for all of them, folio by folio, cgroup ids recorded with them             reclaim/folio.rs
 //!     └─ no slot: RESIDENT again, at the old end of the LRU: no page leaves before it has a place to go
-//!  Memory::take: out of the address space, bytes in staging
+//!  Memory::take: out of the address space, bytes in a buffer of frames
 //!     ├─ all zero        word NONE: its slot is given back, nothing is stored
 //!     ├─ its kept copy is the same   word SWAPPED, as it was before: nothing is written (kept.rs)
 //!     ├─ into the swap cache, one step        from here on a fault is a HIT
 //!     ├─ words SWAPPED; faults that came meanwhile (WANTED) go to a pager now: hits
-//!     ├─ one write submission
-//!     └─ out of the swap cache, one step, each leaving a shadow; staging is freed
+//!     └─ one write submission, then out of the swap cache                             write_out.rs
 //! ```
 //!
-//! A page whose write failed is not lost: it stays in the swap cache, in memory, and is written again later.
-//! `swap_is_full` or `write_errors` tells the supervisor, whose policy decides. The swap is not full where the machine was only
-//! short of something for the requests: it may have that again, and the policy is more patient.
+//! Where no slot can be allocated swap is full, and the supervisor's policy decides. Swap is not full where
+//! the machine only had no memory for the requests: it may have some again, and the policy waits longer.
 //!
-//! The caller of `shrink` holds the space's batch lock, so that no event of the space is processed meanwhile. An event
-//! reader holds the gate while it waits for that lock: so nothing in `shrink` may enter the gate, and faults are served
-//! after it.
+//! The caller of `shrink` holds the space's batch lock, so that no event of the space is processed meanwhile.
+//! An event reader holds the gate while it waits for that lock: so nothing in `shrink` may enter the gate,
+//! and faults on pages of the batch (`Shrunk::wanted`) are served after it.
 
-use crate::backing::{BackingError, PageWrite, QueueId};
-use crate::engine::{Device, Engine};
-use crate::folio::{Places, pages_of, runs_of};
-use crate::memory::{Run, Take};
+use crate::frames::{CachedPage, TakenPage};
+use crate::kept::Kept;
+use crate::memory::{PageRun, Take, pages_of, runs_of};
+use crate::reclaim::folio::{Places, split_whole};
 use crate::space::{CHUNK_PAGES, Space, index};
+use crate::spaces::Spaces;
 use crate::stats::add;
-use crate::sync::{Arc, Ordering, lock};
-use crate::units::{CpuId, FrameId, Page, PageBuf, SlotIndex, Vpn};
-use crate::word::{State, SwapEntry, MADE_OWN, WANTED, Word};
+use crate::swap::Swap;
+use crate::sync::lock;
+use crate::units::{CpuId, FrameId, Page, PageBuf, Vpn};
+use crate::word::{MADE_OWN, State, SwapEntry, WANTED, Word};
+use crate::write_out::WriteOut;
 
 /// What a batch achieved.
 #[derive(Default)]
 pub struct Shrunk {
-    /// Pages that left the address space: room under the limit.
+    /// Pages that left the address space, or that had been read ahead and were dropped: room under the limit.
     pub taken: usize,
     /// Victims looked at.
     pub tried: usize,
@@ -44,138 +46,122 @@ pub struct Shrunk {
     pub busy: Vec<Vpn>,
 }
 
-/// A page in staging.
-#[derive(Clone, Copy)]
-pub(crate) struct Staged {
-    pub(crate) vpn: Vpn,
-    /// Place in the batch's buffer.
-    pub(crate) place: usize,
+/// One CPU's taking out of a batch.
+pub(crate) struct SwapOut<'a> {
+    pub swap: &'a Swap,
+    pub kept: &'a Kept,
+    pub spaces: &'a Spaces,
+    pub cpu: CpuId,
 }
 
-impl Engine {
-    /// First half of a batch, under the space's batch lock: take about `n` pages out (more where they leave together) and
-    /// make them swap-cache pages. The second half ([`Engine::write_out`]) needs no lock.
-    pub fn shrink(
-        &self,
-        cpu: CpuId,
-        space: &Arc<Space>,
-        n: usize,
-    ) -> (Shrunk, Option<WriteOut>) {
-        let room = self.batch_room(cpu, space, n);
+impl SwapOut<'_> {
+    /// Take about `n` pages out (more where they leave together) and make them swap-cache pages.
+    pub fn shrink(&self, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+        let dropped = self.swap.drop_stale_ahead(self.cpu, space.group(self.swap), n);
+        if dropped == n {
+            return (Shrunk { taken: dropped, ..Shrunk::default() }, None);
+        }
+        let (shrunk, write_out) = self.shrink_space(space, n - dropped);
+        (Shrunk { taken: shrunk.taken + dropped, ..shrunk }, write_out)
+    }
+
+    fn shrink_space(&self, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+        let room = self.batch_room(space, n);
         if room == 0 {
             return (Shrunk::default(), None);
         }
-        let runs = self.choose_victims(cpu, space, n, room);
-        self.take_out(cpu, space, runs)
+        let runs = space.choose_victims(self.swap, self.cpu, n, room);
+        self.take_out(space, runs)
     }
 
-    /// MADV_PAGEOUT, as `shrink`: the pages of [from, to) that are in memory leave, whatever is thought of them, as many as
-    /// a batch holds. Also returns where to go on.
-    pub fn pageout(
-        &self,
-        cpu: CpuId,
-        space: &Arc<Space>,
-        from: Vpn,
-        to: Vpn,
-    ) -> (Shrunk, Option<WriteOut>, Vpn) {
-        let room = self.batch_room(cpu, space, self.staging.batch_pages());
+    /// MADV_PAGEOUT: as `shrink`, of the pages of [from, to) that are in memory, hot ones too, as many as a
+    /// batch holds. Also returns where to go on.
+    pub fn pageout(&self, space: &Space, from: Vpn, to: Vpn) -> (Shrunk, Option<WriteOut>, Vpn) {
+        let room = self.batch_room(space, self.swap.frames.batch_pages());
         if room == 0 {
             return (Shrunk::default(), None, to);
         }
-        let (runs, next) = self.choose_range(space, from, to, room);
-        let (shrunk, write_out) = self.take_out(cpu, space, runs);
+        let (runs, next) = space.choose_range(&self.swap.tuning, from, to, room);
+        let (shrunk, write_out) = self.take_out(space, runs);
         (shrunk, write_out, next)
     }
 
-    /// Pages that a batch of about `n` may have now. None: the swap is full, which is noted.
-    fn batch_room(&self, cpu: CpuId, space: &Space, n: usize) -> usize {
-        if self.kept.are_to_go() {
-            self.give_up_kept(cpu);
+    /// Pages that a batch of about `n` may have now. 0: the swap is full, which is noted.
+    fn batch_room(&self, space: &Space, n: usize) -> usize {
+        if self.kept.shall_give_up() {
+            self.kept.give_up(self.swap, self.cpu, self.spaces);
         }
-        let group = space.group(self);
-        let mut room = self.room_pages(group);
-        if room < n && self.give_up_kept(cpu) > 0 {
-            room = self.room_pages(group);
+        let group = space.group(self.swap);
+        let mut room = self.swap.room_pages(group);
+        if room < n && self.kept.give_up(self.swap, self.cpu, self.spaces) > 0 {
+            room = self.swap.room_pages(group);
         }
         if room == 0 {
-            self.groups.drain_stocks();
-            self.note_swap_full();
+            self.swap.groups.drain_stocks();
+            self.swap.note_no_slot();
         }
-        room.min(self.staging.batch_pages())
+        room.min(self.swap.frames.batch_pages())
     }
 
-    fn note_swap_full(&self) {
-        add(&self.stats.rare().swap_full, 1);
-        // That is no answer where a device would take pages again as soon as the machine has memory for the request.
-        let short = self.devices.iter().find(|device| device.is_on() && device.errors.is_short());
-        match short {
-            Some(device) => {
-                let name = &device.name;
-                *lock(&self.last_error) = Some(format!("there is no memory for the requests to swap device {name}"));
-            }
-            None => self.swap_is_full.store(true, Ordering::Relaxed),
-        }
-    }
-
-    /// The victims have been chosen.
-    fn take_out(&self, cpu: CpuId, space: &Arc<Space>, mut runs: Vec<Run>) -> (Shrunk, Option<WriteOut>) {
+    /// Take the victims out and make them swap-cache pages.
+    fn take_out(&self, space: &Space, mut runs: Vec<PageRun>) -> (Shrunk, Option<WriteOut>) {
         let mut shrunk = Shrunk { tried: pages_of(&runs).count(), ..Shrunk::default() };
         if runs.is_empty() {
-            self.groups.drain_stocks();
+            self.swap.groups.drain_stocks();
             return (shrunk, None);
         }
-        let places = self.alloc_places(cpu, space.group(self), &runs);
-        if !places.without.is_empty() {
-            self.note_swap_full();
-            shrunk.wanted = space.put_back(&places.without);
-            runs = runs_of(pages_of(&runs).filter(|vpn| places.without.binary_search(vpn).is_err()));
+        let places = Places::alloc(self.swap, self.cpu, space.group(self.swap), &runs);
+        if !places.without_slot.is_empty() {
+            self.swap.note_no_slot();
+            shrunk.wanted = space.put_back(&places.without_slot);
+            runs = runs_of(pages_of(&runs).filter(|vpn| places.without_slot.binary_search(vpn).is_err()));
             if runs.is_empty() {
                 return (shrunk, None);
             }
         }
-        let mut buf = self.staging.buffer(cpu);
+        let runs = split_whole(self.swap, self.cpu, runs);
+        let mut buf = self.swap.frames.take_buffer(self.cpu);
         let mut outcome = Vec::with_capacity(shrunk.tried);
         space.memory.take(&runs, &mut buf, &mut outcome);
         assert_eq!(outcome.len(), pages_of(&runs).count(), "Memory::take must say what became of each page");
-        add(&self.stats.on(cpu).take_batches, 1);
+        add(&self.swap.stats.on(self.cpu).take_batches, 1);
 
-        let staged = self.settle(cpu, space, &runs, &outcome, &mut shrunk);
-        shrunk.taken = staged.len();
-        if staged.is_empty() {
-            self.groups.drain_stocks();
+        let taken = self.put_back_not_taken(space, &runs, &outcome, &mut shrunk);
+        shrunk.taken = taken.len();
+        if taken.is_empty() {
+            self.swap.groups.drain_stocks();
         }
-        add(&self.stats.on(cpu).pgsteal, staged.len() as u64);
-        self.evictions.fetch_add(staged.len() as u32, Ordering::Relaxed);
-        let write_out = self.stage(cpu, space, &staged, places, buf, &mut shrunk.wanted);
+        add(&self.swap.stats.on(self.cpu).pgsteal, taken.len() as u64);
+        self.swap.count_evicted(taken.len());
+        let write_out = self.add_to_cache(space, &taken, places, buf, &mut shrunk.wanted);
         (shrunk, write_out)
     }
 
-    /// The words of pages that were not taken; returns those that were, in the order of the buffer.
-    fn settle(
+    /// Set the words of the pages that were not taken. Returns those that were, in the order of the buffer.
+    fn put_back_not_taken(
         &self,
-        cpu: CpuId,
         space: &Space,
-        runs: &[Run],
+        runs: &[PageRun],
         outcome: &[Take],
         shrunk: &mut Shrunk,
-    ) -> Vec<Staged> {
+    ) -> Vec<TakenPage> {
         let mut lost: Vec<SwapEntry> = Vec::new();
-        let mut staged = Vec::with_capacity(outcome.len());
+        let mut taken = Vec::with_capacity(outcome.len());
         let mut outcome = outcome.iter();
         let mut gone = 0;
         for vpn in pages_of(runs) {
             let take = *outcome.next().expect("an outcome for each page");
             match take {
                 Take::Moved => {
-                    staged.push(Staged { vpn, place: staged.len() });
+                    taken.push(TakenPage { vpn, place: taken.len() });
                     gone += 1;
                     continue;
                 }
-                Take::Retry => add(&self.stats.rare().take_retry, 1),
+                Take::Retry => add(&self.swap.stats.rare().take_retry, 1),
                 Take::Busy => {
-                    add(&self.stats.rare().take_busy, 1);
+                    add(&self.swap.stats.rare().take_busy, 1);
                 }
-                Take::Unevictable => add(&self.stats.rare().take_unevictable, 1),
+                Take::Unevictable => add(&self.swap.stats.rare().take_unevictable, 1),
                 Take::Hole | Take::Gone => gone += 1,
             }
             let chunk = space.chunk_or_new(vpn);
@@ -195,8 +181,8 @@ impl Engine {
                 *word = Word::NONE;
                 continue;
             }
-            // The agent has ended, and the page with its process. Should somebody still share that memory (a vfork child
-            // whose parent was killed), the page is lost to him, and must not read as zero.
+            // The agent has ended, and the page with its process. If another process still shares that memory
+            // (a vfork child whose parent was killed), the page is lost to it, and must not read as zero.
             if take == Take::Gone {
                 *word = Word::NONE.with_state(State::Poisoned);
                 continue;
@@ -204,219 +190,80 @@ impl Engine {
             let (fresh, record) = space.renewed(vpn, *word, 0);
             *word = fresh;
             if take == Take::Unevictable {
-                lock(&space.parked).push(vpn);
+                space.park(vpn);
             } else {
-                lock(&space.lru).push(record);
+                space.push_youngest([record]);
             }
         }
-        self.free_entries(cpu, &lost);
-        space.group(self).uncharge(cpu, gone);
+        self.swap.free(self.cpu, &lost);
+        space.group(self.swap).uncharge(self.cpu, gone);
         space.count_resident(-(gone as i64));
-        staged
+        taken
     }
 
-    /// Make the staged pages swap-cache pages. Zero pages need no slot, and what is left of `places` goes back.
-    fn stage(
+    /// Make the taken pages swap-cache pages. Zero pages need no slot, and the unused slots of `places` are
+    /// freed.
+    fn add_to_cache(
         &self,
-        cpu: CpuId,
-        space: &Arc<Space>,
-        staged: &[Staged],
+        space: &Space,
+        taken: &[TakenPage],
         places: Places,
         buf: PageBuf,
         wanted: &mut Vec<Vpn>,
     ) -> Option<WriteOut> {
-        let (zero, data): (Vec<Staged>, Vec<Staged>) = staged.iter().partition(|s| is_zero(&buf[s.place]));
-        add(&self.stats.on(cpu).swpout_zero, zero.len() as u64);
-        self.give_up_kept_of(cpu, space, zero.iter().map(|s| s.vpn));
-        self.set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
-        let (clean, data) = self.split_clean(cpu, space, data, &buf);
-        self.set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
+        let (zero, data): (Vec<TakenPage>, Vec<TakenPage>) =
+            taken.iter().partition(|s| is_zero(&buf[s.place]));
+        add(&self.swap.stats.on(self.cpu).swpout_zero, zero.len() as u64);
+        self.kept.give_up_of(self.swap, self.cpu, space, zero.iter().map(|s| s.vpn));
+        set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
+        let (clean, data) = self.kept.split_clean(self.swap, self.cpu, space, data, &buf);
+        set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
         space.count_swapped(clean.len() as i64);
-        let entries = self.hand_out(cpu, places, staged, &data);
+        let entries = self.hand_out(places, taken, &data);
         if data.is_empty() {
-            self.staging.give_back(cpu, buf);
+            self.swap.frames.give_back(self.cpu, buf);
             return None;
         }
-        let first_frame = self.staging.publish(cpu, buf, data.len());
+        let first_frame = self.swap.frames.publish(self.cpu, buf, data.len());
         let pages: Vec<CachedPage> = data
             .iter()
             .zip(&entries)
             .map(|(s, entry)| CachedPage { entry: *entry, frame: FrameId(first_frame.0 + s.place as u32) })
             .collect();
-        self.cache_add(&pages);
+        self.swap.cache_add(&pages);
         space.count_swapped(data.len() as i64);
         let words = data.iter().zip(&entries).map(|(s, entry)| (s.vpn, Word::swapped(*entry)));
-        self.set_words(space, words, wanted);
+        set_words(space, words, wanted);
         Some(WriteOut { pages })
     }
 
-    /// The slots of `data`, which are those of the staged pages that need one. What nobody needs goes back.
-    fn hand_out(&self, cpu: CpuId, mut places: Places, staged: &[Staged], data: &[Staged]) -> Vec<SwapEntry> {
+    /// The slots of `data`: those of the taken pages that need one. Frees the slots that are left over.
+    fn hand_out(&self, mut places: Places, taken: &[TakenPage], data: &[TakenPage]) -> Vec<SwapEntry> {
         let mut needing = data.iter().peekable();
-        let entries = staged
+        let entries = taken
             .iter()
             .filter_map(|s| places.entry_for(s.vpn, needing.next_if(|d| d.vpn == s.vpn).is_some()))
             .collect();
-        self.close_places(cpu, &places);
+        places.end_batch(self.swap, self.cpu);
         entries
     }
-
-    /// EVICTING → the given words, a lock for each chunk; faults that came meanwhile are collected.
-    fn set_words(&self, space: &Space, words: impl Iterator<Item = (Vpn, Word)>, wanted: &mut Vec<Vpn>) {
-        let mut words = words.peekable();
-        while let Some(number) = words.peek().map(|(vpn, _)| vpn.0 / CHUNK_PAGES) {
-            let chunk = space.chunk_or_new(Vpn(number * CHUNK_PAGES));
-            let mut there = lock(&chunk);
-            while let Some((vpn, new)) = words.next_if(|(vpn, _)| vpn.0 / CHUNK_PAGES == number) {
-                let word = &mut there[index(vpn)];
-                assert_eq!(word.state(), State::Evicting, "a staged page changed under its batch");
-                if word.has(WANTED) {
-                    wanted.push(vpn);
-                }
-                *word = new;
-            }
-        }
-    }
-
-    fn cache_add(&self, pages: &[CachedPage]) {
-        for (n, device) in self.devices.iter().enumerate() {
-            let batch: Vec<(SlotIndex, FrameId)> = pages
-                .iter()
-                .filter(|p| p.entry.device as usize == n)
-                .map(|p| (p.entry.slot, p.frame))
-                .collect();
-            if !batch.is_empty() {
-                device.slots.cache_add(&batch);
-            }
-        }
-    }
-
-    /// Second half of a batch: write it, and take what was written out of the swap cache. Returns the pages whose write
-    /// failed.
-    pub fn write_out(&self, cpu: CpuId, queue: QueueId, batch: WriteOut) -> usize {
-        self.write_batch(cpu, queue, batch, false)
-    }
-
-    fn write_batch(&self, cpu: CpuId, queue: QueueId, batch: WriteOut, again: bool) -> usize {
-        let mut failed = Vec::new();
-        for n in 0..self.devices.len() {
-            let pages: Vec<CachedPage> =
-                batch.pages.iter().filter(|p| p.entry.device as usize == n).copied().collect();
-            if !pages.is_empty() {
-                self.write_to(cpu, queue, n, &pages, again, &mut failed);
-            }
-        }
-        let count = failed.len();
-        if count > 0 {
-            lock(&self.unwritten).extend(failed.iter().map(|p| (p.entry, p.frame)));
-            self.all_written.store(false, Ordering::Release);
-        }
-        count
-    }
-
-    fn write_to(
-        &self,
-        cpu: CpuId,
-        queue: QueueId,
-        device: usize,
-        pages: &[CachedPage],
-        again: bool,
-        failed: &mut Vec<CachedPage>,
-    ) {
-        let device = &self.devices[device];
-        let buffers: Vec<(Arc<PageBuf>, usize)> = self.staging.get_many(pages.iter().map(|p| p.frame));
-        let writes: Vec<PageWrite> = pages
-            .iter()
-            .zip(&buffers)
-            .map(|(p, (buf, place))| PageWrite { slot: p.entry.slot, page: &buf[*place] })
-            .collect();
-        let mut results = Vec::with_capacity(writes.len());
-        device.backing.write(queue, &writes, &mut results);
-        drop(writes);
-        drop(buffers);
-        let mut written = Vec::with_capacity(pages.len());
-        for (page, result) in pages.iter().zip(&results) {
-            match result {
-                Ok(()) => written.push(page.entry.slot),
-                Err(error) => {
-                    self.note_write_error(device, error, again);
-                    failed.push(*page);
-                }
-            }
-        }
-        if !written.is_empty() {
-            device.errors.note_written();
-        }
-        if !written.is_empty() && written.len() == pages.len() {
-            device.has_room();
-        }
-        add(&self.stats.on(cpu).pswpout, written.len() as u64);
-        let shadow = self.evictions.load(Ordering::Relaxed);
-        let (mut frames, mut freed) = (Vec::new(), Vec::new());
-        device.slots.cache_delete(&written, Some(shadow), &mut frames, &mut freed);
-        self.staging.free_frames(&frames);
-        self.reuse(cpu, device, &freed);
-    }
-
-    fn note_write_error(&self, device: &Device, error: &BackingError, again: bool) {
-        if *error == BackingError::Full {
-            device.full.store(true, Ordering::Relaxed);
-            add(&self.stats.rare().swap_full, 1);
-            self.swap_is_full.store(true, Ordering::Relaxed);
-            self.kept.must_go();
-        } else if !again {
-            add(&self.stats.rare().write_errors, 1);
-            device.errors.note_write(error);
-        }
-    }
-
-    /// Try again to write what could not be written. Returns how many are still unwritten.
-    pub fn write_again(&self, cpu: CpuId, queue: QueueId) -> usize {
-        if self.all_written.load(Ordering::Acquire) {
-            return 0;
-        }
-        // Before the list is taken: what is added meanwhile says so again.
-        self.all_written.store(true, Ordering::Release);
-        let batch: Vec<(SwapEntry, FrameId)> = std::mem::take(&mut *lock(&self.unwritten));
-        if batch.is_empty() {
-            return 0;
-        }
-        // What nobody needs any more need not be written.
-        let (needed, orphans): (Vec<_>, Vec<_>) = batch
-            .into_iter()
-            .partition(|(entry, _)| self.devices[entry.device as usize].slots.count(entry.slot) > 0);
-        for (n, device) in self.devices.iter().enumerate() {
-            if !needed.iter().any(|(entry, _)| entry.device as usize == n) {
-                device.errors.none_waits();
-            }
-        }
-        self.free_orphans(cpu, &orphans);
-        let pages = needed.into_iter().map(|(entry, frame)| CachedPage { entry, frame }).collect();
-        self.write_batch(cpu, queue, WriteOut { pages }, true)
-    }
-
-    /// Pages that waited in the swap cache to be written, and that nobody needs any more.
-    pub(crate) fn free_orphans(&self, cpu: CpuId, orphans: &[(SwapEntry, FrameId)]) {
-        for (entry, _) in orphans {
-            let device = &self.devices[entry.device as usize];
-            let (mut frames, mut freed) = (Vec::new(), Vec::new());
-            device.slots.cache_delete(&[entry.slot], None, &mut frames, &mut freed);
-            self.staging.free_frames(&frames);
-            self.reuse(cpu, device, &freed);
-        }
-    }
 }
 
-/// A page of the swap cache that waits to be written.
-#[derive(Clone, Copy)]
-struct CachedPage {
-    entry: SwapEntry,
-    frame: FrameId,
-}
-
-/// A batch in the swap cache, to be given to [`Engine::write_out`].
-pub struct WriteOut {
-    pages: Vec<CachedPage>,
+/// EVICTING → the given words, a lock for each chunk; faults that came meanwhile are collected.
+fn set_words(space: &Space, words: impl Iterator<Item = (Vpn, Word)>, wanted: &mut Vec<Vpn>) {
+    let mut words = words.peekable();
+    while let Some(number) = words.peek().map(|(vpn, _)| vpn.0 / CHUNK_PAGES) {
+        let chunk = space.chunk_or_new(Vpn(number * CHUNK_PAGES));
+        let mut there = lock(&chunk);
+        while let Some((vpn, new)) = words.next_if(|(vpn, _)| vpn.0 / CHUNK_PAGES == number) {
+            let word = &mut there[index(vpn)];
+            assert_eq!(word.state(), State::Evicting, "a taken page changed under its batch");
+            if word.has(WANTED) {
+                wanted.push(vpn);
+            }
+            *word = new;
+        }
+    }
 }
 
 fn is_zero(page: &Page) -> bool {

@@ -2,44 +2,54 @@
 //!
 //! ```text
 //!   begin: LEAVING, no slot is allocated there any more
-//!   pass over the page tables of all spaces, chunk by chunk; for each batch of words that name the device:
-//!     hold the slots ─▶ bytes: swap cache, or one read ─▶ slots elsewhere, same owner ─▶ one write ─▶ shadows
+//!   walk over the page tables of all spaces, chunk by chunk; for each batch of words that name the device:
+//!     hold the slots
+//!       ─▶ bytes: swap cache, or one read ─▶ slots elsewhere, same owner ─▶ one write ─▶ shadows
 //!       ─▶ words: those that still name the old slot name the new one        under their chunk's lock
-//!       ─▶ let go of both; what somebody else still refers to is remembered, old with new, for the next of his words
-//!   pass after pass until no slot is in use: OFF, the backing is closed
+//!       ─▶ drop both references; a slot that other words still name is remembered, old with new, until
+//!          the walk meets them
+//!   walk after walk until no slot is in use: OFF, the backing is closed
 //! ```
 //!
-//! Nothing is swapped in: a job that is pressed has no room for that, and a device that fails need not be read for pages
-//! that still wait in the swap cache to be written.
+//! No page is swapped in: a job under pressure has no room for that. Pages that still wait in the swap cache
+//! to be written are copied from there, so a device that fails in writing can be switched off.
 //!
-//! Why no page is lost or old: a slot's bytes never change while it has a reference, and the references held here cannot be
-//! overtaken, so what was copied is what a word that names the old slot means, whenever it is looked at. A page that is
-//! FILLING keeps its reference to the old slot and ends as it would have; should it be given back, it is met again. Words
-//! that are on their way (a remap, a fork, a batch that is being taken) are met in a later pass: the device is off only when
-//! none of its slots is in use, and then none can be allocated ([`SwapDevice::retire`]).
+//! Why no page is lost or old: a slot's bytes never change while it has a reference, and swapoff holds one.
+//! So the copy is right for every word that names the old slot, whenever the walk meets that word. A page
+//! that is FILLING keeps its reference to the old slot and ends as it would have without swapoff; if it
+//! becomes SWAPPED again, a later walk meets it. So it is with words that are between two places (a remap, a
+//! fork, a batch that is being taken): the device is off only when none of its slots is in use, and then none
+//! can be allocated ([`Slots::retire`]).
 //!
 //! Kept copies (kept.rs) are given up where they are met, and also on the other devices when those run short.
 //!
-//! Folios of larger orders move page by page, into single slots; they leave as folios again when they were in memory.
+//! Folios of larger orders move page by page, into single slots; they are folios again the next time that
+//! they leave memory.
 //!
-//! Shared slots (fork) stay shared: the pass goes through the same chunk of all spaces before the next, and a slot with
-//! references elsewhere stays in `shared`. Beyond `SHARED_MAX` of those they are forgotten, and a later sharer gets a copy.
+//! Slots shared by a fork stay shared: the walk visits a chunk in all spaces before it goes on to the next,
+//! and a slot with references elsewhere stays in `shared`. Beyond `SHARED_MAX` such slots are forgotten, and
+//! a sharer that is met later gets a copy.
 //!
-//! It ends early, with the device on again and what was moved where it is, if it is told to stop, if the others have no
-//! room, or if pages cannot be read: those stay where they are and are lost only to who touches them, as without swapoff.
+//! It ends early if it is told to stop, if the other devices have no room, or if pages cannot be read. Then
+//! the device is on again, and pages that were moved stay where they are now. Pages that cannot be read stay
+//! on the device, and an access to them gets SIGBUS, as without swapoff.
 //!
-//! One at a time. The caller is a thread of its own, with a queue of its own; between two steps the engine may be checked.
+//! There is one swapoff at a time. Its caller is a thread of its own, with a queue of its own; between two
+//! steps the engine may be checked.
 //!
-//! What it does not do: look at the groups' swap limits (a page that moves takes a second slot for a moment), wait (a step that
-//! can do nothing says so), choose what remains when there is no room for all.
+//! What it does not do: obey the groups' swap limits (a page that moves takes a second slot for a moment),
+//! wait (a step that can do nothing says so), or choose which pages stay when there is no room for all.
 //!
-//! [`SwapDevice::retire`]: crate::slots::SwapDevice::retire
+//! [`Slots::retire`]: crate::slots::Slots::retire
 
-use crate::backing::{BackingError, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart};
+use crate::backing::{BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::devices::DeviceState;
-use crate::engine::Engine;
+use crate::frames::CachedPage;
+use crate::kept::Kept;
+use crate::spaces::Spaces;
 use crate::stats::add;
-use crate::sync::{Ordering, lock};
+use crate::swap::Swap;
+use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use crate::units::{CpuId, GroupId, Order, Page, PageBuf, SlotIndex, page_buf};
 use crate::word::{State, SwapEntry, Word};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,9 +58,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const STEP_PAGES: usize = 64;
 /// Shared slots that are remembered, 64 bytes each.
 const SHARED_MAX: usize = 1 << 16;
-/// Pages that cannot be read: from so many on it is the device, and there is no use in trying all of them.
+/// When this many pages could not be read, the device has failed, and trying the others is useless.
 const UNREADABLE_MAX: usize = 4096;
-/// Steps in a row that found slots and wrote nothing: there is no room, whatever the devices say.
+/// After this many steps in a row that got slots and wrote nothing there is no room, whatever the counters
+/// say.
 const UNWRITTEN_MAX: u32 = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +75,9 @@ pub enum SwapoffError {
     /// The other devices have no room for the rest.
     NoRoom,
     /// So many pages could not be read; all others were moved, unless there were more than can be tried.
-    Unreadable { pages: usize },
+    Unreadable {
+        pages: usize,
+    },
     Stopped,
 }
 
@@ -74,7 +87,9 @@ impl std::fmt::Display for SwapoffError {
             SwapoffError::NoSuchDevice => write!(f, "there is no such swap device"),
             SwapoffError::NotOn => write!(f, "the device is not on"),
             SwapoffError::Busy => write!(f, "another swapoff is under way: wait for it, or stop it"),
-            SwapoffError::LastDevice => write!(f, "it is the last device that is on: switch another one on first"),
+            SwapoffError::LastDevice => {
+                write!(f, "it is the last device that is on: switch another one on first")
+            }
             SwapoffError::NoRoom => {
                 write!(f, "the other devices have no room for its pages: switch another one on first")
             }
@@ -92,19 +107,20 @@ impl std::error::Error for SwapoffError {}
 pub enum Step {
     /// So many page-table words name another device now. Go on.
     Moved(usize),
-    /// A read is in flight or could not be made now, or what is left is in the hands of others: try again in a while.
+    /// A read is in flight or could not be made now, or the pages that are left are being filled or moved by
+    /// other threads: try again in a while.
     Wait,
     End(Result<(), SwapoffError>),
 }
 
-/// A swapoff under way.
-pub(crate) struct Swapoff {
+/// How far a swapoff is.
+struct Progress {
     place: u8,
-    /// The next chunk of the pass, by number.
+    /// The next chunk of the walk, by number.
     next_chunk: u64,
     /// Chunks in which the batch was found, first and last.
     chunks: (u64, u64),
-    /// This pass has met words that name the device.
+    /// This walk has met words that name the device.
     met: bool,
     /// Slots whose read is in flight, one reference held to each.
     reading: Vec<SwapEntry>,
@@ -116,9 +132,9 @@ pub(crate) struct Swapoff {
     spare: Option<PageBuf>,
 }
 
-impl Swapoff {
-    fn new(place: usize) -> Swapoff {
-        Swapoff {
+impl Progress {
+    fn new(place: usize) -> Progress {
+        Progress {
             place: place as u8,
             next_chunk: 0,
             chunks: (0, 0),
@@ -131,8 +147,8 @@ impl Swapoff {
         }
     }
 
-    /// References held between two steps; for the checker.
-    pub(crate) fn held(&self) -> impl Iterator<Item = SwapEntry> {
+    /// References held between two steps.
+    fn held(&self) -> impl Iterator<Item = SwapEntry> {
         self.reading.iter().chain(self.shared.keys()).chain(self.shared.values()).copied()
     }
 }
@@ -140,92 +156,119 @@ impl Swapoff {
 /// Pages whose bytes are at hand: slot and place in the buffer, one reference held to each slot.
 type Loaded = Vec<(SwapEntry, usize)>;
 
-impl Engine {
-    /// The device takes no pages from now on. `swapoff_step` does the rest, and must be called until it says `End`.
-    pub fn swapoff_begin(&self, place: usize) -> Result<(), SwapoffError> {
-        let mut under_way = lock(&self.swapoff);
+/// The swapoff of an engine, if one is under way.
+#[derive(Default)]
+pub(crate) struct Swapoff {
+    under_way: Mutex<Option<Progress>>,
+    stop: AtomicBool,
+}
+
+impl Swapoff {
+    /// The device takes no pages from now on. `step` does the rest, and must be called until it says `End`.
+    pub fn begin(&self, swap: &Swap, place: usize) -> Result<(), SwapoffError> {
+        let mut under_way = lock(&self.under_way);
         if under_way.is_some() {
             return Err(SwapoffError::Busy);
         }
-        let device = self.devices.get(place).ok_or(SwapoffError::NoSuchDevice)?;
+        let device = swap.devices.get(place).ok_or(SwapoffError::NoSuchDevice)?;
         if !device.is_on() {
             return Err(SwapoffError::NotOn);
         }
-        if self.devices.takers().all(|taker| taker == place) {
+        if swap.devices.takers().all(|taker| taker == place) {
             return Err(SwapoffError::LastDevice);
         }
-        self.swapoff_stop.store(false, Ordering::Relaxed);
-        self.devices.set_state(place, DeviceState::Leaving);
-        *under_way = Some(Swapoff::new(place));
+        self.stop.store(false, Ordering::Relaxed);
+        swap.devices.set_state(place, DeviceState::Leaving);
+        *under_way = Some(Progress::new(place));
         Ok(())
     }
 
     /// The swapoff that is under way is to end at its next step.
-    pub fn swapoff_stop(&self) {
-        self.swapoff_stop.store(true, Ordering::Relaxed);
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// One batch. `queue`: used by nobody else.
-    pub fn swapoff_step(&self, cpu: CpuId, queue: QueueId) -> Step {
-        let mut under_way = lock(&self.swapoff);
+    /// References held between two steps.
+    pub fn held(&self) -> Vec<SwapEntry> {
+        lock(&self.under_way).iter().flat_map(Progress::held).collect()
+    }
+}
+
+/// One step of a swapoff.
+pub(crate) struct SwapoffStep<'a> {
+    pub swap: &'a Swap,
+    pub spaces: &'a Spaces,
+    pub kept: &'a Kept,
+    pub cpu: CpuId,
+    /// Used by nobody else.
+    pub queue: QueueId,
+}
+
+impl SwapoffStep<'_> {
+    /// One batch.
+    pub fn run(&self, swapoff: &Swapoff) -> Step {
+        let mut under_way = lock(&swapoff.under_way);
         let off = under_way.as_mut().expect("a swapoff is under way");
-        let step = self.step(cpu, queue, off);
+        let step = self.step(off, &swapoff.stop);
         if let Step::End(result) = step {
             let held: Vec<SwapEntry> = off.held().collect();
-            self.free_entries(cpu, &held);
-            // Closed before it is off: then its place may be another's, and its file is let go of when it is said to be.
+            self.swap.free(self.cpu, &held);
+            // Closed before it is off: once it is off its place may go to another device, and whoever sees it
+            // off may unmount its file.
             if result.is_ok() {
-                self.devices[usize::from(off.place)].backing.close();
+                self.swap.devices[usize::from(off.place)].backing.housekeep(Chore::Close);
             }
             let state = if result.is_ok() { DeviceState::Off } else { DeviceState::On };
-            self.devices.set_state(usize::from(off.place), state);
+            self.swap.devices.set_state(usize::from(off.place), state);
             self.forgive_writes();
             *under_way = None;
         }
         step
     }
 
-    /// Writes that failed here left no page waiting on their device, and pages that waited there may have been moved: nobody
-    /// would see that it can be written again.
+    /// Let failing devices for which no page waits take pages again. Writes that failed in this swapoff left
+    /// no page waiting, and pages that waited may have been moved: no retry would show that the device works.
     fn forgive_writes(&self) {
-        let waiting: BTreeSet<u8> = lock(&self.unwritten).iter().map(|(entry, _)| entry.device).collect();
-        let none_waits = self.devices.iter().zip(0..).filter(|(_, place)| !waiting.contains(place));
-        none_waits.for_each(|(device, _)| device.errors.none_waits());
+        let waiting: BTreeSet<u8> = self.swap.unwritten.pages().iter().map(|p| p.entry.device).collect();
+        let none_waits = self.swap.devices.iter().zip(0..).filter(|(_, place)| !waiting.contains(place));
+        none_waits.for_each(|(device, _)| device.errors.allow_one_try());
     }
 
-    fn step(&self, cpu: CpuId, queue: QueueId, off: &mut Swapoff) -> Step {
-        // First, and even when it is to stop: the buffer and the slots are the backing's until the read ends.
+    fn step(&self, off: &mut Progress, stop: &AtomicBool) -> Step {
+        // First, and even when it is to stop: until the read ends, the backing uses the buffer and the slots.
         if !off.reading.is_empty() {
             let mut done = Vec::new();
-            self.devices[usize::from(off.place)].backing.reap(queue, &mut done);
+            self.swap.devices[usize::from(off.place)].backing.reap(self.queue, &mut done);
             return match done.pop() {
-                Some(done) => self.move_read(cpu, queue, off, done),
+                Some(done) => self.move_read(off, done),
                 None => Step::Wait,
             };
         }
-        if self.swapoff_stop.load(Ordering::Relaxed) {
+        if stop.load(Ordering::Relaxed) {
             return Step::End(Err(SwapoffError::Stopped));
         }
-        let (batch, moved) = self.collect(cpu, off);
+        let (batch, moved) = self.collect(off);
         if !batch.is_empty() {
-            return self.move_batch(cpu, queue, off, batch, moved);
+            return self.move_batch(off, batch, moved);
         }
         if moved > 0 {
             return Step::Moved(moved);
         }
-        self.end_of_pass(cpu, off)
+        self.end_of_walk(off)
     }
 
-    /// The next slots of the pass, a reference held to each. Words that name a slot which was moved before are settled
-    /// here; returns how many those were.
-    fn collect(&self, cpu: CpuId, off: &mut Swapoff) -> (Vec<SwapEntry>, usize) {
-        let spaces = self.all_spaces();
+    /// The next slots of the walk, a reference held to each. Words that name a slot which was moved before
+    /// are settled here; returns how many those were.
+    fn collect(&self, off: &mut Progress) -> (Vec<SwapEntry>, usize) {
+        let spaces = self.spaces.with_leaving();
         let mut batch: Vec<SwapEntry> = Vec::new();
         let mut known: BTreeSet<SwapEntry> = BTreeSet::new();
         let mut left: Vec<SwapEntry> = Vec::new();
         off.chunks = (u64::MAX, 0);
         while batch.len() < STEP_PAGES && left.is_empty() {
-            let Some(number) = spaces.iter().filter_map(|s| s.next_chunk(off.next_chunk)).min() else { break };
+            let Some(number) = spaces.iter().filter_map(|s| s.next_chunk(off.next_chunk)).min() else {
+                break;
+            };
             for space in &spaces {
                 space.visit_chunk(number, |word| {
                     if let Some(copy) = kept_copy(*word, off.place) {
@@ -236,76 +279,86 @@ impl Engine {
                     if let Some(new) = off.shared.get(&entry) {
                         self.rename(word, *new);
                         left.push(entry);
-                    } else if !off.unreadable.contains(&entry) && batch.len() < STEP_PAGES && known.insert(entry) {
-                        self.devices[usize::from(off.place)].slots.dup(entry.slot);
+                    } else if !off.unreadable.contains(&entry)
+                        && batch.len() < STEP_PAGES
+                        && known.insert(entry)
+                    {
+                        self.swap.devices[usize::from(off.place)].slots.dup(entry.slot);
                         batch.push(entry);
                         off.chunks = (off.chunks.0.min(number), number);
                     }
                 });
             }
-            // A batch that is full may have left some behind: the same chunk again.
+            // A full batch may have left words of this chunk behind: then the same chunk comes again.
             off.next_chunk = if batch.len() < STEP_PAGES { number + 1 } else { number };
         }
         off.met |= !batch.is_empty() || !left.is_empty();
-        self.free_entries(cpu, &left);
+        self.swap.free(self.cpu, &left);
         (batch, left.len())
     }
 
-    /// Under the word's chunk lock: as in a fork, no reference goes before its successor is there.
+    /// Make a word name its new slot, under the lock of its chunk. As in a fork, the new reference is taken
+    /// before the old one is dropped.
     fn rename(&self, word: &mut Word, new: SwapEntry) {
-        self.devices[usize::from(new.device)].slots.dup(new.slot);
+        self.swap.devices[usize::from(new.device)].slots.dup(new.slot);
         *word = word.with_entry(new);
     }
 
     /// Move what is in the swap cache now; read the rest.
-    fn move_batch(&self, cpu: CpuId, queue: QueueId, off: &mut Swapoff, batch: Vec<SwapEntry>, moved: usize) -> Step {
+    fn move_batch(&self, off: &mut Progress, batch: Vec<SwapEntry>, moved: usize) -> Step {
         let mut buf = off.spare.take().unwrap_or_else(|| page_buf(STEP_PAGES));
         let mut cached: Loaded = Vec::new();
         let mut missing: Vec<SwapEntry> = Vec::new();
         let slots: Vec<SlotIndex> = batch.iter().map(|entry| entry.slot).collect();
-        let mut absent = self.copy_from_cache(cpu, off.place, &slots, &mut buf).into_iter().peekable();
+        let there = self.swap.cache_copy(self.cpu, off.place, &slots, &mut buf);
+        let mut absent = there.absent.into_iter().peekable();
         for (at, entry) in batch.into_iter().enumerate() {
             match absent.next_if_eq(&at) {
                 None => cached.push((entry, at)),
                 Some(_) => missing.push(entry),
             }
         }
-        let cached = self.relocate(cpu, queue, off, cached, &buf);
+        let cached = self.relocate(off, cached, &buf);
         if missing.is_empty() {
             off.spare = Some(buf);
             return cached.map_or_else(|e| Step::End(Err(e)), |n| Step::Moved(n + moved));
         }
         if let Err(error) = cached {
-            self.free_entries(cpu, &missing);
+            self.swap.free(self.cpu, &missing);
             return Step::End(Err(error));
         }
         let slots = missing.iter().map(|entry| entry.slot).collect();
         off.reading = missing;
-        match self.devices[usize::from(off.place)].backing.read(queue, ReadRequest { token: 0, slots, buf }) {
-            ReadStart::Done(done) => self.move_read(cpu, queue, off, done),
+        match self.swap.devices[usize::from(off.place)]
+            .backing
+            .read(self.queue, ReadRequest { token: 0, slots, buf })
+        {
+            ReadStart::Done(done) => self.move_read(off, done),
             ReadStart::Pending => Step::Wait,
         }
     }
 
-    fn move_read(&self, cpu: CpuId, queue: QueueId, off: &mut Swapoff, done: ReadDone) -> Step {
+    fn move_read(&self, off: &mut Progress, done: ReadDone) -> Step {
         let mut loaded: Loaded = Vec::new();
         let mut unread: Vec<SwapEntry> = Vec::new();
-        for (at, (entry, result)) in std::mem::take(&mut off.reading).into_iter().zip(&done.results).enumerate() {
+        for (at, (entry, result)) in
+            std::mem::take(&mut off.reading).into_iter().zip(&done.results).enumerate()
+        {
             match result {
                 Ok(()) => loaded.push((entry, at)),
                 Err(error) => {
-                    self.devices[usize::from(off.place)].errors.note_read(error);
-                    if !error.passes() {
+                    self.swap.devices[usize::from(off.place)].errors.note_read(error);
+                    if !error.is_transient() {
                         off.unreadable.insert(entry);
                     }
                     unread.push(entry);
                 }
             }
         }
-        // What can be read in a moment is met again in the next pass.
-        let pause = done.results.iter().any(|result| result.as_ref().is_err_and(BackingError::passes));
-        self.free_entries(cpu, &unread);
-        let moved = self.relocate(cpu, queue, off, loaded, &done.buf);
+        // A page whose read failed for want of memory is met again in the next walk.
+        let pause = done.results.iter().any(|result| result.as_ref().is_err_and(BackingError::is_transient));
+        self.swap.free(self.cpu, &unread);
+        let moved = self.relocate(off, loaded, &done.buf);
         off.spare = Some(done.buf);
         match moved {
             Ok(_) if off.unreadable.len() > UNREADABLE_MAX => {
@@ -317,45 +370,39 @@ impl Engine {
         }
     }
 
-    /// Store these pages elsewhere and let the words name the new slots; gives the references to the old ones back.
-    /// Returns how many words were changed.
-    fn relocate(
-        &self,
-        cpu: CpuId,
-        queue: QueueId,
-        off: &mut Swapoff,
-        loaded: Loaded,
-        buf: &[Page],
-    ) -> Result<usize, SwapoffError> {
+    /// Store these pages elsewhere and let the words name the new slots; gives the references to the old ones
+    /// back. Returns how many words were changed.
+    fn relocate(&self, off: &mut Progress, loaded: Loaded, buf: &[Page]) -> Result<usize, SwapoffError> {
         if loaded.is_empty() {
             return Ok(0);
         }
-        let placed = self.allocate_elsewhere(cpu, &loaded);
+        let placed = self.allocate_elsewhere(&loaded);
         let has_slots = !placed.is_empty();
-        let new_of = self.write_elsewhere(cpu, queue, placed, buf);
+        let new_of = self.write_elsewhere(placed, buf);
         off.unwritten_steps = if new_of.is_empty() { off.unwritten_steps + 1 } else { 0 };
-        let moved = self.rename_all(cpu, off, &new_of);
-        self.let_go(cpu, off, loaded, new_of);
+        let moved = self.rename_all(off, &new_of);
+        self.let_go(off, loaded, new_of);
         if !has_slots || off.unwritten_steps > UNWRITTEN_MAX {
             return Err(SwapoffError::NoRoom);
         }
-        add(&self.stats.on(cpu).swapoff_moved, moved as u64);
+        add(&self.swap.stats.on(self.cpu).swapoff_moved, moved as u64);
         Ok(moved)
     }
 
-    /// A new slot for each page, or for as many as there is room for: old slot, new slot, place in the buffer.
-    fn allocate_elsewhere(&self, cpu: CpuId, loaded: &Loaded) -> Vec<(SwapEntry, SwapEntry, usize)> {
+    /// A new slot for each page, or for as many as there is room for: old slot, new slot, place in the
+    /// buffer.
+    fn allocate_elsewhere(&self, loaded: &Loaded) -> Vec<(SwapEntry, SwapEntry, usize)> {
         let mut by_owner: BTreeMap<GroupId, Vec<(SwapEntry, usize)>> = BTreeMap::new();
         for (old, at) in loaded {
-            let owner = self.devices[usize::from(old.device)].slots.group_of(old.slot);
+            let owner = self.swap.devices[usize::from(old.device)].slots.group_of(old.slot);
             by_owner.entry(owner).or_default().push((*old, *at));
         }
         let mut placed = Vec::with_capacity(loaded.len());
         for (owner, pages) in by_owner {
             let mut news = Vec::with_capacity(pages.len());
-            self.alloc_elsewhere(cpu, owner, pages.len(), &mut news);
-            if news.len() < pages.len() && self.give_up_kept(cpu) > 0 {
-                self.alloc_elsewhere(cpu, owner, pages.len(), &mut news);
+            self.alloc_elsewhere(owner, pages.len(), &mut news);
+            if news.len() < pages.len() && self.kept.give_up(self.swap, self.cpu, self.spaces) > 0 {
+                self.alloc_elsewhere(owner, pages.len(), &mut news);
             }
             // Pages that lie together go on lying together.
             news.sort_unstable();
@@ -365,23 +412,22 @@ impl Engine {
     }
 
     /// Up to `n` slots in all for a group, whose limits say nothing here: the old slots go.
-    fn alloc_elsewhere(&self, cpu: CpuId, owner: GroupId, n: usize, news: &mut Vec<SwapEntry>) {
-        let (group, missing) = (self.groups.of(owner), n - news.len());
+    fn alloc_elsewhere(&self, owner: GroupId, n: usize, news: &mut Vec<SwapEntry>) {
+        let (group, missing) = (self.swap.groups.by_id(owner), n - news.len());
         group.force_charge_swap(missing as u64);
-        let got = self.alloc_charged(cpu, group, Order::ZERO, missing, news);
+        let got = self.swap.alloc_charged(self.cpu, group, Order::ZERO, missing, news);
         group.uncharge_swap((missing - got) as u64);
     }
 
-    /// Write the pages to their new slots; returns those that are there, old to new, each with what was known of it.
+    /// Write the pages to their new slots; returns those that are there, old to new, each with what was known
+    /// of it.
     fn write_elsewhere(
         &self,
-        cpu: CpuId,
-        queue: QueueId,
         placed: Vec<(SwapEntry, SwapEntry, usize)>,
         buf: &[Page],
     ) -> BTreeMap<SwapEntry, SwapEntry> {
         let mut new_of = BTreeMap::new();
-        for (n, device) in self.devices.iter().enumerate() {
+        for (n, device) in self.swap.devices.iter().enumerate() {
             let pages: Vec<_> = placed.iter().filter(|(_, new, _)| usize::from(new.device) == n).collect();
             if pages.is_empty() {
                 continue;
@@ -389,7 +435,7 @@ impl Engine {
             let writes: Vec<PageWrite> =
                 pages.iter().map(|(_, new, at)| PageWrite { slot: new.slot, page: &buf[*at] }).collect();
             let mut results = Vec::with_capacity(writes.len());
-            device.backing.write(queue, &writes, &mut results);
+            device.backing.write(self.queue, &writes, &mut results);
             let mut failed = Vec::new();
             for ((old, new, _), result) in pages.into_iter().zip(&results) {
                 if result.is_ok() {
@@ -402,8 +448,8 @@ impl Engine {
             if failed.len() < results.len() {
                 device.errors.note_written();
             }
-            self.free_entries(cpu, &failed);
-            // After that: what was given back here is no room.
+            self.swap.free(self.cpu, &failed);
+            // After the free, which clears `full`: slots given back here are no sign of room.
             for error in results.iter().filter_map(|result| result.as_ref().err()) {
                 match error {
                     BackingError::Full => device.full.store(true, Ordering::Relaxed),
@@ -414,18 +460,21 @@ impl Engine {
         new_of
     }
 
-    /// When the page left memory. One that was still in the swap cache has left just now.
+    /// The new slot gets the old one's shadow. A page that is still in the swap cache has none yet: it left
+    /// now.
     fn copy_shadow(&self, old: SwapEntry, new: SwapEntry) {
-        let shadow = self.devices[usize::from(old.device)].slots.shadow(old.slot);
-        let shadow = shadow.unwrap_or_else(|| self.evictions.load(Ordering::Relaxed));
-        self.devices[usize::from(new.device)].slots.set_shadow(&[new.slot], shadow);
+        let shadow = self.swap.devices[usize::from(old.device)].slots.shadow(old.slot);
+        let shadow = shadow.unwrap_or_else(|| self.swap.eviction_clock());
+        self.swap.devices[usize::from(new.device)].slots.set_shadow(&[new.slot], shadow);
     }
 
-    fn rename_all(&self, cpu: CpuId, off: &Swapoff, new_of: &BTreeMap<SwapEntry, SwapEntry>) -> usize {
+    fn rename_all(&self, off: &Progress, new_of: &BTreeMap<SwapEntry, SwapEntry>) -> usize {
         let (mut number, last) = off.chunks;
-        let spaces = self.all_spaces();
+        let spaces = self.spaces.with_leaving();
         let mut moved = 0;
-        while let Some(next) = spaces.iter().filter_map(|s| s.next_chunk(number)).min().filter(|next| *next <= last) {
+        while let Some(next) =
+            spaces.iter().filter_map(|s| s.next_chunk(number)).min().filter(|next| *next <= last)
+        {
             let mut left = Vec::new();
             for space in &spaces {
                 space.visit_chunk(next, |word| {
@@ -437,28 +486,29 @@ impl Engine {
                 });
             }
             moved += left.len();
-            self.free_entries(cpu, &left);
+            self.swap.free(self.cpu, &left);
             number = next + 1;
         }
         moved
     }
 
-    /// The references held for the batch, old and new; except where somebody else has one to the old slot too.
-    fn let_go(&self, cpu: CpuId, off: &mut Swapoff, loaded: Loaded, new_of: BTreeMap<SwapEntry, SwapEntry>) {
+    /// Drop the references held for the batch, old and new. Where somebody else has a reference to the old
+    /// slot too, both are kept in `shared`.
+    fn let_go(&self, off: &mut Progress, loaded: Loaded, new_of: BTreeMap<SwapEntry, SwapEntry>) {
         let mut free: Vec<SwapEntry> = Vec::new();
         for (old, _) in loaded {
-            let has_sharers = self.devices[usize::from(old.device)].slots.count(old.slot) > 1;
+            let has_sharers = self.swap.devices[usize::from(old.device)].slots.count(old.slot) > 1;
             match new_of.get(&old) {
                 Some(new) if has_sharers && off.shared.len() < SHARED_MAX => _ = off.shared.insert(old, *new),
                 new => free.extend([old].iter().chain(new)),
             }
         }
-        self.free_entries(cpu, &free);
+        self.swap.free(self.cpu, &free);
     }
 
-    /// All page tables were looked at: is the device empty?
-    fn end_of_pass(&self, cpu: CpuId, off: &mut Swapoff) -> Step {
-        let device = &self.devices[usize::from(off.place)];
+    /// A walk over all page tables has ended: is the device empty?
+    fn end_of_walk(&self, off: &mut Progress) -> Step {
+        let device = &self.swap.devices[usize::from(off.place)];
         let mut free: Vec<SwapEntry> = Vec::new();
         off.shared.retain(|old, new| {
             let needed = device.slots.count(old.slot) > 1;
@@ -467,16 +517,17 @@ impl Engine {
             }
             needed
         });
-        self.free_entries(cpu, &free);
+        self.swap.free(self.cpu, &free);
         off.unreadable.retain(|entry| device.slots.count(entry.slot) > 0);
-        let waiting = |(entry, _): &mut (SwapEntry, _)| entry.device == off.place && device.slots.count(entry.slot) == 0;
-        let orphans: Vec<_> = lock(&self.unwritten).extract_if(.., waiting).collect();
-        self.free_orphans(cpu, &orphans);
-        // As the kernel: before it is off.
+        let is_orphan =
+            |p: &mut CachedPage| p.entry.device == off.place && device.slots.count(p.entry.slot) == 0;
+        let orphans = self.swap.unwritten.take_if(is_orphan);
+        self.swap.free_orphans(self.cpu, &orphans);
+        // Clusters that wait are discarded before the device is off, as in the kernel.
         if device.discard_waiting() {
             return Step::Moved(0);
         }
-        if device.slots.retire(cpu) {
+        if device.slots.retire(self.cpu) {
             return Step::End(Ok(()));
         }
         if !off.met && !off.unreadable.is_empty() {
@@ -487,7 +538,7 @@ impl Engine {
     }
 }
 
-/// The slot of this device that only spares a write: the page is in memory.
+/// The kept copy on this device of a page that is in memory.
 fn kept_copy(word: Word, place: u8) -> Option<SwapEntry> {
     word.held_entry().filter(|entry| word.state() == State::Resident && entry.device == place)
 }

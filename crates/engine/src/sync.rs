@@ -1,10 +1,13 @@
-//! The one door to locks, atomics and time: std in a shipped build, loom under `--cfg loom` (every interleaving and every
-//! order of memory, of a few steps), shuttle under `--cfg shuttle` (drawn interleavings, of whole threads of the engine), and
-//! under `--cfg simulated` (the crate `engine-sim`, which has these same sources) those of virtual CPUs, where each costs
-//! virtual time.
+//! Locks and atomics, of which there are four kinds:
 //!
-//! Everything else in the engine imports from here, so that one body of code can be shipped, model-checked and
-//! simulated. What it does not do: pick a CPU (that is an argument) or read a clock (callers pass `now_ns`).
+//! * std's, in a shipped build;
+//! * loom's, under `--cfg loom`: every interleaving and every memory order of a few steps;
+//! * shuttle's, under `--cfg shuttle`: random interleavings of whole threads of the engine;
+//! * those of virtual CPUs, which cost virtual time, under `--cfg simulated` (the crate `engine-sim`, which
+//!   compiles these same sources).
+//!
+//! All other files of the engine import them from here (but for `OnceLock` in slots/lazy.rs), so that the
+//! same code is shipped, model-checked and simulated. What it does not do: pick a CPU (that is an argument).
 
 #[cfg(loom)]
 pub use loom::sync::{
@@ -13,7 +16,8 @@ pub use loom::sync::{
 };
 #[cfg(simulated)]
 pub use memspill_vcpu::{
-    Arc, AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock,
+    Arc, AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering,
+    RwLock,
 };
 #[cfg(shuttle)]
 pub use shuttle::sync::{
@@ -26,8 +30,8 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// A count of events, by which nothing is decided: shuttle need not switch threads there, where it would only draw fewer of
-/// the switches that matter.
+/// A count of events, on which no decision depends. So shuttle need not switch threads there, and draws more
+/// of the switches that matter.
 #[cfg(shuttle)]
 pub type EventCount = std::sync::atomic::AtomicU64;
 #[cfg(not(shuttle))]
@@ -45,14 +49,29 @@ pub fn spin_hint() {
     std::hint::spin_loop();
 }
 
-/// Lock, and treat a poisoned lock as what it is: a broken invariant. The panic aborts the supervisor, and the
-/// target is killed rather than fed bytes that may be wrong.
+/// Lock. A poisoned lock is a broken invariant, so it is a panic, which ends the supervisor: the target is
+/// killed rather than given bytes that may be wrong.
 #[track_caller]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock")
 }
 
-/// Give the CPU away: for waits on somebody who may have been descheduled.
+/// Nanoseconds since some moment, for telling how long locks cost: nothing is decided by it. 0 where a model
+/// checker looks, which must see the same each time.
+pub fn clock_ns() -> u64 {
+    #[cfg(any(loom, shuttle))]
+    return 0;
+    #[cfg(simulated)]
+    return memspill_vcpu::now();
+    #[cfg(not(any(loom, shuttle, simulated)))]
+    {
+        static START: std::sync::LazyLock<std::time::Instant> =
+            std::sync::LazyLock::new(std::time::Instant::now);
+        START.elapsed().as_nanos() as u64
+    }
+}
+
+/// Give the CPU away: for waiting on a thread that may have lost its CPU.
 pub fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();

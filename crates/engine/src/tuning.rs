@@ -1,7 +1,7 @@
-//! The knobs: every mechanism that can be set back to what it replaced, in one struct and one table.
+//! The knobs: every mechanism that can be set back to the form that it replaced, in one struct and one table.
 //!
 //! ```text
-//!   --tune slot-batch=1 ──▶ Tuning::set ──▶ Tuning ──▶ SwapDevice::new, swap-in, ...
+//!   --tune slot-batch=1 ──▶ Tuning::set ──▶ Tuning ──▶ Slots::new, swap-in, ...
 //!                              │
 //!                              └─ unknown name, bad value: an error that lists what would have been right
 //! ```
@@ -9,21 +9,41 @@
 //! A knob stands here only if turning it changes what the code does. The defaults are the best form known. A
 //! `Tuning` is read when a device is made; changing it later changes nothing that exists already.
 //!
-//! What it does not do: hold sizes and limits of a job (budget, watermarks, devices). Those are the job's, not the
-//! mechanism's.
+//! What it does not do: hold sizes and limits of a job (budget, watermarks, devices).
 
 use crate::units::Order;
 use std::fmt;
 
-/// Where a CPU allocates, and looks for its next cluster on a fragmented device. On rotating devices always `Shared`.
+/// Where a CPU looks for its next cluster on a fragmented device. On rotating devices always `Shared`, and
+/// all CPUs allocate in one cluster there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScanBase {
-    /// All CPUs in one current cluster, and from one base.
+    /// All CPUs from one base.
     Shared,
-    /// Each CPU in a cluster of its own, and from a base of its own.
+    /// Each CPU from a base of its own.
     PerCpu,
     /// As `PerCpu`; the base leaves a trunk of 64 MiB for a random one.
     PerCpuTrunk,
+}
+
+/// What is locked while slots are had, shared or given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlotLock {
+    /// All of the device.
+    Device,
+    /// A cluster of 512.
+    Cluster,
+}
+
+/// What is locked while pages enter the swap cache or leave it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheLock {
+    /// All of the device.
+    Device,
+    /// A trunk of 64 MiB.
+    Trunk,
+    /// A cluster of 512, whose lock is also that of its slots.
+    Cluster,
 }
 
 /// How the swap cgroup map keeps two updates of one word apart.
@@ -38,24 +58,31 @@ pub enum CgroupMapForm {
 /// When a fault brings neighbours along.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readahead {
-    /// On every device.
+    /// On every device, into the swap cache: around the address, or by slot where the device turns.
     Always,
-    /// Not on a synchronous device, where the entry has one user or belongs to shared memory.
+    /// As `Always`, but not where the entry's device is synchronous and the page has one user: such a page is
+    /// read by itself, past the swap cache. (For a page of shared memory that is so however many map it: its
+    /// one user is the memory.)
     Auto,
-    /// As `Auto`, until faults in a region prove a direction: then the next pages of that stream.
+    /// No page is read into the swap cache: each by itself, until faults prove a direction, and then the next
+    /// pages of that stream are mapped with it.
     Stream,
 }
 
 /// Where folios of several pages get their slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LargeFolios {
-    /// Nowhere: each page gets a slot by itself.
+    /// Nowhere: they are split first, and each page leaves by itself.
     Split,
     /// In this CPU's current cluster of their order, or in an empty one; else they are split.
     FreeClusterOnly,
     /// As `FreeClusterOnly`, and in every other cluster of their order that has room.
     All,
 }
+
+/// The smallest block that leaves as a folio when none is asked for, 64 KiB: below it, one that happens to be
+/// cold together is not worth a search for slots of its own.
+pub(crate) const AUTO_ORDER_MIN: Order = Order(4);
 
 /// How many pages leave together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,13 +97,15 @@ pub enum FolioSize {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
     pub scan_base: ScanBase,
+    pub slot_lock: SlotLock,
+    pub cache_lock: CacheLock,
     /// Slots that one lock hold allocates at most, 1..=64.
     pub slot_batch: u32,
     /// Swap-cache entries that one lock hold adds or deletes at most, 1..=64.
     pub cache_batch: u32,
     pub cgroup_map: CgroupMapForm,
     pub readahead: Readahead,
-    /// log2 of the readahead window in pages, 0..=5.
+    /// log2 of the largest readahead window in pages, 0..=5, where pages are read into the swap cache.
     pub page_cluster: u32,
     /// A page keeps the slot that it was read from, where writing is dear.
     pub keep_clean: bool,
@@ -88,6 +117,8 @@ impl Default for Tuning {
     fn default() -> Tuning {
         Tuning {
             scan_base: ScanBase::PerCpuTrunk,
+            slot_lock: SlotLock::Cluster,
+            cache_lock: CacheLock::Cluster,
             slot_batch: 64,
             cache_batch: 32,
             cgroup_map: CgroupMapForm::LockFree,
@@ -103,7 +134,7 @@ impl Default for Tuning {
 /// What a knob may be set to.
 enum Values {
     Number { min: u32, max: u32 },
-    Words(&'static [&'static str]),
+    OneOf(&'static [&'static str]),
 }
 
 /// A row of the table: how a knob is called, what it takes, what it does, and where it lives.
@@ -111,13 +142,18 @@ pub struct Knob {
     pub name: &'static str,
     pub help: &'static str,
     values: Values,
-    /// The field, as a number (a word's place in the list of words).
+    /// The form that the default has replaced, for the word `old`.
+    old: &'static str,
+    /// The field, as a number (for `OneOf`, the place in the list).
     get: fn(&Tuning) -> u32,
     set: fn(&mut Tuning, u32),
 }
 
 const SCAN_BASES: [(&str, ScanBase); 3] =
     [("shared", ScanBase::Shared), ("per-cpu", ScanBase::PerCpu), ("per-cpu-trunk", ScanBase::PerCpuTrunk)];
+const SLOT_LOCKS: [(&str, SlotLock); 2] = [("device", SlotLock::Device), ("cluster", SlotLock::Cluster)];
+const CACHE_LOCKS: [(&str, CacheLock); 3] =
+    [("device", CacheLock::Device), ("trunk", CacheLock::Trunk), ("cluster", CacheLock::Cluster)];
 const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
@@ -158,15 +194,33 @@ const SWITCH: [(&str, bool); 2] = [("off", false), ("on", true)];
 pub const KNOBS: &[Knob] = &[
     Knob {
         name: "scan-base",
-        help: "CPUs allocate side by side; each on its own; leaving a 64 MiB trunk for a random one",
-        values: Values::Words(&[SCAN_BASES[0].0, SCAN_BASES[1].0, SCAN_BASES[2].0]),
+        help: "CPUs look for room from one base; each from its own; leaving a 64 MiB trunk for a random one",
+        values: Values::OneOf(&[SCAN_BASES[0].0, SCAN_BASES[1].0, SCAN_BASES[2].0]),
+        old: "shared",
         get: |t| place(&SCAN_BASES, t.scan_base),
         set: |t, value| t.scan_base = SCAN_BASES[value as usize].1,
+    },
+    Knob {
+        name: "slot-lock",
+        help: "locked while slots are had, shared or given back: all of the device, or 512 slots",
+        values: Values::OneOf(&[SLOT_LOCKS[0].0, SLOT_LOCKS[1].0]),
+        old: "device",
+        get: |t| place(&SLOT_LOCKS, t.slot_lock),
+        set: |t, value| t.slot_lock = SLOT_LOCKS[value as usize].1,
+    },
+    Knob {
+        name: "cache-lock",
+        help: "locked while pages enter or leave the swap cache: all of the device, 64 MiB, or 512 slots",
+        values: Values::OneOf(&[CACHE_LOCKS[0].0, CACHE_LOCKS[1].0, CACHE_LOCKS[2].0]),
+        old: "trunk",
+        get: |t| place(&CACHE_LOCKS, t.cache_lock),
+        set: |t, value| t.cache_lock = CACHE_LOCKS[value as usize].1,
     },
     Knob {
         name: "slot-batch",
         help: "slots that one lock hold allocates; 1 is a lock for each slot",
         values: Values::Number { min: 1, max: 64 },
+        old: "1",
         get: |t| t.slot_batch,
         set: |t, value| t.slot_batch = value,
     },
@@ -174,54 +228,61 @@ pub const KNOBS: &[Knob] = &[
         name: "cache-batch",
         help: "swap-cache entries added or deleted in one lock hold; 1 is a lock for each page",
         values: Values::Number { min: 1, max: 64 },
+        old: "1",
         get: |t| t.cache_batch,
         set: |t, value| t.cache_batch = value,
     },
     Knob {
         name: "cgroup-map",
         help: "owner id of each slot: under one lock, or two ids in one word by compare-exchange",
-        values: Values::Words(&[CGROUP_MAP_FORMS[0].0, CGROUP_MAP_FORMS[1].0]),
+        values: Values::OneOf(&[CGROUP_MAP_FORMS[0].0, CGROUP_MAP_FORMS[1].0]),
+        old: "locked",
         get: |t| place(&CGROUP_MAP_FORMS, t.cgroup_map),
         set: |t, value| t.cgroup_map = CGROUP_MAP_FORMS[value as usize].1,
     },
     Knob {
         name: "readahead",
-        help: "always; auto: not on RAM-speed devices; stream: as auto, until faults prove a direction",
-        values: Values::Words(&[READAHEADS[0].0, READAHEADS[1].0, READAHEADS[2].0]),
+        help: "always, into the swap cache; auto: not from RAM-speed devices; stream: mapped, if proven",
+        values: Values::OneOf(&[READAHEADS[0].0, READAHEADS[1].0, READAHEADS[2].0]),
+        old: "always",
         get: |t| place(&READAHEADS, t.readahead),
         set: |t, value| t.readahead = READAHEADS[value as usize].1,
     },
     Knob {
         name: "page-cluster",
-        help: "log2 of the readahead window in pages; 0 reads one page",
+        help: "log2 of the most pages that always and auto read at once; 0 reads one page",
         values: Values::Number { min: 0, max: 5 },
+        old: "3",
         get: |t| t.page_cluster,
         set: |t, value| t.page_cluster = value,
     },
     Knob {
         name: "keep-clean",
         help: "a page read from a file keeps its slot, and is not written again if nothing was stored to it",
-        values: Values::Words(&[SWITCH[0].0, SWITCH[1].0]),
+        values: Values::OneOf(&[SWITCH[0].0, SWITCH[1].0]),
+        old: "off",
         get: |t| place(&SWITCH, t.keep_clean),
         set: |t, value| t.keep_clean = SWITCH[value as usize].1,
     },
     Knob {
         name: "large-folios",
-        help: "slots for folios: page by page; only from empty clusters; from all clusters of their order",
-        values: Values::Words(&[LARGE_FOLIOS[0].0, LARGE_FOLIOS[1].0, LARGE_FOLIOS[2].0]),
+        help: "folios are split first; get slots from empty clusters alone; from all clusters of their order",
+        values: Values::OneOf(&[LARGE_FOLIOS[0].0, LARGE_FOLIOS[1].0, LARGE_FOLIOS[2].0]),
+        old: "split",
         get: |t| place(&LARGE_FOLIOS, t.large_folios),
         set: |t, value| t.large_folios = LARGE_FOLIOS[value as usize].1,
     },
     Knob {
         name: "folio",
         help: "what leaves together: aligned blocks of this size, or what is cold together",
-        values: Values::Words(&FOLIO_WORDS),
+        values: Values::OneOf(&FOLIO_WORDS),
+        old: "4K",
         get: |t| place(&FOLIO_SIZES, t.folio),
         set: |t, value| t.folio = FOLIO_SIZES[value as usize].1,
     },
 ];
 
-/// Where a value stands in its list of words.
+/// The place of a value in its list.
 fn place<T: PartialEq>(words: &[(&str, T)], value: T) -> u32 {
     words.iter().position(|(_, v)| *v == value).expect("every variant has a word") as u32
 }
@@ -231,7 +292,7 @@ impl Knob {
     pub fn values(&self) -> String {
         match &self.values {
             Values::Number { min, max } => format!("{min}..{max}"),
-            Values::Words(words) => words.join("|"),
+            Values::OneOf(words) => words.join("|"),
         }
     }
 
@@ -240,15 +301,15 @@ impl Knob {
         let number = (self.get)(tuning);
         match &self.values {
             Values::Number { .. } => number.to_string(),
-            Values::Words(words) => words[number as usize].to_string(),
+            Values::OneOf(words) => words[number as usize].to_string(),
         }
     }
 
-    /// Any number makes one of the values, and a row of numbers makes all of them: for tests that draw.
+    /// The value for a number: every number gives one, and consecutive numbers give all. For tests that draw.
     pub fn value_of(&self, number: u32) -> String {
         match &self.values {
             Values::Number { min, max } => (min + number % (max - min + 1)).to_string(),
-            Values::Words(words) => words[number as usize % words.len()].to_string(),
+            Values::OneOf(words) => words[number as usize % words.len()].to_string(),
         }
     }
 
@@ -256,10 +317,13 @@ impl Knob {
     fn parse(&self, text: &str) -> Option<u32> {
         match &self.values {
             Values::Number { min, max } => text.parse().ok().filter(|number| (*min..=*max).contains(number)),
-            Values::Words(words) => words.iter().position(|word| *word == text).map(|place| place as u32),
+            Values::OneOf(words) => words.iter().position(|word| *word == text).map(|place| place as u32),
         }
     }
 }
+
+/// The word that sets every knob to the form that its default has replaced.
+const OLD: &str = "old";
 
 /// Why a `NAME=VALUE` was refused. The message says what would have been accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -275,7 +339,7 @@ impl fmt::Display for TuningError {
         match self {
             TuningError::NoValue { given } => {
                 let given = given.escape_debug();
-                write!(f, "`{given}` is not NAME=VALUE; names: {}", names())
+                write!(f, "`{given}` is neither NAME=VALUE nor `{OLD}`; names: {}", names())
             }
             TuningError::UnknownName { given } => {
                 let given = given.escape_debug();
@@ -291,8 +355,19 @@ impl fmt::Display for TuningError {
 impl std::error::Error for TuningError {}
 
 impl Tuning {
-    /// Turn one knob: `NAME=VALUE`.
+    /// Pages of the folios that are asked for, which a batch must be able to hold.
+    pub(crate) fn folio_pages(&self) -> usize {
+        match self.folio {
+            FolioSize::Auto => 1,
+            FolioSize::Fixed(order) => order.pages() as usize,
+        }
+    }
+
+    /// Turn one knob: `NAME=VALUE`; or all of them back: `old`.
     pub fn set(&mut self, assignment: &str) -> Result<(), TuningError> {
+        if assignment.trim() == OLD {
+            return KNOBS.iter().try_for_each(|knob| self.set(&format!("{}={}", knob.name, knob.old)));
+        }
         let Some((name, value)) = assignment.split_once('=') else {
             return Err(TuningError::NoValue { given: assignment.to_string() });
         };
@@ -315,7 +390,8 @@ impl Tuning {
         Ok(tuning)
     }
 
-    /// Every knob at a value that `draw` chooses: for tests, which meet a new knob without a line of their own.
+    /// Every knob at a value that `draw` chooses: for tests, which meet a new knob without a line of their
+    /// own.
     pub fn drawn(mut draw: impl FnMut() -> u32) -> Tuning {
         let mut tuning = Tuning::default();
         for knob in KNOBS {
@@ -324,12 +400,19 @@ impl Tuning {
         tuning
     }
 
-    /// The table for `--tune help`: name, values, default, what it does.
+    /// The table for `--tune help`: name, values, default, old form, what it does.
     pub fn help() -> String {
         let defaults = Tuning::default();
         let row = |knob: &Knob| {
             let default = knob.value_in(&defaults);
-            format!("  {:<14} {:<30} {:<15} {}\n", knob.name, knob.values(), default, knob.help)
+            format!(
+                "  {:<14} {:<30} {:<14} {:<8} {}\n",
+                knob.name,
+                knob.values(),
+                default,
+                knob.old,
+                knob.help
+            )
         };
         KNOBS.iter().map(row).collect()
     }
@@ -356,39 +439,40 @@ mod tests {
             }
             let values = match &knob.values {
                 Values::Number { min, max } => (max - min + 1) as usize,
-                Values::Words(words) => words.len(),
+                Values::OneOf(words) => words.len(),
             };
             assert_eq!(met.len(), values, "not all values of {} are drawn", knob.name);
-            assert!(Tuning::help().lines().any(|line| line.trim_start().starts_with(&format!("{} ", knob.name))));
+            assert!(
+                Tuning::help().lines().any(|line| line.trim_start().starts_with(&format!("{} ", knob.name)))
+            );
         }
     }
 
     #[test]
     fn the_old_forms_can_be_set() {
-        let old = [
-            "scan-base=shared",
-            "slot-batch=1",
-            "cache-batch=1",
-            "cgroup-map=locked",
-            "readahead=always",
-            "page-cluster=0",
-            "keep-clean=off",
-            "large-folios=split",
-            "folio=4K",
-        ];
-        let tuning = Tuning::parse(old).unwrap();
+        let tuning = Tuning::parse(["old"]).unwrap();
         let expected = Tuning {
             scan_base: ScanBase::Shared,
+            slot_lock: SlotLock::Device,
+            cache_lock: CacheLock::Trunk,
             slot_batch: 1,
             cache_batch: 1,
             cgroup_map: CgroupMapForm::Locked,
             readahead: Readahead::Always,
-            page_cluster: 0,
+            page_cluster: 3,
             keep_clean: false,
             large_folios: LargeFolios::Split,
             folio: FolioSize::Fixed(Order::ZERO),
         };
         assert_eq!(tuning, expected);
+        let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();
+        assert_eq!(with_batches, Tuning { slot_batch: 64, ..expected });
+        assert_eq!(Tuning::parse(["slot-batch=64", "old"]).unwrap().slot_batch, 1);
+        for knob in KNOBS {
+            assert!(knob.parse(knob.old).is_some(), "{} can be {}", knob.name, knob.old);
+            let is_default = knob.old == knob.value_in(&Tuning::default());
+            assert!(!is_default || knob.name == "page-cluster", "{} has an old form", knob.name);
+        }
     }
 
     #[test]
@@ -407,7 +491,7 @@ mod tests {
         assert_eq!(error("slot-batch=-1"), "slot-batch cannot be `-1`; values: 1..64");
         assert_eq!(error("cgroup-map=none"), "cgroup-map cannot be `none`; values: locked|lock-free");
         assert_eq!(error("page-cluster="), "page-cluster cannot be ``; values: 0..5");
-        assert!(error("slot_batch=1").contains("names: scan-base, slot-batch"));
-        assert!(error("slot-batch").contains("not NAME=VALUE"));
+        assert!(error("slot_batch=1").contains("names: scan-base, slot-lock"));
+        assert!(error("slot-batch").contains("neither NAME=VALUE nor `old`"));
     }
 }

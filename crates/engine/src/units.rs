@@ -55,7 +55,7 @@ unit!(/// A memory group (kernel: memcg id). 0 means none.
     GroupId(u16));
 unit!(/// An address space that the engine manages.
     SpaceId(u32));
-unit!(/// A page in staging (the swap cache's data).
+unit!(/// A page of the swap cache: in the buffer of a batch, or read ahead.
     FrameId(u32));
 unit!(/// log2 of a folio's size in pages.
     Order(u8));
@@ -67,6 +67,25 @@ impl SlotIndex {
     /// Offset inside its cluster, 0..512.
     pub fn offset_in_cluster(self) -> usize {
         (self.0 % CLUSTER_SLOTS) as usize
+    }
+}
+
+/// Of a frame's number: the page was read ahead (ahead.rs), and is in no batch's buffer.
+const READ_AHEAD: u32 = 1 << (u32::BITS - 1);
+/// Bits that are left to number the frames of each kind.
+pub const FRAME_NUMBER_BITS: u32 = READ_AHEAD.trailing_zeros();
+
+impl FrameId {
+    pub fn of_read_ahead(number: u32) -> FrameId {
+        assert!(number < READ_AHEAD, "pages that were read ahead fit into memory");
+        FrameId(READ_AHEAD | number)
+    }
+    pub fn is_read_ahead(self) -> bool {
+        self.0 & READ_AHEAD != 0
+    }
+    pub fn number_read_ahead(self) -> u32 {
+        debug_assert!(self.is_read_ahead());
+        self.0 & !READ_AHEAD
     }
 }
 

@@ -18,7 +18,8 @@
 //!   NONE ───────▶ FILLING ──────▶ RESIDENT ───────▶ EVICTING ──┬─▶ SWAPPED (or NONE: it was all zeros)
 //!    ▲               ▲  │ cancelled      ▲                     └─▶ RESIDENT (could not be taken)
 //!    └───────────────┼──┘                └──── FILLING ◀──────────── SWAPPED   fault (swap in)
-//!    └── unmap, remove: from RESIDENT, SWAPPED, POISONED; a FILLING page is only marked CANCELLED and its filler ends it
+//!    └── unmap, remove: from RESIDENT, SWAPPED, POISONED;
+//!        a page that is FILLING is only marked CANCELLED, and its filler ends it
 //! ```
 
 use crate::units::SlotIndex;
@@ -43,10 +44,12 @@ pub enum State {
 pub const WANTED: u64 = 1 << 8;
 /// FILLING: the range was unmapped or removed; the filler drops what it has.
 pub const CANCELLED: u64 = 1 << 9;
-/// FILLING: comes from `entry`, else from nothing (zero fill). RESIDENT, EVICTING: `entry` still holds what the page was when
-/// it came (a kept copy), so that it need not be written again if nobody has stored to it.
+/// FILLING: the page is read from `entry` (without the flag, it is a zero fill). RESIDENT, EVICTING: `entry`
+/// still holds the page as it came in (a kept copy), so it need not be written again if nothing was stored to
+/// it.
 pub const HAS_ENTRY: u64 = 1 << 10;
-/// RESIDENT: was made the process's own after a fork, so if it cannot be moved it is not because it is shared.
+/// RESIDENT: the page was made the process's own after a fork. If it cannot be moved, the reason is not that
+/// it is shared.
 pub const MADE_OWN: u64 = 1 << 11;
 const _: () = assert!(MADE_OWN < 1 << STAMP_SHIFT);
 
@@ -110,10 +113,7 @@ impl Word {
         Word(self.0 & !(STAMP_MASK << STAMP_SHIFT) | (stamp & STAMP_MASK) << STAMP_SHIFT)
     }
     pub fn entry(self) -> SwapEntry {
-        SwapEntry {
-            device: (self.0 >> DEVICE_SHIFT) as u8,
-            slot: SlotIndex((self.0 >> SLOT_SHIFT) as u32),
-        }
+        SwapEntry { device: (self.0 >> DEVICE_SHIFT) as u8, slot: SlotIndex((self.0 >> SLOT_SHIFT) as u32) }
     }
     /// The same page in another slot.
     pub fn with_entry(self, entry: SwapEntry) -> Word {
@@ -152,7 +152,8 @@ mod tests {
     #[test]
     fn fields_do_not_touch_each_other() {
         let entry = SwapEntry { device: 15, slot: SlotIndex(u32::MAX) };
-        let w = Word::swapped(entry).with_stamp(STAMP_MASK).with_heat(15).with(WANTED | CANCELLED | HAS_ENTRY);
+        let w =
+            Word::swapped(entry).with_stamp(STAMP_MASK).with_heat(15).with(WANTED | CANCELLED | HAS_ENTRY);
         assert_eq!(w.entry(), entry);
         assert_eq!(w.stamp(), STAMP_MASK);
         assert_eq!(w.heat(), 15);

@@ -1,6 +1,6 @@
 //! The swap cgroup map: both forms against a plain table, and neighbours in one word under real threads.
 
-use memspill_engine::cgroup_map::CgroupMap;
+use memspill_engine::slots::cgroup_map::CgroupMap;
 use memspill_engine::tuning::CgroupMapForm;
 use memspill_engine::units::{GroupId, SlotIndex};
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ fn neighbours_do_not_disturb_each_other() {
         });
         assert!((0..512).all(|slot| map.lookup(SlotIndex(slot)) == GroupId(0)));
         // Millions of times by four threads: some had to wait, be it on one CPU.
-        let (locks, locked) = (map.lock_counts(), form == CgroupMapForm::Locked);
+        let (locks, locked) = (map.lock_totals(), form == CgroupMapForm::Locked);
         assert_eq!((locks.taken > 0, locks.contended > 0), (locked, locked));
         assert!(locks.contended <= locks.taken);
     }

@@ -1,42 +1,46 @@
-//! The whole engine against a model: random histories of address spaces, of a device that is slow or fails, and of the
-//! threads between them.
+//! The whole engine against a model: random histories of address spaces, of a device that is slow or fails,
+//! and of the threads between them.
 //!
 //! ```text
-//!   Op ─▶ World ─┬─ target     touch, map, unmap, drop, mremap, fork, exit           common::MockMemory
-//!                ├─ pager      fault, read events, retry what was put off, reap      common::MockBacking
+//!   Op ─▶ World ─┬─ target     touch, map, unmap, drop, mremap, fork, exit           testing::MockMemory
+//!                ├─ pager      fault, read events, retry what was put off, reap      testing::MockBacking
 //!                ├─ reclaimer  shrink, write out later, write again
 //!                └─ operator   swapon, swapoff step by step, stop
 //! ```
 //!
-//! Every step of the pager that may come late is an operation of its own: events stay unread, reads stay in flight, fills
-//! that met an event stay put off, batches stay unwritten, until an operation or a quiet point ends them. So one thread
-//! goes through the interleavings that matter, and a history that fails shrinks to the few steps that matter.
+//! Every step of the pager that may come late is an operation of its own: events stay unread, reads stay in
+//! flight, fills that met an event stay put off, batches stay unwritten, until an operation or a quiet point
+//! ends them. So one thread goes through the interleavings that matter, and a history that fails shrinks to
+//! the few steps that matter.
 //!
 //! What is checked:
-//! * at each touch, that a page reads as what was last stored there, in each of the spaces that share it since a fork;
-//!   a page may be lost only if a read of it has failed, and then it is SIGBUS and never data;
-//! * at a quiet point, that nobody sleeps in a fault that nobody will serve, that the engine's own count of everything
-//!   is right, and that every page of every space can be had;
+//! * at each touch, that a page reads as what was last stored there, in each of the spaces that share it
+//!   since a fork; a page may be lost only if a read of it has failed, and then it is SIGBUS and never data;
+//! * at a quiet point, that nobody sleeps in a fault that nobody will serve, that the engine's own count of
+//!   everything is right, and that every page of every space can be had;
 //! * at the end, that nothing is left: no slot, no page, no byte in the device.
 //!
-//! The second half of the file does the same with threads, where the interleavings are finer than the steps of a pager.
+//! The second half of the file does the same with threads, where the interleavings are finer than the steps
+//! of a pager.
 
-mod common;
-
-use common::{Event, Lost, MockBacking, MockMemory, Random, Touch};
 use memspill_engine::backing::{BackingError, QueueId};
-use memspill_engine::group::GroupConfig;
+use memspill_engine::devices::Device;
 use memspill_engine::devices::SWAPONS_MAX;
-use memspill_engine::engine::{Device, Engine};
+use memspill_engine::engine::Engine;
+use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
+use memspill_engine::group::GroupConfig;
 use memspill_engine::memory::{Stop, Take};
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
 use memspill_engine::space::Space;
-use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
-use memspill_engine::swap_out::WriteOut;
 use memspill_engine::swapoff::{Step, SwapoffError};
-use memspill_engine::tuning::{FolioSize, KNOBS, Tuning};
+use memspill_engine::testing::address_space::{Event, Touch};
+use memspill_engine::testing::device::{Lost, MockBacking};
+use memspill_engine::testing::memory::MockMemory;
+use memspill_engine::testing::random::Random;
+use memspill_engine::tuning::{FolioSize, KNOBS, Readahead, Tuning};
 use memspill_engine::units::{CpuId, Order, PAGE_SIZE, SpaceId, Vpn};
 use memspill_engine::word::{ENTRY_DEVICES_MAX, State};
+use memspill_engine::write_out::WriteOut;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -53,52 +57,153 @@ const QUEUE: QueueId = QueueId(0);
 /// Swapoff's own.
 const SWAPOFF_QUEUE: QueueId = QueueId(60);
 
-// ---- what may happen --------------------------------------------------------------------------------------------
+// ---- what may happen --------------------------------------------------------------------------------------
 
 /// `page` is counted from FIRST; `target` is taken modulo the spaces that there are.
 #[derive(Clone, Debug)]
 enum Op {
     /// Store (a zero now and then), whatever it takes.
-    Write { target: usize, page: u64, zero: bool },
-    Read { target: usize, page: u64 },
+    Write {
+        target: usize,
+        page: u64,
+        zero: bool,
+    },
+    Read {
+        target: usize,
+        page: u64,
+    },
     /// Read pages one after the other: what proves a stream.
-    Scan { target: usize, page: u64, pages: u64, down: bool },
-    WriteRun { target: usize, page: u64, pages: u64 },
+    Scan {
+        target: usize,
+        page: u64,
+        pages: u64,
+        down: bool,
+    },
+    WriteRun {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
     /// Access a page and do not wait for it.
-    Touch { target: usize, page: u64, write: bool },
-    Shrink { target: usize, pages: usize, write: bool },
+    Touch {
+        target: usize,
+        page: u64,
+        write: bool,
+    },
+    Shrink {
+        target: usize,
+        pages: usize,
+        write: bool,
+    },
     /// MADV_PAGEOUT and MADV_COLD.
-    Pageout { target: usize, page: u64, pages: u64 },
-    Cold { target: usize, page: u64, pages: u64 },
+    Pageout {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    Ahead {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    Cold {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
     /// As `Shrink`, and victims are faulted on while they are in transit.
-    ShrinkWanted { target: usize, pages: usize },
+    ShrinkWanted {
+        target: usize,
+        pages: usize,
+    },
     FinishWrites,
     WriteAgain,
     /// Between two batches.
     Maintain,
-    Map { target: usize, page: u64, pages: u64 },
-    MapPresent { target: usize, page: u64, pages: u64 },
-    Adopt { target: usize },
-    Unmap { target: usize, page: u64, pages: u64 },
-    Remove { target: usize, page: u64, pages: u64 },
-    Remap { target: usize, from: u64, to: u64, pages: u64, early: bool, late: bool },
-    Fork { target: usize },
-    Exit { target: usize },
-    Events { target: usize },
-    Reap { reads: usize },
+    Map {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    MapPresent {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    Adopt {
+        target: usize,
+    },
+    Unmap {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    Remove {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    Remap {
+        target: usize,
+        from: u64,
+        to: u64,
+        pages: u64,
+        early: bool,
+        late: bool,
+    },
+    Fork {
+        target: usize,
+    },
+    Exit {
+        target: usize,
+    },
+    Events {
+        target: usize,
+    },
+    Reap {
+        reads: usize,
+    },
     Retry,
-    Vanish { target: usize, page: u64 },
-    Refuse { target: usize, page: u64, pages: u64, take: Take },
-    StopFill { target: usize, after: usize, stop: Stop },
-    FailReads { pages: usize },
-    ShortReads { pages: usize },
-    FailWrites { error: BackingError, pages: usize },
+    Vanish {
+        target: usize,
+        page: u64,
+    },
+    Refuse {
+        target: usize,
+        page: u64,
+        pages: u64,
+        take: Take,
+    },
+    StopFill {
+        target: usize,
+        after: usize,
+        stop: Stop,
+    },
+    FailReads {
+        pages: usize,
+    },
+    ShortReads {
+        pages: usize,
+    },
+    FailWrites {
+        error: BackingError,
+        pages: usize,
+    },
     Pending(bool),
-    Tidy { target: usize },
-    Swapon { slots: u32, priority: i16 },
+    Tidy {
+        target: usize,
+    },
+    Swapon {
+        slots: u32,
+        priority: i16,
+    },
     /// `device` is taken modulo the devices that there are.
-    Swapoff { device: usize },
-    SwapoffSteps { steps: usize },
+    Swapoff {
+        device: usize,
+    },
+    SwapoffSteps {
+        steps: usize,
+    },
     SwapoffStop,
     Quiet,
 }
@@ -135,8 +240,10 @@ fn change() -> impl Strategy<Value = Op> {
         1 => (0..SPACES_MAX).prop_map(|target| Op::Adopt { target }),
         2 => run().prop_map(|(target, page, pages)| Op::Unmap { target, page, pages }),
         2 => run().prop_map(|(target, page, pages)| Op::Remove { target, page, pages }),
-        4 => (run(), 0..PAGES, any::<bool>(), any::<bool>())
-            .prop_map(|((target, from, pages), to, early, late)| Op::Remap { target, from, to, pages, early, late }),
+        4 => (run(), 0..PAGES, any::<bool>(), any::<bool>()).prop_map(|(run, to, early, late)| {
+            let (target, from, pages) = run;
+            Op::Remap { target, from, to, pages, early, late }
+        }),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Fork { target }),
         1 => (0..SPACES_MAX).prop_map(|target| Op::Exit { target }),
     ]
@@ -148,6 +255,7 @@ fn reclaim() -> impl Strategy<Value = Op> {
             .prop_map(|(target, pages, write)| Op::Shrink { target, pages, write }),
         2 => (0..SPACES_MAX, 1..64usize).prop_map(|(target, pages)| Op::ShrinkWanted { target, pages }),
         2 => run().prop_map(|(target, page, pages)| Op::Pageout { target, page, pages }),
+        2 => run().prop_map(|(target, page, pages)| Op::Ahead { target, page, pages }),
         1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),
@@ -179,10 +287,12 @@ fn pager() -> impl Strategy<Value = Op> {
 fn trouble() -> impl Strategy<Value = Op> {
     let refusal = prop_oneof![Just(Take::Busy), Just(Take::Retry), Just(Take::Unevictable)];
     let stop = prop_oneof![Just(Stop::Again), Just(Stop::NoMemory), Just(Stop::NotMapped)];
-    let error = prop_oneof![Just(BackingError::Full), Just(BackingError::Io(5)), Just(BackingError::Short(12))];
+    let error =
+        prop_oneof![Just(BackingError::Full), Just(BackingError::Io(5)), Just(BackingError::Short(12))];
     prop_oneof![
         2 => (0..SPACES_MAX, 0..PAGES).prop_map(|(target, page)| Op::Vanish { target, page }),
-        2 => (run(), refusal).prop_map(|((target, page, pages), take)| Op::Refuse { target, page, pages, take }),
+        2 => (run(), refusal)
+            .prop_map(|((target, page, pages), take)| Op::Refuse { target, page, pages, take }),
         2 => (0..SPACES_MAX, 0..8usize, stop)
             .prop_map(|(target, after, stop)| Op::StopFill { target, after, stop }),
         1 => (1..4usize).prop_map(|pages| Op::FailReads { pages }),
@@ -191,7 +301,7 @@ fn trouble() -> impl Strategy<Value = Op> {
     ]
 }
 
-// ---- the world in which it happens ------------------------------------------------------------------------------
+// ---- the world in which it happens ------------------------------------------------------------------------
 
 /// What differs between runs of the model: the devices, and every knob.
 #[derive(Clone, Debug)]
@@ -201,8 +311,10 @@ struct Setup {
     tuning: Tuning,
     synchronous: bool,
     discard: bool,
+    rotational: bool,
     limit_pages: u64,
-    /// The first space and its even children are in a group of their own: its maximum, and what it may have of swap.
+    /// The first space and its even children are in a group of their own: its maximum, and what it may have
+    /// of swap.
     group: Option<(u64, u64)>,
 }
 
@@ -221,16 +333,11 @@ fn setup() -> impl Strategy<Value = Setup> {
     ];
     // Under the larger one a chunk can be in memory whole.
     let limit_pages = prop_oneof![2 => Just(LIMIT_PAGES), 1 => Just(600)];
-    (devices, tuning(), any::<bool>(), any::<bool>(), limit_pages, group).prop_map(
-        |(devices, tuning, synchronous, discard, limit_pages, group)| Setup {
-            devices,
-            tuning,
-            synchronous,
-            discard,
-            limit_pages,
-            group,
-        },
-    )
+    let kind = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.3));
+    (devices, tuning(), kind, limit_pages, group).prop_map(|(devices, tuning, kind, limit_pages, group)| {
+        let (synchronous, discard, rotational) = kind;
+        Setup { devices, tuning, synchronous, discard, rotational, limit_pages, group }
+    })
 }
 
 /// All knobs at whatever they take; what is cold together leaves together half of the time.
@@ -252,11 +359,12 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
         .devices
         .iter()
         .map(|(slots, _)| {
-            Arc::new(MockBacking::new(*slots, setup.synchronous, lost.clone()).discarding(setup.discard))
+            let backing = MockBacking::new(*slots, setup.synchronous, lost.clone());
+            Arc::new(backing.discarding(setup.discard).rotating(setup.rotational))
         })
         .collect();
     let devices = setup.devices.iter().zip(&backings).enumerate().map(|(i, ((slots, priority), backing))| {
-        let map = SwapDevice::new(*slots, cpus, false, tuning);
+        let map = Slots::new(*slots, cpus, false, tuning);
         Device::new(format!("device {i}"), *priority, map, backing.clone())
     });
     let mut groups = vec![GroupConfig::root(setup.limit_pages * PAGE_SIZE as u64)];
@@ -273,7 +381,7 @@ fn make_engine(setup: &Setup, cpus: u32, lost: &Arc<Lost>) -> (Arc<Engine>, Vec<
 /// Odd ones are in the inner group, if there is one.
 fn new_space(engine: &Engine, id: u32, memory: Arc<MockMemory>) -> Arc<Space> {
     let space = Space::new(SpaceId(id), memory);
-    Arc::new(match engine.groups.all().get(1) {
+    Arc::new(match engine.groups().all().get(1) {
         Some(inner) if id % 2 == 1 => space.in_group(inner.clone()),
         _ => space,
     })
@@ -354,23 +462,24 @@ impl World {
                 self.shrink(&target, *pages, *write);
             }
             Op::Pageout { target, page, pages } => self.pageout(&self.target(*target), *page, *pages),
+            Op::Ahead { target, page, pages } => self.bring_ahead(&self.target(*target), *page, *pages),
             Op::Cold { target, page, pages } => {
                 let (from, to) = range(*page, *pages);
-                self.target(*target).space.cold(Vpn(from), Vpn(to));
+                self.target(*target).space.make_cold(Vpn(from), Vpn(to));
             }
             Op::ShrinkWanted { target, pages } => self.shrink_wanted(*target, *pages),
             Op::FinishWrites => self.finish_writes(),
             Op::WriteAgain => {
                 self.engine.write_again(CPU, QUEUE);
             }
-            Op::Maintain => self.engine.devices.iter().for_each(|device| _ = device.maintain(QUEUE)),
+            Op::Maintain => self.engine.devices().iter().for_each(|device| _ = device.maintain(QUEUE)),
             Op::Tidy { target } => self.target(*target).space.tidy(),
             Op::Events { target } => self.events(&self.target(*target)),
             Op::Reap { reads } => self.reap(*reads),
             Op::Retry => self.retry(),
             Op::Quiet => self.quiet(),
             Op::Swapon { slots, priority } => self.swapon(*slots, *priority),
-            Op::Swapoff { device } => self.swapoff(device % self.engine.devices.len()),
+            Op::Swapoff { device } => self.swapoff(device % self.engine.devices().len()),
             Op::SwapoffSteps { steps } => self.swapoff_steps(*steps),
             Op::SwapoffStop => self.engine.swapoff_stop(),
             Op::Pending(pending) => self.backings.iter().for_each(|b| b.set_pending(*pending)),
@@ -424,12 +533,17 @@ impl World {
 
     fn step_change(&mut self, op: &Op) {
         let target = match op {
-            Op::Map { target, .. } | Op::MapPresent { target, .. } | Op::Adopt { target } => self.target(*target),
-            Op::Unmap { target, .. } | Op::Remove { target, .. } | Op::Remap { target, .. } => self.target(*target),
+            Op::Map { target, .. } | Op::MapPresent { target, .. } | Op::Adopt { target } => {
+                self.target(*target)
+            }
+            Op::Unmap { target, .. } | Op::Remove { target, .. } | Op::Remap { target, .. } => {
+                self.target(*target)
+            }
             Op::Fork { target } | Op::Exit { target } => self.target(*target),
             _ => unreachable!("not a change"),
         };
-        // Pages that are being dropped are moved or shared by nobody: what they would read as is anybody's guess.
+        // Pages that are being dropped are neither moved nor shared: nobody could say what they would read
+        // as.
         if target.memory.has_remove() {
             self.events(&target);
         }
@@ -439,7 +553,7 @@ impl World {
                 target.memory.map(from, to);
             }
             Op::MapPresent { page, pages, .. } => {
-                // As when memory becomes managed: nothing is known of it, so no event of it can be on its way.
+                // As when memory becomes managed: no event of this range may be unread.
                 self.events(&target);
                 let (from, to) = range(*page, *pages);
                 let stamps = &mut self.stamps;
@@ -473,7 +587,7 @@ impl World {
 
     fn adopt(&mut self, target: &Target) {
         for (from, to) in target.memory.present_ranges(FIRST, FIRST + PAGES) {
-            target.space.adopt(&self.engine, Vpn(from), Vpn(to));
+            target.space.adopt(self.engine.swap(), Vpn(from), Vpn(to));
         }
     }
 
@@ -494,7 +608,7 @@ impl World {
         panic!("page {page:#x} never came: {:?}", target.space.word(Vpn(page)));
     }
 
-    /// All that is late happens now.
+    /// Do now all that was put off.
     fn make_progress(&mut self) {
         self.all_events();
         self.reap(usize::MAX);
@@ -504,10 +618,10 @@ impl World {
 
     fn exit(&mut self, target: &Target) {
         target.memory.exit();
-        let pass = target.space.gate.enter_events();
+        let events_guard = target.space.gate.enter_events();
         let batch = target.memory.batch.lock().expect("batch");
-        target.space.release(&self.engine, CPU);
-        drop((pass, batch));
+        target.space.release(self.engine.swap(), CPU);
+        drop((events_guard, batch));
         self.engine.remove_space(&target.space);
         self.targets.retain(|t| !Arc::ptr_eq(&t.space, &target.space));
     }
@@ -515,7 +629,7 @@ impl World {
     // -- the pager --
 
     fn fault(&mut self, target: &Target, page: u64, write: bool) {
-        let fault = Fault { vpn: Vpn(page), write, urgent: false, favoured: false };
+        let fault = Fault { vpn: Vpn(page), write, urgent: false };
         let outcome = self.engine.fault(CPU, QUEUE, &target.space, fault, &mut self.scratch);
         match outcome {
             Outcome::NoRoom => self.waiting.push_back((target.clone(), fault)),
@@ -566,27 +680,27 @@ impl World {
         if !target.memory.has_events() {
             return;
         }
-        let pass = target.space.gate.enter_events();
+        let events_guard = target.space.gate.enter_events();
         let events = target.memory.read_events();
         let batch = target.memory.batch.lock().expect("batch");
         for event in events {
             match event {
                 Event::Unmap { from, to } | Event::Remove { from, to } => {
-                    target.space.unmap(&self.engine, CPU, Vpn(from), Vpn(to));
+                    target.space.unmap(self.engine.swap(), CPU, Vpn(from), Vpn(to));
                     target.memory.end_remove();
                 }
                 Event::Remap { from, to, pages } => {
-                    target.space.remap(&self.engine, CPU, Vpn(from), Vpn(to), pages);
+                    target.space.remap(self.engine.swap(), CPU, Vpn(from), Vpn(to), pages);
                 }
                 Event::Fork { child } => {
                     let child = self.add_target(child);
-                    target.space.fork_into(&self.engine, CPU, &child.space);
+                    target.space.fork_into(self.engine.swap(), CPU, &child.space);
                     self.engine.add_space(child.space);
                 }
             }
         }
         target.memory.end_events();
-        drop((pass, batch));
+        drop((events_guard, batch));
     }
 
     // -- the reclaimer --
@@ -621,13 +735,27 @@ impl World {
         }
     }
 
+    fn bring_ahead(&mut self, target: &Target, page: u64, pages: u64) {
+        let (from, to) = range(page, pages);
+        let mut at = Vpn(from);
+        while at < Vpn(to) {
+            let ahead = self.engine.bring_ahead(CPU, QUEUE, &target.space, (at, Vpn(to)), &mut self.scratch);
+            if matches!(ahead.outcome, Outcome::NoRoom) && ahead.pages == 0 {
+                break;
+            }
+            assert!(ahead.next > at && (ahead.pages as u64) <= ahead.next.0 - at.0, "it gets further");
+            at = ahead.next;
+            self.after(ahead.outcome);
+        }
+    }
+
     fn shrink_wanted(&mut self, target: usize, pages: usize) {
         let target = self.target(target);
         let (engine, space, memory) = (self.engine.clone(), target.space.clone(), target.memory.clone());
         *target.memory.after_take.lock().expect("hook") = Some(Box::new(move |runs| {
             for run in runs {
                 if memory.touch(0, run.vpn.0, None) == Touch::Missing {
-                    let fault = Fault { vpn: run.vpn, write: false, urgent: false, favoured: false };
+                    let fault = Fault { vpn: run.vpn, write: false, urgent: false };
                     let outcome = engine.fault(CPU, QUEUE, &space, fault, &mut Scratch::default());
                     assert!(matches!(outcome, Outcome::Done), "a page in transit is somebody else's work");
                 }
@@ -643,18 +771,18 @@ impl World {
         }
     }
 
-    /// There shall be room for a fault. What is full or fails forever is met as a supervisor does that lets the limit grow.
+    /// Make room for a fault. Where swap is full or devices fail, the limit grows, as with `--on-full=grow`.
     fn make_room(&mut self) {
         let engine = self.engine.clone();
         let mut rounds = 0;
-        while engine.groups.above_high_mark() && rounds < 4 {
+        while engine.groups().above_high_mark() && rounds < 4 {
             rounds += 1;
             engine.write_again(CPU, QUEUE);
             for target in self.targets.clone() {
                 self.shrink(&target, 64, true);
             }
         }
-        for group in engine.groups.all().iter().filter(|group| group.full()) {
+        for group in engine.groups().all().iter().filter(|group| group.full()) {
             group.set_limit_bytes(group.limit_bytes() + 32 * PAGE_SIZE as u64);
         }
     }
@@ -663,12 +791,12 @@ impl World {
 
     fn swapon(&mut self, slots: u32, priority: i16) {
         let backing = MockBacking::new(slots, self.setup.synchronous, self.lost.clone());
-        let backing = Arc::new(backing.discarding(self.setup.discard));
-        let map = SwapDevice::new(slots, 1, false, &self.engine.tuning);
+        let backing = Arc::new(backing.discarding(self.setup.discard).rotating(self.setup.rotational));
+        let map = Slots::new(slots, 1, false, self.engine.tuning());
         let engine = &self.engine;
-        let places = engine.devices.len();
-        let can = places < ENTRY_DEVICES_MAX || engine.devices.iter().any(Device::is_off);
-        let gone: Vec<usize> = (0..places).filter(|place| engine.devices[*place].is_off()).collect();
+        let places = engine.devices().len();
+        let can = places < ENTRY_DEVICES_MAX || engine.devices().iter().any(Device::is_off);
+        let gone: Vec<usize> = (0..places).filter(|place| engine.devices()[*place].is_off()).collect();
         let added = engine.swapon(Device::new("another".into(), priority, map, backing.clone()));
         assert_eq!(added.is_ok(), can);
         match added {
@@ -683,7 +811,7 @@ impl World {
     }
 
     fn swapoff(&mut self, device: usize) {
-        let devices = &self.engine.devices;
+        let devices = self.engine.devices();
         let on = devices.iter().filter(|d| d.is_on()).count();
         let expected = match self.swapoff {
             None => Err(SwapoffError::Busy),
@@ -703,8 +831,11 @@ impl World {
                 && let Step::End(result) = self.engine.swapoff_step(CPU, SWAPOFF_QUEUE)
             {
                 self.swapoff = Some(result);
-                let off = self.engine.devices.iter().zip(&self.backings).filter(|(device, _)| device.is_off());
-                off.for_each(|(device, backing)| assert!(device.slots.used_slots() == 0 && backing.is_closed()));
+                let off =
+                    self.engine.devices().iter().zip(&self.backings).filter(|(device, _)| device.is_off());
+                off.for_each(|(device, backing)| {
+                    assert!(device.slots.used_slots() == 0 && backing.is_closed())
+                });
             }
         }
     }
@@ -723,16 +854,16 @@ impl World {
 
     // -- quiet points --
 
-    fn behave(&mut self) {
+    fn stop_failing(&mut self) {
         self.backings.iter().for_each(|b| {
-            b.behave();
+            b.stop_failing();
             b.set_pending(false);
         });
-        self.targets.iter().for_each(|t| t.memory.behave());
+        self.targets.iter().for_each(|t| t.memory.stop_failing());
     }
 
     fn drain(&mut self) {
-        self.behave();
+        self.stop_failing();
         for _ in 0..100 {
             self.make_progress();
             self.finish_writes();
@@ -775,7 +906,7 @@ impl World {
         self.drain();
         let _ = self.swapoff_to_its_end();
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
-        assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
+        assert_eq!(self.engine.groups().charged_pages(self.engine.root()), 0, "pages are left charged");
         assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
         self.engine.check();
     }
@@ -789,7 +920,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_history_keeps_every_page(setup in setup(), ops in ops(), in_flight in prop::bool::weighted(0.3)) {
+    fn every_history_keeps_every_page(
+        setup in setup(),
+        ops in ops(),
+        in_flight in prop::bool::weighted(0.3),
+    ) {
         let mut world = World::new(&setup);
         for op in &ops {
             world.step(op);
@@ -798,7 +933,7 @@ proptest! {
     }
 }
 
-// ---- histories that are worth a name ----------------------------------------------------------------------------
+// ---- histories that are worth a name ----------------------------------------------------------------------
 
 fn one_device() -> Setup {
     Setup {
@@ -806,6 +941,7 @@ fn one_device() -> Setup {
         tuning: Tuning::default(),
         synchronous: false,
         discard: false,
+        rotational: false,
         limit_pages: LIMIT_PAGES,
         group: None,
     }
@@ -844,7 +980,8 @@ fn a_failed_read_is_sigbus_and_never_data() {
     world.end(false);
 }
 
-/// As long as there is no memory for the read, the page stays where it is, and whoever wants it is told to come back.
+/// As long as there is no memory for the read, the page stays where it is, and its fault ends with
+/// `Outcome::Pause`.
 #[test]
 fn a_read_without_memory_loses_nothing() {
     for synchronous in [false, true] {
@@ -854,7 +991,7 @@ fn a_read_without_memory_loses_nothing() {
         world.step(&Op::ShortReads { pages: 1000 });
         for _ in 0..10 {
             assert_eq!(target.memory.touch(0, FIRST + 5, None), Touch::Missing);
-            let fault = Fault { vpn: Vpn(FIRST + 5), write: false, urgent: false, favoured: false };
+            let fault = Fault { vpn: Vpn(FIRST + 5), write: false, urgent: false };
             let mut outcome = world.engine.fault(CPU, QUEUE, &target.space, fault, &mut world.scratch);
             if let Some(done) = world.backings[0].reap_one(QUEUE) {
                 outcome = world.engine.read_done(CPU, done, &mut world.scratch);
@@ -864,13 +1001,14 @@ fn a_read_without_memory_loses_nothing() {
             assert_eq!(target.memory.waiters(), [], "he is to come back");
         }
         world.engine.check();
-        let device = &world.engine.devices[0].errors;
+        let device = &world.engine.devices()[0].errors;
         assert_eq!((device.tell_read(), device.tell_short()), (None, Some(BackingError::Short(12))));
         world.end(false);
     }
 }
 
-/// Some pages of a window come, and some do not: those that came are there, the others are read by whoever wants them.
+/// Some reads of a window succeed and some do not: the first are installed, the other pages are read again at
+/// their next fault.
 #[test]
 fn a_window_of_which_some_pages_find_no_memory() {
     for pages in [1, 7, 40] {
@@ -903,7 +1041,7 @@ fn a_device_without_room_loses_nothing() {
         world.step(&Op::Fork { target: 0 });
         world.step(&Op::Events { target: 0 });
     }
-    assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    assert!(world.engine.swap().is_full());
     world.end(false);
 }
 
@@ -917,12 +1055,12 @@ fn a_clean_page_is_written_once() {
     (0..16).for_each(|page| world.step(&Op::Touch { target: 0, page, write: page == 5 }));
     while world.shrink(&target, 128, true) > 0 {}
     assert_eq!(written(&world), 17, "one page was stored to");
-    assert_eq!(world.engine.stats.sum(|c| &c.swpout_clean), 15);
+    assert_eq!(world.engine.stats().sum(|c| &c.swpout_clean), 15);
     world.check_contents();
     world.end(false);
 }
 
-/// A slot that only spares a write goes before the swap counts as full.
+/// Kept copies are given up before swap counts as full.
 #[test]
 fn kept_copies_make_room() {
     let mut world = World::new(&Setup { devices: vec![(151, 0)], ..one_device() });
@@ -948,7 +1086,7 @@ fn folios_of(order: u8) -> Setup {
 
 /// (swpout, swpout_fallback) of an order.
 fn folio_counts(world: &World, order: u8) -> (u64, u64) {
-    let counts = world.engine.stats.of_order(Order(order));
+    let counts = world.engine.stats().of_order(Order(order));
     let value = |name| counts.iter().find(|(n, ..)| *n == name).expect("a counter").1;
     (value("swpout"), value("swpout_fallback"))
 }
@@ -978,6 +1116,34 @@ fn a_folio_leaves_whole_into_slots_in_a_row() {
     }
 }
 
+/// Folios of an order that came in whole.
+fn came_whole(world: &World, order: u8) -> u64 {
+    let counts = world.engine.stats().of_order(Order(order));
+    counts.iter().find(|(name, ..)| *name == "swpin").expect("a counter").1
+}
+
+#[test]
+fn by_default_a_stream_brings_whole_folios() {
+    for synchronous in [false, true] {
+        let mut world = World::new(&Setup { synchronous, tuning: Tuning::default(), ..folios_of(6) });
+        world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+        world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 320 });
+        let target = world.target(0);
+        while world.shrink(&target, 64, true) > 0 {}
+        let mut brought = Vec::new();
+        for page in 0..320 {
+            let before = target.space.resident_pages();
+            world.step(&Op::Read { target: 0, page: CHUNK_AT + page });
+            brought.extend(Some(target.space.resident_pages() - before).filter(|pages| *pages > 0));
+        }
+        let whole: Vec<u64> = (4..=6).map(|order| came_whole(&world, order)).collect();
+        assert_eq!(brought, [1, 2, 13, 48, 64, 64, 64, 64], "whole: {whole:?}");
+        assert_eq!(whole, [1, 1, 4]);
+        assert_eq!(world.engine.stats().sum(|c| &c.pgmajfault), 8);
+        world.end(false);
+    }
+}
+
 #[test]
 fn a_folio_comes_in_whole() {
     for synchronous in [false, true] {
@@ -992,17 +1158,13 @@ fn a_folio_comes_in_whole() {
             target.space.resident_pages() - before
         };
         assert_eq!(resident(&mut world, 4), 16, "nothing is known yet");
-        assert_eq!(resident(&mut world, 16), 32, "a stream");
-        assert_eq!(resident(&mut world, 48), 16, "up to the next folio");
+        assert_eq!(resident(&mut world, 16), 48, "a stream: the rest of the folio");
         assert_eq!(resident(&mut world, 64), 64, "the next folio");
-        let swpin = |world: &World| {
-            world.engine.stats.of_order(Order(6)).iter().find(|(name, ..)| *name == "swpin").expect("a counter").1
-        };
-        assert_eq!(swpin(&world), 1);
-        // Of another one a page has gone: the rest comes as single pages do.
+        assert_eq!(came_whole(&world, 6), 1);
+        // Of another one a page has gone: what is in a row comes all the same.
         world.step(&Op::Remove { target: 0, page: CHUNK_AT + 197, pages: 1 });
         world.step(&Op::Events { target: 0 });
-        assert_eq!(resident(&mut world, 240), 1);
+        assert_eq!(resident(&mut world, 240), 16);
         world.end(false);
     }
 }
@@ -1014,10 +1176,10 @@ fn a_folio_in_the_swap_cache_is_taken_back_with_a_lock_for_a_cluster() {
     world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 16 });
     let target = world.target(0);
     world.shrink(&target, 1, false);
-    let locks = |world: &World| world.engine.devices[0].slots.stats().cluster_locks;
+    let locks = |world: &World| world.engine.devices()[0].slots.stats().cluster_lock.taken;
     let before = locks(&world);
     world.step(&Op::Read { target: 0, page: CHUNK_AT + 7 });
-    assert_eq!(world.engine.stats.sum(|c| &c.swap_cache_hit), 16);
+    assert_eq!(world.engine.stats().sum(|c| &c.swap_cache_hit), 1);
     assert_eq!(locks(&world) - before, 4, "lookup, unpin, shadows, and the references that go");
     world.step(&Op::FinishWrites);
     world.end(false);
@@ -1073,6 +1235,197 @@ fn without_room_in_a_row_a_folio_is_split() {
     world.end(false);
 }
 
+fn reading_ahead(readahead: Readahead) -> Setup {
+    Setup { tuning: Tuning { readahead, ..Tuning::default() }, ..one_device() }
+}
+
+/// Faults on pages that were swapped out: hits, misses, and those read past the swap cache; pages read
+/// ahead, and of those the ones that were wanted.
+fn swap_in_counts(world: &World) -> [u64; 5] {
+    let stats = world.engine.stats();
+    [
+        stats.sum(|c| &c.swap_cache_hit),
+        stats.sum(|c| &c.swap_cache_miss),
+        stats.sum(|c| &c.swap_cache_bypass),
+        stats.sum(|c| &c.swap_ra),
+        stats.sum(|c| &c.swap_ra_hit),
+    ]
+}
+
+/// Pages that were read ahead and wait in the swap cache.
+fn ahead(world: &World) -> u64 {
+    world.engine.check();
+    world.engine.read_ahead_bytes() / PAGE_SIZE as u64
+}
+
+#[test]
+fn a_page_that_was_read_ahead_is_a_hit() {
+    for rotational in [false, true] {
+        for keep_clean in [false, true] {
+            let mut setup = Setup { rotational, ..reading_ahead(Readahead::Always) };
+            setup.tuning.keep_clean = keep_clean;
+            let mut world = World::new(&setup);
+            let target = write_and_evict(&mut world, 64);
+            world.step(&Op::Read { target: 0, page: 16 });
+            let [hits, misses, _, read, _] = swap_in_counts(&world);
+            assert_eq!((hits, misses, target.space.resident_pages()), (0, 1, 1));
+            assert!((3..8).contains(&read), "{read} pages, of a window of 8 that may lie across an edge");
+            assert_eq!(ahead(&world), read);
+            let charged = world.engine.groups().charged_pages(world.engine.root());
+            assert_eq!(charged, 1 + read, "they count, and are not mapped");
+            (0..64).for_each(|page| world.step(&Op::Read { target: 0, page }));
+            let [hits, misses, bypassed, read, wanted] = swap_in_counts(&world);
+            assert_eq!((hits + misses, bypassed, hits), (64, 0, wanted));
+            assert!((8..24).contains(&misses), "windows have grown: {misses} misses");
+            assert_eq!((read - wanted, target.space.resident_pages()), (ahead(&world), 64));
+            // Kept as if they had been read for themselves: they are clean.
+            while world.shrink(&target, 128, true) > 0 {}
+            let clean = world.engine.stats().sum(|c| &c.swpout_clean);
+            assert_eq!(clean, if keep_clean { 64 } else { 0 });
+            world.end(false);
+        }
+    }
+}
+
+#[test]
+fn a_page_with_one_user_on_a_device_at_ram_speed_is_read_past_the_cache() {
+    let mut world = World::new(&Setup { synchronous: true, ..reading_ahead(Readahead::Auto) });
+    write_and_evict(&mut world, 64);
+    (0..8).for_each(|page| world.step(&Op::Read { target: 0, page }));
+    assert_eq!(swap_in_counts(&world), [0, 0, 8, 0, 0]);
+    world.step(&Op::Fork { target: 0 });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Read { target: 1, page: 20 });
+    let [hits, misses, bypassed, read, _] = swap_in_counts(&world);
+    assert_eq!((hits, misses, bypassed, read), (0, 1, 8, 7), "it has two users");
+    world.step(&Op::Read { target: 0, page: 21 });
+    assert_eq!(swap_in_counts(&world)[0], 1, "whoever of them comes");
+    world.end(false);
+    let mut slow = World::new(&reading_ahead(Readahead::Auto));
+    write_and_evict(&mut slow, 64);
+    slow.step(&Op::Read { target: 0, page: 20 });
+    assert_eq!(swap_in_counts(&slow)[1..4], [1, 0, 7], "each device for itself");
+    slow.end(false);
+}
+
+#[test]
+fn what_was_read_ahead_goes_with_its_slot_and_comes_with_its_entry() {
+    let world_with_pages_ahead = || {
+        let mut world =
+            World::new(&Setup { devices: vec![(8192, 5), (8192, 0)], ..reading_ahead(Readahead::Always) });
+        world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+        write_and_evict(&mut world, 64);
+        world.step(&Op::Read { target: 0, page: 20 });
+        assert_eq!(ahead(&world), 7);
+        world
+    };
+    let mut unmapped = world_with_pages_ahead();
+    unmapped.step(&Op::Unmap { target: 0, page: 0, pages: 20 });
+    unmapped.step(&Op::Events { target: 0 });
+    assert_eq!(ahead(&unmapped), 4, "17 to 19 have gone");
+    unmapped.step(&Op::Remove { target: 0, page: 20, pages: 44 });
+    unmapped.step(&Op::Events { target: 0 });
+    assert_eq!((ahead(&unmapped), unmapped.engine.used_slots()), (0, 0));
+    unmapped.end(false);
+
+    let mut moved = world_with_pages_ahead();
+    moved.step(&Op::Remap { target: 0, from: 0, to: 128, pages: 64, early: false, late: false });
+    moved.step(&Op::Events { target: 0 });
+    assert_eq!(ahead(&moved), 7);
+    moved.step(&Op::Read { target: 0, page: 128 + 21 });
+    assert_eq!((swap_in_counts(&moved)[0], ahead(&moved)), (1, 6));
+    moved.end(false);
+
+    let mut forked = world_with_pages_ahead();
+    forked.step(&Op::Fork { target: 0 });
+    forked.step(&Op::Events { target: 0 });
+    let parent = forked.target(0);
+    forked.exit(&parent);
+    assert_eq!(ahead(&forked), 7, "the child's");
+    forked.step(&Op::Read { target: 0, page: 21 });
+    assert_eq!((swap_in_counts(&forked)[0], ahead(&forked)), (1, 6));
+    forked.end(false);
+
+    let mut off = world_with_pages_ahead();
+    off.step(&Op::Swapoff { device: 0 });
+    assert_eq!(off.swapoff_to_its_end(), Ok(()));
+    assert_eq!(ahead(&off), 0);
+    off.end(false);
+
+    // The slots are freed while the read is in flight.
+    let mut late = world_with_pages_ahead();
+    late.step(&Op::Pending(true));
+    late.step(&Op::Touch { target: 0, page: 40, write: false });
+    late.engine.check();
+    late.step(&Op::Unmap { target: 0, page: 0, pages: 64 });
+    late.step(&Op::Events { target: 0 });
+    late.engine.check();
+    assert!(late.engine.used_slots() > 1, "held for the read");
+    late.step(&Op::Reap { reads: 1 });
+    assert_eq!((ahead(&late), late.engine.used_slots()), (0, 0));
+    late.end(false);
+}
+
+/// Two reads of the same slots are in flight when these lose all other references: what the first one brings
+/// into the swap cache goes when the second one ends.
+#[test]
+fn a_slot_that_is_read_ahead_twice_is_freed_once() {
+    let mut world = World::new(&reading_ahead(Readahead::Always));
+    write_and_evict(&mut world, 64);
+    world.step(&Op::Pending(true));
+    for page in [20, 22] {
+        world.step(&Op::Touch { target: 0, page, write: false });
+    }
+    assert_eq!(swap_in_counts(&world)[..4], [0, 2, 0, 10]);
+    world.step(&Op::Unmap { target: 0, page: 0, pages: 64 });
+    world.step(&Op::Events { target: 0 });
+    world.step(&Op::Reap { reads: 1 });
+    assert_eq!(ahead(&world), 4, "held by the other read, 22 by its own");
+    world.step(&Op::Reap { reads: 1 });
+    assert_eq!((ahead(&world), world.engine.used_slots()), (0, 0));
+    world.end(false);
+}
+
+#[test]
+fn what_was_read_ahead_makes_room_first() {
+    let mut world = World::new(&reading_ahead(Readahead::Always));
+    let target = write_and_evict(&mut world, 64);
+    world.step(&Op::Read { target: 0, page: 20 });
+    assert_eq!((ahead(&world), world.engine.drop_read_ahead(CPU, 2), ahead(&world)), (7, 2, 5));
+    let left = |world: &World| world.engine.stats().sum(|c| &c.pswpout);
+    // Young ones are not dropped before victims; when many pages have left since, they are.
+    world.step(&Op::WriteRun { target: 0, page: 64, pages: 80 });
+    while world.shrink(&target, 16, true) > 0 && ahead(&world) == 5 {}
+    assert!(left(&world) > 64 + 60, "{} pages have left", left(&world));
+    while world.shrink(&target, 16, true) > 0 {}
+    assert_eq!((ahead(&world), target.space.resident_pages()), (0, 0));
+    // A fault that finds no room drops them, however young.
+    world.step(&Op::Read { target: 0, page: 60 });
+    world.step(&Op::Read { target: 0, page: 0 });
+    let young = ahead(&world);
+    assert!(young > 0);
+    world
+        .engine
+        .root()
+        .set_limit_bytes(target.space.resident_pages() * PAGE_SIZE as u64 + young * PAGE_SIZE as u64);
+    world.step(&Op::Touch { target: 0, page: 140, write: true });
+    assert!(world.waiting.is_empty() && ahead(&world) < young, "{} of {young} are left", ahead(&world));
+    world.engine.root().set_limit_bytes(LIMIT_PAGES * PAGE_SIZE as u64);
+    world.end(false);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_ahead_is_not_lost() {
+    let mut world = World::new(&reading_ahead(Readahead::Always));
+    write_and_evict(&mut world, 64);
+    world.step(&Op::ShortReads { pages: 3 });
+    world.step(&Op::Touch { target: 0, page: 20, write: false });
+    assert_eq!((ahead(&world), swap_in_counts(&world)[3]), (4, 7), "17 to 19 were not read");
+    world.step(&Op::Read { target: 0, page: 19 });
+    assert_eq!(swap_in_counts(&world)[..2], [0, 2]);
+    world.end(false);
+}
+
 #[test]
 fn victims_without_a_slot_stay() {
     let mut world = World::new(&Setup { devices: vec![(100, 0)], ..folios_of(4) });
@@ -1082,7 +1435,7 @@ fn victims_without_a_slot_stay() {
     while world.shrink(&target, 64, true) > 0 {}
     assert_eq!(world.engine.used_slots(), 99);
     assert_eq!(target.space.resident_pages(), CHUNK - 99);
-    assert!(world.engine.swap_is_full.load(Ordering::Relaxed));
+    assert!(world.engine.swap().is_full());
     world.end(false);
 }
 
@@ -1106,7 +1459,7 @@ fn what_is_cold_leaves_first() {
 #[test]
 fn a_cluster_is_discarded_before_it_is_used_again() {
     let mut world = World::new(&Setup { devices: vec![(200, 0)], discard: true, ..one_device() });
-    let discarded = |world: &World| world.engine.devices[0].slots.stats().discarded_clusters;
+    let discarded = |world: &World| world.engine.devices()[0].slots.stats().discarded_clusters;
     let target = write_and_evict(&mut world, 150);
     world.step(&Op::Unmap { target: 0, page: 0, pages: 150 });
     world.all_events();
@@ -1123,7 +1476,7 @@ fn a_cluster_is_discarded_before_it_is_used_again() {
     world.end(false);
 }
 
-// ---- swapoff ----------------------------------------------------------------------------------------------------
+// ---- swapoff ----------------------------------------------------------------------------------------------
 
 /// Two devices, the first of which takes the first pages.
 fn two_devices(slots: [u32; 2]) -> Setup {
@@ -1137,7 +1490,7 @@ fn device_of(target: &Target, page: u64) -> u8 {
 /// Off, closed, and every page reads as before.
 fn finish_off(mut world: World, device: usize) {
     assert_eq!(world.swapoff_to_its_end(), Ok(()));
-    assert!(world.engine.devices[device].is_off() && world.backings[device].is_closed());
+    assert!(world.engine.devices()[device].is_off() && world.backings[device].is_closed());
     world.quiet();
     world.end(false);
 }
@@ -1146,17 +1499,17 @@ fn finish_off(mut world: World, device: usize) {
 fn swapoff_moves_all_pages() {
     let mut world = World::new(&two_devices([8192, 8192]));
     let target = write_and_evict(&mut world, 300);
-    let owner = world.engine.devices[0].slots.slots_by_group();
+    let owner = world.engine.devices()[0].slots.slots_by_group();
     let shadow = |world: &World| {
         let entry = target.space.word(Vpn(FIRST + 7)).held_entry().expect("the page is out");
-        world.engine.devices[entry.device as usize].slots.shadow(entry.slot)
+        world.engine.devices()[entry.device as usize].slots.shadow(entry.slot)
     };
     let shadow_before = shadow(&world);
     assert!(shadow_before.is_some() && device_of(&target, 7) == 0);
     world.swapoff(0);
     assert_eq!(world.swapoff_to_its_end(), Ok(()));
     assert_eq!((device_of(&target, 7), shadow(&world)), (1, shadow_before));
-    assert_eq!(world.engine.devices[1].slots.slots_by_group(), owner, "the owner of each slot goes along");
+    assert_eq!(world.engine.devices()[1].slots.slots_by_group(), owner, "the owner of each slot goes along");
     finish_off(world, 0);
 }
 
@@ -1193,7 +1546,11 @@ fn swapoff_is_overtaken_by_a_fault() {
     let (fifth, seventh) = (entry(5), entry(7));
     assert_eq!(fifth.map(|e| e.device), Some(1));
     world.swapoff_steps(4);
-    assert_eq!((entry(5), entry(6), entry(7)), (fifth, None, seventh), "what came later is not what was copied");
+    assert_eq!(
+        (entry(5), entry(6), entry(7)),
+        (fifth, None, seventh),
+        "what came later is not what was copied"
+    );
     finish_off(world, 0);
 }
 
@@ -1237,7 +1594,10 @@ fn swapoff_of_a_page_that_is_being_filled() {
         }
         world.step(&Op::Reap { reads: 1 });
         if given_back {
-            assert_eq!((target.space.word(Vpn(FIRST + 3)).state(), device_of(&target, 3)), (State::Swapped, 0));
+            assert_eq!(
+                (target.space.word(Vpn(FIRST + 3)).state(), device_of(&target, 3)),
+                (State::Swapped, 0)
+            );
         }
         finish_off(world, 0);
     }
@@ -1253,11 +1613,11 @@ fn swapoff_of_a_word_that_waits_for_a_filler() {
     world.step(&Op::Events { target: 0 });
     world.swapoff(0);
     world.swapoff_steps(40);
-    assert_eq!(world.engine.devices[0].slots.used_slots(), 1, "only what is being filled");
+    assert_eq!(world.engine.devices()[0].slots.used_slots(), 1, "only what is being filled");
     finish_off(world, 0);
 }
 
-/// What only spares a write is given up, and no page keeps a slot of a device that is leaving.
+/// Swapoff gives up kept copies, and no page keeps a slot of a device that is leaving.
 #[test]
 fn swapoff_of_kept_copies() {
     let mut world = World::new(&two_devices([8192, 8192]));
@@ -1266,7 +1626,7 @@ fn swapoff_of_kept_copies() {
         let word = target.space.word(Vpn(FIRST + page));
         (word.state() == State::Resident).then(|| word.held_entry().is_some())
     };
-    (0..20).for_each(|page| world.step(&Op::Touch { target: 0, page, write: false }));
+    (0..10).for_each(|page| world.step(&Op::Touch { target: 0, page, write: false }));
     assert_eq!((kept(3), kept(40)), (Some(true), None));
     world.swapoff(0);
     world.step(&Op::Touch { target: 0, page: 40, write: false });
@@ -1276,7 +1636,8 @@ fn swapoff_of_kept_copies() {
     finish_off(world, 0);
 }
 
-/// Pages that could not be written wait in the swap cache: they need not be read from where they never were.
+/// Pages that could not be written wait in the swap cache: swapoff takes them from there and does not read
+/// them.
 #[test]
 fn swapoff_of_a_failing_device() {
     let mut world = World::new(&two_devices([8192, 8192]));
@@ -1284,7 +1645,7 @@ fn swapoff_of_a_failing_device() {
     let target = world.target(0);
     world.backings[0].fail_writes(BackingError::Io(5), 1000);
     world.shrink(&target, 100, true);
-    assert!(world.engine.devices[0].errors.is_failing() && world.backings[0].is_empty());
+    assert!(world.engine.devices()[0].errors.is_failing() && world.backings[0].is_empty());
     world.swapoff(0);
     finish_off(world, 0);
 }
@@ -1297,9 +1658,9 @@ fn swapoff_where_pages_cannot_be_read() {
     world.swapoff(0);
     assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::Unreadable { pages: 3 }));
     let stayed = (0..200).filter(|page| device_of(&target, *page) == 0).count();
-    assert!(stayed == 3 && world.engine.devices[0].is_on());
+    assert!(stayed == 3 && world.engine.devices()[0].is_on());
     world.engine.check();
-    // They could not be read then. They can now, and nobody has lost them.
+    // The reads failed then. They succeed now, and no page was lost.
     world.swapoff(0);
     finish_off(world, 0);
 }
@@ -1315,7 +1676,10 @@ fn swapoff_to_devices_without_room() {
         world.swapoff(0);
         assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
         let moved = (0..250).filter(|page| device_of(&target, *page) == 1).count();
-        assert!(world.engine.devices[0].is_on() && moved == if full { 0 } else { 99 }, "{moved} pages were moved");
+        assert!(
+            world.engine.devices()[0].is_on() && moved == if full { 0 } else { 99 },
+            "{moved} pages were moved"
+        );
         world.engine.check();
         world.swapon(8192, 0);
         world.swapoff(0);
@@ -1330,7 +1694,10 @@ fn swapoff_to_a_device_that_cannot_write() {
     world.backings[1].fail_writes(BackingError::Io(5), usize::MAX);
     world.swapoff(0);
     assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::NoRoom));
-    assert!(!world.engine.devices[1].errors.is_failing(), "it gets another try: no page waits there that would tell");
+    assert!(
+        !world.engine.devices()[1].errors.is_failing(),
+        "it gets another try: no page waits there that would tell"
+    );
     world.quiet();
     world.end(false);
 }
@@ -1348,7 +1715,7 @@ fn swapoff_is_stopped_halfway() {
         world.engine.swapoff_stop();
         assert_eq!(world.swapoff_to_its_end(), Err(SwapoffError::Stopped));
         let moved = (0..290).filter(|page| device_of(&target, *page) == 1).count();
-        assert!(moved > 0 && moved < 290 && world.engine.devices[0].is_on());
+        assert!(moved > 0 && moved < 290 && world.engine.devices()[0].is_on());
         world.engine.check();
         world.step(&Op::WriteRun { target: 0, page: 300, pages: 20 });
         world.shrink(&target, 20, true);
@@ -1365,7 +1732,10 @@ fn swapoff_that_is_refused() {
     world.swapoff(0);
     assert_eq!(begin(&world, 1), Err(SwapoffError::Busy));
     assert_eq!(world.swapoff_to_its_end(), Ok(()));
-    assert_eq!((begin(&world, 0), begin(&world, 1)), (Err(SwapoffError::NotOn), Err(SwapoffError::LastDevice)));
+    assert_eq!(
+        (begin(&world, 0), begin(&world, 1)),
+        (Err(SwapoffError::NotOn), Err(SwapoffError::LastDevice))
+    );
     world.end(false);
 }
 
@@ -1374,14 +1744,14 @@ fn places_are_used_again() {
     let mut world = World::new(&one_device());
     write_and_evict(&mut world, 100);
     for round in 0..40 {
-        let on = world.engine.devices.iter().position(Device::is_on).expect("one is on");
+        let on = world.engine.devices().iter().position(Device::is_on).expect("one is on");
         world.swapon(8192, 1);
-        assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
+        assert_eq!(world.engine.devices().len(), ENTRY_DEVICES_MAX.min(round + 2));
         world.swapoff(on);
         assert_eq!(world.swapoff_to_its_end(), Ok(()));
         world.engine.check();
     }
-    assert_eq!(world.engine.devices.ever().count(), 41);
+    assert_eq!(world.engine.devices().ever_added().count(), 41);
     world.check_contents();
     world.end(false);
 }
@@ -1392,12 +1762,12 @@ fn swapon_until_no_place_is_left() {
     write_and_evict(&mut world, 100);
     for round in 0..20 {
         world.swapon(8192, 1);
-        assert_eq!(world.engine.devices.len(), ENTRY_DEVICES_MAX.min(round + 2));
+        assert_eq!(world.engine.devices().len(), ENTRY_DEVICES_MAX.min(round + 2));
     }
     world.end(false);
 }
 
-// ---- threads ----------------------------------------------------------------------------------------------------
+// ---- threads ----------------------------------------------------------------------------------------------
 
 /// Targets that are pagers too: each serves its own faults, as the pager of its CPU would.
 const PAGERS: u32 = 3;
@@ -1450,19 +1820,21 @@ impl Stress {
     /// Those that are not off: for who finds no room.
     fn devices(&self) -> String {
         let of = |device: &Device| {
-            let (state, used, full) = (device.state(), device.slots.used_slots(), device.full.load(Ordering::Relaxed));
+            let (state, used, full) =
+                (device.state(), device.slots.used_slots(), device.full.load(Ordering::Relaxed));
             format!("{state:?}, {used} slots used, full: {full}, failing: {}; ", device.errors.is_failing())
         };
-        self.engine.devices.iter().filter(|device| !device.is_off()).map(of).collect()
+        self.engine.devices().iter().filter(|device| !device.is_off()).map(of).collect()
     }
 
     fn running(&self) -> bool {
         !self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Read and process what has happened to the space, if nobody else does. True if there was a drop to be ended.
+    /// Read and process what has happened to the space, if nobody else does. True if there was a drop to be
+    /// ended.
     fn events(&self, cpu: CpuId, target: &Target) -> bool {
-        let Some(pass) = target.space.gate.try_enter_events() else { return false };
+        let Some(events_guard) = target.space.gate.try_enter_events() else { return false };
         let events = target.memory.read_events();
         if events.is_empty() {
             return false;
@@ -1471,24 +1843,24 @@ impl Stress {
         let mut drops = false;
         for event in events {
             match event {
-                Event::Unmap { from, to } => target.space.unmap(&self.engine, cpu, Vpn(from), Vpn(to)),
+                Event::Unmap { from, to } => target.space.unmap(self.engine.swap(), cpu, Vpn(from), Vpn(to)),
                 Event::Remove { from, to } => {
-                    target.space.unmap(&self.engine, cpu, Vpn(from), Vpn(to));
+                    target.space.unmap(self.engine.swap(), cpu, Vpn(from), Vpn(to));
                     drops = true;
                 }
                 Event::Remap { from, to, pages } => {
-                    target.space.remap(&self.engine, cpu, Vpn(from), Vpn(to), pages);
+                    target.space.remap(self.engine.swap(), cpu, Vpn(from), Vpn(to), pages);
                 }
                 Event::Fork { child } => {
                     let child = self.add(child);
-                    target.space.fork_into(&self.engine, CPU, &child.space);
-                    child.space.join(&self.engine.spaces());
+                    target.space.fork_into(self.engine.swap(), CPU, &child.space);
+                    child.space.start_level_with(&self.engine.spaces());
                     self.engine.add_space(child.space);
                 }
             }
         }
         target.memory.end_events();
-        drop((batch, pass));
+        drop((batch, events_guard));
         drops
     }
 }
@@ -1531,7 +1903,7 @@ impl Pager<'_> {
 
     /// False: there was no room.
     fn fault(&mut self, target: &Target, vpn: Vpn) -> bool {
-        let fault = Fault { vpn, write: self.random.one_in(2), urgent: false, favoured: false };
+        let fault = Fault { vpn, write: self.random.one_in(2), urgent: false };
         let queue = QueueId(self.id);
         let outcome = self.stress.engine.fault(self.cpu(), queue, &target.space, fault, &mut self.scratch);
         let served = !matches!(outcome, Outcome::NoRoom);
@@ -1539,14 +1911,15 @@ impl Pager<'_> {
         served
     }
 
-    /// Access a page. One fault for each sleep, as in a kernel: a wake that is lost is a thread that sleeps for ever.
+    /// Access a page. One fault for each sleep, as in a kernel: a wake that is lost is a thread that sleeps
+    /// for ever.
     fn access(&mut self, target: &Target, page: u64, write: Option<u64>) {
         let start = Instant::now();
         while target.memory.touch(self.id, page, write) == Touch::Missing {
             let mut served = self.fault(target, Vpn(page));
             while target.memory.waits(page, self.id) {
                 self.duties();
-                // Who found no room faults again when there may be some.
+                // A fault that found no room comes again when there may be some.
                 served = served || !target.memory.waits(page, self.id) || self.fault(target, Vpn(page));
                 let word = target.space.word(Vpn(page));
                 assert!(
@@ -1658,10 +2031,10 @@ impl Pager<'_> {
 
 fn exit_space(engine: &Engine, cpu: CpuId, target: &Target) {
     target.memory.exit();
-    let pass = target.space.gate.enter_events();
+    let events_guard = target.space.gate.enter_events();
     let batch = target.memory.batch.lock().expect("batch");
-    target.space.release(engine, cpu);
-    drop((batch, pass));
+    target.space.release(engine.swap(), cpu);
+    drop((batch, events_guard));
     engine.remove_space(&target.space);
 }
 
@@ -1673,11 +2046,12 @@ impl Stress {
         let queue = QueueId(PAGERS + 1);
         while self.at_work.load(Ordering::Relaxed) > 0 {
             self.engine.write_again(cpu, queue);
-            self.engine.devices.iter().for_each(|device| _ = device.maintain(queue));
+            self.engine.devices().iter().for_each(|device| _ = device.maintain(queue));
             self.trouble(&mut random);
             let picked = self.engine.pick_space();
             let targets = self.targets.lock().expect("targets").clone();
-            let Some(target) = picked.and_then(|s| targets.into_iter().find(|t| Arc::ptr_eq(&t.space, &s))) else {
+            let Some(target) = picked.and_then(|s| targets.into_iter().find(|t| Arc::ptr_eq(&t.space, &s)))
+            else {
                 continue;
             };
             let batch = target.memory.batch.lock().expect("batch");
@@ -1688,7 +2062,7 @@ impl Stress {
             if let Some(write_out) = write_out {
                 self.engine.write_out(cpu, queue, write_out);
             }
-            if !self.engine.groups.above_high_mark() {
+            if !self.engine.groups().above_high_mark() {
                 std::thread::yield_now();
             }
             if shrunk.taken == 0 {
@@ -1703,13 +2077,14 @@ impl Stress {
         let (cpu, queue) = (CpuId(PAGERS + 2), SWAPOFF_QUEUE);
         let start = Instant::now();
         while self.at_work.load(Ordering::Relaxed) > 0 {
-            let devices = &self.engine.devices;
+            let devices = self.engine.devices();
             if self.engine.swapoff_begin(random.below(devices.len() as u64) as usize).is_err() {
                 std::thread::yield_now();
                 continue;
             }
-            // Only so many can come back: there shall be some for all of the time.
-            let may_end = start.elapsed() > STRESS.mul_f64(devices.ever().count() as f64 / SWAPONS_MAX as f64);
+            // The number of swapons is limited: spread them over the whole time.
+            let may_end =
+                start.elapsed() > STRESS.mul_f64(devices.ever_added().count() as f64 / SWAPONS_MAX as f64);
             let mut steps = random.below(60);
             let result = loop {
                 match self.engine.swapoff_step(cpu, queue) {
@@ -1722,9 +2097,10 @@ impl Stress {
                     self.engine.swapoff_stop();
                 }
             };
-            if result.is_ok() && self.engine.devices.ever().count() < SWAPONS_MAX {
-                let backing = Arc::new(MockBacking::new(4096, false, self.lost.clone()).discarding(random.one_in(2)));
-                let map = SwapDevice::new(4096, PAGERS + 3, false, &self.engine.tuning);
+            if result.is_ok() && self.engine.devices().ever_added().count() < SWAPONS_MAX {
+                let backing =
+                    Arc::new(MockBacking::new(4096, false, self.lost.clone()).discarding(random.one_in(2)));
+                let map = Slots::new(4096, PAGERS + 3, false, self.engine.tuning());
                 // The pagers must know it before they may have to reap its reads.
                 let mut backings = self.backings.lock().expect("backings");
                 backings.retain(|backing| !backing.is_closed());
@@ -1760,14 +2136,20 @@ impl Stress {
     /// All threads are gone: what they left must add up.
     fn check(&self) {
         self.all_backings().iter().for_each(|b| {
-            b.behave();
+            b.stop_failing();
             b.set_pending(false);
         });
-        let mut pager = Pager { stress: self, id: 0, scratch: Scratch::default(), put_off: Vec::new(), random: Random(5) };
+        let mut pager = Pager {
+            stress: self,
+            id: 0,
+            scratch: Scratch::default(),
+            put_off: Vec::new(),
+            random: Random(5),
+        };
         pager.rest();
-        self.engine.groups.all().iter().for_each(|group| group.set_limit_bytes(u64::MAX / 2));
+        self.engine.groups().all().iter().for_each(|group| group.set_limit_bytes(u64::MAX / 2));
         let main = self.main();
-        main.memory.behave();
+        main.memory.stop_failing();
         assert_eq!(main.memory.waiters(), [], "threads that nobody will wake");
         assert_eq!(self.engine.write_again(CPU, QUEUE), 0);
         self.engine.check();
@@ -1775,7 +2157,7 @@ impl Stress {
         self.engine.check();
         exit_space(&self.engine, CPU, &main);
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
-        assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
+        assert_eq!(self.engine.groups().charged_pages(self.engine.root()), 0, "pages are left charged");
         assert!(self.all_backings().iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
         let swapoffs = self.swapoffs.load(Ordering::Relaxed);
         assert!(swapoffs >= 40, "only {swapoffs} devices have gone off: no place was used again");
@@ -1803,8 +2185,18 @@ impl Drop for AtWork<'_> {
 
 #[test]
 fn threads_keep_every_page() {
+    stress(&one_device());
+}
+
+#[test]
+fn threads_that_read_ahead_keep_every_page() {
+    stress(&reading_ahead(Readahead::Always));
+    stress(&Setup { rotational: true, ..reading_ahead(Readahead::Always) });
+}
+
+fn stress(setup: &Setup) {
     let lost = Arc::new(Lost::default());
-    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], discard: true, ..one_device() };
+    let setup = Setup { devices: vec![(4096, 0), (4096, 0)], discard: true, ..setup.clone() };
     let (engine, backings) = make_engine(&setup, PAGERS + 3, &lost);
     let stress = Stress {
         engine,
@@ -1829,7 +2221,8 @@ fn threads_keep_every_page() {
                 let _stop = StopOnPanic(stress);
                 let _work = AtWork(stress);
                 let random = Random(u64::from(id) + 7);
-                let mut pager = Pager { stress, id, scratch: Scratch::default(), put_off: Vec::new(), random };
+                let mut pager =
+                    Pager { stress, id, scratch: Scratch::default(), put_off: Vec::new(), random };
                 if id == PAGERS { pager.change() } else { pager.run() }
             });
         }

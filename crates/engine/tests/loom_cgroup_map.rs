@@ -4,8 +4,8 @@
 #![cfg(loom)]
 
 use loom::thread;
-use memspill_engine::cgroup_map::CgroupMap;
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
+use memspill_engine::slots::cgroup_map::CgroupMap;
 use memspill_engine::sync::Arc;
 use memspill_engine::tuning::{CgroupMapForm, Tuning};
 use memspill_engine::units::{CpuId, FrameId, GroupId, Order, SlotIndex};
@@ -36,7 +36,7 @@ fn adjacent_ids_from_two_threads() {
 fn an_id_passes_from_owner_to_owner() {
     // One slot: who gets it second must see it without an owner, although the ids are relaxed.
     loom::model(|| {
-        let device = Arc::new(SwapDevice::new(2, 2, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(2, 2, false, &Tuning::default()));
         let other = Arc::clone(&device);
         let second = thread::spawn(move || use_once(&other, CpuId(1)));
         use_once(&device, CpuId(0));
@@ -46,7 +46,7 @@ fn an_id_passes_from_owner_to_owner() {
     });
 }
 
-fn use_once(device: &SwapDevice, cpu: CpuId) {
+fn use_once(device: &Slots, cpu: CpuId) {
     let (mut slots, mut freed) = (Vec::new(), Vec::new());
     device.alloc(cpu, Order(0), 1, GroupId(1 + cpu.0 as u16), &mut slots);
     device.put(&slots, &mut freed);
@@ -57,9 +57,9 @@ fn use_once(device: &SwapDevice, cpu: CpuId) {
 #[test]
 fn two_cpus_never_get_one_slot() {
     loom::model(|| {
-        let device = Arc::new(SwapDevice::new(3, 2, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(3, 2, false, &Tuning::default()));
         let other = Arc::clone(&device);
-        let take = |device: &SwapDevice, cpu| {
+        let take = |device: &Slots, cpu| {
             let mut slots = Vec::new();
             device.alloc(CpuId(cpu), Order(0), 1, GroupId(1), &mut slots);
             slots
@@ -75,9 +75,10 @@ fn two_cpus_never_get_one_slot() {
 
 #[test]
 fn a_folio_cannot_take_what_is_promised_to_pages() {
-    // Slots 1, 2 and 3: either three pages, or a folio of two and a page; never a page that was promised and is gone.
+    // Slots 1, 2 and 3: either three pages, or a folio of two and a page; never a page that was promised and
+    // is gone.
     loom::model(|| {
-        let device = Arc::new(SwapDevice::new(4, 2, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(4, 2, false, &Tuning::default()));
         let other = Arc::clone(&device);
         let folio = thread::spawn(move || {
             let mut folio = Vec::new();
@@ -94,10 +95,10 @@ fn a_folio_cannot_take_what_is_promised_to_pages() {
 
 #[test]
 fn a_fault_meets_the_end_of_the_write() {
-    // The writer takes the page out of the cache while a fault has it pinned and drops the slot: exactly one of them
-    // is told to free the frame, and exactly one to free the slot.
+    // The writer takes the page out of the cache while a fault has it pinned and drops the slot: exactly one
+    // of them is told to free the frame, and exactly one to free the slot.
     loom::model(|| {
-        let device = Arc::new(SwapDevice::new(2, 2, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(2, 2, false, &Tuning::default()));
         let mut slots = Vec::new();
         device.alloc(CpuId(0), Order(0), 1, GroupId(1), &mut slots);
         let slot = slots[0];
@@ -125,10 +126,10 @@ fn a_fault_meets_the_end_of_the_write() {
 
 #[test]
 fn a_scan_meets_the_release_that_marks_its_cluster() {
-    // A full cluster gets free slots while another CPU looks for one by the map of marks: what it gets is free, and what
-    // it does not get can be had afterwards.
+    // A full cluster gets free slots while another CPU looks for one by the map of marks: what it gets is
+    // free, and what it does not get can be had afterwards.
     loom::model(|| {
-        let device = Arc::new(SwapDevice::new(4, 2, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(4, 2, false, &Tuning::default()));
         let mut slots = Vec::new();
         device.alloc(CpuId(0), Order(0), 3, GroupId(1), &mut slots);
         let mut freed = Vec::new();

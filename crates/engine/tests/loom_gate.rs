@@ -2,10 +2,11 @@
 //!
 //! Run with: scripts/interleavings.sh loom
 //!
-//! The mapping and the page are relaxed, as an address space is: what order they have, the gate gives them.
+//! The mapping and the page are relaxed atomics, as an address space gives no order: only the gate orders
+//! them.
 //!
-//! Seen to find: the compare-exchange of `enter_fill` relaxed; `try_enter_events` that does not wait for the fills inside;
-//! the release of `FillPass` or of `EventPass` relaxed.
+//! Seen to find: the compare-exchange of `enter_fill` relaxed; `try_enter_events` that does not wait for the
+//! fills inside; the release of `FillGuard` or of `EventGuard` relaxed.
 #![cfg(loom)]
 
 use loom::thread;
@@ -24,7 +25,7 @@ struct Mapping {
 
 impl Mapping {
     fn fill(&self) {
-        let _pass = self.gate.enter_fill();
+        let _fill_guard = self.gate.enter_fill();
         if !self.removed.load(Ordering::Relaxed) {
             self.page.store(OLD, Ordering::Relaxed);
         }
@@ -42,9 +43,9 @@ fn a_fill_does_not_bring_back_what_an_event_has_dropped() {
         let mapping = Arc::new(Mapping::default());
         let other = Arc::clone(&mapping);
         let filler = thread::spawn(move || other.fill());
-        let pass = mapping.gate.enter_events();
+        let events_guard = mapping.gate.enter_events();
         mapping.remove();
-        drop(pass);
+        drop(events_guard);
         filler.join().unwrap();
         assert_eq!(mapping.page.load(Ordering::Relaxed), DROPPED);
     });
@@ -55,7 +56,7 @@ fn one_event_reader_at_a_time() {
     loom::model(|| {
         let mapping = Arc::new(Mapping::default());
         let count = |mapping: &Mapping| {
-            let _pass = mapping.gate.enter_events();
+            let _events_guard = mapping.gate.enter_events();
             // Two steps, between which nobody else may come.
             let page = mapping.page.load(Ordering::Relaxed);
             mapping.page.store(page + 1, Ordering::Relaxed);

@@ -1,47 +1,48 @@
-//! Every interleaving of an allocation and a release in one cluster, of the counters of free slots, and of a CPU's stock of
-//! charged pages.
+//! Every interleaving of an allocation and a release in one cluster, of the counters of free slots, and of a
+//! CPU's stock of charged pages.
 //!
 //! Run with: scripts/interleavings.sh loom
 //!
-//! Seen to find: `collect_freed` that collects nothing; a cluster that stays on its list when it is allocated from; `retire`
-//! that looks at the counters and takes nothing off them; a stock that is written by a load and a store.
+//! Seen to find: `collect_freed` that collects nothing; a cluster that stays on its list when it is allocated
+//! from; `retire` that looks at the counters and takes nothing off them; a stock that is written by a load
+//! and a store.
 //!
-//! Without a protocol of their own, and so without a test: the slot's word and the page's word, which are read and written
-//! under their cluster's and their chunk's lock only; the CPUs' hints (slots/percpu.rs), which hold no slot and so need no
-//! drain: a hint that is wrong costs a look, which is tested here. Out of reach: a release while another CPU goes through the
-//! lists, for loom lets a `try_lock` wait for whoever has the lock, and calls a deadlock what the `try_lock` is there to
-//! prevent; that is `no_slot_is_stranded` in shuttle_engine.rs.
+//! Without a protocol of their own, and so without a test: the slot's word and the page's word, which are
+//! read and written under their cluster's and their chunk's lock only; the CPUs' hints (slots/percpu.rs),
+//! which hold no slot and so need not be cleared: a wrong hint costs one lock, which is tested here. Loom
+//! cannot test a release while another CPU searches the lists: it makes a `try_lock` wait for the holder, and
+//! so finds the deadlock that the `try_lock` prevents. shuttle_engine.rs tests that (`no_slot_is_stranded`).
 #![cfg(loom)]
 
 use loom::thread;
 use memspill_engine::group::{GroupConfig, Groups};
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
 use memspill_engine::sync::Arc;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{CpuId, GroupId, Order, PAGE_SIZE, SlotIndex};
 
 /// A device of `usable` slots for two CPUs, of which CPU 0 has taken `taken`: its hint is there.
-fn device(usable: u32, taken: usize) -> (Arc<SwapDevice>, Vec<SlotIndex>) {
-    let device = Arc::new(SwapDevice::new(usable + 1, 2, false, &Tuning::default()));
+fn device(usable: u32, taken: usize) -> (Arc<Slots>, Vec<SlotIndex>) {
+    let device = Arc::new(Slots::new(usable + 1, 2, false, &Tuning::default()));
     let slots = alloc(&device, 0, taken);
     assert_eq!(slots.len(), taken);
     (device, slots)
 }
 
-fn alloc(device: &SwapDevice, cpu: u32, n: usize) -> Vec<SlotIndex> {
+fn alloc(device: &Slots, cpu: u32, n: usize) -> Vec<SlotIndex> {
     let mut slots = Vec::new();
     device.alloc(CpuId(cpu), Order::ZERO, n, GroupId(1), &mut slots);
     slots
 }
 
-fn free(device: &SwapDevice, cpu: u32, slots: &[SlotIndex]) {
+fn free(device: &Slots, cpu: u32, slots: &[SlotIndex]) {
     let mut freed = Vec::new();
     device.put(slots, &mut freed);
     device.release(CpuId(cpu), &freed);
 }
 
 /// All that is free can be had, by either CPU, and each slot once.
-fn all_can_be_had(device: &SwapDevice, cpu: u32, mut held: Vec<SlotIndex>, usable: usize) {
+fn all_can_be_had(device: &Slots, cpu: u32, mut held: Vec<SlotIndex>, usable: usize) {
     device.check();
     assert_eq!(device.free_slots() as usize, usable - held.len());
     held.extend(alloc(device, cpu, usable));

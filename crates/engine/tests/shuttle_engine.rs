@@ -6,48 +6,63 @@
 //!             nobody sleeps, the checker agrees, each page reads as it must, nothing is left     one thread
 //! ```
 //!
-//! Each scenario is named after a class of bugs that the kernel's swap code has had. Its schedules are drawn twice: by a
-//! random walk, which switches everywhere, and by PCT, which lets one thread run on while another stands still at the worst
-//! place. A schedule that never ends (a wake that was lost, a livelock) fails too, after `STEPS_MAX` steps. All atomics are
-//! sequentially consistent here; orders of memory are what the loom tests are for.
+//! Each scenario is named after a class of bugs that the kernel's swap code has had. Its schedules are drawn
+//! twice: by a random walk, which switches everywhere, and by PCT, which lets one thread run on while another
+//! stands still at the worst place. A schedule that never ends (a wake that was lost, a livelock) fails too,
+//! after `STEPS_MAX` steps. All atomics are sequentially consistent here; orders of memory are what the loom
+//! tests are for.
 //!
 //! What each was seen to find, planted by hand:
 //!
-//! | scenario | bug |
-//! |---|---|
-//! | `aba_of_a_bypassed_swap_in` | the entry is freed when its read starts; an unmap frees the entry of a FILLING page |
-//! | `a_copy_whose_write_failed_is_not_lost` | a page leaves the swap cache although its write failed; `write_again` takes a page with one reference for an orphan; `all_written` is cleared before the page is on the list |
-//! | `a_kept_copy_that_is_old_is_not_used` | a kept copy is taken for clean unlooked; kept copies are given up of FILLING pages too |
-//! | `no_livelock_on_eexist` | a fill that finds a page present tries again |
-//! | `a_fill_does_not_outlive_its_mapping` | `enter_fill` does not wait for the event reader; CANCELLED is looked at before the gate |
-//! | `no_slot_is_stranded` | what another CPU has freed is not collected; a release leaves the list as it is when its lock is held |
-//! | `slots_of_a_group_that_is_offline` | swapoff gives the new slot to the root; ids are cleared after the slot is free |
-//! | `swapoff_of_slots_that_are_shared_and_read` | swapoff renames FILLING words; a fork takes no reference for a FILLING page |
-//! | `swapoff_meets_an_allocation` | `retire` looks at the counters and takes nothing off them |
-//! | `everything_at_once` | both of swapoff, the first of each of the first two, CANCELLED before the gate |
+//! * `aba_of_a_bypassed_swap_in`: the entry is freed when its read starts; an unmap frees the entry of a
+//!   FILLING page.
+//! * `a_copy_whose_write_failed_is_not_lost`: a page leaves the swap cache although its write failed;
+//!   `write_again` takes a page with one reference for an orphan; the list of unwritten pages is said to
+//!   be empty after it was taken, and not before.
+//! * `a_kept_copy_that_is_old_is_not_used`: a kept copy is taken for clean without a look at it; kept
+//!   copies are given up of FILLING pages too.
+//! * `no_livelock_on_eexist`: a fill that finds a page present tries again.
+//! * `a_fill_does_not_outlive_its_mapping`: `enter_fill` does not wait for the event reader; CANCELLED is
+//!   looked at before the gate.
+//! * `no_slot_is_stranded`: what another CPU has freed is not collected; a release leaves the list as it
+//!   is when its lock is held.
+//! * `slots_of_a_group_that_is_offline`: swapoff gives the new slot to the root; ids are cleared after
+//!   the slot is free.
+//! * `swapoff_of_slots_that_are_shared_and_read`: swapoff renames FILLING words; a fork takes no
+//!   reference for a FILLING page.
+//! * `swapoff_meets_an_allocation`: `retire` looks at the counters and takes nothing off them.
+//! * `a_page_that_was_read_ahead_is_never_old`: no reference is held to a slot that is read ahead; its
+//!   frame stays when the last reference goes. And, not planted: of two reads of one slot the second one
+//!   was the last reference, and did not give up what the first one had brought.
+//! * `swapoff_of_slots_that_are_read_ahead`: the frame stays when the last reference goes.
+//! * `everything_at_once`: both of swapoff, the first of each of the first two, CANCELLED before the
+//!   gate.
 //!
-//! Run with: scripts/interleavings.sh shuttle
-//! A failure prints its schedule; the same schedule again: REPLAY=SCHEDULE scripts/interleavings.sh shuttle NAME
-//! More schedules than usual: DRAWN=100000 scripts/interleavings.sh shuttle NAME
+//! ```text
+//! scripts/interleavings.sh shuttle                             run all; a failure prints its schedule
+//! REPLAY=SCHEDULE scripts/interleavings.sh shuttle NAME        the same schedule again
+//! DRAWN=100000 scripts/interleavings.sh shuttle NAME           more schedules than usual
+//! ```
 #![cfg(shuttle)]
 
 #[allow(dead_code, reason = "engine_model.rs uses the rest of it")]
-mod common;
-
-use common::{Event, Lost, MockBacking, MockMemory, Touch};
 use memspill_engine::backing::{BackingError, QueueId};
-use memspill_engine::engine::{Device, Engine};
+use memspill_engine::devices::Device;
+use memspill_engine::engine::Engine;
+use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::group::GroupConfig;
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
 use memspill_engine::space::Space;
-use memspill_engine::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::swapoff::Step;
-use memspill_engine::tuning::Tuning;
+use memspill_engine::testing::address_space::{Event, Touch};
+use memspill_engine::testing::device::{Lost, MockBacking};
+use memspill_engine::testing::memory::MockMemory;
+use memspill_engine::tuning::{Readahead, Tuning};
 use memspill_engine::units::{CpuId, GroupId, Order, PAGE_SIZE, SlotIndex, SpaceId, Vpn};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::{Config, MaxSteps, Runner, thread};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-// Held for no switch, and none itself: what the scenario knows is not what is tested.
+// std's lock, at which shuttle does not switch: the scenario's own knowledge is not under test.
 use std::sync::{Arc, Mutex};
 
 /// Schedules that each of the two schedulers draws.
@@ -78,7 +93,7 @@ fn explore(scenario: fn()) {
     Runner::new(PctScheduler::new(PCT_DEPTH, drawn), config).run(scenario);
 }
 
-// ---- a job and its threads --------------------------------------------------------------------------------------
+// ---- a job and its threads --------------------------------------------------------------------------------
 
 #[derive(Clone)]
 struct Target {
@@ -112,12 +127,20 @@ fn job(slots: &[u32], keep_clean: bool) -> Arc<Job> {
 
 /// The first space is in the last group, its children are in the first.
 fn job_of_groups(slots: &[u32], keep_clean: bool, groups: &[GroupConfig]) -> Arc<Job> {
-    let tuning = Tuning { keep_clean, ..Tuning::default() };
+    job_tuned(slots, Tuning { keep_clean, ..Tuning::default() }, groups)
+}
+
+fn job_that_reads_ahead(slots: &[u32], keep_clean: bool) -> Arc<Job> {
+    let tuning = Tuning { readahead: Readahead::Always, keep_clean, ..Tuning::default() };
+    job_tuned(slots, tuning, &[GroupConfig::root(1 << 30)])
+}
+
+fn job_tuned(slots: &[u32], tuning: Tuning, groups: &[GroupConfig]) -> Arc<Job> {
     let lost = Arc::new(Lost::default());
     let backings: Vec<_> =
         slots.iter().map(|slots| Arc::new(MockBacking::new(*slots, false, lost.clone()))).collect();
     let devices = slots.iter().zip(&backings).enumerate().map(|(n, (slots, backing))| {
-        let map = SwapDevice::new(*slots, 4, false, &tuning);
+        let map = Slots::new(*slots, 4, false, &tuning);
         Device::new(format!("device {n}"), -(n as i16), map, backing.clone())
     });
     let engine = Engine::with_groups(devices.collect(), groups, tuning.clone());
@@ -133,7 +156,8 @@ fn job_of_groups(slots: &[u32], keep_clean: bool, groups: &[GroupConfig]) -> Arc
 impl Job {
     fn add(&self, memory: Arc<MockMemory>) -> Target {
         let id = self.spaces.fetch_add(1, Ordering::Relaxed) + 1;
-        let group = if id == 1 { self.engine.groups.all().last() } else { self.engine.groups.all().first() };
+        let group =
+            if id == 1 { self.engine.groups().all().last() } else { self.engine.groups().all().first() };
         let space = Space::new(SpaceId(id), memory.clone()).in_group(group.expect("the root").clone());
         let target = Target { memory, space: Arc::new(space) };
         self.targets().push(target.clone());
@@ -176,7 +200,7 @@ impl Job {
     /// What must hold whatever the schedule was.
     fn end(self: &Arc<Job>) {
         self.pend_reads(false);
-        self.backings.iter().for_each(|backing| backing.behave());
+        self.backings.iter().for_each(|backing| backing.stop_failing());
         self.alone(|me| while me.job.engine.write_again(me.cpu, me.queue()) > 0 {});
         let targets = self.targets().clone();
         for target in &targets {
@@ -192,9 +216,9 @@ impl Job {
         self.alone(|me| targets.iter().for_each(|target| me.exit(target)));
         self.engine.check();
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
-        assert_eq!(self.engine.groups.charged_pages(&self.engine.group), 0, "pages are left charged");
+        assert_eq!(self.engine.groups().charged_pages(self.engine.root()), 0, "pages are left charged");
         assert!(self.backings.iter().all(|backing| backing.is_empty()), "the device holds bytes of nobody");
-        let charged = self.engine.groups.all().iter().filter_map(|group| group.swap_pages());
+        let charged = self.engine.groups().all().iter().filter_map(|group| group.swap_pages());
         assert!(charged.into_iter().all(|pages| pages == 0), "slots are left charged");
     }
 }
@@ -221,7 +245,8 @@ impl Thread {
         self.access(&main, FIRST + page, true);
     }
 
-    /// The page must read as what was stored last. One fault for each sleep: a wake that is lost is a sleep for ever.
+    /// The page must read as what was stored last. One fault for each sleep: a wake that is lost is a sleep
+    /// for ever.
     fn access(&mut self, target: &Target, page: u64, write: bool) {
         let stamp = write.then(|| self.job.stamps.fetch_add(1, Ordering::Relaxed) + 1);
         while target.memory.touch(self.cpu.0, page, stamp) == Touch::Missing {
@@ -283,10 +308,10 @@ impl Thread {
 
     fn exit(&mut self, target: &Target) {
         target.memory.exit();
-        let pass = target.space.gate.enter_events();
+        let events_guard = target.space.gate.enter_events();
         let batch = target.memory.batch.lock().expect("batch");
-        target.space.release(&self.job.engine, self.cpu);
-        drop((batch, pass));
+        target.space.release(self.job.engine.swap(), self.cpu);
+        drop((batch, events_guard));
         self.job.engine.remove_space(&target.space);
         self.job.targets().retain(|t| !Arc::ptr_eq(&t.space, &target.space));
     }
@@ -301,7 +326,7 @@ impl Thread {
     // -- the pager --
 
     fn fault(&mut self, target: &Target, page: u64) {
-        let fault = Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };
+        let fault = Fault { vpn: Vpn(page), write: false, urgent: false };
         let job = self.job.clone();
         let outcome = job.engine.fault(self.cpu, self.queue(), &target.space, fault, &mut self.scratch);
         self.after(outcome);
@@ -344,7 +369,7 @@ impl Thread {
 
     fn events(&self, target: &Target) {
         let (engine, space) = (&self.job.engine, &target.space);
-        let Some(pass) = space.gate.try_enter_events() else { return };
+        let Some(events_guard) = space.gate.try_enter_events() else { return };
         let events = target.memory.read_events();
         if events.is_empty() {
             return;
@@ -353,18 +378,20 @@ impl Thread {
         for event in events {
             match event {
                 Event::Unmap { from, to } | Event::Remove { from, to } => {
-                    space.unmap(engine, self.cpu, Vpn(from), Vpn(to));
+                    space.unmap(engine.swap(), self.cpu, Vpn(from), Vpn(to));
                 }
-                Event::Remap { from, to, pages } => space.remap(engine, self.cpu, Vpn(from), Vpn(to), pages),
+                Event::Remap { from, to, pages } => {
+                    space.remap(engine.swap(), self.cpu, Vpn(from), Vpn(to), pages)
+                }
                 Event::Fork { child } => {
                     let child = self.job.add(child);
-                    space.fork_into(engine, self.cpu, &child.space);
+                    space.fork_into(engine.swap(), self.cpu, &child.space);
                     engine.add_space(child.space);
                 }
             }
         }
         target.memory.end_events();
-        drop((batch, pass));
+        drop((batch, events_guard));
     }
 
     // -- the reclaimer, and the operator --
@@ -401,12 +428,12 @@ impl Thread {
                 }
             }
         }
-        assert!(job.engine.devices[0].is_off() && job.backings[0].is_closed());
-        assert_eq!(job.engine.devices[0].slots.used_slots(), 0);
+        assert!(job.engine.devices()[0].is_off() && job.backings[0].is_closed());
+        assert_eq!(job.engine.devices()[0].slots.used_slots(), 0);
     }
 }
 
-// ---- the scenarios ----------------------------------------------------------------------------------------------
+// ---- the scenarios ----------------------------------------------------------------------------------------
 
 /// A slot is freed, and holds another page, while a swap-in that bypasses the swap cache still reads it.
 #[test]
@@ -439,7 +466,8 @@ fn aba_of_a_bypassed_swap_in() {
     });
 }
 
-/// The only copy of a page is in the swap cache, for its write has failed; faults and an unmap come between the tries.
+/// The only copy of a page is in the swap cache, for its write has failed; faults and an unmap come between
+/// the tries.
 #[test]
 fn a_copy_whose_write_failed_is_not_lost() {
     explore(|| {
@@ -470,8 +498,8 @@ fn a_copy_whose_write_failed_is_not_lost() {
     });
 }
 
-/// A page keeps the slot that it was read from. It is stored to, leaves, comes back, and its kept slot is given up for
-/// others, in any order.
+/// A page keeps the slot that it was read from. It is stored to, leaves, comes back, and its kept slot is
+/// given up for others, in any order.
 #[test]
 fn a_kept_copy_that_is_old_is_not_used() {
     explore(|| {
@@ -505,8 +533,8 @@ fn a_kept_copy_that_is_old_is_not_used() {
     });
 }
 
-/// Pages that a fill finds present: those of faults that were told twice, of an MADV_DONTNEED that has not dropped them
-/// yet, and some that nobody manages. Who tries again never ends.
+/// Pages that a fill finds present: those of faults that were told twice, of an MADV_DONTNEED that has not
+/// dropped them yet, and some that nobody manages. A fill that tried again would never end.
 #[test]
 fn no_livelock_on_eexist() {
     explore(|| {
@@ -531,7 +559,8 @@ fn no_livelock_on_eexist() {
     });
 }
 
-/// MADV_DONTNEED and mremap while a fill is between its claim and its end: old bytes must not come back after it.
+/// MADV_DONTNEED and mremap while a fill is between its claim and its end: old bytes must not come back after
+/// it.
 #[test]
 fn a_fill_does_not_outlive_its_mapping() {
     explore(|| {
@@ -559,15 +588,17 @@ fn a_fill_does_not_outlive_its_mapping() {
     });
 }
 
-/// Slots that are free and that nobody can have: in a full cluster, near a CPU that has gone quiet, on a CPU's own count.
+/// Free slots that an allocation might miss: in a cluster that was full, at the hint of a CPU that has gone
+/// idle, on the counter of one CPU.
 #[test]
 fn no_slot_is_stranded() {
     /// Free at the beginning, of two clusters that are full otherwise.
     const FREE: usize = 1;
-    fn take(device: &SwapDevice, cpu: CpuId, n: usize) -> Vec<SlotIndex> {
+    fn take(device: &Slots, cpu: CpuId, n: usize) -> Vec<SlotIndex> {
         let mut slots = Vec::new();
         while slots.len() < n {
-            // Fewer may come while another CPU collects what the others have freed: for a moment it is on no counter.
+            // Fewer may come while another CPU collects what the others have freed: for a moment it is on no
+            // counter.
             let missing = n - slots.len();
             if device.alloc(cpu, Order::ZERO, missing, GroupId(0), &mut slots) < missing {
                 thread::yield_now();
@@ -575,22 +606,22 @@ fn no_slot_is_stranded() {
         }
         slots
     }
-    fn give(device: &SwapDevice, cpu: CpuId, slots: &[SlotIndex]) {
+    fn give(device: &Slots, cpu: CpuId, slots: &[SlotIndex]) {
         let mut freed = Vec::new();
         device.put(slots, &mut freed);
         assert_eq!(freed.len(), slots.len());
         device.release(cpu, &freed);
     }
     explore(|| {
-        let device = Arc::new(SwapDevice::new(1024, 3, false, &Tuning::default()));
+        let device = Arc::new(Slots::new(1024, 3, false, &Tuning::default()));
         let full = take(&device, CpuId(0), 1023 - FREE);
         let threads: Vec<_> = [(1, &full[10..13]), (2, &full[600..601]), (0, &full[20..22])]
             .map(|(cpu, mine)| {
                 let (device, mine, cpu) = (device.clone(), mine.to_vec(), CpuId(cpu));
                 thread::spawn(move || {
                     give(&device, cpu, &mine);
-                    // It goes on elsewhere: what it takes is on another CPU's count. There are as many as all ask for
-                    // together, so nobody waits for what another one keeps.
+                    // It goes on elsewhere: what it takes is on another CPU's count. There are as many as all
+                    // ask for together, so nobody waits for what another one keeps.
                     let elsewhere = CpuId((cpu.0 + 1) % 3);
                     let some = take(&device, elsewhere, 2);
                     give(&device, elsewhere, &some[..1]);
@@ -626,7 +657,7 @@ fn slots_of_a_group_that_is_offline() {
             me.evict(0, 4);
             me.fork();
         });
-        let inner = job.engine.groups.all()[1].clone();
+        let inner = job.engine.groups().all()[1].clone();
         assert_eq!(inner.swap_pages(), Some(4));
         job.play(&[
             |me| {
@@ -643,7 +674,7 @@ fn slots_of_a_group_that_is_offline() {
         ]);
         job.engine.check();
         assert_eq!(inner.swap_pages(), Some(3), "what the child has not touched is the group's still");
-        assert_eq!(job.engine.group.swap_pages(), Some(4));
+        assert_eq!(job.engine.root().swap_pages(), Some(4));
         job.end();
     });
 }
@@ -673,7 +704,72 @@ fn swapoff_of_slots_that_are_shared_and_read() {
             },
             |me| me.swapoff(),
         ]);
-        assert!(job.engine.devices[0].is_off());
+        assert!(job.engine.devices()[0].is_off());
+        job.end();
+    });
+}
+
+/// Pages are read ahead while they are read for themselves, stored to and evicted again, unmapped, and
+/// dropped by reclaim: a copy in the swap cache is never an old one, and goes with its slot.
+#[test]
+fn a_page_that_was_read_ahead_is_never_old() {
+    explore(|| {
+        let job = job_that_reads_ahead(&[9], false);
+        job.alone(|me| {
+            (0..4).for_each(|page| me.write(page));
+            me.evict(0, 4);
+        });
+        job.pend_reads(true);
+        job.play(&[
+            |me| {
+                me.read(0);
+                me.read(2);
+                me.evict(0, 4);
+                me.read(3);
+            },
+            |me| {
+                me.write(1);
+                me.evict(1, 1);
+                me.read(1);
+            },
+            |me| {
+                me.unmap(2, 1);
+                me.write(2);
+                me.evict(2, 2);
+                me.job.engine.drop_read_ahead(me.cpu, 8);
+            },
+        ]);
+        job.end();
+    });
+}
+
+/// A device goes off, and a fork shares its slots, while its pages are read ahead and are found in the swap
+/// cache.
+#[test]
+fn swapoff_of_slots_that_are_read_ahead() {
+    explore(|| {
+        let job = job_that_reads_ahead(&[16, 16], true);
+        job.alone(|me| {
+            (0..4).for_each(|page| me.write(page));
+            me.evict(0, 4);
+        });
+        job.pend_reads(true);
+        job.play(&[
+            |me| {
+                me.read(1);
+                me.read(2);
+                me.evict(0, 4);
+                me.read(0);
+            },
+            |me| {
+                let child = me.fork();
+                me.access(&child, FIRST + 3, true);
+                me.access(&child, FIRST + 2, false);
+                me.job.engine.drop_read_ahead(me.cpu, 1);
+            },
+            |me| me.swapoff(),
+        ]);
+        assert!(job.engine.devices()[0].is_off());
         job.end();
     });
 }
@@ -695,7 +791,8 @@ fn swapoff_meets_an_allocation() {
     });
 }
 
-/// All of it at once: faults, evictions whose write fails, unmaps, a child that comes and goes, and a swapoff.
+/// All of it at once: faults, evictions whose write fails, unmaps, a child that comes and goes, and a
+/// swapoff.
 #[test]
 fn everything_at_once() {
     explore(|| {

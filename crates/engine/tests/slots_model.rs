@@ -1,14 +1,16 @@
-//! The slot allocator and swap cache against a naive model: one record per slot, no clusters, no lists, no bits.
+//! The slot allocator and swap cache against a naive model: one record per slot, no clusters, no lists, no
+//! bits.
 //!
-//! After every step the device checks itself, and the model checks what it can see: who has which slot, how many are
-//! free, which folios fit. Because one thread is inside at a time, the model may demand exactness: an
-//! allocation that fails must have had no place to go, and order 0 may steal only from a device without other room.
-//! What a device that discards may do: call for a cluster that has just become empty, once, before it hands it out again.
+//! After every step the device checks itself, and the model checks what it can see: who has which slot, how
+//! many are free, which folios fit. Because one thread is inside at a time, the model may demand exactness:
+//! an allocation that fails must have had no place to go, and one may steal from clusters of another order
+//! only where there is no room in those of its own. A device that discards calls the function once for each
+//! cluster that has become empty, before a slot of it is handed out again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
 use memspill_engine::tuning::{CgroupMapForm, LargeFolios, ScanBase, Tuning};
 use memspill_engine::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, Order, SlotIndex};
 use proptest::prelude::*;
@@ -65,7 +67,7 @@ enum Op {
 }
 
 struct World {
-    device: SwapDevice,
+    device: Slots,
     large_folios: LargeFolios,
     slots: Vec<Slot>,
     /// Order of each cluster that is not empty.
@@ -78,11 +80,14 @@ struct World {
 
 impl World {
     fn new(slots: u32, cpus: u32, rotational: bool, discards: bool, tuning: &Tuning) -> World {
-        let mut device = SwapDevice::new(slots, cpus, rotational, tuning);
+        let mut device = Slots::new(slots, cpus, rotational, tuning);
         let waiting: Option<Arc<Mutex<BTreeSet<ClusterIndex>>>> = discards.then(Arc::default);
         if let Some(waiting) = waiting.clone() {
             device = device.discarding(move |cluster| {
-                assert!(waiting.lock().unwrap().remove(&cluster), "{cluster:?} is discarded, and was not to be");
+                assert!(
+                    waiting.lock().unwrap().remove(&cluster),
+                    "{cluster:?} is discarded, and was not to be"
+                );
             });
         }
         World {
@@ -122,39 +127,61 @@ impl World {
         start > 0 && range.end <= self.slots.len() && range.into_iter().all(|i| !self.slots[i].used)
     }
 
-    /// Is there an aligned free block in a cluster that is empty or of this order? (With `free-cluster-only`: one that is
-    /// empty, if it is not for single pages.) Clusters `without` are not
-    /// looked at.
+    /// Is there an aligned free block in a cluster that is empty or of this order? (With `free-cluster-only`:
+    /// one that is empty, if it is not for single pages.) Clusters `without` are not looked at.
     fn has_room(&self, order: u8, without: &BTreeSet<ClusterIndex>) -> bool {
         let only_empty = order > 0 && self.large_folios == LargeFolios::FreeClusterOnly;
         let pages = 1usize << order;
         let starts = (0..self.slots.len()).step_by(pages);
         starts.into_iter().any(|start| {
-            let of_order = self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order && !only_empty);
+            let of_order =
+                self.orders[start / CLUSTER_SLOTS as usize].is_none_or(|o| o == order && !only_empty);
             let is_ready = !without.contains(&SlotIndex(start as u32).cluster());
             // Order 0 has a block at slot 0 that does not count; larger ones there contain slot 0.
             of_order && is_ready && self.block_is_free(start, pages)
         })
     }
 
+    /// Is there, for a large folio, a block that is free anywhere? Below 64 KiB one of 64 KiB is needed.
+    fn has_room_of_others(&self, order: u8, without: &BTreeSet<ClusterIndex>) -> bool {
+        let pages = 1usize << order.max(4);
+        order > 0
+            && self.large_folios == LargeFolios::All
+            && (0..self.slots.len()).step_by(pages).any(|start| {
+                !without.contains(&SlotIndex(start as u32).cluster()) && self.block_is_free(start, pages)
+            })
+    }
+
     fn alloc(&mut self, cpu: u32, order: u8, n: usize, group: u16) -> Vec<SlotIndex> {
         let mut out = vec![SlotIndex(77)];
         let waiting = self.waiting();
         let in_waiting = |slot: u32| waiting.contains(&SlotIndex(slot).cluster());
-        let in_reach = (1..self.slots.len() as u32).filter(|i| !self.slots[*i as usize].used && !in_waiting(*i)).count();
+        let in_reach =
+            (1..self.slots.len() as u32).filter(|i| !self.slots[*i as usize].used && !in_waiting(*i)).count();
         let got = self.device.alloc(CpuId(cpu), Order(order), n, GroupId(group), &mut out);
         assert_eq!(out.remove(0), SlotIndex(77), "what was in the vector stays");
         assert_eq!(got, out.len());
         assert!(got <= n);
         for first in &out {
             let stole = self.orders[first.cluster().index()].is_some_and(|o| o != order);
-            assert!(!stole || (order == 0 && !self.has_room(0, &waiting)), "slot {first:?} stolen for order {order}");
+            let may_steal = order == 0 || self.large_folios == LargeFolios::All;
+            assert!(
+                !stole || (may_steal && !self.has_room(order, &waiting)),
+                "slot {first:?} stolen for order {order}"
+            );
             self.hand_out(*first, order, group);
         }
         assert!(got == n || !self.has_room(order, &waiting), "order {order}: {got} of {n}, with room left");
+        assert!(
+            got == n || !self.has_room_of_others(order, &waiting),
+            "order {order}: a block is left alone"
+        );
         assert!(order > 0 || got == n || self.free() == 0, "order 0 failed with slots left");
         let had_to = order == 0 && n > in_reach;
-        assert!(had_to || self.waiting() == waiting, "clusters were discarded with {in_reach} slots free elsewhere, for {n}");
+        assert!(
+            had_to || self.waiting() == waiting,
+            "clusters were discarded with {in_reach} slots free elsewhere, for {n}"
+        );
         out
     }
 
@@ -162,7 +189,10 @@ impl World {
         assert_eq!(first.0 % (1 << order), 0, "aligned");
         assert!(first.0 > 0 || order > 0, "slot 0 is never handed out");
         assert!(self.block_is_free(first.0 as usize, 1 << order), "{first:?} of order {order} is not free");
-        assert!(!self.waiting().contains(&first.cluster()), "{first:?} is handed out before its cluster is discarded");
+        assert!(
+            !self.waiting().contains(&first.cluster()),
+            "{first:?} is handed out before its cluster is discarded"
+        );
         self.orders[first.cluster().index()].get_or_insert(order);
         for i in first.index()..first.index() + (1 << order) {
             self.slots[i] = Slot { used: true, count: 1, group, ..Slot::default() };
@@ -191,7 +221,11 @@ impl World {
         if let Some(waiting) = &self.waiting {
             let left = |cluster: ClusterIndex| {
                 let of_it = |slot: &&SlotIndex| slot.cluster() == cluster;
-                let used = self.slots.iter().skip(cluster.index() * CLUSTER_SLOTS as usize).take(CLUSTER_SLOTS as usize);
+                let used = self
+                    .slots
+                    .iter()
+                    .skip(cluster.index() * CLUSTER_SLOTS as usize)
+                    .take(CLUSTER_SLOTS as usize);
                 used.filter(|slot| slot.used).count() - slots.iter().filter(of_it).count()
             };
             let clusters: BTreeSet<ClusterIndex> = slots.iter().map(|slot| slot.cluster()).collect();
@@ -410,7 +444,9 @@ fn tuning() -> impl Strategy<Value = Tuning> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2048, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 2048, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     #[test]
     fn device_agrees_with_the_model(

@@ -1,10 +1,10 @@
-//! The slot allocator under real threads, and its behaviour over many rounds: who gets what, never twice, never
-//! nothing while something is there; fragmentation; locks per batch; memory.
+//! The slot allocator under real threads: no slot is given twice, and no allocation fails while a slot is
+//! free. And over many rounds: fragmentation, locks per batch, memory.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memspill_engine::slots::SwapDevice;
+use memspill_engine::slots::Slots;
 use memspill_engine::tuning::{ScanBase, Tuning};
 use memspill_engine::units::{CpuId, FrameId, GroupId, Order, SlotIndex};
 
@@ -21,12 +21,12 @@ impl Random {
     }
 }
 
-fn device(slots: u32, cpus: u32) -> SwapDevice {
-    SwapDevice::new(slots, cpus, false, &Tuning::default())
+fn device(slots: u32, cpus: u32) -> Slots {
+    Slots::new(slots, cpus, false, &Tuning::default())
 }
 
-fn device_with(slots: u32, cpus: u32, scan_base: ScanBase) -> SwapDevice {
-    SwapDevice::new(slots, cpus, false, &Tuning { scan_base, ..Tuning::default() })
+fn device_with(slots: u32, cpus: u32, scan_base: ScanBase) -> Slots {
+    Slots::new(slots, cpus, false, &Tuning { scan_base, ..Tuning::default() })
 }
 
 /// One lock for the lists of clusters, or, with CPU numbers so far apart, a part of them for each thread.
@@ -37,13 +37,13 @@ fn pages_of(folios: &[SlotIndex], order: Order) -> Vec<SlotIndex> {
     folios.iter().flat_map(|first| (first.0..first.0 + order.pages()).map(SlotIndex)).collect()
 }
 
-fn alloc(device: &SwapDevice, cpu: u32, order: Order, n: usize) -> Vec<SlotIndex> {
+fn alloc(device: &Slots, cpu: u32, order: Order, n: usize) -> Vec<SlotIndex> {
     let mut out = Vec::new();
     device.alloc(CpuId(cpu), order, n, GroupId(1), &mut out);
     out
 }
 
-fn give_back(device: &SwapDevice, cpu: u32, slots: &[SlotIndex]) {
+fn give_back(device: &Slots, cpu: u32, slots: &[SlotIndex]) {
     let mut freed = Vec::new();
     device.put(slots, &mut freed);
     device.release(CpuId(cpu), &freed);
@@ -52,7 +52,7 @@ fn give_back(device: &SwapDevice, cpu: u32, slots: &[SlotIndex]) {
 /// What the threads of a stress run share: for each slot whether somebody has it, and slots handed to whoever
 /// takes them first (with a reference of their own, as a fork leaves them).
 struct Shared {
-    device: SwapDevice,
+    device: Slots,
     taken: Vec<AtomicBool>,
     common: Mutex<Vec<SlotIndex>>,
 }
@@ -160,7 +160,7 @@ fn order_0_from_threads(scan_base: ScanBase, apart: u32) {
                 for round in 0..4000 {
                     let slot = alloc(device, cpu, Order(0), 1);
                     assert_eq!(slot.len(), 1, "round {round}: a slot was free");
-                    // An order that cannot be had must not get in the way of those that can.
+                    // An order without a free block must not disturb allocations of other orders.
                     assert!(alloc(device, cpu, Order(9), 1).is_empty());
                     give_back(device, cpu, &slot);
                 }
@@ -172,7 +172,7 @@ fn order_0_from_threads(scan_base: ScanBase, apart: u32) {
 }
 
 /// Fill to nine tenths, then a hundred times: free a random quarter of the folios, and fill again.
-fn fallbacks_after_rounds(small_share_percent: usize) -> (u64, SwapDevice) {
+fn fallbacks_after_rounds(small_share_percent: usize) -> (u64, Slots) {
     const ORDER: Order = Order(4);
     let device = device(1 << 14, 1);
     let usable = (1 << 14) * 9 / 10;
@@ -215,18 +215,18 @@ fn large_folios_keep_their_room_beside_small_pages() {
 fn locks_are_taken_per_batch() {
     let locks_for = |batch: u32| {
         let tuning = Tuning { slot_batch: batch, cache_batch: batch, ..Tuning::default() };
-        let device = SwapDevice::new(1 << 14, 1, false, &tuning);
+        let device = Slots::new(1 << 14, 1, false, &tuning);
         let slots = {
             let mut out = Vec::new();
             device.alloc(CpuId(0), Order(0), 511, GroupId(1), &mut out);
             out
         };
-        let after_alloc = device.stats().cluster_locks;
+        let after_alloc = device.stats().cluster_lock.taken;
         device.cache_add(&slots.iter().map(|slot| (*slot, FrameId(slot.0))).collect::<Vec<_>>());
-        let after_add = device.stats().cluster_locks;
+        let after_add = device.stats().cluster_lock.taken;
         device.dup_many(&slots);
-        assert_eq!(device.stats().cluster_locks - after_add, 1, "a fork takes one lock for a cluster");
-        assert_eq!(device.stats().cluster_contended, 0);
+        assert_eq!(device.stats().cluster_lock.taken - after_add, 1, "a fork takes one lock for a cluster");
+        assert_eq!(device.stats().cluster_lock.contended, 0);
         (after_alloc, after_add - after_alloc)
     };
     assert_eq!(locks_for(1), (511, 511));
@@ -301,7 +301,7 @@ fn a_frame_deleted_while_pinned_stays_until_the_last_unpin() {
     device.check();
 }
 
-fn panics_with(text: &str, act: impl FnOnce(&SwapDevice, SlotIndex) + std::panic::UnwindSafe) {
+fn panics_with(text: &str, act: impl FnOnce(&Slots, SlotIndex) + std::panic::UnwindSafe) {
     let device = std::panic::AssertUnwindSafe(device(1024, 1));
     let slot = alloc(&device, 0, Order(0), 1)[0];
     let panic = std::panic::catch_unwind(move || act(&device, slot)).expect_err("this breaks an invariant");
@@ -311,13 +311,13 @@ fn panics_with(text: &str, act: impl FnOnce(&SwapDevice, SlotIndex) + std::panic
 
 #[test]
 fn broken_callers_are_stopped() {
-    let add = |device: &SwapDevice, slot, frame| device.cache_add(&[(slot, FrameId(frame))]);
+    let add = |device: &Slots, slot, frame| device.cache_add(&[(slot, FrameId(frame))]);
     panics_with("gets another reference", |device, slot| {
         device.put(&[slot], &mut Vec::new());
         device.dup(slot);
     });
     panics_with("is used but free", |device, slot| device.dup(SlotIndex(slot.0 + 1)));
-    panics_with("loses a reference", |device, slot| device.put(&[slot, slot], &mut Vec::new()));
+    panics_with("loses a reference", |device, slot| _ = device.put(&[slot, slot], &mut Vec::new()));
     panics_with("is released but not dying", |device, slot| drop(device.release(CpuId(0), &[slot])));
     panics_with("is in the swap cache already", move |device, slot| {
         add(device, slot, 1);
@@ -338,11 +338,12 @@ fn broken_callers_are_stopped() {
     });
 }
 
-/// CPUs count apart what they free. Whoever asks for the last slots gets them, wherever they are counted.
+/// CPUs have counters of their own for what they free. An allocation of the last slots gets them, on
+/// whichever counter they are.
 #[test]
 fn what_other_cpus_have_freed_is_found() {
     const CPUS: u32 = 16;
-    let device = SwapDevice::new(4097, CPUS, false, &Tuning::default());
+    let device = Slots::new(4097, CPUS, false, &Tuning::default());
     let mut slots = Vec::new();
     assert_eq!(device.alloc(CpuId(0), Order::ZERO, 5000, GroupId(1), &mut slots), 4096);
     for (n, part) in slots.chunks(256).enumerate() {
@@ -353,6 +354,10 @@ fn what_other_cpus_have_freed_is_found() {
     assert_eq!((device.free_slots(), device.used_slots()), (4096, 0));
     device.check();
     let mut again = Vec::new();
-    assert_eq!(device.alloc(CpuId(3), Order(4), 300, GroupId(1), &mut again), 255, "for large folios too; slot 0 is nobody's");
+    assert_eq!(
+        device.alloc(CpuId(3), Order(4), 300, GroupId(1), &mut again),
+        255,
+        "for large folios too; slot 0 is nobody's"
+    );
     assert_eq!((device.free_slots(), device.used_slots()), (16, 4080));
 }

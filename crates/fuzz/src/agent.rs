@@ -1,10 +1,10 @@
-//! What an agent may say that is none (`crates/pager/src/{wire,handshake,process,growth}.rs`).
+//! What an agent may say that is none (`untrusted` in `crates/pager/src/lib.rs`).
 //!
-//! An input is a message of any length on the agent's socket, read as each kind of message; then the numbers in it are the
-//! addresses of a `Ready`, a doorbell, and the results of a MOVE.
+//! An input is a message of any length on the agent's socket, read as each kind of message; then the numbers
+//! in it are the addresses of a `Ready`, a doorbell, and the results of a MOVE.
 
 use crate::{Bytes, assert_one_line};
-use memspill_agent::protocol::{Hello, Ready, Reply, Run};
+use memspill_agent::protocol::{Hello, MoveRun, Ready, Reply};
 use memspill_engine::memory::Take;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::untrusted::{ControlPage, announced_range, check_ready, collect, own_ranges, receive};
@@ -16,7 +16,8 @@ const USER_END: u64 = 1 << 56;
 
 thread_local! {
     static SOCKETS: (OwnedFd, OwnedFd) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).expect("socketpair");
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
+            .expect("socketpair");
     static CONTROL: ControlPage = ControlPage::new().expect("a control page").0;
 }
 
@@ -100,7 +101,7 @@ fn results(bytes: &mut Bytes) {
     const PAGES: u32 = 128;
     let base = if bytes.u8() & 1 == 0 { 0 } else { PAGES };
     // Some pages have an outcome from earlier on: a run ends there.
-    let mut sent: Vec<Run> = Vec::new();
+    let mut sent: Vec<MoveRun> = Vec::new();
     let mut takes: Vec<Option<Take>> = Vec::new();
     while takes.len() < PAGES as usize && !bytes.0.is_empty() {
         let what = bytes.u8();
@@ -111,7 +112,7 @@ fn results(bytes: &mut Bytes) {
         }
         let (moved, errno) = (bytes.u32(), bytes.u32() as i32 >> (8 * (what & 3)));
         let staging = base + takes.len() as u32;
-        sent.push(Run { src_addr: 1 << 30, pages, staging, moved, errno });
+        sent.push(MoveRun { src_addr: 1 << 30, pages, staging, moved, errno });
         takes.resize(takes.len() + pages as usize, None);
     }
     let before = takes.clone();

@@ -1,11 +1,11 @@
-//! What `memspill ctl` and a run say to each other, and how runs are found (`crates/pager/src/ctl.rs`).
+//! What `memspill ctl` and a run say to each other, and how runs are found (`crates/pager/src/ctl/words.rs`).
 //!
 //! An input is read as a request, as a reply, as an address range, and as a line of /proc/net/unix.
 
 use crate::{RAM_BYTES, assert_one_line};
 use memspill_cli::devices::pool_alone_bytes;
 use memspill_cli::spec;
-use memspill_pager::ctl::{Reply, Request, parse_range, run_of_line};
+use memspill_pager::ctl::words::{Reply, Request, parse_range, run_of_line};
 
 pub fn check(input: &[u8]) {
     match Request::decode(input) {
@@ -37,7 +37,9 @@ pub fn check(input: &[u8]) {
 fn asked(request: &Request) {
     assert_eq!(Request::decode(&request.encode()).as_ref(), Ok(request));
     match request {
-        Request::Pageout { ranges, .. } | Request::Cold { ranges, .. } => ranges.iter().for_each(|range| assert_address_range(*range)),
+        Request::Pageout { ranges, .. } | Request::Cold { ranges, .. } => {
+            ranges.iter().for_each(|range| assert_address_range(*range))
+        }
         Request::Limit { bytes } => assert!(pool_alone_bytes(*bytes) <= *bytes),
         Request::Swapon { spec } => {
             let _ = spec::parse_with(spec, || RAM_BYTES).map_err(|error| assert_one_line(&error.to_string()));

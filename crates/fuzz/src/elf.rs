@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 thread_local! {
     /// The file, and the name by which it is opened: in RAM, and gone with this process.
     static FILE: (File, PathBuf) = {
-        let file = rustix::fs::memfd_create("memspill-fuzz", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd_create");
+        let file = rustix::fs::memfd_create("memspill-fuzz", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = file.expect("memfd_create");
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         (File::from(file), path)
     };

@@ -1,11 +1,11 @@
-//! `--group SPEC` (`crates/cli/src/groups.rs`) and the patterns in it (`crates/pager/src/groups.rs`).
+//! `--group SPEC` (`crates/cli/src/groups.rs`) and the patterns in it (`crates/pager/src/door/groups.rs`).
 //!
 //! An input is lines: the name of a program, then a SPEC each.
 
 use crate::{RAM_BYTES, assert_one_line};
 use memspill_cli::groups::{GroupError, GroupSpec, rules};
 use memspill_engine::group::GROUPS_MAX;
-use memspill_pager::groups::{GroupRules, matches};
+use memspill_pager::door::groups::{GroupRules, matches};
 
 pub fn check(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };

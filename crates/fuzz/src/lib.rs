@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!   fuzz/fuzz_targets/NAME.rs   libFuzzer makes inputs ──┐
-//!                                                        ├──▶ TARGETS[NAME](input): panics where something does not hold
-//!   tests/seeds.rs              fuzz/seeds/NAME/*      ──┘
+//!                                                        ├──▶ TARGETS[NAME](input): panics where something
+//!   tests/seeds.rs              fuzz/seeds/NAME/*      ──┘     does not hold
 //! ```
 //!
-//! A target is a function of bytes. It makes of them what its parser takes (text, lines, numbers), calls the parser, and
-//! checks the answer: against the documented bounds, by printing it and reading it again, or by a second, simpler way to
-//! the same result. An error must be one line that can be shown on a terminal ([`assert_one_line`]).
+//! A target is a function of bytes. It makes of them what its parser takes (text, lines, numbers), calls the
+//! parser, and checks the answer: against the documented bounds, by printing it and reading it again, or by a
+//! second, simpler way to the same result. An error must be one line that can be shown on a terminal
+//! ([`assert_one_line`]).
 //!
-//! What it does not do: anything with real processes, devices or sizes of this machine; so an input fails everywhere or
-//! nowhere.
+//! What it does not do: anything with real processes, devices or sizes of this machine; so an input fails
+//! everywhere or nowhere.
 
 pub mod agent;
 pub mod command_line;

@@ -1,6 +1,7 @@
 //! A page in compressed form (`crates/backing/src/compress.rs`).
 //!
-//! An input is read as a block that somebody kept, and as the contents of a page, again and again until it is full.
+//! An input is read as a block that somebody kept, and as the contents of a page, again and again until it is
+//! full.
 
 use memspill_backing::compress::{COMPRESSED_BYTES_MAX, Compressor, Encoded, decompress, fill};
 use memspill_engine::units::{PAGE_SIZE, Page};

@@ -1,4 +1,5 @@
-//! Every target does what it should with the inputs that are kept for it; so no target rots between fuzzing runs.
+//! Every target does what it should with the inputs that are kept for it; so no target rots between fuzzing
+//! runs.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,25 +1,30 @@
-//! The guardian: a second process that keeps the userfaultfds open when the supervisor dies, and kills the tree.
+//! The guardian: a second process that keeps the userfaultfds open when the supervisor dies, and kills the
+//! tree.
 //!
-//! When the last descriptor of a userfaultfd closes, missing pages of its address space read as zero: silent corruption.
-//! The agents hold their own process's descriptor and kill it when the supervisor's socket closes; but a child that was
-//! forked a moment ago, or by a raw clone, has no agent. So the guardian shares the supervisor's descriptor table
-//! (CLONE_FILES without CLONE_VM): the table lives on in it. The kernel tells it of the supervisor's death by a signal;
-//! it kills every process of the tree (found by the token in their environment and by their parents), and only then exits.
+//! When the last descriptor of a userfaultfd closes, missing pages of its address space read as zero: silent
+//! corruption. An agent holds the descriptor of its own process, and kills that process when the supervisor's
+//! socket closes; but a child that was forked a moment ago, or by a raw clone, has no agent. So the guardian
+//! shares the supervisor's descriptor table (CLONE_FILES without CLONE_VM), which stays open as long as the
+//! guardian lives. The kernel signals it when the supervisor dies; it then kills every process of the tree
+//! (which it finds by the token in their environment and by their parents), and exits only after that.
 //!
-//! Where it outlives the supervisor its exit closes the last descriptors of swap files, which gives their space back
-//! and may take long on a busy disk. So it closes first what others wait for: pipes, sockets.
+//! If it outlives the supervisor, its exit closes the last descriptors of swap files. The kernel frees their
+//! space then, which may take long on a busy disk. So the guardian first closes what others wait for: pipes
+//! and sockets.
 //!
-//! What it does not do: anything else. It was cloned before any thread was started, and runs no code but this.
+//! What it does not do: anything else. It was cloned before any thread was started, and runs only the code of
+//! this file.
 #![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
 
+use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, KILL_STEP};
 use std::io;
-use std::time::Duration;
 
-/// Start the guardian. `token` is what the environments of the tree hold. Returns its pid.
+/// Start the guardian and return its pid. `token` is in the environment of each process of the tree.
 pub fn start(token: &str) -> io::Result<u32> {
     let supervisor = std::process::id();
-    // SAFETY: like fork(): no stack is given, the child runs on a copy of this one and never returns from `watch`. The
-    // process is single-threaded (asserted by the caller), so no lock is held by a thread that is not copied.
+    // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
+    // returns from `watch`. The caller asserts that the process has one thread, so no lock is held by a
+    // thread that the child lacks.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
@@ -28,6 +33,7 @@ pub fn start(token: &str) -> io::Result<u32> {
     }
 }
 
+/// What the guardian's process does: wait for the supervisor's death, kill the tree, exit.
 fn watch(supervisor: u32, token: &str) -> ! {
     // SAFETY: prctl and signal calls with constant arguments; sets are initialised by sigfillset.
     unsafe {
@@ -39,9 +45,9 @@ fn watch(supervisor: u32, token: &str) -> ! {
         let mut death: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut death);
         libc::sigaddset(&mut death, libc::SIGUSR1);
-        // The supervisor may have died before the prctl: then our parent is another already.
+        // The supervisor may have died before the prctl. Then our parent is already another process.
         while libc::getppid() as u32 == supervisor {
-            let timeout = libc::timespec { tv_sec: 60, tv_nsec: 0 };
+            let timeout = libc::timespec { tv_sec: GUARDIAN_LOOK.as_secs() as i64, tv_nsec: 0 };
             libc::sigtimedwait(&death, std::ptr::null_mut(), &timeout);
         }
     }
@@ -51,13 +57,14 @@ fn watch(supervisor: u32, token: &str) -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Pipes whose readers wait for their end, sockets that would let callers in. Files come last, when this process exits.
+/// Close pipes, whose readers wait for the end, and sockets, which would accept callers. Regular files are
+/// closed last, when this process exits.
 fn close_all_but_files() {
     let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let fds: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for fd in fds {
-        // SAFETY: nobody else runs in this process or, since the supervisor has ended, with this table; `stat` lives
-        // across the call. The list's own descriptor is closed already, which does no harm.
+        // SAFETY: no other thread uses this descriptor table, since the supervisor has ended;
+        // `stat` lives across the call. The list's own descriptor is closed already, which does no harm.
         unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
             if libc::fstat(fd, &mut stat) == 0 && stat.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -67,12 +74,12 @@ fn close_all_but_files() {
     }
 }
 
-/// Kill until nobody is left: a process may fork while we look. One that is frozen, or waits in the kernel, ends later,
-/// and its userfaultfd must stay open until it has; one that may not be killed is not of the tree, or has no
-/// userfaultfd.
+/// Kill the processes of the tree until none is left; more than one round is needed, since a process may fork
+/// meanwhile. A process that is frozen, or waits in the kernel, ends later, and its userfaultfd must stay
+/// open until then. A process that we are not allowed to kill is not of the tree, or has no userfaultfd.
 fn kill_tree(token: &str) {
     let me = std::process::id();
-    let mut pause = Duration::from_millis(2);
+    let mut pause = KILL_STEP;
     loop {
         let mut tree: Vec<u32> = crate::proc::with_environment(token);
         let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
@@ -84,6 +91,6 @@ fn kill_tree(token: &str) {
             return;
         }
         std::thread::sleep(pause);
-        pause = (pause * 21 / 20).min(Duration::from_millis(200));
+        pause = (pause * 21 / 20).min(GUARDIAN_STEP_MAX);
     }
 }

@@ -1,60 +1,52 @@
-//! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a page.
+//! Faults, events and eviction of real address spaces: drives the engine. ARCHITECTURE.md tells the life of a
+//! page.
 
-/// As std's, which panic where stderr cannot be written (a full disk, a reader that is gone, the limit on file sizes): a line
-/// that nobody can read is no reason to end a run. Defined before the modules, so that all of them use these.
+/// As std's, which panic where stderr cannot be written (a full disk, a reader that is gone, the limit on
+/// file sizes): a line that nobody can read is no reason to end a run. Defined before the modules, so that
+/// all of them use these.
 macro_rules! eprintln {
     ($($arg:tt)*) => {{
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($arg)*)));
+        let line = format_args!($($arg)*);
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{line}\n"));
     }};
 }
 
-mod callers;
-mod control;
+mod advice;
 pub mod ctl;
-mod errors;
-mod events;
-mod evict;
-mod evictor;
-mod fault;
-mod finder;
-pub mod growth;
-pub mod groups;
+pub mod door;
+pub mod exit;
+mod faults;
 mod guardian;
-mod guards;
-pub mod handshake;
 pub mod histogram;
-mod home;
 pub mod limits;
-pub mod operator;
-mod order;
-pub mod pager;
+mod monitor;
 mod panics;
-mod peer;
 pub mod proc;
-mod process;
-mod progress;
-mod quiet;
-pub mod ranges;
-mod standstill;
-mod stop;
+pub mod process;
+mod reclaim;
+pub mod run;
+mod second_signal;
+pub mod shared;
+pub mod signals;
 pub mod supervisor;
-mod target;
-mod token;
-mod turn;
-mod unmanaged;
-mod wire;
+mod threads;
+mod times;
 
 use memspill_engine::units::CpuId;
 
 /// What is done with the messages of an agent, for those who try it with wrong ones (`crates/fuzz`).
 #[doc(hidden)]
 pub mod untrusted {
-    pub use crate::control::ControlPage;
-    pub use crate::growth::announced_range;
-    pub use crate::handshake::check_ready;
-    pub use crate::process::{collect, own_ranges};
-    pub use crate::wire::receive;
+    pub use crate::door::check_ready;
+    pub use crate::monitor::register::announced_range;
+    pub use crate::process::agent::own_ranges;
+    pub use crate::process::control::ControlPage;
+    pub use crate::process::take::collect;
+    pub use crate::process::wire::receive;
 }
+
+/// Beyond all addresses of a process.
+pub(crate) const USER_END: u64 = 1 << 56;
 
 /// The CPU for work that belongs to no pager thread.
 pub(crate) fn cpu() -> CpuId {

@@ -1,22 +1,25 @@
-//! Resource limits (setrlimit(2)): memspill takes for itself what the hard ones give, the target has its own back.
+//! Resource limits (setrlimit(2)): memspill raises its own soft limits to the hard ones, and gives the target
+//! back those that it was started with.
 //!
 //! ```text
-//!   raise ─▶ soft limits up to the hard ones, SIGXFSZ ignored ─▶ devices, threads, ... ─▶ restore, in the target before exec
+//!   raise ─▶ soft limits up to the hard ones, SIGXFSZ ignored ─▶ devices, threads, ...
+//!                                                               └─▶ restore, in the target before exec
 //! ```
 //!
-//! What is too small even so is said in one line with what mends it: at the start where it is known (`refusal`), else with the
-//! error that it has led to (`explained`).
+//! Where a limit is too small even so, the user gets one line that names it and what mends it: before the
+//! start if it is known by then (`refusal`), else with the error that it has led to (`explained`).
 //!
-//! Under `vm.overcommit_memory=2` what is not promised to others is a limit like any other (`room_bytes`): the reservations
-//! here and the steps in which the target's malloc grows are made to fit.
+//! Under `vm.overcommit_memory=2` the kernel promises only as much memory as it has. What it has not yet
+//! promised is then treated as one more limit (`room_bytes`): memspill's reservations and the steps in which
+//! the target's malloc grows are made to fit into it.
 //!
-//! What it does not do: look at cgroups, whose limits are on what is used and not on what is reserved.
+//! What it does not do: look at cgroups. Their limits are on memory that is used, not on what is reserved.
 #![allow(unsafe_code, reason = "the disposition of a signal")]
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
-/// Those under which memspill itself lives. Not the size of core dumps, and no priorities.
+/// The limits that memspill's own work can meet. The size of core dumps and priorities are not among them.
 const RAISED: [Resource; 9] = [
     Resource::As,
     Resource::Data,
@@ -29,99 +32,137 @@ const RAISED: [Resource; 9] = [
     Resource::Sigpending,
 ];
 
-/// What memspill itself has to be able to reserve: tables of slots, threads' stacks and heaps, a part of the pool.
-const LEAST_BYTES: u64 = 576 << 20;
+/// What memspill itself must be able to reserve: for tables of slots, for stacks and heaps of its threads,
+/// and for a part of the pool.
+const NEEDED_BYTES: u64 = 576 << 20;
 
 /// Below this a limit on the size of files makes a swap file of no use.
 pub const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// malloc's steps in the target: large, so that new heap is registered before it is used, and seldom.
+/// Descriptors that must be free when the command starts: each managed process takes about four, and some are
+/// open for a moment only. If the first process never got its own, it would wait for ever.
+const FILES_FREE_MIN: u64 = 24;
+
+/// The step in which the target's malloc grows a heap. It is large so that heaps grow seldom, and new heap is
+/// registered before it is used.
 const TOP_PAD_BYTES: u64 = 64 << 20;
-/// What glibc takes by itself.
+/// glibc's own step.
 const TOP_PAD_BYTES_MIN: u64 = 128 << 10;
-/// A process has several heaps, one for each thread perhaps: a step is so small a part of what it may have.
+/// A process can have a heap for each of its threads, so a step is at most this part of the memory that it
+/// may reserve.
 const TOP_PAD_PARTS: u64 = 64;
 
-/// Of what may be reserved, the part that tables may take.
+/// Tables may take this part of what may be reserved.
 const TABLES_PARTS: u64 = 8;
-/// What the kernel still promises is for all processes of the machine: a run counts on a part of it.
+/// All processes of the machine share what the kernel can still promise; a run counts on this part of it.
 const COMMIT_PARTS: u64 = 16;
 
-/// What memspill was started with.
+/// The limits that memspill was started with.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    given: [(Resource, Rlimit); RAISED.len()],
+    inherited: [(Resource, Rlimit); RAISED.len()],
     on_file_size: libc::sighandler_t,
 }
 
 impl Limits {
-    /// To be called before anything is opened.
+    /// Raise the soft limits. To be called before anything is opened.
     pub fn raise() -> Limits {
-        let given = RAISED.map(|resource| (resource, getrlimit(resource)));
-        for (resource, limit) in given {
-            // To raise a soft limit to the hard one is always allowed.
+        let inherited = RAISED.map(|resource| (resource, getrlimit(resource)));
+        for (resource, limit) in inherited {
+            // This is always allowed.
             let _ = setrlimit(resource, Rlimit { current: limit.maximum, ..limit });
         }
         if room_bytes().is_some() {
-            few_arenas();
+            limit_malloc_arenas();
         }
-        // SAFETY: a signal that is ignored runs no code of ours; instead of it the system call returns EFBIG.
+        // SAFETY: an ignored signal runs no code of ours; the write that would raise it returns EFBIG.
         let on_file_size = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-        Limits { given, on_file_size }
+        Limits { inherited, on_file_size }
     }
 
-    /// In the target, between fork and exec: system calls only.
+    /// Set the limits as they were. Runs in the target between fork and exec, so it makes system calls only.
     pub fn restore(&self) {
-        for (resource, limit) in self.given {
+        for (resource, limit) in self.inherited {
             let _ = setrlimit(resource, limit);
         }
-        // SAFETY: what `raise` has found, which for a program that was just started is either of ignored and default.
+        // SAFETY: this is the disposition that `raise` has found. A program that was just started has no
+        // handlers, so the signal was either ignored or at its default.
         unsafe { libc::signal(libc::SIGXFSZ, self.on_file_size) };
     }
 
-    /// Why nothing can be run, where a limit on memory leaves too little for memspill itself.
+    /// Why nothing can be run: a limit on memory leaves too little for memspill itself. None: there is
+    /// enough.
     pub fn refusal() -> Option<String> {
-        let room = room_bytes().filter(|room| *room < LEAST_BYTES)?;
+        let room = room_bytes().filter(|room| *room < NEEDED_BYTES)?;
         let (what, mends) = scarce_memory();
-        Some(format!("{what} {} MiB, and memspill itself needs {} MiB: {mends}", room >> 20, LEAST_BYTES >> 20))
+        Some(format!(
+            "{what} {} MiB, and memspill itself needs {} MiB: {mends}",
+            room >> 20,
+            NEEDED_BYTES >> 20
+        ))
     }
 
-    /// The steps of the target's malloc.
+    /// Fails (EMFILE) if the descriptors that are open by now leave too few for the processes to come. How
+    /// many memspill opens for itself depends on the CPUs and the devices, so this is called once they are
+    /// open.
+    pub fn leave_room_for_processes() -> io::Result<()> {
+        let open = std::fs::read_dir("/proc/self/fd")?.count() as u64;
+        let free = soft_limit(Resource::Nofile).map(|limit| limit.saturating_sub(open));
+        if free.is_some_and(|free| free < FILES_FREE_MIN) {
+            Err(io::Error::from_raw_os_error(libc::EMFILE))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The step of the target's malloc, computed from the limits that the target will have and not from those
+    /// that memspill has raised for itself.
     pub fn top_pad_bytes(&self) -> u64 {
-        let of = |wanted: Resource| self.given.iter().find(|(resource, _)| *resource == wanted)?.1.current;
-        top_pad_bytes([of(Resource::As), of(Resource::Data), commit_left_bytes().map(|left| left / COMMIT_PARTS)])
+        let of =
+            |wanted: Resource| self.inherited.iter().find(|(resource, _)| *resource == wanted)?.1.current;
+        top_pad_bytes(least_bytes(of, COMMIT_PARTS))
     }
 }
 
-fn top_pad_bytes(limits: [Option<u64>; 3]) -> u64 {
-    let most = limits.into_iter().flatten().min().unwrap_or(u64::MAX);
-    (most / TOP_PAD_PARTS).clamp(TOP_PAD_BYTES_MIN, TOP_PAD_BYTES) & !4095
+fn top_pad_bytes(most: Option<u64>) -> u64 {
+    (most.unwrap_or(u64::MAX) / TOP_PAD_PARTS).clamp(TOP_PAD_BYTES_MIN, TOP_PAD_BYTES) & !4095
 }
 
-/// What memspill may reserve in all. None: there is no limit.
+/// The smallest of the two limits on memory, which `of` returns, and of a part of what the kernel can still
+/// promise. None: there is no limit.
+fn least_bytes(of: impl Fn(Resource) -> Option<u64>, commit_parts: u64) -> Option<u64> {
+    let commit_bytes = commit_left_bytes().map(|left| left / commit_parts);
+    [of(Resource::As), of(Resource::Data), commit_bytes].into_iter().flatten().min()
+}
+
+fn soft_limit(resource: Resource) -> Option<u64> {
+    getrlimit(resource).current
+}
+
+/// How much memory memspill may reserve in all. None: there is no limit.
 pub fn room_bytes() -> Option<u64> {
-    let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current, commit_left_bytes()];
-    limits.into_iter().flatten().min()
+    least_bytes(soft_limit, 1)
 }
 
-/// What compressed pages may take of `bytes`, so that there is address space left for all else: a pool that is full is an
-/// answer, a heap that cannot grow is the end.
+/// How much of `bytes` compressed pages may take, so that address space is left for everything else. A full
+/// pool is something memspill can deal with; a heap that cannot grow would end the run.
 pub fn pool_bytes(bytes: u64) -> u64 {
     room_bytes().map_or(bytes, |room| bytes.min(room / 2))
 }
 
-/// What the tables of a device whose size is not given may reserve. None: there is no limit.
+/// How much memory the tables of a device may reserve whose size the user has not given. None: there is
+/// no limit.
 pub fn tables_bytes() -> Option<u64> {
-    let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current, commit_left_bytes().map(|left| left / COMMIT_PARTS)];
-    limits.into_iter().flatten().min().map(|bytes| bytes / TABLES_PARTS)
+    least_bytes(soft_limit, COMMIT_PARTS).map(|bytes| bytes / TABLES_PARTS)
 }
 
-/// The largest file that we may write. None: there is no limit.
+/// The size of the largest file that memspill may write. None: there is no limit.
 pub fn file_bytes() -> Option<u64> {
-    getrlimit(Resource::Fsize).current
+    soft_limit(Resource::Fsize)
 }
 
-/// What the kernel would still promise, where it promises no more than it has.
+/// How much memory the kernel can still promise. None: it promises more than it has (overcommit), so there is
+/// no limit.
 fn commit_left_bytes() -> Option<u64> {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
     if mode.trim() != "2" {
@@ -136,26 +177,28 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// Each heap of glibc's malloc reserves 64 MiB, and there would be one for each thread.
-fn few_arenas() {
-    // SAFETY: sets a number that malloc looks at when it makes the next arena.
+/// Let glibc's malloc have two arenas at most: each reserves 64 MiB, and by default there are up to eight for
+/// each CPU.
+fn limit_malloc_arenas() {
+    // SAFETY: this sets a number that malloc reads before it makes another arena.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
 }
 
-/// Which memory is limited, and what mends it.
+/// The limit on memory that is the smallest, and what mends it.
 fn scarce_memory() -> (&'static str, &'static str) {
-    let own = "raise it, or set it for the command alone: memspill run ... -- sh -c 'ulimit ...; exec COMMAND'";
-    let (space, data, room) = (getrlimit(Resource::As).current, getrlimit(Resource::Data).current, room_bytes());
+    let raise =
+        "raise it, or set it for the command alone: memspill run ... -- sh -c 'ulimit ...; exec COMMAND'";
+    let (space, data, room) = (soft_limit(Resource::As), soft_limit(Resource::Data), room_bytes());
     if space.is_some() && space == room {
-        ("the limit on address space (ulimit -v) is", own)
+        ("the limit on address space (ulimit -v) is", raise)
     } else if data.is_some() && data == room {
-        ("the limit on data (ulimit -d) is", own)
+        ("the limit on data (ulimit -d) is", raise)
     } else {
         ("vm.overcommit_memory is 2, and the kernel promises no more than", "raise vm.overcommit_ratio")
     }
 }
 
-/// The error, and what mends it where a limit is behind it.
+/// The error with what failed, and with what mends it where a limit is the cause.
 pub fn explained(what: &str, error: io::Error) -> io::Error {
     match remedy(&error) {
         Some(remedy) => io::Error::other(format!("{what}: {error}; {remedy}")),
@@ -163,7 +206,7 @@ pub fn explained(what: &str, error: io::Error) -> io::Error {
     }
 }
 
-/// What mends an error that a limit leads to.
+/// What mends an error whose cause is a limit. None: no limit is known to be its cause.
 pub fn remedy(error: &io::Error) -> Option<String> {
     let (resource, what) = match error.raw_os_error()? {
         libc::EMFILE => (Resource::Nofile, "open files (ulimit -n)"),
@@ -175,7 +218,7 @@ pub fn remedy(error: &io::Error) -> Option<String> {
         }
         _ => return None,
     };
-    let limit = getrlimit(resource).current?;
+    let limit = soft_limit(resource)?;
     Some(format!("the limit on {what} is {limit}: raise it"))
 }
 
@@ -185,17 +228,19 @@ mod tests {
 
     #[test]
     fn steps_of_malloc_fit_into_what_there_is() {
-        assert_eq!(top_pad_bytes([None; 3]), 64 << 20);
-        assert_eq!(top_pad_bytes([Some(1 << 40), None, None]), 64 << 20);
-        assert_eq!(top_pad_bytes([None, Some(1 << 30), None]), 16 << 20);
-        assert_eq!(top_pad_bytes([Some(1 << 40), Some(400 << 20), Some(200 << 20)]), 3200 << 10);
-        assert_eq!(top_pad_bytes([None, None, Some(0)]), 128 << 10);
+        assert_eq!(top_pad_bytes(None), 64 << 20);
+        assert_eq!(top_pad_bytes(Some(1 << 40)), 64 << 20);
+        assert_eq!(top_pad_bytes(Some(1 << 30)), 16 << 20);
+        assert_eq!(top_pad_bytes(Some(200 << 20)), 3200 << 10);
+        assert_eq!(top_pad_bytes(Some(0)), 128 << 10);
     }
 
     #[test]
     fn a_limit_is_named_with_what_it_led_to() {
         let error = explained("a thread", io::Error::from_raw_os_error(libc::EMFILE)).to_string();
-        assert!(error.starts_with("a thread: Too many open files (os error 24); the limit on open files (ulimit -n) is "));
+        assert!(error.starts_with(
+            "a thread: Too many open files (os error 24); the limit on open files (ulimit -n) is "
+        ));
         let error = explained("a thread", io::Error::from_raw_os_error(libc::ENOENT));
         assert_eq!(error.to_string(), "a thread: No such file or directory (os error 2)");
     }

@@ -1,27 +1,26 @@
 //! A panic is a broken invariant: one line, then the end of the supervisor, and with it of the tree.
 //!
-//! The build aborts on panic. The hook runs before that, on the thread that panicked, with all its locks held, so that
-//! nobody can go on with what is broken.
+//! The build aborts on panic. The hook runs before that, on the thread that panicked, with all its locks
+//! held, so that nobody can go on with what is broken.
 
-use crate::pager::Pager;
+use crate::exit;
+use crate::run::Run;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const EXIT_OWN_FAILURE: i32 = 125;
-
-pub fn install(pager: &Arc<Pager>) {
-    // Weak: a hook lives for ever, and what the pager owns has an end to see to.
-    let pager = Arc::downgrade(pager);
+pub fn install(run: &Arc<Run>) {
+    // Weak: a hook lives for ever, and what the run owns has an end to see to.
+    let run = Arc::downgrade(run);
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        let checking = pager.upgrade().is_some_and(|pager| pager.quiet.checking.load(Ordering::Relaxed));
+        let checking = run.upgrade().is_some_and(|run| run.quiet.checking.load(Ordering::Relaxed));
         let whence = if checking { "--check has found a broken invariant" } else { "internal error" };
         eprintln!("memspill: killed: {whence}: {}", one_line(info));
         if std::env::var_os("RUST_BACKTRACE").is_some() {
             default(info);
         }
-        std::process::exit(EXIT_OWN_FAILURE);
+        std::process::exit(exit::OWN_FAILURE);
     }));
 }
 

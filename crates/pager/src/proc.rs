@@ -1,9 +1,20 @@
 //! What /proc tells of a process: size, maps, thread group. Only what the pager needs.
+//!
+//! Our own, because maps are read line by line through one buffer, in bytes: the crate procfs holds all lines
+//! as structures, which would count against the budget, and gives up at names that are not UTF-8.
 
 use memspill_engine::units::PAGE_SIZE;
+use memspill_uffd::shmem::Id;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// A file of /proc as text. A process may give itself a name that is not UTF-8, and map a file with such a
+/// name: those bytes are read as U+FFFD.
+pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
 
 /// /proc/PID/statm, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -16,7 +27,7 @@ pub struct Statm {
 }
 
 pub fn statm(pid: u32) -> Option<Statm> {
-    statm_in(&fs::read_to_string(format!("/proc/{pid}/statm")).ok()?)
+    statm_in(&text(format!("/proc/{pid}/statm")).ok()?)
 }
 
 /// The same for the file's text.
@@ -28,9 +39,10 @@ pub fn statm_in(text: &str) -> Option<Statm> {
     Some(Statm { size_bytes: size, anon_bytes: resident.saturating_sub(shared), data_bytes: data })
 }
 
-/// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address space.
+/// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address
+/// space.
 pub fn pss_anon_bytes(pid: u32) -> Option<u64> {
-    pss_anon_bytes_in(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+    pss_anon_bytes_in(&text(format!("/proc/{pid}/smaps_rollup")).ok()?)
 }
 
 /// The same for the file's text.
@@ -44,20 +56,25 @@ pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
-    pub kind: Kind,
+    /// Where the mapping below it ends, whatever that one is; 0 for the lowest.
+    pub below_end: u64,
+    pub kind: MappingKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MappingKind {
+    /// Anonymous memory that is none of the others.
     Data,
+    /// What brk has made, or a part of it.
+    Heap,
     /// Writable and executable.
     Code,
-    /// The main stack, which grows downwards, at most to `floor`: there the mapping below it ends.
-    Stack { floor: u64 },
+    /// The main stack, which grows downwards, at most to where the mapping below it ends.
+    Stack,
 }
 
 /// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
-pub fn manageable(pid: u32) -> std::io::Result<Vec<Mapping>> {
+pub fn manageable(pid: u32) -> io::Result<Vec<Mapping>> {
     // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
     const BUFFER_BYTES: usize = 64 << 10;
     let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
@@ -79,7 +96,7 @@ pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
 /// What is remembered from line to line.
 #[derive(Default)]
 struct Lines {
-    /// The end of the mapping above.
+    /// The end of the mapping in the line above.
     last_end: u64,
 }
 
@@ -88,18 +105,133 @@ impl Lines {
     fn read(&mut self, line: &[u8]) -> Option<Mapping> {
         let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
         let (start, end) = range_of(fields.next()?)?;
-        let floor = std::mem::replace(&mut self.last_end, end);
+        let below_end = std::mem::replace(&mut self.last_end, end);
         let (perms, inode) = (fields.next()?, fields.nth(2)?);
         let name = fields.next().unwrap_or(b"");
         let kind = match (perms, name) {
             _ if inode != b"0" => return None,
-            (b"rw-p" | b"rwxp", b"[stack]") if floor <= start => Kind::Stack { floor },
-            (b"rw-p", _) if is_anonymous(name) => Kind::Data,
-            (b"rwxp", _) if is_anonymous(name) => Kind::Code,
+            (b"rw-p" | b"rwxp", b"[stack]") if below_end <= start => MappingKind::Stack,
+            (b"rw-p", b"[heap]") => MappingKind::Heap,
+            (b"rw-p", _) if is_anonymous(name) => MappingKind::Data,
+            (b"rwxp", _) if is_anonymous(name) => MappingKind::Code,
             _ => return None,
         };
-        Some(Mapping { start, end, kind })
+        Some(Mapping { start, end, below_end, kind })
     }
+}
+
+/// A mapping of shared anonymous memory (MAP_SHARED | MAP_ANONYMOUS, or of /dev/zero).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedMapping {
+    pub start: u64,
+    pub end: u64,
+    /// Where in the object it begins.
+    pub offset: u64,
+    pub object: Id,
+}
+
+/// What a process has mapped that others may have mapped too.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub struct SharedMaps {
+    pub anonymous: Vec<SharedMapping>,
+    /// A device's memory is mapped too: the device may reach the process's memory without the CPU.
+    pub has_device: bool,
+}
+
+pub fn shared_maps(pid: u32) -> io::Result<SharedMaps> {
+    Ok(shared_maps_in(&fs::read(format!("/proc/{pid}/maps"))?))
+}
+
+/// The same by any thread of the process: once the first one has ended, its own file is empty.
+pub fn shared_maps_of_any_thread(pid: u32) -> io::Result<SharedMaps> {
+    let own = fs::read(format!("/proc/{pid}/maps"))?;
+    if !own.is_empty() {
+        return Ok(shared_maps_in(&own));
+    }
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    let all = tasks.map(|task| fs::read(task.path().join("maps")).unwrap_or_default());
+    Ok(shared_maps_in(&all.into_iter().find(|maps| !maps.is_empty()).unwrap_or_default()))
+}
+
+/// The same for the file's text.
+pub fn shared_maps_in(maps: &[u8]) -> SharedMaps {
+    let mut found = SharedMaps::default();
+    for line in maps.split(|byte| *byte == b'\n') {
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let mut mapping = || {
+            let (start, end) = range_of(fields.next()?)?;
+            let (perms, offset) = (fields.next()?, address(fields.next()?)?);
+            let (dev, ino) = (fields.next()?, std::str::from_utf8(fields.next()?).ok()?.parse().ok()?);
+            let colon = dev.iter().position(|byte| *byte == b':')?;
+            let (major, minor) = (address(&dev[..colon])?, address(&dev[colon + 1..])?);
+            let dev = libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?);
+            Some((SharedMapping { start, end, offset, object: Id { dev, ino } }, perms))
+        };
+        let Some((mapping, perms)) = mapping() else { continue };
+        let name = (fields.next().unwrap_or(b""), fields.next());
+        match name {
+            (b"/dev/zero", Some(b"(deleted)")) if perms.ends_with(b"s") => found.anonymous.push(mapping),
+            (b"/dev/zero", None) => {}
+            (name, None) if name.starts_with(b"/dev/") && !name.starts_with(b"/dev/shm/") => {
+                found.has_device = true;
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Bytes that a process has locked (mlock), and that it has pinned for devices (registered buffers).
+pub fn locked_and_pinned(pid: u32) -> Option<(u64, u64)> {
+    locked_and_pinned_in(&text(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// The same for the file's text.
+pub fn locked_and_pinned_in(status: &str) -> Option<(u64, u64)> {
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+    let bytes =
+        |text: &str| text.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()?.checked_mul(1024);
+    Some((bytes(field("VmLck:")?)?, bytes(field("VmPin:")?)?))
+}
+
+/// Ranges that are locked. Walks all page tables.
+pub fn locked(pid: u32) -> io::Result<Vec<(u64, u64)>> {
+    Ok(with_flags(&smaps(pid)?, |has| has("lo")))
+}
+
+/// Has the process a file open for which reads and writes go past the page cache, and so by way of pinned
+/// pages? A ring of io_uring counts as one: files that it opens are in no table of the process.
+pub fn has_direct_io(pid: u32) -> io::Result<bool> {
+    let mut any = false;
+    let found = has_direct_io_in(&format!("/proc/{pid}"), &mut any)?;
+    if any {
+        return Ok(found);
+    }
+    // Its first thread has ended. (The evictor, which is one of the others, has a table of its own.)
+    for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        if has_direct_io_in(&task.path().to_string_lossy(), &mut any).unwrap_or(false) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The same for one thread's table; `any`: it has files at all.
+fn has_direct_io_in(folder: &str, any: &mut bool) -> io::Result<bool> {
+    for entry in fs::read_dir(format!("{folder}/fdinfo"))? {
+        // One that is closed meanwhile is no trouble. (Of a pipe the flag means packets.)
+        let entry = entry?;
+        *any = true;
+        let fdinfo = text(entry.path()).unwrap_or_default();
+        let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0);
+        let target = || fs::read_link(format!("{folder}/fd/{}", entry.file_name().to_string_lossy()));
+        let is_direct = flags & libc::O_DIRECT != 0 && !target().is_ok_and(|name| name.starts_with("pipe:"));
+        if is_direct || fdinfo.lines().any(|line| line.starts_with("SqMask:")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn is_anonymous(name: &[u8]) -> bool {
@@ -124,9 +256,9 @@ fn address(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 { None } else { digits.iter().try_fold(0, add) }
 }
 
-/// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork (MADV_WIPEONFORK): all
-/// that a fork's child has of what was swapped out. Walks all page tables.
-pub fn inherited(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+/// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork
+/// (MADV_WIPEONFORK): all that a fork's child has of what was swapped out. Walks all page tables.
+pub fn inherited(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(inherited_in(&smaps(pid)?))
 }
 
@@ -136,13 +268,12 @@ pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
 }
 
 /// Ranges that are registered with a userfaultfd for missing pages now. Walks all page tables.
-pub fn registered(pid: u32) -> std::io::Result<Vec<(u64, u64)>> {
+pub fn registered(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(with_flags(&smaps(pid)?, |has| has("um")))
 }
 
-/// /proc/PID/smaps. The names of files in it need not be UTF-8.
-pub fn smaps(pid: u32) -> std::io::Result<String> {
-    Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/smaps"))?).into_owned())
+pub fn smaps(pid: u32) -> io::Result<String> {
+    text(format!("/proc/{pid}/smaps"))
 }
 
 fn with_flags(smaps: &str, wanted: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> Vec<(u64, u64)> {
@@ -168,12 +299,47 @@ struct Ids {
 }
 
 fn ids(tid: u32) -> Option<Ids> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let status = text(format!("/proc/{tid}/status")).ok()?;
     let field = |name| status.lines().find_map(|l| l.strip_prefix(name));
     let number = |name| field(name)?.trim().parse().ok();
     // Kernels without pid namespaces do not have the line.
-    let innermost_tid = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse().ok()).unwrap_or(tid);
+    let innermost_tid =
+        field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last()?.parse().ok()).unwrap_or(tid);
     Some(Ids { tgid: number("Tgid:")?, parent: number("PPid:")?, innermost_tid })
+}
+
+/// May process `caller` give another one advice on its memory, as the kernel has it in process_madvise? That
+/// wants CAP_SYS_NICE, and what reading the other's /proc wants. Where it is not certain: no.
+pub fn may_advise(caller: u32, other: u32) -> bool {
+    let status = |pid: u32| text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let namespace = |pid: u32| fs::metadata(format!("/proc/{pid}/ns/user")).ok().map(|found| found.ino());
+    // Capabilities are worth something in the namespace of who has them only.
+    let is_ours = namespace(caller).is_some_and(|of_caller| namespace(std::process::id()) == Some(of_caller));
+    // Of a process that is not to be looked into, it belongs to root.
+    let owner = fs::metadata(format!("/proc/{other}")).map(|found| found.uid());
+    is_ours && owner.is_ok_and(|owner| may_advise_in(&status(caller), &status(other), owner))
+}
+
+/// The same for the texts of their status files, and the owner of the other's folder.
+fn may_advise_in(caller: &str, other: &str, owner: u32) -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    const CAP_SYS_NICE: u32 = 23;
+    fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+        text.lines().find_map(|line| line.strip_prefix(name))
+    }
+    /// Real, effective, saved, of the file system.
+    fn ids(text: &str, name: &str) -> Option<[u32; 4]> {
+        let ids: Vec<u32> = field(text, name)?.split_ascii_whitespace().flat_map(str::parse).collect();
+        ids.try_into().ok()
+    }
+    let capabilities = field(caller, "CapEff:").and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let has = |capability: u32| capabilities.is_some_and(|set| set >> capability & 1 == 1);
+    let is_same = |name: &str| match (ids(caller, name), ids(other, name)) {
+        (Some([.., own]), Some([real, effective, saved, _])) => [real, effective, saved] == [own; 3],
+        _ => false,
+    };
+    let is_open = ids(other, "Uid:").is_some_and(|[_, effective, ..]| effective == owner);
+    has(CAP_SYS_NICE) && (has(CAP_SYS_PTRACE) || (is_same("Uid:") && is_same("Gid:") && is_open))
 }
 
 /// How many threads a process has.
@@ -187,7 +353,8 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     ids(pid).map(|ids| ids.parent)
 }
 
-/// Bytes by which an address space is known: put there through its userfaultfd, where nobody else could have put them.
+/// Bytes by which an address space is known: put there through its userfaultfd, where nobody else could have
+/// put them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
     pub addr: u64,
@@ -197,15 +364,19 @@ pub struct Proof {
 /// Does the memory of this process (or thread) hold the proof?
 pub fn holds(pid: u32, proof: &Proof) -> bool {
     let mut found = [0; 16];
-    // Unlike process_vm_readv, this raises no fault where a page is missing, for which we would wait for ourselves.
-    let read = fs::File::open(format!("/proc/{pid}/mem")).and_then(|mem| mem.read_exact_at(&mut found, proof.addr));
+    // Unlike process_vm_readv, this raises no fault where a page is missing, for which we would wait for
+    // ourselves.
+    let read =
+        fs::File::open(format!("/proc/{pid}/mem")).and_then(|mem| mem.read_exact_at(&mut found, proof.addr));
     read.is_ok() && found == proof.bytes
 }
 
-/// The process whose memory holds the proof. Where several share that memory, it is the one that others were cloned from.
+/// The process whose memory holds the proof. Where several share that memory, it is the one that others were
+/// cloned from.
 ///
-/// `tid` is whom a fault there names, as that thread's own pid namespace does: most often a thread of the process, but
-/// who reads another process's memory, a tracer say, faults there too. So it is no more than where to look first.
+/// `tid` is whom a fault there names, as that thread's own pid namespace does: most often a thread of the
+/// process, but who reads another process's memory, a tracer say, faults there too. So it is no more than
+/// where to look first.
 pub fn process_holding(proof: &Proof, tid: u32) -> Option<u32> {
     let named = ids(tid).map(|ids| ids.tgid).filter(|pid| holds(*pid, proof));
     let mut pid =
@@ -221,7 +392,7 @@ struct Stat(String);
 
 impl Stat {
     fn read(path: &str) -> Option<Stat> {
-        Some(Stat(fs::read_to_string(path).ok()?))
+        Some(Stat(text(path).ok()?))
     }
 
     fn of(pid: u32) -> Option<Stat> {
@@ -263,8 +434,8 @@ pub fn cpu_ticks(pid: u32) -> Option<u64> {
     Some(user + system)
 }
 
-/// The exit code of the first thread, where that has ended and so have all others but one. (The first one counts until its
-/// process has ended.)
+/// The exit code of the first thread, where that has ended and so have all others but one. (The first one
+/// counts until its process has ended.)
 pub fn exit_code_of_all_but_one(pid: u32) -> Option<u32> {
     let stat = Stat::of(pid)?;
     let ended = stat.field(3) == Some("Z") && stat.field(20) == Some("2");
@@ -325,7 +496,8 @@ fn environment(pid: u32) -> Vec<u8> {
     environments.into_iter().find(|environment| !environment.is_empty()).unwrap_or_default()
 }
 
-/// The evictor of a process: the thread whose id the process itself, in its own pid namespace, calls `own_tid`.
+/// The evictor of a process: the thread whose id the process itself, in its own pid namespace, calls
+/// `own_tid`.
 pub fn evictor(pid: u32, own_tid: u32) -> Option<u32> {
     let is_it = |tid: &u32| *tid != pid && ids(*tid).is_some_and(|ids| ids.innermost_tid == own_tid);
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -337,11 +509,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn advice_for_others_is_for_those_who_may() {
+        let status = |ids: &str, capabilities: u64| {
+            format!("Name:\tx\nUid:\t{ids}\nGid:\t{ids}\nCapEff:\t{capabilities:016x}\n")
+        };
+        let (nice, both) = (1 << 23, 1 << 23 | 1 << 19);
+        let (mine, theirs) = ("7 7 7 7", "8 8 8 8");
+        let may = |caller: &str, capabilities, other: &str, owner| {
+            may_advise_in(&status(caller, capabilities), &status(other, 0), owner)
+        };
+        assert!(may(mine, nice, mine, 7) && may(mine, both, theirs, 8) && may(mine, both, mine, 0));
+        assert!(!may(mine, 0, mine, 7) && !may(mine, 1 << 19, mine, 7), "without CAP_SYS_NICE");
+        assert!(!may(mine, nice, theirs, 8) && !may(mine, nice, "7 7 8 7", 7), "of another user");
+        assert!(!may(mine, nice, mine, 0), "not to be looked into");
+        assert!(!may_advise_in("", "", 0) && !may_advise_in(&status(mine, nice), "", 7));
+        let me = std::process::id();
+        assert!(!may_advise(me, u32::MAX), "nobody has that number");
+    }
+
+    #[test]
     fn only_private_writable_anonymous_memory_is_manageable() {
         let kind = |line: &str| Some(manageable_in(line.as_bytes()).first()?.kind);
-        assert_eq!(kind("7f00-7f01 rw-p 00000000 00:00 0"), Some(Kind::Data));
-        assert_eq!(kind("5600-5700 rw-p 00000000 00:00 0    [heap]"), Some(Kind::Data));
-        assert_eq!(kind("5600-5700 rwxp 00000000 00:00 0    [anon: a b]"), Some(Kind::Code));
+        assert_eq!(kind("7f00-7f01 rw-p 00000000 00:00 0"), Some(MappingKind::Data));
+        assert_eq!(kind("5600-5700 rw-p 00000000 00:00 0    [heap]"), Some(MappingKind::Heap));
+        assert_eq!(kind("5600-5700 rwxp 00000000 00:00 0    [anon: a b]"), Some(MappingKind::Code));
         let no = [
             "7f00-7f01 r--p 00000000 00:00 0",
             "7f00-7f01 rw-s 00000000 00:01 1024 /memfd:x (deleted)",
@@ -352,16 +543,50 @@ mod tests {
             "garbage",
         ];
         assert!(no.iter().all(|line| kind(line).is_none()));
-        let maps = b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
-        let stack = Mapping { start: 0x7ffc, end: 0x7fff, kind: Kind::Stack { floor: 0x7f01 } };
+        let maps =
+            b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
+        let stack = Mapping { start: 0x7ffc, end: 0x7fff, below_end: 0x7f01, kind: MappingKind::Stack };
         assert_eq!(manageable_in(maps), [stack]);
+    }
+
+    #[test]
+    fn shared_anonymous_memory_is_told_from_files() {
+        let found = shared_maps_in(
+            b"7f00-7f10 rw-s 00002000 00:01 1024                       /dev/zero (deleted)\n\
+              7f10-7f20 rw-s 00000000 00:01 7       /memfd:a (deleted)\n\
+              7f20-7f30 rw-s 00000000 00:05 8       /dev/zero\n\
+              7f30-7f40 rw-s 00000000 00:17 9       /dev/shm/zero (deleted)\n\
+              7f40-7f50 rw-s 00000000 00:01 6       /SYSV00000000 (deleted)\n\
+              7f50-7f60 rw-p 00000000 00:01 5       /dev/zero (deleted)\ngarbage",
+        );
+        let object = Id { dev: libc::makedev(0, 1), ino: 1024 };
+        let (start, end, offset) = (0x7f00, 0x7f10, 0x2000);
+        let mapping = SharedMapping { start, end, offset, object };
+        assert_eq!(found, SharedMaps { anonymous: vec![mapping], has_device: false });
+        assert!(shared_maps_in(b"7f00-7f10 rw-s 00000000 00:06 11 /dev/nvidia0").has_device);
+    }
+
+    #[test]
+    fn locked_and_pinned_memory_is_counted() {
+        let status = "VmPeak:\t  10 kB\nVmLck:\t       4 kB\nVmPin:\t      8 kB\n";
+        assert_eq!(locked_and_pinned_in(status), Some((4096, 8192)));
+        assert_eq!(locked_and_pinned_in("VmLck: x kB"), None);
+        assert!(locked_and_pinned(std::process::id()).is_some());
+        let has_direct_io = || has_direct_io(std::process::id()).expect("our own files");
+        assert!(!has_direct_io());
+        let (mut options, name) = (fs::OpenOptions::new(), std::env::current_exe().expect("a file"));
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_DIRECT);
+        // Not every file system has it.
+        if let Ok(_direct) = options.read(true).open(name) {
+            assert!(has_direct_io());
+        }
     }
 
     #[test]
     fn our_own_stack_is_known() {
         let me = std::process::id();
         let mappings = manageable(me).expect("our own maps");
-        let stack = mappings.iter().find(|mapping| matches!(mapping.kind, Kind::Stack { .. })).expect("a stack");
+        let stack = mappings.iter().find(|mapping| mapping.kind == MappingKind::Stack).expect("a stack");
         let start = stack_start(me).expect("its start");
         assert!((stack.start..stack.end).contains(&start), "{start:x} is not in {stack:x?}");
         assert!(mappings.is_sorted_by(|a, b| a.end <= b.start));
@@ -420,5 +645,17 @@ mod tests {
         while cpu_ticks(me) < Some(before + 3) {
             assert!(begun.elapsed().as_secs() < 20, "no CPU time is counted");
         }
+    }
+    #[test]
+    fn a_name_that_is_not_utf8_hides_nothing() {
+        let named = std::thread::spawn(|| {
+            fs::write("/proc/thread-self/comm", b"\xe9) \xff").expect("comm");
+            let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            (
+                ids(tid).map(|ids| (ids.tgid, ids.innermost_tid == tid)),
+                Stat::of(tid).map(|stat| stat.has_ended()),
+            )
+        });
+        assert_eq!(named.join().expect("joined"), (Some((std::process::id(), true)), Some(false)));
     }
 }

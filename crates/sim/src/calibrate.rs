@@ -1,9 +1,12 @@
-//! `memspill sim calibrate`: what this machine takes for the things whose constants are marked (c) in `vcpu/src/cost.rs`.
+//! `memspill sim calibrate`: measures on this machine what the constants marked (c) in `vcpu/src/cost.rs`
+//! stand for.
 //!
-//! The only part of the simulator that looks at a real clock. What it finds is shown and changes nothing: constants that
-//! differed between machines would end "the same command, the same bytes".
+//! The only part of the simulator that looks at a real clock. What it finds is shown and changes nothing:
+//! constants that differed between machines would end "the same command, the same bytes".
 
+use memspill_tables::json::rounded;
 use memspill_vcpu::cost;
+use serde_json::{Value, json};
 use std::fmt::Write;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -128,7 +131,7 @@ fn line_from_another_cpu() -> f64 {
         }
         wait_for(TURNS);
     });
-    // A turn is a read of the other's store, and taking the line back for the own one.
+    // In a turn a thread reads the other's store, and takes the line back for its own.
     start.elapsed().as_nanos() as f64 / (2 * TURNS) as f64
 }
 
@@ -150,7 +153,7 @@ fn wake() -> f64 {
             while !asleep.swap(false, Ordering::AcqRel) {
                 std::thread::yield_now();
             }
-            // It is about to sleep: long enough for that.
+            // The other thread is about to sleep: give it time to do so.
             std::thread::sleep(std::time::Duration::from_micros(200));
             let start = Instant::now();
             bell.send(()).expect("the sleeper listens until the bell is gone");
@@ -170,15 +173,13 @@ pub fn table(measures: &[Measure]) -> String {
 }
 
 pub fn json(measures: &[Measure]) -> String {
-    let rows: Vec<String> = measures
-        .iter()
-        .map(|m| {
-            // Names here need no escapes.
-            format!(
-                "    {{\"name\": \"{}\", \"constant_ns\": {}, \"measured_ns\": {:.1}}}",
-                m.name, m.constant_ns, m.measured_ns
-            )
+    let row = |m: &Measure| {
+        json!({
+            "name": m.name,
+            "constant_ns": m.constant_ns,
+            "measured_ns": rounded(m.measured_ns, 1),
         })
-        .collect();
-    format!("{{\n  \"schema\": 1,\n  \"measures\": [\n{}\n  ]\n}}\n", rows.join(",\n"))
+    };
+    let measures: Value = measures.iter().map(row).collect();
+    format!("{:#}\n", json!({ "schema": 1, "measures": measures }))
 }

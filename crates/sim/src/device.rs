@@ -1,22 +1,24 @@
-//! Swap devices that are simulated: what they hold, what each request costs, and the faults that are planned for them.
+//! Swap devices that are simulated: what they hold, what each request costs, and the faults that are planned
+//! for them.
 //!
-//! Contract checks that no real device makes: a slot is never read while it holds nothing, nor written or discarded while
-//! it is being read. What it does not do: the locks of the real backings (the pool's size classes, the ring's queue); all
-//! requests of a device run side by side, so that devices are not the limit.
+//! Contract checks that no real device makes: a slot is never read while it holds nothing, nor written or
+//! discarded while it is being read. What it does not do: the locks of the real backings (the pool's size
+//! classes, the ring's queue); all requests of a device run side by side, so that devices are not the limit.
 
-use crate::stamp::{stamp_of, stamped};
 use crate::target::Lost;
 use memspill_engine_sim::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine_sim::units::{CLUSTER_SLOTS, ClusterIndex, Page, SlotIndex};
+use memspill_engine_sim::testing::stamp::stamp_of;
+use memspill_engine_sim::testing::store::Store;
+use memspill_engine_sim::units::{Page, SlotIndex};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{cost, now, spend, step};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum DeviceKind {
     /// Compressed RAM: reads end at once.
     Ram,
     /// A RAM disk: no compression.
@@ -41,31 +43,29 @@ pub struct Faults {
 }
 
 struct Inner {
-    stamps: Vec<Option<u64>>,
-    readers: BTreeMap<u32, u32>,
+    store: Store,
     /// Reads under way on each queue, with the time at which they end.
     started: BTreeMap<u32, Vec<(u64, ReadRequest)>>,
     random: Random,
 }
 
 pub struct SimDevice {
-    kind: Kind,
+    kind: DeviceKind,
+    slots: u32,
     faults: Faults,
     discard: bool,
     keeps: bool,
+    rotational: bool,
     lost: Arc<Lost>,
     inner: Mutex<Inner>,
 }
 
 impl SimDevice {
-    pub fn new(kind: Kind, slots: u32, faults: Faults, lost: Arc<Lost>) -> SimDevice {
-        let inner = Inner {
-            stamps: vec![None; slots as usize],
-            readers: BTreeMap::new(),
-            started: BTreeMap::new(),
-            random: Random::new(faults.seed),
-        };
-        SimDevice { kind, faults, discard: false, keeps: false, lost, inner: Mutex::new(inner) }
+    pub fn new(kind: DeviceKind, slots: u32, faults: Faults, lost: Arc<Lost>) -> SimDevice {
+        let inner =
+            Inner { store: Store::default(), started: BTreeMap::new(), random: Random::new(faults.seed) };
+        let (discard, keeps, rotational) = (false, false, false);
+        SimDevice { kind, slots, faults, discard, keeps, rotational, lost, inner: Mutex::new(inner) }
     }
 
     /// The same with `discard=pages`.
@@ -73,10 +73,15 @@ impl SimDevice {
         SimDevice { discard, ..self }
     }
 
-    /// The same with copies that are worth keeping while their pages are in memory: of most pages, not of all, as where some
-    /// compress.
+    /// The same with copies that are worth keeping while their pages are in memory: of most pages, not of
+    /// all, as where some compress.
     pub fn keeping(self, keeps: bool) -> SimDevice {
         SimDevice { keeps, ..self }
+    }
+
+    /// The same, said to turn: pages are read ahead by slot. Costs nothing more.
+    pub fn rotating(self, rotational: bool) -> SimDevice {
+        SimDevice { rotational, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -88,65 +93,61 @@ impl SimDevice {
         self.lock().started.get(&queue.0)?.iter().map(|(end, _)| *end).min()
     }
 
-    /// Slots that hold something.
-    pub fn held(&self) -> usize {
-        self.lock().stamps.iter().flatten().count()
+    /// Does no slot hold anything?
+    pub fn is_empty(&self) -> bool {
+        self.lock().store.is_empty()
     }
 
     /// (for the request, for each page)
     fn write_cost(&self) -> (u64, u64) {
         match self.kind {
-            Kind::Ram => (0, cost::COMPRESS_PAGE_NS),
-            Kind::RamDisk => (cost::RAMDISK_REQUEST_NS, cost::RAMDISK_PAGE_NS),
-            Kind::Nvme => (cost::NVME_WRITE_NS, cost::NVME_PAGE_NS),
+            DeviceKind::Ram => (0, cost::COMPRESS_PAGE_NS),
+            DeviceKind::RamDisk => (cost::RAMDISK_REQUEST_NS, cost::RAMDISK_PAGE_NS),
+            DeviceKind::Nvme => (cost::NVME_WRITE_NS, cost::NVME_PAGE_NS),
         }
     }
     fn read_cost(&self) -> (u64, u64) {
         match self.kind {
-            Kind::Ram => (0, cost::DECOMPRESS_PAGE_NS),
-            Kind::RamDisk => (cost::RAMDISK_REQUEST_NS, cost::RAMDISK_PAGE_NS),
-            Kind::Nvme => (cost::NVME_READ_NS, cost::NVME_PAGE_NS),
+            DeviceKind::Ram => (0, cost::DECOMPRESS_PAGE_NS),
+            DeviceKind::RamDisk => (cost::RAMDISK_REQUEST_NS, cost::RAMDISK_PAGE_NS),
+            DeviceKind::Nvme => (cost::NVME_READ_NS, cost::NVME_PAGE_NS),
         }
     }
 }
 
 impl Inner {
-    fn happens(&mut self, one_in: u64, faults: &Faults) -> bool {
-        one_in > 0 && now() < faults.until_ns && self.random.one_in(one_in)
+    fn fault_happens(&mut self, one_in: u64, faults: &Faults) -> bool {
+        fault_happens(&mut self.random, one_in, faults)
     }
 
-    /// The slots are looked at when the read ends: had one been given away meanwhile, it would show.
-    fn finish(&mut self, device: &SimDevice, mut request: ReadRequest) -> ReadDone {
-        let mut results = Vec::with_capacity(request.slots.len());
-        for (i, slot) in request.slots.iter().enumerate() {
-            let readers = self.readers.get_mut(&slot.0).expect("a read that was started");
-            *readers -= 1;
-            if *readers == 0 {
-                self.readers.remove(&slot.0);
+    fn finish(&mut self, device: &SimDevice, request: ReadRequest) -> ReadDone {
+        let Inner { store, random, .. } = self;
+        let faults = &device.faults;
+        store.end_read(request, |stamp| {
+            if fault_happens(random, faults.short, faults) {
+                return Some(BackingError::Short(12));
             }
-            let stamp =
-                self.stamps[slot.index()].unwrap_or_else(|| panic!("{slot:?} is read, and holds nothing"));
-            if self.happens(device.faults.short, &device.faults) {
-                request.buf[i] = stamped(0xDEAD_BEEF_DEAD_BEEF);
-                results.push(Err(BackingError::Short(12)));
-            } else if self.happens(device.faults.read_fails, &device.faults) {
+            let fails = fault_happens(random, faults.read_fails, faults);
+            if fails {
                 device.lost.lock().expect("lost").insert(stamp);
-                // What a failed read leaves behind must never be seen.
-                request.buf[i] = stamped(0xDEAD_BEEF_DEAD_BEEF);
-                results.push(Err(BackingError::Io(5)));
-            } else {
-                request.buf[i] = stamped(stamp);
-                results.push(Ok(()));
             }
-        }
-        ReadDone { token: request.token, slots: request.slots, buf: request.buf, results }
+            fails.then_some(BackingError::Io(5))
+        })
     }
+}
+
+fn fault_happens(random: &mut Random, one_in: u64, faults: &Faults) -> bool {
+    one_in > 0 && now() < faults.until_ns && random.one_in(one_in)
 }
 
 impl Backing for SimDevice {
     fn properties(&self) -> Properties {
-        let slots = self.lock().stamps.len() as u32;
-        Properties { slots, synchronous: self.kind != Kind::Nvme, rotational: false, discard: self.discard }
+        Properties {
+            slots: self.slots,
+            synchronous: self.kind != DeviceKind::Nvme,
+            rotational: self.rotational,
+            discard: self.discard,
+        }
     }
 
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
@@ -155,16 +156,14 @@ impl Backing for SimDevice {
         for write in pages {
             step(page);
             let mut inner = self.lock();
-            let slot = write.slot;
-            assert!(!inner.readers.contains_key(&slot.0), "{slot:?} is written while it is being read");
-            let error = if inner.happens(self.faults.full, &self.faults) {
+            let error = if inner.fault_happens(self.faults.full, &self.faults) {
                 Some(BackingError::Full)
-            } else if inner.happens(self.faults.short, &self.faults) {
+            } else if inner.fault_happens(self.faults.short, &self.faults) {
                 Some(BackingError::Short(12))
             } else {
-                inner.happens(self.faults.write_fails, &self.faults).then_some(BackingError::Io(5))
+                inner.fault_happens(self.faults.write_fails, &self.faults).then_some(BackingError::Io(5))
             };
-            inner.stamps[slot.index()] = error.is_none().then(|| stamp_of(write.page));
+            inner.store.write(write.slot, error.is_none().then_some(write.page));
             results.push(error.map_or(Ok(()), Err));
         }
     }
@@ -174,15 +173,12 @@ impl Backing for SimDevice {
         let mut takes = per_request + per_page * request.slots.len() as u64;
         {
             let mut inner = self.lock();
-            for slot in &request.slots {
-                assert!(inner.stamps[slot.index()].is_some(), "{slot:?} is read, and holds nothing");
-                *inner.readers.entry(slot.0).or_default() += 1;
-            }
-            if inner.happens(self.faults.delays, &self.faults) {
+            inner.store.begin_read(&request.slots);
+            if inner.fault_happens(self.faults.delays, &self.faults) {
                 takes += inner.random.below(self.faults.longest_delay_ns);
             }
         }
-        if self.kind == Kind::Nvme {
+        if self.kind == DeviceKind::Nvme {
             let end = now() + takes;
             self.lock().started.entry(queue.0).or_default().push((end, request));
             return ReadStart::Pending;
@@ -202,41 +198,29 @@ impl Backing for SimDevice {
         }
     }
 
-    fn poll_fd(&self, _: QueueId) -> Option<i32> {
-        None
-    }
-
     fn discard(&self, slots: &[SlotIndex]) {
-        let mut inner = self.lock();
-        for slot in slots {
-            assert!(!inner.readers.contains_key(&slot.0), "{slot:?} is discarded while it is being read");
-            inner.stamps[slot.index()] = None;
-        }
+        self.lock().store.discard(slots);
         spend(cost::L2_NS * slots.len() as u64);
     }
 
-    /// Takes as long as a write; what is written meanwhile is gone when it ends.
-    fn discard_cluster(&self, cluster: ClusterIndex) {
-        step(cost::NVME_WRITE_NS);
-        let inner = self.lock();
-        let first = (cluster.0 * CLUSTER_SLOTS) as usize;
-        let held = inner.stamps.iter().skip(first).take(CLUSTER_SLOTS as usize).flatten().count();
-        assert_eq!(held, 0, "{cluster:?} holds pages when it has been discarded");
+    fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
+        let is_it = |stamp| stamp % 4 != 0 && page.is_none_or(|page| stamp == stamp_of(page));
+        self.keeps && self.lock().store.stamp(slot).is_some_and(is_it)
     }
 
-    fn maintain(&self, _: QueueId) -> bool {
+    fn housekeep(&self, chore: Chore) -> bool {
+        match chore {
+            // Takes as long as a write; what is written meanwhile is gone when it ends.
+            Chore::DiscardCluster(cluster) => {
+                step(cost::NVME_WRITE_NS);
+                self.lock().store.check_discarded(cluster);
+            }
+            Chore::Close => assert!(self.is_empty(), "a device that holds pages is closed"),
+            Chore::Maintain { .. } | Chore::GiveRam { .. } | Chore::LimitRam { .. } | Chore::EndRun => {}
+        }
         false
     }
-    fn keeps(&self, slot: SlotIndex) -> bool {
-        self.keeps && self.lock().stamps[slot.index()].is_some_and(|stamp| stamp % 4 != 0)
-    }
-    fn still_holds(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.keeps(slot) && self.lock().stamps[slot.index()] == Some(stamp_of(page))
-    }
-    fn set_ram_limit_bytes(&self, _: u64) {}
-    fn close(&self) {
-        assert_eq!(self.held(), 0, "a device that holds pages is closed");
-    }
+
     fn usage(&self) -> Usage {
         Usage::default()
     }

@@ -1,22 +1,27 @@
-//! The pager's part: faults are read and given to the engine, events are processed, pages are taken out, as
-//! `crates/pager` does it (`fault.rs`, `events.rs`, `evict.rs`), with tasks of virtual CPUs for threads.
+//! The pager's part in a simulation: it reads faults and gives them to the engine, processes events and takes
+//! pages out, as `crates/pager` does (`faults/thread.rs`, `faults/events.rs`, `reclaim/evict.rs`), with tasks
+//! of virtual CPUs in place of threads.
 //!
-//! A task is a thread of the process and the pager of its CPU in one: while its fault is served, it waits. Room is made by
-//! reclaimers on CPUs of their own (the pager's way), or by whoever needs it (`Reclaim::Direct`).
+//! A task is a thread of the process and the pager of its CPU in one: while its fault is served, it waits.
+//! Room is made by whoever needs it, as in the kernel (`Reclaim::Direct`), or by reclaimers on CPUs of their
+//! own. The pager's own arrangement has tasks for its threads: pagers.rs.
 //!
-//! What it does not do: growth, adoption, agents, the choice of the pager that a fault wakes, the swap token.
+//! What it does not do: growth, adoption, agents, the choice of the pager that a fault wakes, whom
+//! reclaim spares.
 
 use crate::device::SimDevice;
 use crate::target::{Event, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::Engine;
+use memspill_engine_sim::fill::{Fault, FillJob, Outcome, Scratch};
+use memspill_engine_sim::layout::Layout;
 use memspill_engine_sim::space::Space;
 use memspill_engine_sim::stats::add;
-use memspill_engine_sim::swap_in::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine_sim::sync::Ordering;
 use memspill_engine_sim::units::{CpuId, SpaceId, Vpn};
 use memspill_vcpu::{self as vcpu, Mutex, MutexGuard, Signal, cost};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,25 +30,52 @@ pub const BATCH_PAGES: usize = 64;
 /// A batch that took nothing is tried again after this long, as in the pager.
 const NOTHING_TAKEN_NS: u64 = 2_000_000;
 
-/// The pager gives up after ten seconds; nothing here is planned to last so long.
+/// A fault that waits longer than this is stuck. (The pager gives up after ten seconds; no planned fault of a
+/// device lasts this long.)
 const STUCK_NS: u64 = 1_000_000_000;
-/// Who could not read for want of memory waits so long before the next try.
+/// A task whose read failed for want of memory waits this long before the next try.
 const PAUSE_NS: u64 = 1_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaim {
     /// Each task makes room itself.
     Direct,
-    /// So many tasks do nothing else.
+    /// So many tasks do nothing else, on CPUs of their own.
     Background(u32),
+    /// Pagers and reclaimers are tasks on the CPUs of the programs (pagers.rs).
+    Pagers(Layout, Back),
+}
+
+/// What of the pager's arrangement is set back to what it was.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Back {
+    /// At most 8 pagers and 4 reclaimers.
+    pub counts: bool,
+    /// Each batch pokes all pagers that have faults waiting for room.
+    pub pokes: bool,
+    /// All reclaimers are woken at once.
+    pub kicks: bool,
+    /// Each fault looks into the table of processes, and counts in one histogram.
+    pub lines: bool,
+}
+
+/// Pagers, as those see them who make room.
+pub trait WhoWaits {
+    fn hand_over(&self, cpu: CpuId, process: &Rc<Process>, wanted: &[Vpn]);
+    fn poke_waiting(&self, room_pages: usize);
+    fn stop(&self);
 }
 
 pub struct Process {
     pub target: Arc<Target>,
     pub space: vcpu::Arc<Space>,
+    /// Faults that no pager has read yet, and whether one thread makes them all.
+    pub messages: RefCell<VecDeque<Fault>>,
+    pub one_thread: bool,
     /// Held by whoever takes a batch or processes events.
     batch: Mutex<BatchLock>,
-    /// Held around that by who takes a batch: events need not wait for those who wait for the evictor.
+    /// Held around the batch lock by whoever takes a batch, so that events do not wait for tasks that only
+    /// wait for the evictor.
     evictor: Mutex<EvictorLock>,
 }
 
@@ -56,9 +88,11 @@ pub struct Host {
     pub devices: RefCell<Vec<Arc<SimDevice>>>,
     pub processes: RefCell<Vec<Rc<Process>>>,
     pub reclaim: Cell<Reclaim>,
+    pub pagers: RefCell<Option<Rc<dyn WhoWaits>>>,
     pub stopping: Cell<bool>,
-    /// Staging is charged, as in the pager. Without, budgets may be smaller than the buffers of a few batches.
-    pub counts_staging: Cell<bool>,
+    /// Frames are charged, as in the pager. Without that, budgets may be smaller than the buffers of a few
+    /// batches.
+    pub counts_frames: Cell<bool>,
     next_space: Cell<u32>,
     room: Signal,
     kick: Signal,
@@ -72,8 +106,9 @@ impl Host {
             devices: RefCell::new(devices),
             processes: RefCell::default(),
             reclaim: Cell::new(reclaim),
+            pagers: RefCell::new(None),
             stopping: Cell::new(false),
-            counts_staging: Cell::new(true),
+            counts_frames: Cell::new(true),
             next_space: Cell::new(1),
             room: Signal::default(),
             kick: Signal::default(),
@@ -86,12 +121,14 @@ impl Host {
         vcpu::Arc::new(Space::new(SpaceId(id), vcpu::Arc::from_std(target)))
     }
 
-    fn add(&self, target: Arc<Target>, space: vcpu::Arc<Space>) -> Rc<Process> {
-        space.join(&self.engine.spaces());
+    fn add_process_of(&self, target: Arc<Target>, space: vcpu::Arc<Space>, one_thread: bool) -> Rc<Process> {
+        space.start_level_with(&self.engine.spaces());
         self.engine.add_space(space.clone());
         let process = Rc::new(Process {
             target,
             space,
+            messages: RefCell::default(),
+            one_thread,
             batch: Mutex::new(BatchLock),
             evictor: Mutex::new(EvictorLock),
         });
@@ -99,9 +136,9 @@ impl Host {
         process
     }
 
-    pub fn add_process(&self, target: Arc<Target>) -> Rc<Process> {
+    pub fn add_process(&self, target: Arc<Target>, one_thread: bool) -> Rc<Process> {
         let space = self.new_space(target.clone());
-        self.add(target, space)
+        self.add_process_of(target, space, one_thread)
     }
 
     fn process_of(&self, space: &vcpu::Arc<Space>) -> Option<Rc<Process>> {
@@ -111,61 +148,76 @@ impl Host {
     /// The process has ended.
     pub fn remove_process(&self, cpu: CpuId, process: &Rc<Process>) {
         {
-            let _pass = process.space.gate.enter_events();
+            let _events_guard = process.space.gate.enter_events();
             let _batch = process.batch.lock().expect("batch");
-            process.space.release(&self.engine, cpu);
+            process.space.release(self.engine.swap(), cpu);
         }
         self.engine.remove_space(&process.space);
         self.processes.borrow_mut().retain(|p| !Rc::ptr_eq(p, process));
-        self.poke();
+        self.wake_waiting_for_room();
     }
 
-    fn poke(&self) {
+    fn wake_waiting_for_room(&self) {
         self.room.wake_all();
+        let pagers = self.pagers.borrow().clone();
+        pagers.iter().for_each(|pagers| pagers.poke_waiting(BATCH_PAGES));
     }
 
     /// End the background reclaimers.
     pub fn stop(&self) {
         self.stopping.set(true);
         self.kick.wake_all();
-        self.poke();
+        let pagers = self.pagers.borrow().clone();
+        pagers.iter().for_each(|pagers| pagers.stop());
+        self.wake_waiting_for_room();
     }
 
-    /// Take one batch out. Returns the pages taken.
-    pub fn batch(&self, cpu: CpuId, queue: QueueId) -> usize {
+    /// Take one batch out, or drop what was read ahead. Returns the pages taken.
+    pub fn take_batch(&self, cpu: CpuId, queue: QueueId) -> usize {
         self.engine.write_again(cpu, queue);
-        self.engine.devices.iter().for_each(|device| _ = device.maintain(queue));
+        self.engine.devices().iter().for_each(|device| _ = device.maintain(queue));
+        match self.batch_of_some(cpu, queue) {
+            0 => self.engine.drop_read_ahead(cpu, BATCH_PAGES),
+            taken => taken,
+        }
+    }
+
+    fn batch_of_some(&self, cpu: CpuId, queue: QueueId) -> usize {
         for last_try in [false, false, false, true] {
             let Some(space) = self.engine.pick_space() else { return 0 };
             let Some(process) = self.process_of(&space) else { return 0 };
-            // Somebody takes a batch there: another process first, and only then wait.
+            // Another task takes a batch from this process: try another process first, and wait at last.
             let evictor = match process.evictor.try_lock() {
                 Ok(evictor) => evictor,
                 Err(_) if !last_try => continue,
                 Err(_) => process.evictor.lock().expect("evictor"),
             };
-            return self.batch_of(cpu, queue, &process, evictor);
+            return self.take_batch_of(cpu, queue, &process, evictor);
         }
         unreachable!("the last try returns")
     }
 
-    fn batch_of(
+    fn take_batch_of(
         &self,
         cpu: CpuId,
         queue: QueueId,
-        process: &Process,
+        process: &Rc<Process>,
         evictor: MutexGuard<'_, EvictorLock>,
     ) -> usize {
         let engine = &self.engine;
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(cpu, &process.space, BATCH_PAGES);
         drop(batch);
-        // The pager serves these faults itself; here their threads look again.
-        shrunk.wanted.iter().for_each(|vpn| process.space.memory.wake(*vpn, 1));
-        process.space.made_own(&shrunk.busy);
+        let pagers = self.pagers.borrow().clone();
+        match pagers {
+            Some(pagers) => pagers.hand_over(cpu, process, &shrunk.wanted),
+            // Their threads look again.
+            None => shrunk.wanted.iter().for_each(|vpn| process.space.memory.wake(*vpn, 1)),
+        }
+        process.space.mark_own(&shrunk.busy);
         drop(evictor);
         if shrunk.taken > 0 {
-            self.poke();
+            self.wake_waiting_for_room();
         } else {
             // As the pager's monitor does every now and then.
             process.space.tidy();
@@ -173,8 +225,8 @@ impl Host {
         if let Some(write_out) = write_out {
             engine.write_out(cpu, queue, write_out);
         }
-        if self.counts_staging.get() {
-            engine.group.set_other_bytes(engine.staging_bytes());
+        if self.counts_frames.get() {
+            engine.root().set_other_bytes(engine.frame_bytes());
         }
         shrunk.taken
     }
@@ -185,28 +237,28 @@ impl Host {
         while !self.stopping.get() {
             let seen = self.kick.count();
             self.wanted.set(false);
-            while self.engine.group.above_low_mark() && !self.stopping.get() {
-                if self.batch(cpu, queue) == 0 {
+            while self.engine.root().above_low_mark() && !self.stopping.get() {
+                if self.take_batch(cpu, queue) == 0 {
                     self.assert_not_stuck(moved_at);
                     vcpu::step(NOTHING_TAKEN_NS);
                     break;
                 }
                 moved_at = vcpu::now();
             }
-            // Above the mark somebody may wait for room, and will not kick again.
-            if !self.stopping.get() && !self.engine.group.above_high_mark() {
+            // Sleep only below the mark: above it a task may wait for room, and will not kick again.
+            if !self.stopping.get() && !self.engine.root().above_high_mark() {
                 self.kick.wait(seen);
                 moved_at = vcpu::now();
             }
         }
     }
 
-    /// A fault that has waited for room for so long waits for ever.
+    /// Panics if a fault has waited for room for `STUCK_NS`: it would wait for ever.
     fn assert_not_stuck(&self, since_ns: u64) {
         if vcpu::now() - since_ns < STUCK_NS {
             return;
         }
-        let group = &self.engine.group;
+        let group = self.engine.root();
         let spaces: Vec<(usize, u64, u64)> = self
             .engine
             .spaces()
@@ -214,19 +266,19 @@ impl Host {
             .map(|s| (s.evictable(), s.resident_pages(), s.swapped_pages()))
             .collect();
         panic!(
-            "a fault finds no room: {} pages charged, {} other bytes, limit {} bytes, {} slots used, devices failing: {:?}, \
-             full: {:?}; spaces (evictable, resident, swapped): {spaces:?}",
-            self.engine.groups.charged_pages(group),
+            "a fault finds no room: {} pages charged, {} other bytes, limit {} bytes, {} slots used, \
+             devices failing: {:?}, full: {:?}; spaces (evictable, resident, swapped): {spaces:?}",
+            self.engine.groups().charged_pages(group),
             group.other_bytes(),
             group.limit_bytes(),
             self.engine.used_slots(),
-            self.engine.devices.iter().map(|d| d.errors.is_failing()).collect::<Vec<_>>(),
-            self.engine.devices.iter().map(|d| d.full.load(Ordering::Relaxed)).collect::<Vec<_>>(),
+            self.engine.devices().iter().map(|d| d.errors.is_failing()).collect::<Vec<_>>(),
+            self.engine.devices().iter().map(|d| d.full.load(Ordering::Relaxed)).collect::<Vec<_>>(),
         );
     }
 
     fn kick_reclaim(&self) {
-        if self.engine.group.above_high_mark() && !self.wanted.replace(true) {
+        if self.engine.root().above_high_mark() && !self.wanted.replace(true) {
             self.kick.wake_all();
         }
     }
@@ -242,11 +294,11 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(host: Rc<Host>, index: u32) -> Worker {
+    pub fn new(host: Rc<Host>, cpu: u32, queue: u32) -> Worker {
         Worker {
             host,
-            cpu: CpuId(index),
-            queue: QueueId(index),
+            cpu: CpuId(cpu),
+            queue: QueueId(queue),
             scratch: Scratch::default(),
             put_off: Vec::new(),
         }
@@ -268,9 +320,9 @@ impl Worker {
     fn fault(&mut self, process: &Rc<Process>, vpn: Vpn, write: bool) {
         let host = self.host.clone();
         vcpu::spend(cost::FAULT_NS);
-        add(&host.engine.stats.on(self.cpu).pgfault, 1);
+        add(&host.engine.stats().on(self.cpu).pgfault, 1);
         self.read_messages(process);
-        let fault = Fault { vpn, write, urgent: false, favoured: false };
+        let fault = Fault { vpn, write, urgent: false };
         let began = vcpu::now();
         loop {
             host.assert_not_stuck(began);
@@ -279,21 +331,34 @@ impl Worker {
             match outcome {
                 Outcome::NoRoom if !process.target.is_dead() => self.make_room(seen),
                 other => {
-                    self.after(other);
+                    self.handle_outcome(other);
                     break;
                 }
             }
         }
-        self.finish();
+        self.finish_under_way();
         match host.reclaim.get() {
-            Reclaim::Direct if host.engine.group.above_high_mark() => _ = host.batch(self.cpu, self.queue),
+            Reclaim::Direct if host.engine.root().above_high_mark() => {
+                _ = host.take_batch(self.cpu, self.queue)
+            }
             Reclaim::Direct => {}
             Reclaim::Background(_) => host.kick_reclaim(),
+            Reclaim::Pagers(..) => unreachable!("faults are served by pagers"),
         }
     }
 
-    /// All that this task has under way comes to its end: reads in flight, and fills that met an event.
-    fn finish(&mut self) {
+    /// One fault, for a pager.
+    pub fn serve(&mut self, process: &Process, fault: Fault) -> Outcome {
+        let engine = &self.host.engine;
+        engine.fault(self.cpu, self.queue, &process.space, fault, &mut self.scratch)
+    }
+
+    pub fn has_put_off(&self) -> bool {
+        !self.put_off.is_empty()
+    }
+
+    /// Finish all that this task has under way: reads in flight, and fills that met an event.
+    fn finish_under_way(&mut self) {
         loop {
             let next = self.host.devices.borrow().iter().filter_map(|d| d.next_end(self.queue)).min();
             if let Some(end) = next {
@@ -302,13 +367,13 @@ impl Worker {
             } else if self.put_off.is_empty() {
                 return;
             } else {
-                self.events_of_all();
-                self.retry();
+                self.read_events_of_all();
+                self.retry_put_off();
             }
         }
     }
 
-    fn after(&mut self, outcome: Outcome) {
+    pub fn handle_outcome(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Again(job) => self.put_off.push(job),
             Outcome::Pause => vcpu::step(PAUSE_NS),
@@ -322,14 +387,14 @@ impl Worker {
         host.devices.borrow().iter().for_each(|d| d.reap(self.queue, &mut done));
         for read in done {
             let outcome = host.engine.read_done(self.cpu, read, &mut self.scratch);
-            self.after(outcome);
+            self.handle_outcome(outcome);
         }
     }
 
-    fn retry(&mut self) {
+    pub fn retry_put_off(&mut self) {
         for job in std::mem::take(&mut self.put_off) {
             let outcome = self.host.engine.install(self.cpu, job, &mut self.scratch);
-            self.after(outcome);
+            self.handle_outcome(outcome);
         }
     }
 
@@ -337,7 +402,7 @@ impl Worker {
         let host = self.host.clone();
         match host.reclaim.get() {
             Reclaim::Direct => {
-                if host.batch(self.cpu, self.queue) == 0 {
+                if host.take_batch(self.cpu, self.queue) == 0 {
                     vcpu::step(cost::SCHED_YIELD_NS);
                 }
             }
@@ -345,16 +410,17 @@ impl Worker {
                 host.kick_reclaim();
                 host.room.wait(seen);
             }
+            Reclaim::Pagers(..) => unreachable!("a pager lets faults without room wait"),
         }
     }
 
-    fn events_of_all(&mut self) {
+    fn read_events_of_all(&mut self) {
         let processes = self.host.processes.borrow().clone();
         processes.iter().filter(|p| p.target.has_events()).for_each(|p| self.read_messages(p));
     }
 
-    /// Until no event of the process is unread, whoever reads it.
-    pub fn settle(&mut self, process: &Rc<Process>) {
+    /// Read messages until no event of the process is unread.
+    pub fn read_all_messages(&mut self, process: &Rc<Process>) {
         while process.target.has_events() {
             self.read_messages(process);
         }
@@ -362,7 +428,7 @@ impl Worker {
 
     /// Read a process's messages, alone in its gate, and process its events.
     pub fn read_messages(&mut self, process: &Rc<Process>) {
-        let Some(pass) = process.space.gate.try_enter_events() else {
+        let Some(events_guard) = process.space.gate.try_enter_events() else {
             // Another pager reads.
             vcpu::yield_now();
             return;
@@ -376,20 +442,23 @@ impl Worker {
         let batch = process.batch.lock().expect("batch");
         for event in events {
             match event {
-                Event::Unmap { from, to } => process.space.unmap(&host.engine, self.cpu, Vpn(from), Vpn(to)),
+                Event::Unmap { from, to } => {
+                    process.space.unmap(host.engine.swap(), self.cpu, Vpn(from), Vpn(to))
+                }
                 Event::Remap { from, to, pages } => {
-                    process.space.remap(&host.engine, self.cpu, Vpn(from), Vpn(to), pages);
+                    process.space.remap(host.engine.swap(), self.cpu, Vpn(from), Vpn(to), pages);
                 }
                 Event::Fork { child } => {
                     let space = host.new_space(child.clone());
-                    process.space.fork_into(&host.engine, self.cpu, &space);
-                    host.add(child, space);
+                    process.space.fork_into(host.engine.swap(), self.cpu, &space);
+                    host.add_process_of(child, space, process.one_thread);
                 }
+                Event::Remove { .. } => unreachable!("no process here drops its pages"),
             }
         }
         process.target.end_events();
         drop(batch);
-        drop(pass);
-        host.poke();
+        drop(events_guard);
+        host.wake_waiting_for_room();
     }
 }

@@ -2,25 +2,27 @@
 //!
 //! ```text
 //!   scale, seeds ──▶ bench ──┐
-//!                            ├─▶ host: what the pager does ─▶ engine (engine-sim) ─▶ target: a process's memory
+//!                            ├─▶ host: what the pager does ─▶ engine (engine-sim) ─▶ target: a memory
 //!   soak ────────────────────┘       tasks: vcpu                                  └▶ device: what slots hold
 //! ```
 //!
 //! scale and seeds make a `memspill_tables::Report`, which that crate renders.
 //!
-//! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map is in the output, so the same
-//! command prints the same bytes on every machine. What it costs to do things is in `vcpu/src/cost.rs`.
+//! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map
+//! is in the output, so the same command prints the same bytes on every machine. What it costs to do things
+//! is in `vcpu/src/cost.rs`.
 
 pub mod bench;
 pub mod calibrate;
 pub mod device;
+mod figures;
 mod host;
+mod pagers;
 pub mod scale;
 pub mod seeds;
 pub mod soak;
-mod stamp;
 mod target;
 mod threads;
 mod zipf;
 
-pub use host::Reclaim;
+pub use host::{Back, Reclaim};

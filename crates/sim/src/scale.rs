@@ -1,9 +1,10 @@
 //! `memspill sim scale`: throughput on more and more CPUs, against linear, and what the time is lost in.
 
 use crate::bench::{self, Measured, Pattern, Setup};
-use crate::device::Kind;
-use crate::host::Reclaim;
+use crate::device::DeviceKind;
+use crate::host::{Back, Reclaim};
 use crate::seeds::MACHINE;
+use memspill_engine_sim::layout::Layout;
 use memspill_engine_sim::tuning::{Tuning, TuningError};
 use memspill_tables::{Cell, Chart, Column, Report, Row, Table, Unit};
 use memspill_vcpu::profile::Entry;
@@ -11,14 +12,36 @@ use memspill_vcpu::profile::Entry;
 /// Locks and atomics that people see for each number of CPUs; programs see all.
 const TOP: usize = 4;
 
+/// Who serves faults and makes room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrangement {
+    /// Each thread for itself, as in the kernel.
+    Direct,
+    /// Pagers and reclaimers on the programs' CPUs, as `memspill run` has them; or so many of them.
+    Pager { pagers: Option<u32>, reclaimers: Option<u32>, back: Back },
+}
+
+impl Arrangement {
+    fn reclaim(self, cpus: u32) -> Reclaim {
+        let Arrangement::Pager { pagers, reclaimers, back } = self else { return Reclaim::Direct };
+        let mut layout = Layout::for_cpus(cpus);
+        if back.counts {
+            layout = Layout { pagers: cpus.clamp(1, 8), reclaimers: cpus.clamp(1, 4) };
+        }
+        layout.pagers = pagers.unwrap_or(layout.pagers).min(cpus);
+        layout.reclaimers = reclaimers.unwrap_or(layout.reclaimers);
+        Reclaim::Pagers(layout, back)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Options {
     pub cpus: Vec<u32>,
     pub seed: u64,
     pub cpus_per_socket: u32,
     pub threads: u32,
-    pub reclaimers: u32,
-    pub kind: Kind,
+    pub arrangement: Arrangement,
+    pub kind: DeviceKind,
     pub ms: u64,
     pub tune: Vec<String>,
 }
@@ -30,16 +53,15 @@ impl Options {
             cpus,
             cpus_per_socket: self.cpus_per_socket,
             threads: self.threads.min(cpus),
-            pages_per_cpu: 2048,
+            tasks: cpus,
+            pages_per_task: 2048,
             set_percent: 200,
+            full_percent: 0,
+            compute_ns: 0,
             pattern: Pattern::Random { write_percent: 20 },
             kind: self.kind,
             devices: 1,
-            reclaim: if self.reclaimers == 0 {
-                Reclaim::Direct
-            } else {
-                Reclaim::Background(self.reclaimers)
-            },
+            reclaim: self.arrangement.reclaim(cpus),
             tuning,
             warm_up_ns: self.ms * 1_000_000 / 4,
             measured_ns: self.ms * 1_000_000,

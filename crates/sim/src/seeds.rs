@@ -1,19 +1,24 @@
-//! `memspill sim seeds`: the mechanisms of the published patch threads, old against new, on machines like theirs.
+//! `memspill sim seeds`: the mechanisms of the published patch threads, old against new, on machines like
+//! theirs.
 //!
 //! ```text
-//!   threads.rs   a Thread for each table: its Cases (machines), their settings, the counts that it argues with
-//!   here         measure them, and make the rows
+//!   threads.rs   a Thread for each table: its Cases (machines), their settings, the counts it argues with
+//!   here         measure them with each seed, and make the rows
+//!   figures.rs   the table of what was published, with a verdict for each figure
 //! ```
 //!
-//! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen by it. What the
-//! threads did not say (sizes of sets, command lines) is taken from docs/simulation.md. A setting that names a knob which this
-//! build does not have is left out, and its table says so.
+//! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen
+//! by it. What the threads did not say (sizes of sets, command lines) is taken from docs/simulation.md. A
+//! setting that names a knob which this build does not have is left out, and its table says so.
 
-use crate::bench::{self, Measured, Mechanisms, Setup};
+use crate::bench::{self, Counted, Measured, Setup};
+use crate::figures;
 use crate::host::Reclaim;
-use crate::threads::{Case, Count, Metric, THREADS, Thread};
+use crate::threads::{Case, Count, LockShare, Setting, THREADS, Thread};
 use memspill_engine_sim::tuning::Tuning;
 use memspill_tables::{Cell, Chart, Column, Report, Row, Table, Unit};
+use memspill_vcpu::profile::Counts;
+use std::rc::Rc;
 
 const MS: u64 = 1_000_000;
 
@@ -23,23 +28,39 @@ pub const MACHINE: &str = "virtual CPUs on a virtual clock; what things cost: cr
 /// Virtual milliseconds that are measured of each setting, after a quarter of that to warm up.
 pub const MS_DEFAULT: u64 = 20;
 
-/// Measure all, `ms` virtual milliseconds of each setting; `done` is told the name of each that was.
-pub fn seeds(seed: u64, ms: u64, command: String, mut done: impl FnMut(&str)) -> Report {
+/// Seeds of each setting, one after the other.
+pub const SEEDS_DEFAULT: u64 = 3;
+
+pub struct Options {
+    pub first_seed: u64,
+    pub seeds: u64,
+    /// Virtual milliseconds that are measured.
+    pub ms: u64,
+}
+
+/// Measure all; `done` is told the name of each that was.
+pub fn seeds(options: &Options, command: String, mut done: impl FnMut(&str)) -> Report {
+    let mut figures = Vec::new();
+    let mut tables: Vec<Table> =
+        THREADS.iter().map(|thread| table(thread, options, &mut figures, &mut done)).collect();
+    tables.push(figures::table(figures));
+    let seeds = match options.seeds {
+        1 => "One seed.".into(),
+        n => format!("Each figure is the median of {n} seeds, a change that of the changes of each seed."),
+    };
+    let note = "No constant is fitted to a published figure. Where the two differ, docs/simulation.md says \
+                why, as far as is known.";
     Report {
         title: "Five patch threads, simulated".into(),
         command,
         machine: MACHINE.into(),
-        seed: Some(seed),
-        notes: vec![
-            "No constant is fitted to a published figure. Where the two differ, docs/simulation.md says why, as far as is \
-             known."
-                .into(),
-        ],
-        tables: THREADS.iter().map(|thread| table(thread, seed, ms, &mut done)).collect(),
+        seed: Some(options.first_seed),
+        notes: vec![seeds, note.into()],
+        tables,
     }
 }
 
-fn table(thread: &Thread, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> Table {
+fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, done: &mut impl FnMut(&str)) -> Table {
     let mut table = Table {
         id: thread.id,
         title: thread.title.into(),
@@ -51,9 +72,14 @@ fn table(thread: &Thread, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> Ta
         charts: vec![Chart::Bars { column: thread.metric.key(), one_scale: false }],
     };
     for case in thread.cases {
-        let (rows, missing) = rows(thread, case, seed, ms, done);
-        table.rows.extend(rows);
-        table.notes.extend(missing);
+        let settings = measure_all(thread, case, options, &mut table.notes, done);
+        let Some((_, first)) = settings.first() else { continue };
+        let group = format!("{}: {}", thread.title, case.machine);
+        for (n, (setting, runs)) in settings.iter().enumerate() {
+            let change = if n == 0 { Cell::Nothing } else { thread.metric.change(first, runs) };
+            table.rows.push(row(thread, case, setting, runs, change));
+            figures.extend(setting.figures.iter().map(|f| f.row(&group, &setting.name(), first, runs)));
+        }
     }
     table.notes.dedup();
     table.notes.push(format!("Change: of {}, against the first setting.", thread.metric.name()));
@@ -61,35 +87,59 @@ fn table(thread: &Thread, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> Ta
     table
 }
 
-/// Rows of one machine, and a note for each setting that this build does not have.
-fn rows(thread: &Thread, case: &Case, seed: u64, ms: u64, done: &mut impl FnMut(&str)) -> (Vec<Row>, Vec<String>) {
-    let (mut rows, mut missing, mut first) = (Vec::new(), Vec::new(), None);
+/// The runs of each setting, one for each seed. Of a setting that this build does not have there is a note.
+fn measure_all(
+    thread: &Thread,
+    case: &Case,
+    options: &Options,
+    notes: &mut Vec<String>,
+    done: &mut impl FnMut(&str),
+) -> Vec<(&'static Setting, Rc<Vec<Measured>>)> {
+    let mut measured: Vec<(Tuning, &Setting, Rc<Vec<Measured>>)> = Vec::new();
     for setting in case.settings {
         let tuning = match Tuning::parse(setting.knobs.iter().copied()) {
             Ok(tuning) => tuning,
             Err(error) => {
-                missing.push(format!("Not in this build: {error}."));
+                notes.push(format!("Not in this build: {error}."));
                 continue;
             }
         };
-        let measured = bench::measure(&case.setup(seed, ms, tuning));
-        let value = thread.metric.of(&measured);
-        let change = match first {
-            Some(first) => Cell::once(value / first - 1.0),
-            None => Cell::Nothing,
+        // Two forms of a thread may be one setting.
+        let runs = match measured.iter().find(|(before, ..)| *before == tuning) {
+            Some((.., runs)) => runs.clone(),
+            None => {
+                let seeds = options.first_seed..options.first_seed + options.seeds;
+                let run = |seed| bench::measure(&case.setup(seed, options.ms, tuning.clone()));
+                Rc::new(seeds.map(run).collect())
+            }
         };
-        first.get_or_insert(value);
-        let knobs = setting.knobs.join(" ");
-        done(&format!("{}: {}: {knobs}", thread.title, case.machine));
-        rows.push(Row {
-            group: case.machine.into(),
-            setting: knobs,
-            cells: cells(&measured, change, thread.counts),
-            published: setting.published,
-            detail: false,
-        });
+        done(&format!("{}: {}: {}", thread.title, case.machine, setting.name()));
+        measured.push((tuning, setting, runs));
     }
-    (rows, missing)
+    measured.into_iter().map(|(_, setting, runs)| (setting, runs)).collect()
+}
+
+fn row(thread: &Thread, case: &Case, setting: &Setting, runs: &[Measured], change: Cell) -> Row {
+    let rate = |count: fn(&Counted) -> u64| {
+        let rates = runs.iter().map(|run| count(&run.counted) as f64 * 1e9 / run.measured_ns as f64);
+        Cell::of(rates.collect())
+    };
+    let mut cells = vec![rate(|c| c.accesses), change, rate(|c| c.swapped_in), rate(|c| c.swapped_out)];
+    cells.extend(thread.counts.iter().map(|count| count.cell(runs)));
+    let published = setting.figures.iter().find(|figure| figure.metric == thread.metric);
+    Row {
+        group: case.machine.into(),
+        setting: setting.name(),
+        cells,
+        published: published.map(|figure| figure.published),
+        detail: false,
+    }
+}
+
+impl Setting {
+    fn name(&self) -> String {
+        format!("{}{}", self.form, self.knobs.join(" "))
+    }
 }
 
 impl Case {
@@ -98,10 +148,13 @@ impl Case {
         Setup {
             seed,
             cpus,
+            tasks: cpus,
             cpus_per_socket,
             threads,
-            pages_per_cpu: 2048,
+            pages_per_task: 2048,
             set_percent: self.set_percent,
+            full_percent: 0,
+            compute_ns: 0,
             pattern: self.pattern,
             kind: self.kind,
             devices: self.devices,
@@ -110,28 +163,6 @@ impl Case {
             warm_up_ns: ms * MS / 4,
             measured_ns: ms * MS,
         }
-    }
-}
-
-impl Metric {
-    fn key(self) -> &'static str {
-        match self {
-            Metric::SwapOut => "swap_out_per_s",
-            Metric::Accesses => "accesses_per_s",
-        }
-    }
-    fn name(self) -> &'static str {
-        match self {
-            Metric::SwapOut => "swap-out",
-            Metric::Accesses => "accesses",
-        }
-    }
-    fn of(self, measured: &Measured) -> f64 {
-        let counted = match self {
-            Metric::SwapOut => measured.counted.swapped_out,
-            Metric::Accesses => measured.counted.accesses,
-        };
-        per_second(counted, measured)
     }
 }
 
@@ -159,17 +190,6 @@ const RATES: [Column; 4] = [
     },
 ];
 
-fn cells(measured: &Measured, change: Cell, counts: &[Count]) -> Vec<Cell> {
-    let rate = |count| Cell::once(per_second(count, measured));
-    let counted = &measured.counted;
-    let rates = [rate(counted.accesses), change, rate(counted.swapped_in), rate(counted.swapped_out)];
-    rates.into_iter().chain(counts.iter().map(|count| count.cell(&measured.mechanisms))).collect()
-}
-
-fn per_second(count: u64, measured: &Measured) -> f64 {
-    count as f64 * 1e9 / measured.measured_ns as f64
-}
-
 impl Count {
     fn column(self) -> Column {
         let column = |key, name, unit, help| Column { key, name, unit, help };
@@ -178,7 +198,8 @@ impl Count {
                 "cluster_locks_per_page",
                 "cluster locks",
                 Unit::PerPage,
-                "Locks of clusters (slots, counts and swap cache of 512 slots) taken, for each page in or out.",
+                "Locks of clusters (slots, counts and swap cache of 512 slots) taken, \
+                 for each page in or out.",
             ),
             Count::ClusterContended => column(
                 "cluster_contended_per_1000_pages",
@@ -216,6 +237,21 @@ impl Count {
                 Unit::PerThousandPages,
                 "Locks of the swap cgroup map that another CPU held when they were tried.",
             ),
+            Count::CacheHits => column(
+                "cache_hit_share",
+                "hit",
+                Unit::Share,
+                "Of the faults on pages that were swapped out: the page was in the swap cache.",
+            ),
+            Count::CacheMisses => column(
+                "cache_miss_share",
+                "miss",
+                Unit::Share,
+                "The page was read by way of the swap cache, its neighbours with it.",
+            ),
+            Count::CacheBypassed => {
+                column("cache_bypass_share", "bypass", Unit::Share, "The page was read past the swap cache.")
+            }
             Count::Readahead => column(
                 "readahead_share",
                 "readahead",
@@ -224,7 +260,7 @@ impl Count {
             ),
             Count::ReadaheadHits => column(
                 "readahead_hit_share",
-                "hits",
+                "of it wanted",
                 Unit::Share,
                 "Of the pages that came along, those that were touched before they left.",
             ),
@@ -234,14 +270,24 @@ impl Count {
                 Unit::PerThousandPages,
                 "Folios of larger orders that got no slots in one piece and were split.",
             ),
+            Count::Waited(LockShare { waited: (key, name), .. }) => {
+                column(key, name, Unit::Share, "Of all CPUs' time, what is lost in this lock.")
+            }
+            Count::Held(LockShare { held: (key, name), .. }) => {
+                column(key, name, Unit::Share, "Of all CPUs' time, that in which this lock is held.")
+            }
         }
     }
 
-    fn cell(self, m: &Mechanisms) -> Cell {
-        let ratio = |count: u64, of: u64, times: f64| match of {
-            0 => Cell::Nothing,
-            _ => Cell::once(count as f64 / of as f64 * times),
-        };
+    fn cell(self, runs: &[Measured]) -> Cell {
+        let ratios: Vec<f64> = runs.iter().filter_map(|run| self.of(run)).collect();
+        Cell::of(ratios)
+    }
+
+    /// None where there was nothing to count.
+    fn of(self, measured: &Measured) -> Option<f64> {
+        let m = &measured.mechanisms;
+        let ratio = |count: u64, of: u64, times: f64| (of > 0).then(|| count as f64 / of as f64 * times);
         match self {
             Count::ClusterLocks => ratio(m.cluster_locks, m.pages, 1.0),
             Count::ClusterContended => ratio(m.cluster_contended, m.pages, 1000.0),
@@ -250,9 +296,20 @@ impl Count {
             Count::BaseSteps => ratio(m.base_steps, m.pages, 1000.0),
             Count::CgroupLocks => ratio(m.cgroup_locks, m.pages, 1.0),
             Count::CgroupContended => ratio(m.cgroup_contended, m.pages, 1000.0),
+            Count::CacheHits => ratio(m.hits, m.swap_in_faults(), 1.0),
+            Count::CacheMisses => ratio(m.misses, m.swap_in_faults(), 1.0),
+            Count::CacheBypassed => ratio(m.bypassed, m.swap_in_faults(), 1.0),
             Count::Readahead => ratio(m.readahead, m.swapped_in, 1.0),
             Count::ReadaheadHits => ratio(m.readahead_hits, m.readahead, 1.0),
             Count::Fallbacks => ratio(m.fallbacks, m.pages, 1000.0),
+            Count::Waited(share) => of_time(measured, share, Counts::lost_ns),
+            Count::Held(share) => of_time(measured, share, |counts| counts.held_ns),
         }
     }
+}
+
+/// The share of all CPUs' time that a lock takes; None if it was never taken.
+fn of_time(measured: &Measured, share: &LockShare, ns: impl Fn(&Counts) -> u64) -> Option<f64> {
+    let entry = measured.profile.iter().find(|entry| entry.name == share.lock)?;
+    Some(ns(&entry.counts) as f64 / measured.cpu_ns as f64)
 }

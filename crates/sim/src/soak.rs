@@ -1,30 +1,34 @@
-//! `memspill sim soak`: random histories with faults of devices and preemption at any lock, checked all along.
+//! `memspill sim soak`: random histories with faults of devices and preemption at any lock, checked all
+//! along.
 //!
 //! ```text
-//!   seed ─▶ machine, devices, fault plan, knobs ─▶ tasks: touch, map, unmap, mremap, fork, exit, reclaim, tidy, swapoff
+//!   seed ─▶ machine, devices, fault plan, knobs ─▶ tasks: touch, map, unmap, mremap, fork, exit, reclaim, …
 //!                                                    │ 20 virtual ms
 //!                                                    ▼
 //!           quiet: checker ─▶ every page of every process is read ─▶ all exit: no slot, page or byte is left
 //! ```
 //!
-//! Each touch compares the page with what was last stored there (target.rs); a page may be lost only if a read of it has
-//! failed. A history depends on nothing but its seed, so a failure is repeated by that seed alone. Faults of devices end
-//! before the history does, so that what waits to be written can be.
+//! Each touch compares the page with what was last stored there (target.rs); a page may be lost only if a
+//! read of it has failed. A history depends on nothing but its seed, so a failure is repeated by that seed
+//! alone. Faults of devices end before the history does, so that all pages that wait can be written.
 //!
-//! What it does not do: weak memory orderings, and what only a kernel can do (guard pages, pinned pages, hard limits).
+//! What it does not do: weak memory orderings, and what only a kernel can do (guard pages, pinned pages, hard
+//! limits).
 
-use crate::device::{Faults, Kind, SimDevice};
+use crate::device::{DeviceKind, Faults, SimDevice};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
 use crate::target::{Lost, Refusals, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
-use memspill_engine_sim::engine::{Device, Engine};
-use memspill_engine_sim::slots::SwapDevice;
+use memspill_engine_sim::devices::Device;
+use memspill_engine_sim::engine::Engine;
+use memspill_engine_sim::slots::Slots;
 use memspill_engine_sim::swapoff::Step;
 use memspill_engine_sim::tuning::{FolioSize, Tuning};
 use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
 use memspill_engine_sim::word::ENTRY_DEVICES_MAX;
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{self as vcpu, Machine, Preemption, World};
+use serde_json::json;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -57,12 +61,13 @@ pub fn table(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
 }
 
 pub fn json(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
-    let counts: Vec<String> =
-        coverage.iter().map(|(name, count)| format!("    \"{name}\": {count}")).collect();
-    format!(
-        "{{\n  \"schema\": {SCHEMA},\n  \"first_seed\": {first_seed},\n  \"histories\": {histories},\n  \"counters\": {{\n{}\n  }}\n}}\n",
-        counts.join(",\n")
-    )
+    let soak = json!({
+        "schema": SCHEMA,
+        "first_seed": first_seed,
+        "histories": histories,
+        "counters": coverage,
+    });
+    format!("{soak:#}\n")
 }
 
 /// What one history is made of, drawn from its seed.
@@ -83,11 +88,12 @@ struct Plan {
 
 #[derive(Clone, Copy)]
 struct DevicePlan {
-    kind: Kind,
+    kind: DeviceKind,
     faults: Faults,
     /// With `discard=pages`.
     discard: bool,
     keeps: bool,
+    rotational: bool,
 }
 
 impl Plan {
@@ -104,7 +110,7 @@ impl Plan {
         }
         let mut chance = |of: &[u64]| of[random.below(of.len() as u64) as usize];
         let devices = (0..chance(&[1, 1, 2])).map(|_| {
-            let kind = [Kind::Ram, Kind::Nvme][chance(&[0, 1]) as usize];
+            let kind = [DeviceKind::Ram, DeviceKind::Nvme][chance(&[0, 1]) as usize];
             let faults = Faults {
                 seed: chance(&[1, 2, 3]),
                 read_fails: chance(&[0, 0, 200]),
@@ -115,7 +121,8 @@ impl Plan {
                 longest_delay_ns: chance(&[100_000, 3_000_000]),
                 until_ns: HISTORY_NS / 2,
             };
-            DevicePlan { kind, faults, discard: chance(&[0, 1]) == 1, keeps: chance(&[0, 1]) == 1 }
+            let (discard, keeps) = (chance(&[0, 1]) == 1, chance(&[0, 1]) == 1);
+            DevicePlan { kind, faults, discard, keeps, rotational: chance(&[0, 0, 1]) == 1 }
         });
         let devices = devices.collect();
         let refusals = Refusals {
@@ -166,13 +173,14 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
         history.new_process();
         history.spawn_tasks(&plan, &mut random);
         vcpu::run();
-        history.quiet();
-        history.end();
-        for (name, count, _) in host.engine.stats.list() {
+        history.check_at_rest();
+        history.end_all_processes();
+        for (name, count, _) in host.engine.stats().list() {
             *coverage.entry(name).or_default() += count;
         }
         *coverage.entry("swapoffs").or_default() += history.swapoffs.get();
-        let discarded = host.engine.devices.iter().map(|device| device.slots.stats().discarded_clusters).sum::<u64>();
+        let discarded =
+            host.engine.devices().iter().map(|device| device.slots.stats().discarded_clusters).sum::<u64>();
         *coverage.entry("discarded_clusters").or_default() += discarded;
     }
     drop(world);
@@ -180,7 +188,8 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
 
 fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     let cpus = plan.tasks + 3;
-    // No more than may be needed at once: slots are used again soon, by whoever would meet what is left of their past.
+    // No more than may be needed at once, so that slots are soon used again: then bytes left over from an
+    // earlier use would be noticed.
     let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
     let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
@@ -191,7 +200,7 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     }
     let engine = Engine::new(devices, plan.limit_pages * PAGE_SIZE as u64, plan.tuning.clone());
     let host = Host::new(engine, sims, plan.reclaim);
-    host.counts_staging.set(false);
+    host.counts_frames.set(false);
     host
 }
 
@@ -203,9 +212,9 @@ fn make_device(
     lost: &Arc<Lost>,
 ) -> (Device, Arc<SimDevice>) {
     let sim = SimDevice::new(plan.kind, slots, plan.faults, lost.clone());
-    let sim = Arc::new(sim.discarding(plan.discard).keeping(plan.keeps));
+    let sim = Arc::new(sim.discarding(plan.discard).keeping(plan.keeps).rotating(plan.rotational));
     let backing: Arc<dyn Backing> = sim.clone();
-    let table = SwapDevice::new(slots, cpus, false, tuning);
+    let table = Slots::new(slots, cpus, false, tuning);
     (Device::new("device".into(), 0, table, vcpu::Arc::from_std(backing)), sim)
 }
 
@@ -223,9 +232,9 @@ struct History {
 
 impl History {
     fn new_process(&self) {
-        let target = Target::new(self.pages, self.lost.clone()).refusing(self.refusals, self.stamp());
+        let target = Target::new(self.lost.clone()).refusing(self.refusals, self.stamp());
         target.map(0, self.pages / 2);
-        self.host.add_process(Arc::new(target));
+        self.host.add_process(Arc::new(target), false);
     }
 
     fn stamp(&self) -> u64 {
@@ -237,8 +246,8 @@ impl History {
         for cpu in 0..plan.tasks {
             let (history, seed) = (self.clone(), random.draw());
             vcpu::spawn(cpu, format!("CPU {cpu}"), move || {
-                let worker = Worker::new(history.host.clone(), cpu);
-                Life { history: &history, worker, random: Random::new(seed) }.live();
+                let worker = Worker::new(history.host.clone(), cpu, cpu);
+                Actor { history: &history, worker, random: Random::new(seed) }.act_until_the_end();
                 history.running.set(history.running.get() - 1);
                 if history.running.get() == 0 {
                     history.host.stop();
@@ -254,27 +263,27 @@ impl History {
         }
     }
 
-    /// Nobody is at work: what is known everywhere agrees, and every page can be had.
-    fn quiet(self: &Rc<History>) {
+    /// While no task runs: all tables agree, and every page can be read.
+    fn check_at_rest(self: &Rc<History>) {
         self.host.engine.check();
         let history = self.clone();
         vcpu::spawn(0, "reader".into(), move || {
-            let mut worker = Worker::new(history.host.clone(), 0);
+            let mut worker = Worker::new(history.host.clone(), 0, 0);
             let processes = history.host.processes.borrow().clone();
             for process in &processes {
-                worker.settle(process);
+                worker.read_all_messages(process);
                 (0..history.pages).for_each(|page| _ = worker.access(process, page, None));
             }
         });
         self.host.stopping.set(false);
-        // Nobody reclaims in the background any more, so the reader makes room himself.
+        // No reclaimer runs any more, so the reader makes room itself.
         self.host.reclaim.set(Reclaim::Direct);
         vcpu::run();
         self.host.engine.check();
     }
 
     /// All processes end, and nothing is left.
-    fn end(&self) {
+    fn end_all_processes(&self) {
         let host = &self.host;
         let processes = host.processes.borrow().clone();
         for process in &processes {
@@ -284,40 +293,44 @@ impl History {
         host.engine.write_again(CpuId(0), QueueId(0));
         host.engine.check();
         assert_eq!(host.engine.used_slots(), 0, "slots are in use when all processes have ended");
-        assert_eq!(host.engine.groups.charged_pages(&host.engine.group), 0, "pages are charged when all processes have ended");
-        let held: usize = host.devices.borrow().iter().map(|d| d.held()).sum();
-        assert_eq!(held, 0, "devices hold pages when all processes have ended");
+        assert_eq!(
+            host.engine.groups().charged_pages(host.engine.root()),
+            0,
+            "pages are charged when all processes have ended"
+        );
+        let all_empty = host.devices.borrow().iter().all(|d| d.is_empty());
+        assert!(all_empty, "devices hold pages when all processes have ended");
     }
 }
 
 /// What one task does until the history ends.
-struct Life<'a> {
+struct Actor<'a> {
     history: &'a History,
     worker: Worker,
     random: Random,
 }
 
-impl Life<'_> {
-    fn live(&mut self) {
+impl Actor<'_> {
+    fn act_until_the_end(&mut self) {
         while vcpu::now() < HISTORY_NS {
             let processes = self.history.host.processes.borrow().clone();
             let process = &processes[self.random.below(processes.len() as u64) as usize];
             match self.random.below(100) {
-                0..72 => self.accesses(process),
-                72..90 => self.change(process),
-                90..97 => _ = self.history.host.batch(self.worker.cpu, self.worker.queue),
+                0..72 => self.access_pages(process),
+                72..90 => self.change_mappings(process),
+                90..97 => _ = self.history.host.take_batch(self.worker.cpu, self.worker.queue),
                 97 => process.space.tidy(),
                 98 => self.swapoff(),
                 _ => self.exit(process),
             }
         }
-        // What others have begun in these processes is read before nobody is left to read it.
+        // Events of these processes are read now, while a task is left that can read them.
         let processes = self.history.host.processes.borrow().clone();
-        processes.iter().for_each(|process| self.worker.settle(process));
+        processes.iter().for_each(|process| self.worker.read_all_messages(process));
     }
 
     /// Pages at random, or one after the other.
-    fn accesses(&mut self, process: &Rc<Process>) {
+    fn access_pages(&mut self, process: &Rc<Process>) {
         let stream = self.random.one_in(3);
         let pages = self.history.pages;
         let first = self.random.below(pages);
@@ -338,7 +351,7 @@ impl Life<'_> {
         (from, from + pages)
     }
 
-    fn change(&mut self, process: &Rc<Process>) {
+    fn change_mappings(&mut self, process: &Rc<Process>) {
         if process.target.is_dead() {
             return;
         }
@@ -359,21 +372,23 @@ impl Life<'_> {
             }
             _ => {}
         }
-        // As in the kernel: who changes an address space waits until somebody has read of it.
-        self.worker.settle(process);
+        // As in the kernel: the thread that changes an address space waits until its event was read.
+        self.worker.read_all_messages(process);
     }
 
     /// A device goes off, all the way or halfway, and another one comes in its place.
     fn swapoff(&mut self) {
         let host = self.history.host.clone();
-        let devices = host.engine.devices.len() as u64;
-        let has_place = devices < ENTRY_DEVICES_MAX as u64 || host.engine.devices.iter().any(|device| device.is_off());
+        let devices = host.engine.devices().len() as u64;
+        let has_place =
+            devices < ENTRY_DEVICES_MAX as u64 || host.engine.devices().iter().any(|device| device.is_off());
         if has_place && self.random.one_in(2) {
-            let slots = host.engine.devices[0].slots.all_slots() as u32 + 1;
-            let kind = if self.random.one_in(2) { Kind::Ram } else { Kind::Nvme };
+            let slots = host.engine.devices()[0].slots.all_slots() as u32 + 1;
+            let kind = if self.random.one_in(2) { DeviceKind::Ram } else { DeviceKind::Nvme };
             let (discard, keeps) = (self.random.one_in(2), self.random.one_in(2));
-            let plan = DevicePlan { kind, faults: Faults::default(), discard, keeps };
-            let (device, sim) = make_device(&plan, slots, 1, &host.engine.tuning, &self.history.lost);
+            let rotational = self.random.one_in(3);
+            let plan = DevicePlan { kind, faults: Faults::default(), discard, keeps, rotational };
+            let (device, sim) = make_device(&plan, slots, 1, host.engine.tuning(), &self.history.lost);
             // Known to the workers before any of them may have to reap its reads.
             host.devices.borrow_mut().push(sim);
             host.engine.swapon(device).expect("a place is left");
@@ -392,7 +407,7 @@ impl Life<'_> {
             if steps == 0 && self.random.one_in(2) {
                 host.engine.swapoff_stop();
             }
-            // This task is a pager too: others may wait for what it has to serve.
+            // This task is a pager too: others may wait for events that it has to read.
             let processes = host.processes.borrow().clone();
             processes.iter().filter(|p| p.target.has_events()).for_each(|p| self.worker.read_messages(p));
         };
@@ -422,7 +437,11 @@ mod tests {
             let drawn: BTreeSet<String> = plans.iter().map(|plan| knob.value_in(&plan.tuning)).collect();
             let all: BTreeSet<String> = (0..64).map(|number| knob.value_of(number)).collect();
             let few = all.len() <= 12;
-            assert!(if few { drawn == all } else { drawn.len() > 12 }, "{} is only drawn as {drawn:?}", knob.name);
+            assert!(
+                if few { drawn == all } else { drawn.len() > 12 },
+                "{} is only drawn as {drawn:?}",
+                knob.name
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Pages of which few are hot: page of rank k is drawn in proportion to 1 / k^1.2, as `fio` does for `zipf:1.2`, and ranks
-//! are spread over the pages as it does, so that hot pages are not neighbours.
+//! Pages of which few are hot: page of rank k is drawn in proportion to 1 / k^1.2, as `fio` does for
+//! `zipf:1.2`, and ranks are spread over the pages as it does, so that hot pages are not neighbours.
 //!
-//! Only additions, multiplications, divisions and comparisons, which every machine rounds alike: the standard library's
-//! powers may differ in the last bit between machines, and the simulator prints the same bytes on all of them.
+//! Only additions, multiplications, divisions and comparisons, which every machine rounds alike: the standard
+//! library's powers may differ in the last bit between machines, and the simulator prints the same bytes on
+//! all of them.
 
 use memspill_vcpu::random::Random;
 

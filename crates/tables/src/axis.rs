@@ -1,6 +1,7 @@
 //! Axes: from a value to a place, and where the ticks are. Logarithmic, since what is compared are ratios.
 //!
-//! Logarithms may differ in their last bit between machines; places are printed in tenths of a pixel, which hides it.
+//! Logarithms may differ in their last bit between machines; places are printed in tenths of a pixel, which
+//! hides it.
 
 /// From the logarithms `low..high` to pixels `from..to`.
 pub struct Axis {

@@ -7,9 +7,9 @@
 //! ```
 
 use crate::axis::Axis;
-use crate::html::escaped;
-use crate::model::{Report, Row, Spread, Table, Unit};
-use crate::number::{shown, unit_name};
+use crate::escape::escaped;
+use crate::model::{Report, Row, Spread, Table};
+use crate::number::{Unit, shown, unit_name};
 use std::fmt::Write;
 
 /// An SVG in the making, in pixels.
@@ -36,7 +36,8 @@ impl Picture {
     fn bar(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64)) {
         let _ = writeln!(
             self.body,
-            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"2\"/>"
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             rx=\"2\"/>"
         );
     }
     fn dot(&mut self, x: f64, y: f64, says: &str) {
@@ -50,7 +51,8 @@ impl Picture {
         const R: f64 = 5.5;
         let _ = writeln!(
             self.body,
-            "<path class=\"published\" d=\"M{:.1} {y:.1} L{x:.1} {:.1} L{:.1} {y:.1} L{x:.1} {:.1} Z\"><title>{}</title></path>",
+            "<path class=\"published\" d=\"M{:.1} {y:.1} L{x:.1} {:.1} L{:.1} {y:.1} L{x:.1} {:.1} \
+             Z\"><title>{}</title></path>",
             x - R,
             y - R,
             x + R,
@@ -68,7 +70,8 @@ impl Picture {
     /// `says`: the whole picture in words.
     fn finish(self, says: &str) -> String {
         format!(
-            "<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0} {:.0}\" width=\"{:.0}\" height=\"{:.0}\">\n{}</svg>\n",
+            "<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0} {:.0}\" width=\"{:.0}\" \
+             height=\"{:.0}\">\n{}</svg>\n",
             escaped(says),
             self.width,
             self.height,
@@ -87,7 +90,7 @@ fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters - 1).chain(['…']).collect()
 }
 
-// ---- changes ----------------------------------------------------------------------------------------------------
+// ---- changes ----------------------------------------------------------------------------------------------
 
 /// Where the axis of changes begins and ends; labels are on its left, numbers on its right.
 const CHANGES_LEFT: f64 = 250.0;
@@ -193,7 +196,7 @@ fn change_line(picture: &mut Picture, axis: &Axis, y: f64, change: &Change) {
     }
 }
 
-// ---- bars -------------------------------------------------------------------------------------------------------
+// ---- bars -------------------------------------------------------------------------------------------------
 
 /// A panel for each group: its name and its picture.
 pub fn bars(table: &Table, key: &str, one_scale: bool) -> Vec<(String, String)> {
@@ -245,7 +248,7 @@ fn panel(table: &Table, group: &str, rows: &[&Row], i: usize, full: f64) -> Stri
     picture.finish(&says)
 }
 
-// ---- line -------------------------------------------------------------------------------------------------------
+// ---- line -------------------------------------------------------------------------------------------------
 
 /// The column against the setting, which is a number. None with fewer than two such rows.
 pub fn line(table: &Table, key: &str) -> Option<String> {

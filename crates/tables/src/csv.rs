@@ -1,4 +1,6 @@
 //! CSV (RFC 4180): one line for each cell, so that tables with other columns have the same shape.
+//!
+//! Our own, because what a crate would do for it is one rule: quotes around what holds a separator.
 
 use crate::model::{Cell, Report};
 use crate::number::unit_key;

@@ -1,9 +1,10 @@
-//! One HTML page by itself: style and charts are in it, it fetches nothing, runs no script, and follows the reader's
-//! choice of light or dark.
+//! One HTML page by itself: style and charts are in it, it fetches nothing, runs no script, and follows the
+//! reader's choice of light or dark.
 
 use crate::chart;
-use crate::model::{Chart, Place, Report, Row, Table, Unit};
-use crate::number::unit_name;
+use crate::escape::escaped;
+use crate::model::{Chart, Place, Report, Row, Table};
+use crate::number::{Unit, unit_name};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
@@ -82,7 +83,8 @@ fn rows(page: &mut String, table: &Table) {
     let title = escaped(&table.title);
     let _ = write!(
         page,
-        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Table: {title}\">\n<table>\n<thead><tr>\
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Table: \
+         {title}\">\n<table>\n<thead><tr>\
          <th scope=\"col\">{}</th>",
         escaped(table.row_name)
     );
@@ -146,20 +148,4 @@ fn notes(page: &mut String, notes: &[String]) {
     page.push_str("<ul class=\"notes\">\n");
     notes.iter().for_each(|note| _ = writeln!(page, "<li>{}</li>", escaped(note)));
     page.push_str("</ul>\n");
-}
-
-/// For text and for attributes.
-pub fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
 }

@@ -6,101 +6,82 @@
 //!                 rows: [ { group, setting, published: null | { text, change },
 //!                           cells: { KEY: null | "words" | { median, least, most, samples } } } ] } ] }
 //! ```
+//!
+//! Keys stand in the order above. Other commands form their numbers here too.
 
 use crate::model::{Cell, Column, Report, Row, Table};
 use crate::number::unit_key;
-use std::fmt::Write;
+use serde_json::{Value, json};
 
-/// Version of the shape: raised when a name changes its meaning or goes. (1 was that of each command by itself.)
+/// Version of the shape: raised when a name changes its meaning or goes. (1 was that of each command by
+/// itself.)
 const SCHEMA: u32 = 2;
 
-pub fn json(report: &Report) -> String {
-    let seed = report.seed.map_or("null".into(), |seed| seed.to_string());
-    let tables: Vec<String> = report.tables.iter().map(table).collect();
-    format!(
-        "{{\n  \"schema\": {SCHEMA},\n  \"title\": {},\n  \"command\": {},\n  \"machine\": {},\n  \"seed\": {seed},\n  \
-         \"notes\": {},\n  \"tables\": [\n{}\n  ]\n}}\n",
-        string(&report.title),
-        string(&report.command),
-        string(&report.machine),
-        strings(&report.notes),
-        tables.join(",\n")
-    )
-}
-
-fn table(table: &Table) -> String {
-    let columns: Vec<String> = table.columns.iter().map(column).collect();
-    let rows: Vec<String> = table.rows.iter().map(|r| row(&table.columns, r)).collect();
-    format!(
-        "    {{\n      \"id\": {},\n      \"title\": {},\n      \"notes\": {},\n      \"columns\": [\n        {}\n      ],\n      \
-         \"rows\": [\n        {}\n      ]\n    }}",
-        string(table.id),
-        string(&table.title),
-        strings(&table.notes),
-        columns.join(",\n        "),
-        rows.join(",\n        ")
-    )
-}
-
-fn column(column: &Column) -> String {
-    format!(
-        "{{\"key\": {}, \"name\": {}, \"unit\": {}, \"help\": {}}}",
-        string(column.key),
-        string(column.name),
-        string(unit_key(column.unit)),
-        string(column.help)
-    )
-}
-
-fn row(columns: &[Column], row: &Row) -> String {
-    let published = row.published.as_ref().map_or("null".into(), |p| {
-        format!("{{\"text\": {}, \"change\": {}}}", string(p.text), p.change.map_or("null".into(), number))
+pub(crate) fn json(report: &Report) -> String {
+    let report = json!({
+        "schema": SCHEMA,
+        "title": report.title,
+        "command": report.command,
+        "machine": report.machine,
+        "seed": report.seed,
+        "notes": report.notes,
+        "tables": report.tables.iter().map(table).collect::<Value>(),
     });
-    let cells: Vec<String> = columns
-        .iter()
-        .zip(&row.cells)
-        .map(|(column, c)| format!("{}: {}", string(column.key), cell(c)))
-        .collect();
-    format!(
-        "{{\"group\": {}, \"setting\": {}, \"published\": {published},\n         \"cells\": {{{}}}}}",
-        string(&row.group),
-        string(&row.setting),
-        cells.join(", ")
-    )
+    format!("{report:#}\n")
 }
 
-fn cell(cell: &Cell) -> String {
+fn table(table: &Table) -> Value {
+    json!({
+        "id": table.id,
+        "title": table.title,
+        "notes": table.notes,
+        "columns": table.columns.iter().map(column).collect::<Value>(),
+        "rows": table.rows.iter().map(|r| row(&table.columns, r)).collect::<Value>(),
+    })
+}
+
+fn column(column: &Column) -> Value {
+    json!({
+        "key": column.key,
+        "name": column.name,
+        "unit": unit_key(column.unit),
+        "help": column.help,
+    })
+}
+
+fn row(columns: &[Column], row: &Row) -> Value {
+    let published = row.published.as_ref().map(|p| json!({ "text": p.text, "change": p.change.map(number) }));
+    let cells = columns.iter().zip(&row.cells).map(|(column, c)| (column.key, cell(c)));
+    json!({
+        "group": row.group,
+        "setting": row.setting,
+        "published": published,
+        "cells": cells.collect::<Value>(),
+    })
+}
+
+fn cell(cell: &Cell) -> Value {
     match cell {
-        Cell::Nothing => "null".into(),
-        Cell::Words(words) => string(words),
-        Cell::Number(s) => format!(
-            "{{\"median\": {}, \"least\": {}, \"most\": {}, \"samples\": {}}}",
-            number(s.median),
-            number(s.least),
-            number(s.most),
-            s.samples
-        ),
+        Cell::Nothing => Value::Null,
+        Cell::Words(words) => words.as_str().into(),
+        Cell::Number(s) => json!({
+            "median": number(s.median),
+            "least": number(s.least),
+            "most": number(s.most),
+            "samples": s.samples,
+        }),
     }
 }
 
-/// JSON has no word for what is not a number.
-fn number(value: f64) -> String {
-    if value.is_finite() { value.to_string() } else { "null".into() }
+/// A count stays a whole number, which a program may read into an integer. What is not a number is null.
+pub fn number(value: f64) -> Value {
+    /// Up to here a double holds every integer.
+    const WHOLE_MAX: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
+    if value.fract() == 0.0 && value.abs() < WHOLE_MAX { (value as i64).into() } else { value.into() }
 }
 
-fn strings(texts: &[String]) -> String {
-    format!("[{}]", texts.iter().map(|text| string(text)).collect::<Vec<_>>().join(", "))
-}
-
-fn string(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => _ = write!(out, "\\u{:04x}", u32::from(c)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
+/// A measured number, with as many digits after the point as it is worth.
+pub fn rounded(value: f64, digits: i32) -> Value {
+    let scale = 10_f64.powi(digits);
+    ((value * scale).round() / scale).into()
 }

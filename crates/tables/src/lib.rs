@@ -8,21 +8,24 @@
 //!                          └─▶ html.rs      one page by itself, with charts (chart.rs, axis.rs)
 //! ```
 //!
-//! Every form is a function of the report: no clock, no random number, no order of a hash map, nothing fetched. Numbers are
-//! formed for people in one place (number.rs); what others have reported stands in another (published.rs). What it does not do: measure, or decide what a median is.
+//! Every form is a function of the report: no clock, no random number, no order of a hash map, nothing
+//! fetched. Numbers are formed for people in one place (number.rs); what others have reported stands in
+//! another (published.rs). What it does not do: measure, or decide what a median is.
 
 mod axis;
 mod chart;
 mod csv;
+mod escape;
 mod html;
-mod json;
+pub mod json;
 mod markdown;
 mod model;
 pub mod number;
 pub mod published;
 mod text;
 
-pub use model::{Cell, Chart, Column, Published, Report, Row, Spread, Table, Unit};
+pub use model::{Cell, Chart, Column, Published, Report, Row, Spread, Table};
+pub use number::Unit;
 
 /// Forms that go to a terminal or a pipe; the HTML page is written besides ([`html`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@
 //!
 //! Rows of one group stand together; the first of them is the one that the others are compared with.
 
-use crate::number;
+use crate::number::{self, Unit};
 
 /// What one command has measured.
 #[derive(Clone, Debug)]
@@ -31,8 +31,8 @@ pub struct Table {
     pub columns: Vec<Column>,
     pub rows: Vec<Row>,
     pub notes: Vec<String>,
-    /// The column with the change against the group's first row, which the page's first chart compares with what was
-    /// published.
+    /// The column with the change against the group's first row, which the page's first chart compares with
+    /// what was published. In text, what was published stands beside the first column of changes.
     pub change: Option<&'static str>,
     pub charts: Vec<Chart>,
 }
@@ -46,23 +46,6 @@ pub struct Column {
     pub unit: Unit,
     /// One line that says what is counted.
     pub help: &'static str,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unit {
-    PerSecond,
-    /// So many of them for each page that went in or out.
-    PerPage,
-    /// So many of them for a thousand such pages.
-    PerThousandPages,
-    Nanoseconds,
-    Seconds,
-    /// A part of a whole, 1 is all of it.
-    Share,
-    /// More or less than something else, 0 is the same.
-    Change,
-    Count,
-    Words,
 }
 
 #[derive(Clone, Debug)]
@@ -128,6 +111,14 @@ impl Cell {
     pub fn once(value: f64) -> Cell {
         Cell::Number(Spread::once(value))
     }
+    /// What was measured several times; Nothing, if no time.
+    pub fn of(mut samples: Vec<f64>) -> Cell {
+        samples.sort_by(f64::total_cmp);
+        let (Some(least), Some(most)) = (samples.first(), samples.last()) else { return Cell::Nothing };
+        let (n, (least, most)) = (samples.len(), (*least, *most));
+        let median = (samples[(n - 1) / 2] + samples[n / 2]) / 2.0;
+        Cell::Number(Spread { median, least, most, samples: n })
+    }
     pub fn number(&self) -> Option<&Spread> {
         match self {
             Cell::Number(spread) if spread.median.is_finite() => Some(spread),
@@ -166,12 +157,14 @@ impl Table {
         groups
     }
 
-    /// What people see of the columns: those in which some row has something, and what was published beside the change.
+    /// What people see of the columns: those in which some row has something, and what was published beside
+    /// the change.
     pub fn places(&self) -> Vec<Place> {
         let seen = |i: &usize| self.rows.iter().any(|row| !row.detail && row.cells[*i] != Cell::Nothing);
         let mut places: Vec<Place> = (0..self.columns.len()).filter(seen).map(Place::Column).collect();
         if self.rows.iter().any(|row| row.published.is_some()) {
-            let change = self.change.and_then(|key| self.column(key)).map(Place::Column);
+            let change = self.columns.iter().position(|column| column.unit == Unit::Change);
+            let change = change.map(Place::Column);
             let beside = places.iter().position(|place| Some(*place) == change);
             places.insert(beside.map_or(places.len(), |i| i + 1), Place::Published);
         }

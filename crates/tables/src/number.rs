@@ -1,6 +1,21 @@
-//! Numbers as people read them: three significant digits, and a unit.
+//! Units, and numbers as people read them: three significant digits, and a unit.
 
-use crate::model::Unit;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    PerSecond,
+    /// So many of them for each page that went in or out.
+    PerPage,
+    /// So many of them for a thousand such pages.
+    PerThousandPages,
+    Nanoseconds,
+    Seconds,
+    /// A part of a whole, 1 is all of it.
+    Share,
+    /// More or less than something else, 0 is the same.
+    Change,
+    Count,
+    Words,
+}
 
 pub fn shown(value: f64, unit: Unit) -> String {
     if !value.is_finite() {

@@ -1,7 +1,9 @@
 //! Text for a terminal. A table that is too wide goes on below, with its rows named again.
+//!
+//! Our own, because crates for tables break the cells of one that is too wide, and have no groups of rows.
 
-use crate::model::{Place, Report, Row, Table, Unit};
-use crate::number::unit_name;
+use crate::model::{Place, Report, Row, Table};
+use crate::number::{Unit, unit_name};
 use std::fmt::Write;
 
 /// Columns of characters that a table takes at most, if its columns allow it.
@@ -56,7 +58,7 @@ fn strand(table: &Table, place: Place) -> Strand {
     };
     let column = &table.columns[i];
     let shown = |row: &Row| {
-        let range = row.cells[i].range(column.unit).filter(|_| table.change == Some(column.key));
+        let range = row.cells[i].range(column.unit).filter(|_| column.unit == Unit::Change);
         row.cells[i].shown(column.unit) + &range.map_or(String::new(), |range| format!(" ({range})"))
     };
     Strand {

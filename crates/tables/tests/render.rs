@@ -1,4 +1,5 @@
-//! Every form of one report with hostile text in it: nothing breaks out, nothing is lost, and JSON reads back.
+//! Every form of one report with hostile text in it: nothing breaks out, nothing is lost, and JSON reads
+//! back.
 
 use memspill_tables::{Cell, Chart, Column, Form, Published, Report, Row, Spread, Table, Unit, html};
 use serde_json::Value;

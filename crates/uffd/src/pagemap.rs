@@ -37,14 +37,21 @@ const SWAPPED: u64 = 16;
 /// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
 const GUARD: u64 = 256;
 
-/// Add the runs of present pages in [start, end) of the process whose /proc/PID/pagemap this is to `runs`, until
-/// `max_pages` of them are found, or 256 runs. Returns how far it came. Holes cost next to nothing, however large.
-pub fn present(pagemap: &File, start: u64, end: u64, max_pages: u64, runs: &mut Vec<(u64, u64)>) -> io::Result<u64> {
+/// Add the runs of present pages in [start, end) of the process whose /proc/PID/pagemap this is to `runs`,
+/// until `max_pages` of them are found, or 256 runs. Returns how far it came. Holes cost next to nothing,
+/// however large.
+pub fn present(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    max_pages: u64,
+    runs: &mut Vec<(u64, u64)>,
+) -> io::Result<u64> {
     scan_once(pagemap, start, end, PRESENT, max_pages, |from, to| runs.push((from, to)))
 }
 
-/// Call `found(start, end)` for each run of pages in [start, end) that are present or that the kernel has swapped out
-/// itself: whatever is not a hole.
+/// Call `found(start, end)` for each run of pages in [start, end) that are present or that the kernel has
+/// swapped out itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
 }
@@ -57,7 +64,13 @@ pub fn guarded(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)
     })
 }
 
-fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+fn scan(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    any_of: u64,
+    mut found: impl FnMut(u64, u64),
+) -> io::Result<()> {
     let mut at = start;
     while at < end {
         let walked_to = scan_once(pagemap, at, end, any_of, 0, &mut found)?;
@@ -69,8 +82,8 @@ fn scan(pagemap: &File, start: u64, end: u64, any_of: u64, mut found: impl FnMut
     Ok(())
 }
 
-/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns how far it
-/// came.
+/// One call: until the end, `max_pages` pages (0: any number), or as many runs as there is room for. Returns
+/// how far it came.
 fn scan_once(
     pagemap: &File,
     start: u64,

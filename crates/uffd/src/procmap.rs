@@ -34,11 +34,11 @@ const SHARED: u64 = 8;
 const ACCESS: u64 = 7;
 const COVERING_OR_NEXT: u64 = 16;
 
-/// A writable mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
+    pub writable: bool,
     pub executable: bool,
     /// Private, of no file, in pages of 4 KiB.
     pub anonymous: bool,
@@ -51,14 +51,16 @@ pub fn accessible_until(maps: &File, addr: u64) -> io::Result<Option<u64>> {
     Ok(found.filter(is_accessible).map(|arg| arg.vma_end))
 }
 
-/// The writable mapping at `addr`, or the next one above it, of the process whose /proc/PID/maps this is.
-pub fn writable_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
-    let Some(arg) = query(maps, addr, WRITABLE | COVERING_OR_NEXT)? else { return Ok(None) };
+/// The mapping at `addr`, or the next one above it, of the process whose /proc/PID/maps this is.
+pub fn first_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
+    let Some(arg) = query(maps, addr, COVERING_OR_NEXT)? else { return Ok(None) };
     let private = arg.vma_flags & SHARED == 0;
-    let anonymous = private && arg.inode == 0 && arg.dev_major == 0 && arg.dev_minor == 0 && arg.vma_page_size == 4096;
+    let anonymous =
+        private && arg.inode == 0 && arg.dev_major == 0 && arg.dev_minor == 0 && arg.vma_page_size == 4096;
     Ok(Some(Mapping {
         start: arg.vma_start,
         end: arg.vma_end,
+        writable: arg.vma_flags & WRITABLE != 0,
         executable: arg.vma_flags & EXECUTABLE != 0,
         anonymous,
     }))
@@ -99,16 +101,23 @@ mod tests {
     #[test]
     fn our_own_mappings_are_found() {
         let maps = File::open("/proc/self/maps").expect("our maps");
-        if writable_from(&maps, 0).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTTY)) {
+        if first_from(&maps, 0).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTTY)) {
             eprintln!("not tested: this kernel has no PROCMAP_QUERY (Linux 6.11 has it)");
             return;
         }
         let text = std::fs::read_to_string("/proc/self/maps").expect("our maps");
         let line = text.lines().find(|line| line.ends_with("[stack]")).expect("a stack");
         let start = u64::from_str_radix(line.split('-').next().expect("its start"), 16).expect("hexadecimal");
-        let stack = writable_from(&maps, start).expect("an answer").expect("a mapping");
-        assert!(stack.start <= start && start < stack.end && stack.anonymous && !stack.executable, "{stack:x?}");
-        assert_eq!(writable_from(&maps, start - 1).expect("an answer"), Some(stack));
-        assert_eq!(writable_from(&maps, (1 << 47) - 4096).expect("an answer"), None);
+        let stack = first_from(&maps, start).expect("an answer").expect("a mapping");
+        assert!(
+            stack.start <= start
+                && start < stack.end
+                && stack.writable
+                && stack.anonymous
+                && !stack.executable,
+            "{stack:x?}"
+        );
+        assert_eq!(first_from(&maps, start - 1).expect("an answer"), Some(stack));
+        assert_eq!(first_from(&maps, (1 << 47) - 4096).expect("an answer"), None);
     }
 }

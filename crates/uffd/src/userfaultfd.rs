@@ -1,15 +1,23 @@
 //! userfaultfd: registration, filling, and the messages that come out of it.
 //!
+//! [`Stop`] and [`Fill`] stand in `memspill-engine` too, in pages: the engine knows no kernel and this crate
+//! no engine, and the pager, which knows both, translates.
+//!
 //! Three facts shape the types (each cost others a data loss):
 //!
-//! * COPY returns how far it came in a signed field beside the errno; a negative value there is an errno, not a length.
-//! * EEXIST means that somebody else filled the page: the waiters must be woken, nothing else.
-//! * EAGAIN means that an event (fork, remap, remove, unmap) waits to be read: nothing can be filled before that.
-#![allow(unsafe_code, reason = "ioctl and read on a userfaultfd; every call passes structs that live on our stack")]
+//! * COPY returns how far it came in a signed field beside the errno; a negative value there is an errno, not
+//!   a length.
+//! * EEXIST means that somebody else filled the page: all that is left to do is to wake the waiters.
+//! * EAGAIN means that an event (fork, remap, remove, unmap) waits to be read: nothing can be filled before
+//!   that.
+#![allow(
+    unsafe_code,
+    reason = "ioctl and read on a userfaultfd; every call passes structs that live on our stack"
+)]
 
 use crate::{READ, WRITE, ioc};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
@@ -76,7 +84,8 @@ const UFFDIO_ZEROPAGE: u64 = ioc(READ | WRITE, 0xAA, 0x04, size_of::<ZeropageArg
 const UFFDIO_CONTINUE: u64 = ioc(READ | WRITE, 0xAA, 0x07, size_of::<ZeropageArg>());
 const UFFDIO_POISON: u64 = ioc(READ | WRITE, 0xAA, 0x08, size_of::<ZeropageArg>());
 const UFFDIO_WRITEPROTECT: u64 = ioc(READ | WRITE, 0xAA, 0x06, size_of::<WriteprotectArg>());
-const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
+/// Of /dev/userfaultfd: it makes a userfaultfd.
+pub const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
 
 const _: () = assert!(UFFDIO_API == 0xC018_AA3F);
 const _: () = assert!(UFFDIO_REGISTER == 0xC020_AA00);
@@ -142,9 +151,15 @@ pub const MESSAGES_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
-    /// The kernel can read this one without waiting whatever its flags say. (Since 6.10, and not what came with a
-    /// fork.)
+    /// The kernel can read this descriptor without waiting, whatever its flags say. (Since 6.10, and not
+    /// descriptors that came with a fork.)
     never_waits: AtomicBool,
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl AsRawFd for Uffd {
@@ -168,12 +183,12 @@ impl Uffd {
     }
 
     /// A userfaultfd of this very process, to find out what the kernel can do.
-    pub fn of_self(device: Option<RawFd>) -> io::Result<Uffd> {
+    pub fn of_self(device: Option<BorrowedFd<'_>>) -> io::Result<Uffd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: both calls take plain integers and return a new descriptor or -1.
         let fd = unsafe {
             match device {
-                Some(device) => libc::ioctl(device, USERFAULTFD_IOC_NEW as _, flags),
+                Some(device) => libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags),
                 None => libc::syscall(libc::SYS_userfaultfd, flags) as i32,
             }
         };
@@ -198,8 +213,9 @@ impl Uffd {
         Ok(arg.features)
     }
 
-    /// Deliver missing-page faults of [addr, addr + len). EAGAIN while a change is under way: what is registered says in
-    /// which order changes were made, and so must be older than those that are not told yet.
+    /// Deliver missing-page faults of [addr, addr + len). EAGAIN while a change is under way: the pager
+    /// learns from what is registered in which order changes were made, so nothing may be registered between
+    /// a change and the reading of its event.
     pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
         if self.is_changing() {
             return Err(libc::EAGAIN);
@@ -224,7 +240,7 @@ impl Uffd {
         self.copy_with(dst, src, 0)
     }
 
-    /// As [`Uffd::copy`]; who waits for the pages goes on waiting.
+    /// As [`Uffd::copy`], without waking the waiters.
     pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
         self.copy_with(dst, src, COPY_MODE_DONTWAKE)
     }
@@ -252,16 +268,17 @@ impl Uffd {
         })
     }
 
-    /// Is there a change of the address space whose event is not read yet? From the moment of the change on, also while
-    /// its event is not queued yet. Asks for no page at all: EAGAIN if so, else EINVAL.
+    /// Is there a change of the address space whose event is not read yet? From the moment of the change on,
+    /// also while its event is not queued yet. Asks for no page at all: EAGAIN if so, else EINVAL.
     pub fn is_changing(&self) -> bool {
         let mut arg = ZeropageArg { range: RangeArg { start: 0, len: 0 }, mode: 0, zeropage: 0 };
         self.ioctl(UFFDIO_ZEROPAGE, &mut arg) == Err(libc::EAGAIN)
     }
 
-    /// Does this page lie in a registered mapping? None if it cannot be said: an event waits to be read, or the address
-    /// space is gone. Asks for something that cannot be done to private memory (UFFDIO_CONTINUE: map what is in a file's
-    /// cache), and so changes nothing: EINVAL there, ENOENT where nothing is registered.
+    /// Does this page lie in a registered mapping? None if it cannot be said: an event waits to be read, or
+    /// the address space is gone. Asks for something that cannot be done to private memory (UFFDIO_CONTINUE:
+    /// map what is in a file's cache), and so changes nothing: EINVAL there, ENOENT where nothing is
+    /// registered.
     pub fn is_registered(&self, addr: u64) -> Option<bool> {
         let mut arg = ZeropageArg { range: RangeArg { start: addr, len: PAGE }, mode: 0, zeropage: 0 };
         match self.ioctl(UFFDIO_CONTINUE, &mut arg) {
@@ -272,8 +289,8 @@ impl Uffd {
         }
     }
 
-    /// Has the address space ended? Asks for something that cannot be done to a living one (nothing is registered for
-    /// write protection) and so changes nothing: ENOENT there, ESRCH once it is gone.
+    /// Has the address space ended? Asks for something that cannot be done to a living one (nothing is
+    /// registered for write protection) and so changes nothing: ENOENT there, ESRCH once it is gone.
     pub fn is_gone(&self) -> bool {
         let mut arg = WriteprotectArg { range: RangeArg { start: PROBE_ADDR, len: PAGE }, mode: 0 };
         self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) == Err(libc::ESRCH)
@@ -288,8 +305,8 @@ impl Uffd {
         })
     }
 
-    /// Repeat a filling ioctl until it is done or stops for a reason. The kernel reports progress in a signed field:
-    /// bytes, or a negative errno which means none.
+    /// Repeat a filling ioctl until it is done or stops for a reason. The kernel reports progress in a signed
+    /// field: bytes, or a negative errno which means none.
     fn fill(&self, total: u64, mut step: impl FnMut(u64) -> (Result<(), i32>, i64)) -> Fill {
         let mut done = 0;
         while done < total {
@@ -306,17 +323,34 @@ impl Uffd {
         Fill { bytes: done, stop: Stop::Done }
     }
 
-    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error. Does not wait, although whoever else
-    /// holds the descriptor (the process itself) can clear its O_NONBLOCK at any time.
+    /// Read what is there, at most [`MESSAGES_MAX`]; nothing is not an error. Does not wait, although whoever
+    /// else holds the descriptor (the process itself) can clear its O_NONBLOCK at any time.
     pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
-        let mut raw = [RawMsg { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, args: [0; 3] }; MESSAGES_MAX];
+        self.read_some::<MESSAGES_MAX>(out)
+    }
+
+    /// As [`Uffd::read`], one message at most. Faults come before events.
+    pub fn read_one(&self, out: &mut Vec<Event>) -> io::Result<usize> {
+        self.read_some::<1>(out)
+    }
+
+    /// Is there a message? (Or the descriptor has lost its O_NONBLOCK, which is mended by a reading.)
+    pub fn is_readable(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, on our stack.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    }
+
+    fn read_some<const MOST: usize>(&self, out: &mut Vec<Event>) -> io::Result<usize> {
+        let mut raw = [RawMsg { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, args: [0; 3] }; MOST];
         let n = self.read_raw(&mut raw);
         if n < 0 {
             let e = io::Error::last_os_error();
             if e.kind() != io::ErrorKind::WouldBlock {
                 return Err(e);
             }
-            // Without the flag it polls as broken: whoever waits for it by epoll would never rest.
+            // Without O_NONBLOCK the descriptor polls as an error, and an epoll on it would return at once
+            // for ever.
             self.set_nonblocking()?;
             return Ok(0);
         }
@@ -325,7 +359,7 @@ impl Uffd {
         Ok(n)
     }
 
-    fn read_raw(&self, raw: &mut [RawMsg; MESSAGES_MAX]) -> isize {
+    fn read_raw(&self, raw: &mut [RawMsg]) -> isize {
         let fd = self.fd.as_raw_fd();
         let buf = libc::iovec { iov_base: raw.as_mut_ptr().cast(), iov_len: size_of_val(raw) };
         if self.never_waits.load(Ordering::Relaxed) {
@@ -395,8 +429,8 @@ mod tests {
         assert_eq!(Uffd::received(file).map(|_| ()).unwrap_err().as_raw_fd(), fd);
     }
 
-    /// The process that a userfaultfd belongs to may have made it wait, or make it wait later. (Skipped without the
-    /// privilege to make one.)
+    /// The process that a userfaultfd belongs to may have made it wait, or make it wait later. (Skipped
+    /// without the privilege to make one.)
     #[test]
     fn reading_never_waits() {
         for never_waits in [true, false] {

@@ -1,15 +1,16 @@
-//! process_vm_readv: copy pages out of another process.
+//! process_vm_readv: copy pages out of another process. And kcmp: whether two have one address space.
 //!
-//! The pages must be present: reading a missing registered page raises a userfault in the target and blocks the caller.
-#![allow(unsafe_code, reason = "one system call into a buffer of ours")]
+//! The pages must be present: reading a missing registered page raises a userfault in the target and blocks
+//! the caller.
+#![allow(unsafe_code, reason = "system calls of integers, and one into a buffer of ours")]
 
 use std::io;
 
 /// Most segments of one call (the kernel's UIO_MAXIOV).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// Read `segments` (address, bytes) of process `pid` one after the other into `dst`, which must be as long as all of them
-/// together. An error, or a short read, leaves `dst` partly filled.
+/// Read `segments` (address, bytes) of process `pid` one after the other into `dst`, which must be as long as
+/// all of them together. An error, or a short read, leaves `dst` partly filled.
 pub fn read(pid: u32, segments: &[(u64, usize)], dst: &mut [u8]) -> io::Result<()> {
     assert!(segments.len() <= SEGMENTS_MAX);
     let total: usize = segments.iter().map(|(_, len)| len).sum();
@@ -25,5 +26,31 @@ pub fn read(pid: u32, segments: &[(u64, usize)], dst: &mut [u8]) -> io::Result<(
         n if n < 0 => Err(io::Error::last_os_error()),
         n if n as usize == total => Ok(()),
         _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Do these two processes use one address space? False too where it cannot be said.
+pub fn is_same(pid: u32, other: u32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: integers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid as i32, other as i32, KCMP_VM, 0, 0) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_space_is_its_own_and_nobody_elses() {
+        let me = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
+        let begun = std::time::Instant::now();
+        // Until it has called exec it may have ours.
+        while is_same(me, child.id()) {
+            assert!(begun.elapsed().as_secs() < 10, "it has its own by now");
+        }
+        assert!(is_same(me, me));
+        child.kill().expect("killed");
+        child.wait().expect("waited for");
     }
 }

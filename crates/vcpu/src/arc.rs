@@ -1,6 +1,7 @@
 //! A reference-counted pointer whose count costs time: clones and drops by several CPUs pass its line around.
 //!
-//! What it does not do: coerce to trait objects by itself (only std's can); [`Arc::from_std`] takes one that was.
+//! What it does not do: coerce to trait objects by itself (only std's can); [`Arc::from_std`] takes one that
+//! was.
 
 use crate::lines::LineId;
 use crate::world;

@@ -1,4 +1,5 @@
-//! Atomics: std's, each on a cache line that costs time (`lines.rs`). All orderings are as SeqCst: one thread runs.
+//! Atomics: std's, each on a cache line that costs time (`lines.rs`). All orderings are as SeqCst: one thread
+//! runs.
 
 use crate::lines::LineId;
 use crate::world;
@@ -44,17 +45,34 @@ macro_rules! atomics {
                 self.inner.fetch_and(value, order)
             }
             #[track_caller]
-            pub fn compare_exchange(&self, old: $int, new: $int, success: Ordering, failure: Ordering) -> Result<$int, $int> {
+            pub fn compare_exchange(
+                &self,
+                old: $int,
+                new: $int,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$int, $int> {
                 world::write(self.line, Location::caller());
                 self.inner.compare_exchange(old, new, success, failure)
             }
             /// Fails only as the strong one does.
             #[track_caller]
-            pub fn compare_exchange_weak(&self, old: $int, new: $int, success: Ordering, failure: Ordering) -> Result<$int, $int> {
+            pub fn compare_exchange_weak(
+                &self,
+                old: $int,
+                new: $int,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$int, $int> {
                 self.compare_exchange(old, new, success, failure)
             }
             #[track_caller]
-            pub fn fetch_update(&self, set: Ordering, fetch: Ordering, mut update: impl FnMut($int) -> Option<$int>) -> Result<$int, $int> {
+            pub fn fetch_update(
+                &self,
+                set: Ordering,
+                fetch: Ordering,
+                mut update: impl FnMut($int) -> Option<$int>,
+            ) -> Result<$int, $int> {
                 let mut old = self.load(fetch);
                 while let Some(new) = update(old) {
                     match self.compare_exchange(old, new, set, fetch) {
@@ -102,5 +120,6 @@ macro_rules! arithmetic {
     )* };
 }
 
-atomics! { AtomicBool(bool), AtomicU8(u8), AtomicU16(u16), AtomicU32(u32), AtomicU64(u64), AtomicUsize(usize), }
+atomics! { AtomicBool(bool), }
+atomics! { AtomicU8(u8), AtomicU16(u16), AtomicU32(u32), AtomicU64(u64), AtomicUsize(usize), }
 arithmetic! { AtomicU8(u8), AtomicU16(u16), AtomicU32(u32), AtomicU64(u64), AtomicUsize(usize), }

@@ -1,23 +1,28 @@
 //! Every constant of the simulation, each with where it comes from. Nanoseconds of virtual time.
 //!
-//! `memspill sim calibrate` measures those marked (c) on the machine where it runs, and shows them beside these. They are
-//! constants, not settings, so that the same command prints the same bytes everywhere. None is fitted to a result.
+//! `memspill sim calibrate` measures those marked (c) on the machine where it runs, and shows them beside
+//! these. They are constants, not settings, so that the same command prints the same bytes everywhere. None
+//! is fitted to a result.
 
-// ---- cache lines and locks --------------------------------------------------------------------------------------
+// ---- cache lines and locks --------------------------------------------------------------------------------
 
 /// (c) A load that hits the first cache.
 pub const LOAD_NS: u64 = 1;
-/// (c) A locked instruction on a line that this CPU has alone: 18 to 20 cycles (Agner Fog's tables, Skylake `lock xadd`).
+/// (c) A locked instruction on a line that this CPU has alone: 18 to 20 cycles (Agner Fog's tables, Skylake
+/// `lock xadd`).
 pub const RMW_NS: u64 = 6;
-/// A line that this CPU had and dropped for others: second cache or so (14 cycles on Skylake, Intel's optimization manual).
+/// A line that this CPU had and dropped for others: second cache or so (14 cycles on Skylake, Intel's
+/// optimization manual).
 pub const L2_NS: u64 = 5;
-/// A line that no CPU has: memory of the own socket (Memory Latency Checker, common two-socket Xeons: 70 to 90).
+/// A line that no CPU has: memory of the own socket (Memory Latency Checker, common two-socket Xeons: 70 to
+/// 90).
 pub const DRAM_NS: u64 = 80;
-/// A line that another core of the socket has changed: 40.3 to 42.3 on a Xeon E5-2660 v4 (Memory Latency Checker, quoted
-/// by J. McCalpin, Intel forum topic 700477). (c) with two CPUs of one socket.
+/// A line that another core of the socket has changed: 40.3 to 42.3 on a Xeon E5-2660 v4 (Memory Latency
+/// Checker, quoted by J. McCalpin, Intel forum topic 700477). (c) with two CPUs of one socket.
 pub const LINE_SAME_SOCKET_NS: u64 = 42;
-/// The same from another socket, one hop: 289 cycles at 2.13 GHz (T. David, R. Guerraoui, V. Trigonakis, "Everything you
-/// always wanted to know about synchronization but were afraid to ask", SOSP 2013, Xeon, loads of modified lines).
+/// The same from another socket, one hop: 289 cycles at 2.13 GHz (T. David, R. Guerraoui, V. Trigonakis,
+/// "Everything you always wanted to know about synchronization but were afraid to ask", SOSP 2013, Xeon,
+/// loads of modified lines).
 pub const LINE_OTHER_SOCKET_NS: u64 = 136;
 /// The `pause` of a spin: 140 cycles since Skylake (Intel's optimization manual).
 pub const PAUSE_NS: u64 = 45;
@@ -25,13 +30,17 @@ pub const PAUSE_NS: u64 = 45;
 pub const SCHED_YIELD_NS: u64 = 300;
 /// How long std's locks spin before they sleep: 100 rounds of `pause`.
 pub const SPIN_NS: u64 = 100 * PAUSE_NS;
+/// From one thread of a CPU to another one there: 1.2 to 1.5 µs for a pair of pinned threads (E. Bendersky,
+/// "Measuring context switching and memory overheads for Linux threads", 2018).
+pub const CONTEXT_SWITCH_NS: u64 = 1_300;
 /// (c) What a wake costs the one who wakes: FUTEX_WAKE or a write to an eventfd with a sleeper.
 pub const WAKE_NS: u64 = 1_000;
-/// Until the one who is woken runs, on a CPU that has not gone to sleep deeply. An idle CPU of a virtual machine takes 50
-/// µs (measured for the pager, see ARCHITECTURE.md and `group.rs`); one that polls when idle takes about this.
+/// Until the one who is woken runs, on a CPU that has not gone to sleep deeply. An idle CPU of a virtual
+/// machine takes 50 µs (measured for the pager, see `group.rs`); one that polls when idle
+/// takes about this.
 pub const WAKE_LATENCY_NS: u64 = 5_000;
 
-// ---- the pager's work on one page, measured on a two-CPU virtual machine with kernel 6.18 ------------------------
+// ---- the pager's work on one page, measured on a two-CPU virtual machine with kernel 6.18 -----------------
 
 /// An access to a page that is there: a miss of cache and TLB.
 pub const ACCESS_NS: u64 = 100;
@@ -48,14 +57,14 @@ pub const WAKE_PAGE_NS: u64 = 500;
 /// UFFDIO_MOVE: a page in a run of 32, and what a run costs by itself (0.96 for a run of one).
 pub const MOVE_PAGE_NS: u64 = 200;
 pub const MOVE_RUN_NS: u64 = 760;
-/// The evictor copies a page from staging into shared memory: 0.53 to 0.64 µs.
+/// A page is copied out of staging: 0.53 to 0.64 µs.
 pub const STAGE_PAGE_NS: u64 = 590;
 /// Ring the evictor, and hear that it has done: two wakes.
 pub const EVICTOR_NS: u64 = 2 * WAKE_NS + 2 * WAKE_LATENCY_NS;
 /// (c) Is a page all zeros? Almost always answered by its last word.
 pub const IS_ZERO_NS: u64 = 10;
 
-// ---- devices ----------------------------------------------------------------------------------------------------
+// ---- devices ----------------------------------------------------------------------------------------------
 
 /// (c) LZ4 of a page, in and out: 3.8 and 1.24 µs for a heap of small objects.
 pub const COMPRESS_PAGE_NS: u64 = 3_800;
@@ -64,8 +73,8 @@ pub const DECOMPRESS_PAGE_NS: u64 = 1_240;
 pub const RAMDISK_REQUEST_NS: u64 = 1_000;
 /// (c) memcpy of a page that is in no cache.
 pub const RAMDISK_PAGE_NS: u64 = 300;
-/// An NVMe drive: until a read of one page has come (66 to 84 µs for a file on a virtual disk here), each further page
-/// at 2 GB/s.
+/// An NVMe drive: until a read of one page has come (66 to 84 µs for a file on a virtual disk here), each
+/// further page at 2 GB/s.
 pub const NVME_READ_NS: u64 = 70_000;
 pub const NVME_WRITE_NS: u64 = 20_000;
 pub const NVME_PAGE_NS: u64 = 2_000;

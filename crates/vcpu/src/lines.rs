@@ -1,16 +1,16 @@
 //! Cache lines: who has each, and what it costs the next one to get it.
 //!
 //! ```text
-//!   write:  mine alone        L1
-//!           else              wait until whoever is getting it has it, then the way from him to me; the others lose it
-//!   read:   I have its latest version (and have not dropped it for other lines)   L1
-//!           else              the way from the last writer to me; readers do not wait for each other
+//!   write:  this CPU has the line alone      L1
+//!           else                             queue for it, then the way from the last writer; others lose it
+//!   read:   this CPU has its latest version  L1
+//!           else                             the way from the last writer; readers do not queue
 //! ```
 //!
-//! So writers of one line queue for it, which is what stops a shared counter from scaling. A line has no address: it is
-//! made with the atomic or lock on it. Atomics that are made one after another by the same expression (an array, a derived
-//! `Default`) share lines of 64 bytes as they would in memory; all else lies on lines of its own. So false sharing between
-//! the fields of a struct is not seen.
+//! So writers of one line queue for it, which is what stops a shared counter from scaling. A line has no
+//! address: it is made with the atomic or lock on it. Atomics that are made one after another by the same
+//! expression (an array, a derived `Default`) share lines of 64 bytes as they would in memory; all else lies
+//! on lines of its own. So false sharing between the fields of a struct is not seen.
 
 use crate::cost;
 use std::panic::Location;
@@ -30,7 +30,8 @@ struct Line {
     free_at: u64,
 }
 
-/// What an access cost: the time when it is done, how long it queued, and if the line had to come from elsewhere.
+/// What an access cost: the time when it is done, how long it queued, and if the line had to come from
+/// elsewhere.
 pub struct Access {
     pub done_at: u64,
     pub waited: u64,
@@ -108,6 +109,11 @@ impl Lines {
         let start = now.max(line.free_at);
         let done_at = start + way(line.owner, cpu, self.cpus_per_socket);
         Access { done_at, waited: start - now, moved: true }
+    }
+
+    /// Are both in one socket?
+    pub fn are_near(&self, one: u32, other: u32) -> bool {
+        one / self.cpus_per_socket == other / self.cpus_per_socket
     }
 
     /// What it takes to bring a line from one CPU to another.

@@ -1,5 +1,5 @@
-//! Mutex and RwLock with std's interface. Waiting is in virtual time; std's lock inside only guards the data, and is
-//! always free when its turn comes.
+//! Mutex and RwLock with std's interface. Waiting is in virtual time; std's lock inside only guards the data,
+//! and is always free when its turn comes.
 
 use crate::locks::{LockId, Mode};
 use crate::world;
@@ -99,6 +99,12 @@ impl<T> RwLock<T> {
     pub fn write(&self) -> LockResult<RwLockWriteGuard<'_, T>> {
         world::lock(self.id, Mode::Alone, type_name::<T>(), Location::caller());
         Ok(RwLockWriteGuard { id: self.id, data: Some(self.data.try_write().expect(FREE)) })
+    }
+}
+
+impl<T: Default> Default for RwLock<T> {
+    fn default() -> RwLock<T> {
+        RwLock::new(T::default())
     }
 }
 

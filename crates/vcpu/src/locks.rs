@@ -1,8 +1,8 @@
 //! What is known of each lock: who holds it, and who waits.
 //!
-//! A waiter spins at first, as std's locks do, and is handed the lock when it comes free. One that has spun for too long
-//! sleeps: it is woken when the lock comes free and tries again, and whoever is awake may be faster. So a lock does not
-//! stand still while a sleeper wakes up.
+//! A waiter spins at first, as std's locks do, and is handed the lock when it comes free. A waiter that has
+//! spun for too long sleeps: it is woken when the lock comes free and tries again, and a task that is awake
+//! may take the lock before it. So a lock is not idle while a sleeper wakes up.
 
 use crate::lines::LineId;
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! Where virtual time was lost: by lock (named by the type that it guards) and by atomic (named by where it is used).
+//! Where virtual time was lost: by lock (named by the type that it guards) and by atomic (named by where it
+//! is used).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -101,7 +102,8 @@ fn short(name: &str) -> String {
     out
 }
 
-/// Addresses are spread well enough by one multiplication; the table is only looked up, and sorted before it is shown.
+/// Addresses are spread well enough by one multiplication; the table is only looked up, and sorted before it
+/// is shown.
 #[derive(Default)]
 struct AddressHasher(u64);
 

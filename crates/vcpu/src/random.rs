@@ -1,4 +1,5 @@
-//! Numbers that look random and are the same everywhere (SplitMix64).
+//! Numbers that look random and are the same everywhere (SplitMix64, as in the workloads: neither crate is
+//! below the other).
 
 /// The default is that of seed 0.
 #[derive(Clone, Default)]

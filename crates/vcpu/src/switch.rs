@@ -6,7 +6,8 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::cell::Cell;
 
-/// The engine's deepest frames hold a few pages of bytes; unoptimised builds need more. Only what is touched is memory.
+/// The engine's deepest frames hold a few pages of bytes; unoptimised builds need more. Only what is touched
+/// is memory.
 const STACK_BYTES: usize = 512 << 10;
 
 thread_local! {
@@ -37,8 +38,8 @@ impl Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // Dropped in the middle, a coroutine unwinds its stack; during a panic that would be a second one. Its stack is
-        // left behind instead: the process is about to end.
+        // Dropped in the middle, a coroutine unwinds its stack; during a panic that would be a second one.
+        // Its stack is left behind instead: the process is about to end.
         if std::thread::panicking() {
             std::mem::forget(self.0.take());
         }
@@ -50,9 +51,9 @@ impl Drop for Fiber {
 pub fn suspend() {
     let way_back = WAY_BACK.get();
     assert!(!way_back.is_null(), "only a fiber can be suspended");
-    // SAFETY: WAY_BACK is set by the running fiber itself, when it starts and after each suspension, and put back by
-    // `resume` when it stops running. So it points to the yielder of the fiber that executes this line, and that lives on
-    // the fiber's own stack for as long as its body runs.
+    // SAFETY: WAY_BACK is set by the running fiber itself, when it starts and after each suspension, and put
+    // back by `resume` when it stops running. So it points to the yielder of the fiber that executes this
+    // line, and that lives on the fiber's own stack for as long as its body runs.
     unsafe { (*way_back).suspend(()) };
     WAY_BACK.set(way_back);
 }

@@ -2,16 +2,20 @@
 //!
 //! ```text
 //!   op ─▶ preempted? ─▶ later than another task? ──yes─▶ into the queue, suspend … resumed as the earliest
-//!                              └─no──▶ do it, add its cost to my clock
+//!                              └─no──▶ do it, add its cost to the task's clock
 //! ```
 //!
-//! Invariant: an operation on shared state is done by the task whose time is the least of all that can run. So operations
-//! happen in the order of virtual time, and equal times in the order of task numbers.
+//! A CPU may have several tasks, of which one has it (cpus.rs): the others' clocks stand still until it
+//! blocks, ends, or has had its slice. A task that waits for a lock keeps its CPU while it spins.
 //!
-//! A world is installed for its thread; locks and atomics that are made meanwhile belong to it, and must be dropped before
-//! it. What is done with them outside of tasks takes no time.
+//! Invariant: an operation on shared state is done by the task whose time is the least of all that can run.
+//! So operations happen in the order of virtual time, and equal times in the order of task numbers.
+//!
+//! A world is installed for its thread; locks and atomics that are made meanwhile belong to it, and must be
+//! dropped before it. What is done with them outside of tasks takes no time.
 
 use crate::cost;
+use crate::cpus::{Cpu, SLICE_NS};
 use crate::lines::{Access, LineId, Lines};
 use crate::locks::{LockId, LockState, Mode, TaskId, Waiter};
 use crate::profile::Profile;
@@ -40,6 +44,14 @@ pub struct Preemption {
 struct Task {
     cpu: u32,
     time: u64,
+    /// Since when it has its CPU; how long it had it before; the same as its scheduler counts it.
+    since: u64,
+    cpu_ns: u64,
+    fair_ns: u64,
+    /// It may go to another CPU.
+    floats: bool,
+    /// Blocks so far: tells a timer of an earlier one.
+    blocks: u32,
     name: String,
     fiber: Option<Fiber>,
     state: TaskState,
@@ -56,12 +68,18 @@ enum TaskState {
     Ended,
 }
 
-struct State {
+struct WorldState {
     lines: Lines,
     locks: Vec<LockState>,
     free_locks: Vec<LockId>,
     tasks: Vec<Task>,
+    /// Tasks that have their CPU, and can go on.
     ready: BinaryHeap<Reverse<(u64, TaskId)>>,
+    cpus: Vec<Cpu>,
+    /// Tasks that may go to another CPU, and how many of them wait for theirs.
+    floating: u32,
+    floating_waiting: u32,
+    timers: BinaryHeap<Reverse<Timer>>,
     current: Option<TaskId>,
     /// When the last task of the last run ended: where the clock of new tasks starts.
     ended_at: u64,
@@ -69,8 +87,24 @@ struct State {
     profile: Profile,
 }
 
+/// For a task that blocked for the `blocks`-th time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: u64,
+    task: TaskId,
+    blocks: u32,
+    what: TimerOf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum TimerOf {
+    /// It has spun for a lock long enough, and gives up its CPU.
+    Spin,
+    Sleep,
+}
+
 thread_local! {
-    static WORLD: RefCell<Option<State>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<WorldState>> = const { RefCell::new(None) };
 }
 
 /// A world, for as long as this lives.
@@ -79,12 +113,16 @@ pub struct World(());
 impl World {
     pub fn install(machine: &Machine) -> World {
         let preemption = machine.preemption.map(|p| (Random::new(p.seed), p));
-        let state = State {
+        let state = WorldState {
             lines: Lines::new(machine.cpus_per_socket),
             locks: Vec::new(),
             free_locks: Vec::new(),
             tasks: Vec::new(),
             ready: BinaryHeap::new(),
+            cpus: Vec::new(),
+            floating: 0,
+            floating_waiting: 0,
+            timers: BinaryHeap::new(),
             current: None,
             ended_at: 0,
             preemption,
@@ -108,26 +146,41 @@ impl Drop for World {
     }
 }
 
-fn with<R>(f: impl FnOnce(&mut State) -> R) -> R {
+fn with<R>(f: impl FnOnce(&mut WorldState) -> R) -> R {
     WORLD.with_borrow_mut(|state| f(state.as_mut().expect("locks and atomics of virtual CPUs need a world")))
 }
 
-/// A task on a CPU of its own, from now on.
+/// A task on a CPU, which it shares with others that are there, from now on.
 pub fn spawn(cpu: u32, name: String, body: impl FnOnce() + 'static) {
+    spawn_task(cpu, name, false, body);
+}
+
+/// The same for a task that goes to an idle CPU where its own is busy.
+pub fn spawn_floating(cpu: u32, name: String, body: impl FnOnce() + 'static) {
+    spawn_task(cpu, name, true, body);
+}
+
+fn spawn_task(cpu: u32, name: String, floats: bool, body: impl FnOnce() + 'static) {
     let fiber = Some(Fiber::new(body));
     with(|s| {
         s.lines.add_cpu(cpu);
         let time = s.current.map_or(s.ended_at, |task| s.tasks[task as usize].time);
         let id = s.tasks.len() as TaskId;
-        s.tasks.push(Task { cpu, time, name, fiber, state: TaskState::Ready });
-        s.ready.push(Reverse((time, id)));
+        let cpus = s.cpus.len().max(cpu as usize + 1);
+        s.cpus.resize_with(cpus, Cpu::default);
+        s.cpus[cpu as usize].tasks += 1;
+        s.floating += u32::from(floats);
+        let (since, cpu_ns, fair_ns, blocks) = (time, 0, s.cpus[cpu as usize].least_ns, 0);
+        let state = TaskState::Ready;
+        s.tasks.push(Task { cpu, time, since, cpu_ns, fair_ns, floats, blocks, name, fiber, state });
+        s.enqueue(id);
     });
 }
 
 /// Run all tasks to their ends. Returns how long that took, to the end of the last one.
 pub fn run() -> u64 {
     let began = with(|s| s.ended_at);
-    while let Some((id, mut fiber)) = with(State::next) {
+    while let Some((id, mut fiber)) = with(WorldState::take_earliest) {
         let ended = fiber.resume();
         with(|s| {
             s.current = None;
@@ -135,6 +188,8 @@ pub fn run() -> u64 {
             if ended {
                 task.state = TaskState::Ended;
                 s.ended_at = s.ended_at.max(task.time);
+                let at = task.time;
+                s.leave_cpu(id, at);
             } else {
                 task.fiber = Some(fiber);
             }
@@ -145,6 +200,9 @@ pub fn run() -> u64 {
             s.tasks.iter().filter(|t| t.state != TaskState::Ended).map(|t| t.name.as_str()).collect();
         assert!(stuck.is_empty(), "nobody can run, and these wait: {}", stuck.join(", "));
         s.tasks.clear();
+        s.cpus.clear();
+        (s.floating, s.floating_waiting) = (0, 0);
+        s.timers.clear();
         s.ended_at - began
     })
 }
@@ -154,7 +212,7 @@ pub fn now() -> u64 {
     with(|s| s.current.map_or(0, |task| s.tasks[task as usize].time))
 }
 
-/// Time passes for this task, in which it touches nothing that is shared.
+/// Let time pass for this task, while it touches nothing that is shared.
 pub fn spend(ns: u64) {
     with(|s| {
         if let Some(task) = s.current {
@@ -163,23 +221,68 @@ pub fn spend(ns: u64) {
     });
 }
 
-/// Time passes, and others have their turn.
+/// Let time pass, and let tasks that are earlier now run first.
 pub fn step(ns: u64) {
     spend(ns);
-    arrive();
+    become_earliest();
 }
 
 pub fn sleep_until(time: u64) {
+    if now() >= time {
+        become_earliest();
+        return;
+    }
     with(|s| {
-        let task = s.current.expect("only tasks sleep");
-        let task = &mut s.tasks[task as usize];
-        task.time = task.time.max(time);
+        let id = s.current.expect("only tasks sleep");
+        s.block(id);
+        let (at, blocks) = (s.tasks[id as usize].time, s.tasks[id as usize].blocks);
+        s.timers.push(Reverse(Timer { at: time, task: id, blocks, what: TimerOf::Sleep }));
+        s.leave_cpu(id, at);
     });
-    arrive();
+    switch::suspend();
 }
 
-impl State {
-    fn next(&mut self) -> Option<(TaskId, Fiber)> {
+pub fn sleep(ns: u64) {
+    sleep_until(now() + ns);
+}
+
+/// Let another task of this CPU have it, if one waits for it.
+pub fn give_way() {
+    let gave_way = with(|s| {
+        let id = s.current?;
+        let cpu = s.tasks[id as usize].cpu as usize;
+        if s.cpus[cpu].waiting.is_empty() {
+            return None;
+        }
+        s.preempt(id);
+        Some(())
+    });
+    if gave_way.is_some() {
+        switch::suspend();
+    }
+}
+
+/// Time for which tasks of this run have had their CPUs so far.
+pub fn cpu_time() -> u64 {
+    with(|s| {
+        let running = |task: &Task, id| s.cpus[task.cpu as usize].running == Some(id);
+        let tasks = s.tasks.iter().enumerate();
+        tasks
+            .map(|(id, t)| {
+                t.cpu_ns + if running(t, id as TaskId) { t.time.saturating_sub(t.since) } else { 0 }
+            })
+            .sum()
+    })
+}
+
+impl WorldState {
+    fn take_earliest(&mut self) -> Option<(TaskId, Fiber)> {
+        loop {
+            let until = self.ready.peek().map_or(u64::MAX, |Reverse((time, _))| *time);
+            if !self.fire_a_timer(until) {
+                break;
+            }
+        }
         let Reverse((_, id)) = self.ready.pop()?;
         self.current = Some(id);
         let task = &mut self.tasks[id as usize];
@@ -190,7 +293,7 @@ impl State {
     }
 
     /// The running task and its time, or None outside of tasks.
-    fn me(&mut self) -> Option<(&mut Task, &mut Lines, &mut Profile)> {
+    fn running_task(&mut self) -> Option<(&mut Task, &mut Lines, &mut Profile)> {
         let task = &mut self.tasks[self.current? as usize];
         Some((task, &mut self.lines, &mut self.profile))
     }
@@ -201,7 +304,7 @@ impl State {
         site: &'static Location<'static>,
         access: impl FnOnce(&mut Lines, u32, u64) -> Access,
     ) {
-        let Some((task, lines, profile)) = self.me() else { return };
+        let Some((task, lines, profile)) = self.running_task() else { return };
         let before = task.time;
         let access = access(lines, task.cpu, before);
         task.time = access.done_at;
@@ -220,12 +323,149 @@ impl State {
         assert!(task.state == TaskState::Blocked, "{} is woken but does not sleep", task.name);
         task.time = task.time.max(time);
         task.state = state;
+        if self.cpus[task.cpu as usize].running == Some(id) {
+            self.ready.push(Reverse((task.time, id)));
+        } else {
+            self.enqueue(id);
+        }
+    }
+
+    // ---- who has a CPU --------------------------------------------------------------------------------
+
+    /// It is able to run: gives it its CPU, or lets it wait for that.
+    fn enqueue(&mut self, id: TaskId) {
+        if self.tasks[id as usize].floats {
+            self.go_to_idle_cpu(id);
+        }
+        let cpu = self.tasks[id as usize].cpu as usize;
+        let Some(running) = self.cpus[cpu].running else { return self.start(id) };
+        let running = &self.tasks[running as usize];
+        let running_ns = running.fair_ns + running.time.saturating_sub(running.since);
+        let task = &mut self.tasks[id as usize];
+        task.fair_ns = self.cpus[cpu].fair_start(task.fair_ns);
+        self.cpus[cpu].add_waiting(id, task.fair_ns, running_ns);
+        self.floating_waiting += u32::from(task.floats);
+    }
+
+    /// Where its own is busy, and another one is not: that of its socket with the least number, or any.
+    fn go_to_idle_cpu(&mut self, id: TaskId) {
+        let cpu = self.tasks[id as usize].cpu;
+        let idle = |cpu: u32| self.cpus[cpu as usize].running.is_none();
+        if idle(cpu) {
+            return;
+        }
+        let all = || 0..self.cpus.len() as u32;
+        let near = all().find(|other| idle(*other) && self.lines.are_near(cpu, *other));
+        if let Some(other) = near.or_else(|| all().find(|other| idle(*other))) {
+            self.move_to(id, other);
+        }
+    }
+
+    fn move_to(&mut self, id: TaskId, cpu: u32) {
+        let task = &mut self.tasks[id as usize];
+        self.cpus[task.cpu as usize].tasks -= 1;
+        self.cpus[cpu as usize].tasks += 1;
+        (task.cpu, task.fair_ns) = (cpu, self.cpus[cpu as usize].least_ns);
+    }
+
+    /// This CPU has nothing to do from `at` on: a task that waits elsewhere and may come, comes.
+    fn pull_to(&mut self, cpu: u32, at: u64) {
+        if self.floating_waiting == 0 {
+            return;
+        }
+        let floats = |(_, id): &(u64, TaskId)| self.tasks[*id as usize].floats;
+        let has_one = |other: &u32| self.cpus[*other as usize].waiting.iter().any(floats);
+        let all = || 0..self.cpus.len() as u32;
+        let near = all().find(|other| self.lines.are_near(cpu, *other) && has_one(other));
+        let Some(other) = near.or_else(|| all().find(has_one)) else { return };
+        let waiting = &self.cpus[other as usize].waiting;
+        let place = waiting.iter().position(floats).expect("it has one");
+        let (_, id) = self.cpus[other as usize].waiting.swap_remove(place);
+        self.floating_waiting -= 1;
+        self.move_to(id, cpu);
+        let task = &mut self.tasks[id as usize];
+        task.time = task.time.max(at);
+        self.start(id);
+    }
+
+    fn give_to_next(&mut self, next: Option<TaskId>, cpu: u32, at: u64) {
+        match next {
+            Some(next) => {
+                self.floating_waiting -= u32::from(self.tasks[next as usize].floats);
+                self.start(next);
+            }
+            None => self.pull_to(cpu, at),
+        }
+    }
+
+    fn start(&mut self, id: TaskId) {
+        let task = &mut self.tasks[id as usize];
+        let cpu = &mut self.cpus[task.cpu as usize];
+        task.since = task.time.max(cpu.free_at);
+        task.time = task.since + cpu.give_to(id);
         self.ready.push(Reverse((task.time, id)));
+    }
+
+    /// It has its CPU no more from `at` on. Nothing, if it had lost it before.
+    fn leave_cpu(&mut self, id: TaskId, at: u64) {
+        let task = &mut self.tasks[id as usize];
+        let cpu = &mut self.cpus[task.cpu as usize];
+        if cpu.running != Some(id) {
+            return;
+        }
+        let had = at.saturating_sub(task.since);
+        task.cpu_ns += had;
+        task.fair_ns += had;
+        let (next, cpu) = (cpu.leave(task.fair_ns, at), task.cpu);
+        self.give_to_next(next, cpu, at);
+    }
+
+    /// Another task of its CPU has that, and this one waits for it.
+    fn preempt(&mut self, id: TaskId) {
+        let task = &mut self.tasks[id as usize];
+        task.state = TaskState::Ready;
+        let had = task.time.saturating_sub(task.since);
+        task.cpu_ns += had;
+        task.fair_ns += had;
+        let cpu = &mut self.cpus[task.cpu as usize];
+        cpu.add_waiting(id, task.fair_ns, 0);
+        self.floating_waiting += u32::from(task.floats);
+        let (next, cpu, at) = (cpu.leave(task.fair_ns, task.time), task.cpu, task.time);
+        self.give_to_next(next, cpu, at);
+    }
+
+    fn must_give_way(&self, id: TaskId) -> bool {
+        let task = &self.tasks[id as usize];
+        let cpu = &self.cpus[task.cpu as usize];
+        !cpu.waiting.is_empty() && (cpu.preempt || task.time.saturating_sub(task.since) >= SLICE_NS)
+    }
+
+    fn block(&mut self, id: TaskId) {
+        let task = &mut self.tasks[id as usize];
+        task.state = TaskState::Blocked;
+        task.blocks += 1;
+    }
+
+    /// The first timer, if it is due before `until`. False: it is not.
+    fn fire_a_timer(&mut self, until: u64) -> bool {
+        if self.timers.peek().is_none_or(|Reverse(timer)| timer.at >= until) {
+            return false;
+        }
+        let Some(Reverse(timer)) = self.timers.pop() else { return false };
+        let task = &self.tasks[timer.task as usize];
+        if task.state == TaskState::Blocked && task.blocks == timer.blocks {
+            match timer.what {
+                TimerOf::Spin => self.leave_cpu(timer.task, timer.at),
+                TimerOf::Sleep => self.make_ready(timer.task, timer.at, TaskState::Ready),
+            }
+        }
+        true
     }
 }
 
-/// Before an operation on shared state: be the earliest. False outside of tasks.
-fn arrive() -> bool {
+/// Wait until no task that can run has an earlier time: needed before each operation on shared state. False
+/// outside of tasks.
+fn become_earliest() -> bool {
     let later = with(|s| {
         let id = s.current?;
         if let Some((random, preemption)) = &mut s.preemption
@@ -234,6 +474,11 @@ fn arrive() -> bool {
             s.tasks[id as usize].time += random.below(preemption.longest_ns);
         }
         let time = s.tasks[id as usize].time;
+        while s.fire_a_timer(time) {}
+        if s.must_give_way(id) {
+            s.preempt(id);
+            return Some(true);
+        }
         let later = s.ready.peek().is_some_and(|Reverse(first)| *first < (time, id));
         if later {
             s.tasks[id as usize].state = TaskState::Ready;
@@ -247,7 +492,7 @@ fn arrive() -> bool {
     later.is_some()
 }
 
-// ---- for locks, atomics and signals -----------------------------------------------------------------------------
+// ---- for locks, atomics and signals -----------------------------------------------------------------------
 
 pub(crate) fn make_line() -> LineId {
     with(|s| s.lines.make())
@@ -257,13 +502,13 @@ pub(crate) fn make_line_for(bytes: u32, by: &'static Location<'static>) -> LineI
 }
 
 pub(crate) fn read(line: LineId, site: &'static Location<'static>) {
-    if arrive() {
+    if become_earliest() {
         with(|s| s.access("", site, |lines, cpu, now| lines.read(line, cpu, now)));
     }
 }
 pub(crate) fn write(line: LineId, site: &'static Location<'static>) {
     // While a panic unwinds, guards and pointers are dropped: that must not switch tasks.
-    if !std::thread::panicking() && arrive() {
+    if !std::thread::panicking() && become_earliest() {
         with(|s| s.access("", site, |lines, cpu, now| lines.write(line, cpu, now)));
     }
 }
@@ -291,11 +536,11 @@ pub(crate) fn drop_lock(id: LockId) {
 }
 
 pub(crate) fn try_lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Location<'static>) -> bool {
-    arrive();
+    become_earliest();
     with(|s| {
         let line = s.locks[id as usize].line;
         s.access(kind, site, |lines, cpu, now| lines.write(line, cpu, now));
-        let now = s.me().map_or(0, |(task, ..)| task.time);
+        let now = s.running_task().map_or(0, |(task, ..)| task.time);
         let lock = &mut s.locks[id as usize];
         let taken = lock.try_take(mode);
         if taken {
@@ -314,11 +559,15 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
     loop {
         with(|s| {
             let task = s.current.expect("a lock is held that is wanted outside of tasks");
-            s.tasks[task as usize].state = TaskState::Blocked;
-            let since = s.tasks[task as usize].time;
+            s.block(task);
+            let Task { cpu, time: since, blocks, .. } = s.tasks[task as usize];
+            if s.cpus[cpu as usize].tasks > 1 || s.floating > 0 {
+                let at = since + cost::SPIN_NS;
+                s.timers.push(Reverse(Timer { at, task, blocks, what: TimerOf::Spin }));
+            }
             let waiter = Waiter { task, mode, since };
             let waiters = &mut s.locks[id as usize].waiters;
-            // Who was woken for it and found it taken does not lose his turn.
+            // A task that was woken for it and found it taken does not lose its turn.
             if first { waiters.push_back(waiter) } else { waiters.push_front(waiter) }
         });
         first = false;
@@ -332,7 +581,7 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
         }
     }
     with(|s| {
-        let (task, _, profile) = s.me().expect("a task was resumed");
+        let (task, _, profile) = s.running_task().expect("a task was resumed");
         let counts = profile.at(kind, site);
         counts.waits += 1;
         counts.wait_ns += task.time - start;
@@ -346,14 +595,14 @@ pub(crate) fn unlock(id: LockId, mode: Mode, kind: &'static str) {
     if std::thread::panicking() {
         return;
     }
-    arrive();
+    become_earliest();
     with(|s| {
         let lock = &s.locks[id as usize];
         let (line, since, held_at) = (lock.line, lock.held_since, lock.held_at);
-        // Booked where it was taken; a shared lock has many such places, and only the last one is known.
+        // Counted at the place where it was taken; of a shared lock only the last such place is known.
         let site = held_at.expect("a lock that is given back was taken");
         s.access(kind, site, |lines, cpu, now| lines.write(line, cpu, now));
-        if let Some((task, _, profile)) = s.me() {
+        if let Some((task, _, profile)) = s.running_task() {
             let counts = profile.at(kind, site);
             counts.uses -= 1;
             if mode == Mode::Alone {
@@ -361,21 +610,21 @@ pub(crate) fn unlock(id: LockId, mode: Mode, kind: &'static str) {
             }
         }
         s.locks[id as usize].give_back(mode);
-        s.pass_on(id);
+        s.hand_on_lock(id);
     });
 }
 
-impl State {
+impl WorldState {
     /// A lock came free: hand it to those whose turn it is.
-    fn pass_on(&mut self, id: LockId) {
-        let Some((me, ..)) = self.me() else { return };
+    fn hand_on_lock(&mut self, id: LockId) {
+        let Some((me, ..)) = self.running_task() else { return };
         let (mut now, cpu) = (me.time, me.cpu);
         while let Some(waiter) = self.locks[id as usize].waiters.front() {
             if !self.locks[id as usize].is_free_for(waiter.mode) {
                 break;
             }
-            let (task, mode) = (waiter.task, waiter.mode);
-            let spins = now.saturating_sub(waiter.since) <= cost::SPIN_NS;
+            let (task, mode, waiter_since) = (waiter.task, waiter.mode, waiter.since);
+            let spins = now.saturating_sub(waiter_since) <= cost::SPIN_NS;
             self.locks[id as usize].waiters.pop_front();
             if spins {
                 self.locks[id as usize].grant(mode);
@@ -384,13 +633,14 @@ impl State {
                 continue;
             }
             // It sleeps: wake it, and leave the lock to whoever comes first.
+            self.leave_cpu(task, waiter_since + cost::SPIN_NS);
             now += cost::WAKE_NS;
             self.make_ready(task, now + cost::WAKE_LATENCY_NS, TaskState::Ready);
             if mode == Mode::Alone {
                 break;
             }
         }
-        if let Some((me, ..)) = self.me() {
+        if let Some((me, ..)) = self.running_task() {
             me.time = now;
         }
     }
@@ -401,11 +651,14 @@ pub fn current_task() -> TaskId {
     with(|s| s.current.expect("only tasks wait"))
 }
 
-/// Sleep until somebody calls `wake`: to be called by who has just told him so, with no operation in between.
+/// Sleep until another task calls `wake`. The caller has just noted where that task will find it, with no
+/// operation in between.
 pub fn block() {
     with(|s| {
         let task = s.current.expect("only tasks wait");
-        s.tasks[task as usize].state = TaskState::Blocked;
+        s.block(task);
+        let at = s.tasks[task as usize].time;
+        s.leave_cpu(task, at);
     });
     switch::suspend();
 }
@@ -414,6 +667,11 @@ pub fn block() {
 pub fn wake(task: TaskId, latency: u64) {
     let now = now();
     with(|s| s.make_ready(task, now + latency, TaskState::Ready));
+}
+
+/// Does the task share the CPU of the one that runs?
+pub fn is_on_my_cpu(task: TaskId) -> bool {
+    with(|s| s.current.is_some_and(|me| s.tasks[me as usize].cpu == s.tasks[task as usize].cpu))
 }
 
 /// Do something that takes no time and yields to nobody: for looking at what is going on.

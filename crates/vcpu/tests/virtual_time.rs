@@ -145,3 +145,87 @@ fn preemption_changes_the_history_and_a_seed_repeats_it() {
     assert_eq!(history(1), history(1));
     assert_ne!(history(1), history(2));
 }
+
+/// `tasks` of `body` on one CPU. Returns when the last one ended, and how long they had the CPU.
+fn on_one_cpu(tasks: u32, body: impl Fn(u32) + Clone + 'static) -> (u64, u64) {
+    let had = Rc::new(std::cell::Cell::new(0));
+    for task in 0..tasks {
+        let (body, had) = (body.clone(), had.clone());
+        vcpu::spawn(0, format!("task {task}"), move || {
+            body(task);
+            had.set(vcpu::cpu_time());
+        });
+    }
+    (vcpu::run(), had.get())
+}
+
+#[test]
+fn tasks_of_one_cpu_take_turns() {
+    const WORK_NS: u64 = 20_000_000;
+    let _world = world();
+    let ends = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let seen = ends.clone();
+    let (end, _) = on_one_cpu(4, move |_| {
+        (0..WORK_NS / 1000).for_each(|_| vcpu::step(1000));
+        seen.borrow_mut().push(vcpu::now());
+    });
+    let switches = end - 4 * WORK_NS;
+    assert!(switches > 0 && switches < WORK_NS / 100, "four take four times as long, and switch: {end}");
+    let first = ends.borrow()[0];
+    assert!(first > 3 * WORK_NS, "they share it alike: the first of four has ended at {first}");
+}
+
+#[test]
+fn a_task_that_sleeps_leaves_its_cpu_to_others_and_gets_it_back_soon() {
+    const WORK_NS: u64 = 20_000_000;
+    let _world = world();
+    let late = Rc::new(std::cell::Cell::new(0));
+    let latest = late.clone();
+    let (end, had) = on_one_cpu(2, move |task| match task {
+        0 => (0..WORK_NS / 1000).for_each(|_| vcpu::step(1000)),
+        _ => (0..100).for_each(|_| {
+            let until = vcpu::now() + 100_000;
+            vcpu::sleep_until(until);
+            latest.set(latest.get().max(vcpu::now() - until));
+        }),
+    });
+    assert!(end < WORK_NS + WORK_NS / 50, "sleeping takes no time of the other one's: {end}");
+    assert!(had >= WORK_NS && had <= end, "{had} of {end}");
+    assert!(late.get() < 10_000, "it was woken {} ns late", late.get());
+}
+
+#[test]
+fn who_waits_for_a_lock_spins_for_a_while_and_then_leaves_the_cpu() {
+    let _world = world();
+    let lock = Rc::new(Mutex::new(()));
+    let (holder, waiter) = (lock.clone(), lock.clone());
+    vcpu::spawn(1, "holder".into(), move || {
+        let _held = holder.lock().unwrap();
+        vcpu::step(1_000_000);
+    });
+    let worked_at = Rc::new(std::cell::Cell::new(0));
+    let noted = worked_at.clone();
+    vcpu::spawn(0, "waiter".into(), move || {
+        vcpu::step(100);
+        drop(waiter.lock().unwrap());
+    });
+    vcpu::spawn(0, "worker".into(), move || {
+        vcpu::step(1000);
+        noted.set(vcpu::now());
+    });
+    vcpu::run();
+    let began = worked_at.get() - 1000;
+    assert!((cost::SPIN_NS..2 * cost::SPIN_NS).contains(&began), "the other task began at {began}");
+}
+
+#[test]
+fn a_task_that_floats_goes_where_nothing_runs() {
+    const WORK_NS: u64 = 10_000_000;
+    let _world = world();
+    let work = || (0..WORK_NS / 1000).for_each(|_| vcpu::step(1000));
+    vcpu::spawn(0, "stays".into(), work);
+    vcpu::spawn(1, "has soon ended".into(), || vcpu::step(1000));
+    vcpu::spawn_floating(0, "floats".into(), work);
+    let end = vcpu::run();
+    assert!(end < WORK_NS + WORK_NS / 10, "both worked side by side: {end}");
+}

@@ -56,21 +56,21 @@ impl Args {
         Ok(Args { options, prefix: &[] })
     }
 
-    fn take(&mut self, name: &str) -> Option<Option<String>> {
+    fn take_option(&mut self, name: &str) -> Option<Option<String>> {
         let at = self.options.iter().position(|(known, _)| known == name)?;
         Some(self.options.remove(at).1)
     }
 
     pub fn flag(&mut self, name: &str) -> bool {
-        self.take(name).is_some()
+        self.take_option(name).is_some()
     }
 
     pub fn text(&mut self, name: &str, default: &str) -> String {
-        self.take(name).flatten().unwrap_or_else(|| default.to_string())
+        self.take_option(name).flatten().unwrap_or_else(|| default.to_string())
     }
 
     pub fn number<T: FromStr>(&mut self, name: &str, default: T) -> Result<T, Failure> {
-        match self.take(name) {
+        match self.take_option(name) {
             None => Ok(default),
             Some(Some(text)) => {
                 text.parse().map_err(|_| Failure::Usage(format!("--{name}: '{text}' is not a number")))

@@ -1,4 +1,5 @@
-//! The command line of the workloads: `NAME OPTIONS`, for a program of its own and as a subcommand of another.
+//! The command line of the workloads: `NAME OPTIONS`, for a program of its own and as a subcommand of
+//! another.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,7 +11,8 @@ use crate::{
     spin_touch, usemem, verify_threads,
 };
 
-/// How the program calls itself, and the words that come before a workload's name when it executes itself anew.
+/// How the program calls itself, and the words that come before a workload's name when it executes itself
+/// anew.
 pub struct Program {
     pub name: &'static str,
     pub prefix: &'static [&'static str],
@@ -50,8 +52,8 @@ pub const WORKLOADS: &[Workload] = &[
     workload("random", "pmbench, by its older name", pmbench::USAGE, pmbench::run),
 ];
 
-pub const COMMON: &str = "every workload: [--seed N] [--contents zero|half|random] [--check none|sparse|full] \
-    [--thp (kernel policy) | --hugepages (ask for them)]";
+pub const COMMON: &str = "every workload: [--seed N] [--contents zero|half|random] [--check \
+    none|sparse|full] [--thp (kernel policy) | --hugepages (ask for them)]";
 
 const USAGE_ERROR: u8 = 2;
 

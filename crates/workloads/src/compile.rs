@@ -1,6 +1,6 @@
-//! Many short processes, in the shape of a build of the kernel: for each of `--count` jobs a driver is executed, which
-//! executes a compiler and then an assembler. They are this program, executed anew; each takes heap, touches it, goes
-//! back to what it took before, and exits.
+//! Many short processes, in the shape of a build of the kernel: for each of `--count` jobs a driver is
+//! executed, which executes a compiler and then an assembler. They are this program, executed anew; each
+//! takes heap, touches it, goes back to what it took before, and exits.
 //!
 //! ```text
 //!   compile -j 8 ─┬─ driver ─┬─ compiler    half to one and a half of --size
@@ -8,8 +8,9 @@
 //!                 ├─ driver …
 //! ```
 //!
-//! How much a job takes follows from the seed and its number, so that every run with a seed does the same work. The
-//! heap grows by malloc in steps of 64 KiB, and for each page taken two earlier ones are looked at: recent ones more often.
+//! How much a job takes follows from the seed and its number, so that every run with a seed does the same
+//! work. The heap grows by malloc in steps of 64 KiB, and for each page taken two earlier ones are looked at:
+//! recent ones more often.
 
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
@@ -23,8 +24,8 @@ use crate::os::{Allocated, PAGE};
 use crate::report::{Failure, Meter, Outcome, expect};
 use crate::rng::Rng;
 
-pub const USAGE: &str = "[-j N (jobs at once; default: the CPUs)] [--count 64 (jobs in all)] [--size 24M (heap of a compiler, on \
-    average)]";
+pub const USAGE: &str = "[-j N (jobs at once; default: the CPUs)] [--count 64 (jobs in all)] [--size 24M \
+    (heap of a compiler, on average)]";
 
 const STEP: usize = 16;
 const LOOKS: usize = 2 * STEP;
@@ -65,15 +66,15 @@ pub fn run(args: &mut Args) -> Outcome {
     args.finish()?;
     let build = Build { common, pages, prefix };
     match part.as_str() {
-        "" => all(&build, at_once, count),
+        "" => run_jobs(&build, at_once, count),
         "driver" => drive(&build, job),
-        "compiler" => work(&build, job, Part::Compiler),
-        "assembler" => work(&build, job, Part::Assembler),
+        "compiler" => use_heap(&build, job, Part::Compiler),
+        "assembler" => use_heap(&build, job, Part::Assembler),
         _ => Err(Failure::Usage(format!("--part: '{part}' is not driver, compiler or assembler"))),
     }
 }
 
-fn all(build: &Build, at_once: usize, count: u64) -> Outcome {
+fn run_jobs(build: &Build, at_once: usize, count: u64) -> Outcome {
     let next = AtomicU64::new(0);
     let failed: Mutex<Option<Failure>> = Mutex::new(None);
     let meter = Meter::start();
@@ -85,7 +86,7 @@ fn all(build: &Build, at_once: usize, count: u64) -> Outcome {
                     if job >= count {
                         return;
                     }
-                    if let Err(failure) = start(build, job, Part::Driver) {
+                    if let Err(failure) = run_part(build, job, Part::Driver) {
                         next.store(count, Relaxed); // no new jobs
                         failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(failure);
                     }
@@ -108,7 +109,7 @@ fn all(build: &Build, at_once: usize, count: u64) -> Outcome {
 }
 
 /// Executes a part of a job and waits for it.
-fn start(build: &Build, job: u64, part: Part) -> Result<(), Failure> {
+fn run_part(build: &Build, job: u64, part: Part) -> Result<(), Failure> {
     let Common { seed, contents, check, .. } = build.common;
     let ended = Command::new("/proc/self/exe")
         .args(build.prefix)
@@ -132,8 +133,8 @@ fn ending(ended: io::Result<ExitStatus>) -> String {
 
 fn drive(build: &Build, job: u64) -> Outcome {
     let meter = Meter::start();
-    start(build, job, Part::Compiler)?;
-    start(build, job, Part::Assembler)?;
+    run_part(build, job, Part::Compiler)?;
+    run_part(build, job, Part::Assembler)?;
     Ok(meter.report())
 }
 
@@ -150,7 +151,7 @@ fn heap_pages(build: &Build, job: u64, part: Part) -> usize {
     pages.next_multiple_of(STEP)
 }
 
-fn work(build: &Build, job: u64, part: Part) -> Outcome {
+fn use_heap(build: &Build, job: u64, part: Part) -> Outcome {
     let Common { contents, check, .. } = build.common;
     let pages = heap_pages(build, job, part);
     let seed = build.common.seed ^ ((job + 1) << 1) ^ u64::from(part == Part::Assembler);

@@ -1,5 +1,5 @@
-//! What stands in a page: a function of seed, page number and version, so that a page that is old, torn,
-//! zero, or another's is told from the right one, and the report can say which it is.
+//! The contents of a page: a function of seed, page number and version. So a page that is old, torn, zero, or
+//! another one is told from the right one, and the report can say which it is.
 //!
 //! Word 0 names the page, word 1 its version; the rest is noise that LZ4 cannot compress (`random`), or half
 //! noise and half one repeated word (`half`, about 2:1). `zero` pages are all zeros and carry no stamp.
@@ -111,7 +111,8 @@ impl Stamp {
         Ok(())
     }
 
-    /// As much as `check` says, leaving out words 0 and 1 where `from` is 2 (they may just have been overwritten).
+    /// As much as `check` says, leaving out words 0 and 1 where `from` is 2 (they may just have been
+    /// overwritten).
     pub fn check(&self, page: &Page, check: Check, from: usize) -> Result<(), Mismatch> {
         match check {
             Check::None => Ok(()),
@@ -167,8 +168,8 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(
             f,
-            "BAD PAGE at {:#x} (page {} version {}): word {} expected {:#018x} found {:#018x}; {} of {WORDS} words \
-             wrong, {} are zero; ",
+            "BAD PAGE at {:#x} (page {} version {}): word {} expected {:#018x} found {:#018x}; {} of {WORDS} \
+             words wrong, {} are zero; ",
             self.address,
             self.page,
             self.version,

@@ -1,12 +1,15 @@
 //! Processes that start their work together and end together, as 16 × pmbench or `usemem -y -x -n 70` do.
 //!
 //! ```text
-//!   parent   fork … ── a byte from each ── go ── an answer from each ── leave ── wait       (go, leave: a byte for each)
+//!   parent   fork … ── a byte from each ── go ── an answer from each ── leave ── wait
 //!   child    prepare ─▶ ready ───────────▶ work ─▶ answer ────────────▶ exit
 //! ```
 //!
-//! Nobody works before all are prepared, and nobody gives memory back before all have worked. A single process does it
-//! all itself, without a fork. Where one dies, the others are killed and the outcome says which and how.
+//! (`go` and `leave` are a byte for each child.)
+//!
+//! Nobody works before all are prepared, and nobody gives memory back before all have worked. A single
+//! process does it all itself, without a fork. Where one dies, the others are killed and the outcome says
+//! which and how.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -31,7 +34,8 @@ pub fn together<S>(
     let (go, go_writer) = io::pipe()?;
     let (leave, leave_writer) = io::pipe()?;
     let mut crew = Crew { children: Vec::new() };
-    // A child holds no writer but its own: that one's end tells of its death, and the parent's ends tell of the parent's.
+    // A child holds no writing end but its own, so the parent reads the end of that pipe when the child dies;
+    // and the children read the end of the parent's pipes when the parent dies.
     let mut writers = Some((go_writer, leave_writer));
     let mut ready_writer = Some(ready_writer);
     let mut answers = Vec::new();
@@ -55,7 +59,7 @@ pub fn together<S>(
     }
     drop(ready_writer.take());
     if ready.read_exact(&mut vec![0; processes]).is_err() {
-        return Err(crew.end("before all were ready"));
+        return Err(crew.kill_all("before all were ready"));
     }
     let (mut go_writer, mut leave_writer) = writers.expect("only children close them");
     let meter = Meter::start();
@@ -64,13 +68,13 @@ pub fn together<S>(
     for answer in answers {
         let mut bytes = vec![0; answer_bytes];
         if io::PipeReader::from(answer).read_exact(&mut bytes).is_err() {
-            return Err(crew.end("at work"));
+            return Err(crew.kill_all("at work"));
         }
         found.push(bytes);
     }
     let seconds = meter.seconds();
     leave_writer.write_all(&vec![b'l'; processes])?;
-    crew.wait()?;
+    crew.wait_for_all()?;
     Ok((meter.report_of(seconds), found))
 }
 
@@ -79,18 +83,18 @@ struct Crew {
 }
 
 impl Crew {
-    fn wait(&mut self) -> Result<(), Failure> {
+    fn wait_for_all(&mut self) -> Result<(), Failure> {
         while let Some(pid) = self.children.pop() {
             match os::wait(pid, true)? {
                 Some(Ended::Code(0)) => {}
-                ended => return Err(self.end_of(pid, ended, "on its way out")),
+                ended => return Err(self.failure_of(pid, ended, "on its way out")),
             }
         }
         Ok(())
     }
 
-    /// One has died: which, and how. The others are killed.
-    fn end(&mut self, when: &str) -> Failure {
+    /// Kills the others after one has died; says which one, and how.
+    fn kill_all(&mut self, when: &str) -> Failure {
         loop {
             for at in 0..self.children.len() {
                 let pid = self.children[at];
@@ -98,7 +102,7 @@ impl Crew {
                     Ok(None | Some(Ended::Code(0))) => {}
                     Ok(ended) => {
                         self.children.swap_remove(at);
-                        return self.end_of(pid, ended, when);
+                        return self.failure_of(pid, ended, when);
                     }
                     Err(error) => return Failure::System(error.to_string()),
                 }
@@ -108,7 +112,7 @@ impl Crew {
         }
     }
 
-    fn end_of(&self, pid: Pid, ended: Option<Ended>, when: &str) -> Failure {
+    fn failure_of(&self, pid: Pid, ended: Option<Ended>, when: &str) -> Failure {
         let how = match ended {
             Some(Ended::Signal(9)) => "was killed (by SIGKILL: out of memory, most likely)".to_string(),
             Some(Ended::Signal(signal)) => format!("was killed by signal {signal}"),

@@ -7,8 +7,9 @@
 //!   linear    every stride-th page, then from one page later, so that all of them are met in the end
 //! ```
 //!
-//! Zipf's ranks are drawn by rejection from an envelope that can be inverted (Hörmann and Derflinger, "Rejection-inversion
-//! to generate variates from monotone discrete distributions", 1996): no table, and any theta above 0.
+//! Zipf's ranks are drawn by rejection from an envelope that can be inverted (Hörmann and Derflinger,
+//! "Rejection-inversion to generate variates from monotone discrete distributions", 1996): no table, and any
+//! theta above 0.
 
 use std::f64::consts::TAU;
 
@@ -30,8 +31,9 @@ pub const USAGE: &str =
 const THETA: f64 = 1.2;
 
 impl Pattern {
-    /// Takes `--pattern` and the option that shapes it; a shape of another pattern is left, and so refused in the end.
-    pub fn take(args: &mut Args, default: &str, pages: usize) -> Result<Pattern, Failure> {
+    /// Takes `--pattern` and the option that shapes it; a shape of another pattern is left, and so refused in
+    /// the end.
+    pub fn from_args(args: &mut Args, default: &str, pages: usize) -> Result<Pattern, Failure> {
         let name = args.text("pattern", default);
         let usage = |text: String| Err(Failure::Usage(text));
         match name.as_str() {
@@ -139,8 +141,8 @@ fn gauss(rng: &mut Rng) -> f64 {
 
 /// Ranks from 0, the first the most frequent.
 ///
-/// `area` is the integral of x^-theta. Rank k owns the stretch of area from k - 1/2 to k + 1/2; a point in it is taken
-/// as k unless it lies in the sliver by which the stretch exceeds k's true share.
+/// `area` is the integral of x^-theta. Rank k owns the stretch of area from k - 1/2 to k + 1/2; a point in it
+/// is taken as k unless it lies in the sliver by which the stretch exceeds k's true share.
 pub struct Zipf {
     ranks: f64,
     exponent: f64,
@@ -185,8 +187,8 @@ impl Zipf {
     }
 }
 
-/// A permutation that puts neighbouring ranks far apart, so that frequent pages share no readahead window: steps of the
-/// golden section around the range.
+/// A permutation that puts neighbouring ranks far apart, so that frequent pages share no readahead window:
+/// steps of the golden section around the range.
 pub struct Strewn {
     pages: usize,
     step: usize,
@@ -321,7 +323,7 @@ mod tests {
     fn options() {
         let take = |words: &str| {
             let mut args = Args::parse(words.split_whitespace().map(String::from)).ok().unwrap();
-            let pattern = Pattern::take(&mut args, "uniform", 800).map_err(|e| e.to_string())?;
+            let pattern = Pattern::from_args(&mut args, "uniform", 800).map_err(|e| e.to_string())?;
             args.finish().map_err(|e| e.to_string()).map(|()| pattern)
         };
         assert_eq!(take(""), Ok(Pattern::Uniform));

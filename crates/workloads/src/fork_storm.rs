@@ -1,9 +1,9 @@
-//! Forks while memory is in use: parent and children write and check, some children outlive their parent, and threads
-//! of the parent go on touching memory while it forks.
+//! Forks while memory is in use: parent and children write and check, some children outlive their parent, and
+//! threads of the parent go on touching memory while it forks.
 //!
-//! The main thread's pages (even numbers) are at rest when it forks, so a child must find exactly their versions. The
-//! threads' pages (odd numbers) may be caught in the middle of a write: then a child must find the start of version v
-//! followed by the rest of version v-1, because stores are seen in order.
+//! The main thread's pages (even numbers) are at rest when it forks, so a child must find exactly their
+//! versions. The threads' pages (odd numbers) may be caught in the middle of a write: then a child must find
+//! the start of version v followed by the rest of version v-1, because stores are seen in order.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -89,7 +89,7 @@ fn storm(map: &Mapping, common: Common, forks: usize, live: usize) -> Result<u64
             let outer = os::fork(|| {
                 os::alarm(CHILD_LIMIT_SECONDS);
                 work();
-                i32::from(!os::put(writer.as_raw_fd(), b"k"))
+                i32::from(!os::write_fd(writer.as_raw_fd(), b"k"))
             });
             i32::from(outer.is_err()) * 3
         };

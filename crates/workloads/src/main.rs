@@ -1,3 +1,5 @@
+//! The program `memspill-workload`: see the library, which is all of it.
+
 use std::process::ExitCode;
 
 use memspill_workloads::command::{self, Program};

@@ -1,9 +1,10 @@
-//! The mutating verifier: threads own regions, keep a shadow of every page, and do to the regions whatever a program
-//! may do to memory: write, map over, move, shrink, throw away, protect, fork, copy through the kernel. After each
-//! step what must be there is known, and it is checked.
+//! The mutating verifier: threads own regions, keep a shadow of every page, and do to the regions whatever a
+//! program may do to memory: write, map over, move, shrink, throw away, protect, fork, copy through the
+//! kernel. After each step the worker knows what must be there, and checks it.
 //!
-//! The shadow holds for each page the number of the write that filled it (unique within the thread, so the page tells
-//! which write it comes from wherever it has been moved) and the number of the last store to its last word alone.
+//! The shadow holds for each page the number of the write that filled it (unique within the thread, so the
+//! page tells which write it comes from wherever it has been moved) and the number of the last store to its
+//! last word alone.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -90,7 +91,7 @@ pub fn run(args: &mut Args) -> Outcome {
         let workers: Vec<_> = (0..threads)
             .map(|id| {
                 let modes = &modes;
-                scope.spawn(move || Worker::new(id, common, quota, modes)?.work(end, ops))
+                scope.spawn(move || Worker::new(id, common, quota, modes)?.work_until(end, ops))
             })
             .collect();
         for worker in workers {
@@ -143,7 +144,7 @@ impl Totals {
     }
 }
 
-/// What a page must hold.
+/// The expected contents of a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Entry {
     /// The write that filled it; 0 where it must be zero. With LAZY: that, or zero, as the kernel likes.
@@ -184,7 +185,8 @@ struct Worker {
     pages: usize,
     stamp: u32,
     modes: Vec<Mode>,
-    /// The last operations, newest at `noted - 1`; full from the start, so that a forked child need not allocate.
+    /// The last operations, newest at `noted - 1`; full from the start, so that a forked child need not
+    /// allocate.
     log: Vec<Done>,
     noted: usize,
     pipe: (OwnedFd, OwnedFd),
@@ -231,7 +233,7 @@ impl Worker {
         })
     }
 
-    fn work(mut self, end: Instant, ops: u64) -> io::Result<Totals> {
+    fn work_until(mut self, end: Instant, ops: u64) -> io::Result<Totals> {
         while Instant::now() < end && self.totals.ops < ops {
             self.totals.ops += 1;
             if self.pages < self.quota * 3 / 4 {
@@ -272,7 +274,7 @@ impl Worker {
             },
             Mode::DontNeed => self.throw_away(libc::MADV_DONTNEED)?,
             Mode::Free => self.throw_away(libc::MADV_FREE)?,
-            Mode::Munmap => self.punch(),
+            Mode::Munmap => self.unmap_run(),
             Mode::Mprotect => self.protect()?,
             Mode::Io => self.copy_through_kernel(),
             // A fork costs as much as hundreds of the others.
@@ -287,14 +289,14 @@ impl Worker {
 
     // --- helpers
 
-    fn note(&mut self, what: &'static str, address: usize, pages: usize) {
+    fn note_operation(&mut self, what: &'static str, address: usize, pages: usize) {
         let number = self.totals.ops;
         self.noted += 1;
         self.log[(self.noted - 1) % LOG] = Done { number, what, address, pages };
     }
 
     /// A region and a run of pages in it.
-    fn pick(&mut self, longest: usize) -> (usize, usize, usize) {
+    fn pick_run(&mut self, longest: usize) -> (usize, usize, usize) {
         let at = self.rng.below(self.regions.len());
         let pages = self.regions[at].shadow.len();
         let run = self.rng.between(1, longest.min(pages));
@@ -306,15 +308,16 @@ impl Worker {
         self.regions[at].map.address() + index * PAGE
     }
 
-    fn bad(&self, at: usize, index: usize, wrong: (usize, u64), doing: &str) -> ! {
+    fn report_bad_page(&self, at: usize, index: usize, wrong: (usize, u64), doing: &str) -> ! {
         let page = self.regions[at].map.page(index);
         let entry = self.regions[at].shadow[index];
         let stamp = Stamp::new(self.contents, self.seed, self.id as u64, entry.stamp & !LAZY);
         let found = page[wrong.0].load(Relaxed);
         let mut mismatch = stamp.mismatch(page, wrong.0, found);
         mismatch.expected = wrong.1;
-        os::tell(format_args!(
-            "memspill-workload mutate: thread {} operation {}: {mismatch}; expected write {}{} tail {}; while: {doing}\n",
+        os::write_stderr(format_args!(
+            "memspill-workload mutate: thread {} operation {}: {mismatch}; expected write {}{} tail {}; \
+             while: {doing}\n",
             self.id,
             self.totals.ops,
             entry.stamp & !LAZY,
@@ -327,14 +330,14 @@ impl Worker {
         for done in newest_first {
             if (done.address..done.address + done.pages * PAGE).contains(&address) && told < 8 {
                 told += 1;
-                os::tell(format_args!(
+                os::write_stderr(format_args!(
                     "  operation {}: {} at {:#x}, {} pages\n",
                     done.number, done.what, done.address, done.pages
                 ));
             }
         }
         if told == 0 {
-            os::tell(format_args!("  none of the last {LOG} operations touched it\n"));
+            os::write_stderr(format_args!("  none of the last {LOG} operations touched it\n"));
         }
         os::exit_now(1)
     }
@@ -349,7 +352,7 @@ impl Worker {
             self.regions[at].shadow[index] = Entry::default();
             return;
         }
-        self.bad(at, index, wrong, doing)
+        self.report_bad_page(at, index, wrong, doing)
     }
 
     fn write_page(&mut self, at: usize, index: usize) {
@@ -365,7 +368,7 @@ impl Worker {
     fn create(&mut self) -> io::Result<()> {
         let pages = self.rng.between(8, (self.quota / 6).max(9));
         let map = Mapping::new(pages, self.huge)?;
-        self.note("mmap", map.address(), pages);
+        self.note_operation("mmap", map.address(), pages);
         self.regions.push(Region { map, shadow: vec![Entry::default(); pages] });
         self.pages += pages;
         let at = self.regions.len() - 1;
@@ -379,25 +382,25 @@ impl Worker {
 
     fn drop_region(&mut self, at: usize, what: &'static str) {
         let region = self.regions.swap_remove(at);
-        self.note(what, region.map.address(), region.shadow.len());
+        self.note_operation(what, region.map.address(), region.shadow.len());
         self.pages -= region.shadow.len();
     }
 
     fn check_run(&mut self) {
-        let (at, from, run) = self.pick(MAX_RUN);
+        let (at, from, run) = self.pick_run(MAX_RUN);
         (from..from + run).for_each(|index| self.check_page(at, index, "a random look"));
     }
 
     fn write_run(&mut self) {
-        let (at, from, run) = self.pick(MAX_RUN);
-        self.note("write", self.address(at, from), run);
+        let (at, from, run) = self.pick_run(MAX_RUN);
+        self.note_operation("write", self.address(at, from), run);
         (from..from + run).for_each(|index| self.write_page(at, index));
     }
 
     /// A store to one word of a page that has not been read before: the rest must still be there.
     fn store_tail(&mut self) {
-        let (at, from, run) = self.pick(8);
-        self.note("store to last words", self.address(at, from), run);
+        let (at, from, run) = self.pick_run(8);
+        self.note_operation("store to last words", self.address(at, from), run);
         for index in from..from + run {
             self.stamp = self.stamp % (LAZY - 1) + 1;
             let Region { map, shadow } = &mut self.regions[at];
@@ -413,10 +416,10 @@ impl Worker {
     }
 
     fn map_over(&mut self) -> io::Result<()> {
-        let (at, from, run) = self.pick(4 * MAX_RUN);
-        self.note("mmap(MAP_FIXED)", self.address(at, from), run);
+        let (at, from, run) = self.pick_run(4 * MAX_RUN);
+        self.note_operation("mmap(MAP_FIXED)", self.address(at, from), run);
         self.regions[at].map.replace(from, run)?;
-        // At once: a late eviction of the old pages would take these.
+        // Written at once: an eviction of the old pages that comes too late would take these.
         let written = self.rng.below(run + 1).min(MAX_RUN);
         self.regions[at].shadow[from..from + run].fill(Entry::default());
         (from..from + written).for_each(|index| self.write_page(at, index));
@@ -425,16 +428,17 @@ impl Worker {
     }
 
     fn throw_away(&mut self, advice: i32) -> io::Result<()> {
-        let (at, from, run) = self.pick(2 * MAX_RUN);
+        let (at, from, run) = self.pick_run(2 * MAX_RUN);
         let lazy = advice == libc::MADV_FREE;
-        self.note(if lazy { "MADV_FREE" } else { "MADV_DONTNEED" }, self.address(at, from), run);
+        self.note_operation(if lazy { "MADV_FREE" } else { "MADV_DONTNEED" }, self.address(at, from), run);
         self.regions[at].map.advise(from, run, advice)?;
         for entry in &mut self.regions[at].shadow[from..from + run] {
             if !lazy {
                 *entry = Entry::default();
             } else if *entry != Entry::default() {
                 if entry.stamp == 0 {
-                    // A zero page with a store in its last word: old or zero is not to be told by its first word.
+                    // A zero page with a store in its last word: its first word does not tell whether the
+                    // page is old or zero.
                     continue;
                 }
                 entry.stamp |= LAZY;
@@ -458,7 +462,7 @@ impl Worker {
 
     /// Takes a run out of a region, so that it is one of its own.
     fn cut_out(&mut self, longest: usize) -> usize {
-        let (at, from, run) = self.pick(longest);
+        let (at, from, run) = self.pick_run(longest);
         let mut middle = self.regions[at].split_off(from);
         if run < middle.shadow.len() {
             let tail = middle.split_off(run);
@@ -473,7 +477,7 @@ impl Worker {
         }
     }
 
-    fn punch(&mut self) {
+    fn unmap_run(&mut self) {
         let at = self.cut_out(MAX_RUN);
         self.drop_region(at, "munmap of a part");
     }
@@ -487,8 +491,12 @@ impl Worker {
             return;
         }
         self.totals.moved += 1;
-        self.note(if grow { "mremap, longer: from" } else { "mremap, shorter: from" }, address, pages);
-        self.note("mremap: to", self.address(at, 0), wanted);
+        self.note_operation(
+            if grow { "mremap, longer: from" } else { "mremap, shorter: from" },
+            address,
+            pages,
+        );
+        self.note_operation("mremap: to", self.address(at, 0), wanted);
         self.regions[at].shadow.resize(wanted, Entry::default());
         self.pages = self.pages + wanted - pages;
         if wanted > pages {
@@ -508,8 +516,8 @@ impl Worker {
             return;
         }
         self.totals.moved += 1;
-        self.note("mremap(MREMAP_FIXED): from", address, pages);
-        self.note("mremap(MREMAP_FIXED): to", self.address(at, 0), pages);
+        self.note_operation("mremap(MREMAP_FIXED): from", address, pages);
+        self.note_operation("mremap(MREMAP_FIXED): to", self.address(at, 0), pages);
         self.check_some(at, "after a move");
     }
 
@@ -521,8 +529,8 @@ impl Worker {
             return;
         };
         self.totals.moved += 1;
-        self.note("mremap(MREMAP_DONTUNMAP): from", address, pages);
-        self.note("mremap(MREMAP_DONTUNMAP): to", map.address(), pages);
+        self.note_operation("mremap(MREMAP_DONTUNMAP): from", address, pages);
+        self.note_operation("mremap(MREMAP_DONTUNMAP): to", map.address(), pages);
         let shadow = self.regions[at].shadow.clone();
         self.regions[at].shadow.fill(Entry::default());
         self.regions.push(Region { map, shadow });
@@ -542,8 +550,8 @@ impl Worker {
     }
 
     fn protect(&mut self) -> io::Result<()> {
-        let (at, from, run) = self.pick(MAX_RUN);
-        self.note("mprotect and back", self.address(at, from), run);
+        let (at, from, run) = self.pick_run(MAX_RUN);
+        self.note_operation("mprotect and back", self.address(at, from), run);
         let readable = self.rng.chance(2);
         let to = if readable { Protection::Read } else { Protection::None };
         self.regions[at].map.protect(from, run, to)?;
@@ -567,7 +575,7 @@ impl Worker {
 
     fn io_failed(&self, what: &str, at: usize, index: usize) -> ! {
         let error = io::Error::last_os_error();
-        os::tell(format_args!(
+        os::write_stderr(format_args!(
             "memspill-workload mutate: thread {} operation {}: {what} at {:#x}: errno {:?}\n",
             self.id,
             self.totals.ops,
@@ -579,8 +587,8 @@ impl Worker {
 
     /// Copies a run of pages to another place through a pipe, a file or process_vm_readv.
     fn copy_through_kernel(&mut self) {
-        let (source, from, run) = self.pick(15);
-        let (target, to, room) = self.pick(15);
+        let (source, from, run) = self.pick_run(15);
+        let (target, to, room) = self.pick_run(15);
         let run = run.min(room);
         for index in from..from + run {
             if self.regions[source].shadow[index].stamp & LAZY != 0 {
@@ -592,7 +600,7 @@ impl Worker {
         if kind == 2 && source == target && from < to + run && to < from + run {
             return; // overlapping ranges are for the other two
         }
-        self.note("read(2) and the like into", self.address(target, to), run);
+        self.note_operation("read(2) and the like into", self.address(target, to), run);
         let (reader, writer) = &self.pipe;
         let (a, b) = (&self.regions[source].map, &self.regions[target].map);
         let done = match kind {
@@ -630,7 +638,7 @@ impl Worker {
         let all = self.rng.chance(8);
         self.totals.forks += 1;
         let pid = os::fork(|| self.child(all, deep))?;
-        self.note("fork", 0, 0);
+        self.note_operation("fork", 0, 0);
         self.children.push(pid);
         // The parent goes on at once; the child must see the old contents.
         self.write_run();
@@ -675,8 +683,9 @@ impl Worker {
                 Ok(())
             }
             Some(other) => {
-                os::tell(format_args!(
-                    "memspill-workload mutate: thread {} operation {}: forked child {pid} ended with {other:?}\n",
+                os::write_stderr(format_args!(
+                    "memspill-workload mutate: thread {} operation {}: forked child {pid} ended with \
+                     {other:?}\n",
                     self.id, self.totals.ops
                 ));
                 os::exit_now(1)
@@ -702,7 +711,9 @@ fn break_worker(common: Common, quota: usize, end: Instant, ops: u64) -> i32 {
             let stamp = Stamp::new(contents, seed, 0, entry.stamp);
             let mut mismatch = stamp.mismatch(page, word, page[word].load(Relaxed));
             mismatch.expected = expected;
-            os::tell(format_args!("memspill-workload mutate: in the break: {mismatch}; while: {doing}\n"));
+            os::write_stderr(format_args!(
+                "memspill-workload mutate: in the break: {mismatch}; while: {doing}\n"
+            ));
             os::exit_now(1);
         }
     };
@@ -764,7 +775,7 @@ mod tests {
 
     #[test]
     fn natively_no_page_is_bad() {
-        let totals = worker().work(Instant::now() + Duration::from_secs(20), 20_000).unwrap();
+        let totals = worker().work_until(Instant::now() + Duration::from_secs(20), 20_000).unwrap();
         assert_eq!(totals.ops, 20_000);
         assert!(totals.moved > 20 && totals.checked > 10_000, "{} {}", totals.moved, totals.checked);
     }

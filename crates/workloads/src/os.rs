@@ -1,8 +1,8 @@
 //! Mappings, fork and a few system calls. All unsafe code of this crate stands here, behind safe functions.
 //!
-//! Pages are handed out as atomics: any number of threads may touch them, and the compiler may not tear, merge or
-//! invent accesses. A `Mapping` owns its address range, so a range can only be unmapped, moved or replaced by the one
-//! who holds it mutably, when no reference into it is left.
+//! Pages are handed out as atomics: any number of threads may touch them, and the compiler may not tear,
+//! merge or invent accesses. A `Mapping` owns its address range, so a range can only be unmapped, moved or
+//! replaced by the one who holds it mutably, when no reference into it is left.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -49,19 +49,20 @@ impl Protection {
     }
 }
 
-fn check(result: i32) -> io::Result<()> {
+fn io_result(result: i32) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn map_at(address: usize, pages: usize, protection: Protection, extra: i32) -> io::Result<usize> {
     let private = if extra & libc::MAP_SHARED == 0 { libc::MAP_PRIVATE } else { 0 };
     let flags = private | libc::MAP_ANONYMOUS | extra;
-    // SAFETY: without MAP_FIXED the kernel picks a free range; with it, callers pass a range that a Mapping owns.
+    // SAFETY: without MAP_FIXED the kernel picks a free range; with it, callers pass a range that a Mapping
+    // owns.
     let at = unsafe { libc::mmap(address as *mut _, pages * PAGE, protection.bits(), flags, -1, 0) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at as usize) }
 }
 
-/// Asks the kernel to swap a range out now.
+/// Asks that a range be swapped out now.
 pub const PAGEOUT: i32 = libc::MADV_PAGEOUT;
 
 /// An owned range of anonymous memory, private unless made by `shared`, unmapped when dropped.
@@ -108,8 +109,8 @@ impl Mapping {
 
     pub fn page(&self, index: usize) -> &Page {
         assert!(index < self.pages, "page {index} of {}", self.pages);
-        // SAFETY: the page lies in the range that this Mapping owns, is aligned, and all access to it is atomic.
-        // Where it is protected the access ends in SIGSEGV, which is not undefined behaviour.
+        // SAFETY: the page lies in the range that this Mapping owns, is aligned, and all access to it is
+        // atomic. Where it is protected the access ends in SIGSEGV, which is not undefined behaviour.
         unsafe { &*((self.base + index * PAGE) as *const Page) }
     }
 
@@ -122,21 +123,21 @@ impl Mapping {
     pub fn advise(&self, from: usize, pages: usize, advice: i32) -> io::Result<()> {
         let at = self.range(from, pages);
         // SAFETY: the range is ours; contents may change, but all access is atomic.
-        check(unsafe { libc::madvise(at as *mut _, pages * PAGE, advice) })
+        io_result(unsafe { libc::madvise(at as *mut _, pages * PAGE, advice) })
     }
 
     /// Pages that are in memory, or on their way out of it.
     pub fn resident_pages(&self) -> io::Result<usize> {
         let mut states = vec![0u8; self.pages];
         // SAFETY: the range is ours, and the vector has a byte for each of its pages.
-        check(unsafe { libc::mincore(self.base as *mut _, self.pages * PAGE, states.as_mut_ptr()) })?;
+        io_result(unsafe { libc::mincore(self.base as *mut _, self.pages * PAGE, states.as_mut_ptr()) })?;
         Ok(states.iter().filter(|state| **state & 1 == 1).count())
     }
 
     pub fn protect(&mut self, from: usize, pages: usize, protection: Protection) -> io::Result<()> {
         let at = self.range(from, pages);
         // SAFETY: the range is ours and no reference into it is alive (self is borrowed mutably).
-        check(unsafe { libc::mprotect(at as *mut _, pages * PAGE, protection.bits()) })
+        io_result(unsafe { libc::mprotect(at as *mut _, pages * PAGE, protection.bits()) })
     }
 
     /// Maps fresh memory over a part (MAP_FIXED).
@@ -177,8 +178,8 @@ impl Mapping {
     pub fn relocate(&mut self) -> io::Result<()> {
         let target = Mapping::reserve(self.pages)?;
         let to = target.base;
-        // The kernel replaces the target. Should it fail, it may have unmapped it first and others may have taken the
-        // place, so it is never unmapped from here: at worst a reservation without memory is left.
+        // The kernel replaces the target. Should it fail, it may have unmapped it first and others may have
+        // taken the place, so it is never unmapped from here: at worst a reservation without memory is left.
         std::mem::forget(target);
         self.base = self.remap(self.pages, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to)?;
         Ok(())
@@ -323,8 +324,8 @@ pub fn break_step(pages: usize) -> io::Result<std::mem::ManuallyDrop<Mapping>> {
 
 pub type Pid = i32;
 
-/// Runs `child` in a forked process, which ends with the code it returns. In a program with several threads the child
-/// must not allocate nor take locks.
+/// Runs `child` in a forked process, which ends with the code it returns. In a program with several threads
+/// the child must not allocate nor take locks.
 pub fn fork(child: impl FnOnce() -> i32) -> io::Result<Pid> {
     // SAFETY: the child only runs the closure and _exit; what it may do is stated above.
     match unsafe { libc::fork() } {
@@ -429,7 +430,7 @@ impl fmt::Write for Line {
 }
 
 /// One write to stderr, without allocation or locks.
-pub fn tell(text: fmt::Arguments) {
+pub fn write_stderr(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; 1024], used: 0 };
     line.write_fmt(text).ok();
     // SAFETY: writes from a buffer on the stack.
@@ -437,7 +438,7 @@ pub fn tell(text: fmt::Arguments) {
 }
 
 /// Writes `bytes` to a descriptor without allocation; false where that fails.
-pub fn put(fd: i32, bytes: &[u8]) -> bool {
+pub fn write_fd(fd: i32, bytes: &[u8]) -> bool {
     // SAFETY: writes from the given slice.
     let done = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
     done == bytes.len() as isize

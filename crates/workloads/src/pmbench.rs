@@ -1,8 +1,8 @@
-//! Touches of 4 KiB pages after a pattern, as pmbench does: P processes of T threads, each process with its share of the
-//! size. What is timed is the first load or store of each touch.
+//! Touches of 4 KiB pages after a pattern, as pmbench does: P processes of T threads, each process with its
+//! share of the size. What is timed is the first load or store of each touch.
 //!
-//! Threads of a process own every T-th page, so that each can check what it reads (pmbench's share all pages). All
-//! pages are written once before the clock starts, as in pmbench's warm-up.
+//! Threads of a process own every T-th page, so that each can check what it reads (pmbench's share all
+//! pages). All pages are written once before the clock starts, as in pmbench's warm-up.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -20,8 +20,9 @@ use crate::populate::populate;
 use crate::report::{Failure, Outcome, expect};
 use crate::rng::Rng;
 
-pub const USAGE: &str = "--size S (of all) --seconds N [--processes P] [--threads T] [--read-percent 80] [--ops N (of each \
-    thread)] [--pattern uniform|zipf|normal|linear] [--theta 1.2 (zipf)] [--stddev PAGES (normal)] [--stride PAGES (linear)]";
+pub const USAGE: &str = "--size S (of all) --seconds N [--processes P] [--threads T] [--read-percent 80] \
+    [--ops N (of each thread)] [--pattern uniform|zipf|normal|linear] [--theta 1.2 (zipf)] [--stddev PAGES \
+    (normal)] [--stride PAGES (linear)]";
 
 #[derive(Clone, Copy)]
 struct Plan {
@@ -50,7 +51,7 @@ pub fn run(args: &mut Args) -> Outcome {
         seconds: args.seconds("seconds", 5.0)?,
         ops: args.number("ops", u64::MAX)?,
         read_percent: args.percent("read-percent", 80)?,
-        pattern: Pattern::take(args, "uniform", pages)?,
+        pattern: Pattern::from_args(args, "uniform", pages)?,
     };
     args.finish()?;
 

@@ -1,4 +1,7 @@
 //! The JSON line that a workload prints, and the ways in which it fails.
+//!
+//! The JSON is our own, because names and words in it are this crate's and need no escapes, and what this
+//! program links is in the figures of workloads that execute it again.
 
 use std::fmt;
 use std::io;
@@ -42,7 +45,7 @@ impl From<io::Error> for Failure {
 
 /// Tells a bad page and ends the process at once. Allocates nothing: it also runs in forked children.
 pub fn bad_page(mismatch: &Mismatch, doing: &str) -> ! {
-    os::tell(format_args!("memspill-workload: {mismatch}; while: {doing}\n"));
+    os::write_stderr(format_args!("memspill-workload: {mismatch}; while: {doing}\n"));
     os::exit_now(1)
 }
 

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   fill        every page of the region is written
-//!   out         --pageout: MADV_PAGEOUT of it all. Else: --push bytes of other memory are written, which has to take
-//!               its place, and are then unmapped
+//!   out         --pageout: MADV_PAGEOUT of it all. Else: --push bytes of other memory are written, which has
+//!               to take its place, and are then unmapped
 //!   in          one touch of each page of the region, in order
 //! ```
 //!
-//! MADV_PAGEOUT is a request to the kernel's swap. memspill does not see it, and its pages leave only where memory
-//! is short: so for a comparison use `--push`, with a memory limit between `--size` and `--push`. What is left in memory
-//! after the out phase is counted (`resident_pages`): those cost nothing to bring in.
+//! MADV_PAGEOUT goes to the swap of the kernel, or to memspill's; without either nothing leaves. `--push`
+//! wants a memory limit between `--size` and `--push`. What is left in memory after the out phase is counted
+//! (`resident_pages`): those cost nothing to bring in.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,8 +22,7 @@ use crate::os::{self, Mapping};
 use crate::populate::populate;
 use crate::report::{Meter, Outcome, expect};
 
-pub const USAGE: &str =
-    "--size S [--push S (default: as --size; the limit must be below it) | --pageout (kernel's swap only)]";
+pub const USAGE: &str = "--size S [--push S (default: as --size; the limit must be below it) | --pageout]";
 
 pub fn run(args: &mut Args) -> Outcome {
     let common = args.common()?;

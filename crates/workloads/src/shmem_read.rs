@@ -1,9 +1,9 @@
-//! Jobs that read one memory, shared by all of them: dd's read of a tmpfs file (one job, linear), and fio's mmap reads by
-//! 16 jobs, uniform or zipf 1.2.
+//! Jobs that read one memory, shared by all of them: dd's read of a tmpfs file (one job, linear), and fio's
+//! mmap reads by 16 jobs, uniform or zipf 1.2.
 //!
-//! The memory is private and inherited by fork: the jobs share its pages, and in swap their slots, by count. That is
-//! the form in which `memspill run` manages it. `--map-shared` maps it MAP_SHARED, which memspill leaves to the kernel:
-//! only the kernel's side has something to swap then, and so it is not the default.
+//! The memory is private and inherited by fork: the jobs share its pages, and in swap their slots, by count.
+//! That is the form in which `memspill run` manages it. `--map-shared` maps it MAP_SHARED, which memspill
+//! leaves to the kernel: only the kernel's side has something to swap then, and so it is not the default.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,9 +19,9 @@ use crate::populate::populate;
 use crate::report::{Outcome, expect};
 use crate::rng::Rng;
 
-pub const USAGE: &str = "--size S (of all) --seconds N [--jobs 16] [--ops N (of each job)] [--pattern uniform|zipf|linear] \
-    [--theta 1.2 (zipf)] [--map-shared]   (by default the memory is private and inherited by fork; memspill run does not \
-    manage MAP_SHARED)";
+pub const USAGE: &str = "--size S (of all) --seconds N [--jobs 16] [--ops N (of each job)] [--pattern \
+    uniform|zipf|linear] [--theta 1.2 (zipf)] [--map-shared]   (by default the memory is private and \
+    inherited by fork; memspill run does not manage MAP_SHARED)";
 
 pub fn run(args: &mut Args) -> Outcome {
     let common = args.common()?;
@@ -29,7 +29,7 @@ pub fn run(args: &mut Args) -> Outcome {
     let jobs = args.at_least_one("jobs", 16)?;
     let seconds = args.seconds("seconds", 5.0)?;
     let ops: u64 = args.number("ops", u64::MAX)?;
-    let pattern = Pattern::take(args, "uniform", pages)?;
+    let pattern = Pattern::from_args(args, "uniform", pages)?;
     let map_shared = args.flag("map-shared");
     args.finish()?;
 
@@ -46,7 +46,8 @@ pub fn run(args: &mut Args) -> Outcome {
     Ok(report)
 }
 
-/// Job `number` of `of`. Linear jobs start at their share of the memory, as each of fio's has a file of its own.
+/// Job `number` of `of`. Linear jobs start at their share of the memory, as each of fio's has a file of its
+/// own.
 fn read(
     map: &Mapping,
     common: &Common,

@@ -1,9 +1,10 @@
-//! Processes that take memory as fast as they can, as vm-scalability's `usemem -n N --init-time -O -y -x SIZE` does: all
-//! start together, each writes its own memory, and nobody frees anything before all are done. The first touch of each
-//! page is part of the time.
+//! Processes that take memory as fast as they can, as vm-scalability's `usemem -n N --init-time -O -y -x
+//! SIZE` does: all start together, each writes its own memory, and nobody frees anything before all are done.
+//! The first touch of each page is part of the time.
 //!
-//! `--folio` is what the kernel is asked for, not what it gives: memory aligned to that size, with MADV_HUGEPAGE above
-//! 4K. Which sizes the kernel then takes is set in /sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled.
+//! `--folio` is what the kernel is asked for, not what it gives: memory aligned to that size, with
+//! MADV_HUGEPAGE above 4K. Which sizes the kernel then takes is set in
+//! /sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -16,8 +17,8 @@ use crate::os::{Huge, Mapping, PAGE};
 use crate::report::{Failure, Outcome, expect};
 use crate::rng::Rng;
 
-pub const USAGE: &str = "--size S (of each process) [--processes P] [--passes N] [--random] [--folio 4K..2M (alignment; above 4K \
-    huge pages are asked for)]";
+pub const USAGE: &str = "--size S (of each process) [--processes P] [--passes N] [--random] [--folio 4K..2M \
+    (alignment; above 4K huge pages are asked for)]";
 
 #[derive(Clone, Copy)]
 struct Plan {

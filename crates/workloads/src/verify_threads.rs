@@ -1,5 +1,5 @@
-//! Threads that rewrite pages with new versions and check every page they wrote before. Neighbouring pages belong to
-//! different threads, so that batches and readahead of one cross those of the others.
+//! Threads that rewrite pages with new versions and check every page they wrote before. Neighbouring pages
+//! belong to different threads, so that batches and readahead of one cross those of the others.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,8 +27,9 @@ pub fn run(args: &mut Args) -> Outcome {
     let mut checked = 0;
     thread::scope(|scope| {
         let map = &map;
-        let workers: Vec<_> =
-            (0..threads).map(|n| scope.spawn(move || work(map, common, n, threads, end))).collect();
+        let workers: Vec<_> = (0..threads)
+            .map(|n| scope.spawn(move || write_and_check(map, common, n, threads, end)))
+            .collect();
         for worker in workers {
             checked += worker.join().unwrap_or_else(|_| os::exit_now(3));
         }
@@ -39,7 +40,7 @@ pub fn run(args: &mut Args) -> Outcome {
     Ok(report)
 }
 
-fn work(map: &Mapping, common: Common, number: usize, threads: usize, end: Instant) -> u64 {
+fn write_and_check(map: &Mapping, common: Common, number: usize, threads: usize, end: Instant) -> u64 {
     let own = (map.pages() - number).div_ceil(threads);
     let mut versions = vec![0u32; own];
     let mut rng = Rng::new(common.seed, number as u64);

@@ -1,5 +1,5 @@
-//! The built program: each of the benchmarks' workloads runs, checks and prints its line; each wrong option is refused
-//! with the reason.
+//! The built program: each of the benchmarks' workloads runs, checks and prints its line; each wrong option
+//! is refused with the reason.
 
 use std::process::{Command, Output};
 

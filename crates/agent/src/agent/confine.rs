@@ -1,24 +1,25 @@
 //! What the evictor gives up before the program's first instruction: ids, capabilities, system calls.
 //!
-//! The evictor is a thread of the program that the program does not know. When the program drops root (setresuid, capset),
-//! enters a sandbox (seccomp, setns, chroot) or is taken over, this thread would stay behind as it was, on a stack that the
-//! program can write. So it keeps nothing that is worth taking:
+//! The evictor is a thread of the program that the program does not know. When the program drops root
+//! (setresuid, capset), enters a sandbox (seccomp, setns, chroot) or is taken over, this thread would stay
+//! behind as it was, on a stack that the program can write. So it keeps nothing that is worth taking:
 //!
-//! | given up       | how                                   | where that is not allowed                                   |
-//! |----------------|---------------------------------------|-------------------------------------------------------------|
-//! | ids, groups    | `ID` for all of them, no other groups | stays: a process without CAP_SETUID has nothing to drop     |
-//! | capabilities   | capset: none                          | always allowed                                              |
-//! | system calls   | a seccomp filter, below               | stays: a sandbox that forbids filters holds this thread too |
+//! | given up     | how                                   | where that is not allowed                       |
+//! |--------------|---------------------------------------|-------------------------------------------------|
+//! | ids, groups  | `ID` for all of them, no other groups | stays: nothing to drop without CAP_SETUID       |
+//! | capabilities | capset: none                          | always allowed                                  |
+//! | system calls | a seccomp filter, below               | stays: a sandbox without filters holds it too   |
 //!
-//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket, UFFDIO_MOVE,
-//! emptying and unlocking staging, MADV_POPULATE_WRITE, futexes, the end of this process. Anything else kills the process.
+//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket,
+//! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_WRITE, futexes, the end of this process.
+//! Anything else kills the process.
 //!
-//! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that user could
-//! attach to this thread, and so to the program. Changing it makes the kernel mark the whole process as not dumpable;
-//! that mark is put back, for the program has done nothing.
+//! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
+//! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
+//! process as not dumpable; the mark is taken off again, for the program itself has changed no id.
 
 use crate::protocol::STAGING_PAGES;
-use crate::region::Block;
+use crate::region::EvictorBlock;
 use crate::sys::{self, PAGE, nr};
 
 /// Above all ranges that users, services and containers get (2^31 to 2^32 - 3 is nobody's).
@@ -34,7 +35,7 @@ const SECCOMP_SET_MODE_FILTER: usize = 1;
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: usize = 4;
 const SECCOMP_MODE_FILTER: usize = 2;
 
-/// In the evictor itself, first of all.
+/// Called by the evictor itself, before anything else.
 pub fn drop_rights() {
     let header = [CAPABILITY_VERSION_3, 0];
     let none = [0u32; 6];
@@ -51,8 +52,8 @@ pub fn drop_rights() {
     }
 }
 
-/// In the evictor itself, when nothing is left to be made ready.
-pub fn install_filter(block: &Block, uffdio_move: usize) {
+/// Called by the evictor itself, when it has no other preparation left.
+pub fn install_filter(block: &EvictorBlock, uffdio_move: usize) {
     let filter = Filter::new(block.staging, uffdio_move);
     #[repr(C)]
     struct Program {
@@ -147,7 +148,8 @@ impl Filter {
         self.push(RETURN, 0, 0, ALLOW);
     }
 
-    /// Allowed if these arguments have these values (in their lower words: more is not there). Else the next rule decides.
+    /// Allowed if these arguments have these values; only the lower 32 bits are compared, which is all that
+    /// these arguments have. Else the next rule decides.
     fn allow_with(&mut self, call: usize, arguments: &[(u32, u32)]) {
         let body = 2 * arguments.len() as u8;
         self.push(IF_EQUAL, 0, body + 1, call as u32);
@@ -177,7 +179,7 @@ impl Filter {
         self.push(TO_X, 0, 0, 0);
         self.push(LOAD, 0, 0, low(0));
         self.push(IF_AT_LEAST, 0, 3, staging as u32);
-        // Or the sum could pass a border of 4 GiB, and be small.
+        // Without this the sum could exceed 32 bits, and be small.
         self.push(IF_GREATER, 2, 0, end as u32);
         self.push(ADD_X, 0, 0, 0);
         // An end at a border of 4 GiB would be 0 here: staging ends before it.

@@ -1,25 +1,27 @@
 //! The evictor: the one thread that the agent adds to a process.
 //!
-//! It waits on the socket for commands and moves pages into staging, where the supervisor reads them. It is made by a
-//! raw clone: glibc does not know it, no signal reaches it, and it has a descriptor table of its own with two entries,
-//! so the program can neither see nor close them, and it holds nothing of the program's open. Nor does it share the
-//! program's root and working directory: with a thread that does, setns(CLONE_NEWNS) would fail. What it may do is next to
-//! nothing (`confine.rs`).
+//! It waits on the socket for commands and moves pages into staging, where the supervisor reads them. It is
+//! made by a raw clone: glibc does not know it, no signal reaches it, and it has a descriptor table of its
+//! own with two entries, so the program can neither see nor close them, and it holds nothing of the program's
+//! open. Nor does it share the program's root and working directory: with a thread that does,
+//! setns(CLONE_NEWNS) would fail. What it may do is next to nothing (`confine.rs`).
 //!
-//! Every MOVE ioctl runs under the lock in the control page, and takes 64 pages at most, because the pager waits for the
-//! lock before it reads an event. UFFDIO_MOVE does not check that its source is registered, or still the same mapping: a
-//! MOVE between the reading of an unmap event and its processing would take pages of the mapping that came after.
+//! Every MOVE ioctl runs under the lock in the control page, and takes 64 pages at most, because the pager
+//! waits for the lock before it reads an event. UFFDIO_MOVE does not check that its source is registered, or
+//! still the same mapping: a MOVE between the reading of an unmap event and its processing would take pages
+//! of the mapping that came after.
 //!
-//! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is killed.
+//! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is
+//! killed.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::confine;
 use crate::protocol::{
-    Command, MOVE_EXEC, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, Run, STAGING_PAGES,
+    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES,
 };
-use crate::region::{Block, GO_RUN, GO_WAIT, Region};
+use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 
 const CLONE_VM: usize = 0x100;
@@ -54,29 +56,26 @@ struct UffdioMove {
 const UFFDIO_MOVE: usize = 3 << 30 | size_of::<UffdioMove>() << 16 | 0xaa << 8 | 0x05;
 const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05);
 
-/// Starts the thread, and returns its id; it gets ready, says so in `Block::started`, and then waits for `Block::go`.
+/// Starts the thread, and returns its id; it gets ready, says so in `EvictorBlock::started`, and then waits
+/// for `EvictorBlock::go`.
 ///
 /// # Safety
 /// The block must be filled in, the region outlive the thread, and all signals be blocked.
 pub unsafe fn start(region: &Region) -> Result<u32> {
-    let flags = CLONE_VM
-        | CLONE_SIGHAND
-        | CLONE_THREAD
-        | CLONE_SYSVSEM
-        | CLONE_SETTLS
-        | CLONE_CHILD_CLEARTID;
+    let flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS | CLONE_CHILD_CLEARTID;
     let block = region.block() as usize;
     // SAFETY: the field is read through a raw pointer to a block that is filled in.
     let tid = unsafe { &raw const (*region.block()).tid } as usize;
     // SAFETY: the stack lies below the block, page aligned, and is used by nobody else.
-    unsafe { sys::clone(flags, block, block, tid, run, block) }.map(|tid| tid as u32)
+    unsafe { sys::clone(flags, block, block, tid, thread_main, block) }.map(|tid| tid as u32)
 }
 
-extern "C" fn run(block: usize) -> ! {
+extern "C" fn thread_main(block: usize) -> ! {
     // SAFETY: the block is filled in, and lives until this thread has ended.
-    let block = unsafe { &*(block as *const Block) };
+    let block = unsafe { &*(block as *const EvictorBlock) };
     confine::drop_rights();
-    // SAFETY: the name and the path are C strings; this thread shares neither its directory nor its descriptors with others.
+    // SAFETY: the name and the path are C strings; this thread shares neither its directory nor its
+    // descriptors with others.
     unsafe {
         let _ = sys::syscall(nr::PRCTL, [PR_SET_NAME, c"memspill".as_ptr() as usize, 0, 0, 0, 0]);
         // Else the program could not unmount where it was when this thread began.
@@ -104,17 +103,17 @@ extern "C" fn run(block: usize) -> ! {
             _ => sys::exit_thread(0),
         }
     }
-    serve(block)
+    serve_commands(block)
 }
 
-fn serve(block: &Block) -> ! {
+fn serve_commands(block: &EvictorBlock) -> ! {
     let mut guards = true;
     loop {
-        let command = receive(block);
+        let command = receive_command(block);
         match command.op {
             OP_MOVE => move_runs(block, command),
             OP_POPULATE => populate_runs(block, command),
-            OP_ZAP => zap(block, command, &mut guards),
+            OP_ZAP => empty_staging(block, command, &mut guards),
             OP_EXIT => sys::exit_thread(command.arg),
             // The two sides no longer understand each other.
             _ => sys::die(),
@@ -122,7 +121,7 @@ fn serve(block: &Block) -> ! {
     }
 }
 
-fn receive(block: &Block) -> Command {
+fn receive_command(block: &EvictorBlock) -> Command {
     let mut command = Command::default();
     loop {
         let len = size_of::<Command>();
@@ -138,7 +137,7 @@ fn receive(block: &Block) -> Command {
     }
 }
 
-fn zap(block: &Block, command: Command, guards: &mut bool) {
+fn empty_staging(block: &EvictorBlock, command: Command, guards: &mut bool) {
     let (first, count) = (command.arg, command.arg2);
     if count == 0 || first.checked_add(count).is_none_or(|end| end > STAGING_PAGES) {
         return;
@@ -153,14 +152,15 @@ fn zap(block: &Block, command: Command, guards: &mut bool) {
     }
 }
 
-fn move_runs(block: &Block, command: Command) {
+fn move_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let may_exec = command.arg2 & MOVE_EXEC != 0;
     let mut canceled = false;
     for index in 0..count {
         // SAFETY: `index` is below RUNS_MAX, so this is an element of the array in the control page.
-        let slot = unsafe { (&raw mut (*block.control).runs).cast::<Run>().add(index) };
-        // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence volatile.
+        let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
+        // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence
+        // volatile.
         let mut run = unsafe { slot.read_volatile() };
         let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run, may_exec) };
         canceled |= errno == ECANCELED;
@@ -169,19 +169,19 @@ fn move_runs(block: &Block, command: Command) {
         // SAFETY: as for the read.
         unsafe { slot.write_volatile(run) };
     }
-    reply(block, command, count);
+    send_reply(block, command, count);
 }
 
-fn populate_runs(block: &Block, command: Command) {
+fn populate_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     for index in 0..count {
         // SAFETY: as in move_runs.
-        populate(&unsafe { (&raw const (*block.control).runs).cast::<Run>().add(index).read_volatile() });
+        populate(&unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() });
     }
-    reply(block, command, count);
+    send_reply(block, command, count);
 }
 
-fn reply(block: &Block, command: Command, count: usize) {
+fn send_reply(block: &EvictorBlock, command: Command, count: usize) {
     let reply = Reply { seq: command.seq, runs_done: count as u32 };
     let (addr, len) = (&raw const reply as usize, size_of::<Reply>());
     loop {
@@ -194,17 +194,18 @@ fn reply(block: &Block, command: Command, count: usize) {
     }
 }
 
-/// Makes the run's pages exclusive to this process. Without the lock: it can take a while, and if a page of it has
-/// been swapped out meanwhile it waits for the pager. A failure shows again at the MOVE.
-fn populate(run: &Run) {
-    // SAFETY: as a write to each page that leaves it unchanged; whether it is still mapped, the kernel checks.
+/// Makes the run's pages exclusive to this process. Without the lock: it can take a while, and if a page of
+/// it has been swapped out meanwhile it waits for the pager. A failure shows again at the MOVE.
+fn populate(run: &MoveRun) {
+    // SAFETY: as a write to each page that leaves it unchanged; whether it is still mapped, the kernel
+    // checks.
     let _ =
         unsafe { sys::madvise(run.src_addr as usize, run.pages as usize * PAGE, sys::MADV_POPULATE_WRITE) };
 }
 
-/// Moves as long a prefix of the run as can be moved: (pages moved, why it ended or 0). `may_exec`: it may lie in executable
-/// memory.
-fn move_run(block: &Block, run: &Run, may_exec: bool) -> (u32, i32) {
+/// Moves as long a prefix of the run as can be moved: (pages moved, why it ended or 0). `may_exec`: it may
+/// lie in executable memory.
+fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
     if run.staging.checked_add(run.pages).is_none_or(|end| end > STAGING_PAGES) {
         return (0, EINVAL);
     }
@@ -251,8 +252,9 @@ fn move_run(block: &Block, run: &Run, may_exec: bool) -> (u32, i32) {
     (moved, 0)
 }
 
-/// As `move_locked`, with staging as executable as the source: the kernel moves between equal protections only.
-fn move_executable(block: &Block, arg: &mut UffdioMove) -> Result<()> {
+/// As `move_locked`, with staging as executable as the source: the kernel moves between equal protections
+/// only.
+fn move_executable(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
     let (addr, len) = (arg.dst as usize, arg.len as usize);
     // SAFETY: pages of staging, which only this thread and the supervisor use.
     let protect = |prot| unsafe { sys::syscall(nr::MPROTECT, [addr, len, prot, 0, 0, 0]) };
@@ -263,7 +265,7 @@ fn move_executable(block: &Block, arg: &mut UffdioMove) -> Result<()> {
     result
 }
 
-fn move_locked(block: &Block, arg: &mut UffdioMove) -> Result<()> {
+fn move_locked(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
     // SAFETY: the control page is mapped for as long as this thread lives, and both words are aligned.
     let (lock, abort) = unsafe {
         (
@@ -271,12 +273,12 @@ fn move_locked(block: &Block, arg: &mut UffdioMove) -> Result<()> {
             AtomicU32::from_ptr(&raw mut (*block.control).abort),
         )
     };
-    acquire(lock, block.socket);
+    acquire_move_lock(lock, block.socket);
     let result = if abort.load(Ordering::Relaxed) != 0 {
         Err(ECANCELED)
     } else {
-        // SAFETY: the destination is staging. The source is what the supervisor chose: taking pages out of a managed
-        // range is what this thread is for, and whoever touches them gets them back from the pager.
+        // SAFETY: the destination is staging. The source is what the supervisor chose: taking pages out of a
+        // managed range is what this thread is for, and whoever touches them gets them back from the pager.
         unsafe {
             sys::syscall(
                 nr::IOCTL,
@@ -292,7 +294,7 @@ fn move_locked(block: &Block, arg: &mut UffdioMove) -> Result<()> {
 }
 
 /// Takes the lock of the control page: 0 free, 1 held, 2 held and somebody may sleep.
-fn acquire(lock: &AtomicU32, socket: i32) {
+fn acquire_move_lock(lock: &AtomicU32, socket: i32) {
     if lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
         return;
     }

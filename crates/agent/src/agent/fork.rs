@@ -1,14 +1,15 @@
 //! How the child of a fork joins.
 //!
-//! The child has a copy of its parent's memory, but none of the agent's region, no evictor, and a userfaultfd that
-//! only the supervisor holds (it came with the fork event). The supervisor cannot tell from that event which process it
-//! belongs to. So the child first reads the ident page, which is missing in every child: the fault arrives on the new
-//! userfaultfd, the supervisor fills the page with random bytes, and the process that shows them is the child. Then the
-//! child joins as a fresh program does.
+//! The child has a copy of its parent's memory, but none of the agent's region, no evictor, and a userfaultfd
+//! that only the supervisor holds (it came with the fork event). The supervisor cannot tell from that event
+//! which process it belongs to. So the child first reads the ident page, which is missing in every child: the
+//! fault arrives on the new userfaultfd, the supervisor fills the page with random bytes, and the process
+//! that shows them is the child. Then the child joins as a fresh program does.
 //!
-//! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and posix_spawn
-//! share their parent's memory until they exec: nothing to do. The child of a raw clone is served by the pager but has
-//! no evictor: nothing of it is swapped out. The same goes for the child of a program that has a seccomp filter.
+//! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and
+//! posix_spawn share their parent's memory until they exec: nothing to do. The child of a raw clone is served
+//! by the pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program
+//! that has a seccomp filter.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -43,18 +44,20 @@ pub fn install() {
     }
 }
 
-/// The supervisor is told that a fork is under way: the event of another thread's munmap may come before the fork's own.
+/// Tells the supervisor, by a count, that a fork is under way: the event of another thread's munmap may come
+/// before the fork's own.
 extern "C" fn prepare() {
-    count(|forking| forking.fetch_add(1, Ordering::SeqCst));
+    change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));
 }
 
 extern "C" fn parent() {
-    count(|forking| forking.fetch_sub(1, Ordering::SeqCst));
+    change_forking(|forking| forking.fetch_sub(1, Ordering::SeqCst));
 }
 
-fn count(change: impl Fn(&AtomicU32) -> u32) {
+fn change_forking(change: impl Fn(&AtomicU32) -> u32) {
     if let Some(control) = hooks::own_control() {
-        // SAFETY: this process owns the page, and keeps it mapped until it ends; the field is accessed as an atomic only.
+        // SAFETY: this process owns the page, and keeps it mapped until it ends; the field is accessed as an
+        // atomic only.
         change(unsafe { AtomicU32::from_ptr(&raw mut (*control).forking) });
     }
 }
@@ -67,8 +70,8 @@ extern "C" fn child() {
     }
     STATE.owner.store(0, Ordering::Relaxed);
     if STATE.confined.load(Ordering::SeqCst) != 0 {
-        // A filter of the program's may end the process for any of the calls that joining takes. It may not have another
-        // thread, then: the pager serves it, and nothing of it is swapped out.
+        // A seccomp filter of the program may end the process for any of the calls that joining makes. So
+        // this child gets no evictor: the pager serves its faults, and nothing of it is swapped out.
         // SAFETY: the page was inherited, and is readable.
         unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
         return;

@@ -1,20 +1,21 @@
 //! How a process joins: Hello → Welcome → Ready → Go (the words are in `protocol.rs`).
 //!
-//! The evictor is started before Ready is sent, and waits for its go. So a process that may not have another thread says
-//! so in Ready, while it is still simple to leave it alone; and the evictor closes its copies of the program's
-//! descriptors while the supervisor is at work.
+//! The evictor is started before Ready is sent, and waits for its go. So a process that may not have another
+//! thread says so in Ready, when leaving it alone is still simple; and the evictor closes its copies of the
+//! program's descriptors while the supervisor works.
 //!
 //! Three endings:
 //! - joined;
-//! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program runs on
-//!   without an agent, silently: the supervisor knows, and says what is to be said. Only where it cannot know, for the
-//!   process has another network namespace and does not reach it, the line is written here. (What of a child of a fork was
-//!   swapped out is brought by the pager as before.)
-//! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree must die
-//!   with its supervisor.
+//! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program
+//!   runs on without an agent, silently: the supervisor knows, and says what is to be said. Only where it
+//!   cannot know, for the process has another network namespace and does not reach it, the line is written
+//!   here. (What of a child of a fork was swapped out is brought by the pager as before.)
+//! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree
+//!   must die with its supervisor.
 //!
-//! The socket is moved to a high number at once. The other descriptors take the lowest free numbers for the
-//! moment: the process has a single thread here, as good as always, and all of them are closed before it goes on.
+//! The socket is moved to a high number at once. The other descriptors have the lowest free numbers for a
+//! moment, and are closed before the program goes on; it nearly always has a single thread here, so nobody
+//! sees them.
 
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
@@ -58,7 +59,7 @@ fn try_join(kind: u32) -> Option<()> {
         return None;
     }
 
-    let made = match make(kind, welcome.uffd_source, fds, &socket) {
+    let made = match prepare(kind, welcome.uffd_source, fds, &socket) {
         Ok(made) => made,
         Err(errno) => {
             send(&socket, &Ready { magic: MAGIC, errno, ..NOT_READY }, None);
@@ -110,14 +111,14 @@ const NOT_READY: Ready = Ready {
 };
 
 /// Everything that Ready tells of, with the evictor waiting for its go.
-struct Made {
+struct Prepared {
     region: Region,
     ident: usize,
     uffd: Fd,
     evictor_tid: u32,
 }
 
-fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Made> {
+fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Prepared> {
     let [Some(control), second] = fds else {
         return Err(EPROTO);
     };
@@ -142,9 +143,10 @@ fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Mad
     drop(control);
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     region.write_block(socket, &uffd);
-    // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are blocked.
+    // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are
+    // blocked.
     match unsafe { evictor::start(&region) } {
-        Ok(evictor_tid) => Ok(Made { region, ident, uffd, evictor_tid }),
+        Ok(evictor_tid) => Ok(Prepared { region, ident, uffd, evictor_tid }),
         Err(errno) => {
             if kind == KIND_EXEC {
                 region::free_ident(ident);
@@ -154,8 +156,9 @@ fn make(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Mad
     }
 }
 
-impl Made {
-    /// Until the evictor has started it holds copies of the program's descriptors, which would keep closed pipes open.
+impl Prepared {
+    /// Until the evictor has started it holds copies of the program's descriptors, which would keep closed
+    /// pipes open.
     fn wait_until_started(&self) {
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
@@ -181,7 +184,7 @@ impl Made {
             // A child inherits the handler.
             fork::install();
         }
-        self.region.keep();
+        self.region.keep_mapped();
     }
 
     /// Ends the evictor, then frees everything.
@@ -235,7 +238,9 @@ fn connect() -> Option<Fd> {
             Ok(_) => return Some(socket),
             Err(EINTR) => {}
             Err(ECONNREFUSED) if is_elsewhere(address) => {
-                tell("runs outside the budget: it is in another network namespace than memspill");
+                write_stderr_line(
+                    "runs outside the budget: it is in another network namespace than memspill",
+                );
                 return None;
             }
             Err(ECONNREFUSED) => sys::die(),
@@ -244,14 +249,17 @@ fn connect() -> Option<Fd> {
     }
 }
 
-/// Abstract sockets are known in one network namespace. The name of ours says in which: `memspill-PID-INODE-...`.
+/// Abstract sockets are known in one network namespace. The name of ours says in which:
+/// `memspill-PID-INODE-...`.
 fn is_elsewhere(address: &Address) -> bool {
     let mut theirs = 0u64;
     let (mut dashes, mut at) = (0, 0);
     while let Some(byte) = address.name.get(at).filter(|_| at < address.name_len) {
         match byte {
             b'-' => dashes += 1,
-            digit if dashes == 2 => theirs = theirs.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))),
+            digit if dashes == 2 => {
+                theirs = theirs.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
+            }
             _ => {}
         }
         at += 1;
@@ -259,9 +267,9 @@ fn is_elsewhere(address: &Address) -> bool {
     theirs != 0 && sys::network_namespace().is_some_and(|ours| ours != theirs)
 }
 
-/// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of the agent:
-/// what a panic says would make it twice as large, and takes symbols that are not here.
-fn tell(what: &str) {
+/// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of
+/// the agent: what a panic says would make it twice as large, and takes symbols that are not here.
+fn write_stderr_line(what: &str) {
     let mut line = Line { bytes: [0; 160], len: 0 };
     line.push(b"memspill: process ");
     let mut unit = 1_000_000_000;
@@ -356,7 +364,8 @@ fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
     }
 }
 
-/// One message and up to two descriptors. None: a message of another size, so a supervisor of another version.
+/// One message and up to two descriptors. None: a message of another size, so a supervisor of another
+/// version.
 fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
     let mut message = MaybeUninit::<T>::zeroed();
     let mut iov = IoVec { base: message.as_mut_ptr() as usize, len: size_of::<T>() };
@@ -371,7 +380,8 @@ fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
         flags: 0,
     };
     let received = loop {
-        // SAFETY: the kernel writes into the header, the message and the control buffer, within the lengths given.
+        // SAFETY: the kernel writes into the header, the message and the control buffer, within the lengths
+        // given.
         let ret = unsafe {
             sys::syscall(
                 nr::RECVMSG,

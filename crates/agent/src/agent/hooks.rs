@@ -1,38 +1,47 @@
-//! `mmap`, `mmap64` and `mremap`, in place of the C library's; and the doorbells, by which a thread of the program calls the
-//! pager.
+//! `mmap`, `mmap64` and `mremap`, in place of the C library's; and the doorbells, by which a thread of the
+//! program calls the pager.
 //!
-//! While memory is tight (`Control::pressed`), new memory must be registered with the userfaultfd before the program can
-//! fill it. So the call is made as asked, and then, before it returns, the pager is told of the new range: a doorbell.
-//! The thread claims one, writes the range next to it and reads its page. The page is missing, so the read is a fault
-//! that the pager sees; it registers the range and fills the page, and the thread goes on. Then the page is emptied for
-//! the next caller. When all doorbells are in use the range is left to the supervisor's scan.
+//! While memory is tight (`Control::announces`), new memory must be registered with the userfaultfd before
+//! the program can fill it. So the call is made as asked, and then, before it returns, the pager is told of
+//! the new range: a doorbell. The thread claims one, writes the range next to it and reads its page. The page
+//! is missing, so the read is a fault that the pager sees; it registers the range and fills the page, and the
+//! thread goes on. Then the page is emptied for the next caller. When all doorbells are in use the range is
+//! left to the supervisor's scan. Calls that may take long have half of the doorbells and no more, so that
+//! others are never kept waiting by them.
 //!
-//! What `mremap` has grown is told whole, so that it stays one mapping: registered in part it would be two, and the
-//! next mremap of it fails. The mark `DOORBELL_GROWN` says that there may be pages in it.
+//! A range that `mremap` has grown is told as a whole, so that it stays one mapping: registered in part it
+//! would be two, and the next mremap of it would fail. The mark `CALL_GROWN` says that there may be pages in
+//! it.
 //!
 //! While memory is not tight this costs one getpid(2). In a process without an agent it costs nothing.
 //!
 //! All of this may run in a signal handler, in the child of a vfork, in the child of a raw clone: there is no
-//! lock, and the control page is not looked at before the process id has been compared (the child of a clone has no such
-//! page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle of a call costs a doorbell.
+//! lock, and the control page is not looked at before the process id has been compared (the child of a clone
+//! has no such page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle
+//! of a call costs a doorbell.
 //!
 //! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
 
 use core::ffi::c_int;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::STATE;
-use crate::protocol::{CALL_GROWN, CALL_MAPPED, Control, DOORBELL_ANSWERED, DOORBELLS, Doorbell};
+use crate::protocol::{
+    CALL_COLD, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_WILLNEED, Control, DOORBELL_ANSWERED, DOORBELLS,
+    Doorbell, WANTS_ASKED, WANTS_REFUSED,
+};
 use crate::remap;
 use crate::sys::{self, EFAULT, PAGE, Result, nr};
 
 /// Below this a range is not worth a call: the scan finds what many small ones add up to.
 const RING_MIN: usize = 64 << 10;
+/// Calls that may take long have the doorbells from this one on.
+const FOR_LONG: usize = DOORBELLS / 2;
 const MAP_FAILED: usize = usize::MAX;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> usize {
-    map(addr, len, prot as usize, flags as usize, fd, offset)
+    mmap_and_ring(addr, len, prot as usize, flags as usize, fd, offset)
 }
 
 #[unsafe(no_mangle)]
@@ -44,11 +53,11 @@ pub extern "C" fn mmap64(
     fd: c_int,
     offset: i64,
 ) -> usize {
-    map(addr, len, prot as usize, flags as usize, fd, offset)
+    mmap_and_ring(addr, len, prot as usize, flags as usize, fd, offset)
 }
 
-/// Variadic in C: without MREMAP_FIXED or MREMAP_DONTUNMAP the last argument is whatever the register holds, and the
-/// kernel ignores it.
+/// Variadic in C: without MREMAP_FIXED or MREMAP_DONTUNMAP the last argument is whatever the register holds,
+/// and the kernel ignores it.
 #[unsafe(no_mangle)]
 pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
     let flags = flags as usize;
@@ -58,26 +67,27 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
     };
     let mut ret = call();
     if ret == Err(EFAULT)
-        && let Some(control) = pressing_control()
+        && let Some(control) = answering_control()
         && old.is_multiple_of(PAGE)
         && old_len.checked_next_multiple_of(PAGE).is_some_and(|len| old.checked_add(len).is_some())
     {
-        // The kernel moves and grows what is one mapping. The scan may have found it while it grew, and registered a part.
+        // The kernel moves and grows only a range that is one mapping. The scan may have met the range while
+        // it grew, and have registered a part of it.
         ring(control, old, old_len, CALL_GROWN);
         ret = call();
     }
-    // Of what was there before, a part may not be registered: then it would be two mappings from now on.
+    // The range is told whole: where a part of it is not registered, it would be two mappings from now on.
     if let Ok(addr) = ret
         && new_len > old_len
-        && let Some(control) = pressing_control()
+        && let Some(control) = announcing_control()
     {
         ring(control, addr, new_len, CALL_GROWN);
     }
-    finish(ret)
+    libc_result(ret)
 }
 
-fn map(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
-    let control = if is_managed(len, prot, flags) { pressing_control() } else { None };
+fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
+    let control = if is_managed(len, prot, flags) { announcing_control() } else { None };
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
@@ -85,7 +95,7 @@ fn map(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i6
     if let (Ok(addr), Some(control)) = (ret, control) {
         ring(control, addr, len, CALL_MAPPED);
     }
-    finish(ret)
+    libc_result(ret)
 }
 
 /// Whether a mapping is of the kind that the pager manages, and worth a call.
@@ -98,7 +108,7 @@ fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
         && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
 }
 
-/// Passes on to the supervisor, if this process has a control page, what kinds of advice its memory has had.
+/// Writes into the control page, if this process has one, what kinds of advice its memory has had.
 pub fn tell_advice() {
     let Some(control) = own_control() else {
         return;
@@ -120,31 +130,72 @@ pub fn own_control() -> Option<*mut Control> {
     (!control.is_null() && STATE.owner.load(Ordering::Relaxed) == sys::getpid()).then_some(control)
 }
 
-/// The control page, if memory is tight.
-pub fn pressing_control() -> Option<*mut Control> {
+/// The control page, if new mappings are to be announced.
+pub fn announcing_control() -> Option<*mut Control> {
     let control = own_control()?;
     // SAFETY: this process owns the page, and keeps it mapped until it ends.
-    let pressed = unsafe { (&raw const (*control).pressed).read_volatile() };
-    (pressed != 0).then_some(control)
+    let announces = unsafe { (&raw const (*control).announces).read_volatile() };
+    (announces != 0).then_some(control)
+}
+
+/// The control page, if calls are answered: something of this process may be managed.
+pub fn answering_control() -> Option<*mut Control> {
+    let control = own_control()?;
+    // SAFETY: this process owns the page, and keeps it mapped until it ends.
+    let answers = unsafe { (&raw const (*control).answers).read_volatile() };
+    (answers != 0).then_some(control)
+}
+
+/// As `answering_control`, for a program that has a wish: if calls are not answered yet, the supervisor is
+/// asked for it, which looks at every process some hundred times a second.
+pub fn control_asked_for() -> Option<*mut Control> {
+    /// Far longer than it takes.
+    const LOOKS_MAX: u32 = 500;
+    let control = own_control()?;
+    // SAFETY: this process owns the page, and keeps it mapped until it ends; the fields are accessed as
+    // atomics only.
+    let (answers, wants) = unsafe {
+        let word = |field| AtomicU32::from_ptr(field);
+        (word(&raw mut (*control).answers), word(&raw mut (*control).wants_answers))
+    };
+    for _ in 0..LOOKS_MAX {
+        if answers.load(Ordering::Acquire) != 0 {
+            return Some(control);
+        }
+        // A filter of the program's own may end the process for a call that waits.
+        if wants.load(Ordering::Acquire) == WANTS_REFUSED || STATE.confined.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let _ = wants.compare_exchange(0, WANTS_ASKED, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = sys::futex_wait(answers, 0, 1);
+    }
+    None
 }
 
 /// Calls the pager, and returns when it has done its work. False: no doorbell was free, or nobody answered.
 pub fn ring(control: *mut Control, addr: usize, len: usize, call: u32) -> bool {
+    ring_about(control, 0, addr, len, call)
+}
+
+/// The same about memory of process `pid`; 0: of this one.
+pub fn ring_about(control: *mut Control, pid: u32, addr: usize, len: usize, call: u32) -> bool {
     /// A page that was present at the first try is emptied after it.
     const TRIES: u32 = 3;
-    let Some(index) = claim() else {
+    let is_long = matches!(call, CALL_PAGEOUT | CALL_COLD | CALL_WILLNEED);
+    let Some(index) = claim_doorbell(if is_long { FOR_LONG } else { 0 }) else {
         return false;
     };
     let doorbells = STATE.doorbells.load(Ordering::Relaxed);
     let page = doorbells + index * PAGE;
     // The range is the kernel's answer or one that it has accepted, so rounding it up cannot overflow.
-    let doorbell = Doorbell { addr: addr as u64, len: len.next_multiple_of(PAGE) as u64, call, answered: 0 };
+    let len = len.next_multiple_of(PAGE) as u64;
+    let doorbell = Doorbell { addr: addr as u64, len, call, answered: 0, pid, reserved: 0 };
     // SAFETY: `index` is below DOORBELLS.
     let entry = unsafe { (&raw mut (*control).doorbells).cast::<Doorbell>().add(index) };
     let (mut answered, mut emptied) = (false, false);
     for _ in 0..TRIES {
-        // SAFETY: the claim makes the entry and the page this thread's alone. The pager reads the entry after the fault
-        // and writes `answered` before it fills the page, hence volatile and the fences.
+        // SAFETY: the claim makes the entry and the page this thread's alone. The pager reads the entry after
+        // the fault and writes `answered` before it fills the page, hence volatile and the fences.
         unsafe {
             entry.write_volatile(doorbell);
             fence(Ordering::SeqCst);
@@ -158,21 +209,23 @@ pub fn ring(control: *mut Control, addr: usize, len: usize, call: u32) -> bool {
         }
     }
     if !answered {
-        // Nobody may take it for a call any more, whoever touches the page.
+        // From now on a pager must not take a fault on the page for a call.
         // SAFETY: as above.
         unsafe { (&raw mut (*entry).answered).write_volatile(DOORBELL_ANSWERED) };
     }
-    // A page that could not be emptied may be guarded: never to be touched again, so its doorbell is not given back.
+    // A page that could not be emptied may be guarded, and must never be touched again: its doorbell stays
+    // claimed.
     if emptied {
         STATE.rung.fetch_and(!(1 << index), Ordering::Release);
     }
     answered
 }
 
-fn claim() -> Option<usize> {
+/// Claims one of the doorbells from `first` on.
+fn claim_doorbell(first: usize) -> Option<usize> {
     let mut rung = STATE.rung.load(Ordering::Relaxed);
     loop {
-        let index = rung.trailing_ones() as usize;
+        let index = first + (rung >> first).trailing_ones() as usize;
         if index >= DOORBELLS {
             return None;
         }
@@ -185,14 +238,15 @@ fn claim() -> Option<usize> {
 }
 
 /// As the C library does: MAP_FAILED and errno, or the address with errno left alone.
-pub fn finish(ret: Result<usize>) -> usize {
+pub fn libc_result(ret: Result<usize>) -> usize {
     let errno = match ret {
         Ok(addr) => return addr,
         Err(errno) => errno,
     };
     let location = sys::weak!("__errno_location");
     if location != 0 {
-        // SAFETY: this is what every C library for Linux defines under that name; it returns this thread's errno.
+        // SAFETY: this is what every C library for Linux defines under that name; it returns this thread's
+        // errno.
         unsafe {
             let location: extern "C" fn() -> *mut c_int = core::mem::transmute(location);
             location().write(errno);

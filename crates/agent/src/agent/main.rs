@@ -1,9 +1,9 @@
 //! The agent: what memspill puts into every program of a target tree, by LD_PRELOAD.
 //!
-//! A pager in another process can fill the pages of this one, but only a thread of this one can take pages out of it
-//! (UFFDIO_MOVE works on the caller's own memory alone). So the agent hands its process's userfaultfd to the
-//! supervisor and then lends it one thread, the *evictor*, which moves pages when told to. Beside that it makes growth
-//! visible while memory is tight: it stands before `mmap` and `mremap`.
+//! A pager in another process can fill the pages of this one, but only a thread of this one can take pages
+//! out of it (UFFDIO_MOVE works on the caller's own memory alone). So the agent hands its process's
+//! userfaultfd to the supervisor and then lends it one thread, the *evictor*, which moves pages when told to.
+//! Beside that it makes growth visible while memory is tight: it stands before `mmap` and `mremap`.
 //!
 //! | file           | what is in it                                                              |
 //! |----------------|----------------------------------------------------------------------------|
@@ -14,23 +14,31 @@
 //! | `confine.rs`   | what the evictor gives up: ids, capabilities, system calls                 |
 //! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells                               |
 //! | `advice.rs`    | `madvise` and its kin, `prctl`, `syscall`                                  |
+//! | `direct.rs`    | `open`, `fcntl` and their kin: files that are read past the page cache     |
 //! | `remap.rs`     | `mremap` of several mappings                                               |
 //! | `fork.rs`      | how the child of a fork joins                                              |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!
 //! What must hold here, because each breach was once a hang or lost data:
 //!
-//! - The evictor touches nothing that can be swapped out, or it would wait for itself. Its stack and its block lie in
-//!   the private region, which is never managed; globals lie in `.data`, which is backed by the agent's file, never in
-//!   `.bss`, which is anonymous memory like any heap; and nothing is called through a lazily bound symbol.
+//! - The evictor touches nothing that can be swapped out, or it would wait for itself. Its stack and its
+//!   block lie in the private region, which is never managed; globals lie in `.data`, which is backed by the
+//!   agent's file, never in `.bss`, which is anonymous memory like any heap; and nothing is called through a
+//!   lazily bound symbol.
 //! - The program's descriptors, signal mask and errno are as they would be without the agent.
-//! - A process whose supervisor is gone must die: its swapped-out pages are gone too, and would read as zeros.
+//! - A process whose supervisor is gone must die: its swapped-out pages are gone too, and would read as
+//!   zeros.
 //! - Everything that runs in the program's threads is async-signal-safe and allocates nothing.
 //!
-//! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about userfaultfd features
-//! (the supervisor issues UFFDIO_API and all registrations), and it does not follow programs that it is not loaded
-//! into: static ones, set-user-id ones, those started with LD_PRELOAD taken away.
+//! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about
+//! userfaultfd features (the supervisor issues UFFDIO_API and all registrations), and it does not follow
+//! programs that it is not loaded into: static ones, set-user-id ones, those started with LD_PRELOAD taken
+//! away.
 #![no_std]
+#![allow(
+    unsafe_code,
+    reason = "system calls, a raw clone, and pages shared with the supervisor are all that it is"
+)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 use core::cell::UnsafeCell;
@@ -39,10 +47,13 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 mod advice;
 mod confine;
+mod direct;
 mod evictor;
 mod fork;
 mod handshake;
 mod hooks;
+#[path = "../pidfd.rs"]
+mod pidfd;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;
@@ -62,17 +73,19 @@ struct Address {
 }
 
 /// All that the agent remembers outside its regions.
-struct State {
-    /// The control page; null while this process is not managed. Not to be followed before `owner` was compared.
+struct AgentState {
+    /// The control page; null while this process is not managed. Not to be followed before `owner` was
+    /// compared.
     control: AtomicPtr<protocol::Control>,
-    /// The process that `control` belongs to. A child that shares or copied this memory without running the fork
-    /// handler (vfork, a raw clone) has another id.
+    /// The process that `control` belongs to. A child that shares or copied this memory without running the
+    /// fork handler (vfork, a raw clone) has another id.
     owner: AtomicU32,
     /// First doorbell page.
     doorbells: AtomicUsize,
     /// One bit for each doorbell in use.
     rung: AtomicU32,
-    /// Memory was marked with advice on forks, which the child of a fork inherits (see `Control::fork_advice`).
+    /// Memory was marked with advice on forks, which the child of a fork inherits (see
+    /// `Control::fork_advice`).
     fork_advice: AtomicU32,
     /// Guards were put over memory, which the child of a fork inherits (see `Control::guards`).
     guards: AtomicU32,
@@ -83,12 +96,13 @@ struct State {
     address: UnsafeCell<Address>,
 }
 
-// SAFETY: `address` is written before the process has a second thread and only read afterwards; the rest is atomic.
-unsafe impl Sync for State {}
+// SAFETY: `address` is written before the process has a second thread and only read afterwards; the rest is
+// atomic.
+unsafe impl Sync for AgentState {}
 
 // In .data by force: zeros would land in .bss otherwise.
 #[unsafe(link_section = ".data")]
-static STATE: State = State {
+static STATE: AgentState = AgentState {
     control: AtomicPtr::new(core::ptr::null_mut()),
     owner: AtomicU32::new(0),
     doorbells: AtomicUsize::new(0),
@@ -108,11 +122,13 @@ static CONSTRUCTOR: Constructor = constructor;
 
 /// Runs when the dynamic linker has loaded everything, before `main`.
 unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+    direct::find_next();
     // SAFETY: glibc passes the environment here, an array that ends with a null pointer.
     let Some(address) = (unsafe { find_address(envp) }) else {
         return;
     };
-    // SAFETY: constructors run one after the other, and nothing reads the address before the line after this one.
+    // SAFETY: constructors run one after the other, and nothing reads the address before the line after this
+    // one.
     unsafe { STATE.address.get().write(address) };
     handshake::join(protocol::KIND_EXEC);
 }

@@ -1,16 +1,16 @@
 //! The memory that the agent owns.
 //!
 //! ```text
-//!  ‖ staging 256 ‖ doorbells 16 ‖ stack 4 | block 1 ‖ control 1 ‖          ‖ ident 1 ‖        (pages; ‖ = a gap)
+//!  ‖ staging 256 ‖ doorbells 16 ‖ stack 4 | block 1 ‖ control 1 ‖          ‖ ident 1 ‖     (pages; ‖: a gap)
 //!  └──────────────── Region: MADV_DONTFORK ────────────────────┘          └─ a reservation of its own
 //! ```
 //!
-//! One reservation without access holds it all. The gaps between the parts keep each of them a mapping of its own that no
-//! mapping of the program can ever merge with, and the one below the stack catches an overflow. None of the region is
-//! inherited over fork; the ident page is inherited, but empty (MADV_WIPEONFORK).
+//! One reservation without access holds it all. The gaps between the parts keep each of them a mapping of its
+//! own that no mapping of the program can ever merge with, and the one below the stack catches an overflow.
+//! None of the region is inherited over fork; the ident page is inherited, but empty (MADV_WIPEONFORK).
 //!
-//! Staging, doorbells and ident are never touched here: pages that are missing are the point of them. The stack and
-//! the block are touched at once, so that the evictor never faults on them.
+//! Staging, doorbells and ident are never touched here: their pages must be missing. The stack and the block
+//! are touched at once, so that the evictor never faults on them.
 
 use core::sync::atomic::AtomicU32;
 
@@ -27,15 +27,17 @@ const TOTAL: usize = CONTROL + 2;
 
 /// What the evictor owns beside its stack, at the top of the private pages. The thread pointer points to it.
 #[repr(C)]
-pub struct Block {
-    /// The ABI wants the thread pointer to point to itself; the words after it belong to compilers and C libraries.
+pub struct EvictorBlock {
+    /// The ABI wants the thread pointer to point to itself; the words after it belong to compilers and C
+    /// libraries.
     thread_pointer: usize,
     reserved: [usize; 63],
     pub socket: i32,
     pub uffd: i32,
     pub staging: usize,
     pub control: *mut Control,
-    /// Written by the evictor: its thread id, when it has its name and has closed the copies of the program's descriptors.
+    /// Written by the evictor: its thread id, when it has its name and has closed the copies of the program's
+    /// descriptors.
     pub started: AtomicU32,
     /// Written by the joining thread: GO_*.
     pub go: AtomicU32,
@@ -47,7 +49,7 @@ pub const GO_WAIT: u32 = 0;
 pub const GO_RUN: u32 = 1;
 pub const GO_EXIT: u32 = 2;
 
-const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
+const _: () = assert!(core::mem::size_of::<EvictorBlock>() <= PAGE);
 
 /// The reservation, unmapped on drop.
 pub struct Region {
@@ -68,9 +70,9 @@ impl Region {
             sys::madvise(region.base, whole, sys::MADV_DONTFORK)?;
             // Kernels without huge pages do not know it.
             let _ = sys::madvise(region.base, whole, sys::MADV_NOHUGEPAGE);
-            open(region.staging(), STAGING_PAGES as usize)?;
-            open(region.doorbells(), DOORBELLS)?;
-            open(region.private(), PRIVATE_PAGES)?;
+            make_accessible(region.staging(), STAGING_PAGES as usize)?;
+            make_accessible(region.doorbells(), DOORBELLS)?;
+            make_accessible(region.private(), PRIVATE_PAGES)?;
             populate(region.private(), PRIVATE_PAGES);
             let prot = sys::PROT_READ | sys::PROT_WRITE;
             let flags = sys::MAP_SHARED | sys::MAP_FIXED;
@@ -106,13 +108,13 @@ impl Region {
     }
 
     /// The stack ends where the block begins.
-    pub fn block(&self) -> *mut Block {
-        (self.private() + STACK_PAGES * PAGE) as *mut Block
+    pub fn block(&self) -> *mut EvictorBlock {
+        (self.private() + STACK_PAGES * PAGE) as *mut EvictorBlock
     }
 
     /// Fills in the block for the thread to come.
     pub fn write_block(&self, socket: &Fd, uffd: &Fd) {
-        let block = Block {
+        let block = EvictorBlock {
             thread_pointer: self.block() as usize,
             reserved: [0; 63],
             socket: socket.0,
@@ -128,8 +130,8 @@ impl Region {
         unsafe { self.block().write(block) };
     }
 
-    /// The evictor uses it from here on: it stays for as long as the process lives.
-    pub fn keep(self) {
+    /// Keeps the region mapped for as long as the process lives: the evictor uses it from here on.
+    pub fn keep_mapped(self) {
         core::mem::forget(self);
     }
 }
@@ -146,7 +148,7 @@ pub fn new_ident() -> Result<usize> {
     let page = reserve(3)? + PAGE;
     // SAFETY: the page lies in a reservation of ours.
     unsafe {
-        open(page, 1)?;
+        make_accessible(page, 1)?;
         sys::madvise(page, PAGE, sys::MADV_WIPEONFORK)?;
     }
     Ok(page)
@@ -166,7 +168,7 @@ fn reserve(pages: usize) -> Result<usize> {
 
 /// # Safety
 /// The pages lie in a reservation of ours.
-unsafe fn open(addr: usize, pages: usize) -> Result<()> {
+unsafe fn make_accessible(addr: usize, pages: usize) -> Result<()> {
     let prot = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: the caller's promise.
     unsafe { sys::syscall(nr::MPROTECT, [addr, pages * PAGE, prot, 0, 0, 0]) }.map(|_| ())
@@ -184,8 +186,8 @@ unsafe fn populate(addr: usize, pages: usize) {
     }
 }
 
-/// The writable part of the agent's own image: [addr, addr + len), whole pages. From its program headers, because no
-/// symbol marks the beginning of `.data`.
+/// The writable part of the agent's own image: [addr, addr + len), whole pages. From its program headers,
+/// because no symbol marks the beginning of `.data`.
 pub fn image() -> (usize, usize) {
     #[repr(C)]
     struct Segment {
@@ -205,7 +207,8 @@ pub fn image() -> (usize, usize) {
         static __ehdr_start: u8;
     }
     let base = &raw const __ehdr_start;
-    // SAFETY: an ELF64 header is in memory there: e_phoff at 32, e_phnum at 56; the table lies in the same segment.
+    // SAFETY: an ELF64 header is in memory there: e_phoff at 32, e_phnum at 56; the table lies in the same
+    // segment.
     let (table, count) = unsafe {
         let offset = base.add(32).cast::<u64>().read() as usize;
         (base.add(offset).cast::<Segment>(), base.add(56).cast::<u16>().read())

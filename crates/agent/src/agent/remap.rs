@@ -1,8 +1,9 @@
 //! mremap to a place of the caller's choice, of a range that is several mappings.
 //!
-//! Since 6.17 the kernel moves such a range, mapping by mapping, until it meets one that is registered with a userfaultfd:
-//! there it gives up with EFAULT and leaves half of the range at the new place. Where memory is only partly registered
-//! (part of it is read-only, or new) a call that works without memspill would so lose the program's memory.
+//! Since 6.17 the kernel moves such a range, mapping by mapping, until it meets one that is registered with a
+//! userfaultfd: there it gives up with EFAULT and leaves half of the range at the new place. Where memory is
+//! only partly registered (part of it is read-only, or new) a call that works without memspill would so lose
+//! the program's memory.
 //!
 //! ```text
 //!   old  | registered | not |  registered   |        one call for each piece: a range within
@@ -10,12 +11,12 @@
 //!   new  |  ▼         |  ▼  |     ▼         |
 //! ```
 //!
-//! Where the pieces end is asked of the kernel with a call that cannot succeed: to grow, in place, to more than there is
-//! address space. It fails with EFAULT where the range is not within one mapping, and with another error where it is.
-//! There is no allocation here and no file: it may run in a signal handler.
+//! A call that cannot succeed tells where the pieces end: it asks to grow, in place, to more than there is
+//! address space. It fails with EFAULT where the range is not within one mapping, and with
+//! another error where it is. There is no allocation here and no file: it may run in a signal handler.
 //!
-//! Not covered: mappings that change between the question and the call. Other threads of the program that change a
-//! range while it moves have a race of their own; the supervisor registers whole mappings.
+//! Not covered: mappings that change between the question and the call. Other threads of the program that
+//! change a range while it moves have a race of their own; the supervisor registers whole mappings.
 
 use crate::sys::{self, EFAULT, PAGE, Result, nr};
 
@@ -64,7 +65,7 @@ fn move_all(old: usize, len: usize, flags: usize, new: usize) -> Result<usize> {
     Ok(new)
 }
 
-/// The bytes from `addr` on, at most `len`, that lie in one mapping.
+/// How many bytes from `addr` on, at most `len`, lie in one mapping.
 fn piece(addr: usize, len: usize) -> Result<usize> {
     if is_one_mapping(addr, len) {
         return Ok(len);

@@ -1,8 +1,9 @@
 //! System calls, and everything else that depends on the processor.
 //!
-//! The calls are raw: no errno is written, no libc is needed, nothing is bound lazily. A result is the kernel's own
-//! number, or the positive errno as `Err`.
+//! The calls are raw: no errno is written, no libc is needed, nothing is bound lazily. A result is the
+//! kernel's own number, or the positive errno as `Err`.
 
+use crate::pidfd::{PIDFD_GET_INFO, PidfdInfo};
 use core::arch::{asm, global_asm};
 
 pub type Result<T> = core::result::Result<T, i32>;
@@ -10,6 +11,8 @@ pub type Result<T> = core::result::Result<T, i32>;
 pub const PAGE: usize = 4096;
 
 pub const EINTR: i32 = 4;
+pub const EAGAIN: i32 = 11;
+pub const ENOMEM: i32 = 12;
 pub const EFAULT: i32 = 14;
 pub const EINVAL: i32 = 22;
 pub const EPROTO: i32 = 71;
@@ -31,11 +34,15 @@ pub const MAP_NORESERVE: usize = 0x4000;
 pub const MAP_POPULATE: usize = 0x8000;
 pub const MAP_HUGETLB: usize = 0x4_0000;
 
+pub const MADV_WILLNEED: usize = 3;
 pub const MADV_DONTNEED: usize = 4;
 pub const MADV_FREE: usize = 8;
+pub const MADV_REMOVE: usize = 9;
 pub const MADV_DONTFORK: usize = 10;
 pub const MADV_NOHUGEPAGE: usize = 15;
 pub const MADV_WIPEONFORK: usize = 18;
+pub const MADV_COLD: usize = 20;
+pub const MADV_PAGEOUT: usize = 21;
 pub const MADV_POPULATE_WRITE: usize = 23;
 pub const MADV_GUARD_INSTALL: usize = 102;
 pub const MADV_GUARD_REMOVE: usize = 103;
@@ -88,6 +95,10 @@ pub mod nr {
     pub const SCHED_YIELD: usize = 24;
     pub const RESTART_SYSCALL: usize = 219;
     pub const WRITE: usize = 1;
+    pub const OPEN: usize = 2;
+    pub const OPENAT: usize = 257;
+    pub const OPENAT2: usize = 437;
+    pub const IO_URING_SETUP: usize = 425;
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -130,6 +141,9 @@ pub mod nr {
     pub const SCHED_YIELD: usize = 124;
     pub const RESTART_SYSCALL: usize = 128;
     pub const WRITE: usize = 64;
+    pub const OPENAT: usize = 56;
+    pub const OPENAT2: usize = 437;
+    pub const IO_URING_SETUP: usize = 425;
 }
 
 /// One system call with up to six arguments.
@@ -155,7 +169,7 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
             options(nostack),
         );
     }
-    check(ret)
+    to_result(ret)
 }
 
 /// As above.
@@ -179,10 +193,10 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
             options(nostack),
         );
     }
-    check(ret)
+    to_result(ret)
 }
 
-fn check(ret: usize) -> Result<usize> {
+fn to_result(ret: usize) -> Result<usize> {
     let signed = ret as isize;
     if (-4095..0).contains(&signed) { Err(-signed as i32) } else { Ok(ret) }
 }
@@ -190,8 +204,8 @@ fn check(ret: usize) -> Result<usize> {
 /// Starts a thread that runs `entry(arg)` on a stack of its own.
 ///
 /// # Safety
-/// `flags` must include CLONE_VM; `stack_top` must be 16-byte aligned and end a stack that nobody else uses; `tls` and
-/// `child_tid` must suit the flags and outlive the thread, as must `arg`.
+/// `flags` must include CLONE_VM; `stack_top` must be 16-byte aligned and end a stack that nobody else uses;
+/// `tls` and `child_tid` must suit the flags and outlive the thread, as must `arg`.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn clone(
     flags: usize,
@@ -202,8 +216,8 @@ pub unsafe fn clone(
     arg: usize,
 ) -> Result<usize> {
     let mut ret = nr::CLONE;
-    // SAFETY: the new thread starts behind the syscall with the registers of the old and rax = 0, on its own stack; it
-    // never comes back to this frame. The old thread sees an ordinary system call.
+    // SAFETY: the new thread starts behind the syscall with the registers of the old and rax = 0, on its own
+    // stack; it never comes back to this frame. The old thread sees an ordinary system call.
     unsafe {
         asm!(
             "syscall",
@@ -226,7 +240,7 @@ pub unsafe fn clone(
             lateout("r11") _,
         );
     }
-    check(ret)
+    to_result(ret)
 }
 
 /// As above.
@@ -263,11 +277,11 @@ pub unsafe fn clone(
             in("x21") arg,
         );
     }
-    check(ret)
+    to_result(ret)
 }
 
-/// Address of a function that may be missing in this process: 0 then. Read from the GOT, filled in when the agent was
-/// loaded, because a compiler takes the address of a declared function to be non-null.
+/// Address of a function that may be missing in this process: 0 then. Read from the GOT, filled in when the
+/// agent was loaded, because a compiler takes the address of a declared function to be non-null.
 #[cfg(target_arch = "x86_64")]
 macro_rules! weak {
     ($name:literal) => {{
@@ -304,7 +318,8 @@ macro_rules! weak {
 }
 pub(crate) use weak;
 
-// What the compiler may call for copies and comparisons. Hidden, or they would stand in for the program's own.
+// What the compiler may call for copies and comparisons. Hidden, or they would stand in for the program's
+// own.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.memspill_mem, \"ax\", @progbits",
@@ -504,8 +519,8 @@ pub unsafe fn madvise(addr: usize, len: usize, advice: usize) -> Result<()> {
     unsafe { syscall(nr::MADVISE, [addr, len, advice, 0, 0, 0]) }.map(|_| ())
 }
 
-/// Empties anonymous pages: by a guard put in and taken out, which raises no event on a userfaultfd, or where the
-/// kernel knows no guards by MADV_DONTNEED, which waits until the pager has read its event.
+/// Empties anonymous pages: by a guard put in and taken out, which raises no event on a userfaultfd, or where
+/// the kernel knows no guards by MADV_DONTNEED, which waits until the pager has read its event.
 ///
 /// Returns whether guards are known. `Err`: the pages may now be guarded, and must not be touched again.
 ///
@@ -520,7 +535,8 @@ pub unsafe fn empty_pages(addr: usize, len: usize, try_guards: bool) -> Result<b
             Ok(()) => return unsafe { madvise(addr, len, MADV_GUARD_REMOVE) }.map(|()| true),
             Err(errno) => known = errno != EINVAL,
         }
-        // It may have failed half-way; a guard that stayed would be a SIGSEGV later. Kernels without guards say EINVAL.
+        // The call may have failed half-way; a guard that stayed would be a SIGSEGV later. Kernels without
+        // guards answer EINVAL.
         // SAFETY: the caller's promise.
         let _ = unsafe { madvise(addr, len, MADV_GUARD_REMOVE) };
     }
@@ -528,8 +544,9 @@ pub unsafe fn empty_pages(addr: usize, len: usize, try_guards: bool) -> Result<b
     unsafe { madvise(addr, len, MADV_DONTNEED) }.map(|()| known)
 }
 
-/// As `empty_pages`, for pages that are the agent's own and lie in the mapping [first, first + whole_len). Where the
-/// program has locked all of its memory (mlockall), the mapping is unlocked first: locked pages cannot be emptied.
+/// As `empty_pages`, for pages that are the agent's own and lie in the mapping [first, first + whole_len).
+/// Where the program has locked all of its memory (mlockall), the mapping is unlocked first: locked pages
+/// cannot be emptied.
 ///
 /// # Safety
 /// As for `empty_pages`.
@@ -548,6 +565,11 @@ pub unsafe fn empty_own_pages(
             empty_pages(addr, len, try_guards)
         },
     }
+}
+
+/// Sleeps for about so long.
+pub fn pause(ms: u32) {
+    let _ = futex_wait(&core::sync::atomic::AtomicU32::new(0), 0, ms);
 }
 
 pub fn yield_now() {
@@ -579,6 +601,15 @@ fn statx(path: &core::ffi::CStr) -> Result<Statx> {
         let args = [AT_FDCWD, path.as_ptr() as usize, 0, BASIC_STATS, statx.as_mut_ptr() as usize, 0];
         syscall(nr::STATX, args).map(|_| statx.assume_init())
     }
+}
+
+/// Which process a pidfd stands for. None: it is no pidfd, or the kernel does not say (before Linux 6.13).
+pub fn process_of_pidfd(pidfd: usize) -> Option<u32> {
+    let mut info = PidfdInfo::default();
+    // SAFETY: the kernel reads and writes the struct, whose size the ioctl's number tells.
+    let ret =
+        unsafe { syscall(nr::IOCTL, [pidfd, PIDFD_GET_INFO as usize, &raw mut info as usize, 0, 0, 0]) };
+    ret.ok().map(|_| info.tgid).filter(|tgid| *tgid != 0)
 }
 
 /// Threads of this process; None where /proc does not say.

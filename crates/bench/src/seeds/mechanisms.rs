@@ -1,11 +1,32 @@
-//! The tables of `memspill bench seeds`: which workloads, which settings, what is compared. Nothing is run here.
+//! The tables of `memspill bench seeds`: which workloads, which settings, what is compared. Nothing is run
+//! here.
 //!
-//! The original commands filled machines of 35 to 64 GiB of swap; what is kept of them is the number of processes, the
-//! pattern, and how much larger the set is than memory.
+//! The original commands filled machines of 35 to 64 GiB of swap; what is kept of them is the number of
+//! processes, the pattern, and how much larger the set is than memory.
 
 use memspill_tables::{Published, published};
 
-use super::Scale;
+const MIB: u64 = 1 << 20;
+
+/// How large and how long, for this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Uncompressed pages that the workload keeps in memory.
+    pub resident_bytes: u64,
+    pub seconds: f64,
+    pub jobs: u32,
+}
+
+impl Scale {
+    pub fn of(quick: bool, ram_bytes: u64) -> Scale {
+        if quick {
+            return Scale { resident_bytes: 32 * MIB, seconds: 0.4, jobs: 16 };
+        }
+        // The original sets were many gigabytes: what matters is how much more they were than memory.
+        let resident_bytes = (ram_bytes / 384).clamp(32 * MIB, 256 * MIB) / MIB * MIB;
+        Scale { resident_bytes, seconds: 2.0, jobs: 32 }
+    }
+}
 
 pub struct Mechanism {
     pub id: &'static str,
@@ -25,8 +46,20 @@ pub enum Count {
     CgroupContended,
     ScanSteps,
     BaseSteps,
+    CacheHits,
+    CacheMisses,
+    CacheBypassed,
     Readahead,
+    ReadaheadHits,
     Fallbacks,
+    ClustersWaited,
+    ClustersHeld,
+    TrunksWaited,
+    TrunksHeld,
+    DeviceWaited,
+    DeviceHeld,
+    MapWaited,
+    MapHeld,
 }
 
 /// One workload with its settings.
@@ -122,8 +155,12 @@ fn pmbench(scale: &Scale, times: f64, rest: &str) -> Work {
     work(scale, times, |size| format!("pmbench --size {size} --seconds {seconds} --contents half {rest}"))
 }
 
-const UNBATCHED: &[&str] = &["slot-batch=1", "cache-batch=1"];
-const BATCHED: &[&str] = &["slot-batch=64", "cache-batch=32"];
+/// With the locks of then: one for a device's slots, one for its swap cache.
+const UNBATCHED: &[&str] = &["slot-lock=device", "cache-lock=device", "slot-batch=1", "cache-batch=1"];
+const BATCHED: &[&str] = &["slot-lock=device", "cache-lock=device", "slot-batch=64", "cache-batch=32"];
+/// With a lock for each cluster.
+const UNBATCHED_NOW: &[&str] = &["slot-batch=1", "cache-batch=1"];
+const BATCHED_NOW: &[&str] = &["slot-batch=64", "cache-batch=32"];
 const LOCKED: &[&str] = &["cgroup-map=locked"];
 const LOCK_FREE: &[&str] = &["cgroup-map=lock-free"];
 const ALWAYS: &[&str] = &["readahead=always"];
@@ -135,7 +172,16 @@ pub const MECHANISMS: &[Mechanism] = &[
         id: "000",
         title: "000 scan base",
         published: published::SCAN_BASE,
-        counts: &[Count::ClusterContended, Count::ListContended, Count::ScanSteps, Count::BaseSteps],
+        counts: &[
+            Count::ClusterContended,
+            Count::ListContended,
+            Count::ScanSteps,
+            Count::BaseSteps,
+            Count::ClustersWaited,
+            Count::ClustersHeld,
+            Count::TrunksWaited,
+            Count::TrunksHeld,
+        ],
         cases: &[Case {
             devices: 2,
             // Full enough that no cluster is empty: only then is there a scan.
@@ -144,8 +190,14 @@ pub const MECHANISMS: &[Mechanism] = &[
                 "16 x pmbench, random, 80 of 100 loads, 2 devices nearly full",
                 |scale| pmbench(scale, 4.0, "--processes 16 --read-percent 80"),
                 &[
+                    // With the locks of then: one for each device's slots, one for 64 MiB of swap cache.
+                    setting(&["slot-lock=device", "cache-lock=trunk", "scan-base=shared"]),
+                    reported(
+                        &["slot-lock=device", "cache-lock=trunk", "scan-base=per-cpu"],
+                        published::SCAN_BASE_16,
+                    ),
+                    setting(&["slot-lock=device", "cache-lock=trunk", "scan-base=per-cpu-trunk"]),
                     setting(&["scan-base=shared"]),
-                    reported(&["scan-base=per-cpu"], published::SCAN_BASE_16),
                     setting(&["scan-base=per-cpu-trunk"]),
                 ],
             )
@@ -156,17 +208,37 @@ pub const MECHANISMS: &[Mechanism] = &[
         id: "001",
         title: "001 batches",
         published: published::BATCHES,
-        counts: &[Count::Locks, Count::ClusterContended, Count::ListContended],
+        counts: &[
+            Count::Locks,
+            Count::ClusterContended,
+            Count::ListContended,
+            Count::ClustersWaited,
+            Count::ClustersHeld,
+            Count::TrunksWaited,
+            Count::TrunksHeld,
+            Count::DeviceWaited,
+            Count::DeviceHeld,
+        ],
         cases: &[
             case(
                 "1 thread, sequential stores",
                 |scale| pmbench(scale, 2.0, "--read-percent 0 --pattern linear"),
-                &[setting(UNBATCHED), reported(BATCHED, published::BATCHES_1)],
+                &[
+                    setting(UNBATCHED),
+                    reported(BATCHED, published::BATCHES_1),
+                    setting(UNBATCHED_NOW),
+                    setting(BATCHED_NOW),
+                ],
             ),
             case(
                 "16 processes, sequential stores",
                 |scale| pmbench(scale, 2.0, "--processes 16 --read-percent 0 --pattern linear"),
-                &[setting(UNBATCHED), reported(BATCHED, published::BATCHES_16)],
+                &[
+                    setting(UNBATCHED),
+                    reported(BATCHED, published::BATCHES_16),
+                    setting(UNBATCHED_NOW),
+                    setting(BATCHED_NOW),
+                ],
             ),
         ],
         note: None,
@@ -175,7 +247,7 @@ pub const MECHANISMS: &[Mechanism] = &[
         id: "002",
         title: "002 cgroup map",
         published: published::CGROUP_MAP,
-        counts: &[Count::Locks, Count::CgroupContended],
+        counts: &[Count::Locks, Count::CgroupContended, Count::MapWaited, Count::MapHeld],
         cases: &[
             Case {
                 metric: "jobs_per_s",
@@ -184,8 +256,9 @@ pub const MECHANISMS: &[Mechanism] = &[
                     "build of short processes, 8 at once",
                     |scale| {
                         let jobs = scale.jobs;
-                        // A compiler grows to its size: on average it has half of it, so that together they have two
-                        // thirds of what there is room for, now and then all. Each is waited for by a driver.
+                        // A compiler grows to its size: on average it has half of it, so that together they
+                        // have two thirds of what there is room for, now and then all. Each is waited for by
+                        // a driver.
                         let mut work = work(scale, 3.0, |most| {
                             format!("compile -j 8 --count {jobs} --size {} --contents half", most / 6)
                         });
@@ -215,7 +288,13 @@ pub const MECHANISMS: &[Mechanism] = &[
         id: "003",
         title: "003 readahead",
         published: published::READAHEAD,
-        counts: &[Count::Readahead],
+        counts: &[
+            Count::CacheHits,
+            Count::CacheMisses,
+            Count::CacheBypassed,
+            Count::Readahead,
+            Count::ReadaheadHits,
+        ],
         cases: &[
             case(
                 "16 x random reads",
@@ -234,8 +313,9 @@ pub const MECHANISMS: &[Mechanism] = &[
             ),
         ],
         note: Some(
-            "stream is this engine's own setting: as auto, until faults prove a direction. Hits of readahead are not to be had: \
-             nobody sees whether a page that is in memory is touched. memspill sim seeds counts them.",
+            "stream is this engine's own setting: no page goes by the swap cache, and when faults prove a \
+             direction, the next pages are mapped with the one that faulted. Nobody sees whether those \
+             are touched; memspill sim seeds counts them.",
         ),
     },
     Mechanism {
@@ -256,7 +336,8 @@ pub const MECHANISMS: &[Mechanism] = &[
             ],
         )],
         note: Some(
-            "usemem writes fresh memory; here memory is written once before the clock starts, and then over and over.",
+            "usemem writes fresh memory; here memory is written once before the clock starts, and then over \
+             and over.",
         ),
     },
 ];

@@ -1,100 +1,54 @@
-//! `memspill bench seeds`: the mechanisms of the published patch threads on this machine, setting against setting.
+//! `memspill bench seeds`: the mechanisms of the published patch threads on this machine, setting against
+//! setting.
 //!
 //! ```text
-//!   mechanisms.rs   the tables: workloads, settings, what each thread reported, the counts that it argues with
-//!   here            run them in turns: for each workload, round by round, there and back through its settings
+//!   mechanisms.rs   the tables: workloads, settings, what each thread reported, the counts it argues with
+//!   here            run them in turns: for each workload, round by round, there and back through settings
+//!   runs.rs         what is asked for, and what a run has given
 //!   rows.rs         medians, changes round by round, failures ─▶ memspill_tables::Report
 //! ```
 //!
-//! Each run is `memspill run --tune ... -- memspill bench workload ...`, the shipped program; what it counted is read from
-//! its `--stats-json`. The first setting of a workload is the one that the others are compared with, within a round.
-//! Nothing is kept of a run that failed but that it did, and why.
+//! Each run is `memspill run --tune ... -- memspill bench workload ...`, the shipped program; what it counted
+//! is read from its `--stats-json`. The first setting of a workload is the one that the others are compared
+//! with, within a round. Nothing is kept of a run that failed but that it did, and why.
 
 mod mechanisms;
 mod rows;
+mod runs;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use memspill_engine::tuning::Tuning;
 use memspill_tables::Report;
 use serde_json::Value;
 
-use crate::process::{self, Ran};
+use crate::process;
 use crate::scratch::Scratch;
 use crate::{Stop, signals};
-use mechanisms::{Case, MECHANISMS, Mechanism, Setting, Work};
+use mechanisms::{Case, MECHANISMS, Mechanism, Scale, Setting, Work};
+pub use runs::Options;
+use runs::{Outcome, SettingRun, SettingRuns};
 
 /// Of one run; the longest take some tens of seconds.
 const TIMEOUT: Duration = Duration::from_secs(300);
-const MIB: u64 = 1 << 20;
-
-pub struct Options {
-    /// memspill itself.
-    pub program: PathBuf,
-    pub pairs: u32,
-    pub quick: bool,
-    /// Ids of tables; none: all.
-    pub only: Vec<String>,
-    pub ram_bytes: u64,
-    pub dir: PathBuf,
-    /// For the report.
-    pub command: String,
-    pub machine: String,
-}
 
 /// What is known of the tables that there are.
 pub fn ids() -> Vec<&'static str> {
     MECHANISMS.iter().map(|mechanism| mechanism.id).collect()
 }
 
-/// How large and how long, for this machine.
-#[derive(Clone, Copy, Debug)]
-pub struct Scale {
-    /// Uncompressed pages that the workload keeps in memory.
-    pub resident_bytes: u64,
-    pub seconds: f64,
-    pub jobs: u32,
-}
-
-impl Scale {
-    fn of(options: &Options) -> Scale {
-        if options.quick {
-            return Scale { resident_bytes: 32 * MIB, seconds: 0.4, jobs: 16 };
-        }
-        // The original sets were many gigabytes: what matters is how much more they were than memory.
-        let resident_bytes = (options.ram_bytes / 384).clamp(32 * MIB, 256 * MIB) / MIB * MIB;
-        Scale { resident_bytes, seconds: 2.0, jobs: 32 }
-    }
-}
-
-/// One run: what it printed and took, and what memspill counted.
-pub struct Run {
-    pub ran: Ran,
-    pub stats: Value,
-}
-
-/// The runs of one setting, by round.
-pub struct Runs {
-    pub setting: &'static Setting,
-    pub rounds: Vec<Run>,
-}
-
-/// A workload with its runs; and why a setting has none.
-pub struct Outcome {
-    pub case: &'static Case,
-    pub group: String,
-    pub settings: Vec<Runs>,
-    pub missing: Vec<String>,
-}
-
-/// Runs it all. `note` is told of each run. A signal ends it: then the report is of what was complete, and the number of
-/// the signal is with it.
+/// Runs it all. `note` is told of each run. A signal ends it: then the report is of what was complete, and
+/// the number of the signal is with it.
 pub fn seeds(options: &Options, note: &mut dyn FnMut(&str)) -> Result<(Report, Option<i32>), Stop> {
     signals::install().or_else(|error| Stop::refuse(format!("signals: {error}")))?;
-    let bench = Bench { options, scratch: Scratch::make(&options.dir)?, scale: Scale::of(options), note };
+    let bench = Bench {
+        options,
+        scratch: Scratch::make(&options.dir)?,
+        scale: Scale::of(options.quick, options.ram_bytes),
+        note,
+    };
     bench.all()
 }
 
@@ -143,7 +97,7 @@ impl Bench<'_> {
             Outcome { case, group: case.group(&work), settings: Vec::new(), missing: Vec::new() };
         for setting in case.settings {
             match Tuning::parse(setting.knobs.iter().copied()) {
-                Ok(_) => outcome.settings.push(Runs { setting, rounds: Vec::new() }),
+                Ok(_) => outcome.settings.push(SettingRuns { setting, rounds: Vec::new() }),
                 Err(error) => outcome.missing.push(format!("Not in this build: {error}.")),
             }
         }
@@ -168,7 +122,7 @@ impl Bench<'_> {
         Ok((outcome, None))
     }
 
-    fn tell(&mut self, mechanism: &Mechanism, case: &Case, setting: &Setting, round: u32, run: &Run) {
+    fn tell(&mut self, mechanism: &Mechanism, case: &Case, setting: &Setting, round: u32, run: &SettingRun) {
         let said = match (&run.ran.failed, run.ran.printed(case.metric)) {
             (Some(reason), _) => format!("failed: {reason}"),
             (None, Some(rate)) => format!("{} {}/s", memspill_tables::number::scaled(rate), case.counts),
@@ -181,7 +135,7 @@ impl Bench<'_> {
         ));
     }
 
-    fn one(&self, case: &Case, work: &Work, setting: &Setting) -> Result<Run, Stop> {
+    fn one(&self, case: &Case, work: &Work, setting: &Setting) -> Result<SettingRun, Stop> {
         let stats_file = self.scratch.path().join("stats.json");
         let mut words = vec![OsString::from(&self.options.program), "run".into(), "--memory-max".into()];
         words.push(work.budget_bytes().to_string().into());
@@ -195,7 +149,7 @@ impl Bench<'_> {
         let ran = process::run(&words, None, TIMEOUT, || {})?;
         let text = fs::read_to_string(&stats_file).unwrap_or_default();
         let _ = fs::remove_file(&stats_file);
-        Ok(Run { ran, stats: serde_json::from_str(&text).unwrap_or(Value::Null) })
+        Ok(SettingRun { ran, stats: serde_json::from_str(&text).unwrap_or(Value::Null) })
     }
 }
 

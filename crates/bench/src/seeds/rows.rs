@@ -2,8 +2,8 @@
 
 use memspill_tables::{Cell, Chart, Column, Report, Row, Spread, Table, Unit};
 
-use super::mechanisms::{Count, Mechanism};
-use super::{Options, Outcome, Run, Runs, Scale};
+use super::mechanisms::{Count, Mechanism, Scale};
+use super::runs::{Options, Outcome, SettingRun, SettingRuns};
 use crate::outcome;
 
 const CHANGE: &str = "change";
@@ -16,13 +16,15 @@ pub fn report(
     interrupted: Option<i32>,
 ) -> Report {
     let mut notes = vec![
-        "Medians of the rounds that ended well, with the least and the most. Changes are taken within a round, settings in turns, \
-         there and back."
+        "Medians of the rounds that ended well, with the least and the most. Changes are taken within a \
+         round, settings in turns, there and back."
             .to_string(),
         "Swap is RAM compressed with LZ4, inside the budget; contents compress to half.".to_string(),
     ];
     if interrupted.is_some() {
-        notes.push("Interrupted: there are the rounds that were complete by then, and no tables after.".into());
+        notes.push(
+            "Interrupted: there are the rounds that were complete by then, and no tables after.".into(),
+        );
     }
     if options.quick {
         notes.push(format!(
@@ -67,7 +69,7 @@ fn table(mechanism: &Mechanism, outcomes: &[Outcome]) -> Table {
 
 fn rows(outcome: &Outcome, figures: &[Figure]) -> Vec<Row> {
     let first = outcome.settings.first();
-    let row = |runs: &Runs| {
+    let row = |runs: &SettingRuns| {
         let spread = |figure: &Figure| spread(good(runs).filter_map(|run| (figure.get)(run, outcome)));
         let mut cells: Vec<Cell> = figures.iter().map(spread).collect();
         let base = first.filter(|first| !std::ptr::eq(*first, runs));
@@ -84,15 +86,15 @@ fn rows(outcome: &Outcome, figures: &[Figure]) -> Vec<Row> {
 }
 
 /// Round by round, of rounds in which both ended well.
-fn changes(outcome: &Outcome, base: &Runs, runs: &Runs) -> Cell {
-    let rate = |run: &Run| {
+fn changes(outcome: &Outcome, base: &SettingRuns, runs: &SettingRuns) -> Cell {
+    let rate = |run: &SettingRun| {
         run.ran.printed(outcome.case.metric).filter(|rate| run.ran.failed.is_none() && *rate > 0.0)
     };
     let rounds = base.rounds.iter().zip(&runs.rounds);
     spread(rounds.filter_map(|(old, new)| Some(rate(new)? / rate(old)? - 1.0)))
 }
 
-fn good(runs: &Runs) -> impl Iterator<Item = &Run> {
+fn good(runs: &SettingRuns) -> impl Iterator<Item = &SettingRun> {
     runs.rounds.iter().filter(|run| run.ran.failed.is_none())
 }
 
@@ -105,7 +107,7 @@ fn spread(values: impl Iterator<Item = f64>) -> Cell {
 
 /// A line for each setting of which runs have failed, with the first reason.
 fn failures(outcome: &Outcome) -> Vec<String> {
-    let line = |runs: &Runs| {
+    let line = |runs: &SettingRuns| {
         let mut reasons = runs.rounds.iter().filter_map(|run| run.ran.failed.as_ref());
         let first = reasons.next()?;
         let failed = 1 + reasons.count();
@@ -119,30 +121,37 @@ fn failures(outcome: &Outcome) -> Vec<String> {
     outcome.settings.iter().filter_map(line).collect()
 }
 
-// ---- figures ----------------------------------------------------------------------------------------------------
+// ---- figures ----------------------------------------------------------------------------------------------
 
 /// A column, and its value in one run.
 #[derive(Clone, Copy)]
 struct Figure {
     column: &'static Column,
-    get: fn(&Run, &Outcome) -> Option<f64>,
+    get: fn(&SettingRun, &Outcome) -> Option<f64>,
 }
 
-fn stat(run: &Run, name: &str) -> Option<f64> {
+fn stat(run: &SettingRun, name: &str) -> Option<f64> {
     run.stats.get(name)?.as_f64()
 }
 
-fn pages(run: &Run) -> Option<f64> {
+fn pages(run: &SettingRun) -> Option<f64> {
     Some(stat(run, "pswpin")? + stat(run, "pswpout")?).filter(|pages| *pages > 0.0)
 }
 
-fn for_each_page(run: &Run, names: &[&str], times: f64) -> Option<f64> {
+fn for_each_page(run: &SettingRun, names: &[&str], times: f64) -> Option<f64> {
     let counts: Option<f64> = names.iter().map(|name| stat(run, name)).sum();
     Some(counts? / pages(run)? * times)
 }
 
+/// Of the CPU time of the workload and memspill. Threads that wait for a lock sleep after a moment, so it may
+/// be more than all.
+fn of_cpu_time(run: &SettingRun, name: &str) -> Option<f64> {
+    let cpu_ns = (run.ran.system_s + run.ran.user_s) * 1e9;
+    Some(stat(run, name)? / Some(cpu_ns).filter(|ns| *ns > 0.0)?)
+}
+
 /// Of all orders, where memspill counts them.
-fn fallbacks(run: &Run) -> Option<f64> {
+fn fallbacks(run: &SettingRun) -> Option<f64> {
     let orders = run.stats.as_object()?.values();
     orders.filter_map(|of_order| of_order.get("swpout_fallback")?.as_f64()).reduce(|a, b| a + b)
 }
@@ -236,7 +245,8 @@ fn figure_of(count: &Count) -> &'static Figure {
                 key: "locks_per_page",
                 name: "locks",
                 unit: Unit::PerPage,
-                help: "Locks of clusters, of their lists and of the cgroup map, for each page that went in or out.",
+                help: "Locks of clusters, of their lists and of the cgroup map, for each page that went in \
+                    or out.",
             },
             get: |run, _| for_each_page(run, &["cluster_locks", "list_locks", "cgroup_locks"], 1.0),
         },
@@ -263,7 +273,8 @@ fn figure_of(count: &Count) -> &'static Figure {
                 key: "cgroup_contended_per_1000_pages",
                 name: "map contended",
                 unit: Unit::PerThousandPages,
-                help: "Locks of the swap cgroup map that another thread held, or exchanges that were tried again.",
+                help: "Locks of the swap cgroup map that another thread held, or exchanges that were tried \
+                    again.",
             },
             get: |run, _| for_each_page(run, &["cgroup_contended", "cgroup_retries"], 1000.0),
         },
@@ -294,6 +305,46 @@ fn figure_of(count: &Count) -> &'static Figure {
             },
             get: |run, _| Some(stat(run, "swap_ra")? / stat(run, "pswpin").filter(|pages| *pages > 0.0)?),
         },
+        Count::ReadaheadHits => &Figure {
+            column: &Column {
+                key: "readahead_hit_share",
+                name: "of it wanted",
+                unit: Unit::Share,
+                help: "Of the pages that were read ahead into the swap cache, those that were found there.",
+            },
+            get: |run, _| {
+                // Where none goes by the cache, what came along was mapped, and nobody knows.
+                stat(run, "swap_cache_miss").filter(|misses| *misses > 0.0)?;
+                Some(stat(run, "swap_ra_hit")? / stat(run, "swap_ra").filter(|pages| *pages > 0.0)?)
+            },
+        },
+        Count::CacheHits => &Figure {
+            column: &Column {
+                key: "cache_hit_share",
+                name: "hit",
+                unit: Unit::Share,
+                help: "Of the faults on pages that were swapped out: the page was in the swap cache.",
+            },
+            get: |run, _| of_swap_in_faults(run, "swap_cache_hit"),
+        },
+        Count::CacheMisses => &Figure {
+            column: &Column {
+                key: "cache_miss_share",
+                name: "miss",
+                unit: Unit::Share,
+                help: "The page was read by way of the swap cache, its neighbours with it.",
+            },
+            get: |run, _| of_swap_in_faults(run, "swap_cache_miss"),
+        },
+        Count::CacheBypassed => &Figure {
+            column: &Column {
+                key: "cache_bypass_share",
+                name: "bypass",
+                unit: Unit::Share,
+                help: "The page was read past the swap cache.",
+            },
+            get: |run, _| of_swap_in_faults(run, "swap_cache_bypass"),
+        },
         Count::Fallbacks => &Figure {
             column: &Column {
                 key: "fallbacks_per_1000_pages",
@@ -303,32 +354,124 @@ fn figure_of(count: &Count) -> &'static Figure {
             },
             get: |run, _| Some(fallbacks(run)? / pages(run)? * 1000.0),
         },
+        Count::ClustersWaited => &Figure {
+            column: &Column {
+                key: "cluster_waited_share",
+                name: "clusters waited",
+                unit: Unit::Share,
+                help: "Time that threads waited for locks of 512 slots, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "cluster_waited_ns"),
+        },
+        Count::ClustersHeld => &Figure {
+            column: &Column {
+                key: "cluster_held_share",
+                name: "clusters held",
+                unit: Unit::Share,
+                help: "Time that threads held locks of 512 slots, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "cluster_held_ns"),
+        },
+        Count::TrunksWaited => &Figure {
+            column: &Column {
+                key: "trunk_waited_share",
+                name: "trunks waited",
+                unit: Unit::Share,
+                help: "Time that threads waited for old locks of the swap cache, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "trunk_waited_ns"),
+        },
+        Count::TrunksHeld => &Figure {
+            column: &Column {
+                key: "trunk_held_share",
+                name: "trunks held",
+                unit: Unit::Share,
+                help: "Time that threads held old locks of the swap cache, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "trunk_held_ns"),
+        },
+        Count::DeviceWaited => &Figure {
+            column: &Column {
+                key: "device_waited_share",
+                name: "device waited",
+                unit: Unit::Share,
+                help: "Time that threads waited for the old lock of a device's slots, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "device_waited_ns"),
+        },
+        Count::DeviceHeld => &Figure {
+            column: &Column {
+                key: "device_held_share",
+                name: "device held",
+                unit: Unit::Share,
+                help: "Time that threads held the old lock of a device's slots, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "device_held_ns"),
+        },
+        Count::MapWaited => &Figure {
+            column: &Column {
+                key: "cgroup_waited_share",
+                name: "map waited",
+                unit: Unit::Share,
+                help: "Time that threads waited for the lock of the cgroup map, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "cgroup_waited_ns"),
+        },
+        Count::MapHeld => &Figure {
+            column: &Column {
+                key: "cgroup_held_share",
+                name: "map held",
+                unit: Unit::Share,
+                help: "Time that threads held the lock of the cgroup map, as a share of all \
+                    CPU time.",
+            },
+            get: |run, _| of_cpu_time(run, "cgroup_held_ns"),
+        },
     }
+}
+
+/// The share of one kind in the faults on pages that were swapped out.
+fn of_swap_in_faults(run: &SettingRun, kind: &str) -> Option<f64> {
+    let kinds = ["swap_cache_hit", "swap_cache_miss", "swap_cache_bypass"];
+    let all: f64 = kinds.iter().map(|kind| stat(run, kind)).sum::<Option<f64>>()?;
+    Some(stat(run, kind)? / Some(all).filter(|faults| *faults > 0.0)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::mechanisms::MECHANISMS;
     use super::*;
-    use crate::process::Ran;
+    use crate::process::CommandRun;
     use serde_json::json;
 
-    fn run(rate: f64, failed: Option<&str>) -> Run {
-        Run {
-            ran: Ran {
+    fn run(rate: f64, failed: Option<&str>) -> SettingRun {
+        SettingRun {
+            ran: CommandRun {
                 wall_s: 2.0,
+                system_s: 1.5,
+                user_s: 0.5,
                 printed: vec![("ops_per_s".into(), rate), ("seconds".into(), 1.0)],
                 failed: failed.map(str::to_string),
-                ..Ran::default()
+                ..CommandRun::default()
             },
-            stats: json!({"pswpin": 300, "pswpout": 500, "swap_ra": 75, "cluster_locks": 1600, "list_locks": 0,
-                "cgroup_locks": 0, "hugepages-64kB": {"swpout_fallback": 6}, "hugepages-2048kB": {"swpout_fallback": 2}}),
+            stats: json!({"pswpin": 300, "pswpout": 500, "swap_ra": 75, "swap_ra_hit": 30,
+                "swap_cache_hit": 50, "swap_cache_miss": 40, "swap_cache_bypass": 10, "cluster_locks": 1600,
+                "list_locks": 0, "cgroup_locks": 0, "hugepages-64kB": {"swpout_fallback": 6},
+                "hugepages-2048kB": {"swpout_fallback": 2},
+                "trunk_waited_ns": 400_000_000, "trunk_held_ns": 0}),
         }
     }
 
     fn outcome() -> Outcome {
         let case = &MECHANISMS[3].cases[0];
-        let runs = |at: usize, rounds| Runs { setting: &case.settings[at], rounds };
+        let runs = |at: usize, rounds| SettingRuns { setting: &case.settings[at], rounds };
         let old = vec![run(100.0, None), run(200.0, Some("killed")), run(400.0, None)];
         let new = vec![run(150.0, None), run(900.0, None), run(400.0, None)];
         Outcome { case, group: "g".into(), settings: vec![runs(0, old), runs(1, new)], missing: vec![] }
@@ -355,6 +498,10 @@ mod tests {
         let of = |count: Count| (figure_of(&count).get)(&run, &outcome);
         assert_eq!(of(Count::Locks), Some(2.0));
         assert_eq!(of(Count::Fallbacks), Some(10.0));
+        let cache = [Count::CacheHits, Count::CacheMisses, Count::CacheBypassed, Count::ReadaheadHits];
+        assert_eq!(cache.map(of), [0.5, 0.4, 0.1, 0.4].map(Some));
         assert_eq!(of(Count::CgroupContended), None, "what is not counted is not zero");
+        assert_eq!([of(Count::TrunksWaited), of(Count::TrunksHeld)], [Some(0.2), Some(0.0)]);
+        assert_eq!(of(Count::DeviceWaited), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Folios: the same rounds (fragmentation.rs) in two settings, by count and by time.
 
-use crate::fragmentation::{Counts, ROUNDS, Test, fallback_percent};
+use crate::fragmentation::{Counts, ROUNDS, Test, split_percent};
 use crate::{PAIRS, ascending};
 use std::time::Instant;
 
@@ -8,29 +8,41 @@ const ROUNDS_PER_TIME: usize = 4;
 /// Rounds before anything is counted: the device is then as fragmented as it gets.
 const WARM_UP: usize = 30;
 
+/// Whose share of split folios is shown round by round.
+const FRAGMENTED: [&[&str]; 4] = [
+    &["large-folios=free-cluster-only", "folio=64K"],
+    &["large-folios=free-cluster-only"],
+    &["large-folios=all", "folio=64K"],
+    &[],
+];
+
 const COMPARED: [[&[&str]; 2]; 5] = [
     [&["large-folios=split", "folio=64K"], &["large-folios=free-cluster-only", "folio=64K"]],
     [&["large-folios=split", "folio=64K"], &["large-folios=all", "folio=64K"]],
-    [&["large-folios=split"], &["large-folios=all"]],
+    [&["large-folios=split"], &[]],
     [&["folio=4K"], &["folio=64K"]],
     [&["folio=64K"], &["folio=2M"]],
 ];
 
 pub fn print() {
     println!("\n### folios: 60 MiB on a device of 64 MiB, pages out and in through the engine\n");
-    println!(
-        "| old → new | cluster locks | list locks | write I/Os | split, % | new: ns a page | old / new: median (least to most) |"
-    );
+    let times = "new: ns a page | old / new: median (least to most)";
+    println!("| old → new | cluster locks | list locks | write I/Os | split, % | {times} |");
     println!("|---|---|---|---|---|---|---|");
     COMPARED.iter().for_each(|[old, new]| print_row(old, new));
-    println!("\n64 KiB folios that were split, in % of a round, over {ROUNDS} rounds:\n");
-    println!("| large-folios | first | 10th | 50th | last | most |");
+    println!("\nOf the pages of 64 KiB folios those that left singly, in %, over {ROUNDS} rounds:\n");
+    println!("| setting | first | 10th | 50th | last | most |");
     println!("|---|---|---|---|---|---|");
-    for setting in ["free-cluster-only", "all"] {
-        let percent = fallback_percent(setting);
+    for knobs in FRAGMENTED {
+        let percent = split_percent(knobs);
         let at = [0, 9, 49, ROUNDS - 1].map(|round| format!("{:.1}", percent[round])).join(" | ");
-        println!("| {setting} | {at} | {:.1} |", percent.iter().copied().fold(0.0, f64::max));
+        let most = percent.iter().copied().fold(0.0, f64::max);
+        println!("| {} | {at} | {most:.1} |", named(knobs));
     }
+}
+
+fn named(knobs: &[&str]) -> String {
+    if knobs.is_empty() { "by default".into() } else { knobs.join(" ") }
 }
 
 fn print_row(old: &[&str], new: &[&str]) {
@@ -54,16 +66,13 @@ fn print_row(old: &[&str], new: &[&str]) {
         };
         crate::change([per_page(0), per_page(1)])
     };
-    let split = |i: usize| {
-        let (whole, split) = (after[i].whole - before[i].whole, after[i].split - before[i].split);
-        split as f64 * 100.0 / ((whole + split).max(1)) as f64
-    };
+    let split = |i: usize| after[i].split_percent(&before[i]);
     let ratios = ascending(ns_per_page.iter().map(|[old, new]| old / new));
     let new_ns = ascending(ns_per_page.iter().map(|[_, new]| *new))[PAIRS / 2];
     println!(
         "| {} → {} | {} | {} | {} | {} | {new_ns:.0} | {:.2} ({:.2} to {:.2}) |",
-        old.join(" "),
-        new.join(" "),
+        named(old),
+        named(new),
         column(|c| c.cluster_locks),
         column(|c| c.list_locks),
         column(|c| c.write_ios),

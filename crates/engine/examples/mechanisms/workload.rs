@@ -1,14 +1,15 @@
-//! Pages that go out and come back, without the pages: what swap-out and swap-in ask of a device.
+//! The calls that swap-out and swap-in make to a device for pages that go out and come back; there are no
+//! pages.
 //!
-//! A batch: slots for it, into the swap cache, out of it again; then as many older pages of the same CPU give their
-//! slots back. A device is 4 GiB and one workload's own.
+//! A batch: slots for it, into the swap cache, out of it again; then as many older pages of the same CPU give
+//! their slots back. A device is 4 GiB and one workload's own.
 
 use std::collections::VecDeque;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use memspill_engine::engine::BATCH_PAGES;
-use memspill_engine::slots::{SlotStats, SwapDevice};
+use memspill_engine::frames::BATCH_PAGES;
+use memspill_engine::slots::{LockTotals, SlotStats, Slots};
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{ClusterIndex, CpuId, FrameId, GroupId, Order, SlotIndex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -37,7 +38,7 @@ impl Life {
 }
 
 pub struct Workload {
-    device: SwapDevice,
+    device: Slots,
     life: Life,
     cpus: Vec<Mutex<Cpu>>,
 }
@@ -74,7 +75,7 @@ impl Counts {
 impl Workload {
     /// A device in the state that this life leads to.
     pub fn new(life: Life, threads: u32, tuning: &Tuning) -> Workload {
-        let device = SwapDevice::new(DEVICE_SLOTS, threads, false, tuning);
+        let device = Slots::new(DEVICE_SLOTS, threads, false, tuning);
         let cpu = |id| Cpu { id: CpuId(id), random: u64::from(id), held: VecDeque::new(), at: None };
         let mut cpus: Vec<Cpu> = (0..threads).map(cpu).collect();
         let filled_by = |cpus: &mut [Cpu], pages: u32| {
@@ -125,7 +126,7 @@ impl Workload {
     pub fn time(&self) -> Duration {
         let together = Barrier::new(self.cpus.len());
         let batches = PAGES_PER_RUN / BATCH_PAGES / self.cpus.len();
-        // Each by its own watch: who waits for them may be the last to run again.
+        // Each thread takes its own times: the thread that waits for them may be the last to run again.
         let run = |n: usize| {
             pin(n);
             let mut cpu = self.cpus[n].lock().expect("nobody panicked");
@@ -146,8 +147,9 @@ impl Workload {
     /// Locks that somebody else held: waited for, or left for another.
     pub fn contended(&self) -> u64 {
         let stats = self.device.stats();
-        let waited = stats.cluster_contended + stats.list_contended + stats.cgroup_contended;
-        waited + stats.cluster_passed_by + stats.cgroup_retries
+        let locks =
+            [stats.cluster_lock, stats.list_lock, stats.cgroup_lock, stats.device_lock, stats.trunk_lock];
+        locks.iter().map(|lock| lock.contended).sum::<u64>() + stats.cluster_passed_by + stats.cgroup_retries
     }
 
     pub fn check(&self) {
@@ -157,8 +159,8 @@ impl Workload {
     }
 }
 
-/// The n-th thread on the n-th of the CPUs there are. Left alone, two threads of some milliseconds may run on one CPU, one
-/// after the other, and never meet.
+/// The n-th thread on the n-th of the CPUs there are. Left alone, two threads of some milliseconds may run on
+/// one CPU, one after the other, and never meet.
 fn pin(n: usize) {
     let allowed = sched_getaffinity(None).expect("our own CPUs");
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
@@ -167,11 +169,17 @@ fn pin(n: usize) {
     sched_setaffinity(None, &one).expect("one of them");
 }
 
+fn taken(after: LockTotals, before: LockTotals) -> LockTotals {
+    LockTotals { taken: after.taken - before.taken, ..LockTotals::default() }
+}
+
 fn difference(after: &SlotStats, before: &SlotStats) -> SlotStats {
     SlotStats {
-        cluster_locks: after.cluster_locks - before.cluster_locks,
-        list_locks: after.list_locks - before.list_locks,
-        cgroup_locks: after.cgroup_locks - before.cgroup_locks,
+        cluster_lock: taken(after.cluster_lock, before.cluster_lock),
+        list_lock: taken(after.list_lock, before.list_lock),
+        cgroup_lock: taken(after.cgroup_lock, before.cgroup_lock),
+        device_lock: taken(after.device_lock, before.device_lock),
+        trunk_lock: taken(after.trunk_lock, before.trunk_lock),
         scan_steps: after.scan_steps - before.scan_steps,
         base_steps: after.base_steps - before.base_steps,
         ..SlotStats::default()
@@ -179,12 +187,12 @@ fn difference(after: &SlotStats, before: &SlotStats) -> SlotStats {
 }
 
 impl Cpu {
-    fn batch(&mut self, device: &SwapDevice, life: Life) {
+    fn batch(&mut self, device: &Slots, life: Life) {
         self.out(device);
         self.give_back(device, life, BATCH_PAGES);
     }
 
-    fn out(&mut self, device: &SwapDevice) {
+    fn out(&mut self, device: &Slots) {
         let mut slots = Vec::with_capacity(BATCH_PAGES);
         device.alloc(self.id, Order::ZERO, BATCH_PAGES, GroupId(1), &mut slots);
         self.at = slots.first().map(|slot| slot.cluster());
@@ -197,7 +205,7 @@ impl Cpu {
         self.held.extend(slots);
     }
 
-    fn give_back(&mut self, device: &SwapDevice, life: Life, pages: usize) {
+    fn give_back(&mut self, device: &Slots, life: Life, pages: usize) {
         let mut slots = Vec::with_capacity(pages);
         for _ in 0..pages {
             let at = if life == Life::InOrder { 0 } else { self.below(self.held.len()) };

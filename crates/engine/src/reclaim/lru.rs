@@ -7,13 +7,14 @@
 //!          └──────────┴──────┴──────────┘
 //! ```
 //!
-//! A record is live while its page is resident with the same stamp; the reader of the queue checks that under the chunk's
-//! lock. So a page that is unmapped, moved or evicted needs no removal, and 8 bytes a page are enough (linked lists would
-//! need 8 more and a lock taken by every fault). Stale records are dropped when they come to the end, and swept when they
-//! outnumber the live ones.
+//! A record is live while its page is resident with the same stamp; the reader of the queue checks that under
+//! the chunk's lock. So a page that is unmapped, moved or evicted needs no removal, and 8 bytes a page are
+//! enough (linked lists would need 8 more and a lock taken by every fault). Stale records are dropped when
+//! they come to the end, and swept when they outnumber the live ones.
 //!
-//! The queue is in blocks of a page. (One growing array took up to twice its records, 8 bytes more for each resident page,
-//! and a fault that met its growth waited while megabytes were copied.)
+//! The queue is in segments of a page each. (One growing array took up to twice the size of its records,
+//! which is 8 bytes more for each resident page, and a fault that made it grow waited while megabytes were
+//! copied.)
 //!
 //! What it does not do: know about hotness; a page with heat left is pushed again by the caller.
 
@@ -40,37 +41,38 @@ impl Record {
     }
 }
 
-/// Records in a block: 4 KiB.
-const BLOCK: usize = 512;
+/// Records in a segment of the queue: 4 KiB.
+const SEGMENT: usize = 512;
 
 #[derive(Default)]
 pub struct Lru {
-    /// None is empty. Full blocks but for the first and the last one, which records come to and go from at their outer end.
-    blocks: VecDeque<VecDeque<Record>>,
+    /// No segment is empty. All but the first and the last one are full; records are added and removed at the
+    /// outer ends of those two.
+    segments: VecDeque<VecDeque<Record>>,
     len: usize,
 }
 
 impl Lru {
     pub fn push(&mut self, record: Record) {
-        match self.blocks.back_mut().filter(|block| block.len() < BLOCK) {
-            Some(block) => block.push_back(record),
-            None => self.blocks.push_back(block_of(record)),
+        match self.segments.back_mut().filter(|segment| segment.len() < SEGMENT) {
+            Some(segment) => segment.push_back(record),
+            None => self.segments.push_back(segment_of(record)),
         }
         self.len += 1;
     }
     /// To the old end: it will be the next victim.
     pub fn push_oldest(&mut self, record: Record) {
-        match self.blocks.front_mut().filter(|block| block.len() < BLOCK) {
-            Some(block) => block.push_front(record),
-            None => self.blocks.push_front(block_of(record)),
+        match self.segments.front_mut().filter(|segment| segment.len() < SEGMENT) {
+            Some(segment) => segment.push_front(record),
+            None => self.segments.push_front(segment_of(record)),
         }
         self.len += 1;
     }
     pub fn pop(&mut self) -> Option<Record> {
-        let block = self.blocks.front_mut()?;
-        let record = block.pop_front();
-        if block.is_empty() {
-            self.blocks.pop_front();
+        let segment = self.segments.front_mut()?;
+        let record = segment.pop_front();
+        if segment.is_empty() {
+            self.segments.pop_front();
         }
         self.len -= 1;
         record
@@ -99,15 +101,15 @@ impl Lru {
         *self = older;
     }
     pub fn bytes(&self) -> u64 {
-        let blocks = self.blocks.len() * BLOCK * size_of::<Record>();
-        (blocks + self.blocks.capacity() * size_of::<VecDeque<Record>>()) as u64
+        let segments = self.segments.len() * SEGMENT * size_of::<Record>();
+        (segments + self.segments.capacity() * size_of::<VecDeque<Record>>()) as u64
     }
 }
 
-fn block_of(record: Record) -> VecDeque<Record> {
-    let mut block = VecDeque::with_capacity(BLOCK);
-    block.push_back(record);
-    block
+fn segment_of(record: Record) -> VecDeque<Record> {
+    let mut segment = VecDeque::with_capacity(SEGMENT);
+    segment.push_back(record);
+    segment
 }
 
 #[cfg(test)]
@@ -121,7 +123,7 @@ mod tests {
         let mut draw = 1usize;
         for _ in 0..3000 {
             draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (what, n) = (draw >> 60, (draw >> 40) % (3 * BLOCK));
+            let (what, n) = (draw >> 60, (draw >> 40) % (3 * SEGMENT));
             match what {
                 0..5 => records.by_ref().take(n).for_each(|r| {
                     lru.push(r);
@@ -137,15 +139,17 @@ mod tests {
                     model.retain(|r| r.vpn().0 % 3 == 0);
                 }
                 _ => {
-                    let (mut older, from): (Lru, Vec<Record>) = (Lru::default(), records.by_ref().take(n).collect());
+                    let (mut older, from): (Lru, Vec<Record>) =
+                        (Lru::default(), records.by_ref().take(n).collect());
                     from.iter().for_each(|r| older.push(*r));
                     lru.put_before(older);
                     from.into_iter().rev().for_each(|r| model.push_front(r));
                 }
             }
             assert_eq!((lru.len(), lru.is_empty()), (model.len(), model.is_empty()));
-            // Two blocks may be partly used, and the queue of blocks has room for more of them.
-            let bound = 8 * (model.len() + 2 * BLOCK) + size_of::<VecDeque<Record>>() * (16 + model.len() / 128);
+            // Two segments may be partly used, and the queue of segments has room for more of them.
+            let bound =
+                8 * (model.len() + 2 * SEGMENT) + size_of::<VecDeque<Record>>() * (16 + model.len() / 128);
             assert!(lru.bytes() <= bound as u64, "{} bytes for {} records", lru.bytes(), model.len());
         }
         while let Some(record) = lru.pop() {

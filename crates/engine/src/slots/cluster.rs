@@ -10,31 +10,39 @@
 //!   └───────────────────┘
 //! ```
 //!
-//! The first cluster lacks slot 0 and the last one may be short: `first..end` are the slots that exist. The others
-//! are never free in the bitmap and have no word that is ever used.
+//! The first cluster lacks slot 0 and the last one may be short: `first..end` are the slots that exist. The
+//! others are never free in the bitmap and have no word that is ever used.
 //!
 //! Invariants, under the lock:
 //! * a slot's bit is set ⇔ its word is free (all zero) and the slot exists;
-//! * `used` = the number of words that are not free; used = 0 ⇔ no table, and then order = 0 and list = free or discard;
-//! * `list` is the list that the cluster is on (lists.rs); both change in one step.
+//! * `used` = the number of words that are not free; used = 0 ⇔ no table, and then order = 0 and list = free
+//!   or discard;
+//! * `list` is the list that the cluster is on (lists.rs); both change in one step;
+//! * `marks` say what room there is for other orders (room.rs), once `renew_marks` was called.
 //!
 //! What it does not do: know of other clusters, lists, groups or counters of the device.
 //!
-//! Kernel counterpart: `swap_cluster_info` with its table (6.18 on). Differences: counts, frames and shadows share one
-//! word; a bitmap finds aligned runs without looking at slots; everything is under the lock, lookups too.
+//! Kernel counterpart: `swap_cluster_info` with its table (6.18 on). Differences: counts, frames and shadows
+//! share one word; a bitmap finds aligned runs without looking at slots; everything is under the lock,
+//! lookups too.
 
 use std::ops::Range;
 
 use super::lists::ListId;
-use super::slot_word::{Payload, SlotWord, State};
-use crate::sync::{Mutex, MutexGuard};
-use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, Order, SlotIndex};
+use super::lock_counts::{self, Counted, Held, LockCounts};
+use super::room::Marks;
+use super::slot_word::{Payload, SlotState, SlotWord};
+use crate::sync::Mutex;
+use crate::tuning::AUTO_ORDER_MIN;
+use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, MAX_ORDER, Order, SlotIndex};
 
 pub(super) const SLOTS: usize = CLUSTER_SLOTS as usize;
 const BITS: usize = u64::BITS as usize;
 const MAP_WORDS: usize = SLOTS / BITS;
 /// Below it a block lies within a word of the bitmap, from it on it is made of whole words.
 const WORD_ORDER: u8 = BITS.trailing_zeros() as u8;
+/// Slots of a block of 64 KiB: a free slot in no such block is a hole.
+const BLOCK: usize = 1 << AUTO_ORDER_MIN.0;
 
 type FreeMap = [u64; MAP_WORDS];
 
@@ -43,28 +51,35 @@ pub(super) struct Cluster {
 }
 
 const _: () = assert!(SLOTS.is_multiple_of(BITS) && SLOTS <= u16::MAX as usize);
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, simulated)))]
 const _: () = assert!(size_of::<Cluster>() <= 64, "0.125 byte a slot");
 
 pub(super) struct ClusterState {
     table: Option<Box<Table>>,
-    pub(super) counters: Counters,
+    pub(super) lock_counts: LockCounts,
+    /// Words of the bitmap looked at in searches.
+    pub(super) scan_steps: u64,
     used: u16,
     first: u16,
     end: u16,
     order: Order,
     /// The list that the cluster is on.
     pub(super) list: ListId,
-    /// Who allocated here last: while his hint is here, others keep away if they can.
+    /// The CPU that allocated here last: while its hint is here, others keep away if they can.
     pub(super) taken_by: CpuId,
+    /// What other orders find here.
+    marks: Marks,
+    /// Blocks were taken, or one has become whole, since the marks were renewed.
+    marks_are_old: bool,
 }
 
-/// Evidence, kept under the lock that it is about: no cache line is shared for it.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Counters {
-    pub(super) locks: u64,
-    pub(super) contended: u64,
-    pub(super) scan_steps: u64,
+/// A cluster whose lock is held.
+pub(super) type ClusterGuard<'a> = Held<'a, ClusterState>;
+
+impl Counted for ClusterState {
+    fn counts(&mut self) -> &mut LockCounts {
+        &mut self.lock_counts
+    }
 }
 
 struct Table {
@@ -93,42 +108,34 @@ impl Cluster {
         let start = index.0 * CLUSTER_SLOTS;
         let state = ClusterState {
             table: None,
-            counters: Counters::default(),
+            lock_counts: LockCounts::default(),
+            scan_steps: 0,
             used: 0,
             first: u16::from(start == 0),
             end: (slots - start).min(CLUSTER_SLOTS) as u16,
             order: Order::ZERO,
             list: ListId::FREE,
             taken_by: CpuId(0),
+            marks: Marks::NONE,
+            marks_are_old: false,
         };
         Cluster { state: Mutex::new(state) }
     }
 
-    /// Lock, and count that it was done and whether somebody else was there.
-    pub(super) fn lock(&self) -> MutexGuard<'_, ClusterState> {
-        self.try_lock().unwrap_or_else(|| {
-            let mut state = self.lock_uncounted();
-            state.counters.locks += 1;
-            state.counters.contended += 1;
-            state
-        })
+    #[track_caller]
+    pub(super) fn lock(&self) -> ClusterGuard<'_> {
+        lock_counts::lock_counted(&self.state)
     }
 
     /// Lock if nobody else is there.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ClusterState>> {
-        match self.state.try_lock() {
-            Ok(mut state) => {
-                state.counters.locks += 1;
-                Some(state)
-            }
-            Err(std::sync::TryLockError::WouldBlock) => None,
-            Err(std::sync::TryLockError::Poisoned(_)) => panic!("a thread panicked in a cluster"),
-        }
+    #[track_caller]
+    pub(super) fn try_lock(&self) -> Option<ClusterGuard<'_>> {
+        lock_counts::try_lock_counted(&self.state)
     }
 
-    /// For looking at the counters, which should not count that.
-    pub(super) fn lock_uncounted(&self) -> MutexGuard<'_, ClusterState> {
-        crate::sync::lock(&self.state)
+    /// Lock without counting it: for reading the counters.
+    pub(super) fn lock_uncounted(&self) -> ClusterGuard<'_> {
+        lock_counts::lock_uncounted(&self.state)
     }
 }
 
@@ -155,8 +162,23 @@ fn block_starts(free: u64, order: Order) -> u64 {
     starts & aligned
 }
 
-/// The offsets in `range` (aligned to the order) at which a free block of `order` begins, ascending, at most `n`.
-/// Returns the number of bitmap words that were looked at.
+/// Of a word of free bits, those that lie in a free aligned block of 64 KiB.
+fn in_blocks(free: u64) -> u64 {
+    // Each first bit, and then twice as many of each block.
+    (0..AUTO_ORDER_MIN.0).fold(block_starts(free, AUTO_ORDER_MIN), |bits, step| bits | bits << (1 << step))
+}
+
+/// Is there a free aligned block of this order?
+fn has_block_in(map: &FreeMap, order: Order) -> bool {
+    if order.0 < WORD_ORDER {
+        return map.iter().any(|bits| block_starts(*bits, order) != 0);
+    }
+    let words_per_block = order.pages() as usize / BITS;
+    map.chunks_exact(words_per_block).any(|block| block.iter().all(|bits| *bits == u64::MAX))
+}
+
+/// The offsets in `range` (aligned to the order) at which a free block of `order` begins, ascending, at most
+/// `n`. Returns the number of bitmap words that were looked at.
 fn find_in(map: &FreeMap, order: Order, range: Range<usize>, n: usize, found: &mut Vec<u16>) -> u64 {
     let goal = found.len() + n;
     let mut steps = 0;
@@ -191,10 +213,10 @@ impl ClusterState {
         u32::from(self.end - self.first - self.used)
     }
 
-    /// May a search for this order use the cluster? An empty one takes any order, if it is not still to be discarded;
-    /// order 0 steals only where it is sent to (`steal`).
+    /// May a search for this order use the cluster? An empty one takes any order, if it is not still to be
+    /// discarded; one of another order only serves who finds none of his own (`steal`).
     pub(super) fn serves(&self, order: Order, steal: bool) -> bool {
-        let right_order = self.used == 0 || self.order == order || (steal && order == Order::ZERO);
+        let right_order = self.used == 0 || self.order == order || steal;
         right_order && self.list != ListId::DISCARD && self.has_block(order)
     }
 
@@ -203,16 +225,41 @@ impl ClusterState {
         if order == Order::ZERO {
             return self.free_slots() > 0;
         }
-        let map = self.free_map();
-        if order.0 < WORD_ORDER {
-            return map.iter().any(|bits| block_starts(*bits, order) != 0);
-        }
-        let words_per_block = order.pages() as usize / BITS;
-        map.chunks_exact(words_per_block).any(|block| block.iter().all(|bits| *bits == u64::MAX))
+        has_block_in(&self.free_map(), order)
     }
 
-    /// Up to `n` free blocks, as offsets: from `start` upwards, then from the beginning, so that a batch is as
-    /// contiguous as the cluster allows. Changes nothing but the count of steps.
+    /// Up to `n` free slots, as offsets, that belong to no free block of 64 KiB.
+    pub(super) fn find_holes(&mut self, n: usize) -> Vec<u16> {
+        let holes = self.free_map().map(|bits| bits & !in_blocks(bits));
+        let mut found = Vec::with_capacity(n);
+        self.scan_steps += find_in(&holes, Order::ZERO, 0..SLOTS, n, &mut found);
+        found
+    }
+
+    /// Bring the marks up to date. Returns the old ones and the new ones.
+    pub(super) fn renew_marks(&mut self) -> (Marks, Marks) {
+        let old = self.marks;
+        if std::mem::take(&mut self.marks_are_old) {
+            self.marks = self.proper_marks();
+        }
+        (old, self.marks)
+    }
+
+    fn proper_marks(&self) -> Marks {
+        if self.used == 0 {
+            return Marks::NONE;
+        }
+        let map = self.free_map();
+        let is_hole = |bits: &u64| bits & !in_blocks(*bits) != 0;
+        let hole =
+            if self.order > Order::ZERO && map.iter().any(is_hole) { Marks::HOLE } else { Marks::NONE };
+        let mut orders = (AUTO_ORDER_MIN.0..=MAX_ORDER).rev().map(Order);
+        let largest = orders.find(|order| has_block_in(&map, *order));
+        largest.map_or(hole, |largest| hole.and(Marks::of_block(largest)))
+    }
+
+    /// Up to `n` free blocks, as offsets: from `start` upwards, then from the beginning, so that a batch is
+    /// as contiguous as the cluster allows. Changes nothing but the count of steps.
     pub(super) fn find(&mut self, order: Order, start: usize, n: usize) -> Vec<u16> {
         let mut found = Vec::with_capacity(n);
         let start = start & !(order.pages() as usize - 1);
@@ -222,11 +269,12 @@ impl ClusterState {
             let rest = n - found.len();
             steps += find_in(&map, order, 0..start, rest, &mut found);
         }
-        self.counters.scan_steps += steps;
+        self.scan_steps += steps;
         found
     }
 
-    /// Hand out these blocks, which `find` found: each slot gets a reference. Returns true if a table was made.
+    /// Hand out these blocks, which `find` found: each slot gets a reference. Returns true if a table was
+    /// made.
     pub(super) fn take(&mut self, order: Order, blocks: &[u16]) -> bool {
         let makes_table = self.table.is_none();
         if makes_table {
@@ -245,25 +293,32 @@ impl ClusterState {
             table.words[offset] = SlotWord::allocated();
         }
         self.used += (blocks.len() as u16) << order.0;
+        // Taking can only make room less: without a mark there is nothing to renew.
+        self.marks_are_old |= makes_table || self.marks != Marks::NONE;
         makes_table
     }
 
     /// A dying slot becomes free.
     pub(super) fn release(&mut self, slot: SlotIndex) {
         let word = self.word_mut(slot);
-        assert!(word.state() == State::Dying, "slot {} is released but not dying: {word:?}", slot.0);
+        assert!(word.state() == SlotState::Dying, "slot {} is released but not dying: {word:?}", slot.0);
         *word = SlotWord::FREE;
         let offset = slot.offset_in_cluster();
-        self.table_mut(slot).free[offset / BITS] |= 1 << (offset % BITS);
+        let bits = &mut self.table_mut(slot).free[offset / BITS];
+        *bits |= 1 << (offset % BITS);
+        let block = (*bits >> ((offset % BITS) & !(BLOCK - 1))) & ((1 << BLOCK) - 1);
+        let is_hole = block != (1 << BLOCK) - 1;
+        self.marks_are_old |= !is_hole || (self.order > Order::ZERO && !self.marks.has_hole());
         self.used -= 1;
     }
 
-    /// Nothing is in use any more: back to what a new cluster is. Returns true if a table was given up.
+    /// Make a cluster without used slots what a new one is. Returns true if it had a table, which is freed.
     pub(super) fn reset_if_empty(&mut self) -> bool {
         if self.used > 0 {
             return false;
         }
         self.order = Order::ZERO;
+        self.marks_are_old = self.marks != Marks::NONE;
         self.table.take().is_some()
     }
 
@@ -290,13 +345,21 @@ impl ClusterState {
         self.word_mut(slot).dup(slot);
     }
 
-    /// One reference less. True if the slot is dying now.
-    pub(super) fn put(&mut self, slot: SlotIndex) -> bool {
-        let dying = self.word_mut(slot).put(slot);
-        if !dying && self.word(slot).count() == 0 {
-            self.take_late_shadow(slot);
+    /// One reference less. The frame that goes with the last one, of a page that was read ahead, and whether
+    /// the slot is dying now.
+    pub(super) fn put(&mut self, slot: SlotIndex) -> (Option<FrameId>, bool) {
+        let word = self.word_mut(slot);
+        let dying = word.put(slot);
+        if dying || word.count() > 0 {
+            return (None, dying);
         }
-        dying
+        match word.frame() {
+            Some(frame) if frame.is_read_ahead() => (Some(frame), self.leave_cache(slot, None)),
+            _ => {
+                self.take_late_shadow(slot);
+                (None, false)
+            }
+        }
     }
 
     /// The slot's page is in this frame from now on. A shadow has done its work.
@@ -307,11 +370,53 @@ impl ClusterState {
         word.set_payload(Payload::Frame(frame));
     }
 
-    /// The frame that holds the slot's bytes, pinned.
+    /// The frame that holds the slot's bytes, pinned. That of a page that was read ahead is not: it leaves
+    /// the cache, and is the caller's.
     pub(super) fn cache_get(&mut self, slot: SlotIndex) -> Option<FrameId> {
         let frame = self.word(slot).frame()?;
-        self.word_mut(slot).pin(slot);
+        if frame.is_read_ahead() {
+            self.leave_cache(slot, None);
+        } else {
+            self.word_mut(slot).pin(slot);
+        }
         Some(frame)
+    }
+
+    /// One more reference to a slot whose page is nowhere but in it, for who reads it ahead: its shadow. A
+    /// slot without one may not have been written yet.
+    pub(super) fn hold_to_read_ahead(&mut self, slot: SlotIndex) -> Option<u32> {
+        let Payload::Shadow(shadow) = self.word(slot).payload() else { return None };
+        self.word_mut(slot).dup(slot);
+        Some(shadow)
+    }
+
+    /// The end of that: the page is in this frame, if it could be read. It enters the cache if somebody else
+    /// has a reference, and nobody has brought the page into the cache meanwhile. Returns the frames that are
+    /// in the cache no more, or never came there (another one may go with the last reference), and whether
+    /// the slot is dying now.
+    pub(super) fn end_read_ahead(
+        &mut self,
+        slot: SlotIndex,
+        frame: Option<FrameId>,
+    ) -> ([Option<FrameId>; 2], bool) {
+        let (gone, dying) = self.put(slot);
+        let word = self.word(slot);
+        if word.count() == 0 || word.frame().is_some() {
+            return ([gone, frame], dying);
+        }
+        if let Some(frame) = frame {
+            self.word_mut(slot).set_payload(Payload::Frame(frame));
+        }
+        ([None, None], false)
+    }
+
+    /// A page that was read ahead is dropped: false if it is not in this frame any more.
+    pub(super) fn drop_read_ahead(&mut self, slot: SlotIndex, frame: FrameId, shadow: u32) -> bool {
+        let is_there = self.word(slot).frame() == Some(frame);
+        if is_there {
+            self.leave_cache(slot, Some(shadow));
+        }
+        is_there
     }
 
     pub(super) fn cache_unpin(&mut self, slot: SlotIndex) -> CacheRelease {
@@ -342,14 +447,14 @@ impl ClusterState {
         (None, false)
     }
 
-    /// The frame goes; a shadow stays, unless the slot has no reference left. True if the slot is dying now.
+    /// Replace the frame by a shadow, unless the slot has no reference left. True if the slot is dying now.
     fn leave_cache(&mut self, slot: SlotIndex, shadow: Option<u32>) -> bool {
         let word = self.word_mut(slot);
         word.set_payload(shadow.map_or(Payload::None, Payload::Shadow));
         word.die_if_unused()
     }
 
-    /// A slot in the swap cache, or just out of it, gets its shadow when its frame goes.
+    /// Give the slot a shadow, unless it has a frame: then it gets one when the frame goes.
     pub(super) fn set_shadow(&mut self, slot: SlotIndex, shadow: u32) {
         let word = self.word_mut(slot);
         assert!(word.count() > 0, "slot {} is given a shadow without a reference", slot.0);
@@ -371,7 +476,7 @@ impl ClusterState {
 
     fn word_mut(&mut self, slot: SlotIndex) -> &mut SlotWord {
         let word = &mut self.table_mut(slot).words[slot.offset_in_cluster()];
-        assert!(word.state() != State::Free, "slot {} is used but free", slot.0);
+        assert!(word.state() != SlotState::Free, "slot {} is used but free", slot.0);
         word
     }
 
@@ -379,7 +484,12 @@ impl ClusterState {
         self.table.as_ref().map_or_else(|| existing(self.first, self.end), |table| table.free)
     }
 
-    /// The cluster's own invariants; calls `each` with every slot that is not free. See `SwapDevice::check`.
+    /// The marks, which the checker compares with room.rs and with the bitmap.
+    pub(super) fn marks(&self) -> (Marks, Marks) {
+        (self.marks, self.proper_marks())
+    }
+
+    /// The cluster's own invariants; calls `each` with every slot that is not free. See `Slots::check`.
     pub(super) fn check(&self, index: ClusterIndex, mut each: impl FnMut(SlotIndex, SlotWord)) {
         let name = format!("cluster {} ({}, order {})", index.0, self.list, self.order.0);
         let Some(table) = &self.table else {
@@ -413,10 +523,13 @@ impl ClusterState {
 /// Does the word of a slot that is not free make sense?
 fn check_word(slot: SlotIndex, word: SlotWord) {
     let unreachable = word.count() == 0 && word.frame().is_none();
-    assert!((word.state() == State::Dying) == unreachable, "slot {}: dying or not? {word:?}", slot.0);
+    assert!((word.state() == SlotState::Dying) == unreachable, "slot {}: dying or not? {word:?}", slot.0);
     assert!(word.pins() == 0 || word.frame().is_some(), "slot {}: pins without a frame: {word:?}", slot.0);
     let retired = matches!(word.payload(), Payload::Retired(_));
     assert!(!retired || word.pins() > 0, "slot {}: retired but not pinned: {word:?}", slot.0);
+    let ahead = word.frame().is_some_and(FrameId::is_read_ahead);
+    let sound = word.count() > 0 && word.pins() == 0;
+    assert!(!ahead || sound, "slot {}: read ahead, and nobody's or pinned: {word:?}", slot.0);
 }
 
 #[cfg(test)]

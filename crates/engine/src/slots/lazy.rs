@@ -9,9 +9,9 @@
 //! A device of 2^31 slots has four million clusters; a job that swaps out 10 MiB of it must not pay for them.
 //! Chunks live as long as the array, so a reference to an element needs no lock and no reference count.
 //!
-//! `OnceLock` is the one primitive taken from std without going through [`crate::sync`]: it publishes a pointer once
-//! and is only read afterwards. A model checker cannot see that, so under loom a flag with the same ordering
-//! stands beside it.
+//! `OnceLock` is the one primitive taken from std without going through [`crate::sync`]: it publishes a
+//! pointer once and is only read afterwards. A model checker cannot see that, so under loom a flag with the
+//! same ordering stands beside it.
 
 use std::sync::OnceLock;
 
@@ -76,6 +76,10 @@ impl<T> LazyArray<T> {
     pub(crate) fn new(len: usize) -> LazyArray<T> {
         let directory = (0..len.div_ceil(CHUNK)).map(|_| Once::new()).collect();
         LazyArray { len, directory, chunk_bytes: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// The element, if its chunk exists.

@@ -9,28 +9,32 @@
 //!  virgin (never used: a count, no list, no memory)
 //! ```
 //!
-//! On a device that discards, a cluster that empties goes to *discard* first and to free when that is done; nothing is
-//! allocated from it meanwhile.
+//! On a device that discards, a cluster that empties goes to *discard* first and to free when that is done;
+//! nothing is allocated from it meanwhile.
 //!
-//! * *nonfull*: something was freed here since a CPU last allocated here, and a block of the cluster's order fits.
-//! * *frag*: a block of its order fits, but some CPU is allocating here: taken from after nonfull and free, so that
-//!   CPUs stay apart while there is room. What is freed here meanwhile does not move it: a cluster goes from list to list
-//!   a few times in its CPU's turn, and not twice for each batch.
-//! * *spent*: slots are free, but no block of its order. Useless to its own order, so order 0 steals here first.
+//! * *nonfull*: something was freed here since a CPU last allocated here, and a block of the cluster's order
+//!   fits.
+//! * *frag*: a block of its order fits, but some CPU is allocating here. Others use it only after nonfull and
+//!   free, so that CPUs stay apart while there is room. A slot freed here meanwhile does not move the
+//!   cluster: it changes lists a few times while a CPU allocates from it, and not twice for each batch.
+//! * *spent*: slots are free, but no block of its order. Useless to its own order, so order 0 steals here
+//!   first.
 //!
-//! The kernel leaves spent clusters on its frag list and scans them in vain. Keeping them apart makes nonfull and frag
-//! exact: whatever is found there can serve its order, so an allocation fails only if there is truly no block.
+//! The kernel leaves spent clusters on its frag list and scans them in vain. Keeping them apart makes nonfull
+//! and frag exact: whatever is found there can serve its order, so an allocation fails only if there is truly
+//! no block.
 //!
-//! The list's number is also the cluster's flag (guarded by the cluster's lock); links and heads are guarded by
-//! the device's list lock. Both change in one step, under both locks. Links are numbers, not pointers, and exist for
-//! clusters that were ever used.
+//! The list's number is also the cluster's flag (guarded by the cluster's lock); links and heads are guarded
+//! by the device's list lock. Both change in one step, under both locks. Links are numbers, not pointers, and
+//! exist for clusters that were ever used.
 //!
-//! *Parts*: where there are many CPUs, each part has its lists and their lock. The clusters of part p of n are p, p + n,
-//! p + 2n, …, so that all parts grow side by side from the beginning of the device. What is searched first, and when
-//! another part's lists are, says allocator.rs.
+//! *Parts*: where there are many CPUs, each part has its lists and their lock. The clusters of part p of n
+//! are p, p + n, p + 2n, …, so that all parts grow side by side from the beginning of the device.
+//! allocator.rs says in which order the parts are searched.
 //!
 //! What it does not do: look into clusters.
 
+use super::lock_counts::{Counted, LockCounts};
 use crate::units::{ClusterIndex, MAX_ORDER, Order};
 
 const ORDERS: u8 = MAX_ORDER + 1;
@@ -72,8 +76,8 @@ impl std::fmt::Display for ListId {
     }
 }
 
-/// Where order 0 may steal, the least harmful first: what is of no use to its own order, then what somebody
-/// fills, then what has room for folios.
+/// Where order 0 may steal, the least harmful first: clusters that are of no use to their own order, then
+/// those that a CPU is filling, then those with room for folios.
 pub(super) fn steal_order() -> impl Iterator<Item = ListId> {
     let kinds = [ListId::spent, ListId::frag, ListId::nonfull];
     kinds.into_iter().flat_map(|list| (1..=MAX_ORDER).map(move |order| list(Order(order))))
@@ -100,12 +104,17 @@ pub(super) struct Lists {
     virgin: u32,
     /// Clusters of the part.
     clusters: u32,
-    pub(super) locks: u64,
-    pub(super) contended: u64,
+    pub(super) lock_counts: LockCounts,
     /// Clusters that a search could not try because another CPU held them.
     pub(super) passed_by: u64,
     /// Clusters that were discarded.
     pub(super) discarded: u64,
+}
+
+impl Counted for Lists {
+    fn counts(&mut self) -> &mut LockCounts {
+        &mut self.lock_counts
+    }
 }
 
 impl Lists {
@@ -120,8 +129,7 @@ impl Lists {
             parts,
             virgin: 0,
             clusters,
-            locks: 0,
-            contended: 0,
+            lock_counts: LockCounts::default(),
             passed_by: 0,
             discarded: 0,
         }
@@ -170,27 +178,27 @@ impl Lists {
         (self.links.len() * LINK_CHUNK * size_of::<Link>()) as u64
     }
 
-    /// Free clusters are used again last in, first out, so that a device's file stays as small as it can; on the
-    /// other lists the oldest comes first, which gives the newest time to empty.
+    /// The cluster that became free last is used first, so that a device's file stays small; on the other
+    /// lists the oldest cluster is used first, which leaves the newest ones time to become empty.
     fn push(&mut self, cluster: ClusterIndex, list: ListId) {
         let Ends { head, tail } = self.ends[list.0 as usize];
         let at_head = list == ListId::FREE;
         let (prev, next) = if at_head { (NIL, head) } else { (tail, NIL) };
         *self.link_mut(cluster.0) = Link { prev, next };
-        self.join(list, prev, cluster.0);
-        self.join(list, cluster.0, next);
+        self.link_pair(list, prev, cluster.0);
+        self.link_pair(list, cluster.0, next);
     }
 
     fn unlink(&mut self, cluster: ClusterIndex, list: ListId) {
         let Link { prev, next } = *self.link(cluster.0);
-        self.join(list, prev, next);
+        self.link_pair(list, prev, next);
         if prev == NIL && next == NIL {
             self.ends[list.0 as usize] = Ends { head: NIL, tail: NIL };
         }
     }
 
     /// Make `next` follow `prev`; NIL on either side is that end of the list.
-    fn join(&mut self, list: ListId, prev: u32, next: u32) {
+    fn link_pair(&mut self, list: ListId, prev: u32, next: u32) {
         match prev {
             NIL => self.ends[list.0 as usize].head = next,
             _ => self.link_mut(prev).next = next,

@@ -5,14 +5,13 @@
 //!   cpu 1   order 0 → slot 2560    order 4 → -           ...     one cache line or two per CPU
 //! ```
 //!
-//! A hint is the slot at which the next search starts; it names the cluster too. 0 is "none", which works because
-//! slot 0 is never handed out. It is a hint and no ownership: the cluster stays on its list and any CPU may allocate
-//! from it, so nothing is stranded when a CPU goes quiet, and a stale hint costs one look at a cluster that is then
-//! found unusable. For the same reason relaxed loads and stores are enough, and a CPU number beyond the table
-//! is folded into it.
+//! A hint is the slot at which the next search starts; it names the cluster too. 0 is "none", which works
+//! because slot 0 is never handed out. A hint gives no ownership: the cluster stays on its list and any CPU
+//! may allocate from it. So no slot is stranded when a CPU goes idle, and a stale hint costs one lock of a
+//! cluster that is then found unusable. For the same reason relaxed loads and stores are enough, and a CPU
+//! number beyond the table is folded into it.
 //!
-//! On a rotating device all CPUs share one hint, for neighbours in time should be neighbours on the disk; with
-//! `scan-base=shared` on others too.
+//! On a rotating device all CPUs share one hint, for neighbours in time should be neighbours on the disk.
 //!
 //! What it does not do: hold slots back (the kernel's slots cache did, and was removed for it).
 //!
@@ -26,6 +25,10 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 /// One CPU's hints, on lines of their own: they are written at every allocation.
 #[repr(align(128))]
 struct Hints([AtomicU32; ORDERS]);
+
+/// A value on cache lines of its own: it is written all the time, and its neighbours are read all the time.
+#[repr(align(128))]
+pub(super) struct Apart<T>(pub T);
 
 pub(super) struct PerCpu {
     cpus: Box<[Hints]>,

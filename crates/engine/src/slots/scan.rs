@@ -11,24 +11,27 @@
 //!     per-cpu-trunk   a random trunk: CPUs that go upwards one behind the other would stay together for ever
 //! ```
 //!
-//! A bit says that the cluster is on the list nonfull[0]: it holds single pages, and some were freed there. The lists
-//! know these clusters by time, this map by place, so that a CPU goes through a region of its own (or, with one base,
-//! all go through the device in one direction, as a disk wants it), and without the lock of the lists. It is a
-//! shortcut and no source: whatever a scan finds is also on its list, and a scan that finds nothing within a few
-//! trunks ends there. So nothing is stranded, and a scan never costs more than a few words.
+//! A bit says that the cluster is on the list nonfull[0]: it holds single pages, and some were freed there.
+//! The lists know these clusters by time, this map by place, so that a CPU goes through a region of its own
+//! (or, with one base, all go through the device in one direction, as a disk wants it), and without the lock
+//! of the lists. It is a shortcut and no source: whatever a scan finds is also on its list, and a scan that
+//! finds nothing within a few trunks ends there. So nothing is stranded, and a scan never costs more than a
+//! few words.
 //!
 //! # Invariants
 //!
-//! * A bit changes only under its cluster's lock, together with the cluster's list. So at a quiet point it is set ⇔ the
-//!   cluster is on nonfull[0]; a scan reads it without a lock and looks again when it has the cluster.
+//! * A bit changes only under its cluster's lock, together with the cluster's list. So at a quiet point it is
+//!   set ⇔ the cluster is on nonfull[0]; a scan reads it without a lock and looks again when it has the
+//!   cluster.
 //! * A base lies on the device. It is a hint: relaxed, and a CPU number beyond the table is folded into it.
 //! * Random numbers come from the device's size and the CPU's number alone: a run can be repeated.
 //!
-//! What it does not do: lock clusters, serve folios of larger orders (they have the lists), or free and virgin clusters,
-//! of which any one is as good as another.
+//! What it does not do: lock clusters, serve folios of larger orders (they have the lists), or free and
+//! virgin clusters, of which any one is as good as another.
 //!
-//! Kernel counterpart: `cluster_next_cpu` and `set_cluster_next` (5.8 to 6.13), whose scan looked at each slot. The
-//! trunk had a lock of the swap cache; here locks are per cluster, and 64 MiB is kept as the distance between CPUs.
+//! Kernel counterpart: `cluster_next_cpu` and `set_cluster_next` (5.8 to 6.13), whose scan looked at each
+//! slot. The trunk had a lock of the swap cache; here locks are per cluster, and 64 MiB is kept as the
+//! distance between CPUs.
 
 use super::lazy::LazyArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -63,14 +66,14 @@ pub(super) enum Offer<T> {
     Taken(T),
     /// Another CPU holds it.
     Held,
-    /// It is another CPU's current cluster, or not what it was any more.
+    /// It is another CPU's current cluster, or it has left nonfull[0] since its bit was read.
     Declined,
 }
 
 pub(super) struct Scan {
     /// A word for each trunk.
     nonfull: LazyArray<AtomicU32>,
-    /// Below it are all trunks that ever had a bit.
+    /// All trunks that ever had a bit have lower numbers than this.
     trunks: AtomicU32,
     bases: Box<[Base]>,
     /// Leave a trunk for a random one.
@@ -78,7 +81,8 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// A map of `clusters` clusters, and `bases` bases: the only one starts at the beginning, others anywhere.
+    /// A map of `clusters` clusters, and `bases` bases: the only one starts at the beginning, others
+    /// anywhere.
     pub(super) fn new(clusters: u32, bases: u32, jumps: bool) -> Scan {
         let base = |number: u32| {
             let random = AtomicU64::new(u64::from(clusters) << 32 | u64::from(number));
@@ -98,7 +102,7 @@ impl Scan {
         let (trunk, bit) = (cluster.0 / TRUNK, 1 << (cluster.0 % TRUNK));
         let word = self.nonfull.get_or_make(trunk as usize, |_| AtomicU32::new(0));
         if nonfull {
-            // Release, for who finds the bit (`word`) must find that the cluster exists.
+            // Release: whoever reads the bit (`word`) must also see that the cluster exists.
             word.fetch_or(bit, Ordering::Release);
             self.trunks.fetch_max(trunk + 1, Ordering::Relaxed);
         } else {
@@ -120,7 +124,7 @@ impl Scan {
         // The base may lie in a part of the device that was not used yet.
         let mut at = base.at.load(Ordering::Relaxed) % (trunks * TRUNK);
         let (mut found, mut steps, mut passed_by) = (None, 0, 0);
-        // One more than there are: the part of the first trunk below the base comes last.
+        // One step more than there are trunks: the part of the first trunk below the base comes last.
         while found.is_none() && steps <= TRUNKS_PER_SCAN.min(trunks) {
             let trunk = at / TRUNK;
             let mut bits = self.word(trunk) & u32::MAX << (at % TRUNK);

@@ -13,11 +13,12 @@
 //!                   frame
 //! ```
 //!
-//! A free slot's word is 0 in every bit. *Dying* is between the last reference and the discard of the backing's
-//! copy: nobody can reach the slot, and nobody can get it. A *retired* frame has left the swap cache while somebody
-//! had it pinned; its bytes are still the slot's bytes, so a lookup may still find it.
+//! A free slot's word is 0 in every bit. *Dying* is between the last reference and the discard of the
+//! backing's copy: nobody can reach the slot, and nobody can get it. A *retired* frame has left the swap
+//! cache while somebody had it pinned; its bytes are still the slot's bytes, so a lookup may still find it.
 //!
-//! Counts and pins never saturate: past the end of the field is a panic, because a count that sticks loses a page.
+//! Counts and pins never saturate: beyond the end of its field a count is a panic, because one that stuck
+//! there would lose a page.
 
 use crate::units::{FrameId, SlotIndex};
 
@@ -60,7 +61,7 @@ impl Field {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum SlotState {
     Free,
     Used,
     Dying,
@@ -72,13 +73,14 @@ pub(super) enum Payload {
     None,
     /// Left by the page that was here: tells on refault how long it was away.
     Shadow(u32),
-    /// In the swap cache: the page is in staging.
+    /// In the swap cache: the page is in this frame.
     Frame(FrameId),
     /// Out of the swap cache, but pinned.
     Retired(FrameId),
 }
 
-/// One slot's word. Each method that changes it checks what it relies on and names the slot when that is broken.
+/// One slot's word. Each method that changes it checks what it relies on and names the slot when that is
+/// broken.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SlotWord(u64);
 
@@ -96,11 +98,11 @@ impl SlotWord {
         SlotWord(COUNT.put(STATE.put(0, 1), 1))
     }
 
-    pub(super) fn state(self) -> State {
+    pub(super) fn state(self) -> SlotState {
         match STATE.get(self.0) {
-            0 => State::Free,
-            1 => State::Used,
-            2 => State::Dying,
+            0 => SlotState::Free,
+            1 => SlotState::Used,
+            2 => SlotState::Dying,
             other => panic!("slot word {:#x}: there is no state {other}", self.0),
         }
     }
@@ -173,7 +175,7 @@ impl SlotWord {
 
     /// Used, without a reference and without a frame: nobody can reach it any more. A shadow dies with it.
     pub(super) fn die_if_unused(&mut self) -> bool {
-        let dies = self.state() == State::Used && self.count() == 0 && self.frame().is_none();
+        let dies = self.state() == SlotState::Used && self.count() == 0 && self.frame().is_none();
         if dies {
             assert!(self.pins() == 0, "a slot without a frame is pinned: {self:?}");
             *self = SlotWord(STATE.put(0, 2));

@@ -1,0 +1,323 @@
+//! Swap in a file or on a block device: slot i lies at byte i * 4096.
+//!
+//! ```text
+//!   write(batch) ─▶ room? ─▶ runs of neighbouring slots ─▶ one submission ─▶ wait ─▶ checksums, live bits
+//!   read(slots) ──▶ runs ──▶ submission ... reap ──▶ checksums verified ──▶ ReadDone
+//!   discard ──────▶ dead bits ... housekeeping ──▶ holes punched in runs              a file
+//!                             ... housekeeping ──▶ the cluster punched or discarded   with `discard=pages`
+//! ```
+//!
+//! | file        | what is in it                                                                    |
+//! |-------------|----------------------------------------------------------------------------------|
+//! | `medium.rs` | the file or device: opened, locked, marked, told of what is not needed, let go of |
+//! | `space.rs`  | which slots' places hold something, the limits of space, holes                   |
+//! | `io.rs`     | runs of pages to and from the medium, and what an errno means                    |
+//! | `sums.rs`   | checksums                                                                        |
+//!
+//! Over a limit of space the answer is Full, and nothing is lost. What the kernel says when it is short of
+//! something is `Short`; what else it says of a read is the medium's word, as is a checksum that does not
+//! fit.
+
+mod io;
+mod medium;
+mod space;
+mod sums;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use memspill_engine::backing::{
+    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+};
+use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
+use rustix::io::Errno;
+
+use crate::ram::SLOTS_MAX;
+use crate::ring::{ReadOp, ReadRun};
+pub use io::IoEngine;
+use io::Queues;
+pub use medium::FilePlace;
+use medium::Medium;
+use space::Space;
+use sums::Sums;
+pub use sums::{Tamper, checksum};
+
+/// What the medium is told of what is not needed, as with swapon's `discard`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DiscardPolicy {
+    /// All that is there at the start.
+    pub once: bool,
+    /// Clusters that have become empty, before they are used again.
+    pub pages: bool,
+}
+
+/// What a [`FileBacking`] is made of.
+#[derive(Clone, Debug)]
+pub struct FileConfig {
+    pub place: FilePlace,
+    /// The most that may be allocated on disk, in bytes. Also the number of slots, times 4096. A block device
+    /// is used up to its size.
+    pub max_bytes: u64,
+    /// Free space that the file system keeps, in bytes (what an unprivileged user may use counts as free).
+    pub free_floor_bytes: u64,
+    /// Queues, each with rings of its own: one for each pager thread and each reclaim thread. At least 1.
+    pub queues: u32,
+    pub io: IoEngine,
+    /// An error at the start where the file system or the device cannot do it.
+    pub discard: DiscardPolicy,
+}
+
+/// What comes back with a read of the ring: all of the request but its buffer.
+struct Reading {
+    token: u64,
+    slots: Vec<SlotIndex>,
+    results: Vec<Result<(), BackingError>>,
+}
+
+/// See the module's header.
+pub struct FileBacking {
+    // Before `medium`: rings wait for what is in flight when they are dropped.
+    queues: Queues<Reading>,
+    medium: Medium,
+    space: Space,
+    sums: Sums,
+    /// Whole clusters are discarded before they are used again.
+    discard: bool,
+}
+
+impl FileBacking {
+    /// Open or create the file. Slots: `max_bytes / 4096`, slot 0 (never used) included.
+    pub fn open(config: FileConfig) -> std::io::Result<FileBacking> {
+        let slots = slots_in(config.max_bytes);
+        FileBacking::open_with_slots(config, slots)
+    }
+
+    /// As `open`, with slots 0..`slots` addressable although only `max_bytes` may be on disk at any time.
+    pub(crate) fn open_with_slots(config: FileConfig, slots: u32) -> std::io::Result<FileBacking> {
+        let medium = Medium::open(&config.place)?;
+        let size_bytes = medium.claim(slots)?.unwrap_or(u64::MAX);
+        let slots = slots.min(slots_in(size_bytes));
+        let pages_max = config.max_bytes.min(size_bytes) / PAGE_SIZE as u64;
+        let DiscardPolicy { once, pages } = config.discard;
+        if (once || pages) && slots > 1 {
+            // One page shows if it can be done.
+            medium.discard_at_start(if once { slots } else { 2 })?;
+        }
+        Ok(FileBacking {
+            queues: Queues::new(config.io, config.queues, medium.as_fd())?,
+            space: Space::new(slots, pages_max, config.free_floor_bytes, medium.block_device)?,
+            sums: Sums::new(slots)?,
+            discard: pages,
+            medium,
+        })
+    }
+
+    /// The engine in use: `Uring` or `Sync`.
+    pub fn io_engine(&self) -> IoEngine {
+        self.queues.engine()
+    }
+
+    /// Was the file opened O_DIRECT? If not, the page cache holds a copy of what was moved out of RAM.
+    pub fn is_direct(&self) -> bool {
+        self.medium.direct
+    }
+
+    /// Is the file on tmpfs or ramfs, so that nothing leaves RAM?
+    pub fn is_in_ram(&self) -> bool {
+        self.medium.in_ram
+    }
+
+    /// Bytes that the file system has allocated for the file, as it says itself (stat's st_blocks).
+    pub fn disk_bytes(&self) -> std::io::Result<u64> {
+        self.medium.disk_bytes()
+    }
+
+    /// Let `tamper` change each page that comes from the device, before its checksum is looked at. Once only.
+    pub fn set_tamper(&self, tamper: Tamper) {
+        self.sums.set_tamper(tamper);
+    }
+
+    /// Write pages to their slots and wait. `results` gets one entry per page, in order.
+    pub(crate) fn write_pages(
+        &self,
+        queue: QueueId,
+        pages: &[PageWrite<'_>],
+        results: &mut Vec<Result<(), BackingError>>,
+    ) {
+        for write in pages {
+            self.space.check(write.slot);
+        }
+        let base = results.len();
+        results.resize(base + pages.len(), Ok(()));
+        let results = &mut results[base..];
+        self.space.make_room(&self.medium, pages.len() as u64);
+        let Some(_writing) = self.space.begin_write(pages.iter().map(|write| write.slot)) else {
+            return results.fill(Err(BackingError::Full));
+        };
+        let mut order: Vec<usize> = (0..pages.len()).collect();
+        order.sort_unstable_by_key(|index| pages[*index].slot);
+        order.retain(|&index| {
+            let has_room = self.space.take(&self.medium, pages[index].slot);
+            if !has_room {
+                results[index] = Err(BackingError::Full);
+            }
+            has_room
+        });
+        let (runs, members) = io::runs_to_write(pages, &order);
+        let ends = self.queues.write(queue, self.medium.as_fd(), &runs);
+        for (members, end) in members.iter().zip(ends) {
+            for (place, &index) in members.iter().enumerate() {
+                let PageWrite { slot, page } = pages[index];
+                if (place + 1) * PAGE_SIZE <= end.done_bytes {
+                    self.sums.record(slot, page);
+                    self.space.settle(slot);
+                } else {
+                    self.space.bury(slot);
+                    results[index] = Err(match end.error() {
+                        // EFBIG: the limit on the size of files was lowered meanwhile.
+                        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => BackingError::Full,
+                        errno => io::failed(errno),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Read the pages `wanted` (ascending places in the request) of a request; `results` has its other places
+    /// filled in, one entry per slot.
+    pub(crate) fn read_some(
+        &self,
+        queue: QueueId,
+        request: ReadRequest,
+        wanted: &[usize],
+        mut results: Vec<Result<(), BackingError>>,
+    ) -> ReadStart {
+        let ReadRequest { token, slots, buf } = request;
+        assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
+        let mut runs: Vec<ReadRun> = Vec::new();
+        for &index in wanted {
+            let slot = slots[index];
+            self.space.check(slot);
+            if self.space.is_live(slot) {
+                io::add_to_read(&mut runs, slot, index);
+            } else {
+                results[index] = Err(BackingError::Empty);
+            }
+        }
+        let op = ReadOp { tag: Reading { token, slots, results }, buf, runs };
+        match self.queues.read(queue, self.medium.as_fd(), op) {
+            None => ReadStart::Pending,
+            Some(op) => ReadStart::Done(self.finish(op)),
+        }
+    }
+
+    /// Verify what came from the device.
+    fn finish(&self, op: ReadOp<Reading>) -> ReadDone {
+        let ReadOp { tag: Reading { token, slots, mut results }, mut buf, runs } = op;
+        for run in runs {
+            for place in 0..run.pages {
+                let index = run.first + place;
+                results[index] = if (place + 1) * PAGE_SIZE > run.end.done_bytes {
+                    Err(io::failed(run.end.error()))
+                } else {
+                    self.sums.verify(slots[index], &mut buf[index])
+                };
+            }
+        }
+        ReadDone { token, slots, buf, results }
+    }
+
+    /// A file that has a name is emptied, once.
+    fn empty(&self) {
+        if self.medium.is_emptied_at_the_end() {
+            self.space.end(|| self.medium.empty());
+        }
+    }
+
+    /// No slot holds anything, and none will.
+    fn close(&self) {
+        // A file without a name goes when it is closed, below.
+        self.empty();
+        self.space.close(|| self.medium.forget());
+        self.queues.close();
+        self.sums.release();
+    }
+}
+
+/// Slots that lie in so many bytes.
+fn slots_in(bytes: u64) -> u32 {
+    (bytes / PAGE_SIZE as u64).min(u64::from(SLOTS_MAX)) as u32
+}
+
+impl Backing for FileBacking {
+    fn properties(&self) -> Properties {
+        Properties {
+            slots: self.space.slots(),
+            synchronous: false,
+            rotational: self.medium.rotational,
+            discard: self.discard,
+        }
+    }
+
+    fn write(&self, queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
+        self.write_pages(queue, pages, results);
+    }
+
+    fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
+        let wanted: Vec<usize> = (0..request.slots.len()).collect();
+        let results = vec![Ok(()); wanted.len()];
+        self.read_some(queue, request, &wanted, results)
+    }
+
+    fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
+        done.extend(self.queues.reap(queue).into_iter().map(|op| self.finish(op)));
+    }
+
+    fn poll_fd(&self, queue: QueueId) -> std::io::Result<Option<OwnedFd>> {
+        self.queues.poll_fd(queue)
+    }
+
+    fn discard(&self, slots: &[SlotIndex]) {
+        for &slot in slots {
+            self.space.check(slot);
+            self.space.discard(slot);
+        }
+    }
+
+    fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
+        self.space.is_live(slot) && page.is_none_or(|page| self.sums.fits(slot, page))
+    }
+
+    fn housekeep(&self, chore: Chore) -> bool {
+        match chore {
+            Chore::Maintain { .. } => return self.space.punch_some(&self.medium),
+            Chore::DiscardCluster(cluster) => self.space.discard_cluster(&self.medium, cluster),
+            Chore::EndRun => {
+                self.empty();
+                self.medium.give_back_later();
+            }
+            Chore::Close => self.close(),
+            Chore::GiveRam { .. } | Chore::LimitRam { .. } => {}
+        }
+        false
+    }
+
+    fn usage(&self) -> Usage {
+        let (write_ios_total, read_ios_total) = self.queues.ios_total();
+        Usage {
+            ram_bytes: self.sums.ram_bytes() + self.space.ram_bytes(),
+            file_pages: self.space.live_pages(),
+            file_bytes: self.space.allocated_bytes(),
+            write_ios_total,
+            read_ios_total,
+            ..Usage::default()
+        }
+    }
+}
+
+impl Drop for FileBacking {
+    fn drop(&mut self) {
+        // The rings first: they wait for the reads that are still in flight.
+        self.queues.drain();
+        self.empty();
+    }
+}

@@ -1,0 +1,343 @@
+//! Claimed pages are put into their address space: the last step of every fault that brings pages.
+
+use crate::fill::{Claim, FillJob, Outcome, ReadEnd, SwapIn, slots_of};
+use crate::memory::{Fill, Stop};
+use crate::reclaim::lru::Record;
+use crate::space::{CHUNK_PAGES, Space, index};
+use crate::stats::add;
+use crate::sync::{Arc, lock};
+use crate::units::Vpn;
+use crate::word::{CANCELLED, State, SwapEntry, Word};
+
+impl SwapIn<'_> {
+    /// Put claimed pages into their address space.
+    pub fn install(&mut self, job: FillJob) -> Outcome {
+        let space = job.space.clone();
+        let chunk = space.chunk_or_new(job.pages[0].vpn);
+        let guard = space.gate.enter_fill();
+        let mut end = End::default();
+        // Inside the gate no event can cancel a page, so the marks are read once for the whole job.
+        let cancelled: Vec<bool> = {
+            let words = lock(&chunk);
+            job.pages.iter().map(|c| claimed(&words, c.vpn).has(CANCELLED)).collect()
+        };
+        let mut at = 0;
+        let mut longest = usize::MAX;
+        while at < job.pages.len() && end.stop == Stop::Done {
+            let claim = job.pages[at];
+            if !cancelled[at] && claim.read == ReadEnd::Later {
+                end.returned.push(claim);
+                at += 1;
+                continue;
+            }
+            if cancelled[at] || claim.read == ReadEnd::Lost {
+                end.dropped.push((claim, cancelled[at]));
+                at += 1;
+                continue;
+            }
+            let pages = run_length(&job.pages[at..], &cancelled[at..]).min(longest);
+            let fill = self.put(&job, at, pages);
+            end.installed.extend_from_slice(&job.pages[at..at + fill.pages]);
+            at += fill.pages;
+            longest = usize::MAX;
+            end.stop = match fill.stop {
+                // The run crosses the end of a mapping: try half of it; a lone page without a mapping goes
+                // back.
+                Stop::NotMapped if pages > 1 => {
+                    longest = pages / 2;
+                    Stop::Done
+                }
+                // Above the page that faulted comes a hole, and behind it another mapping: not to be filled.
+                Stop::NotMapped if job.pages[at].vpn > job.fault => {
+                    end.returned.extend_from_slice(&job.pages[at..]);
+                    at = job.pages.len();
+                    Stop::Done
+                }
+                Stop::NotMapped => {
+                    end.returned.push(job.pages[at]);
+                    at += 1;
+                    Stop::Done
+                }
+                // The page is present although its word says that it is not: the waiters are woken, and the
+                // page stays, unmanaged. It may belong to a MADV_DONTNEED whose event was processed and whose
+                // thread has not dropped it yet: moved out now, it would come back with its old bytes.
+                Stop::Exists => {
+                    add(&self.swap.stats.rare().fill_exists, 1);
+                    end.found.push(job.pages[at]);
+                    at += 1;
+                    Stop::Done
+                }
+                stop => stop,
+            };
+        }
+        let rest = job.pages[at..].to_vec();
+        // Where the fill cannot be done now but may be later, the rest stays claimed; else it goes back.
+        if end.stop != Stop::Again {
+            end.returned.extend_from_slice(&rest);
+        }
+        let mut entries = Vec::new();
+        {
+            let mut words = lock(&chunk);
+            self.finish_words(&space, &mut words, &end, &mut entries);
+        }
+        for (claim, cancelled) in &end.dropped {
+            if !cancelled {
+                space.memory.poison(claim.vpn);
+            }
+        }
+        drop(guard);
+        self.swap.free(self.cpu, &entries);
+        self.end_of_install(&space, job, at, rest, end)
+    }
+
+    /// COPY (or zero) a run of the job. At the end of a mapping, the last pages of a window may lie outside
+    /// it.
+    fn put(&self, job: &FillJob, at: usize, pages: usize) -> Fill {
+        let vpn = job.pages[at].vpn;
+        if job.pages[at].entry.is_none() {
+            add(&self.swap.stats.rare().zero_fill, pages as u64);
+            return job.space.memory.put_zero(vpn, pages, job.write);
+        }
+        job.space.memory.put(vpn, &job.buf[at..at + pages])
+    }
+
+    /// The words of a job after its fills: resident, given back, or poisoned.
+    fn finish_words(
+        &self,
+        space: &Space,
+        words: &mut [Word; CHUNK_PAGES as usize],
+        end: &End,
+        entries: &mut Vec<SwapEntry>,
+    ) {
+        let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
+        let refaulted = self.refaulted(space, &end.installed);
+        for (claim, refaulted) in end.installed.iter().zip(refaulted) {
+            claimed(words, claim.vpn);
+            let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted));
+            let kept = claim
+                .entry
+                .filter(|entry| claim.read == ReadEnd::Whole && self.kept.shall_keep(self.swap, *entry));
+            words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
+            records.push(record);
+            if kept.is_none() {
+                entries.extend(claim.entry);
+            }
+        }
+        space.push_youngest(records);
+        let mut uncharged = 0;
+        for (claim, cancelled) in &end.dropped {
+            let lost = !cancelled && claim.read == ReadEnd::Lost;
+            let word = if lost { Word::NONE.with_state(State::Poisoned) } else { Word::NONE };
+            words[index(claim.vpn)] = space.displaced_or(claim.vpn, word);
+            entries.extend(claim.entry);
+            uncharged += 1;
+        }
+        for claim in &end.found {
+            words[index(claim.vpn)] = space.displaced_or(claim.vpn, Word::NONE);
+            entries.extend(claim.entry);
+            uncharged += 1;
+        }
+        for claim in &end.returned {
+            let cancelled = claimed(words, claim.vpn).has(CANCELLED);
+            words[index(claim.vpn)] = match claim.entry {
+                Some(entry) if !cancelled => {
+                    space.count_swapped(1);
+                    Word::swapped(entry)
+                }
+                entry => {
+                    entries.extend(entry);
+                    space.displaced_or(claim.vpn, Word::NONE)
+                }
+            };
+            uncharged += 1;
+        }
+        space.count_resident(-uncharged);
+        space.group(self.swap).uncharge(self.cpu, uncharged as u64);
+    }
+
+    /// A page that comes back soon after it left belongs to the working set: one more round in the LRU.
+    /// "Soon" is the kernel's test: fewer pages have left since than are resident.
+    fn refaulted(&self, space: &Space, claims: &[Claim]) -> Vec<bool> {
+        let mut soon = vec![false; claims.len()];
+        let (now, resident) = (self.swap.eviction_clock(), space.resident_pages());
+        let mut first = 0;
+        for of_device in claims.chunk_by(|a, b| a.entry.map(|e| e.device) == b.entry.map(|e| e.device)) {
+            if let Some(entry) = of_device[0].entry {
+                let slots = &self.swap.device(entry).slots;
+                slots.shadows(&slots_of(of_device), |i, shadow| {
+                    soon[first + i] = u64::from(now.wrapping_sub(shadow)) <= resident;
+                });
+            }
+            first += of_device.len();
+        }
+        let refaults = soon.iter().filter(|soon| **soon).count();
+        add(&self.swap.stats.on(self.cpu).workingset_refault, refaults as u64);
+        soon
+    }
+
+    fn end_of_install(
+        &mut self,
+        space: &Arc<Space>,
+        mut job: FillJob,
+        at: usize,
+        rest: Vec<Claim>,
+        end: End,
+    ) -> Outcome {
+        for run in end.installed.chunk_by(|a, b| a.vpn.0 + 1 == b.vpn.0) {
+            space.memory.filled(run[0].vpn, run.len());
+        }
+        for (claim, cancelled) in &end.dropped {
+            add(&self.swap.stats.rare().fill_cancelled, u64::from(*cancelled));
+            space.memory.wake(claim.vpn, 1);
+        }
+        // The waiters of what was given back look again, and get SIGSEGV from the kernel if there is no
+        // mapping.
+        for claim in end.returned.iter().chain(&end.found) {
+            space.memory.wake(claim.vpn, 1);
+        }
+        if end.stop == Stop::Again {
+            add(&self.swap.stats.rare().fill_again, 1);
+            if !job.buf.is_empty() {
+                job.buf = job.buf[at..at + rest.len()].to_vec().into_boxed_slice();
+            }
+            job.pages = rest;
+            return Outcome::Again(job);
+        }
+        self.scratch.give_back(std::mem::take(&mut job.buf));
+        match end.stop {
+            Stop::Done if end.returned.iter().any(|claim| claim.read == ReadEnd::Later) => Outcome::Pause,
+            Stop::Done => Outcome::Done,
+            Stop::Gone => {
+                space.set_dead();
+                Outcome::Gone
+            }
+            // The machine or a hard limit around us had no page: as if there were no room.
+            Stop::NoMemory => Outcome::NoRoom,
+            Stop::Exists | Stop::Again | Stop::NotMapped => unreachable!("handled while filling"),
+            Stop::Errno(errno) => {
+                self.swap.note_error(format!("cannot fill a page: errno {errno}"));
+                Outcome::Done
+            }
+        }
+    }
+}
+
+/// What came of a job, page by page.
+struct End {
+    installed: Vec<Claim>,
+    /// (claim, was it cancelled); else its read failed.
+    dropped: Vec<(Claim, bool)>,
+    /// Present already.
+    found: Vec<Claim>,
+    /// Could not be filled, or not be read now: as before the claim.
+    returned: Vec<Claim>,
+    stop: Stop,
+}
+
+impl Default for End {
+    fn default() -> End {
+        End {
+            installed: Vec::new(),
+            dropped: Vec::new(),
+            found: Vec::new(),
+            returned: Vec::new(),
+            stop: Stop::Done,
+        }
+    }
+}
+
+/// The word of a page that this thread has claimed.
+fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
+    let word = words[index(vpn)];
+    assert_eq!(word.state(), State::Filling, "page {vpn:?} was taken from its filler");
+    word
+}
+
+/// How many claims from the start can go in one fill: consecutive, alive, of the same kind.
+fn run_length(claims: &[Claim], cancelled: &[bool]) -> usize {
+    let first = claims[0];
+    claims
+        .iter()
+        .zip(cancelled)
+        .enumerate()
+        .take_while(|(i, (c, cancelled))| {
+            c.vpn.0 == first.vpn.0 + *i as u64
+                && !**cancelled
+                && c.is_ready()
+                && c.entry.is_some() == first.entry.is_some()
+        })
+        .count()
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use crate::backing::QueueId;
+    use crate::devices::Device;
+    use crate::engine::Engine;
+    use crate::fill::{Fault, Scratch};
+    use crate::memory::{Fill, Memory, PageRun, Take};
+    use crate::slots::Slots;
+    use crate::space::Space;
+    use crate::testing::blank::{BlankDevice, BlankMemory};
+    use crate::tuning::Tuning;
+    use crate::units::{CpuId, Page, SpaceId, Vpn};
+    use crate::word::State;
+    use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+    /// Notes of which state the words are when it is told that pages are filled.
+    #[derive(Default)]
+    struct Noting {
+        space: OnceLock<Weak<Space>>,
+        filled: Mutex<Vec<(Vpn, State)>>,
+    }
+
+    impl Memory for Noting {
+        fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+            BlankMemory.take(runs, frames, outcome);
+        }
+        fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+            BlankMemory.put(vpn, pages)
+        }
+        fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+            BlankMemory.put_zero(vpn, pages, write)
+        }
+        fn filled(&self, vpn: Vpn, pages: usize) {
+            let space = self.space.get().and_then(Weak::upgrade).expect("the space");
+            let noted = (0..pages as u64).map(|i| Vpn(vpn.0 + i)).map(|vpn| (vpn, space.word(vpn).state()));
+            self.filled.lock().unwrap().extend(noted);
+        }
+        fn poison(&self, _: Vpn) {}
+        fn wake(&self, _: Vpn, _: usize) {}
+    }
+
+    /// A waiter of shared memory that looked at the word before is woken, and one that looks afterwards finds
+    /// the page: so nobody waits for ever.
+    #[test]
+    fn who_is_told_that_pages_are_filled_finds_them_resident() {
+        let tuning = Tuning::default();
+        let slots = Slots::new(4096, 1, false, &tuning);
+        let device = Device::new("test".into(), 0, slots, Arc::new(BlankDevice::new(4096)));
+        let engine = Engine::new(vec![device], 64 << 20, tuning);
+        let memory = Arc::new(Noting::default());
+        let space = Arc::new(Space::new(SpaceId(1), memory.clone()));
+        memory.space.set(Arc::downgrade(&space)).expect("set once");
+        engine.add_space(space.clone());
+        let mut scratch = Scratch::default();
+        let mut touch_all = || {
+            for page in 0..64 {
+                let fault = Fault { vpn: Vpn(page), write: true, urgent: false };
+                engine.fault(CpuId(0), QueueId(0), &space, fault, &mut scratch);
+            }
+            let mut filled = std::mem::take(&mut *memory.filled.lock().unwrap());
+            filled.sort_unstable_by_key(|(vpn, _)| *vpn);
+            filled.retain(|(vpn, _)| vpn.0 < 64);
+            filled
+        };
+        let all: Vec<(Vpn, State)> = (0..64).map(|page| (Vpn(page), State::Resident)).collect();
+        assert_eq!(touch_all(), all, "zero fills");
+        let (shrunk, batch) = engine.shrink(CpuId(0), &space, 64);
+        engine.write_out(CpuId(0), QueueId(0), batch.expect("pages were taken"));
+        assert!(shrunk.taken > 32);
+        assert_eq!(touch_all().len(), shrunk.taken.min(64), "swap-ins, and no page that was there");
+    }
+}

@@ -1,0 +1,132 @@
+//! References to slots, and the end of a slot: its last reference, its release, its cluster's discard.
+
+use super::lists::ListId;
+use super::{DiscardCluster, Slots};
+use crate::sync::{Ordering, lock};
+use crate::units::{CpuId, FrameId, GroupId, SlotIndex};
+
+impl Slots {
+    /// One more reference (fork). Panics if the slot has none: its page would be lost.
+    pub fn dup(&self, slot: SlotIndex) {
+        let _old = self.old_locks.slots();
+        self.cluster(slot).lock().dup(slot);
+    }
+
+    /// One more reference to each, a lock for each run of slots in one cluster.
+    pub fn dup_many(&self, slots: &[SlotIndex]) {
+        self.each_cluster(
+            slots,
+            usize::MAX,
+            |_| self.old_locks.slots(),
+            |state, run| {
+                run.iter().for_each(|slot| state.dup(*slot));
+            },
+        );
+    }
+
+    /// One reference less to each. Slots without reference and frame are dying now and appended to `freed`:
+    /// discard their copies in the backing, then `release` them. Returns the frames of pages that were read
+    /// ahead and have gone with their slots: they are the caller's, to be given up before that.
+    pub fn put(&self, slots: &[SlotIndex], freed: &mut Vec<SlotIndex>) -> Vec<FrameId> {
+        let mut frames = Vec::new();
+        self.each_cluster(
+            slots,
+            usize::MAX,
+            |_| self.old_locks.slots(),
+            |state, run| {
+                for slot in run {
+                    let (frame, dying) = state.put(*slot);
+                    frames.extend(frame);
+                    freed.extend(dying.then_some(*slot));
+                }
+            },
+        );
+        frames
+    }
+
+    /// Make dying slots free. Returns how many belonged to each group, for uncharging; those of no group are
+    /// left out.
+    ///
+    /// The CPU only selects the counter: the slots become free for all CPUs. A CPU that kept what it freed
+    /// would strand it.
+    pub fn release(&self, cpu: CpuId, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
+        let owners = self.clear_owners(freed);
+        let in_one_cluster = |a: &SlotIndex, b: &SlotIndex| a.cluster() == b.cluster();
+        for run in freed.chunk_by(in_one_cluster) {
+            let old = self.old_locks.slots();
+            let mut state = self.cluster(run[0]).lock();
+            run.iter().for_each(|slot| state.release(*slot));
+            // The cluster goes to nonfull only when its CPU has left it. Until then no other CPU should come
+            // here, and the cluster would change lists at each batch.
+            let in_use = self.is_current_of(state.taken_by, state.order(), run[0].cluster());
+            self.move_to_proper_list(run[0].cluster(), &mut state, in_use);
+            drop(state);
+            drop(old);
+            self.free.add(cpu, run.len() as u64);
+        }
+        owners
+    }
+
+    /// Take the ids out of the map, by runs of one owner. Before the release, after which the slots may be
+    /// allocated again.
+    fn clear_owners(&self, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
+        let mut owners: Vec<(GroupId, u32)> = Vec::new();
+        let follows = |a: &SlotIndex, b: &SlotIndex| {
+            b.0 == a.0 + 1 && a.cluster() == b.cluster() && self.group_of(*a) == self.group_of(*b)
+        };
+        for run in freed.chunk_by(follows) {
+            let n = run.len() as u32;
+            let owner = self.groups.clear(run[0], n);
+            match owners.iter_mut().find(|(group, _)| *group == owner) {
+                Some((_, total)) => *total += n,
+                None if owner.0 == 0 => {}
+                None => owners.push((owner, n)),
+            }
+        }
+        owners
+    }
+
+    // ---- discard ------------------------------------------------------------------------------------------
+
+    /// Discard up to `n` of the clusters that wait for it. True if there may be more. Does nothing while
+    /// another thread discards, nor after `retire`.
+    pub fn discard_waiting(&self, n: usize) -> bool {
+        let Some(discard) = &self.discard else { return false };
+        let Ok(alone) = discard.try_lock() else { return false };
+        !self.retired.load(Ordering::Acquire) && (0..n).all(|_| self.discard_next(&alone))
+    }
+
+    /// Discard one cluster, or wait for the thread that does: no other slot is left.
+    pub(super) fn discard_now(&self) {
+        let discard = self.discard.as_ref().expect("a cluster on the discard list");
+        self.discard_next(&lock(discard));
+    }
+
+    /// False if none waits. Only the holder of the function takes clusters off the list.
+    fn discard_next(&self, discard: &DiscardCluster) -> bool {
+        let waiting = |part| self.lock_lists(part).next_to_discard();
+        let Some(index) = (0..self.lists.len()).find_map(waiting) else { return false };
+        discard(index);
+        let mut state = self.cluster_at(index).lock();
+        let mut lists = self.lock_lists(self.part_of(index));
+        lists.move_to(index, ListId::DISCARD, ListId::FREE);
+        lists.discarded += 1;
+        self.empty.0.fetch_add(1, Ordering::AcqRel);
+        state.list = ListId::FREE;
+        true
+    }
+
+    /// Stop handing out slots for good, if none is in use now and no cluster waits to be discarded. To take
+    /// all slots off the counters shows both that none is in use and that no allocation will find one.
+    pub fn retire(&self, cpu: CpuId) -> bool {
+        // Wait for a discard that is under way; none begins while this is held.
+        let _alone = self.discard.as_ref().map(lock);
+        if (0..self.lists.len()).any(|part| self.lists_uncounted(part).next_to_discard().is_some()) {
+            return false;
+        }
+        let all = self.all_slots();
+        let retired = self.free.reserve(cpu, all, all) == all;
+        self.retired.fetch_or(retired, Ordering::AcqRel);
+        retired
+    }
+}

@@ -1,0 +1,216 @@
+//! The threads that follow what programs say of their pages (madvise and process_madvise).
+//!
+//! ```text
+//!   MADV_PAGEOUT    not registered? the monitor looks first ─▶ batch after batch leaves     its caller waits
+//!   MADV_COLD       the pages become the next victims                                       its caller waits
+//!   MADV_WILLNEED   window after window is read, as far as there is room                    nobody waits
+//! ```
+//!
+//! What holds: one step is short, and holds no lock while it waits; between steps others have their turn
+//! (`run/advice.rs`). What comes ahead of its faults is at most half of what the process's group may have:
+//! more would push itself out again. Advice for another process is followed only where the kernel would
+//! follow it: that is found out here, for an agent may say anything.
+//!
+//! What is not done: nothing is promised. Pages that are shared, locked, or in work, stay where they are.
+
+use crate::faults::doorbell;
+use crate::proc;
+use crate::process::Process;
+use crate::reclaim::evict;
+use crate::run::Run;
+use crate::run::advice::{Advice, What};
+use crate::run::cpus::wait_readable;
+use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PUT_OFF_AGAIN, SWAPOFF_READ};
+use memspill_engine::backing::QueueId;
+use memspill_engine::devices::Device;
+use memspill_engine::fill::{FillJob, Outcome, Scratch};
+use memspill_engine::units::{PAGE_SIZE, Vpn};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Pages that become victims in one step.
+const COLD_PAGES: u64 = 4096;
+/// A range of so many pages is worth two threads.
+const SHARED_PAGES: u64 = 512;
+/// Reads that are under way at once.
+const WINDOWS: usize = 8;
+
+/// One of the threads.
+pub fn follow(run: &Run, index: u32) {
+    let mut adviser = Adviser { run, queue: run.layout.advice_queue(index), scratch: Scratch::default() };
+    while !run.is_stopping() {
+        let Some(mut advice) = run.advice.next(ADVICE_IDLE) else { continue };
+        match adviser.step(&mut advice) {
+            Step::More => run.advice.add(advice),
+            Step::Registration => {
+                run.advice.add_to_register(advice);
+                run.ask_for_look();
+            }
+            Step::End => {
+                if let Some(doorbell) = advice.doorbell.and_then(Arc::into_inner) {
+                    doorbell::answer(&advice.caller, doorbell);
+                }
+            }
+        }
+    }
+}
+
+enum Step {
+    More,
+    /// The monitor has to look first.
+    Registration,
+    End,
+}
+
+struct Adviser<'a> {
+    run: &'a Run,
+    queue: QueueId,
+    scratch: Scratch,
+}
+
+impl Adviser<'_> {
+    fn step(&mut self, advice: &mut Advice) -> Step {
+        if advice.process.is_none() {
+            advice.process = whose(self.run, advice);
+        }
+        let Some(process) = advice.process.clone() else { return Step::End };
+        let goes_on = match advice.what {
+            What::Pageout => {
+                let range = (advice.next.addr(), advice.end.addr());
+                if !advice.looked_at && !process.growth.covers(range.0, range.1) {
+                    process.growth.ask(range.0, range.1);
+                    return Step::Registration;
+                }
+                advice.looked_at = true;
+                if !advice.is_shared {
+                    self.share(advice);
+                }
+                self.page_out(&process, advice)
+            }
+            What::Cold => self.make_cold(&process, advice),
+            What::WillNeed => self.bring(&process, advice),
+        };
+        if goes_on && advice.next < advice.end { Step::More } else { Step::End }
+    }
+
+    /// One thread can compress while another one waits for the evictor: the other half of a large range is a
+    /// part of its own.
+    fn share(&self, advice: &mut Advice) {
+        advice.is_shared = true;
+        let pages = advice.end.0 - advice.next.0;
+        if pages < SHARED_PAGES || self.run.layout.advisers < 2 {
+            return;
+        }
+        let middle = Vpn(advice.next.0 + pages / 2);
+        self.run.advice.add(Advice { next: middle, ..advice.clone() });
+        advice.end = middle;
+    }
+
+    fn page_out(&mut self, process: &Arc<Process>, advice: &mut Advice) -> bool {
+        let (_, next) = evict::pageout_some(self.run, self.queue, &process.space, advice.next, advice.end);
+        std::mem::replace(&mut advice.next, next) != next
+    }
+
+    fn make_cold(&mut self, process: &Process, advice: &mut Advice) -> bool {
+        let _work = self.run.quiet.begin_work();
+        let Some(from) = process.space.known_from(advice.next) else { return false };
+        let to = Vpn(advice.end.0.min(from.0 + COLD_PAGES));
+        if from < to {
+            process.space.make_cold(from, to);
+        }
+        advice.next = from.max(to);
+        true
+    }
+
+    fn bring(&mut self, process: &Arc<Process>, advice: &mut Advice) -> bool {
+        let engine = &self.run.engine;
+        let limit_pages = process.space.group(engine.swap()).limit_bytes() / PAGE_SIZE as u64;
+        let work = self.run.quiet.begin_work();
+        let (mut put_off, mut has_room) = (Vec::new(), true);
+        for _ in 0..WINDOWS {
+            if advice.next >= advice.end || advice.brought >= limit_pages / 2 || !has_room {
+                break;
+            }
+            let range = (advice.next, advice.end);
+            let ahead =
+                engine.bring_ahead(crate::cpu(), self.queue, &process.space, range, &mut self.scratch);
+            advice.next = ahead.next;
+            advice.brought += ahead.pages as u64;
+            has_room &= note(ahead.outcome, &mut put_off);
+        }
+        self.finish_reads(&mut put_off);
+        drop(work);
+        self.install(put_off);
+        self.run.update_account();
+        self.run.kick_reclaim();
+        if has_room {
+            (advice.not_before, advice.stuck_since) = (None, None);
+        } else {
+            advice.not_before = Some(Instant::now() + AHEAD_AGAIN);
+        }
+        let stuck =
+            !has_room && advice.stuck_since.get_or_insert_with(Instant::now).elapsed() > AHEAD_GIVEN_UP;
+        !stuck && advice.brought < limit_pages / 2
+    }
+
+    /// Reads that this thread has begun end here: nobody else looks at its queue.
+    fn finish_reads(&mut self, put_off: &mut Vec<FillJob>) {
+        let engine = &self.run.engine;
+        let mut done = Vec::new();
+        while engine.reads(self.queue) && !self.run.is_stopping() {
+            for device in engine.devices().iter() {
+                device.backing.reap(self.queue, &mut done);
+            }
+            if done.is_empty() {
+                let fd_of = |device: &Device| device.backing.poll_fd(self.queue).ok().flatten();
+                match engine.devices().iter().find_map(fd_of) {
+                    Some(fd) => wait_readable(&fd, SWAPOFF_READ),
+                    None => std::thread::sleep(SWAPOFF_READ),
+                }
+            }
+            for done in done.drain(..) {
+                let outcome = engine.read_done(crate::cpu(), done, &mut self.scratch);
+                note(outcome, put_off);
+            }
+        }
+    }
+
+    /// Fills that met an event, which a pager reads.
+    fn install(&mut self, mut put_off: Vec<FillJob>) {
+        while !put_off.is_empty() && !self.run.is_stopping() {
+            std::thread::sleep(PUT_OFF_AGAIN);
+            let _work = self.run.quiet.begin_work();
+            for job in std::mem::take(&mut put_off) {
+                match self.run.engine.install(crate::cpu(), job, &mut self.scratch) {
+                    Outcome::Again(job) => put_off.push(job),
+                    Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
+                    Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+                }
+            }
+        }
+    }
+}
+
+/// False: there is no room.
+fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) -> bool {
+    match outcome {
+        Outcome::Again(job) => put_off.push(job),
+        Outcome::NoRoom | Outcome::Pause => return false,
+        Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+    }
+    true
+}
+
+/// Whose pages this is about. None: the caller may not, or there is no such process in this run.
+fn whose(run: &Run, advice: &Advice) -> Option<Arc<Process>> {
+    if advice.pid == 0 {
+        return Some(advice.caller.clone());
+    }
+    // Numbers of another pid namespace mean nothing here.
+    let agent = advice.caller.memory.agent()?;
+    if agent.evictor.tid != agent.ready.evictor_tid {
+        return None;
+    }
+    let process = run.process_of_pid(advice.pid)?;
+    proc::may_advise(advice.caller.memory.pid(), advice.pid).then_some(process)
+}

@@ -1,0 +1,260 @@
+//! The exchange with an agent, step by step: a stranger is told from a process of the tree, and that is
+//! managed from the last step on.
+//!
+//! ```text
+//!   may_knock ─▶ greet (Hello: token? below us?) ─▶ Welcome ─▶ settle (Ready: attach, or new process) ─▶ Go
+//!        └─ any step: send_away, refused                                       later: hung_up
+//! ```
+
+use crate::USER_END;
+use crate::door::socket::Door;
+use crate::door::source::UffdSource;
+use crate::faults::fork;
+use crate::monitor::register;
+use crate::process::Process;
+use crate::process::agent::{Agent, own_ranges};
+use crate::process::control::ControlPage;
+use crate::process::memory::ProcessMemory;
+use crate::process::peer::Peer;
+use crate::process::wire;
+use crate::run::Run;
+use crate::times::EXCHANGE_ENDS;
+use memspill_agent::protocol::{
+    Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE, Welcome,
+};
+use memspill_engine::space::Space;
+use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
+use memspill_uffd::userfaultfd::Uffd;
+use rustix::event::epoll::{EventData, EventFlags};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Who has connected, and how far the exchange is.
+pub struct Caller {
+    pub peer: Peer,
+    pub socket: Arc<OwnedFd>,
+    pub stage: Stage,
+}
+
+pub enum Stage {
+    /// Its Hello is awaited.
+    Knocked,
+    /// It has had its Welcome. Its Ready is awaited.
+    Welcomed { hello: Hello, control: ControlPage, known: Option<Arc<Process>> },
+}
+
+/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we
+/// are not root, those of other users cannot be. That our own user's are below us is looked at when they have
+/// said the token.
+pub fn may_knock(run: &Run, peer: &Peer) -> bool {
+    let mine = rustix::process::geteuid();
+    peer.uid == mine || mine.is_root() && is_below_us(run, peer)
+}
+
+/// Whoever is managed was found to be when it came in.
+pub fn is_below_us(run: &Run, peer: &Peer) -> bool {
+    let lives = |process: Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    peer.is_below_us(|pid| run.process_of_pid(pid).is_some_and(lives))
+}
+
+/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close,
+/// and kills it.
+pub fn send_away(door: &Door, socket: &OwnedFd, pid: u32, error: &io::Error) {
+    if !door.target.is_command(pid) {
+        let errno = error.raw_os_error().unwrap_or(libc::EPROTO);
+        let _ = wire::send(socket, &Go { magic: MAGIC, errno }, &[]);
+    }
+}
+
+/// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
+pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied, TimedOut, UnexpectedEof};
+    // It was killed on the way: then its exit says all.
+    if matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe) {
+        return;
+    }
+    let why = match error.kind() {
+        TimedOut => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
+        _ => error.to_string(),
+    };
+    if door.target.is_command(pid) {
+        return run.fail(format!("the command cannot be managed: its agent was refused: {why}"));
+    }
+    match error.kind() {
+        // He does not know the token: not a process of the tree.
+        PermissionDenied => {}
+        // Its agent sees the socket close.
+        TimedOut => eprintln!("memspill: process {pid} is killed: its agent was refused: {why}"),
+        _ if door.is_to_be_told() || run.settings.verbose => {
+            eprintln!("memspill: process {pid} runs outside the budget: its agent was refused: {why}");
+        }
+        _ => {}
+    }
+}
+
+/// The first step: who knows the token, and is below us, has a Welcome. WouldBlock: it has said nothing yet.
+///
+/// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which
+/// may hold up the kernel's own accesses to that; and so any user could who has read the token somewhere.
+pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<()> {
+    let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
+        io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
+        _ => e,
+    })?;
+    if hello.magic != MAGIC || !door.knows(&hello.token) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let pid = caller.peer.pid;
+    let known = (hello.kind == KIND_FORK).then(|| fork::child_that_joins(run, pid)).flatten();
+    let welcomed = match is_below_us(run, &caller.peer) {
+        true => door.control_page().and_then(|(control, control_fd)| {
+            welcome(door, caller, known.as_deref(), &control_fd)?;
+            Ok(control)
+        }),
+        false => Err(io::Error::other("it is not below memspill in the tree of processes")),
+    };
+    match welcomed {
+        Ok(control) => caller.stage = Stage::Welcomed { hello, control, known },
+        Err(e) if door.target.is_command(pid) => return Err(e),
+        Err(e) => {
+            let _ = wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_NONE }, &[]);
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+/// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the
+/// child of a process that was not registered) make one.
+fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &OwnedFd) -> io::Result<()> {
+    let control = control_fd.as_fd();
+    let (uffd_source, fds) = match (known, &door.source) {
+        (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.uffd.as_fd()]),
+        (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
+        (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
+    };
+    wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)
+}
+
+fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) -> io::Result<()> {
+    attach(process, agent)?;
+    door.membership.joined(&run.engine, process);
+    let own = process.memory.agent().expect("just attached").own_ranges();
+    register::forget_agent_pages(run, process, &own);
+    // Now, while it waits for us: it may fork as soon as it runs, and its child must find the ident page
+    // registered.
+    let is_joined = register::register_agent_pages(process);
+    process.growth.set_registered(is_joined && run.is_memory_tight());
+    if process.growth.is_registered() {
+        register::let_announce(process);
+    }
+    Ok(())
+}
+
+fn make_new(run: &Run, door: &Door, uffd: Uffd, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
+    uffd.api(door.features)?;
+    let key = run.new_key();
+    let memory = Arc::new(ProcessMemory::new(uffd, pid));
+    let space = Space::new(SpaceId(key as u32), memory.clone());
+    let space = match door.membership.of_program(&run.engine, pid) {
+        Some(group) => space.in_group(group),
+        None => space,
+    };
+    let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
+    attach(&process, agent)?;
+    run.add_process(process.clone()).inspect_err(|_| run.remove_process(&process))?;
+    Ok(process)
+}
+
+fn userfaultfd_in(fd: OwnedFd) -> io::Result<Uffd> {
+    Uffd::received(fd).map_err(|other| {
+        // To close a file of a file system that the peer serves itself may take as long as he likes.
+        let _ = std::thread::Builder::new().name("memspill-close".into()).spawn(move || drop(other));
+        io::Error::from(io::ErrorKind::InvalidData)
+    })
+}
+
+/// Addresses from a target: in user space, in pages, and not wrapping.
+pub fn check_ready(ready: &Ready) -> io::Result<()> {
+    let pages = [ready.staging_addr, ready.doorbell_addr, ready.ident_addr, ready.control_addr];
+    let aligned = pages.iter().all(|a| a % PAGE_SIZE as u64 == 0 && *a > 0);
+    let bounded = own_ranges(ready).iter().all(|(_, end)| *end <= USER_END);
+    if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+fn attach(process: &Arc<Process>, agent: Agent) -> io::Result<()> {
+    let own = agent.own_ranges();
+    process.space.exclude(
+        own.iter()
+            .map(|(s, e)| {
+                (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))
+            })
+            .collect(),
+    );
+    if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+}
+
+/// The agent's socket has closed: its process is ending, or has called exec.
+pub fn hung_up(run: &Run, door: &Door, epoll: &OwnedFd, key: u64) {
+    let Some(process) = run.process(key) else { return };
+    if let Some(agent) = process.memory.agent() {
+        let _ = rustix::event::epoll::delete(epoll, &agent.evictor.socket);
+    }
+    door.target.left(key);
+    // The address space may live a little longer, with faults to be served; the monitor frees it when it is
+    // gone.
+    process.set_dying();
+}
+
+/// The last step: the process is managed, or runs without us.
+pub fn settle(run: &Run, door: &Door, epoll: &OwnedFd, caller: Caller, ready: Ready, fd: Option<OwnedFd>) {
+    let (socket, pid) = (caller.socket.clone(), caller.peer.pid);
+    let Err(e) = take_in(run, door, epoll, caller, ready, fd) else { return };
+    send_away(door, &socket, pid, &e);
+    refused(run, door, pid, &e);
+}
+
+fn take_in(
+    run: &Run,
+    door: &Door,
+    epoll: &OwnedFd,
+    caller: Caller,
+    ready: Ready,
+    fd: Option<OwnedFd>,
+) -> io::Result<()> {
+    let pid = caller.peer.pid;
+    let uffd = fd.map(userfaultfd_in).transpose()?;
+    if ready.magic != MAGIC {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if ready.errno != 0 {
+        return Err(io::Error::from_raw_os_error(ready.errno));
+    }
+    let Stage::Welcomed { hello, control, known } = caller.stage else {
+        unreachable!("nobody is ready unasked")
+    };
+    check_ready(&ready)?;
+    let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
+    let process = match known {
+        Some(process) => attach_known(run, door, &process, agent).map(|()| process)?,
+        None => make_new(run, door, uffd.ok_or(io::ErrorKind::InvalidData)?, pid, agent)?,
+    };
+    if hello.kind == KIND_FORK {
+        // Perhaps before its parent was followed. It shares pages with that, and with others of the
+        // family.
+        run.processes().iter().for_each(|p| p.space.cow.store(true, Ordering::Relaxed));
+        // A batch of shared memory that was begun without it ends before it runs on (`reclaim/direct.rs`).
+        run.objects().iter().for_each(|object| drop(object.hold_batch()));
+    }
+    let agent = process.memory.agent().expect("just attached");
+    // From here on the socket carries commands, and for us it is only of interest that it ends.
+    let key = EventData::new_u64(process.key);
+    rustix::event::epoll::modify(epoll, &*agent.evictor.socket, key, EventFlags::RDHUP)?;
+    door.target.joined(pid, process.key);
+    agent.set_serves();
+    // If it cannot be sent, the process has ended: that is told by the socket.
+    let _ = wire::send(&*agent.evictor.socket, &Go { magic: MAGIC, errno: 0 }, &[]);
+    Ok(())
+}

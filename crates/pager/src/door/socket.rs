@@ -1,0 +1,90 @@
+//! The socket at which agents connect, and what a run gives them.
+
+use crate::door::groups::{GroupRules, Membership};
+use crate::door::source::UffdSource;
+use crate::door::target::Target;
+use crate::process::control::ControlPage;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The kernel makes of it what it allows (net.core.somaxconn).
+const BACKLOG: i32 = 4096;
+
+pub struct Door {
+    pub socket: OwnedFd,
+    name: String,
+    token: [u8; 32],
+    pub source: UffdSource,
+    /// Features asked of every userfaultfd.
+    pub features: u64,
+    /// The command's own process, which must not run without an agent.
+    pub target: Target,
+    pub membership: Membership,
+    /// Others may: that is said once.
+    told_of_unmanaged: AtomicBool,
+    /// A control page for whoever comes next, made while nobody waits.
+    spare: Mutex<Option<(ControlPage, OwnedFd)>>,
+}
+
+impl Door {
+    pub fn open(source: UffdSource, features: u64, rules: &GroupRules) -> io::Result<Door> {
+        let mut random = [0u8; 24];
+        let mut filled = 0;
+        while filled < random.len() {
+            filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        let hex: Vec<u8> = random.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect();
+        // Abstract sockets are known in one network namespace: by the name an agent knows that it is in
+        // another one.
+        let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
+        let name =
+            format!("memspill-{}-{network}-{}", std::process::id(), String::from_utf8_lossy(&hex[..16]));
+        let mut token = [0u8; 32];
+        token.copy_from_slice(&hex[16..]);
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        let (target, membership) = (Target::new(), Membership::new(rules));
+        let (told_of_unmanaged, spare) = (AtomicBool::new(false), Mutex::default());
+        Ok(Door { socket, name, token, source, features, target, membership, told_of_unmanaged, spare })
+    }
+
+    /// Is this what the environment of the tree holds?
+    pub fn knows(&self, token: &[u8; 32]) -> bool {
+        *token == self.token
+    }
+
+    /// True for the first one who asks.
+    pub fn is_to_be_told(&self) -> bool {
+        !self.told_of_unmanaged.swap(true, Ordering::Relaxed)
+    }
+
+    pub fn control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
+        match self.spare.lock().expect("spare").take() {
+            Some(made) => Ok(made),
+            None => ControlPage::new(),
+        }
+    }
+
+    pub fn make_spare(&self) {
+        let mut spare = self.spare.lock().expect("spare");
+        if spare.is_none() {
+            // No memory for it now: whoever comes next is told so.
+            *spare = ControlPage::new().ok();
+        }
+    }
+
+    /// The value of the environment variable by which agents find us.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.name, String::from_utf8_lossy(&self.token))
+    }
+}

@@ -1,0 +1,211 @@
+//! The command's own process: is it managed?
+//!
+//! Its agent comes in before the program's first instruction, so a command without one would run outside the
+//! budget. The loader may have ignored the agent (it could not open it, LD_PRELOAD was taken away), the
+//! program may have no loader, the agent may have been refused. In each case the run ends: a budget that does
+//! not hold is worse than none.
+//!
+//! ```text
+//!   started ──▶ without ── agent comes in ──▶ with ── its socket closes: exit, or exec ──▶ without
+//!                  └─ other libraries are mapped and the agent is not, or nothing came for long: refuse
+//! ```
+//!
+//! This is for the one process that was asked for. What it starts may be unmanaged (docs: what is managed).
+
+use crate::exit;
+use crate::proc;
+use crate::process::standstill;
+use crate::times::{
+    COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_UNCONNECTED, COMMAND_UNLOADED,
+};
+use std::fs;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+pub struct Target {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// 0: not started.
+    pid: u32,
+    /// Key of the managed process that it is now.
+    agent: Option<u64>,
+    was_managed: bool,
+    /// Since when it has had no agent.
+    since: Instant,
+}
+
+impl Target {
+    pub fn new() -> Target {
+        let state = State { pid: 0, agent: None, was_managed: false, since: Instant::now() };
+        Target { state: Mutex::new(state) }
+    }
+
+    /// Start the command. Its agent may knock before its pid is known here: `is_command` waits for that.
+    pub fn start<E>(&self, spawn: impl FnOnce() -> Result<std::process::Child, E>) -> Result<u32, E> {
+        let mut state = self.state.lock().expect("target");
+        let child = spawn()?;
+        state.pid = child.id();
+        state.since = Instant::now();
+        Ok(state.pid)
+    }
+
+    pub fn is_command(&self, pid: u32) -> bool {
+        self.state.lock().expect("target").pid == pid
+    }
+
+    pub fn joined(&self, pid: u32, key: u64) {
+        let mut state = self.state.lock().expect("target");
+        if state.pid == pid {
+            state.agent = Some(key);
+            state.was_managed = true;
+        }
+    }
+
+    /// The socket of the agent `key` has closed. After an exec the next agent may have come in already.
+    pub fn left(&self, key: u64) {
+        let mut state = self.state.lock().expect("target");
+        if state.agent == Some(key) {
+            state.agent = None;
+            state.since = Instant::now();
+        }
+    }
+
+    /// How long the main thread waits before it looks again.
+    pub fn pause_before_look(&self) -> Duration {
+        let state = self.state.lock().expect("target");
+        match state.agent {
+            Some(_) => COMMAND_LOOK,
+            None if state.since.elapsed() < COMMAND_NEW => COMMAND_LOOK_NEW,
+            None => COMMAND_LOOK_OLD,
+        }
+    }
+
+    /// Why the command is not managed, if that is certain.
+    pub fn unmanaged(&self) -> Option<String> {
+        let mut state = self.state.lock().expect("target");
+        if state.agent.is_some() {
+            return None;
+        }
+        let pid = state.pid;
+        if standstill::of(pid).is_some() {
+            state.since = Instant::now();
+            return None;
+        }
+        let waited = state.since.elapsed();
+        drop(state);
+        let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let program = program.to_string_lossy();
+        let maps = proc::text(format!("/proc/{pid}/maps")).ok()?;
+        let limit = match loaded(&maps, &program) {
+            // On its way out, or in the middle of an exec.
+            Loaded::Nothing => return None,
+            Loaded::Agent => COMMAND_UNCONNECTED,
+            Loaded::Unclear => COMMAND_UNLOADED,
+            Loaded::Others if has_auditors() => COMMAND_UNLOADED,
+            Loaded::Others => Duration::ZERO,
+        };
+        (waited >= limit).then(|| match limit {
+            COMMAND_UNCONNECTED => {
+                format!("killed: the agent in {program} did not connect in {} s", limit.as_secs())
+            }
+            _ => format!("killed: {program} runs without memspill's agent, outside the budget"),
+        })
+    }
+
+    /// The exit code of the command, or why it is none: it has never been managed.
+    pub fn judge_exit(&self, code: i32, by_signal: bool) -> Result<i32, String> {
+        let was_managed = self.state.lock().expect("target").was_managed;
+        if was_managed || by_signal || code == exit::NOT_FOUND {
+            return Ok(code);
+        }
+        Err(format!("the command ran without memspill's agent, outside the budget; it ended with {code}"))
+    }
+}
+
+/// Auditing libraries (rtld-audit(7)) are mapped before the agent.
+fn has_auditors() -> bool {
+    std::env::var_os("LD_AUDIT").is_some_and(|value| !value.is_empty())
+}
+
+#[derive(PartialEq, Eq, Debug)]
+enum Loaded {
+    Nothing,
+    /// The program, perhaps its loader.
+    Unclear,
+    /// More than the program and its loader, and not the agent, which is mapped before all else.
+    Others,
+    Agent,
+}
+
+fn loaded(maps: &str, program: &str) -> Loaded {
+    // `start-end perms offset dev inode path`
+    let mut files: Vec<&str> = maps
+        .lines()
+        .filter_map(|line| line.splitn(6, ' ').nth(5))
+        .map(str::trim)
+        .filter(|f| f.starts_with('/'))
+        .collect();
+    files.dedup();
+    if files.is_empty() {
+        return Loaded::Nothing;
+    }
+    let name = |file: &str| file.rsplit('/').next().unwrap_or_default().to_owned();
+    let is_loader = |file: &str| name(file).starts_with("ld-");
+    if files.iter().any(|file| file.starts_with("/memfd:memspill-agent")) {
+        Loaded::Agent
+    } else if !is_loader(program) && files.iter().any(|file| *file != program && !is_loader(file)) {
+        Loaded::Others
+    } else {
+        Loaded::Unclear
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn maps(files: &[&str]) -> String {
+        let line = |file: &&str| {
+            format!("7f0000000000-7f0000001000 r-xp 00000000 08:01 1234                 {file}\n")
+        };
+        files.iter().map(line).collect::<String>()
+            + "7ffc0000-7ffd0000 rw-p 00000000 00:00 0          [stack]\n"
+    }
+
+    #[test]
+    fn what_the_maps_tell() {
+        let (program, loader) = ("/usr/bin/with space", "/usr/lib64/ld-linux-x86-64.so.2");
+        let agent = "/memfd:memspill-agent (deleted)";
+        let look = |files: &[&str]| loaded(&maps(files), program);
+        assert_eq!(look(&[]), Loaded::Nothing);
+        assert_eq!(look(&[program]), Loaded::Unclear);
+        assert_eq!(look(&[program, program, loader]), Loaded::Unclear);
+        assert_eq!(look(&[program, loader, agent]), Loaded::Agent);
+        assert_eq!(look(&[program, "/lib/libc.so.6", loader, agent]), Loaded::Agent);
+        assert_eq!(look(&[program, "/lib/libc.so.6", loader]), Loaded::Others);
+        // The loader run as a command maps the program before the agent.
+        assert_eq!(loaded(&maps(&[loader, program]), loader), Loaded::Unclear);
+    }
+
+    #[test]
+    fn an_exit_without_an_agent_is_a_failure() {
+        let target = Target::new();
+        assert!(target.judge_exit(0, false).is_err());
+        assert_eq!(target.judge_exit(127, false), Ok(127));
+        assert_eq!(target.judge_exit(137, true), Ok(137));
+        target.joined(0, 7);
+        target.left(7);
+        assert_eq!(target.judge_exit(3, false), Ok(3));
+    }
+
+    #[test]
+    fn an_exec_that_is_seen_late_takes_nothing_away() {
+        let target = Target::new();
+        target.joined(0, 1);
+        target.joined(0, 2);
+        target.left(1);
+        assert_eq!(target.pause_before_look(), COMMAND_LOOK);
+    }
+}

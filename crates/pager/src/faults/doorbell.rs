@@ -1,0 +1,108 @@
+//! The agent's own pages, which are not managed: a fault there is a call, or says something.
+//!
+//! ```text
+//!   doorbell   a thread of the process calls, and waits: its page is filled when the work is done, by the
+//!              pager or by whoever was given the work
+//!   ident      the child of a fork touches it first, by which it has become known
+//!   staging    somebody reads all memory that there is
+//! ```
+
+use crate::USER_END;
+use crate::faults::{guards, shared};
+use crate::monitor::register::register_announced;
+use crate::process::Process;
+use crate::run::Run;
+use crate::run::advice::{Advice, What};
+use memspill_agent::protocol::{
+    CALL_COLD, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_REMOVE, CALL_WILLNEED, DOORBELLS, Doorbell,
+    STAGING_PAGES,
+};
+use memspill_engine::units::{PAGE_SIZE, Vpn};
+use std::sync::Arc;
+
+/// A fault on one of the agent's own pages: a doorbell (a call to us), the ident page of a forked child
+/// (which has done its work by faulting), or staging (somebody reads all memory that there is). None of them
+/// is managed. Answers it and returns true.
+pub fn is_agent_call(run: &Run, process: &Arc<Process>, addr: u64, tid: u32) -> bool {
+    let page = addr & !(PAGE_SIZE as u64 - 1);
+    let index_in = |from: u64, pages: u64| {
+        let index = page.checked_sub(from)? / PAGE_SIZE as u64;
+        (index < pages).then_some(index as usize)
+    };
+    let agent = process.memory.agent();
+    let mut put_off = false;
+    if let Some(agent) = agent
+        && let Some(doorbell) = index_in(agent.ready.doorbell_addr, DOORBELLS as u64)
+    {
+        match agent.evictor.control.take_call(doorbell) {
+            Some(call) => match carry_out(run, process, doorbell, call) {
+                Done::Now => agent.evictor.control.answer_call(doorbell),
+                Done::NotNow => {
+                    agent.evictor.control.put_call_back(doorbell);
+                    put_off = true;
+                }
+                Done::Later => return true,
+            },
+            // Whoever has taken it fills the page.
+            None if agent.evictor.control.call_is_taken(doorbell) => return true,
+            None => {}
+        }
+    } else if agent
+        .is_some_and(|agent| index_in(agent.ready.staging_addr, u64::from(STAGING_PAGES)).is_some())
+    {
+        process.memory.staging_was_read(tid);
+    } else if !(process.descent.as_ref().is_some_and(|descent| descent.proof.addr == page)
+        || agent.is_some_and(|agent| agent.ready.ident_addr == page))
+    {
+        return false;
+    }
+    // What is put off is asked for again: the page is missing still.
+    if !put_off {
+        process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+    }
+    process.memory.uffd.wake(page, PAGE_SIZE as u64);
+    true
+}
+
+/// What becomes of a call.
+enum Done {
+    Now,
+    /// It cannot be done now.
+    NotNow,
+    /// Others do it, and answer.
+    Later,
+}
+
+/// What a thread of the process wants, at a doorbell.
+fn carry_out(run: &Run, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
+    let is_done = match call.call {
+        CALL_MAPPED | CALL_GROWN => {
+            register_announced(run, process, call.addr, call.len, call.call == CALL_GROWN)
+        }
+        CALL_REMOVE => shared::remove(run, process, call.addr, call.len),
+        CALL_PAGEOUT => return pass_on(run, process, What::Pageout, Some(doorbell), call),
+        CALL_COLD => return pass_on(run, process, What::Cold, Some(doorbell), call),
+        // The kernel does not wait for the pages either.
+        CALL_WILLNEED => return pass_on(run, process, What::WillNeed, None, call),
+        _ => guards::answer_call(run, process, call),
+    };
+    if is_done { Done::Now } else { Done::NotNow }
+}
+
+/// Advice is followed by other threads: it may take long.
+fn pass_on(run: &Run, caller: &Arc<Process>, what: What, doorbell: Option<usize>, call: Doorbell) -> Done {
+    let (next, end) = (Vpn(call.addr.div_ceil(PAGE_SIZE as u64)), call.addr.saturating_add(call.len));
+    let end = Vpn(end.min(USER_END) / PAGE_SIZE as u64);
+    let advice = Advice::new(what, caller, doorbell, next..end, call.pid);
+    if next < end && run.advice.admit(advice) && doorbell.is_some() { Done::Later } else { Done::Now }
+}
+
+/// A call that was passed on has been carried out: its caller goes on.
+pub fn answer(caller: &Process, doorbell: usize) {
+    let Some(agent) = caller.memory.agent() else { return };
+    agent.evictor.control.answer_call(doorbell);
+    let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;
+    // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
+    caller.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+    caller.memory.uffd.wake(page, PAGE_SIZE as u64);
+}

@@ -1,0 +1,155 @@
+//! Counting: how much of the tree's memory is not managed, and how much may come before memory is tight.
+//!
+//! Pay nothing until memory is tight: a registered page's first touch is a fault of some µs, and registration
+//! ends huge pages. So a process's memory is only counted at first, from its statm:
+//!
+//! ```text
+//!   unmanaged = anonymous memory that statm shows, less what the engine has resident
+//!   usage     = managed + unmanaged + our own              each group's, and that of the whole run
+//!   tight     = usage at the mark, which is a part of the limit below it, in any group
+//! ```
+//!
+//! What it does not do: decide when to count (rounds.rs), or register (register.rs).
+
+use crate::proc::{self, Statm};
+use crate::process::Process;
+use crate::run::{Run, account};
+use crate::times::PROCESS_YOUNG;
+use memspill_engine::group::Group;
+use memspill_engine::units::PAGE_SIZE;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The processes that are there, and how big each of them is.
+pub type Sizes<'a> = [(&'a Arc<Process>, Statm)];
+
+/// The mark at which memory is tight: as far below the limit as a round and the registration may be late.
+fn tight_mark_bytes(limit_bytes: u64) -> u64 {
+    limit_bytes - (limit_bytes / 4).clamp(4 << 20, 64 << 20).min(limit_bytes / 2)
+}
+
+/// Processes smaller than this stay unmanaged: a compiler that lives for 20 ms is not worth registering.
+pub fn small_bytes(limit_bytes: u64) -> u64 {
+    (limit_bytes / 128).clamp(512 << 10, 8 << 20)
+}
+
+/// Note how much of a process of this size is not managed.
+pub fn note_unmanaged(process: &Process, statm: Statm) {
+    let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
+    process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes));
+}
+
+/// Charge the run and its groups with what is not managed, as it was noted for each process; `shared_bytes`
+/// of shared memory are among it. Returns how much of it is not private to processes: shared, and our own.
+pub fn charge_unmanaged(run: &Run, processes: &[Arc<Process>], sizes: &Sizes<'_>, shared_bytes: u64) -> u64 {
+    let unmanaged_bytes: u64 = sizes.iter().map(|(process, _)| process.growth.unmanaged_bytes()).sum();
+    let other_bytes = shared_bytes + account::own_bytes(&run.engine);
+    run.account.set_measured_bytes(unmanaged_bytes + other_bytes);
+    run.update_account();
+    // The root has more, see `run/account.rs`.
+    for group in run.engine.groups().all().iter().skip(1) {
+        let within = processes.iter().filter(|p| p.space.group(run.engine.swap()).is_within(group));
+        let bytes_of = |p: &Arc<Process>| p.growth.unmanaged_bytes() + p.growth.unmanaged_shared_bytes();
+        group.set_other_bytes(within.map(bytes_of).sum());
+    }
+    other_bytes
+}
+
+/// How much may come before memory is tight in some group.
+pub fn bytes_until_tight(run: &Run) -> u64 {
+    run.engine.groups().all().iter().map(|group| group_bytes_until_tight(group)).min().expect("the root")
+}
+
+/// Memory of a group with `memory.high` is tight there.
+fn group_bytes_until_tight(group: &Group) -> u64 {
+    tight_mark_bytes(bound_bytes(group)).saturating_sub(group.usage_bytes())
+}
+
+fn bound_bytes(group: &Group) -> u64 {
+    group.limit_bytes().min(group.high_bytes())
+}
+
+/// The least limit that a process has above it.
+pub fn limit_of(run: &Run, process: &Process) -> u64 {
+    let group = process.space.group(run.engine.swap());
+    let above = run.engine.groups().all().iter().filter(|other| group.is_within(other));
+    above.map(|group| bound_bytes(group)).min().expect("the root at least")
+}
+
+/// Is the whole run's usage below its mark once pages that processes share since a fork count once? By statm
+/// they count in each of them. Reads smaps_rollup of each process, which takes ms.
+pub fn is_below_mark_with_shared_once(run: &Run, sizes: &Sizes<'_>, other_bytes: u64) -> bool {
+    let part = |(p, statm): &(&Arc<Process>, Statm)| {
+        proc::pss_anon_bytes(p.memory.proc_id()).unwrap_or(statm.anon_bytes)
+    };
+    let used_bytes = sizes.iter().map(part).sum::<u64>() + other_bytes;
+    used_bytes < tight_mark_bytes(run.engine.root().limit_bytes())
+}
+
+/// Small processes that are registered all the same, because together they are a large part of a limit that
+/// is reached: the largest of them, until those that are left are few enough. Their keys.
+pub fn too_many_small(run: &Run, sizes: &Sizes<'_>) -> HashSet<u64> {
+    let mut chosen = HashSet::new();
+    let groups = run.engine.groups().all().iter();
+    for group in groups.filter(|group| group_bytes_until_tight(group) == 0) {
+        let is_small = |p: &Process| !p.growth.is_registered() && p.age() > PROCESS_YOUNG;
+        let within =
+            sizes.iter().filter(|(p, _)| is_small(p) && p.space.group(run.engine.swap()).is_within(group));
+        let small = within.map(|(p, statm)| (statm.anon_bytes, p.key)).collect();
+        chosen.extend(largest(small, bound_bytes(group) / 16));
+    }
+    chosen
+}
+
+/// The keys of the largest, so many that what is left comes to no more than `left_bytes`.
+fn largest(mut sizes: Vec<(u64, u64)>, left_bytes: u64) -> Vec<u64> {
+    let mut sum_bytes: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
+    sizes.sort_unstable();
+    let mut keys = Vec::new();
+    while let Some((bytes, key)) = sizes.pop().filter(|_| sum_bytes > left_bytes) {
+        sum_bytes -= bytes;
+        keys.push(key);
+    }
+    keys
+}
+
+/// May a page be in two processes since a fork, so that usage counts it twice?
+pub fn may_share_pages(run: &Run) -> bool {
+    let sharers = run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)).count();
+    sharers > 1 || run.engine.root().discount_pages() > 0
+}
+
+/// After a fork pages are in two address spaces and once in memory: find out how many.
+pub fn measure_shared(run: &Run) {
+    for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
+        let pid = process.memory.proc_id();
+        // One that has just been forked and is not known yet, or that has just ended, keeps its figure.
+        let Some(statm) = proc::statm(pid).filter(|_| pid != 0) else { continue };
+        let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
+        let rss_bytes = statm.anon_bytes.max(managed_bytes);
+        let pss_bytes = proc::pss_anon_bytes(pid).unwrap_or(statm.anon_bytes);
+        process.space.set_discount(run.engine.swap(), rss_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_small_processes_the_largest_are_chosen() {
+        assert_eq!(largest(vec![(5, 1), (9, 2), (7, 3)], 12), [2]);
+        assert_eq!(largest(vec![(5, 1), (9, 2), (7, 3)], 11), [2, 3]);
+        assert_eq!(largest(vec![(5, 1), (9, 2)], 14), []);
+        assert_eq!(largest(vec![(5, 1)], 0), [1]);
+    }
+
+    #[test]
+    fn the_mark_leaves_room() {
+        for limit_mb in [8u64, 64, 512, 65536] {
+            let limit = limit_mb << 20;
+            assert!(tight_mark_bytes(limit) < limit && tight_mark_bytes(limit) >= limit / 2);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The monitor: it counts memory, registers what is new when memory is tight, and sees what cannot be
+//! managed.
+//!
+//! ```text
+//!   rounds.rs ─┬─ ended.rs ───── which processes are there, and how big are they?
+//!   (thread)   ├─ account.rs ─── what is not managed, and how much may come before memory is tight
+//!              ├─ register.rs ── whose faults come to us
+//!              ├─ adopt.rs ───── pages that are there already become managed
+//!              ├─ shared.rs ──── shared memory: counted once, and managed
+//!              ├─ unmanaged.rs ─ too much that cannot be swapped out
+//!              └─ errors.rs ──── errors of swap devices, for people
+//! ```
+
+pub(crate) mod account;
+pub(crate) mod adopt;
+pub(crate) mod ended;
+pub(crate) mod errors;
+pub(crate) mod register;
+pub(crate) mod rounds;
+mod shared;
+pub(crate) mod unmanaged;

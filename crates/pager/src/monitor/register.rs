@@ -1,0 +1,251 @@
+//! Registering: whose faults come to us.
+//!
+//! ```text
+//!   memory is tight ──▶ each process above a small size: the agent's own pages, then all that is mapped
+//!   later           ──▶ what is new: the agent announces it (mmap, mremap), or a search finds it, whenever
+//!                       statm's size or data field has changed, or an unmap event has passed (the next
+//!                       mapping there is not registered)
+//! ```
+//!
+//! What cannot be registered is counted as unmanaged: it takes its part of the limit, and if it is too much
+//! by itself, `unmanaged.rs` says so. Pages that are in a new range already are adopted by adopt.rs.
+//!
+//! *What is asked for* (MADV_PAGEOUT, `advice.rs`) is registered before memory is tight: the mappings that
+//! the range lies in, and no others. All else of the process goes on being counted only.
+//!
+//! *Many mappings.* A process may have 65,000. A search of an unchanged process reads none of them; one of a
+//! process that has grown finds what is new (`process/finder.rs`) and registers it, the largest first: what a
+//! heap beside many small mappings grows by meanwhile is what counts.
+//!
+//! *The main stack* is one mapping, which grows while it is searched. It is registered from where the mapping
+//! below it ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its
+//! top, with the arguments and the environment, stays in memory, because /proc/PID/cmdline and environ show
+//! nothing of what is swapped out.
+
+use crate::USER_END;
+use crate::monitor::account;
+use crate::proc::Statm;
+use crate::process::Process;
+use crate::process::finder::{Found, New};
+use crate::process::growth::Registered;
+use crate::process::ranges::{Range, Ranges};
+use crate::run::Run;
+use crate::times::AGENT_JOINS;
+use memspill_agent::protocol::{DOORBELLS, STAGING_PAGES};
+use memspill_engine::units::{PAGE_SIZE, Vpn};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// So many ranges are registered by one call at most: the program waits for it, and so do events.
+const REGISTER_MAPPINGS: usize = 256;
+
+/// Register what is new in each process that is large enough. Returns what was registered in each, and lies
+/// in one mapping: see [`crate::monitor::adopt`].
+pub fn register_all<'a>(run: &Run, sizes: &account::Sizes<'a>) -> Vec<(&'a Arc<Process>, Vec<Range>)> {
+    let too_many = account::too_many_small(run, sizes);
+    let registered = |(process, statm): &(&'a Arc<Process>, Statm)| {
+        let small_bytes = account::small_bytes(account::limit_of(run, process));
+        let least_bytes = if too_many.contains(&process.key) { 0 } else { small_bytes };
+        (*process, register_new(process, *statm, least_bytes, small_bytes))
+    };
+    sizes.iter().map(registered).collect()
+}
+
+/// Register what is new in a process, unless it has been unregistered until now and is smaller than
+/// `least_bytes`. Returns what was registered and lies in one mapping.
+fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: u64) -> Vec<Range> {
+    let pid = process.memory.proc_id();
+    // The child of a fork is about to make its agent's pages: which they are is known when it has introduced
+    // itself.
+    let joins = process.descent.is_some() && process.memory.agent().is_none() && process.age() < AGENT_JOINS;
+    if pid == 0 || joins {
+        return Vec::new();
+    }
+    if !process.growth.is_registered() {
+        if statm.anon_bytes < least_bytes || !register_agent_pages(process) {
+            return Vec::new();
+        }
+        let_announce(process);
+        process.growth.set_registered(true);
+    }
+    let mut registered = process.growth.lock_ranges();
+    registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
+    let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
+    let unmanaged_bytes = process.growth.unmanaged_bytes();
+    match registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes) {
+        Some(found) => register_found(process, &mut registered, &found),
+        None => Vec::new(),
+    }
+}
+
+/// What a program wants, whether memory is tight or not: that calls of its agent are answered, and that the
+/// mappings of some ranges are registered, because they are to be swapped out (MADV_PAGEOUT). Returns as
+/// `register_new`; None: nothing is wanted.
+pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
+    let agent = process.memory.agent()?;
+    if agent.evictor.control.wants_answers() {
+        let granted = register_agent_pages(process);
+        // While something is changing nothing can be registered: the next round tries again.
+        if granted || !process.memory.uffd.is_changing() {
+            agent.evictor.control.grant_answers(granted);
+        }
+    }
+    let asked = process.growth.take_asked();
+    if asked.is_empty() || !register_agent_pages(process) {
+        return None;
+    }
+    let mut registered = process.growth.lock_ranges();
+    if process.growth.is_registered() {
+        // As all that is new in it.
+        let asked: Vec<Range> = asked.iter().collect();
+        registered.look_again(&asked);
+        return None;
+    }
+    registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
+    let own: Ranges = agent.own_ranges().into_iter().collect();
+    let found = registered.find_asked(process.memory.proc_id(), &own, &asked)?;
+    Some(register_found(process, &mut registered, &found))
+}
+
+/// Register what was found. Returns what was registered and lies in one mapping.
+fn register_found(process: &Process, registered: &mut Registered, found: &Found) -> Vec<Range> {
+    if found.has_exec {
+        process.memory.has_exec.store(true, Ordering::Relaxed);
+    }
+    if found.new.is_empty() {
+        return Vec::new();
+    }
+    process.growth.begin_noting_dropped();
+    let stack = found.stack.map(|(floor, start, _)| (floor, start));
+    let results = register_ranges(process, &found.new, stack);
+    registered.look_again(&results.put_off);
+    registered.note_refused(results.refused);
+    let (whole, torn) = registered.split_by_mapping(process.memory.proc_id(), results.registered);
+    registered.look_again(&torn);
+    whole
+}
+
+/// What became of ranges that were to be registered, each list ascending.
+#[derive(Default)]
+struct Results {
+    registered: Vec<Range>,
+    /// A userfaultfd of the program's own has them, or they have changed since the maps were read.
+    refused: Vec<Range>,
+    /// A change of the address space was under way.
+    put_off: Vec<Range>,
+}
+
+/// Register what is new, the largest first.
+///
+/// Ranges with nothing mapped between them go into one call, which is cheaper than one each; and if it fails,
+/// into one each. What is mapped between them meanwhile becomes registered as well, which does no harm: it is
+/// not known, so the next search finds it. `stack`: where the mapping below the main stack ends, and where
+/// the stack begins.
+fn register_ranges(process: &Process, new: &[New], stack: Option<(u64, u64)>) -> Results {
+    let mut joined: Vec<Vec<Range>> = new
+        .chunk_by(|below, above| below.end == above.free_from)
+        .flat_map(|new| new.chunks(REGISTER_MAPPINGS))
+        .map(|new| new.iter().map(New::range).collect())
+        .collect();
+    let bytes = |ranges: &Vec<Range>| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
+    joined.sort_by_cached_key(|ranges| std::cmp::Reverse(bytes(ranges)));
+    let span = |ranges: &[Range]| (ranges[0].0, ranges[ranges.len() - 1].1);
+    let mut results = Results::default();
+    for ranges in &joined {
+        // Inside the gate: what is registered while events are put in order would be taken for what was moved
+        // there.
+        let _fill_guard = process.space.gate.enter_fill();
+        let (start, end) = span(ranges);
+        let floor = stack.filter(|(_, stack)| *stack == start).map_or(start, |(floor, _)| floor);
+        let register = |start: u64, end: u64| process.memory.uffd.register(start, end - start);
+        let is_one = ranges.len() == 1 || floor < start;
+        match register(floor, end) {
+            Err(errno) if errno != libc::EAGAIN && !is_one => {
+                ranges.iter().for_each(|range| results.note(&[*range], register(range.0, range.1)))
+            }
+            result => results.note(ranges, result),
+        }
+    }
+    for list in [&mut results.registered, &mut results.refused, &mut results.put_off] {
+        list.sort_unstable();
+    }
+    results
+}
+
+impl Results {
+    fn note(&mut self, ranges: &[Range], result: Result<(), i32>) {
+        let list = match result {
+            Ok(()) => &mut self.registered,
+            Err(libc::EAGAIN) => &mut self.put_off,
+            Err(_) => &mut self.refused,
+        };
+        list.extend_from_slice(ranges);
+    }
+}
+
+/// The agent's own pages come before all else: staging must be registered on the same userfaultfd as the
+/// victims, so that a MOVE is refused while an event waits to be read. And of those the ident page comes
+/// first: the child of a fork in between, whose event comes as soon as anything is registered, is known by
+/// it. From then on calls of the agent are answered. False: a change was under way, or the process is gone.
+pub fn register_agent_pages(process: &Process) -> bool {
+    let Some(agent) = process.memory.agent() else { return true };
+    let page = PAGE_SIZE as u64;
+    let ready = &agent.ready;
+    let uffd = &process.memory.uffd;
+    let ident = uffd.register(ready.ident_addr, page);
+    let staging = uffd.register(ready.staging_addr, u64::from(STAGING_PAGES) * page);
+    let doorbells = uffd.register(ready.doorbell_addr, DOORBELLS as u64 * page);
+    if ident.and(staging).and(doorbells).is_err() {
+        return false;
+    }
+    agent.evictor.control.set_answers();
+    true
+}
+
+/// From now on the agent announces new mappings. Its own pages are registered.
+pub fn let_announce(process: &Process) {
+    if let Some(agent) = process.memory.agent() {
+        agent.evictor.control.set_announces(true);
+    }
+}
+
+/// An agent has introduced itself in a process whose memory was registered before: none of the agent's own
+/// pages is managed.
+pub fn forget_agent_pages(run: &Run, process: &Process, own: &[Range]) {
+    let _work = run.quiet.begin_work();
+    let mut registered = process.growth.lock_ranges();
+    let held = process.hold_pages();
+    for (start, end) in own {
+        registered.remove(*start, *end);
+        // Most were never registered: then there is nothing to undo.
+        let _ = process.memory.uffd.unregister(*start, end - start);
+        process.space.unmap(run.engine.swap(), crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
+    }
+    drop(held);
+}
+
+/// A doorbell rang: the agent has mapped [addr, addr + len), or `grown` what was there, and waits with using
+/// it. False: not now, something is changing.
+pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, grown: bool) -> bool {
+    let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
+    let Some((start, end)) = announced_range(addr, len, &own) else { return true };
+    let _fill_guard = process.space.gate.enter_fill();
+    let result = process.memory.uffd.register(start, end - start);
+    if grown {
+        // There may be pages that were never adopted: the next search goes through this range too.
+        process.growth.note_unmapped(start, end);
+    } else if result.is_ok() {
+        // Nobody has touched it, so there is nothing to adopt, neither now nor at the next search.
+        process.growth.note_announced(start, end);
+    }
+    run.kick_reclaim();
+    result != Err(libc::EAGAIN)
+}
+
+/// The pages that a doorbell names, if these numbers can be true.
+pub fn announced_range(addr: u64, len: u64, own: &[Range]) -> Option<Range> {
+    let page = PAGE_SIZE as u64;
+    let (start, end) = (addr & !(page - 1), addr.checked_add(len)? & !(page - 1));
+    let touches_own = own.iter().any(|(s, e)| start < *e && *s < end);
+    (start < end && end <= USER_END && !touches_own).then_some((start, end))
+}

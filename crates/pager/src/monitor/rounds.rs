@@ -1,0 +1,206 @@
+//! The monitor's thread: what it does in each round, and when the next round comes.
+//!
+//! ```text
+//!   each round:   is each process still there, and how big is it? (ended.rs) ─▶ charged (account.rs)
+//!                 tight? ─▶ what is new is registered (register.rs) ─▶ and adopted (adopt.rs, shared.rs)
+//!                 too much that cannot be managed? (unmanaged.rs)  device errors (errors.rs)
+//!   some rounds:  chores, each in its own time
+//!   the next:     in the time in which the room that is left could fill; often while memory is tight
+//! ```
+//!
+//! Memory that has once been tight stays so: what is registered is not unregistered again.
+
+use crate::faults::guards;
+use crate::monitor::unmanaged::Watch;
+use crate::monitor::{account, adopt, ended, errors, register, shared};
+use crate::reclaim::fairness::Progress;
+use crate::run::Run;
+use crate::times::{
+    CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX, SHARED_LOOK,
+    SPACES_TIDIED, TABLES_LOOK,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How fast a program can fill memory: 4 KiB pages on two CPUs here come to 3 GB/s, huge pages to more.
+const FILL_BYTES_PER_MS: u64 = 6 << 20;
+/// Memory that grows by less than this from one round to the next gives time for a closer look.
+const SLOW_GROWTH_BYTES: u64 = 1 << 20;
+/// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
+const SHARED_PART: u32 = 10;
+
+/// The monitor thread.
+pub fn keep_watch(run: &Arc<Run>) {
+    // Where CPUs are short it would come when the memory is gone: 16 processes that fill 400 MiB at once took
+    // 342 MiB of 300 before they were managed, and 301 with this (medians). Without the privilege it has to
+    // do.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
+    let mut monitor = Monitor::new(run);
+    while !run.is_stopping() {
+        let start = Instant::now();
+        let work = run.quiet.begin_work();
+        // Before it is looked at what they are about.
+        let advice = run.advice.take_to_register();
+        let seen = monitor.count_and_register();
+        run.advice.add_looked_at(advice);
+        monitor.unmanaged.check_groups(run);
+        errors::tell_device_errors(&run.engine);
+        monitor.do_chores();
+        drop(work);
+        if run.settings.check && monitor.check.is_due() {
+            run.quiet.check(&run.engine);
+            monitor.check.be_due_in(CHECK_EVERY);
+        }
+        let pause = match seen {
+            Seen::Room { bytes } => {
+                Duration::from_millis(bytes / FILL_BYTES_PER_MS).clamp(ROUND_MIN, ROUND_MAX)
+            }
+            // Whoever has just come, or is small yet, grows meanwhile.
+            Seen::New => ROUND_TIGHT,
+            Seen::NothingNew => {
+                (3 * start.elapsed()).clamp(ROUND_TIGHT, ROUND_TIGHT_MAX).max(start.elapsed() / 2)
+            }
+        };
+        // Whoever asks for looks without end gets a fourth of a CPU for it.
+        let least = pause.min(3 * start.elapsed());
+        std::thread::sleep(least);
+        run.wait_for_look(pause - least);
+    }
+}
+
+/// What a round has shown.
+enum Seen {
+    /// Memory is not tight: so much may come before it is.
+    Room { bytes: u64 },
+    /// Memory is tight, and ranges have been registered.
+    New,
+    /// Memory is tight, and all is registered that can be.
+    NothingNew,
+}
+
+/// When something is to be done again.
+struct Timer(Instant);
+
+impl Timer {
+    fn is_due(&self) -> bool {
+        Instant::now() > self.0
+    }
+
+    fn be_due_in(&mut self, pause: Duration) {
+        self.0 = Instant::now() + pause;
+    }
+}
+
+/// What the monitor remembers from round to round.
+struct Monitor<'a> {
+    run: &'a Arc<Run>,
+    usage_bytes: u64,
+    unmanaged: Watch,
+    objects: shared::Watch,
+    progress: Progress,
+    shared: Timer,
+    fairness: Timer,
+    tables: Timer,
+    tidying: Timer,
+    guards: Timer,
+    check: Timer,
+}
+
+impl<'a> Monitor<'a> {
+    fn new(run: &'a Arc<Run>) -> Monitor<'a> {
+        let timer = |pause| Timer(Instant::now() + pause);
+        Monitor {
+            run,
+            usage_bytes: 0,
+            unmanaged: Watch::default(),
+            objects: shared::Watch::new(),
+            progress: Progress::default(),
+            shared: timer(SHARED_LOOK),
+            fairness: timer(PROGRESS_LOOK),
+            tables: timer(TABLES_LOOK),
+            tidying: timer(SPACES_TIDIED),
+            guards: timer(GUARDS_LOOK),
+            check: timer(CHECK_EVERY),
+        }
+    }
+
+    /// Count the memory of every process; and register what is new, where memory is tight.
+    fn count_and_register(&mut self) -> Seen {
+        let run = self.run;
+        let processes = run.processes();
+        let mut sizes = Vec::with_capacity(processes.len());
+        for process in &processes {
+            if let Some(statm) = ended::size_if_there(run, process) {
+                account::note_unmanaged(process, statm);
+                sizes.push((process, statm));
+            }
+        }
+        let shared_bytes = self.objects.count(run, &sizes);
+        let other_bytes = account::charge_unmanaged(run, &processes, &sizes, shared_bytes);
+        for (process, _) in &sizes {
+            if let Some(ranges) = register::register_asked(process) {
+                adopt::adopt_registered(run, process, &ranges);
+            }
+        }
+        let usage_bytes = run.engine.root().usage_bytes();
+        let grown_bytes = usage_bytes.saturating_sub(std::mem::replace(&mut self.usage_bytes, usage_bytes));
+        if !run.is_memory_tight() {
+            let bytes = account::bytes_until_tight(run);
+            if bytes > 0 {
+                return Seen::Room { bytes };
+            }
+            // Processes that share pages since a fork are counted twice by statm: look more closely before
+            // paying, unless memory is filling meanwhile (the look takes ms, in which a GiB/s is much).
+            if sizes.len() > 1
+                && run.engine.groups().all().len() == 1
+                && grown_bytes < SLOW_GROWTH_BYTES
+                && account::is_below_mark_with_shared_once(run, &sizes, other_bytes)
+            {
+                return Seen::Room { bytes: ROUND_TIGHT.as_millis() as u64 * FILL_BYTES_PER_MS };
+            }
+            run.note_memory_tight();
+        }
+        // All are registered before any is adopted: from then on nothing grows but by faults, which are
+        // counted.
+        let registered = register::register_all(run, &sizes);
+        for (process, ranges) in &registered {
+            adopt::adopt_registered(run, process, ranges);
+        }
+        self.objects.manage(run);
+        run.kick_reclaim();
+        // Room may have come from elsewhere than reclaim (memory that is not managed, a process that ended).
+        if run.engine.groups().all().iter().any(|group| !group.full()) {
+            run.poke_waiting();
+        }
+        match registered.iter().any(|(_, ranges)| !ranges.is_empty()) {
+            true => Seen::New,
+            false => Seen::NothingNew,
+        }
+    }
+
+    /// What need not be done in each round.
+    fn do_chores(&mut self) {
+        let run = self.run;
+        if account::may_share_pages(run) && self.shared.is_due() {
+            let begun = Instant::now();
+            account::measure_shared(run);
+            self.shared.be_due_in(SHARED_LOOK + (SHARED_PART - 1) * begun.elapsed());
+        }
+        if run.is_memory_tight() && self.fairness.is_due() {
+            self.progress.look(&run.processes());
+            self.fairness.be_due_in(PROGRESS_LOOK);
+        }
+        if self.tables.is_due() {
+            run.account.note_tables(&run.engine);
+            self.tables.be_due_in(TABLES_LOOK);
+        }
+        if self.tidying.is_due() {
+            run.engine.spaces().iter().for_each(|space| space.tidy());
+            self.tidying.be_due_in(SPACES_TIDIED);
+        }
+        if self.guards.is_due() {
+            guards::forget_guarded_everywhere(run);
+            self.guards.be_due_in(GUARDS_LOOK);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Memory that stays where it is and is too much by itself.
+//!
+//! A page that cannot be moved out takes its part of the limit. Where such pages alone come to more than the
+//! limit, nothing that is reclaimed brings usage below it, and as long as nobody faults nobody notices. So
+//! the monitor looks for that:
+//!
+//! ```text
+//!   usage above the mark of reclaim for a while, nothing reclaimed meanwhile
+//!   (or more than the limit is not managed)
+//!      ── smaps of each process: what cannot be moved out, by kind ── more than the limit? ── --on-full
+//! ```
+//!
+//! Memory that could be moved out but is not (a stopped process, a slow disk) is no reason: it is not counted
+//! here.
+
+use crate::proc;
+use crate::process::ranges::Ranges;
+use crate::process::{Process, standstill};
+use crate::run::{Run, account};
+use crate::times::{AGENT_GIVEN_UP, UNMANAGED_GROW, UNMANAGED_KILL};
+use memspill_engine::group::Group;
+use memspill_engine::units::GroupId;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A kind with less than this is not worth a word.
+const WORTH_NAMING_BYTES: u64 = 1 << 20;
+
+/// Bytes that cannot be moved out, by kind.
+type StayingBytes = BTreeMap<&'static str, u64>;
+
+/// What the monitor remembers from round to round.
+#[derive(Default)]
+pub struct Watch {
+    /// Groups that reclaim is to make room in: since when, and the pages that had been reclaimed then.
+    over: HashMap<GroupId, (Instant, u64)>,
+}
+
+impl Watch {
+    /// Find groups that reclaim cannot help, and do what `--on-full` says. To be called in each round of the
+    /// monitor.
+    pub fn check_groups(&mut self, run: &Run) {
+        if !run.is_memory_tight() {
+            return;
+        }
+        let lasts = run.settings.on_full.either(UNMANAGED_KILL, UNMANAGED_GROW);
+        let reclaimed = run.engine.stats().sum(|c| &c.pgsteal);
+        for group in run.engine.groups().all() {
+            let is_fixed = fixed_bytes(run, group) > group.limit_bytes();
+            // Where a fault waits for room, usage is a little below the limit.
+            if !group.above_high_mark() {
+                self.over.remove(&group.id);
+                continue;
+            }
+            let (since, then) = *self.over.entry(group.id).or_insert((Instant::now(), reclaimed));
+            if reclaimed != then && !is_fixed {
+                self.over.remove(&group.id);
+            } else if since.elapsed() > lasts {
+                self.over.remove(&group.id);
+                judge_group(run, group);
+            }
+        }
+    }
+}
+
+/// What counts against a group and is neither managed nor compressed.
+fn fixed_bytes(run: &Run, group: &Group) -> u64 {
+    match group.parent {
+        None => run.account.measured_bytes() + run.engine.frame_bytes(),
+        Some(_) => group.other_bytes(),
+    }
+}
+
+/// Look at each process of a group that is too large, and decide.
+fn judge_group(run: &Run, group: &Group) {
+    let found = by_process(run, |process| process.space.group(run.engine.swap()).is_within(group));
+    let stays_bytes: u64 = found.iter().map(|(_, kinds)| total(kinds)).sum();
+    let own_bytes = match group.parent {
+        None => account::own_bytes(&run.engine),
+        Some(_) => 0,
+    };
+    // Of pages that several processes share since a fork, each has its part here; usage may count them more
+    // than once.
+    let needed_bytes = stays_bytes + own_bytes + 2 * group.gap_bytes();
+    if needed_bytes <= group.limit_bytes() {
+        return;
+    }
+    let Some((process, kinds)) = found.iter().max_by_key(|(_, kinds)| total(kinds)) else { return };
+    let (limit, fix) = match group.parent {
+        None => ("the budget".to_string(), "raise --memory-max"),
+        Some(_) => (format!("group {}", group.name), "raise its memory.max"),
+    };
+    let reason = format!(
+        "{} MiB in memory cannot be swapped out, and {limit} is {} MiB: {}",
+        mib(stays_bytes),
+        group.limit_bytes() >> 20,
+        described(process, kinds)
+    );
+    run.no_way_out(group, Some(needed_bytes), &reason, fix);
+}
+
+/// The process with the most memory that cannot be moved out, for people. None if there is little of it.
+pub fn largest(run: &Run) -> Option<String> {
+    let found = by_process(run, |_| true);
+    let (process, kinds) = found.iter().max_by_key(|(_, kinds)| total(kinds))?;
+    (total(kinds) >= WORTH_NAMING_BYTES).then(|| described(process, kinds))
+}
+
+/// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`
+fn described(process: &Process, kinds: &StayingBytes) -> String {
+    let mut kinds: Vec<_> = kinds.iter().collect();
+    kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
+    let worth_naming =
+        |(place, (_, bytes)): &(usize, &(&&str, &u64))| *place == 0 || **bytes >= WORTH_NAMING_BYTES;
+    let parts = kinds.iter().enumerate().filter(worth_naming);
+    let parts: Vec<String> = parts.map(|(_, (kind, bytes))| format!("{} MiB {kind}", mib(**bytes))).collect();
+    format!("{} has {}", standstill::name(process.memory.pid()), parts.join(", "))
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+fn total(kinds: &StayingBytes) -> u64 {
+    kinds.values().sum()
+}
+
+fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>, StayingBytes)> {
+    let kinds = |process: Arc<Process>| {
+        // The child of a fork, of which nothing is known until it has joined: that takes a while where many
+        // fork.
+        if process.memory.agent().is_none() && process.age() < AGENT_GIVEN_UP {
+            return None;
+        }
+        let smaps = proc::smaps(process.memory.proc_id()).ok()?;
+        let is_registered = process.growth.is_registered();
+        let mut kinds = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered);
+        let shared_bytes = process.growth.unmanaged_shared_bytes();
+        if shared_bytes > 0 {
+            kinds.insert("of shared memory that is not managed", shared_bytes);
+        }
+        Some((process, kinds))
+    };
+    run.processes().into_iter().filter(|process| wanted(process)).filter_map(kinds).collect()
+}
+
+/// One mapping of smaps.
+#[derive(Default)]
+struct Region<'a> {
+    range: (u64, u64),
+    perms: &'a str,
+    is_file: bool,
+    is_stack: bool,
+    rss_kib: u64,
+    pss_kib: u64,
+    anonymous_kib: u64,
+}
+
+/// What a process has in memory that cannot be moved out, by kind. Of pages that it shares its part.
+fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool) -> StayingBytes {
+    let mut kinds = StayingBytes::new();
+    let mut region = Region::default();
+    for line in smaps.lines() {
+        let mut fields = line.split_ascii_whitespace();
+        let first = fields.next().unwrap_or("");
+        let mut kib = || fields.next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+        match first {
+            "Rss:" => region.rss_kib = kib(),
+            "Pss:" => region.pss_kib = kib(),
+            "Anonymous:" => region.anonymous_kib = kib(),
+            "VmFlags:" => {
+                let region = std::mem::take(&mut region);
+                let is_locked = fields.any(|flag| flag == "lo");
+                if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered) {
+                    *kinds.entry(kind).or_default() += region.anonymous_bytes();
+                }
+            }
+            _ if first.ends_with(':') => {}
+            _ => region = Region::of_line(line).unwrap_or_default(),
+        }
+    }
+    kinds.retain(|_, bytes| *bytes > 0);
+    kinds
+}
+
+impl Region<'_> {
+    /// `start-end perms offset dev inode [name]`
+    fn of_line(line: &str) -> Option<Region<'_>> {
+        let mut fields = line.split_ascii_whitespace();
+        let range = proc::range_of(fields.next()?.as_bytes())?;
+        let (perms, inode) = (fields.next()?, fields.nth(2)?);
+        let is_stack = fields.next() == Some("[stack]");
+        Some(Region { range, perms, is_file: inode != "0", is_stack, ..Region::default() })
+    }
+
+    fn anonymous_bytes(&self) -> u64 {
+        let part =
+            u128::from(self.anonymous_kib) * u128::from(self.pss_kib) / u128::from(self.rss_kib.max(1));
+        u64::try_from(part).unwrap_or(u64::MAX).saturating_mul(1024)
+    }
+}
+
+/// Why a mapping's pages stay. None: they can be moved out.
+fn why_it_stays(
+    region: &Region<'_>,
+    registered: &Ranges,
+    is_locked: bool,
+    is_registered: bool,
+) -> Option<&'static str> {
+    let (start, end) = region.range;
+    Some(match () {
+        _ if region.is_file => "of written private file mappings",
+        _ if is_locked => "locked",
+        _ if !region.perms.starts_with("rw") => "read-only or without access",
+        _ if registered.intersects(start, end) => return None,
+        _ if region.is_stack => "of stack",
+        _ if !is_registered => "in small processes",
+        _ if region.perms.starts_with("rwx") => "writable and executable",
+        _ => "not registered (or with a userfaultfd of its own)",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(line: &str, pss_kib: u64, anonymous_kib: u64, flags: &str) -> String {
+        let sizes =
+            format!("Rss:  800 kB\nPss:  {pss_kib} kB\nPss_Anon:  7 kB\nAnonymous:  {anonymous_kib} kB");
+        format!("{line}\nSize:  9 kB\n{sizes}\nVmFlags: rd {flags} \n")
+    }
+
+    #[test]
+    fn what_stays_is_named() {
+        let smaps = [
+            region("1000-2000 rw-p 00000000 00:00 0", 800, 800, "um"),
+            region("2000-3000 rw-p 00000000 00:00 0", 800, 800, "um lo"),
+            region("3000-4000 rw-p 00000000 08:01 7   /a b", 800, 400, ""),
+            region("4000-5000 r--p 00000000 00:00 0", 400, 800, "um"),
+            region("5000-6000 rw-p 00000000 00:00 0", 800, 16, "um"),
+            region("6000-7000 rwxp 00000000 00:00 0", 800, 32, ""),
+            region("7000-8000 r-xp 00000000 08:01 7   /a b", 800, 0, ""),
+        ];
+        let registered: Ranges = [(0x1000, 0x3000)].into_iter().collect();
+        let kinds = staying_in(&smaps.concat(), &registered, true);
+        let expected: StayingBytes = [
+            ("locked", 800 << 10),
+            ("of written private file mappings", 400 << 10),
+            ("read-only or without access", 400 << 10),
+            ("not registered (or with a userfaultfd of its own)", 16 << 10),
+            ("writable and executable", 32 << 10),
+        ]
+        .into();
+        assert_eq!(kinds, expected);
+    }
+}

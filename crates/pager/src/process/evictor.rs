@@ -1,0 +1,188 @@
+//! Commands to an evictor, and what becomes of one that is not answered.
+//!
+//! An evictor answers within microseconds, unless its process stands still: stopped by a signal, by a tracer,
+//! frozen, or without CPU time. Whoever waits for it holds the process's batch lock, so it is waited for a
+//! moment only:
+//!
+//! ```text
+//!   send ─▶ reply                                        all is known
+//!        └▶ none within EVICTOR_ANSWERS, or it is seen to stand still: the command is *late*
+//!              a MOVE is *cut off*: staging is unregistered
+//!                 from here on the kernel refuses every MOVE (EINVAL), wherever in its code the evictor
+//!                 stands, and one that is under way has ended (unregistering waits for it); so what is in
+//!                 staging was moved, the rest was not, and the batch ends with that
+//!           no other command is sent until the late reply has come; then, inside the gate, staging is
+//!           registered again
+//! ```
+//!
+//! While a process is cut off, its events are read without the MOVE lock, which the evictor may hold wherever
+//! it stands: there is no MOVE that it could exclude. That a reader is inside the gate, and staging is
+//! registered again only there, keeps the two apart.
+//!
+//! What it does not do: end a process that stands still for ever; what it holds stays where it is.
+
+use crate::process::control::{ControlPage, Forbidden};
+use crate::process::{standstill, wire};
+use crate::times::EVICTOR_LOOKED_AT;
+use memspill_agent::protocol::{Command, MoveRun, OP_EXIT, OP_ZAP, Reply, STAGING_PAGES};
+use memspill_engine::gate::Gate;
+use memspill_engine::units::PAGE_SIZE;
+use memspill_uffd::userfaultfd::Uffd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Why a command has no result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Failed {
+    /// The evictor has ended, and its process or its program with it.
+    Gone,
+    /// It answers, but not what it was asked: what became of the pages is not known.
+    Broken,
+    /// It has not answered yet.
+    Late,
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Failed {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Failed::Gone
+            }
+            _ => Failed::Broken,
+        }
+    }
+}
+
+/// One evictor: how it is told something, and what it has not answered.
+pub struct Evictor {
+    pub socket: Arc<OwnedFd>,
+    pub control: ControlPage,
+    /// Its thread id, as seen from here.
+    pub tid: u32,
+    staging_addr: u64,
+    last_seq: AtomicU32,
+    /// Number of the command whose reply has not come; 0: none.
+    late: AtomicU32,
+    cut_off: AtomicBool,
+}
+
+impl Evictor {
+    pub fn new(socket: Arc<OwnedFd>, control: ControlPage, tid: u32, staging_addr: u64) -> Evictor {
+        let (last_seq, late, cut_off) = Default::default();
+        Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off }
+    }
+
+    /// Run one command and wait for its reply, until `deadline` at most. Only for whoever has the evictor's
+    /// turn.
+    pub fn call(&self, op: u32, runs: &[MoveRun], flags: u32, deadline: Instant) -> Result<(), Failed> {
+        if self.is_late() || self.is_cut_off() {
+            return Err(Failed::Late);
+        }
+        self.control.write_runs(runs);
+        let seq = self.next_seq();
+        wire::send(&self.socket, &Command { op, seq, arg: runs.len() as u32, arg2: flags }, &[])?;
+        if !self.answers(deadline)? {
+            self.late.store(seq, Ordering::Relaxed);
+            return Err(Failed::Late);
+        }
+        self.take_reply(seq)
+    }
+
+    fn next_seq(&self) -> u32 {
+        loop {
+            let seq = self.last_seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            if seq != 0 {
+                return seq;
+            }
+        }
+    }
+
+    /// Wait for a reply, as long as there is hope of one.
+    fn answers(&self, deadline: Instant) -> io::Result<bool> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if readable(&self.socket, left.min(EVICTOR_LOOKED_AT))? {
+                return Ok(true);
+            }
+            if left.is_zero() || standstill::of(self.tid).is_some() {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn take_reply(&self, seq: u32) -> Result<(), Failed> {
+        let reply = wire::receive::<Reply>(&self.socket)?;
+        if reply.seq == seq { Ok(()) } else { Err(Failed::Broken) }
+    }
+
+    /// A MOVE has not been answered, and nothing that it was told may be done any more. Not to be taken back
+    /// before it answers (`caught_up`).
+    pub fn cut_off(&self, uffd: &Uffd) -> Result<(), i32> {
+        // Where it goes on at once, it need not try what the kernel will refuse.
+        self.control.forbid(Forbidden::CutOff);
+        uffd.unregister(self.staging_addr, STAGING_BYTES)?;
+        self.cut_off.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub fn is_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed) != 0
+    }
+
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Acquire)
+    }
+
+    /// Has it answered everything, so that it can be told something new? Only for whoever has the evictor's
+    /// turn, and neither the batch lock nor the gate.
+    pub fn caught_up(&self, uffd: &Uffd, gate: &Gate) -> Result<bool, Failed> {
+        let late = self.late.load(Ordering::Relaxed);
+        if late != 0 {
+            if !readable(&self.socket, Duration::ZERO)? {
+                return Ok(false);
+            }
+            self.take_reply(late)?;
+            self.late.store(0, Ordering::Relaxed);
+        }
+        if self.is_cut_off() {
+            // A reader of events may be at work without the MOVE lock.
+            let _fill_guard = gate.enter_fill();
+            if uffd.register(self.staging_addr, STAGING_BYTES).is_err() {
+                return Ok(false);
+            }
+            self.cut_off.store(false, Ordering::Release);
+            self.control.allow(Forbidden::CutOff);
+        }
+        Ok(true)
+    }
+
+    /// Staging pages are to be empty. No reply comes, and nobody waits for it.
+    pub fn empty_staging(&self, first: u32, pages: u32) -> io::Result<()> {
+        self.send(Command { op: OP_ZAP, seq: 0, arg: first, arg2: pages })
+    }
+
+    /// It is alone: let it end, and its process with it.
+    pub fn let_exit(&self, code: u32) -> io::Result<()> {
+        self.send(Command { op: OP_EXIT, arg: code, ..Command::default() })
+    }
+
+    /// Never waits: an evictor that is stopped does not take its commands.
+    fn send(&self, command: Command) -> io::Result<()> {
+        wire::send(&self.socket, &command, &[])
+    }
+}
+
+const STAGING_BYTES: u64 = STAGING_PAGES as u64 * PAGE_SIZE as u64;
+
+fn readable(socket: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
+    match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}

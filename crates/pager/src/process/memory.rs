@@ -1,0 +1,232 @@
+//! A process's memory as the engine sees it ([`Memory`]): its userfaultfd, and how pages are put in.
+//!
+//! ```text
+//!   take:  take.rs
+//!   put:   UFFDIO_COPY from our buffer, not over guards, not beyond the mapping, not where memory is shared
+//! ```
+
+use crate::process::agent::Agent;
+use crate::process::bytes::bytes_of;
+use crate::process::shared::SharedMappings;
+use crate::process::take::Taker;
+use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
+use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
+use memspill_uffd::userfaultfd::{self, Uffd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// What waits there is woken, faults again, and is told from private memory then.
+const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
+
+pub struct ProcessMemory {
+    pub uffd: Uffd,
+    /// Thread group id; 0 until it is known (the child of a fork, until its first fault).
+    pub pid: AtomicU32,
+    agent: OnceLock<Agent>,
+    /// Where managed shared memory is mapped.
+    pub shared: SharedMappings,
+    /// The process's memory could not be read any more: nothing can be trusted, it must die.
+    pub broken: AtomicBool,
+    /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
+    pub has_exec: AtomicBool,
+    /// A guard was seen in this memory.
+    guards_seen: AtomicBool,
+    /// A window has met the end of a mapping.
+    torn: AtomicBool,
+    /// Staging is being read by us.
+    reading: AtomicBool,
+}
+
+impl ProcessMemory {
+    pub fn new(uffd: Uffd, pid: u32) -> ProcessMemory {
+        ProcessMemory {
+            uffd,
+            pid: AtomicU32::new(pid),
+            agent: OnceLock::new(),
+            shared: SharedMappings::default(),
+            broken: AtomicBool::new(false),
+            has_exec: AtomicBool::new(false),
+            guards_seen: AtomicBool::new(false),
+            torn: AtomicBool::new(false),
+            reading: AtomicBool::new(false),
+        }
+    }
+    pub fn agent(&self) -> Option<&Agent> {
+        self.agent.get()
+    }
+    pub fn attach(&self, agent: Agent) -> bool {
+        self.agent.set(agent).is_ok()
+    }
+    pub fn pid(&self) -> u32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+    /// The thread under whose id /proc shows this address space; 0 if not known yet, or no more. (Once the
+    /// first thread has called pthread_exit, the process id shows none.)
+    pub fn proc_id(&self) -> u32 {
+        match self.agent() {
+            // Its number would soon name another.
+            Some(agent) if !agent.lives() => 0,
+            Some(agent) => agent.evictor.tid,
+            None => self.pid(),
+        }
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+        match self.taker() {
+            Some(taker) => taker.take(runs, frames, outcome),
+            None => outcome.extend(runs.iter().flat_map(|run| (0..run.pages).map(|_| Take::Busy))),
+        }
+    }
+
+    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        if self.is_shared(vpn, pages.len()) {
+            return NOT_OURS;
+        }
+        let open = self.without_guard(vpn, pages.len());
+        self.filled_in_part(pages.len(), open, |open| {
+            fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open])))
+        })
+    }
+
+    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+        static ZEROS: [Page; memspill_engine::fill::WINDOW_MAX] =
+            [Page::ZERO; memspill_engine::fill::WINDOW_MAX];
+        if self.is_shared(vpn, pages) {
+            return NOT_OURS;
+        }
+        let accessible = self.accessible(vpn, pages);
+        // Without an agent nobody can look for guards.
+        if write && (pages == 1 || self.agent().is_some()) {
+            let open = self.without_guard(vpn, accessible);
+            return self.filled_in_part(pages, open, |open| {
+                fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open])))
+            });
+        }
+        // UFFDIO_ZEROPAGE does not replace guards.
+        self.filled_in_part(pages, accessible, |pages| {
+            fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+        })
+    }
+
+    fn poison(&self, vpn: Vpn) {
+        if self.is_shared(vpn, 1) {
+            return;
+        }
+        self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
+    }
+
+    fn wake(&self, vpn: Vpn, pages: usize) {
+        self.uffd.wake(vpn.addr(), (pages * PAGE_SIZE) as u64);
+    }
+}
+
+impl ProcessMemory {
+    /// Is managed shared memory mapped there? A page put there would be the object's, for everybody. Inside
+    /// the gate, where the list is true unless the kernel refuses the fill.
+    fn is_shared(&self, vpn: Vpn, pages: usize) -> bool {
+        self.shared.intersects(vpn.addr(), vpn.addr() + (pages * PAGE_SIZE) as u64)
+    }
+
+    /// How many of these pages, from the first one on, have no guard over them (MADV_GUARD_INSTALL).
+    /// UFFDIO_COPY would put a page in a guard's place.
+    ///
+    /// A single page is the one that faulted, so it had none then: it is looked at only where the program
+    /// uses guards. A guard that comes between this look and the fill is lost, unless the agent saw it
+    /// (`agent/advice.rs`).
+    fn without_guard(&self, vpn: Vpn, pages: usize) -> usize {
+        let Some(agent) = self.agent() else { return pages };
+        if pages == 1 && !self.guards_seen.load(Ordering::Relaxed) && !agent.evictor.control.has_guards() {
+            return pages;
+        }
+        let end = vpn.addr() + (pages * PAGE_SIZE) as u64;
+        let mut first_guard = end;
+        // What cannot be told (before Linux 6.15, or at the end of the process) is taken for no guard.
+        let _ = agent.each_guarded(vpn.addr(), end, |from, _| first_guard = first_guard.min(from));
+        if first_guard < end {
+            self.note_guards();
+        }
+        (first_guard - vpn.addr()) as usize / PAGE_SIZE
+    }
+
+    /// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page
+    /// that is guarded is woken by that, and gets his SIGSEGV. While a change is under way, what stands in
+    /// the way may be on what came after it: the engine asks again when the change has been told.
+    fn filled_in_part(&self, pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
+        if open == pages {
+            return fill(pages);
+        }
+        // After the look that has found it.
+        if self.uffd.is_changing() {
+            return Fill { pages: 0, stop: Stop::Again };
+        }
+        let filled = if open > 0 { fill(open) } else { Fill { pages: 0, stop: Stop::Done } };
+        match filled.stop {
+            Stop::Done => Fill { stop: Stop::Exists, ..filled },
+            _ => filled,
+        }
+    }
+
+    /// A guard was seen: from now on every page is looked at for one before it is filled, single pages too.
+    pub fn note_guards(&self) {
+        self.guards_seen.store(true, Ordering::Relaxed);
+    }
+
+    /// How many of these pages, from the first one on, lie in a mapping that can be accessed. A window that
+    /// goes on into a PROT_NONE part of what was one mapping would fill pages that nobody uses and that
+    /// cannot be taken out. A single page is the one that faulted, or the rest of such a window.
+    fn accessible(&self, vpn: Vpn, pages: usize) -> usize {
+        let maps = match self.agent() {
+            Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),
+            _ => None,
+        };
+        // What cannot be told (before Linux 6.11, or at the end of the process) is taken for accessible.
+        let accessible = match maps.map(|maps| memspill_uffd::procmap::accessible_until(maps, vpn.addr())) {
+            Some(Ok(Some(end))) => pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize),
+            Some(Ok(None)) => 0,
+            Some(Err(_)) | None => pages,
+        };
+        if accessible < pages {
+            self.torn.store(true, Ordering::Relaxed);
+        }
+        accessible
+    }
+
+    /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor
+    /// lock alone: it may fault, and the fault must find the batch lock free. False: it has not been done
+    /// yet.
+    pub fn populate(&self, pages: &[Vpn]) -> bool {
+        self.taker().is_some_and(|taker| taker.populate(pages))
+    }
+
+    /// None: the process has no evictor that can be told something.
+    fn taker(&self) -> Option<Taker<'_>> {
+        let agent = self.agent().filter(|agent| agent.serves())?;
+        let has_exec = self.has_exec.load(Ordering::Relaxed);
+        Some(Taker { uffd: &self.uffd, agent, has_exec, broken: &self.broken, reading: &self.reading })
+    }
+
+    /// There was a fault on a page of staging, by thread `tid`. If that is a thread of ours, a page that was
+    /// moved there is gone: what it reads now is not what the program wrote.
+    pub fn staging_was_read(&self, tid: u32) {
+        let is_ours = || Path::new(&format!("/proc/self/task/{tid}")).exists();
+        if self.reading.load(Ordering::SeqCst) && is_ours() {
+            self.broken.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+pub(crate) fn fill(result: userfaultfd::Fill) -> Fill {
+    let stop = match result.stop {
+        userfaultfd::Stop::Done => Stop::Done,
+        userfaultfd::Stop::Exists => Stop::Exists,
+        userfaultfd::Stop::Again => Stop::Again,
+        userfaultfd::Stop::NotMapped => Stop::NotMapped,
+        userfaultfd::Stop::Gone => Stop::Gone,
+        userfaultfd::Stop::NoMemory => Stop::NoMemory,
+        userfaultfd::Stop::Errno(errno) => Stop::Errno(errno),
+    };
+    Fill { pages: result.bytes as usize / PAGE_SIZE, stop }
+}

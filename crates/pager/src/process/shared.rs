@@ -1,0 +1,104 @@
+//! Where a process has managed shared memory mapped.
+//!
+//! Whoever fills private memory asks here first: put at such an address, a page of zeros would become a page
+//! of the object, for all who have it mapped. So the list must never lack a mapping that there is:
+//!
+//! * A mapping is put here before it is registered, and so before its first fault.
+//! * A change whose event is not read makes the kernel refuse fills of private memory; when it is read,
+//!   nobody else is inside the gate until this list is brought up to date (`faults/shared.rs`).
+//!
+//! What is here and not there any more does no harm: a fault on what came after it brings a page of the
+//! object that nobody has asked for, and comes again. What it does not do: know objects, other than by their
+//! keys.
+
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Page numbers are the object's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapped {
+    pub start: u64,
+    pub end: u64,
+    pub first_page: u64,
+    /// The object's key among those of the run.
+    pub object: u64,
+}
+
+#[derive(Default)]
+pub struct SharedMappings {
+    any: AtomicBool,
+    list: RwLock<Vec<Mapped>>,
+}
+
+const PAGE: u64 = memspill_engine::units::PAGE_SIZE as u64;
+
+impl SharedMappings {
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    pub fn list(&self) -> Vec<Mapped> {
+        self.list.read().expect("shared mappings").clone()
+    }
+
+    pub fn set(&self, list: Vec<Mapped>) {
+        let mut there = self.list.write().expect("shared mappings");
+        self.any.store(!list.is_empty(), Ordering::Release);
+        *there = list;
+    }
+
+    /// Of one object: these and no others.
+    pub fn set_of(&self, object: u64, mappings: &[Mapped]) {
+        let others = self.list().into_iter().filter(|mapped| mapped.object != object);
+        self.set(others.chain(mappings.iter().copied()).collect());
+    }
+
+    pub fn of(&self, object: u64) -> Vec<Mapped> {
+        self.list().into_iter().filter(|mapped| mapped.object == object).collect()
+    }
+
+    /// The object's key, and the number of its page.
+    pub fn find(&self, addr: u64) -> Option<(u64, u64)> {
+        if !self.any() {
+            return None;
+        }
+        let list = self.list.read().expect("shared mappings");
+        let mapped = list.iter().find(|mapped| (mapped.start..mapped.end).contains(&addr))?;
+        Some((mapped.object, mapped.first_page + (addr - mapped.start) / PAGE))
+    }
+
+    /// Does any of [start, end) lie in one?
+    pub fn intersects(&self, start: u64, end: u64) -> bool {
+        self.any()
+            && self.list.read().expect("shared mappings").iter().any(|m| m.start < end && start < m.end)
+    }
+
+    /// What of objects lies in [start, end): key, first page, and the page behind the last.
+    pub fn within(&self, start: u64, end: u64) -> Vec<(u64, u64, u64)> {
+        let piece = |m: &Mapped| {
+            let (from, to) = (m.start.max(start), m.end.min(end));
+            let page = |addr| m.first_page + (addr - m.start) / PAGE;
+            (from < to).then(|| (m.object, page(from), page(to)))
+        };
+        self.list.read().expect("shared mappings").iter().filter_map(piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_page_of_an_object() {
+        let mappings = SharedMappings::default();
+        assert!(mappings.find(0x5000).is_none() && !mappings.intersects(0, u64::MAX));
+        let a = Mapped { start: 0x5000, end: 0x8000, first_page: 10, object: 1 };
+        let b = Mapped { start: 0x9000, end: 0xa000, first_page: 0, object: 2 };
+        mappings.set(vec![a, b]);
+        assert_eq!((mappings.find(0x6abc), mappings.find(0x8000)), (Some((1, 11)), None));
+        assert!(mappings.intersects(0x7fff, 0x9000) && !mappings.intersects(0x8000, 0x9000));
+        assert_eq!(mappings.within(0x6000, 0x9fff + 1), [(1, 11, 13), (2, 0, 1)]);
+        mappings.set_of(1, &[]);
+        assert_eq!((mappings.of(1), mappings.of(2)), (vec![], vec![b]));
+    }
+}

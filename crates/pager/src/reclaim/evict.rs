@@ -1,0 +1,304 @@
+//! The reclaim threads: the loop around the engine's swap-out.
+//!
+//! ```text
+//!   wait for usage above the high mark
+//!   until below the low mark:  pick a space ─ evictor's turn ─ batch lock ─ take ─ unlock ─ wake who waits
+//!                              ─ write ─ move out to the file
+//!   nothing could be taken     no_room.rs        who cannot be asked   aside.rs
+//! ```
+//!
+//! Several threads, so that one can compress while others wait for an evictor, and so that several spaces are
+//! evicted at once; on a large machine, for all that its CPUs touch. Never on the fault path: a fault that
+//! finds no room waits for a batch, not for a round.
+
+use crate::proc;
+use crate::process::Process;
+use crate::process::standstill;
+use crate::reclaim::aside;
+use crate::reclaim::direct::{self, TakesShared};
+use crate::reclaim::linger::linger;
+use crate::reclaim::no_room::NoRoom;
+use crate::run::cpus::Waiting;
+use crate::run::{Run, watch};
+use crate::shared::Object;
+use crate::times::{EVICTOR_TURN, LOOK_ASIDE, RECLAIM_IDLE, RECLAIM_STEP, WRITE_AGAIN};
+use memspill_engine::backing::QueueId;
+use memspill_engine::engine::Engine;
+use memspill_engine::fill::Fault;
+use memspill_engine::space::Space;
+use memspill_engine::swap_out::Shrunk;
+use memspill_engine::units::{CpuId, Vpn};
+use memspill_engine::write_out::WriteOut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Pages taken out in one batch: enough to amortise the two wakes and the TLB flushes, short enough for who
+/// waits.
+const BATCH_PAGES: usize = 64;
+/// Searched at once for pages that are to leave now: the batch lock is held meanwhile.
+const PAGEOUT_SPAN_PAGES: u64 = 1 << 18;
+
+/// The thread of one reclaimer.
+pub fn reclaim(run: &Run, index: u32) {
+    let mut reclaimer = Reclaimer::new(run, CpuId(index), run.layout.reclaim_queue(index));
+    let mut seen = 0;
+    while !run.is_stopping() {
+        run.wait_for_kick(&mut seen, RECLAIM_IDLE);
+        watch::release_stuck(&run.cpus, &run.processes());
+        reclaimer.take_back_those_aside();
+        while run.engine.groups().above_low_mark() && !run.is_stopping() {
+            run.kick_another_reclaimer();
+            if !reclaimer.evict_batch() {
+                std::thread::sleep(RECLAIM_STEP);
+                if !run.engine.groups().above_high_mark() {
+                    break;
+                }
+            }
+        }
+        if !run.engine.groups().above_high_mark() {
+            reclaimer.no_room.clear();
+        }
+        while reclaimer.maintain_devices() {}
+        if index == 0 {
+            linger(run);
+        }
+    }
+}
+
+/// Take the resident pages of a range out now (MADV_PAGEOUT), with a queue of the caller's. Returns how many
+/// have gone: those that are shared, locked or in work stay.
+pub fn pageout(run: &Run, queue: QueueId, space: &Arc<Space>, from: Vpn, to: Vpn) -> usize {
+    let (mut next, mut gone) = (from, 0);
+    while next < to && !run.is_stopping() {
+        let (taken, after) = pageout_some(run, queue, space, next, to);
+        gone += taken;
+        // The process could not be asked.
+        if after == next {
+            break;
+        }
+        next = after;
+    }
+    gone
+}
+
+/// The same for the first pages of a range, as many as a batch holds. Also returns where to go on: that is
+/// `from` if the process cannot be asked.
+pub fn pageout_some(run: &Run, queue: QueueId, space: &Arc<Space>, from: Vpn, to: Vpn) -> (usize, Vpn) {
+    /// What is shared or in work may have become free at the next try.
+    const TRIES: u32 = 4;
+    let Some(first) = space.known_from(from).filter(|first| *first < to) else { return (0, to) };
+    let mut reclaimer = Reclaimer::new(run, crate::cpu(), queue);
+    let (mut gone, mut end, mut asked) = (0, Vpn(to.0.min(first.0 + PAGEOUT_SPAN_PAGES)), false);
+    for _ in 0..TRIES {
+        let _work = run.quiet.begin_work();
+        let (mut tried, mut after) = (0, first);
+        let taken = reclaimer.take_batch(space, |engine, cpu| {
+            let (shrunk, write_out, next) = engine.pageout(cpu, space, first, end);
+            (tried, after) = (shrunk.tried, next);
+            (shrunk, write_out)
+        });
+        run.update_account();
+        if after == first {
+            break;
+        }
+        (gone, end, asked) = (gone + taken, after, true);
+        if taken == tried {
+            break;
+        }
+    }
+    (gone, if asked { end } else { from })
+}
+
+/// May pages of the object leave now? Not while one who has it mapped has pinned memory for a device, or
+/// locked some of the object.
+fn may_leave(mappers: &[Arc<Process>], object: &Object) -> bool {
+    mappers.iter().all(|process| {
+        let pid = process.memory.proc_id();
+        // It is new, and has done nothing yet; or it has ended.
+        let Some((locked_bytes, pinned_bytes)) = proc::locked_and_pinned(pid).filter(|_| pid != 0) else {
+            return true;
+        };
+        let is_locked = || {
+            let locked = proc::locked(pid).unwrap_or_default();
+            let mapped = process.memory.shared.of(object.key);
+            locked.iter().any(|(start, end)| mapped.iter().any(|m| m.start < *end && *start < m.end))
+        };
+        pinned_bytes == 0 && (locked_bytes == 0 || !object.is_locked_in(process.key, locked_bytes, is_locked))
+    })
+}
+
+struct Reclaimer<'a> {
+    run: &'a Run,
+    cpu: CpuId,
+    queue: QueueId,
+    no_room: NoRoom,
+    /// No earlier than this are pages written again whose write failed.
+    write_again_at: Instant,
+    /// No earlier than this it is looked at which of those that stood still go on.
+    take_back_at: Instant,
+}
+
+impl<'a> Reclaimer<'a> {
+    fn new(run: &'a Run, cpu: CpuId, queue: QueueId) -> Reclaimer<'a> {
+        let now = Instant::now();
+        let no_room = NoRoom::default();
+        Reclaimer { run, cpu, queue, no_room, write_again_at: now, take_back_at: now }
+    }
+
+    /// Take one batch out. False if that achieved nothing.
+    fn evict_batch(&mut self) -> bool {
+        let run = self.run;
+        let _work = run.quiet.begin_work();
+        if Instant::now() >= self.write_again_at && run.engine.write_again(self.cpu, self.queue) > 0 {
+            self.write_again_at = Instant::now() + WRITE_AGAIN;
+        }
+        self.take_back_those_aside();
+        let mut taken = self.shrink_some();
+        if taken == 0 {
+            taken = run.engine.drop_read_ahead(self.cpu, BATCH_PAGES);
+        }
+        self.maintain_devices();
+        run.update_account();
+        self.no_room.consider_groups(run);
+        if taken > 0 {
+            self.no_room.note_batch();
+            run.poke_for_room(taken);
+            return true;
+        }
+        self.no_room.consider(run, self.queue);
+        false
+    }
+
+    fn take_back_those_aside(&mut self) {
+        if Instant::now() >= self.take_back_at {
+            self.take_back_at = Instant::now() + LOOK_ASIDE;
+            aside::take_back(self.run);
+            self.no_room.consider_squeezed(self.run);
+        }
+    }
+
+    /// Take a batch out of the space whose turn it is; of the next one, where its process cannot answer.
+    fn shrink_some(&mut self) -> usize {
+        while let Some(space) = self.run.engine.pick_space() {
+            let taken = self.shrink(&space, BATCH_PAGES);
+            if taken > 0 || !space.is_aside() {
+                return taken;
+            }
+        }
+        0
+    }
+
+    fn shrink(&mut self, space: &Arc<Space>, pages: usize) -> usize {
+        self.take_batch(space, |engine, cpu| engine.shrink(cpu, space, pages))
+    }
+
+    /// Take the pages out that `take` chooses, and write them. Returns how many have left.
+    fn take_batch(
+        &mut self,
+        space: &Arc<Space>,
+        take: impl FnOnce(&Engine, CpuId) -> (Shrunk, Option<WriteOut>),
+    ) -> usize {
+        if let Some(object) = self.run.object(u64::from(space.id.0)) {
+            return self.take_shared(&object, take);
+        }
+        let Some(process) = self.run.process(u64::from(space.id.0)) else { return 0 };
+        let engine = &self.run.engine;
+        let Some(agent) = process.memory.agent().filter(|agent| agent.serves()) else {
+            // The child of a fork, whose agent has not introduced itself yet.
+            space.pass_over();
+            return 0;
+        };
+        if standstill::is_stopped(agent.evictor.tid) {
+            aside::set_aside(&process, agent);
+            return 0;
+        }
+        // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
+        let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
+            space.pass_over();
+            return 0;
+        };
+        if !process.caught_up(agent) {
+            aside::set_aside(&process, agent);
+            return 0;
+        }
+        let batch = process.hold_batch();
+        let (shrunk, write_out) = take(engine, self.cpu);
+        drop(batch);
+        self.hand_over(&process, space, &shrunk.wanted);
+        if !shrunk.busy.is_empty() {
+            // Shared since a fork (perhaps one that nobody told of). Where the other one still lives, each
+            // gets a page of its own by this.
+            space.cow.store(true, Ordering::Relaxed);
+            if process.memory.populate(&shrunk.busy) {
+                space.mark_own(&shrunk.busy);
+                space.drop_discount(engine.swap(), shrunk.busy.len() as u64);
+            }
+        }
+        if agent.evictor.is_late() {
+            aside::set_aside(&process, agent);
+        }
+        drop(evictor);
+        // Room was made when the pages left, not when they are stored: who waits need not wait for the
+        // compression.
+        self.run.poke_for_room(shrunk.taken);
+        if let Some(write_out) = write_out {
+            engine.write_out(self.cpu, self.queue, write_out);
+        }
+        shrunk.taken
+    }
+
+    /// A batch of shared memory, for which no evictor is needed.
+    fn take_shared(
+        &mut self,
+        object: &Arc<Object>,
+        take: impl FnOnce(&Engine, CpuId) -> (Shrunk, Option<WriteOut>),
+    ) -> usize {
+        let engine = &self.run.engine;
+        if !object.is_adopted() || !may_leave(&self.run.mappers(object.key), object) {
+            object.space.pass_over();
+            return 0;
+        }
+        let batch = object.hold_batch();
+        // Looked up again: a child that has come since may open files too.
+        let mappers = self.run.mappers(object.key);
+        let takes = TakesShared::begin(&mappers);
+        if mappers.iter().any(|process| direct::may_have(process)) {
+            object.space.pass_over();
+            return 0;
+        }
+        let (shrunk, write_out) = take(engine, self.cpu);
+        drop((takes, batch));
+        self.run.account.count_shared_out(shrunk.taken);
+        for vpn in &shrunk.wanted {
+            let keys = object.memory.waiting_for(vpn.0);
+            let first = keys.into_iter().find_map(|key| self.run.process(key));
+            first.iter().for_each(|process| self.hand_over(process, &object.space, &[*vpn]));
+        }
+        self.run.poke_for_room(shrunk.taken);
+        if let Some(write_out) = write_out {
+            engine.write_out(self.cpu, self.queue, write_out);
+        }
+        shrunk.taken
+    }
+
+    /// Faults on pages of the batch: for the pagers, which alone start reads (a window may reach beyond the
+    /// batch).
+    fn hand_over(&self, process: &Arc<Process>, space: &Arc<Space>, wanted: &[Vpn]) {
+        let cpu = &self.run.cpus[self.cpu.index() % self.run.cpus.len()];
+        let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false };
+        let waiting =
+            |vpn: &Vpn| Waiting { process: process.clone(), space: space.clone(), fault: fault(vpn) };
+        if !wanted.is_empty() {
+            cpu.add_waiting(wanted.iter().map(waiting));
+            cpu.poke();
+        }
+    }
+
+    /// Move pages out to the file, compact pools. True: there is more to be done.
+    fn maintain_devices(&self) -> bool {
+        let more = self.run.engine.devices().iter().any(|d| d.maintain(self.queue));
+        self.run.update_account();
+        more
+    }
+}

@@ -1,0 +1,38 @@
+//! On two CPUs: a reclaimer stays awake while the faults of one thread keep coming and nobody else wants this
+//! CPU.
+//!
+//! A thread that a fill wakes goes to an idle CPU if there is one, away from its pager, and both pay for an
+//! idle CPU's waking (50 µs in a virtual machine) at every fault from then on. On more CPUs one of them is
+//! always idle.
+
+use crate::run::Run;
+use crate::run::watch;
+use crate::times::{LINGER_ELSEWHERE, LINGER_FAULTS};
+use memspill_engine::units::CpuId;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Return when reclaim is wanted, faults have ceased, or somebody else has run here.
+pub fn linger(run: &Run) {
+    if run.cpus.len() != 2 || !watch::one_thread_faults(&run.processes()) {
+        return;
+    }
+    let stats = run.engine.stats();
+    let faults =
+        || [0, 1].map(|cpu| stats.on(CpuId(cpu)).pgfault.load(Ordering::Relaxed)).iter().sum::<u64>();
+    let (mut seen, mut seen_at) = (faults(), Instant::now());
+    while !run.reclaim_is_wanted() {
+        (0..64).for_each(|_| std::hint::spin_loop());
+        let before = Instant::now();
+        std::thread::yield_now();
+        let now = Instant::now();
+        if now - before > LINGER_ELSEWHERE {
+            return;
+        }
+        if faults() != seen {
+            (seen, seen_at) = (faults(), now);
+        } else if now - seen_at > LINGER_FAULTS {
+            return;
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Reclaim: the threads that take pages out, and who keeps memory when there is not enough for all.
+
+mod aside;
+pub(crate) mod direct;
+pub(crate) mod evict;
+pub(crate) mod fairness;
+mod linger;
+mod no_room;

@@ -1,0 +1,194 @@
+//! Nothing could be taken out: what is done about that, and when.
+//!
+//! ```text
+//!   a fault waits, and nothing has moved for
+//!      ROOM_FROM_POOLS         pools in RAM give room; else those are waited for that stand still (aside.rs)
+//!      ROOM_FULL_*, ROOM_STUCK either the swap is full, or what is left cannot be moved: --on-full decides
+//!   those that stand still leave next to nothing to others for ROOM_FROM_POOLS: others have a part for sure
+//! ```
+//!
+//! Both are answers, not hangs. "Moved" is by anybody: a thread that never finds a victim because another one
+//! takes them all has no reason to complain. A group below the root may be full for good while reclaim goes
+//! on in others, so each is looked at by itself.
+
+use crate::monitor::unmanaged;
+use crate::reclaim::aside::{self, await_those_aside};
+use crate::run::{Run, account};
+use crate::times::{ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_STUCK};
+use memspill_engine::backing::{Chore, QueueId};
+use memspill_engine::group::Group;
+use memspill_engine::units::{GroupId, PAGE_SIZE};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room
+/// in RAM again.
+const POOL_PARTS: u64 = 8;
+
+/// What one reclaimer remembers.
+#[derive(Default)]
+pub struct NoRoom {
+    /// Since when nothing moves, and how much had moved by then (`Run::moved_pages`).
+    stuck: Option<(Instant, u64)>,
+    /// The same for each group that is full by itself, while the others may go on.
+    stuck_groups: HashMap<GroupId, (Instant, u64)>,
+    /// Since when processes that stand still leave next to nothing to the others of a group.
+    squeezed: HashMap<GroupId, Instant>,
+}
+
+impl NoRoom {
+    /// A batch has left.
+    pub fn note_batch(&mut self) {
+        self.stuck = None;
+    }
+
+    /// There is room.
+    pub fn clear(&mut self) {
+        self.stuck = None;
+        self.stuck_groups.clear();
+        self.squeezed.clear();
+    }
+
+    /// Processes that stand still may leave so little to others that these get nowhere, though pages move.
+    pub fn consider_squeezed(&mut self, run: &Run) {
+        let squeezed = aside::squeezed(run);
+        self.squeezed.retain(|id, _| squeezed.iter().any(|group| group.id == *id));
+        // An idle shell that holds little wants no more.
+        for group in squeezed.iter().filter(|group| aside::others_wait(run, group)) {
+            let since = *self.squeezed.entry(group.id).or_insert_with(Instant::now);
+            if since.elapsed() > ROOM_FROM_POOLS {
+                self.squeezed.remove(&group.id);
+                aside::relieve(run, group);
+            }
+        }
+    }
+
+    /// Of groups below the root: is one full for good?
+    pub fn consider_groups(&mut self, run: &Run) {
+        let engine = &run.engine;
+        if engine.groups().all().len() == 1 {
+            return;
+        }
+        let group_of = |process: &Arc<crate::process::Process>| process.space.group(engine.swap()).clone();
+        let waiting: Vec<Arc<Group>> = run.waiting_processes().iter().map(group_of).collect();
+        let below_the_root = engine.groups().all().iter().filter(|group| group.parent.is_some());
+        let full: Vec<&Arc<Group>> = below_the_root.filter(|group| group.full()).collect();
+        self.stuck_groups.retain(|id, _| full.iter().any(|group| group.id == *id));
+        for group in full {
+            let below = engine.groups().all().iter().filter(|other| other.is_within(group));
+            let moved = below.map(|group| group.moved_pages()).sum();
+            let (since, then) = *self.stuck_groups.entry(group.id).or_insert((Instant::now(), moved));
+            let waited_for = waiting.iter().any(|w| w.is_within(group));
+            if then != moved {
+                self.stuck_groups.remove(&group.id);
+            } else if waited_for && since.elapsed() > ROOM_FROM_POOLS && await_those_aside(run, group) {
+                // It goes on when they do.
+            } else if since.elapsed() > ROOM_STUCK && waited_for {
+                self.stuck_groups.remove(&group.id);
+                if group.has_swap() {
+                    let reason = format!("group {} is full", group.name);
+                    run.no_way_out(group, None, &reason, "raise its memory.max or swap.max");
+                } else {
+                    no_swap_left(run, group);
+                }
+            }
+        }
+    }
+
+    /// A batch has achieved nothing. If that lasts and somebody waits, something is done about it.
+    pub fn consider(&mut self, run: &Run, queue: QueueId) {
+        let engine = &run.engine;
+        let waiting = run.cpus.iter().any(|cpu| cpu.has_waiting());
+        let moved = run.moved_pages();
+        let since = match self.stuck {
+            Some((since, then)) if waiting && then == moved => since,
+            _ => {
+                self.stuck = Some((Instant::now(), moved));
+                engine.swap().clear_full();
+                return;
+            }
+        };
+        let full = engine.swap().is_full();
+        if !full && since.elapsed() >= ROOM_FROM_POOLS {
+            if pools_give_room(run, queue) {
+                self.stuck = None;
+                return;
+            }
+            if await_those_aside(run, engine.root()) {
+                return;
+            }
+        }
+        let patience =
+            if full { run.settings.on_full.either(ROOM_FULL_KILL, ROOM_FULL_GROW) } else { ROOM_STUCK };
+        if since.elapsed() >= patience {
+            self.stuck = None;
+            engine.swap().clear_full();
+            give_up(run, full);
+        }
+    }
+}
+
+/// `full`: the swap is. Else what is left cannot be moved.
+fn give_up(run: &Run, full: bool) {
+    let engine = &run.engine;
+    let group = engine.root();
+    let failing = engine.devices().iter().find(|d| !d.is_off() && d.errors.is_failing());
+    let error = engine.swap().take_error();
+    let of_group = engine.groups().all().iter().skip(1).find(|group| full && !group.has_swap());
+    if let Some(group) = of_group {
+        return no_swap_left(run, group);
+    }
+    let (reason, fix) = match (full, failing, error) {
+        (true, Some(device), _) => {
+            (format!("nothing can be written to swap device {}", device.name), "name another one with --swap")
+        }
+        (true, None, _) => ("the swap is full".into(), "raise --swap-max, --swap size= or free disk space"),
+        (false, _, Some(error)) => (error, "raise --memory-max"),
+        (false, _, None) => {
+            let bytes = group.usage_bytes() >> 20;
+            let why = format!("cannot be swapped out ({})", what_counts(run));
+            (format!("{bytes} MiB of the budget {why}"), "raise --memory-max")
+        }
+    };
+    run.no_way_out(group, None, &reason, fix);
+}
+
+fn no_swap_left(run: &Run, group: &Group) {
+    let reason = format!("group {} has used up its swap.max", group.name);
+    run.no_way_out(group, None, &reason, "raise its swap.max or memory.max");
+}
+
+/// What is in memory cannot be moved now: it is locked, or of a child that has not joined yet. Pages that are
+/// compressed in RAM can, where there is a file behind them. True if that made room.
+fn pools_give_room(run: &Run, queue: QueueId) -> bool {
+    let mut given = false;
+    for device in run.engine.devices().iter() {
+        let bytes = device.backing.usage().ram_bytes / POOL_PARTS;
+        given |= device.backing.housekeep(Chore::GiveRam { queue, bytes });
+    }
+    run.update_account();
+    run.poke_waiting();
+    given
+}
+
+/// What counts against the budget, for people.
+fn what_counts(run: &Run) -> String {
+    let processes = run.processes();
+    let managed: u64 = run.engine.spaces().iter().map(|space| space.resident_pages()).sum();
+    let bytes_of = |process: &Arc<crate::process::Process>| {
+        process.growth.unmanaged_bytes() + process.growth.unmanaged_shared_bytes()
+    };
+    let unmanaged_bytes: u64 = processes.iter().map(bytes_of).sum();
+    let own_bytes = run.account.measured_bytes().saturating_sub(unmanaged_bytes) + run.engine.frame_bytes();
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let largest = unmanaged::largest(run).map_or(String::new(), |what| format!("; {what}"));
+    format!(
+        "{} MiB managed, but shared, locked or in work; {} MiB not managed; compressed pool {} MiB, memspill \
+         itself {} MiB{largest}",
+        mib(managed * PAGE_SIZE as u64),
+        mib(unmanaged_bytes),
+        mib(account::pool_bytes(&run.engine)),
+        mib(own_bytes)
+    )
+}

@@ -1,0 +1,112 @@
+//! What counts against the budget and is not a managed page: memory of the targets that is not managed, the
+//! compressed pool, frames, tables and all else of our own.
+//!
+//! ```text
+//!   other_bytes = pool + frames         known exactly: brought up to date after each batch
+//!               + measured              the monitor's: unmanaged memory of the targets, shared memory
+//!                                       (each object once), and our own
+//! ```
+
+use memspill_engine::engine::Engine;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Page tables, LRU lists and swap maps, and the pages (resident and swapped) that they were for.
+#[derive(Clone, Copy, Default)]
+pub struct Tables {
+    pub bytes: u64,
+    pub managed_pages: u64,
+}
+
+#[derive(Default)]
+pub struct Account {
+    /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
+    measured_bytes: AtomicU64,
+    largest_pool_bytes: AtomicU64,
+    largest_tables: Mutex<Tables>,
+    largest_shared_bytes: AtomicU64,
+    shared_objects: AtomicU64,
+    shared_pages_out: AtomicU64,
+}
+
+impl Account {
+    pub fn measured_bytes(&self) -> u64 {
+        self.measured_bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn set_measured_bytes(&self, bytes: u64) {
+        self.measured_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What was counted as unmanaged until now is managed from here on.
+    pub fn less_unmanaged(&self, bytes: u64) {
+        let less = |measured: u64| Some(measured.saturating_sub(bytes));
+        let _ = self.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Pool, frames and tables change with every batch: bring the group's figure up to date.
+    pub fn update(&self, engine: &Engine) {
+        let pool_bytes = pool_bytes(engine);
+        self.largest_pool_bytes.fetch_max(pool_bytes, Ordering::Relaxed);
+        engine.root().set_other_bytes(pool_bytes + engine.frame_bytes() + self.measured_bytes());
+    }
+
+    /// Note how large the engine's tables are. To be called now and then.
+    pub fn note_tables(&self, engine: &Engine) {
+        let managed = engine.spaces().iter().map(|s| s.resident_pages() + s.swapped_pages()).sum();
+        let now = Tables { bytes: engine.table_bytes(), managed_pages: managed };
+        let mut largest = self.largest_tables.lock().expect("tables");
+        if now.bytes > largest.bytes {
+            *largest = now;
+        }
+    }
+
+    /// When they were at their largest.
+    pub fn largest_tables(&self) -> Tables {
+        *self.largest_tables.lock().expect("tables")
+    }
+
+    /// So much shared memory is there, managed or not.
+    pub fn note_shared(&self, bytes: u64) {
+        self.largest_shared_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    pub fn largest_shared_bytes(&self) -> u64 {
+        self.largest_shared_bytes.load(Ordering::Relaxed)
+    }
+
+    /// One more object is managed.
+    pub fn count_shared_object(&self) {
+        self.shared_objects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Objects that have become managed so far.
+    pub fn shared_objects(&self) -> u64 {
+        self.shared_objects.load(Ordering::Relaxed)
+    }
+
+    pub fn count_shared_out(&self, pages: usize) {
+        self.shared_pages_out.fetch_add(pages as u64, Ordering::Relaxed);
+    }
+
+    /// Pages of shared memory that were taken out so far.
+    pub fn shared_pages_out(&self) -> u64 {
+        self.shared_pages_out.load(Ordering::Relaxed)
+    }
+
+    /// The most RAM that the devices held, as it was seen after each batch.
+    pub fn largest_pool_bytes(&self) -> u64 {
+        self.largest_pool_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// RAM that swap devices hold.
+pub fn pool_bytes(engine: &Engine) -> u64 {
+    engine.devices().iter().map(|device| device.backing.usage().ram_bytes).sum()
+}
+
+/// Memory of our own that is neither pool nor frames, and not charged: tables, stacks, code's data.
+pub fn own_bytes(engine: &Engine) -> u64 {
+    let anon_bytes = crate::proc::statm(std::process::id()).map_or(0, |statm| statm.anon_bytes);
+    anon_bytes.saturating_sub(pool_bytes(engine) + engine.frame_bytes() + engine.read_ahead_bytes())
+}

@@ -1,0 +1,192 @@
+//! The pager threads as others see them: an epoll each, faults that wait for room, and how they are woken.
+//!
+//! ```text
+//!   epoll ─┬─ userfaultfds    of all processes, or of those that are at home here (watch.rs)
+//!          ├─ reads           a device has finished some
+//!          └─ poke            there is room for what waits
+//! ```
+
+use crate::histogram::Histogram;
+use crate::process::Process;
+use memspill_engine::backing::QueueId;
+use memspill_engine::devices::Device;
+use memspill_engine::fill::Fault;
+use memspill_engine::space::Space;
+use memspill_uffd::userfaultfd::Uffd;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Keys of the epolls that are not processes.
+pub const KEY_POKE: u64 = u64::MAX;
+pub const KEY_READS: u64 = u64::MAX - 1;
+
+/// A fault that waits for room.
+pub struct Waiting {
+    /// Whose fault it is.
+    pub process: Arc<Process>,
+    /// The page table that has the page: the process's own, or a shared object's.
+    pub space: Arc<Space>,
+    pub fault: Fault,
+}
+
+/// One pager thread's side of things.
+pub struct PagerCpu {
+    /// The kernel's number of the CPU to which the thread is pinned.
+    pub cpu: usize,
+    epoll: OwnedFd,
+    /// Written when there is room for `waiting`.
+    poke: OwnedFd,
+    waiting: Mutex<VecDeque<Waiting>>,
+    /// Is there any in `waiting`? Changed under its lock; others look at it without.
+    some_wait: AtomicBool,
+    /// How long this thread's faults have taken.
+    pub fault_ns: Histogram,
+    /// One that waited is being tried again, and is not in `waiting` meanwhile.
+    tries_again: AtomicBool,
+    /// Since when it is at work, in µs since the start; 0 while it waits.
+    busy_since_us: AtomicU64,
+}
+
+impl PagerCpu {
+    pub fn new(cpu: usize) -> io::Result<PagerCpu> {
+        let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &poke, epoll::EventData::new_u64(KEY_POKE), epoll::EventFlags::IN)?;
+        let (waiting, some_wait, fault_ns, tries_again, busy_since_us) = Default::default();
+        Ok(PagerCpu { cpu, epoll, poke, waiting, some_wait, fault_ns, tries_again, busy_since_us })
+    }
+
+    /// From now on this thread wakes for the process's faults and events. AlreadyExists: it does so already.
+    pub fn watch(&self, uffd: &Uffd, key: u64) -> io::Result<()> {
+        epoll::add(&self.epoll, uffd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)?;
+        Ok(())
+    }
+
+    pub fn unwatch(&self, uffd: &Uffd) {
+        // It may be gone already: the kernel forgets a closed descriptor by itself.
+        let _ = epoll::delete(&self.epoll, uffd);
+    }
+
+    /// From now on this thread wakes when a device has finished reads of its queue, where it tells of them.
+    pub fn watch_reads(&self, device: &Device, queue: QueueId) -> io::Result<()> {
+        if let Some(fd) = device.backing.poll_fd(queue)? {
+            let key = epoll::EventData::new_u64(KEY_READS);
+            epoll::add(&self.epoll, &fd, key, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    /// The next messages, for the thread itself.
+    pub fn wait(&self, events: &mut Vec<epoll::Event>, limit: Option<Duration>) -> rustix::io::Result<()> {
+        let limit = limit.map(|limit| Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) });
+        events.clear();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The thread is at work, or waits again.
+    pub fn set_busy(&self, busy: bool) {
+        self.busy_since_us.store(if busy { now_us() } else { 0 }, Ordering::Relaxed);
+    }
+
+    pub fn busy_for(&self) -> Option<Duration> {
+        let since_us = self.busy_since_us.load(Ordering::Relaxed);
+        (since_us > 0).then(|| Duration::from_micros(now_us().saturating_sub(since_us)))
+    }
+
+    /// Let the thread try again what waits for room. Returns how many faults that is.
+    pub fn poke(&self) -> usize {
+        if !self.some_wait.load(Ordering::Acquire) {
+            return 0;
+        }
+        let faults = self.waiting.lock().expect("waiting").len();
+        if faults > 0 {
+            let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
+        }
+        faults
+    }
+
+    /// The queue, for a change. Nobody who adds a fault and then looks for room is missed: the mark is set
+    /// before the lock is given back.
+    fn change_waiting<R>(&self, change: impl FnOnce(&mut VecDeque<Waiting>) -> R) -> R {
+        let mut waiting = self.waiting.lock().expect("waiting");
+        let result = change(&mut waiting);
+        self.some_wait.store(!waiting.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// The poke has been seen.
+    pub fn take_poke(&self) {
+        let _ = rustix::io::read(&self.poke, &mut [0; 8]);
+    }
+
+    pub fn add_waiting(&self, new: impl IntoIterator<Item = Waiting>) {
+        self.change_waiting(|waiting| waiting.extend(new));
+    }
+
+    /// Does a fault wait for room?
+    pub fn has_waiting(&self) -> bool {
+        // Under the lock, with which the mark is set and taken away.
+        let waiting = self.waiting.lock().expect("waiting");
+        !waiting.is_empty() || self.tries_again.load(Ordering::Relaxed)
+    }
+
+    /// Whose faults wait.
+    pub fn waiting_processes(&self) -> Vec<Arc<Process>> {
+        self.waiting.lock().expect("waiting").iter().map(|waiting| waiting.process.clone()).collect()
+    }
+
+    /// The first fault that waits for room, to be tried again. Until `put_back`, one that finds no room again
+    /// counts as waiting all the time: who looks for faults that get no room would miss them now and then,
+    /// and so never find that nothing goes on.
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        self.change_waiting(|waiting| {
+            let next = waiting.pop_front();
+            if next.is_some() {
+                self.tries_again.store(true, Ordering::Relaxed);
+            }
+            next
+        })
+    }
+
+    /// These found no room again, and come first the next time.
+    pub fn put_back(&self, still_waiting: Vec<Waiting>) {
+        self.change_waiting(|waiting| {
+            still_waiting.into_iter().rev().for_each(|one| waiting.push_front(one));
+            self.tries_again.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Take the waiting faults of the wanted processes out of the queue.
+    pub fn take_waiting(&self, wanted: impl Fn(&Process) -> bool) -> Vec<Waiting> {
+        self.change_waiting(|waiting| {
+            if !waiting.iter().any(|one| wanted(&one.process)) {
+                return Vec::new();
+            }
+            let (taken, others): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|one| wanted(&one.process));
+            waiting.extend(others);
+            taken
+        })
+    }
+}
+
+/// µs since the first call.
+pub fn now_us() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_micros() as u64 + 1
+}
+
+/// Wait until a device has finished reads, or for less than a second.
+pub fn wait_readable(fd: &OwnedFd, limit: Duration) {
+    let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+    // Interrupted: the caller looks again anyway.
+    let _ = rustix::event::poll(&mut fds, Some(&limit));
+}

@@ -1,0 +1,414 @@
+//! What the supervisor's threads share: the table of processes, who waits for what, and how the run ends.
+//!
+//! ```text
+//!   pager 0..n   one per CPU, pinned, each with an epoll of its own over every userfaultfd     faults/
+//!   reclaimers   evict, compress, write, move out to the file                                  reclaim/
+//!   monitor      growth, what is not managed, shared pages, dead processes                     monitor/
+//!   door         agents that connect                                                           door/
+//!   ctl          what `memspill ctl` asks                                                      ctl/
+//!   main         the target, signals, the end                                                  supervisor.rs
+//!        │ each uses
+//!        ▼
+//!   Run ─┬─ table of processes ──▶ process/
+//!        ├─ engine                 pages, slots, the group's account
+//!        ├─ cpus, watch            the pager threads: whom they watch, faults that wait for room
+//!        ├─ account                what else counts against the budget
+//!        ├─ advice                 what programs have said of their pages, and is still to be done
+//!        └─ quiet                  --check
+//! ```
+//!
+//! Nothing here knows those threads. The table of processes is never held while another lock is taken.
+
+pub mod account;
+pub mod advice;
+pub mod cpus;
+pub mod quiet;
+pub mod watch;
+
+use crate::exit;
+use crate::histogram::Histogram;
+use crate::process::Process;
+use crate::shared::Object;
+use account::Account;
+use advice::AdviceQueue;
+use cpus::PagerCpu;
+use memspill_engine::backing::QueueId;
+use memspill_engine::engine::Engine;
+use memspill_engine::group::Group;
+use memspill_engine::layout;
+use memspill_uffd::shmem::Id;
+use quiet::Quiet;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::Duration;
+
+pub struct Run {
+    pub engine: Engine,
+    pub cpus: Vec<PagerCpu>,
+    pub layout: Layout,
+    pub settings: Settings,
+    pub quiet: Quiet,
+    pub account: Account,
+    pub advice: AdviceQueue,
+    /// Page faults served, for latency: nanoseconds summed by power of two.
+    /// The pager that `poke_for_room` looks at first.
+    next_poked: AtomicUsize,
+    processes: RwLock<HashMap<u64, Arc<Process>>>,
+    /// Shared memory that is managed, each object once.
+    objects: RwLock<HashMap<u64, Arc<Object>>>,
+    next_key: AtomicU64,
+    reclaim_wanted: AtomicBool,
+    /// How often reclaim was called for, and who waits for that.
+    reclaim_calls: (Mutex<u64>, Condvar),
+    /// The monitor is to look now.
+    look_wanted: (Mutex<bool>, Condvar),
+    /// Memory is tight: everything is registered, new mappings too.
+    memory_is_tight: AtomicBool,
+    stopping: AtomicBool,
+    /// The first reason to end everything; the main thread acts on it.
+    verdict: Mutex<Option<Verdict>>,
+}
+
+/// Why the supervisor must end the run by itself.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub exit_code: i32,
+    pub message: String,
+}
+
+/// What to do when nothing can be swapped out any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFull {
+    Kill,
+    Grow,
+}
+
+impl OnFull {
+    /// Either, by what is done.
+    pub fn either<T>(self, kill: T, grow: T) -> T {
+        match self {
+            OnFull::Kill => kill,
+            OnFull::Grow => grow,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub memory_max_bytes: u64,
+    pub on_full: OnFull,
+    pub verbose: bool,
+    pub check: bool,
+    pub shared: Shared,
+}
+
+/// Which shared memory is counted and managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shared {
+    /// None at all.
+    None,
+    /// MAP_SHARED | MAP_ANONYMOUS, and mappings of /dev/zero.
+    Anonymous,
+}
+
+/// Threads that serve faults, threads that reclaim, and threads that follow advice; each has a queue of every
+/// backing, pagers first, and the last queue is swapoff's.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    pub pagers: u32,
+    pub reclaimers: u32,
+    pub advisers: u32,
+}
+
+impl Layout {
+    pub fn queues(&self) -> u32 {
+        self.pagers + self.reclaimers + self.advisers + 1
+    }
+
+    pub fn reclaim_queue(&self, reclaimer: u32) -> QueueId {
+        QueueId(self.pagers + reclaimer)
+    }
+
+    pub fn advice_queue(&self, adviser: u32) -> QueueId {
+        QueueId(self.pagers + self.reclaimers + adviser)
+    }
+
+    /// Swapoff's, and that of all else that people ask for: writes are in turn on a queue.
+    pub fn ctl_queue(&self) -> QueueId {
+        QueueId(self.queues() - 1)
+    }
+}
+
+impl Run {
+    pub fn new(engine: Engine, cpus: Vec<PagerCpu>, layout: Layout, settings: Settings) -> Run {
+        Run {
+            engine,
+            cpus,
+            layout,
+            quiet: Quiet::new(settings.check),
+            settings,
+            account: Account::default(),
+            advice: AdviceQueue::default(),
+            next_poked: AtomicUsize::new(0),
+            processes: RwLock::default(),
+            objects: RwLock::default(),
+            next_key: AtomicU64::new(1),
+            reclaim_wanted: AtomicBool::new(false),
+            reclaim_calls: (Mutex::new(0), Condvar::new()),
+            look_wanted: (Mutex::new(false), Condvar::new()),
+            memory_is_tight: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            verdict: Mutex::new(None),
+        }
+    }
+
+    pub fn new_key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn process(&self, key: u64) -> Option<Arc<Process>> {
+        self.processes.read().expect("processes").get(&key).cloned()
+    }
+
+    pub fn processes(&self) -> Vec<Arc<Process>> {
+        self.processes.read().expect("processes").values().cloned().collect()
+    }
+
+    pub fn process_of_pid(&self, pid: u32) -> Option<Arc<Process>> {
+        let processes = self.processes.read().expect("processes");
+        processes.values().find(|process| process.memory.pid() == pid && !process.is_dying()).cloned()
+    }
+
+    /// Make a process known to the engine and to every pager thread.
+    pub fn add_process(&self, process: Arc<Process>) -> std::io::Result<()> {
+        process.space.start_level_with(&self.engine.spaces());
+        self.engine.add_space(process.space.clone());
+        self.processes.write().expect("processes").insert(process.key, process.clone());
+        watch::watch_new(&self.cpus, &process)
+    }
+
+    /// The address space is gone: free everything that it held.
+    pub fn remove_process(&self, process: &Arc<Process>) {
+        if self.processes.write().expect("processes").remove(&process.key).is_none() {
+            return;
+        }
+        watch::unwatch_gone(&self.cpus, process);
+        let held = process.hold_pages();
+        process.space.release(self.engine.swap(), crate::cpu());
+        drop(held);
+        self.engine.remove_space(&process.space);
+        self.poke_waiting();
+    }
+
+    pub fn object(&self, key: u64) -> Option<Arc<Object>> {
+        self.objects.read().expect("objects").get(&key).cloned()
+    }
+
+    pub fn objects(&self) -> Vec<Arc<Object>> {
+        self.objects.read().expect("objects").values().cloned().collect()
+    }
+
+    pub fn object_of(&self, id: Id) -> Option<Arc<Object>> {
+        let objects = self.objects.read().expect("objects");
+        objects.values().find(|object| object.memory.mapped.object.id == id).cloned()
+    }
+
+    /// Make an object known to the engine. It gives no pages until it is adopted.
+    pub fn add_object(&self, object: Arc<Object>) {
+        object.space.set_aside(true, &[]);
+        self.engine.add_space(object.space.clone());
+        self.objects.write().expect("objects").insert(object.key, object);
+    }
+
+    /// Nobody has it mapped, or it is not managed any more and all of it is in memory.
+    pub fn remove_object(&self, object: &Object) {
+        self.objects.write().expect("objects").remove(&object.key);
+        let held = object.hold_pages();
+        object.space.release(self.engine.swap(), crate::cpu());
+        drop(held);
+        self.engine.remove_space(&object.space);
+        self.poke_waiting();
+    }
+
+    /// Processes that have the object mapped.
+    pub fn mappers(&self, object: u64) -> Vec<Arc<Process>> {
+        let has = |process: &Arc<Process>| !process.memory.shared.of(object).is_empty();
+        self.processes().into_iter().filter(has).collect()
+    }
+
+    /// Wake a reclaimer if usage calls for it.
+    pub fn kick_reclaim(&self) {
+        // The look before the swap: pagers of many CPUs would take the line from one another.
+        if self.engine.groups().above_high_mark()
+            && !self.reclaim_wanted.load(Ordering::Relaxed)
+            && !self.reclaim_wanted.swap(true, Ordering::Relaxed)
+        {
+            *self.reclaim_calls.0.lock().expect("reclaim") += 1;
+            match self.reclaimers_call_each_other() {
+                true => self.reclaim_calls.1.notify_one(),
+                false => self.reclaim_calls.1.notify_all(),
+            }
+        }
+    }
+
+    /// A reclaimer is at work, and this is not enough: another one wakes up, where not all do at once.
+    pub fn kick_another_reclaimer(&self) {
+        if self.reclaimers_call_each_other() {
+            self.kick_reclaim();
+        }
+    }
+
+    fn reclaimers_call_each_other(&self) -> bool {
+        self.layout.reclaimers > layout::WOKEN_TOGETHER
+    }
+
+    pub fn reclaim_is_wanted(&self) -> bool {
+        self.reclaim_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Sleep until reclaim is wanted, at most for `limit`. `seen` is the number of the last call that was
+    /// answered.
+    pub fn wait_for_kick(&self, seen: &mut u64, limit: Duration) {
+        let calls = self.reclaim_calls.0.lock().expect("reclaim");
+        let (calls, _) =
+            self.reclaim_calls.1.wait_timeout_while(calls, limit, |n| *n == *seen).expect("reclaim");
+        *seen = *calls;
+        drop(calls);
+        self.reclaim_wanted.store(false, Ordering::Relaxed);
+    }
+
+    /// Let the monitor look at once.
+    pub fn ask_for_look(&self) {
+        *self.look_wanted.0.lock().expect("look") = true;
+        self.look_wanted.1.notify_all();
+    }
+
+    /// The monitor's pause between two looks.
+    pub fn wait_for_look(&self, limit: Duration) {
+        let wanted = self.look_wanted.0.lock().expect("look");
+        let (mut wanted, _) =
+            self.look_wanted.1.wait_timeout_while(wanted, limit, |wanted| !*wanted).expect("look");
+        *wanted = false;
+    }
+
+    /// Let the pagers try again what waits for room.
+    pub fn poke_waiting(&self) {
+        self.cpus.iter().for_each(|cpu| _ = cpu.poke());
+    }
+
+    /// There is room for so many pages. Of many pagers only those try again whose faults use that up, in
+    /// turns: if all did, hundreds would find no room. One that finds room for all that waited there pokes
+    /// the next (`serve_waiting`), so that none waits while there is room. With several groups all are
+    /// poked: who comes first may wait for another group's room.
+    pub fn poke_for_room(&self, pages: usize) {
+        if self.cpus.len() <= layout::WATCHERS_MAX as usize || self.engine.groups().all().len() > 1 {
+            return self.poke_waiting();
+        }
+        if pages == 0 {
+            return;
+        }
+        let (first, mut left) = (self.next_poked.load(Ordering::Relaxed), pages);
+        for next in first..first + self.cpus.len() {
+            left = left.saturating_sub(self.cpus[next % self.cpus.len()].poke());
+            if left == 0 {
+                return self.next_poked.store((next + 1) % self.cpus.len(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A pager has found room for all that waited there: so may the next one, where not all are poked at
+    /// once.
+    pub fn poke_another_pager(&self) {
+        if self.cpus.len() > layout::WATCHERS_MAX as usize && self.engine.groups().all().len() == 1 {
+            self.poke_for_room(1);
+        }
+    }
+
+    /// How long faults have taken, of all pagers.
+    pub fn fault_times(&self) -> Histogram {
+        Histogram::sum(self.cpus.iter().map(|cpu| &cpu.fault_ns))
+    }
+
+    /// Whose faults wait for room, each as often as it has some.
+    pub fn waiting_processes(&self) -> Vec<Arc<Process>> {
+        self.cpus.iter().flat_map(PagerCpu::waiting_processes).collect()
+    }
+
+    /// Pages that left or were filled since the start: as long as it grows, nobody waits for ever.
+    pub fn moved_pages(&self) -> u64 {
+        let stats = self.engine.stats();
+        stats.sum(|c| &c.pgsteal)
+            + stats.sum(|c| &c.zero_fill)
+            + stats.sum(|c| &c.swap_cache_hit)
+            + stats.sum(|c| &c.pswpin)
+    }
+
+    /// Is memory tight, so that everything is registered?
+    pub fn is_memory_tight(&self) -> bool {
+        self.memory_is_tight.load(Ordering::Relaxed)
+    }
+
+    /// From now on it is, until the end of the run.
+    pub fn note_memory_tight(&self) {
+        self.memory_is_tight.store(true, Ordering::Relaxed);
+    }
+
+    /// Are the threads to end?
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub fn update_account(&self) {
+        self.account.update(&self.engine);
+    }
+
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.verdict.lock().expect("verdict").clone()
+    }
+
+    /// End the run, for memspill itself cannot go on.
+    pub fn fail(&self, message: String) {
+        self.end_with(exit::OWN_FAILURE, message);
+    }
+
+    /// End the run, for its programs cannot go on.
+    pub fn kill(&self, reason: &str) {
+        self.end_with(exit::KILLED, format!("killed: {reason}"));
+    }
+
+    /// A group gets no room any more: the policy of `--on-full`. It needs so much, where that is known:
+    /// then it grows to that and a quarter, for small steps would take a line each. Else by an eighth.
+    pub fn no_way_out(&self, group: &Group, needed_bytes: Option<u64>, reason: &str, fix: &str) {
+        match self.settings.on_full {
+            OnFull::Kill => self.kill(&format!("{reason}; {fix}")),
+            OnFull::Grow => {
+                let limit_bytes = match needed_bytes {
+                    Some(bytes) => bytes / 4 * 5,
+                    None => group.max_bytes() + group.max_bytes() / 8,
+                };
+                group.set_limit_bytes(limit_bytes);
+                let what = match group.parent {
+                    None => "the budget".to_string(),
+                    Some(_) => format!("group {}", group.name),
+                };
+                eprintln!("memspill: {reason}; {what} grows to {} MiB", limit_bytes >> 20);
+                self.poke_waiting();
+            }
+        }
+    }
+
+    /// Only the first reason counts.
+    fn end_with(&self, exit_code: i32, message: String) {
+        let mut verdict = self.verdict.lock().expect("verdict");
+        if verdict.is_none() {
+            *verdict = Some(Verdict { exit_code, message });
+            // SIGCHLD is what the main thread waits for; it looks at the verdict whenever it wakes.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::CHILD);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Which pagers a process's faults wake.
+//!
+//! ```text
+//!   faults of several threads   ALL       eight pagers are woken, of fewer all; the one on the CPU that
+//!                                         faulted comes first
+//!   faults of one thread        HOME(n)   only the pager on the CPU where that thread last ran
+//! ```
+//!
+//! Waking the pager on the faulting CPU is a switch; waking one more on an idle CPU sends it an interrupt (4
+//! to 5 µs for the thread that faulted, in a virtual machine), takes that CPU from reclaim, and now and then
+//! the late one steals a fault and serves it from afar. Random faults of one process: 85k accesses/s with all
+//! pagers woken, 133k with one. What was tried and lost: one exclusive waiter (wakes an idle CPU), pagers of
+//! a high priority, fewer pagers.
+//!
+//! The home is looked at again after some faults (`process/home.rs`); until then a thread that has moved is
+//! served from afar, which is slow and correct. A pager that is stuck (it waits for a batch of a process
+//! stopped in the middle of one) is nobody's home.
+
+use crate::process::Process;
+use crate::process::home::Faulted;
+use crate::run::cpus::PagerCpu;
+use crate::times::PAGER_STUCK;
+use memspill_engine::layout;
+use std::sync::Arc;
+
+/// The pagers that watch a process without a home.
+fn watches(cpus: &[PagerCpu], pager: usize, process: &Process) -> bool {
+    layout::watches(cpus.len() as u32, pager as u32, process.key)
+}
+
+/// A new process has no home yet.
+pub fn watch_new(cpus: &[PagerCpu], process: &Process) -> std::io::Result<()> {
+    let watchers = cpus.iter().enumerate().filter(|(i, _)| watches(cpus, *i, process));
+    watchers.map(|(_, cpu)| cpu).try_for_each(|cpu| cpu.watch(&process.memory.uffd, process.key))
+}
+
+/// The process is gone: nobody watches it, and nobody begins to.
+pub fn unwatch_gone(cpus: &[PagerCpu], process: &Process) {
+    process.home.remove(|| cpus.iter().for_each(|cpu| cpu.unwatch(&process.memory.uffd)));
+}
+
+/// A fault of thread `tid` has been read.
+pub fn note_fault(cpus: &[PagerCpu], process: &Process, tid: u32) {
+    if cpus.len() < 2 {
+        return;
+    }
+    match process.home.note_fault(tid) {
+        None => {}
+        Some(Faulted::Several) => watch_from(cpus, process, None),
+        Some(Faulted::OneThread) => {
+            let runs_on = crate::proc::last_cpu(process.memory.pid(), tid);
+            watch_from(cpus, process, runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on)));
+        }
+    }
+}
+
+/// All faults that have come lately are of one thread?
+pub fn one_thread_faults(processes: &[Arc<Process>]) -> bool {
+    let mut at_home = processes.iter().filter(|process| !process.home.is_all());
+    at_home.next().is_some() && at_home.next().is_none()
+}
+
+/// A pager that is busy for long may be stuck: let the others see what it would have to serve.
+pub fn release_stuck(cpus: &[PagerCpu], processes: &[Arc<Process>]) {
+    for (index, cpu) in cpus.iter().enumerate() {
+        if cpu.busy_for().is_some_and(|busy| busy > PAGER_STUCK) {
+            let at_home = processes.iter().filter(|process| process.home.is_only(index));
+            at_home.for_each(|process| watch_from(cpus, process, None));
+        }
+    }
+}
+
+/// First pagers begin to watch, then others cease, so that no fault is unseen in between (epoll reports what
+/// is readable when it is added).
+fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Option<usize>) {
+    let uffd = &process.memory.uffd;
+    process.home.change(wanted, || {
+        let is_wanted = |pager| wanted.map_or_else(|| watches(cpus, pager, process), |w| w == pager);
+        for (_, cpu) in cpus.iter().enumerate().filter(|(i, _)| is_wanted(*i)) {
+            match cpu.watch(uffd, process.key) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return false,
+                _ => {}
+            }
+        }
+        for (_, cpu) in cpus.iter().enumerate().filter(|(i, _)| !is_wanted(*i)) {
+            cpu.unwatch(uffd);
+        }
+        true
+    });
+}

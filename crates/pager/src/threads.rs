@@ -1,0 +1,110 @@
+//! What the threads of a process are at, as /proc tells: which system calls they wait in, and whether all
+//! have come out of the one that they may have been in.
+//!
+//! Only of a thread that does not run does the kernel say in which call it is. Of one that runs, or is about
+//! to, it is known to have left a call by the CPU time that it has had since ([`Busy`]).
+
+use std::fs;
+use std::io;
+
+/// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
+const CALL_CPU_NS: u64 = 10_000_000;
+
+/// A system call that a thread waits in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitingCall {
+    pub number: i64,
+    pub args: [u64; 3],
+}
+
+/// What the threads of a process wait in, as far as they wait in a call.
+pub fn waiting_calls(pid: u32) -> Vec<WaitingCall> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let call = |task: fs::DirEntry| waiting_call_in(&fs::read_to_string(task.path().join("syscall")).ok()?);
+    tasks.filter_map(call).collect()
+}
+
+/// The same for a file's text: `number 0xARGUMENT... 0xSP 0xPC`, outside of calls `-1 0xSP 0xPC`, or
+/// `running`.
+pub fn waiting_call_in(text: &str) -> Option<WaitingCall> {
+    let mut fields = text.split_ascii_whitespace();
+    let number: i64 = fields.next()?.parse().ok().filter(|number| *number >= 0)?;
+    let mut argument = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
+    Some(WaitingCall { number, args: [argument()?, argument()?, argument()?] })
+}
+
+/// Threads that may still be inside a system call in which they were when this was made.
+pub struct Busy {
+    /// Their folders, and the CPU time that they had had.
+    threads: Vec<(String, u64)>,
+}
+
+impl Busy {
+    /// All that run or wait for something that is sure to come. (In an interruptible sleep nobody copies an
+    /// address space, or removes pages.)
+    pub fn of(pid: u32) -> io::Result<Busy> {
+        let folders = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+        let folders = folders.map(|task| task.path().to_string_lossy().into_owned());
+        let busy =
+            |folder: String| state_and_cpu_ns(&folder).filter(|(busy, _)| *busy).map(|(_, ns)| (folder, ns));
+        Ok(Busy { threads: folders.filter_map(busy).collect() })
+    }
+
+    /// Have all of them come out of it?
+    pub fn is_over(&mut self) -> bool {
+        self.threads.retain(|(folder, before_ns)| {
+            state_and_cpu_ns(folder).is_some_and(|(busy, ns)| busy && ns < before_ns + CALL_CPU_NS)
+        });
+        self.threads.is_empty()
+    }
+}
+
+/// Runs, or waits uninterruptibly; and how much CPU time it has had. None: it has ended.
+fn state_and_cpu_ns(folder: &str) -> Option<(bool, u64)> {
+    let stat = crate::proc::text(format!("{folder}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let busy = matches!(fields.next()?, "R" | "D");
+    let schedstat = fs::read_to_string(format!("{folder}/schedstat")).unwrap_or_default();
+    if let Some(ns) = schedstat.split(' ').next().and_then(|ns| ns.parse().ok()).filter(|ns| *ns > 0) {
+        return Some((busy, ns));
+    }
+    // Where the kernel keeps no better account: ticks of 10 ms, of which the first may be a short one.
+    let ticks = fields.nth(10)?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    Some((busy, ticks * CALL_CPU_NS / 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_call_that_is_waited_in_is_read() {
+        let text = "28 0x7f0000001000 0x2000 0x9 0x0 0x0 0x0 0x7ffc0 0x7f11\n";
+        let call = WaitingCall { number: 28, args: [0x7f0000001000, 0x2000, 9] };
+        assert_eq!(waiting_call_in(text), Some(call));
+        assert_eq!((waiting_call_in("running\n"), waiting_call_in("-1 0x7ffc0 0x7f11\n")), (None, None));
+    }
+
+    #[test]
+    fn who_sleeps_is_in_no_call_and_who_runs_leaves_it_in_time() {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let ((send, receive), stop) = (std::sync::mpsc::channel(), &stop);
+            scope.spawn(move || {
+                send.send(fs::read_link("/proc/thread-self").expect("a link")).unwrap();
+                while !stop.load(Ordering::Relaxed) {}
+            });
+            let folder = format!("/proc/{}", receive.recv().unwrap().display());
+            let mut busy = Busy::of(std::process::id()).expect("our own threads");
+            busy.threads.retain(|(thread, _)| *thread == folder);
+            let was_busy = !busy.threads.is_empty();
+            while !busy.is_over() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(was_busy, "it runs");
+        });
+    }
+}
