@@ -157,7 +157,7 @@ mod tests {
         engine.add_space(parent.clone());
         let mut scratch = Scratch::default();
         for page in 0..100 {
-            let fault = Fault { vpn: Vpn(page), write: true, urgent: false };
+            let fault = Fault { vpn: Vpn(page), write: true, urgent: false, favoured: false };
             engine.fault(CpuId(0), QueueId(0), &parent, fault, &mut scratch);
         }
         let (_, batch) = engine.shrink(CpuId(0), &parent, 40);

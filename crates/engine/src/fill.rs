@@ -23,6 +23,8 @@ pub struct Fault {
     pub write: bool,
     /// Served even over the limit: whoever waits for this page is making room.
     pub urgent: bool,
+    /// Its pages stay for some more rounds of the LRU, if they come from a device.
+    pub favoured: bool,
 }
 
 /// What the caller has to do next.
@@ -64,6 +66,7 @@ pub(crate) struct SwapIn<'a> {
 pub struct FillJob {
     pub(crate) space: Arc<Space>,
     pub(crate) write: bool,
+    pub(crate) favoured: bool,
     /// The page that faulted.
     pub(crate) fault: Vpn,
     /// The page that faulted, and those that came along.
@@ -148,6 +151,7 @@ impl FillJob {
         FillJob {
             space: self.space.clone(),
             write: self.write,
+            favoured: self.favoured,
             fault,
             pages,
             ahead: ReadWith::default(),

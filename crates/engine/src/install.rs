@@ -9,6 +9,9 @@ use crate::sync::{Arc, lock};
 use crate::units::Vpn;
 use crate::word::{CANCELLED, State, SwapEntry, Word};
 
+/// Rounds of the LRU that a favoured page stays, beyond the one that it has earned.
+const FAVOUR_HEAT: u64 = 3;
+
 impl SwapIn<'_> {
     /// Put claimed pages into their address space.
     pub fn install(&mut self, job: FillJob) -> Outcome {
@@ -78,7 +81,7 @@ impl SwapIn<'_> {
         let mut entries = Vec::new();
         {
             let mut words = lock(&chunk);
-            self.finish_words(&space, &mut words, &end, &mut entries);
+            self.finish_words(&space, &mut words, job.favoured, &end, &mut entries);
         }
         for (claim, cancelled) in &end.dropped {
             if !cancelled {
@@ -106,6 +109,7 @@ impl SwapIn<'_> {
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
+        favoured: bool,
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
@@ -113,7 +117,8 @@ impl SwapIn<'_> {
         let refaulted = self.refaulted(space, &end.installed);
         for (claim, refaulted) in end.installed.iter().zip(refaulted) {
             claimed(words, claim.vpn);
-            let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted));
+            let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
+            let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted) + favour);
             let kept = claim
                 .entry
                 .filter(|entry| claim.read == ReadEnd::Whole && self.kept.shall_keep(self.swap, *entry));
@@ -325,7 +330,7 @@ mod tests {
         let mut scratch = Scratch::default();
         let mut touch_all = || {
             for page in 0..64 {
-                let fault = Fault { vpn: Vpn(page), write: true, urgent: false };
+                let fault = Fault { vpn: Vpn(page), write: true, urgent: false, favoured: false };
                 engine.fault(CpuId(0), QueueId(0), &space, fault, &mut scratch);
             }
             let mut filled = std::mem::take(&mut *memory.filled.lock().unwrap());

@@ -49,7 +49,7 @@ const EARNED_ORDERS: u8 = 2;
 impl SwapIn<'_> {
     /// A fault on `vpn`: the one entry for every front end.
     pub fn fault(&mut self, queue: QueueId, space: &Arc<Space>, fault: Fault) -> Outcome {
-        let Fault { vpn, write, .. } = fault;
+        let Fault { vpn, write, favoured, .. } = fault;
         if space.is_dead() {
             space.memory.wake(vpn, 1);
             return Outcome::Gone;
@@ -87,6 +87,7 @@ impl SwapIn<'_> {
                 let job = FillJob {
                     space: space.clone(),
                     write,
+                    favoured,
                     fault: vpn,
                     pages,
                     ahead: ReadWith::default(),
@@ -144,6 +145,7 @@ impl SwapIn<'_> {
             let job = FillJob {
                 space: space.clone(),
                 write: false,
+                favoured: false,
                 fault: first_out,
                 pages,
                 ahead: ReadWith::default(),

@@ -629,7 +629,7 @@ impl World {
     // -- the pager --
 
     fn fault(&mut self, target: &Target, page: u64, write: bool) {
-        let fault = Fault { vpn: Vpn(page), write, urgent: false };
+        let fault = Fault { vpn: Vpn(page), write, urgent: false, favoured: false };
         let outcome = self.engine.fault(CPU, QUEUE, &target.space, fault, &mut self.scratch);
         match outcome {
             Outcome::NoRoom => self.waiting.push_back((target.clone(), fault)),
@@ -755,7 +755,7 @@ impl World {
         *target.memory.after_take.lock().expect("hook") = Some(Box::new(move |runs| {
             for run in runs {
                 if memory.touch(0, run.vpn.0, None) == Touch::Missing {
-                    let fault = Fault { vpn: run.vpn, write: false, urgent: false };
+                    let fault = Fault { vpn: run.vpn, write: false, urgent: false, favoured: false };
                     let outcome = engine.fault(CPU, QUEUE, &space, fault, &mut Scratch::default());
                     assert!(matches!(outcome, Outcome::Done), "a page in transit is somebody else's work");
                 }
@@ -991,7 +991,7 @@ fn a_read_without_memory_loses_nothing() {
         world.step(&Op::ShortReads { pages: 1000 });
         for _ in 0..10 {
             assert_eq!(target.memory.touch(0, FIRST + 5, None), Touch::Missing);
-            let fault = Fault { vpn: Vpn(FIRST + 5), write: false, urgent: false };
+            let fault = Fault { vpn: Vpn(FIRST + 5), write: false, urgent: false, favoured: false };
             let mut outcome = world.engine.fault(CPU, QUEUE, &target.space, fault, &mut world.scratch);
             if let Some(done) = world.backings[0].reap_one(QUEUE) {
                 outcome = world.engine.read_done(CPU, done, &mut world.scratch);
@@ -1903,7 +1903,7 @@ impl Pager<'_> {
 
     /// False: there was no room.
     fn fault(&mut self, target: &Target, vpn: Vpn) -> bool {
-        let fault = Fault { vpn, write: self.random.one_in(2), urgent: false };
+        let fault = Fault { vpn, write: self.random.one_in(2), urgent: false, favoured: false };
         let queue = QueueId(self.id);
         let outcome = self.stress.engine.fault(self.cpu(), queue, &target.space, fault, &mut self.scratch);
         let served = !matches!(outcome, Outcome::NoRoom);

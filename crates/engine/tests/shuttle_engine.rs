@@ -326,7 +326,7 @@ impl Thread {
     // -- the pager --
 
     fn fault(&mut self, target: &Target, page: u64) {
-        let fault = Fault { vpn: Vpn(page), write: false, urgent: false };
+        let fault = Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };
         let job = self.job.clone();
         let outcome = job.engine.fault(self.cpu, self.queue(), &target.space, fault, &mut self.scratch);
         self.after(outcome);

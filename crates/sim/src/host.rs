@@ -322,7 +322,7 @@ impl Worker {
         vcpu::spend(cost::FAULT_NS);
         add(&host.engine.stats().on(self.cpu).pgfault, 1);
         self.read_messages(process);
-        let fault = Fault { vpn, write, urgent: false };
+        let fault = Fault { vpn, write, urgent: false, favoured: false };
         let began = vcpu::now();
         loop {
             host.assert_not_stuck(began);

@@ -89,7 +89,7 @@ impl Pagers {
                 met => return met,
             }
             vcpu::step(FAULT_SIDE_NS);
-            let fault = Fault { vpn: Vpn(page), write: write.is_some(), urgent: false };
+            let fault = Fault { vpn: Vpn(page), write: write.is_some(), urgent: false, favoured: false };
             process.messages.borrow_mut().push_back(fault);
             self.wake_watchers(process, cpu);
             process.target.wait();
@@ -269,7 +269,7 @@ impl WhoWaits for Pagers {
         if wanted.is_empty() {
             return;
         }
-        let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false };
+        let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false, favoured: false };
         let waiting = wanted.iter().map(|vpn| Waiting { process: process.clone(), fault: fault(vpn) });
         let pager = &self.cpus[cpu.index() % self.cpus.len()];
         self.add_waiting(pager, waiting);

@@ -124,7 +124,7 @@ impl Test {
         }
         for _ in 0..READ {
             let page = self.random.below(FOLIOS * u64::from(FOLIO.pages()));
-            let fault = Fault { vpn: Vpn(page), write: false, urgent: false };
+            let fault = Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };
             let outcome = self.engine.fault(CPU, QUEUE, &self.space, fault, &mut Scratch::default());
             assert!(matches!(outcome, Outcome::Done));
         }

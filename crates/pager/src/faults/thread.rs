@@ -21,7 +21,7 @@
 use crate::faults::{doorbell, events, fork};
 use crate::process::Process;
 use crate::run::Run;
-use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
+use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting, now_us};
 use crate::run::watch;
 use crate::times::{NO_MEMORY, PUT_OFF_AGAIN};
 use memspill_engine::backing::QueueId;
@@ -126,7 +126,8 @@ impl<'a> FaultThread<'a> {
             events::process_events(self.run, self.cpu, process, &mut self.messages);
         }
         drop(events_guard);
-        let messages = std::mem::take(&mut self.messages);
+        let mut messages = std::mem::take(&mut self.messages);
+        messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.run.token.is_held_by(*tid)));
         for message in &messages {
             if let Event::Fault { addr, write, tid } = message {
                 self.serve_fault(process, *addr, *write, *tid);
@@ -166,7 +167,8 @@ impl<'a> FaultThread<'a> {
             process.count_fault();
             watch::note_fault(&self.run.cpus, process, tid);
         }
-        let fault = Fault { vpn, write, urgent };
+        let favoured = !evicts && self.run.token.note_fault(tid, now_us());
+        let fault = Fault { vpn, write, urgent, favoured };
         // Before the private page table: what is put there would go into the object.
         match process.memory.shared.find(addr) {
             None => self.page_fault(process, &process.space, fault),

@@ -286,7 +286,7 @@ impl<'a> Reclaimer<'a> {
     /// batch).
     fn hand_over(&self, process: &Arc<Process>, space: &Arc<Space>, wanted: &[Vpn]) {
         let cpu = &self.run.cpus[self.cpu.index() % self.run.cpus.len()];
-        let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false };
+        let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false, favoured: false };
         let waiting =
             |vpn: &Vpn| Waiting { process: process.clone(), space: space.clone(), fault: fault(vpn) };
         if !wanted.is_empty() {

@@ -10,6 +10,7 @@
 //!   a page came back soon        ──▶ the page, for a round more         its heat (install.rs)
 //!   a process gets on            ──▶ the process, most of what it has   spared (reclaim/turn.rs)
 //!   a process is next to get on  ──▶ the process, most of what it has   spared
+//!   it is a thread's turn        ──▶ what it brings in, three rounds    the swap token (run/token.rs)
 //! ```
 //!
 //! *Whom reclaim spares.* A process's CPU time and faults say whether it uses what it has:

@@ -13,6 +13,7 @@
 //!        ├─ engine                 pages, slots, the group's account
 //!        ├─ cpus, watch            the pager threads: whom they watch, faults that wait for room
 //!        ├─ account                what else counts against the budget
+//!        ├─ token                  the thread that keeps what it brings in
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
 //!        └─ quiet                  --check
 //! ```
@@ -23,6 +24,7 @@ pub mod account;
 pub mod advice;
 pub mod cpus;
 pub mod quiet;
+pub mod token;
 pub mod watch;
 
 use crate::exit;
@@ -42,6 +44,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Duration;
+use token::Token;
 
 pub struct Run {
     pub engine: Engine,
@@ -51,7 +54,7 @@ pub struct Run {
     pub quiet: Quiet,
     pub account: Account,
     pub advice: AdviceQueue,
-    /// Page faults served, for latency: nanoseconds summed by power of two.
+    pub token: Token,
     /// The pager that `poke_for_room` looks at first.
     next_poked: AtomicUsize,
     processes: RwLock<HashMap<u64, Arc<Process>>>,
@@ -150,6 +153,7 @@ impl Run {
             settings,
             account: Account::default(),
             advice: AdviceQueue::default(),
+            token: Token::default(),
             next_poked: AtomicUsize::new(0),
             processes: RwLock::default(),
             objects: RwLock::default(),
