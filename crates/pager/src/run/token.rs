@@ -12,12 +12,13 @@
 //!                                HOLD
 //! ```
 //!
-//! What it brings: 160 threads that each allocate, within a budget that holds a part of them, end in 20 s with
-//! the token, after 0.4 million faults; without it they have not ended after 110 s and 2.3 million faults.
-//! Where processes compete instead of threads it brings nothing that can be measured, and costs nothing.
+//! What it brings: 160 threads that each allocate, within a budget that holds a part of them, end in 20 s
+//! with the token, after 0.4 million faults; without it they have not ended after 110 s and 2.3 million
+//! faults. Where processes compete instead of threads it brings nothing that can be measured, and costs
+//! nothing.
 //!
-//! It is a hint, so races between pagers are harmless. Every fault reads this line and few write it: a time is
-//! stored only when the one that is there is `GRAIN_US` old, or the line would move from CPU to CPU with
+//! It is a hint, so races between pagers are harmless. Every fault reads this line and few write it: a time
+//! is stored only when the one that is there is `GRAIN_US` old, or the line would move from CPU to CPU with
 //! every fault.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
