@@ -4,9 +4,9 @@
 #
 # For each setting a workload that checks every page runs for some seconds with memspill's own checks on (with
 # --full the mutating verifier), and then real programs. The knobs and what they take are read from `memspill
-# run --tune help`, so that a new one is tested without a line here.
+# run --tune help`, so that a new one is tested without a line here. The forms of swap in RAM follow.
 
-HELP="usage: tests/knobs.sh [--memspill BIN] [--workload BIN] [--full] [KNOB...]
+HELP="usage: tests/knobs.sh [--memspill BIN] [--workload BIN] [--full] [KNOB|swap...]
   --full     every word of every knob, with all real programs (hours); the default is the extremes, with bash
   --list     the settings"
 . "$(dirname "$0")/common.sh"
@@ -33,7 +33,7 @@ settings() {
     printf "$1=%s\n" "${values[@]}" | uniq
 }
 
-KNOWN=" $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ') "
+KNOWN=" $("$MEMSPILL" run --tune help | awk '{print $1}' | paste -sd' ') swap "
 for name in "${NAMES[@]}"; do
     [[ $KNOWN == *" $name "* ]] || { echo "no such knob as '$name'; the names:$KNOWN" >&2; exit 2; }
 done
@@ -45,9 +45,12 @@ while read -r name values default old _; do
     ALL+=("${of_knob[@]}")
     OLD+=("$name=$old")
 done < <("$MEMSPILL" run --tune help)
-[ ${#ALL[@]} -gt 0 ] || { echo "memspill run --tune help names no knob" >&2; exit 2; }
+[[ $KNOWN != "  swap " ]] || { echo "memspill run --tune help names no knob" >&2; exit 2; }
 # And all of them set back at once.
-ALL+=("${OLD[*]}")
+[ ${#OLD[@]} = 0 ] || ALL+=("${OLD[*]}")
+if [ ${#NAMES[@]} = 0 ] || [[ " ${NAMES[*]} " == *" swap "* ]]; then
+    ALL+=("swap=ram:,compress=lz4" "swap=ram:,compress=zstd" "swap=ram:size=2G,compress=none")
+fi
 [ $LIST = 0 ] || { printf '%s\n' "${ALL[@]}"; exit; }
 
 PROGRAMS=(bash)
@@ -59,9 +62,16 @@ FAILED=0
 mkdir "$WORK/swap"
 
 try() { # SETTING...
-    local with=() setting
-    for setting in "$@"; do with+=(--tune "$setting"); done
-    timeout -k 5 60 "$MEMSPILL" run -m 64M --check --swap-dir "$WORK/swap" "${with[@]}" -- \
+    local with=() budget=64M setting
+    for setting in "$@"; do
+        case $setting in
+        # What leaves a pool alone stays within the budget, which must hold it.
+        swap=*compress=none) with+=(--swap "${setting#swap=}") ;;
+        swap=*) with+=(--swap "${setting#swap=}") budget=128M ;;
+        *) with+=(--tune "$setting") ;;
+        esac
+    done
+    timeout -k 5 60 "$MEMSPILL" run -m $budget --check --swap-dir "$WORK/swap" "${with[@]}" -- \
         "$WORKLOAD" "${VERIFIER[@]}" >"$WORK/out" 2>&1 || { tail -n 3 "$WORK/out"; return 1; }
     "$TESTS/real_programs.sh" --memspill "$MEMSPILL" --workload "$WORKLOAD" \
         --with "${with[*]}" "${PROGRAMS[@]}" \

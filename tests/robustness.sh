@@ -14,15 +14,16 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
     swap-dir static-c static-go no-capability unprivileged no-agent kill-target kill-child kill-supervisor
     kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals stop-target stop-supervisor ctrl-z
-    swap-full-ram swap-full-file swap-full-grow disk-full swap-file-new swap-file-old read-error wrong-bytes
-    write-error write-error-all write-error-other fork-advice remap-pieces madv-free locked compaction
-    regrow gap main-exits groups groups-full check stats-json ctl-swapoff ctl-swapoff-stop ctl-swapon-many
-    ctl-limit ctl-strangers guards privileges last-thread locked-once writable-code torn-mapping
-    network-namespace nested door-strangers door-namespace door-descriptors lying-uffd lying-evictor no-core
-    other-proc read-from-outside forks-while-moving remap-grow many-mappings deep-stack private-file
-    many-small limits limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze
-    second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
-    shared-postgres shared-removed-raw shared-direct page-advice)
+    swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
+    swap-file-old read-error wrong-bytes write-error write-error-all write-error-other fork-advice
+    remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
+    ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers guards privileges
+    last-thread locked-once writable-code torn-mapping network-namespace nested door-strangers
+    door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
+    forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
+    limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze second-signal
+    exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
+    shared-removed-raw shared-direct page-advice)
 KILLS=
 option() {
     case $1 in
@@ -219,6 +220,8 @@ case_sizes() {
 case_specs() {
     local spec
     for spec in "" floppy: file: ram:/x ram:,size=x ram:,size=-1 ram:,size=0 ram:,colour=red ram:,prio=high \
+        ram:,compress=zip ram:,compress=none ram:compress=none,size=max ram:size=999T,compress=none \
+        file:"$WORK"/x,compress=lz4 ram:compress=none,size=16M,discard \
         file:"$WORK"/none/such,size=16M file:"$WORK",size=16M file:/dev/null,size=16M; do
         refused --memory-max 64M --swap="$spec" || return
     done
@@ -547,6 +550,8 @@ full() { # SPEC
     clean
 }
 case_swap-full-ram() { full ram:,size=16M; }
+case_swap-full-zstd() { full ram:,size=16M,compress=zstd; }
+case_swap-full-ram-disk() { full ram:size=16M,compress=none; }
 case_swap-full-file() { full file:"$SWAP/device",size=16M; }
 case_swap-full-grow() {
     call 120 "$MEMSPILL" run --memory-max 48M --swap ram:,size=16M --on-full=grow -- \
@@ -870,6 +875,30 @@ case_ctl-swapoff() {
     code_is 0 || return
     checked || return
     rm "$one" "$two"
+    clean
+}
+
+# From one form of swap in RAM to the next; a RAM disk is outside of the budget, and shown by itself.
+case_ctl-swapoff-ram() {
+    start "$MEMSPILL" run --memory-max 80M --swap ram:,compress=zstd --check --verbose -- \
+        "$WORKLOAD" random --size 128M --seconds 10 --check full
+    away 20 8192 ram:zstd || return
+    ctl swapon ram:size=999T,compress=none && { no "a RAM disk of 999T is taken"; return; }
+    grep -q 'does not fit into .* of RAM here: give a smaller size=' ctl.out ||
+        { no "it says: $(cat ctl.out)"; return; }
+    ctl_ok swapon ram:size=512M,compress=none || return
+    ctl_ok swapoff ram:zstd || return
+    away 20 8192 ram:none || return
+    ctl_ok stats --json || return
+    $PYTHON -c 'import json; s = json.load(open("ctl.out"))
+assert s["swap_ram_bytes"] == 0 and 8 << 20 < s["swap_ram_disk_bytes"] <= 512 << 20' ||
+        { no "stats: $(grep swap_ram ctl.out)"; return; }
+    ctl_ok swapon ram: || return
+    ctl_ok swapoff ram:none || return
+    grep -q ' is off, [1-9][0-9]* pages moved' ctl.out || { no "it says: $(cat ctl.out)"; return; }
+    ends 60
+    code_is 0 || return
+    checked || return
     clean
 }
 

@@ -5,9 +5,11 @@
 //!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file/     │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
 //!                        compress.rs   pool.rs, fifo.rs            ring.rs: io_uring
-//!                        LZ4, same-    objects in size classes     (pread, pwrite where it is refused)
-//!                        filled              │
+//!                        LZ4 or zstd,  objects in size classes     (pread, pwrite where it is refused)
+//!                        same-filled         │
 //!                                         arena.rs: zeroed memory, given back page by page
+//!                                            │
+//!                          disk.rs: a RAM disk, nothing is compressed
 //!   for tests and trials: null.rs (the template for a new one), faulty.rs, throttled.rs
 //! ```
 //!
@@ -21,6 +23,7 @@
 
 mod arena;
 pub mod compress;
+pub mod disk;
 pub mod faulty;
 mod fifo;
 pub mod file;
@@ -31,6 +34,8 @@ mod ring;
 pub mod throttled;
 pub mod tier;
 
+pub use compress::Algorithm;
+pub use disk::RamDisk;
 pub use faulty::{FaultPlan, FaultyBacking};
 pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 pub use null::NullBacking;

@@ -3,7 +3,7 @@
 //! ```text
 //!   slot ──▶ location ─┬─ empty
 //!                      ├─ same-filled: the eight bytes that the page repeats, packed   no memory beside
-//!                      ├─ pool: handle and length ──▶ LZ4 block, or the raw page if the length is 4096
+//!                      ├─ pool: handle and length ──▶ block, or the raw page if the length is 4096
 //!                      └─ file: the page is at the slot's place in the file (only under tier.rs)
 //! ```
 //!
@@ -33,15 +33,15 @@
 //!   happened".
 //!
 //! A repeated pattern that does not fit (more than six of its eight bytes are significant, and it does not
-//! repeat every 32 bits) goes through LZ4 like any page and takes about 30 bytes.
+//! repeat every 32 bits) is compressed like any page and takes about 30 bytes.
 //!
 //! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot,
 //! counted in pages of 512 slots). The limit is checked when the pool wants a new chunk. Tables are taken
 //! without asking: up to 4 KiB for each cluster that a batch is the first to use, which the next chunk then
 //! has to do without.
 //!
-//! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; an LZ4
-//! block that does not decode is reported as [`BackingError::Checksum`].
+//! What it does not do: checksums. RAM that flips bits breaks the rest of the process just as well; a block
+//! that does not decode is reported as [`BackingError::Checksum`].
 
 use std::io;
 use std::sync::Mutex;
@@ -54,7 +54,7 @@ use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
 use crate::arena::ZeroTable;
-use crate::compress::{self, Compressor, Encoded, with_scratch};
+use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
 use crate::fifo::{Entry, Fifo};
 use crate::pool::{Handle, Pool};
 
@@ -70,6 +70,7 @@ pub struct RamConfig {
     pub slots: u32,
     /// RAM that may be held, in bytes, tables included. Can be changed later by `Chore::LimitRam`.
     pub ram_limit_bytes: u64,
+    pub algorithm: Algorithm,
 }
 
 /// Where the page of one slot is: an entry of the table. See the module's header for its bits.
@@ -283,6 +284,7 @@ pub(crate) enum Loaded {
 /// See the module's header.
 pub struct RamBacking {
     slots: u32,
+    algorithm: Algorithm,
     table: ZeroTable,
     pool: Pool,
     limit_bytes: AtomicU64,
@@ -310,6 +312,7 @@ impl RamBacking {
         assert!(config.slots <= SLOTS_MAX, "a device has at most {SLOTS_MAX} slots, not {}", config.slots);
         Ok(RamBacking {
             slots: config.slots,
+            algorithm: config.algorithm,
             table: ZeroTable::new(config.slots as usize * 8)?,
             pool: Pool::new(),
             limit_bytes: AtomicU64::new(config.ram_limit_bytes),
@@ -383,7 +386,7 @@ impl RamBacking {
         slot: u32,
         page: &Page,
         accepts: Accepts,
-        compressor: &mut Compressor,
+        codec: &mut Codec,
         delta: &mut Delta,
     ) -> Result<Location, Refused> {
         // Everything but the pool comes off the limit first.
@@ -393,12 +396,12 @@ impl RamBacking {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Refused::Full)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
         };
-        let (kind, payload) = match compressor.encode(page) {
+        let (kind, payload) = match codec.encode(self.algorithm, page) {
             Encoded::Same(value) => match pack_same(value) {
                 Some(payload) => (LocationKind::SameFilled, payload),
-                None => in_pool(compressor.encode_lz4(page))?,
+                None => in_pool(codec.encode_block(self.algorithm, page))?,
             },
-            Encoded::Lz4(block) => in_pool(block)?,
+            Encoded::Block(block) => in_pool(block)?,
             Encoded::Raw if accepts == Accepts::WhatCompresses => return Err(Refused::Raw),
             Encoded::Raw => in_pool(&page.0)?,
         };
@@ -426,7 +429,7 @@ impl RamBacking {
     }
 
     /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
-    pub(crate) fn load(&self, slot: u32, page: &mut Page, scratch: &mut Page) -> Loaded {
+    pub(crate) fn load(&self, slot: u32, page: &mut Page, codec: &mut Codec, scratch: &mut Page) -> Loaded {
         self.check(slot);
         let atomic = self.table.word(slot as usize);
         let mut location = Location(atomic.load(Ordering::Acquire));
@@ -450,7 +453,7 @@ impl RamBacking {
             let again = Location(atomic.load(Ordering::Relaxed));
             // The start or end of a writeback does not move the object.
             if again.with_wb(WB_NONE) == location.with_wb(WB_NONE) {
-                let good = raw || compress::decompress(&scratch.0[..len_bytes], page);
+                let good = raw || codec.decompress(self.algorithm, &scratch.0[..len_bytes], page);
                 return if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
             }
             location = Location(atomic.load(Ordering::Acquire));
@@ -561,10 +564,10 @@ impl Backing for RamBacking {
 
     fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
         let mut delta = Delta::default();
-        with_scratch(|compressor, _| {
+        with_scratch(|codec, _| {
             for write in pages {
                 let slot = write.slot.0;
-                let stored = self.store(slot, write.page, Accepts::All, compressor, &mut delta);
+                let stored = self.store(slot, write.page, Accepts::All, codec, &mut delta);
                 if stored.is_err() {
                     // A failed write leaves the slot as if it had been discarded.
                     let old = self.clear(slot);
@@ -580,9 +583,9 @@ impl Backing for RamBacking {
         let ReadRequest { token, slots, mut buf } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
         let mut results = Vec::with_capacity(slots.len());
-        with_scratch(|_, scratch| {
+        with_scratch(|codec, scratch| {
             for (slot, page) in slots.iter().zip(&mut buf) {
-                results.push(match self.load(slot.0, page, scratch) {
+                results.push(match self.load(slot.0, page, codec, scratch) {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
                     Loaded::InFile => unreachable!("RAM alone has no file"),
@@ -665,14 +668,18 @@ pub(crate) mod tests {
         page
     }
 
+    fn unlimited(slots: u32, algorithm: Algorithm) -> RamBacking {
+        RamBacking::new(RamConfig { slots, ram_limit_bytes: u64::MAX, algorithm })
+    }
+
     fn store(ram: &RamBacking, slot: u32, page: &Page) -> Location {
         let mut delta = Delta::default();
-        ram.store(slot, page, Accepts::All, &mut Compressor::default(), &mut delta).unwrap()
+        ram.store(slot, page, Accepts::All, &mut Codec::default(), &mut delta).unwrap()
     }
 
     fn load(ram: &RamBacking, slot: u32) -> Option<Box<Page>> {
         let (mut page, mut scratch) = (Box::new(Page::ZERO), Page::ZERO);
-        (ram.load(slot, &mut page, &mut scratch) == Loaded::Here).then_some(page)
+        (ram.load(slot, &mut page, &mut Codec::default(), &mut scratch) == Loaded::Here).then_some(page)
     }
 
     /// A writer has its place and not yet its bytes there, when compaction comes by; and it names the place
@@ -681,7 +688,7 @@ pub(crate) mod tests {
     fn compaction_leaves_alone_what_is_being_stored() {
         const SLOTS: u32 = 400;
         let noisy_words = 200;
-        let ram = Arc::new(RamBacking::new(RamConfig { slots: SLOTS + 2, ram_limit_bytes: u64::MAX }));
+        let ram = Arc::new(unlimited(SLOTS + 2, Algorithm::Lz4));
         // Several chunks of a class, one of them sparse: the one in which the next object will lie.
         for slot in 1..=SLOTS {
             store(&ram, slot, &page_of(u64::from(slot) << 20, noisy_words));
@@ -742,8 +749,10 @@ pub(crate) mod tests {
     /// for compressed and for raw pages.
     #[test]
     fn overtaken_reader_starts_again() {
-        for noisy_words in [200, 512] {
-            let ram = Arc::new(RamBacking::new(RamConfig { slots: 100, ram_limit_bytes: u64::MAX }));
+        for (noisy_words, algorithm) in
+            [(200, Algorithm::Lz4), (200, Algorithm::Zstd), (512, Algorithm::Zstd)]
+        {
+            let ram = Arc::new(unlimited(100, algorithm));
             let (mine, other) = (page_of(1, noisy_words), page_of(7777, noisy_words));
             let location = store(&ram, 5, &mine);
             let (old, len_bytes) = location.object();
@@ -761,6 +770,20 @@ pub(crate) mod tests {
             NEXT.set(Some((Moment::LocationRead, Box::new(overtake))));
             assert!(load(&ram, 5).is_some_and(|page| page.0 == mine.0), "another slot's page was read");
             assert!(NEXT.take().is_none(), "the reader was overtaken");
+        }
+    }
+
+    /// RAM that flips bits: what cannot be a page any more is an error, never a page.
+    #[test]
+    fn a_broken_block_is_an_error() {
+        for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
+            let ram = unlimited(100, algorithm);
+            let (_, len_bytes) = store(&ram, 5, &page_of(1, 200)).object();
+            let zeros = ram.pool.store(5, &vec![0; len_bytes], u64::MAX).unwrap();
+            ram.update(5, |location| Some(location.moved(zeros)));
+            let (mut page, mut scratch) = (Page::ZERO, Page::ZERO);
+            let loaded = ram.load(5, &mut page, &mut Codec::default(), &mut scratch);
+            assert_eq!(loaded, Loaded::Failed(BackingError::Checksum), "{algorithm:?}");
         }
     }
 

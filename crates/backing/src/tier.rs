@@ -154,7 +154,7 @@ impl TierBacking {
         let mut kept = 0;
         batch.retain(|entry| {
             let page = &mut buf[kept];
-            let loaded = with_scratch(|_, scratch| self.ram.load(entry.slot(), page, scratch));
+            let loaded = with_scratch(|codec, scratch| self.ram.load(entry.slot(), page, codec, scratch));
             let keep = loaded == Loaded::Here && self.ram.location(entry.slot()).wb() == WB_THIS;
             if keep {
                 kept += 1;
@@ -278,7 +278,7 @@ impl Backing for TierBacking {
         let mut entries = Vec::with_capacity(pages.len());
         let mut to_file = Vec::new();
         self.ram.set_other_bytes(self.other_ram_bytes());
-        with_scratch(|compressor, _| {
+        with_scratch(|codec, _| {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
                 assert!(slot != 0, "slot 0 is never used");
@@ -286,8 +286,7 @@ impl Backing for TierBacking {
                 if self.ram.location(slot).kind() == LocationKind::File {
                     self.file.discard(&[write.slot]);
                 }
-                let mut stored =
-                    self.ram.store(slot, write.page, Accepts::WhatCompresses, compressor, &mut delta);
+                let mut stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, &mut delta);
                 if let Err(refused) = stored {
                     // For the file: only a slot that is empty, so that no writeback of it can start now,
                     // and of which none is in flight.
@@ -295,8 +294,7 @@ impl Backing for TierBacking {
                     let in_flight = self.ram.location(slot).wb() != WB_NONE;
                     self.ram.retire(old, &mut delta);
                     if in_flight {
-                        stored =
-                            self.ram.store(slot, write.page, Accepts::AboveTheLimit, compressor, &mut delta);
+                        stored = self.ram.store(slot, write.page, Accepts::AboveTheLimit, codec, &mut delta);
                     } else {
                         to_file.push((index, refused == Refused::Raw));
                     }
@@ -336,9 +334,9 @@ impl Backing for TierBacking {
         assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
         let mut results = Vec::with_capacity(request.slots.len());
         let mut wanted = Vec::new();
-        with_scratch(|_, scratch| {
+        with_scratch(|codec, scratch| {
             for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
-                results.push(match self.ram.load(slot.0, page, scratch) {
+                results.push(match self.ram.load(slot.0, page, codec, scratch) {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
                     Loaded::InFile => {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use memspill_backing::faulty::bit_flips;
 use memspill_backing::{
-    DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine, NullBacking,
-    RamBacking, RamConfig, ThrottleConfig, ThrottledBacking, TierBacking,
+    Algorithm, DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine,
+    NullBacking, RamBacking, RamConfig, RamDisk, ThrottleConfig, ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
@@ -207,8 +207,17 @@ fn file_config(io: IoEngine) -> FileConfig {
 fn null() -> NullBacking {
     NullBacking::new(SLOTS, u64::MAX)
 }
+fn ram_config(ram_limit_bytes: u64, algorithm: Algorithm) -> RamConfig {
+    RamConfig { slots: SLOTS, ram_limit_bytes, algorithm }
+}
 fn ram() -> RamBacking {
-    RamBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: u64::MAX })
+    RamBacking::new(ram_config(u64::MAX, Algorithm::Lz4))
+}
+fn zstd() -> RamBacking {
+    RamBacking::new(ram_config(u64::MAX, Algorithm::Zstd))
+}
+fn ram_disk(slots: u32) -> RamDisk {
+    RamDisk::open(slots).expect("address space")
 }
 fn file(io: IoEngine) -> FileBacking {
     FileBacking::open(file_config(io)).expect("a file in the temporary directory")
@@ -217,7 +226,10 @@ fn tier(ram_limit_bytes: u64) -> TierBacking {
     tier_on(ram_limit_bytes, IoEngine::Auto)
 }
 fn tier_on(ram_limit_bytes: u64, io: IoEngine) -> TierBacking {
-    TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes }, file_config(io)).expect("a tier")
+    tier_by(ram_config(ram_limit_bytes, Algorithm::Lz4), io)
+}
+fn tier_by(ram: RamConfig, io: IoEngine) -> TierBacking {
+    TierBacking::new(ram, file_config(io)).expect("a tier")
 }
 fn throttled<B: Backing>(inner: B) -> ThrottledBacking<B> {
     let config = ThrottleConfig {
@@ -448,13 +460,14 @@ mod contract {
         let full = backing.usage();
         let counted = full.ram_pages + full.same_filled_pages + full.file_pages;
         assert_eq!(counted, 5999, "each page is counted in one place: {full:?}");
-        assert!(full.ram_bytes + full.file_bytes >= 5999 * 1000, "pages do not vanish: {full:?}");
+        let held_bytes = full.ram_bytes + full.ram_disk_bytes + full.file_bytes;
+        assert!(held_bytes >= 5999 * 1000, "pages do not vanish: {full:?}");
         assert!(full.ram_bytes >= full.ram_compressed_bytes);
         discard(backing, &slots);
         settle(backing);
         let rest = backing.usage();
         // Tables of the clusters that were used stay: 8 bytes a slot and less.
-        assert!(rest.ram_bytes < 160_000, "{rest:?}");
+        assert!(rest.ram_bytes + rest.ram_disk_bytes < 160_000, "{rest:?}");
         let nothing = Usage {
             written_back_pages_total: rest.written_back_pages_total,
             write_ios_total: rest.write_ios_total,
@@ -487,7 +500,7 @@ mod contract {
         settle(backing);
         let rest = backing.usage();
         assert!(rest.ram_bytes < 16 << 10, "{rest:?}");
-        assert_eq!((rest.file_bytes, rest.file_pages, rest.ram_pages), (0, 0, 0));
+        assert_eq!((rest.file_bytes, rest.file_pages, rest.ram_pages, rest.ram_disk_bytes), (0, 0, 0, 0));
         let mut done = Vec::new();
         backing.reap(QueueId(0), &mut done);
         assert!(done.is_empty() && backing.properties().slots > 0);
@@ -515,6 +528,8 @@ macro_rules! conforms {
 conforms! {
     null_backing: null();
     ram_backing: ram();
+    ram_zstd: zstd();
+    ram_disk_backing: ram_disk(SLOTS);
     file_uring: file(IoEngine::Auto);
     file_sync: file(IoEngine::Sync);
     tier_roomy: tier(1 << 30);
@@ -522,9 +537,12 @@ conforms! {
     tier_small_sync: tier_on(1 << 20, IoEngine::Sync);
     // Nearly everything goes straight to the file.
     tier_tiny: tier(64 << 10);
+    tier_zstd: tier_by(ram_config(1 << 20, Algorithm::Zstd), IoEngine::Auto);
     throttled_ram: throttled(ram());
+    throttled_ram_disk: throttled(ram_disk(SLOTS));
     throttled_tier: throttled(tier(1 << 20));
     faulty_without_faults: harmless(tier(1 << 20));
+    faulty_zstd_without_faults: harmless(zstd());
 }
 
 // ---------------------------------------------------------------- limits
@@ -563,8 +581,12 @@ fn fills_up_and_recovers(backing: &dyn Backing, page: fn(u32) -> Page) -> usize 
 
 #[test]
 fn ram_is_full_at_its_limit() {
-    for page in [half_page as fn(u32) -> Page, noise_page] {
-        let ram = ram();
+    for (page, ram) in [
+        (half_page as fn(u32) -> Page, ram()),
+        (noise_page, ram()),
+        (half_page, zstd()),
+        (noise_page, zstd()),
+    ] {
         once(&ram, Chore::LimitRam { bytes: 4 << 20 });
         let pages = fills_up_and_recovers(&ram, page);
         let usage = ram.usage();
@@ -572,6 +594,22 @@ fn ram_is_full_at_its_limit() {
         let page_bytes = usage.ram_compressed_bytes as usize / usage.ram_pages as usize;
         assert!(pages * page_bytes > (4 << 20) * 90 / 100, "only {pages} of {page_bytes} bytes in 4 MiB");
     }
+}
+
+/// As a device: when it has no slot left. Its size is what was set aside, so no other limit moves it.
+#[test]
+fn a_ram_disk_holds_what_it_was_made_for() {
+    let disk = ram_disk(1025);
+    once(&disk, Chore::LimitRam { bytes: 1 << 20 });
+    let pages: Vec<(u32, Page)> = (1..1025).map(|slot| (slot, noise_page(slot))).collect();
+    for _ in 0..2 {
+        write_good(&disk, 0, &pages);
+        expect(&disk, 0, &pages);
+        let usage = disk.usage();
+        assert_eq!((usage.ram_disk_bytes, usage.ram_bytes, usage.incompressible_pages), (4 << 20, 0, 0));
+        discard(&disk, &(1..1025).collect::<Vec<u32>>());
+    }
+    assert!(!give_ram(&disk, 0, 1 << 20), "there is nothing behind it");
 }
 
 #[test]
@@ -584,8 +622,7 @@ fn null_is_full_at_its_limit() {
 fn file_is_full_at_its_size() {
     for io in [IoEngine::Auto, IoEngine::Sync] {
         let config = FileConfig { max_bytes: 4 << 20, ..file_config(io) };
-        let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 0 }, config)
-            .expect("a tier of file only");
+        let tier = TierBacking::new(ram_config(0, Algorithm::Lz4), config).expect("a tier of file only");
         assert_eq!(fills_up_and_recovers(&tier, noise_page), 1024);
         assert!(tier.file().disk_bytes().unwrap() <= (4 << 20) + (64 << 10));
     }
@@ -595,7 +632,7 @@ fn file_is_full_at_its_size() {
 #[test]
 fn full_file_reuses_dead_places_without_maintain() {
     let config = FileConfig { max_bytes: 1 << 20, ..file_config(IoEngine::Auto) };
-    let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 0 }, config).unwrap();
+    let tier = TierBacking::new(ram_config(0, Algorithm::Lz4), config).unwrap();
     for round in 0..20u32 {
         let slots: Vec<u32> = (1..250).map(|slot| slot + round * 300).collect();
         let pages: Vec<(u32, Page)> = slots.iter().map(|slot| (*slot, noise_page(*slot))).collect();
@@ -618,7 +655,7 @@ fn disk_keeps_its_floor() {
 /// 2^31 slots cost nothing but address space, and the last one works.
 #[test]
 fn unused_slots_cost_nothing() {
-    let ram = RamBacking::new(RamConfig { slots: 1 << 31, ram_limit_bytes: 1 << 20 });
+    let ram = RamBacking::new(RamConfig { slots: 1 << 31, ..ram_config(1 << 20, Algorithm::Lz4) });
     assert_eq!(ram.usage().ram_bytes, 0);
     let last = (1u32 << 31) - 1;
     write_good(&ram, 0, &[(last, half_page(last)), (1, half_page(1))]);
@@ -635,7 +672,7 @@ fn resident_bytes() -> u64 {
 #[test]
 fn memory_really_returns() {
     const PAGES: u32 = 60_000;
-    let ram = RamBacking::new(RamConfig { slots: PAGES + 1, ram_limit_bytes: u64::MAX });
+    let ram = RamBacking::new(RamConfig { slots: PAGES + 1, ..ram_config(u64::MAX, Algorithm::Lz4) });
     let before = resident_bytes();
     for slot in 1..=PAGES {
         write_good(&ram, 0, &[(slot, half_page(slot))]);
@@ -956,7 +993,8 @@ fn a_file_keeps_and_ram_does_not() {
             .count()
     };
     assert_eq!(kept(&file(IoEngine::Auto), half_page), 99);
-    assert_eq!(kept(&ram(), noise_page) + kept(&null(), noise_page), 0);
+    assert_eq!(kept(&ram(), noise_page) + kept(&null(), noise_page) + kept(&zstd(), noise_page), 0);
+    assert_eq!(kept(&ram_disk(SLOTS), noise_page), 0);
     for ram_limit_bytes in [64 << 10, 1 << 30] {
         let tier = tier(ram_limit_bytes);
         // What comes out of the file under a pool goes into the pool next time, if it compresses.
@@ -966,14 +1004,19 @@ fn a_file_keeps_and_ram_does_not() {
 
 #[test]
 fn what_does_not_compress_takes_no_room_in_a_pool() {
-    let tier = tier(64 << 20);
+    for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
+        takes_no_room(&tier_by(ram_config(64 << 20, algorithm), IoEngine::Auto));
+    }
+}
+
+fn takes_no_room(tier: &TierBacking) {
     let pages: Vec<(u32, Page)> = (1..1000)
         .map(|slot| (slot, if slot % 2 == 0 { noise_page(slot) } else { half_page(slot) }))
         .collect();
-    pages.chunks(64).for_each(|chunk| write_good(&tier, 0, chunk));
+    pages.chunks(64).for_each(|chunk| write_good(tier, 0, chunk));
     let usage = tier.usage();
     assert_eq!((usage.ram_pages, usage.file_pages, usage.incompressible_pages), (500, 499, 0));
-    expect(&tier, 0, &pages);
+    expect(tier, 0, &pages);
 }
 
 #[test]
@@ -1090,7 +1133,7 @@ fn a_pool_gives_room_as_long_as_its_file_takes_pages() {
     let written: Vec<(u32, Page)> = (1..2000).map(|slot| (slot, half_page(slot))).collect();
     let tier_of = |file_bytes| {
         let file = FileConfig { max_bytes: file_bytes, ..file_config(IoEngine::Auto) };
-        let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 64 << 20 }, file).unwrap();
+        let tier = TierBacking::new(ram_config(64 << 20, Algorithm::Lz4), file).unwrap();
         written.chunks(64).for_each(|chunk| write_good(&tier, 0, chunk));
         tier
     };
@@ -1215,7 +1258,7 @@ fn tier_writeback_is_overtaken_without_uring() {
 #[test]
 fn tier_keeps_pages_when_the_file_is_full() {
     let config = FileConfig { free_floor_bytes: u64::MAX, ..file_config(IoEngine::Auto) };
-    let tier = TierBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes: 1 << 20 }, config).unwrap();
+    let tier = TierBacking::new(ram_config(1 << 20, Algorithm::Lz4), config).unwrap();
     let mut stored = Vec::new();
     let mut full = 0;
     for slot in 1..1000 {
@@ -1240,8 +1283,15 @@ fn tier_keeps_pages_when_the_file_is_full() {
 
 #[test]
 fn failed_pages_fail_alone() {
+    fails_alone(tier(1 << 20));
+    fails_alone(ram());
+    fails_alone(zstd());
+    fails_alone(ram_disk(SLOTS));
+}
+
+fn fails_alone(inner: impl Backing) {
     let plan = FaultPlan { write_failure_at: 5, read_failure_at: 3, ..FaultPlan::default() };
-    let faulty = FaultyBacking::new(tier(1 << 20), plan);
+    let faulty = FaultyBacking::new(inner, plan);
     let pages: Vec<(u32, Page)> = (1..10).map(|slot| (slot, page_of(slot, 0))).collect();
     // An older page in the slot that will fail must not come back.
     let results = write(&faulty, 0, &pages[..4]);
@@ -1260,13 +1310,20 @@ fn failed_pages_fail_alone() {
 
 #[test]
 fn a_flaky_device_never_lies() {
+    never_lies(throttled(tier(256 << 10)));
+    never_lies(throttled(tier_by(ram_config(256 << 10, Algorithm::Zstd), IoEngine::Auto)));
+    never_lies(zstd());
+    never_lies(ram_disk(SLOTS));
+}
+
+fn never_lies(inner: impl Backing) {
     let plan = FaultPlan {
         seed: 42,
         read_failures_per_million: 50_000,
         write_failures_per_million: 50_000,
         ..FaultPlan::default()
     };
-    let faulty = FaultyBacking::new(throttled(tier(256 << 10)), plan);
+    let faulty = FaultyBacking::new(inner, plan);
     let mut versions: HashMap<u32, u32> = HashMap::new();
     let mut dice = Dice(1);
     let (mut failed_writes, mut failed_reads) = (0, 0);
@@ -1322,6 +1379,7 @@ fn backings_are_objects() {
     let all: Vec<Arc<dyn Backing>> = vec![
         Arc::new(null()),
         Arc::new(ram()),
+        Arc::new(ram_disk(SLOTS)),
         Arc::new(file(IoEngine::Auto)),
         Arc::new(tier(1 << 20)),
         Arc::new(throttled(harmless(tier(1 << 20)))),
@@ -1332,5 +1390,5 @@ fn backings_are_objects() {
             scope.spawn(|| slots.lock().unwrap().push(backing.properties().slots));
         }
     });
-    assert_eq!(slots.into_inner().unwrap(), vec![SLOTS; 5]);
+    assert_eq!(slots.into_inner().unwrap(), vec![SLOTS; 6]);
 }

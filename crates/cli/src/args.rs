@@ -60,7 +60,10 @@ Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or
 the cgroup's limit where that is lower), plain bytes, max.
 
 Swap devices, as with swapon; the highest priority fills first:
-  ram:[,size=SIZE][,prio=N]         compressed in RAM; counts against --memory-max
+  ram:[,size=SIZE][,prio=N][,compress=lz4|zstd]
+                                    compressed in RAM; counts against --memory-max
+  ram:size=SIZE,compress=none[,prio=N]
+                                    a RAM disk: pages as they are, in SIZE of RAM beside --memory-max
   file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
                                     a file or block device; where PATH is not there, a file without
                                     a name in its directory, gone with memspill

@@ -4,8 +4,11 @@
 //! unlinked file in the swap directory when its share of the budget is used up.
 
 use crate::args::RunArgs;
+use crate::machine::Memory;
 use crate::size;
 use crate::spec::{Fail, FailWhat, SwapSpec};
+use memspill_backing::compress::Algorithm;
+use memspill_backing::disk::RamDisk;
 use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
 use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
@@ -75,14 +78,34 @@ pub fn open_one(
     // As swapon: without a priority, the first named is the first used.
     let default_priority = -2 - before as i16;
     match spec {
-        SwapSpec::Ram { size, priority, fail } => {
+        SwapSpec::Ram { size, priority, algorithm, fail } => {
             let slots = slots_here(*size);
-            let config = RamConfig { slots, ram_limit_bytes: pool_alone_bytes(memory_max_bytes) };
+            let ram_limit_bytes = pool_alone_bytes(memory_max_bytes);
+            let config = RamConfig { slots, ram_limit_bytes, algorithm: *algorithm };
             let backing = with_planned_failure(
                 RamBacking::open(config).map_err(|e| format!("ram: {}", with_remedy(&e)))?,
                 *fail,
             );
-            Ok(device("ram:", names, priority.unwrap_or(default_priority), backing, opening))
+            let name = match algorithm {
+                Algorithm::Lz4 => "ram:",
+                Algorithm::Zstd => "ram:zstd",
+            };
+            Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
+        }
+        SwapSpec::RamDisk { size, priority, fail } => {
+            let name = "ram:none";
+            let there = Memory::of_this_machine().usable_bytes();
+            if *size > there {
+                let (asked_for, there) = (size::human(*size), size::human(there));
+                return Err(format!(
+                    "{name}: a RAM disk of {asked_for} does not fit into the {there} of RAM here: \
+                     give a smaller size="
+                ));
+            }
+            let disk = RamDisk::open(slots_of(Some(*size)))
+                .map_err(|e| format!("{name}: no room for {}: {}", size::human(*size), with_remedy(&e)))?;
+            let backing = with_planned_failure(disk, *fail);
+            Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
         }
         SwapSpec::File { path, size, priority, discard, fail } => {
             let config = FileConfig {
@@ -105,7 +128,7 @@ pub fn open_one(
 
 /// What a device may hold in RAM, under this budget.
 pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64) -> u64 {
-    // Only a device of RAM alone reads without waiting; for files the figure means nothing.
+    // Only a device of RAM alone reads without waiting; for files and RAM disks the figure means nothing.
     if device.backing.properties().synchronous {
         pool_alone_bytes(memory_max_bytes)
     } else {
@@ -139,7 +162,8 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
     let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
-    let ram = RamConfig { slots, ram_limit_bytes: pool_share_bytes(memory_max_bytes) };
+    let ram_limit_bytes = pool_share_bytes(memory_max_bytes);
+    let ram = RamConfig { slots, ram_limit_bytes, algorithm: Algorithm::default() };
     let backing = TierBacking::new(ram, file).map_err(|e| {
         let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
         format!("cannot make a swap file in {}: {e}; {mends}", dir.display())

@@ -49,6 +49,8 @@ fn gauges(run: &Run) -> Vec<(&'static str, u64, &'static str)> {
         ),
         ("swap_ram_bytes", sum(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
         ("swap_ram_peak_bytes", run.account.largest_pool_bytes(), "the most RAM that it held"),
+        ("swap_ram_disk_bytes", sum(|u| u.ram_disk_bytes), "RAM held by RAM disks at the end, not counted"),
+        ("swap_ram_disk_peak_bytes", run.account.largest_ram_disk_bytes(), "the most RAM that they held"),
         ("swap_file_bytes", sum(|u| u.file_bytes), "disk held by swap files at the end"),
         ("written_back_pages", sum(|u| u.written_back_pages_total), "pages moved from the pool to the file"),
         (

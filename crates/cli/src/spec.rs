@@ -1,7 +1,10 @@
 //! `--swap SPEC`: a swap device in swapon's words.
 //!
 //! ```text
-//! ram:[,size=SIZE][,prio=N]           pages compressed in RAM (they count against --memory-max)
+//! ram:[,size=SIZE][,prio=N][,compress=lz4|zstd]
+//!                                     pages compressed in RAM (they count against --memory-max)
+//! ram:size=SIZE,compress=none[,prio=N]
+//!                                     a RAM disk: pages as they are, beside --memory-max
 //! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
 //!                                     a file or block device; PATH ends at the first comma
 //! ```
@@ -17,6 +20,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use memspill_backing::Algorithm;
 use memspill_backing::file::DiscardPolicy;
 
 use crate::machine::Memory;
@@ -27,6 +31,12 @@ use crate::size::{Size, SizeError};
 pub enum SwapSpec {
     Ram {
         size: Option<u64>,
+        priority: Option<i16>,
+        algorithm: Algorithm,
+        fail: Option<Fail>,
+    },
+    RamDisk {
+        size: u64,
         priority: Option<i16>,
         fail: Option<Fail>,
     },
@@ -71,6 +81,10 @@ pub enum SpecError {
     Priority(String),
     Discard(String),
     RamDiscard,
+    Compress(String),
+    FileCompress,
+    /// A RAM disk has none.
+    RamDiskSize,
     Fail(String),
 }
 
@@ -85,12 +99,17 @@ impl fmt::Display for SpecError {
             }
             SpecError::EmptyPath => out.write_str("file: needs a path: file:PATH[,size=SIZE][,prio=N]"),
             SpecError::RamPath(text) => {
-                write!(out, "ram: takes no path, but {text:?} follows it: ram:[,size=SIZE][,prio=N]")
+                write!(
+                    out,
+                    "ram: takes no path, but {text:?} follows it: ram:[,size=SIZE][,prio=N][,compress=HOW]"
+                )
             }
             SpecError::Form(part) => {
                 write!(out, "{part:?} is no option: use size=SIZE or prio=N after a comma")
             }
-            SpecError::Key(key) => write!(out, "unknown option {key:?}: use size=SIZE or prio=N"),
+            SpecError::Key(key) => {
+                write!(out, "unknown option {key:?}: use size=SIZE, prio=N or, for ram:, compress=HOW")
+            }
             SpecError::Twice(key) => write!(out, "{key}= is given twice"),
             SpecError::Size(text, error) => write!(out, "size={}: {error}", text.escape_debug()),
             SpecError::Priority(text) => {
@@ -102,6 +121,17 @@ impl fmt::Display for SpecError {
                 write!(out, "discard={text}: use discard=once, discard=pages, or discard for both")
             }
             SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
+            SpecError::Compress(text) => {
+                let text = text.escape_debug();
+                write!(out, "compress={text}: use compress=lz4, zstd, or with a size none, for a RAM disk")
+            }
+            SpecError::FileCompress => {
+                out.write_str("a file is not compressed: compress= is for ram:, use size=SIZE or prio=N")
+            }
+            SpecError::RamDiskSize => out.write_str(
+                "compress=none is a RAM disk, outside of --memory-max: give its size, \
+                 ram:size=SIZE,compress=none",
+            ),
             SpecError::Fail(text) => {
                 write!(
                     out,
@@ -133,18 +163,29 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
                 return Err(SpecError::RamPath(rest.to_owned()));
             }
             let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
-            let Options { size, priority, discard, fail } = options;
-            match fail {
-                _ if discard.is_some() => Err(SpecError::RamDiscard),
-                Some(Fail { what: FailWhat::Flip, at, .. }) => Err(SpecError::Fail(format!("flip@{at}"))),
-                _ => Ok(SwapSpec::Ram { size, priority, fail }),
+            let Options { size, priority, discard, compress, fail } = options;
+            if discard.is_some() {
+                return Err(SpecError::RamDiscard);
+            }
+            if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
+                return Err(SpecError::Fail(format!("flip@{at}")));
+            }
+            match compress.unwrap_or(Compress::By(Algorithm::default())) {
+                Compress::By(algorithm) => Ok(SwapSpec::Ram { size, priority, algorithm, fail }),
+                Compress::None => {
+                    let size = size.ok_or(SpecError::RamDiskSize)?;
+                    Ok(SwapSpec::RamDisk { size, priority, fail })
+                }
             }
         }
         "file" => {
             if rest.is_empty() {
                 return Err(SpecError::EmptyPath);
             }
-            let Options { size, priority, discard, fail } = Options::parse(parts, ram_bytes)?;
+            let Options { size, priority, discard, compress, fail } = Options::parse(parts, ram_bytes)?;
+            if compress.is_some() {
+                return Err(SpecError::FileCompress);
+            }
             let discard = discard.unwrap_or_default();
             Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, discard, fail })
         }
@@ -152,10 +193,17 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
     }
 }
 
+#[derive(Clone, Copy)]
+enum Compress {
+    None,
+    By(Algorithm),
+}
+
 struct Options {
     size: Option<u64>,
     priority: Option<i16>,
     discard: Option<DiscardPolicy>,
+    compress: Option<Compress>,
     fail: Option<Fail>,
 }
 
@@ -167,6 +215,7 @@ impl Options {
         let mut size: Option<Option<u64>> = None;
         let mut priority = None;
         let mut discard = None;
+        let mut compress = None;
         let mut fail = None;
         for part in parts {
             if part == "discard" || part.starts_with("discard=") {
@@ -183,11 +232,13 @@ impl Options {
                 "size" => size = Some(parse_size(value, &ram_bytes)?),
                 "prio" if priority.is_some() => return Err(SpecError::Twice("prio")),
                 "prio" => priority = Some(parse_priority(value)?),
+                "compress" if compress.is_some() => return Err(SpecError::Twice("compress")),
+                "compress" => compress = Some(parse_compress(value)?),
                 "fail" => fail = Some(parse_fail(value).ok_or_else(|| SpecError::Fail(value.to_owned()))?),
                 _ => return Err(SpecError::Key(key.to_owned())),
             }
         }
-        Ok(Options { size: size.flatten(), priority, discard, fail })
+        Ok(Options { size: size.flatten(), priority, discard, compress, fail })
     }
 }
 
@@ -208,6 +259,15 @@ fn parse_discard(part: &str) -> Option<DiscardPolicy> {
         _ => return None,
     };
     Some(DiscardPolicy { once, pages })
+}
+
+fn parse_compress(value: &str) -> Result<Compress, SpecError> {
+    match value {
+        "none" => Ok(Compress::None),
+        "lz4" => Ok(Compress::By(Algorithm::Lz4)),
+        "zstd" => Ok(Compress::By(Algorithm::Zstd)),
+        _ => Err(SpecError::Compress(value.to_owned())),
+    }
 }
 
 fn parse_fail(value: &str) -> Option<Fail> {
@@ -243,11 +303,13 @@ mod tests {
 
     #[test]
     fn ram() {
-        let plain = SwapSpec::Ram { size: None, priority: None, fail: None };
+        let algorithm = Algorithm::Lz4;
+        let plain = SwapSpec::Ram { size: None, priority: None, algorithm, fail: None };
         assert_eq!(read("ram:"), Ok(plain.clone()));
         assert_eq!(read("ram"), Ok(plain.clone()));
+        assert_eq!(read("ram:compress=lz4"), Ok(plain.clone()));
         assert_eq!(read("ram:,size=max"), Ok(plain));
-        let full = SwapSpec::Ram { size: Some(2 << 30), priority: Some(100), fail: None };
+        let full = SwapSpec::Ram { size: Some(2 << 30), priority: Some(100), algorithm, fail: None };
         for text in [
             "ram:,size=2G,prio=100",
             "ram:,prio=100,size=2G",
@@ -255,6 +317,25 @@ mod tests {
             "ram,size=25%,prio=100",
         ] {
             assert_eq!(read(text), Ok(full.clone()), "{text}");
+        }
+    }
+
+    #[test]
+    fn forms_of_ram() {
+        let algorithm = Algorithm::Zstd;
+        let zstd = SwapSpec::Ram { size: None, priority: Some(7), algorithm, fail: None };
+        assert_eq!(read("ram:compress=zstd,prio=7"), Ok(zstd));
+        let disk = SwapSpec::RamDisk { size: 2 << 30, priority: None, fail: None };
+        for text in ["ram:size=2G,compress=none", "ram:,compress=none,size=2G", "ram,size=25%,compress=none"]
+        {
+            assert_eq!(read(text), Ok(disk.clone()), "{text}");
+        }
+        for text in ["ram:compress=none", "ram:,compress=none,size=max"] {
+            assert_eq!(read(text), Err(SpecError::RamDiskSize), "{text}");
+        }
+        for text in ["", "LZ4", "zstd:3", "no", "zram"] {
+            let error = read(&format!("ram:size=1G,compress={text}"));
+            assert_eq!(error, Err(SpecError::Compress(text.into())), "{text}");
         }
     }
 
@@ -311,6 +392,10 @@ mod tests {
             assert!(matches!(error(&format!("file:/x,discard={text}")), SpecError::Discard(_)), "{text}");
         }
         assert_eq!(error("file:/x,discard,discard=once"), SpecError::Twice("discard"));
+        assert_eq!(error("ram:size=1G,compress=none,discard"), SpecError::RamDiscard);
+        assert_eq!(error("ram:compress=lz4,compress=lz4"), SpecError::Twice("compress"));
+        assert_eq!(error("file:/x,compress=zstd"), SpecError::FileCompress);
+        assert_eq!(error("ram:size=1G,compress=none,fail=flip@3"), SpecError::Fail("flip@3".into()));
         assert_eq!(error("ram:,sise=1G"), SpecError::Key("sise".into()));
         assert_eq!(error("ram:,size=1G,size=2G"), SpecError::Twice("size"));
         assert_eq!(error("ram:,size=max,size=2G"), SpecError::Twice("size"));
@@ -325,9 +410,19 @@ mod tests {
 
     #[test]
     fn errors_are_one_line_and_show_the_form() {
-        for text in
-            ["zram:", "file:", "ram:/x", "ram:,x", "ram:,x=1", "ram:,size=x", "ram:,prio=x", "ram:,discard"]
-        {
+        for text in [
+            "zram:",
+            "file:",
+            "ram:/x",
+            "ram:,x",
+            "ram:,x=1",
+            "ram:,size=x",
+            "ram:,prio=x",
+            "ram:,discard",
+            "ram:compress=x",
+            "ram:compress=none",
+            "file:/x,compress=lz4",
+        ] {
             let message = read(text).unwrap_err().to_string();
             assert!(!message.contains('\n'), "{message}");
             assert!(message.contains("size") || message.contains("whole number"), "{message}");

@@ -117,7 +117,9 @@ pub enum ReadStart {
 pub struct Usage {
     /// Bytes of RAM held now, tables and allocator slack included: counts against `--memory-max`.
     pub ram_bytes: u64,
-    /// Bytes of compressed data within that (without slack and tables).
+    /// Bytes of RAM that a RAM disk holds: set aside for it, and outside of the budget.
+    pub ram_disk_bytes: u64,
+    /// Bytes of compressed data within `ram_bytes` (without slack and tables).
     pub ram_compressed_bytes: u64,
     /// Pages stored in RAM.
     pub ram_pages: u64,

@@ -20,10 +20,12 @@ pub mod ctl;
 pub mod elf;
 pub mod group_spec;
 pub mod lz4_page;
+mod packed_page;
 pub mod proc_text;
 pub mod size;
 pub mod swap_spec;
 pub mod tuning;
+pub mod zstd_page;
 
 /// A target's name, as in `fuzz/fuzz_targets` and `fuzz/seeds`, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
@@ -40,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     ("size", size::check),
     ("swap_spec", swap_spec::check),
     ("tuning", tuning::check),
+    ("zstd_page", zstd_page::check),
 ];
 
 /// What 100% means to the parsers here, in bytes.

@@ -1,6 +1,7 @@
 //! `--swap SPEC` (`crates/cli/src/spec.rs`).
 
 use crate::{RAM_BYTES, assert_one_line};
+use memspill_backing::Algorithm;
 use memspill_cli::devices::slots_of;
 use memspill_cli::spec::{Fail, FailWhat, SwapSpec, parse_with};
 
@@ -13,10 +14,18 @@ pub fn check(input: &[u8]) {
 }
 
 fn accepted(text: &str, spec: &SwapSpec) {
-    let (device, size, priority, discard, fail) = match spec {
-        SwapSpec::Ram { size, priority, fail } => {
+    let (device, size, priority, words, fail) = match spec {
+        SwapSpec::Ram { size, priority, algorithm, fail } => {
             assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
-            ("ram:".to_string(), size, priority, "", fail)
+            let compress = match algorithm {
+                Algorithm::Lz4 => ",compress=lz4",
+                Algorithm::Zstd => ",compress=zstd",
+            };
+            ("ram:".to_string(), *size, priority, compress, fail)
+        }
+        SwapSpec::RamDisk { size, priority, fail } => {
+            assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
+            ("ram:".to_string(), Some(*size), priority, ",compress=none", fail)
         }
         SwapSpec::File { path, size, priority, discard, fail } => {
             let path = path.to_str().expect("text, as it was given");
@@ -30,7 +39,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
                 (false, true) => ",discard=pages",
                 (true, true) => ",discard",
             };
-            (format!("file:{path}"), size, priority, discard, fail)
+            (format!("file:{path}"), *size, priority, discard, fail)
         }
     };
     assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");
@@ -40,7 +49,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
     let mut again = device;
     again += &size.map_or(String::new(), |bytes| format!(",size={bytes}"));
     again += &priority.map_or(String::new(), |priority| format!(",prio={priority}"));
-    again += discard;
+    again += words;
     again += &fail.map_or(String::new(), printed);
     assert_eq!(parse_with(&again, || RAM_BYTES).as_ref(), Ok(spec), "{text:?} and {again:?}");
 }

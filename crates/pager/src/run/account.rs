@@ -1,5 +1,5 @@
 //! What counts against the budget and is not a managed page: memory of the targets that is not managed, the
-//! compressed pool, frames, tables and all else of our own.
+//! compressed pool, frames, tables and all else of our own. A RAM disk does not count: it was set aside.
 //!
 //! ```text
 //!   other_bytes = pool + frames         known exactly: brought up to date after each batch
@@ -23,6 +23,7 @@ pub struct Account {
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
     measured_bytes: AtomicU64,
     largest_pool_bytes: AtomicU64,
+    largest_ram_disk_bytes: AtomicU64,
     largest_tables: Mutex<Tables>,
     largest_shared_bytes: AtomicU64,
     shared_objects: AtomicU64,
@@ -46,8 +47,9 @@ impl Account {
 
     /// Pool, frames and tables change with every batch: bring the group's figure up to date.
     pub fn update(&self, engine: &Engine) {
-        let pool_bytes = pool_bytes(engine);
+        let Held { pool_bytes, ram_disk_bytes } = held(engine);
         self.largest_pool_bytes.fetch_max(pool_bytes, Ordering::Relaxed);
+        self.largest_ram_disk_bytes.fetch_max(ram_disk_bytes, Ordering::Relaxed);
         engine.root().set_other_bytes(pool_bytes + engine.frame_bytes() + self.measured_bytes());
     }
 
@@ -94,19 +96,43 @@ impl Account {
         self.shared_pages_out.load(Ordering::Relaxed)
     }
 
-    /// The most RAM that the devices held, as it was seen after each batch.
+    /// The most RAM that pools held, as it was seen after each batch.
     pub fn largest_pool_bytes(&self) -> u64 {
         self.largest_pool_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most RAM that RAM disks held.
+    pub fn largest_ram_disk_bytes(&self) -> u64 {
+        self.largest_ram_disk_bytes.load(Ordering::Relaxed)
     }
 }
 
 /// RAM that swap devices hold.
-pub fn pool_bytes(engine: &Engine) -> u64 {
-    engine.devices().iter().map(|device| device.backing.usage().ram_bytes).sum()
+#[derive(Clone, Copy, Default)]
+struct Held {
+    /// Counts against the budget.
+    pool_bytes: u64,
+    /// Does not.
+    ram_disk_bytes: u64,
 }
 
-/// Memory of our own that is neither pool nor frames, and not charged: tables, stacks, code's data.
+fn held(engine: &Engine) -> Held {
+    engine.devices().iter().map(|device| device.backing.usage()).fold(Held::default(), |sum, usage| Held {
+        pool_bytes: sum.pool_bytes + usage.ram_bytes,
+        ram_disk_bytes: sum.ram_disk_bytes + usage.ram_disk_bytes,
+    })
+}
+
+/// RAM that swap devices hold and that counts against the budget.
+pub fn pool_bytes(engine: &Engine) -> u64 {
+    held(engine).pool_bytes
+}
+
+/// Memory of our own that is neither pool nor frames nor RAM disk, and not charged: tables, stacks, code's
+/// data.
 pub fn own_bytes(engine: &Engine) -> u64 {
     let anon_bytes = crate::proc::statm(std::process::id()).map_or(0, |statm| statm.anon_bytes);
-    anon_bytes.saturating_sub(pool_bytes(engine) + engine.frame_bytes() + engine.read_ahead_bytes())
+    let Held { pool_bytes, ram_disk_bytes } = held(engine);
+    let elsewhere = pool_bytes + ram_disk_bytes + engine.frame_bytes() + engine.read_ahead_bytes();
+    anon_bytes.saturating_sub(elsewhere)
 }
