@@ -270,6 +270,7 @@ fn seeds_options(args: &SeedsArgs) -> Result<seeds::Options, String> {
         quick: args.quick,
         only: args.threads.clone(),
         ram_bytes,
+        cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get()),
         dir: args.dir.clone(),
         command: command_line(),
         machine: machine::described(),

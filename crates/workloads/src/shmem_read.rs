@@ -1,9 +1,9 @@
 //! Jobs that read one memory, shared by all of them: dd's read of a tmpfs file (one job, linear), and fio's
 //! mmap reads by 16 jobs, uniform or zipf 1.2.
 //!
-//! The memory is private and inherited by fork: the jobs share its pages, and in swap their slots, by count.
-//! That is the form in which `memspill run` manages it. `--map-shared` maps it MAP_SHARED, which memspill
-//! leaves to the kernel: only the kernel's side has something to swap then, and so it is not the default.
+//! By default the memory is private and inherited by fork: the jobs share its pages, and in swap their slots,
+//! by count. With `--map-shared` it is mapped MAP_SHARED, which `memspill run` manages under
+//! `--shared=anonymous`, and else leaves to the kernel: so it is not the default.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +21,7 @@ use crate::rng::Rng;
 
 pub const USAGE: &str = "--size S (of all) --seconds N [--jobs 16] [--ops N (of each job)] [--pattern \
     uniform|zipf|linear] [--theta 1.2 (zipf)] [--map-shared]   (by default the memory is private and \
-    inherited by fork; memspill run does not manage MAP_SHARED)";
+    inherited by fork; MAP_SHARED is for memspill run --shared=anonymous)";
 
 pub fn run(args: &mut Args) -> Outcome {
     let common = args.common()?;

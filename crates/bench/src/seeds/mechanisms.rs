@@ -1,9 +1,11 @@
 //! The tables of `memspill bench seeds`: which workloads, which settings, what is compared. Nothing is run
 //! here.
 //!
-//! The original commands filled machines of 35 to 64 GiB of swap; what is kept of them is the number of
-//! processes, the pattern, and how much larger the set is than memory.
+//! The original commands filled machines of 35 to 64 GiB of swap; what is kept of them is the program, the
+//! number of processes, the pattern, how much larger the set is than memory, and that swap is a RAM disk,
+//! whose RAM is not part of the limit. Sets are many trunks of 64 MiB.
 
+use memspill_engine::units::PAGE_SIZE;
 use memspill_tables::{Published, published};
 
 const MIB: u64 = 1 << 20;
@@ -11,7 +13,7 @@ const MIB: u64 = 1 << 20;
 /// How large and how long, for this machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Uncompressed pages that the workload keeps in memory.
+    /// Pages that the workload keeps in memory.
     pub resident_bytes: u64,
     pub seconds: f64,
     pub jobs: u32,
@@ -22,8 +24,9 @@ impl Scale {
         if quick {
             return Scale { resident_bytes: 32 * MIB, seconds: 0.4, jobs: 16 };
         }
-        // The original sets were many gigabytes: what matters is how much more they were than memory.
-        let resident_bytes = (ram_bytes / 384).clamp(32 * MIB, 256 * MIB) / MIB * MIB;
+        // The original sets were many gigabytes. What matters is how much more they were than memory, and
+        // that there are trunks and clusters enough for the CPUs to be in different ones.
+        let resident_bytes = (ram_bytes / 128).clamp(64 * MIB, 1024 * MIB) / MIB * MIB;
         Scale { resident_bytes, seconds: 2.0, jobs: 32 }
     }
 }
@@ -72,6 +75,8 @@ pub struct Case {
     pub devices: u32,
     /// Devices have room for so much more than what cannot stay in memory, in percent; None: for everything.
     pub spare_percent: Option<u64>,
+    /// The memory is shared, as a file of tmpfs is: `memspill run --shared=anonymous`.
+    pub shared: bool,
     pub work: fn(&Scale) -> Work,
     /// The first is the one that the others are compared with.
     pub settings: &'static [Setting],
@@ -86,24 +91,24 @@ pub struct Setting {
 pub struct Work {
     /// Name and options.
     pub words: String,
-    /// All that it touches, and how much of it stays in memory uncompressed.
+    /// All that it touches at a time, and how much of it stays in memory.
     pub set_bytes: u64,
     pub resident_bytes: u64,
     /// Of many processes: what each has besides.
     pub unmanaged_bytes: u64,
 }
 
-/// Of a page of the workloads' contents `half`, LZ4 leaves this part, and the pool loses some.
-const POOL_PERCENT: u64 = 55;
-/// Tables, and pages on their way.
+/// Pages on their way, and for each page of the set: page tables, LRU lists, swap maps.
 const OVERHEAD_BYTES: u64 = 4 << 20;
+const TABLE_BYTES_PER_PAGE: u64 = 24;
 /// A short process's stack, and pages of its libraries that it has written.
 const PROCESS_BYTES: u64 = 2 << 20;
 
 impl Work {
-    /// The pool is within the budget: it comes on top of what is to stay uncompressed.
+    /// What stays in memory, and memspill itself. The RAM disks come on top: they are outside of it.
     pub fn budget_bytes(&self) -> u64 {
-        self.resident_bytes + self.away_bytes() * POOL_PERCENT / 100 + OVERHEAD_BYTES + self.unmanaged_bytes
+        let table_bytes = self.set_bytes / PAGE_SIZE as u64 * TABLE_BYTES_PER_PAGE;
+        self.resident_bytes + table_bytes + OVERHEAD_BYTES + self.unmanaged_bytes
     }
 
     fn away_bytes(&self) -> u64 {
@@ -125,11 +130,15 @@ impl Case {
     }
 
     pub fn swap(&self, work: &Work) -> Vec<String> {
-        let size = self.spare_percent.map(|spare| {
-            let bytes = work.away_bytes() * (100 + spare) / 100 + OVERHEAD_BYTES;
-            format!("size={},", bytes / u64::from(self.devices))
-        });
-        vec![format!("ram:{}prio=1", size.unwrap_or_default()); self.devices as usize]
+        let bytes = match self.spare_percent {
+            Some(spare) => work.away_bytes() * (100 + spare) / 100 + OVERHEAD_BYTES,
+            // No row is to depend on whether there is room.
+            None => work.set_bytes * 2,
+        };
+        vec![
+            format!("ram:size={},compress=none,prio=1", bytes / u64::from(self.devices));
+            self.devices as usize
+        ]
     }
 }
 
@@ -141,7 +150,26 @@ const fn reported(knobs: &'static [&'static str], published: Option<Published>) 
 }
 
 const fn case(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
-    Case { name, metric: "ops_per_s", counts: "touches", devices: 1, spare_percent: None, work, settings }
+    Case {
+        name,
+        metric: "ops_per_s",
+        counts: "touches",
+        devices: 1,
+        spare_percent: None,
+        shared: false,
+        work,
+        settings,
+    }
+}
+
+/// Of `usemem`.
+const fn written(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
+    Case { metric: "pages_per_s", counts: "pages written", ..case(name, work, settings) }
+}
+
+/// Of `shmem-read`.
+const fn shared(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
+    Case { shared: true, counts: "reads", ..case(name, work, settings) }
 }
 
 /// `times` is how many times as large as memory the set is.
@@ -150,9 +178,19 @@ fn work(scale: &Scale, times: f64, words: impl Fn(u64) -> String) -> Work {
     Work { words: words(set_bytes), set_bytes, resident_bytes: scale.resident_bytes, unmanaged_bytes: 0 }
 }
 
-fn pmbench(scale: &Scale, times: f64, rest: &str) -> Work {
+/// Fresh memory, written once by each process.
+fn usemem(scale: &Scale, times: f64, processes: u64) -> Work {
+    work(scale, times, |size| {
+        format!("usemem --processes {processes} --size {} --contents half", size / processes)
+    })
+}
+
+/// Shared memory that jobs read.
+fn shmem_read(scale: &Scale, jobs: u32, pattern: &str) -> Work {
     let seconds = scale.seconds;
-    work(scale, times, |size| format!("pmbench --size {size} --seconds {seconds} --contents half {rest}"))
+    work(scale, 2.0, |size| {
+        format!("shmem-read --map-shared --jobs {jobs} --size {size} --seconds {seconds} {pattern}")
+    })
 }
 
 /// With the locks of then: one for a device's slots, one for its swap cache.
@@ -188,7 +226,12 @@ pub const MECHANISMS: &[Mechanism] = &[
             spare_percent: Some(12),
             ..case(
                 "16 x pmbench, random, 80 of 100 loads, 2 devices nearly full",
-                |scale| pmbench(scale, 4.0, "--processes 16 --read-percent 80"),
+                |scale| {
+                    let seconds = scale.seconds;
+                    work(scale, 4.0, |size| {
+                        format!("pmbench --processes 16 --read-percent 80 --size {size} --seconds {seconds}")
+                    })
+                },
                 &[
                     // With the locks of then: one for each device's slots, one for 64 MiB of swap cache.
                     setting(&["slot-lock=device", "cache-lock=trunk", "scan-base=shared"]),
@@ -220,9 +263,9 @@ pub const MECHANISMS: &[Mechanism] = &[
             Count::DeviceHeld,
         ],
         cases: &[
-            case(
-                "1 thread, sequential stores",
-                |scale| pmbench(scale, 2.0, "--read-percent 0 --pattern linear"),
+            written(
+                "1 x usemem, sequential swap-out",
+                |scale| usemem(scale, 4.0, 1),
                 &[
                     setting(UNBATCHED),
                     reported(BATCHED, published::BATCHES_1),
@@ -230,9 +273,9 @@ pub const MECHANISMS: &[Mechanism] = &[
                     setting(BATCHED_NOW),
                 ],
             ),
-            case(
-                "16 processes, sequential stores",
-                |scale| pmbench(scale, 2.0, "--processes 16 --read-percent 0 --pattern linear"),
+            written(
+                "16 x usemem, sequential swap-out",
+                |scale| usemem(scale, 4.0, 16),
                 &[
                     setting(UNBATCHED),
                     reported(BATCHED, published::BATCHES_16),
@@ -256,11 +299,10 @@ pub const MECHANISMS: &[Mechanism] = &[
                     "build of short processes, 8 at once",
                     |scale| {
                         let jobs = scale.jobs;
-                        // A compiler grows to its size: on average it has half of it, so that together they
-                        // have two thirds of what there is room for, now and then all. Each is waited for by
-                        // a driver.
-                        let mut work = work(scale, 3.0, |most| {
-                            format!("compile -j 8 --count {jobs} --size {} --contents half", most / 6)
+                        // A compiler takes half to one and a half times its size, and grows to that: eight at
+                        // once have on average half of it, at most 12 sizes. Each is waited for by a driver.
+                        let mut work = work(scale, 4.0, |most| {
+                            format!("compile -j 8 --count {jobs} --size {} --contents half", most / 8)
                         });
                         work.unmanaged_bytes = 2 * 8 * PROCESS_BYTES;
                         work
@@ -296,19 +338,19 @@ pub const MECHANISMS: &[Mechanism] = &[
             Count::ReadaheadHits,
         ],
         cases: &[
-            case(
+            shared(
                 "16 x random reads",
-                |scale| pmbench(scale, 2.0, "--processes 16 --read-percent 100"),
+                |scale| shmem_read(scale, 16, "--pattern uniform"),
                 &[setting(ALWAYS), reported(AUTO, published::READAHEAD_RANDOM), setting(STREAM)],
             ),
-            case(
+            shared(
                 "16 x zipf 1.2 reads",
-                |scale| pmbench(scale, 2.0, "--processes 16 --read-percent 100 --pattern zipf --theta 1.2"),
+                |scale| shmem_read(scale, 16, "--pattern zipf --theta 1.2"),
                 &[setting(ALWAYS), reported(AUTO, published::READAHEAD_ZIPF), setting(STREAM)],
             ),
-            case(
+            shared(
                 "1 x sequential reads",
-                |scale| pmbench(scale, 2.0, "--read-percent 100 --pattern linear"),
+                |scale| shmem_read(scale, 1, "--pattern linear"),
                 &[setting(ALWAYS), reported(AUTO, published::READAHEAD_DD), setting(STREAM)],
             ),
         ],
@@ -323,9 +365,10 @@ pub const MECHANISMS: &[Mechanism] = &[
         title: "004 folios of larger orders",
         published: published::FOLIOS,
         counts: &[Count::Locks, Count::Fallbacks],
-        cases: &[case(
-            "8 processes, sequential stores",
-            |scale| pmbench(scale, 1.75, "--processes 8 --read-percent 0 --pattern linear"),
+        cases: &[written(
+            "18 x usemem",
+            // 70 processes of 1G in 40G, by 8 CPUs; the set is larger here, for the sake of time.
+            |scale| usemem(scale, 3.5, 18),
             &[
                 setting(&["folio=4K"]),
                 reported(&["folio=64K", "large-folios=split"], published::FOLIOS_64K_SPLIT),
@@ -335,10 +378,7 @@ pub const MECHANISMS: &[Mechanism] = &[
                 setting(&["folio=2M", "large-folios=all"]),
             ],
         )],
-        note: Some(
-            "usemem writes fresh memory; here memory is written once before the clock starts, and then over \
-             and over.",
-        ),
+        note: None,
     },
 ];
 
@@ -364,7 +404,16 @@ mod tests {
                 "{}",
                 case.name
             );
-            assert_eq!(case.swap(&work).len(), case.devices as usize);
+            let devices = case.swap(&work);
+            assert_eq!(devices.len(), case.devices as usize);
+            let sizes = devices.iter().map(|spec| {
+                let size = spec.strip_prefix("ram:size=").and_then(|rest| rest.split(',').next());
+                size.and_then(|size| size.parse::<u64>().ok()).expect("a RAM disk has a size")
+            });
+            let room_bytes: u64 = sizes.sum();
+            assert!(room_bytes > work.set_bytes - work.resident_bytes, "{}: there is room", case.name);
+            let trunk_bytes = 64 << 20;
+            assert!(room_bytes / u64::from(case.devices) >= trunk_bytes, "{}: more than a trunk", case.name);
         }
     }
 

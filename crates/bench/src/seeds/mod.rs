@@ -142,14 +142,22 @@ impl Bench<'_> {
         for device in case.swap(work) {
             words.extend(["--swap".into(), device.into()]);
         }
+        if case.shared {
+            words.push("--shared=anonymous".into());
+        }
         words.extend(["--stats-json".into(), stats_file.clone().into()]);
         words.extend(setting.knobs.iter().flat_map(|knob| ["--tune".into(), OsString::from(knob)]));
         words.extend(["--".into(), OsString::from(&self.options.program), "bench".into(), "workload".into()]);
         words.extend(work.words.split_whitespace().map(OsString::from));
-        let ran = process::run(&words, None, TIMEOUT, || {})?;
+        let mut ran = process::run(&words, None, TIMEOUT, || {})?;
         let text = fs::read_to_string(&stats_file).unwrap_or_default();
         let _ = fs::remove_file(&stats_file);
-        Ok(SettingRun { ran, stats: serde_json::from_str(&text).unwrap_or(Value::Null) })
+        let stats: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        // Without the right to, memspill leaves shared memory alone, and all of it stays in memory.
+        if case.shared && ran.failed.is_none() && stats["shared_pgsteal"].as_u64() == Some(0) {
+            ran.failed = Some("no shared memory was swapped: see memspill doctor".into());
+        }
+        Ok(SettingRun { ran, stats })
     }
 }
 

@@ -6,6 +6,9 @@ use super::mechanisms::{Count, Mechanism, Scale};
 use super::runs::{Options, Outcome, SettingRun, SettingRuns};
 use crate::outcome;
 
+/// From here on locks are contended as in the threads, whose machines had 8 to 48 CPUs and more.
+const CPUS_THAT_MEET: usize = 16;
+
 const CHANGE: &str = "change";
 const THROUGHPUT: &str = "throughput";
 
@@ -19,8 +22,9 @@ pub fn report(
         "Medians of the rounds that ended well, with the least and the most. Changes are taken within a \
          round, settings in turns, there and back."
             .to_string(),
-        "Swap is RAM compressed with LZ4, inside the budget; contents compress to half.".to_string(),
+        "Swap is a RAM disk outside of the budget, as in the threads.".to_string(),
     ];
+    notes.extend(few_cpus(options.cpus));
     if interrupted.is_some() {
         notes.push(
             "Interrupted: there are the rounds that were complete by then, and no tables after.".into(),
@@ -41,6 +45,19 @@ pub fn report(
         notes,
         tables: measured.iter().map(|(mechanism, outcomes)| table(mechanism, outcomes)).collect(),
     }
+}
+
+/// What this machine cannot show.
+fn few_cpus(cpus: usize) -> Option<String> {
+    let these = match cpus {
+        0..=1 => "One CPU never meets another in a lock".to_string(),
+        2..CPUS_THAT_MEET => format!("{cpus} CPUs hardly meet in a lock"),
+        _ => return None,
+    };
+    Some(format!(
+        "{these}: what the threads gained by fewer of them (000, 001 with 16 processes, the builds of 002) \
+         cannot be seen here; memspill sim seeds shows it, on as many virtual CPUs as they had."
+    ))
 }
 
 fn table(mechanism: &Mechanism, outcomes: &[Outcome]) -> Table {
@@ -490,6 +507,14 @@ mod tests {
         assert_eq!(cell(1, "swap_out_per_s").number().unwrap().median, 250.0);
         let failed = table.notes.iter().find(|note| note.contains("failed")).unwrap();
         assert!(failed.starts_with("1 of 3 runs failed: ") && failed.ends_with("killed."), "{failed}");
+    }
+
+    #[test]
+    fn few_cpus_are_said_to_be_few() {
+        assert!(few_cpus(1).unwrap().starts_with("One CPU never meets"));
+        let two = few_cpus(2).unwrap();
+        assert!(two.starts_with("2 CPUs hardly meet") && two.contains("memspill sim seeds"), "{two}");
+        assert_eq!(few_cpus(CPUS_THAT_MEET), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub struct Options {
     /// Ids of tables; none: all.
     pub only: Vec<String>,
     pub ram_bytes: u64,
+    pub cpus: usize,
     pub dir: PathBuf,
     /// For the report.
     pub command: String,
