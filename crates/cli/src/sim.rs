@@ -137,6 +137,11 @@ struct SeedsArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     ms: u64,
 
+    /// The tables of one thread alone
+    #[arg(long, value_name = "THREAD")]
+    #[arg(value_parser = ["000", "001", "002", "003", "004"])]
+    thread: Option<String>,
+
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -238,7 +243,8 @@ fn seeds(args: &SeedsArgs) -> u8 {
     if let Err(error) = args.output.check_page_path() {
         return usage(&error);
     }
-    let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms };
+    let thread = args.thread.clone();
+    let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
     args.output.write(&seeds::seeds(&options, command_line(), show_progress))
 }
 

@@ -1,27 +1,34 @@
 //! One measurement: so many CPUs, processes and pages, one pattern of access, a stretch of virtual time.
 //!
 //! ```text
-//!   outside of time: map all, the older half swapped out ─▶ tasks: warm-up ─▶ measured stretch ─▶ end
+//!   outside of time: fragment the devices, map all, the older half swapped out
+//!     ─▶ tasks: warm-up ─▶ measured stretch ─▶ end
 //! ```
 //!
 //! The first task to reach the start of the stretch reads the counters, and so does the first to reach its
-//! end. The profile, and the counts of the mechanisms, are of warm-up and stretch together. What it does not
-//! do: report (scale.rs, seeds.rs).
+//! end. The profile, and the counts of the mechanisms, are of warm-up and stretch together.
+//!
+//! Where programs store to fresh memory (`Pattern::Fresh`) there is no warm-up, and the stretch lasts until
+//! the last one has stored to all of its pages. Memory grows as the kernel gives it, a folio for each fault,
+//! and the engine adopts it.
+//!
+//! What it does not do: report (scale.rs, seeds.rs).
 
 use crate::device::{DeviceKind, Faults, SimDevice};
+use crate::fragments::{Fragmented, Fragments};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
 use crate::pagers::Pagers;
-use crate::target::Target;
+use crate::target::{Folios, Target};
 use crate::zipf::Zipf;
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::devices::Device;
 use memspill_engine_sim::engine::Engine;
 use memspill_engine_sim::slots::Slots;
-use memspill_engine_sim::tuning::Tuning;
-use memspill_engine_sim::units::{CpuId, PAGE_SIZE, Vpn};
+use memspill_engine_sim::tuning::{FolioSize, LargeFolios, Tuning};
+use memspill_engine_sim::units::{CpuId, Order, PAGE_SIZE, Vpn};
 use memspill_vcpu::profile::Entry;
 use memspill_vcpu::random::Random;
-use memspill_vcpu::{self as vcpu, Machine, World, cost};
+use memspill_vcpu::{self as vcpu, Machine, Waiting, World, cost};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,13 +41,37 @@ pub enum Pattern {
     Zipf,
     /// Each page after the other, round and round, all of them stores.
     Sequential,
+    /// Each page after the other, once: stores to memory that is fresh. `full`: the budget is used up from
+    /// the start on, else each program begins with nothing.
+    Fresh { full: bool },
+}
+
+/// Whose work it is to bring pages and to take them out.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// memspill's: faults come by userfaultfd, pages are copied in, and leave by way of staging.
+    #[default]
+    Pager,
+    /// The kernel's: a fault is an exception, pages are read to where they will be, and written from where
+    /// they were.
+    Kernel,
+}
+
+/// In what pieces pages leave.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Pieces {
+    /// As memspill has it: runs are unmapped, a batch is one request.
+    #[default]
+    Batch,
+    /// As the kernel has it: each folio by itself.
+    Folio,
 }
 
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
     pub cpus: u32,
-    /// Threads of programs; the n-th is on CPU n, round and round.
+    /// Threads of programs, spread over the CPUs; where there are more of them, round and round.
     pub tasks: u32,
     pub cpus_per_socket: u32,
     /// Tasks of one process.
@@ -48,14 +79,20 @@ pub struct Setup {
     pub pages_per_task: u64,
     /// The set of pages is so many times the budget, in percent.
     pub set_percent: u64,
-    /// How full the devices are with what does not fit in the budget, in percent; 0: there is room for all.
-    pub full_percent: u64,
+    /// None: there is room for all, in empty clusters.
+    pub fragmented: Option<Fragmented>,
     /// What a program does between two accesses.
     pub compute_ns: u64,
     pub pattern: Pattern,
     pub kind: DeviceKind,
     pub devices: u32,
     pub reclaim: Reclaim,
+    /// In what pieces pages are unmapped, and in what devices read and write them.
+    pub unmaps: Pieces,
+    pub requests: Pieces,
+    pub work: Work,
+    /// Neighbours are read by slot, as the kernel reads those of shared memory, and not by address.
+    pub by_slot: bool,
     pub tuning: Tuning,
     pub warm_up_ns: u64,
     pub measured_ns: u64,
@@ -88,15 +125,11 @@ pub struct Mechanisms {
     pub misses: u64,
     pub bypassed: u64,
     pub cluster_locks: u64,
-    pub cluster_contended: u64,
-    pub list_locks: u64,
-    pub list_contended: u64,
     pub cgroup_locks: u64,
     pub cgroup_contended: u64,
-    /// 64-bit words of free bitmaps looked at, and trunks looked at from a scan base.
-    pub scan_steps: u64,
+    /// Trunks looked at from a scan base.
     pub base_steps: u64,
-    /// Folios of larger orders that got no slots and were split.
+    /// Pages of folios of larger orders that left singly, as there was no room in a row.
     pub fallbacks: u64,
 }
 
@@ -105,8 +138,10 @@ pub struct Measured {
     pub counted: Counted,
     pub mechanisms: Mechanisms,
     pub measured_ns: u64,
-    /// Time of all tasks together, warm-up included: what the profile is a share of.
+    /// Time of all CPUs together, warm-up included, and of that the time in which they were not idle: the
+    /// profile is a share of it.
     pub cpu_ns: u64,
+    pub busy_ns: u64,
     /// Of the measured stretch: time of all CPUs that is neither the program's own nor idle.
     pub system_ns: u64,
     pub profile: Vec<Entry>,
@@ -119,27 +154,39 @@ impl Measured {
     }
 }
 
+/// Of programs that store to fresh memory.
+const BEGIN_WITHIN_NS: u64 = 100_000;
+
 struct Meter {
-    start: Cell<Option<Counted>>,
-    end: Cell<Option<Counted>>,
+    /// With the time.
+    start: Cell<Option<(Counted, u64)>>,
+    end: Cell<Option<(Counted, u64)>>,
     accesses: Cell<u64>,
     running: Cell<u32>,
+    busy_ns: Cell<u64>,
 }
 
 pub fn measure(setup: &Setup) -> Measured {
-    let world = World::install(&Machine { cpus_per_socket: setup.cpus_per_socket, preemption: None });
-    let (cpu_ns, counted, mechanisms) = run_setup(setup);
-    let profile = world.profile().report();
-    let own_ns = counted.accesses * (cost::ACCESS_NS + setup.compute_ns);
-    let system_ns = counted.cpu_ns.saturating_sub(own_ns);
-    Measured { counted, mechanisms, measured_ns: setup.measured_ns, cpu_ns, system_ns, profile }
+    let world = World::install(&Machine {
+        cpus_per_socket: setup.cpus_per_socket,
+        preemption: None,
+        waiting: match setup.work {
+            Work::Pager => Waiting::Sleeps,
+            Work::Kernel => Waiting::Spins,
+        },
+    });
+    let measured = run_setup(setup);
+    Measured { profile: world.profile().report(), ..measured }
 }
 
-fn run_setup(setup: &Setup) -> (u64, Counted, Mechanisms) {
+/// All but the profile.
+fn run_setup(setup: &Setup) -> Measured {
     let host = Rc::new(make_host(setup));
+    let fragments =
+        setup.fragmented.map(|how| Fragments::make(how, setup.seed, setup.pages_out(), &host.engine));
     let pagers = match setup.reclaim {
         Reclaim::Pagers(layout, back) => Some(Rc::new(Pagers::new(layout, back))),
-        Reclaim::Direct | Reclaim::Background(_) => None,
+        Reclaim::Direct | Reclaim::Background(_) | Reclaim::Both(_) => None,
     };
     if let Some(pagers) = &pagers {
         *host.pagers.borrow_mut() = Some(pagers.clone());
@@ -153,12 +200,13 @@ fn run_setup(setup: &Setup) -> (u64, Counted, Mechanisms) {
         end: Cell::default(),
         accesses: Cell::new(0),
         running: Cell::new(setup.tasks),
+        busy_ns: Cell::default(),
     });
     for task in 0..setup.tasks {
         let process = processes[(task / setup.threads) as usize].clone();
         let (setup, host, meter, zipf) = (setup.clone(), host.clone(), meter.clone(), zipf.clone());
         let pagers = pagers.clone();
-        vcpu::spawn(task % setup.cpus, format!("task {task}"), move || {
+        vcpu::spawn(setup.cpu_of(task), format!("task {task}"), move || {
             run_task(&setup, &host, &meter, task, &process, zipf.as_deref(), pagers.as_deref());
         });
     }
@@ -170,13 +218,27 @@ fn run_setup(setup: &Setup) -> (u64, Counted, Mechanisms) {
             });
         }
     }
+    if let Reclaim::Both(reclaimers) = setup.reclaim {
+        for index in 0..reclaimers {
+            let host = host.clone();
+            let (cpu, queue) = (CpuId(setup.cpus + index), QueueId(setup.tasks + index));
+            let last_of_socket = ((index + 1) * setup.cpus_per_socket - 1) % setup.cpus;
+            vcpu::spawn_floating(last_of_socket, format!("reclaimer {index}"), move || {
+                host.reclaimer(cpu, queue);
+            });
+        }
+    }
     if let Some(pagers) = &pagers {
         spawn_pagers(setup, &host, pagers);
     }
     let ran_ns = vcpu::run();
+    let mechanisms = Mechanisms::of(&host).since(&before);
+    if let Some(fragments) = fragments {
+        fragments.give_back(&host.engine);
+    }
     host.engine.check();
-    let start = meter.start.get().expect("a task has begun the measured stretch");
-    let end = meter.end.get().expect("a task has ended the measured stretch");
+    let (start, started_at) = meter.start.get().expect("a task has begun the measured stretch");
+    let (end, ended_at) = meter.end.get().expect("a task has ended the measured stretch");
     let counted = Counted {
         faults: end.faults - start.faults,
         swapped_in: end.swapped_in - start.swapped_in,
@@ -184,7 +246,19 @@ fn run_setup(setup: &Setup) -> (u64, Counted, Mechanisms) {
         accesses: end.accesses - start.accesses,
         cpu_ns: end.cpu_ns - start.cpu_ns,
     };
-    (ran_ns * u64::from(setup.all_cpus()), counted, Mechanisms::of(&host).since(&before))
+    let own_ns = counted.accesses * (cost::ACCESS_NS + setup.compute_ns);
+    Measured {
+        counted,
+        mechanisms,
+        measured_ns: match setup.pattern {
+            Pattern::Fresh { .. } => ended_at - started_at,
+            _ => setup.measured_ns,
+        },
+        cpu_ns: ran_ns * u64::from(setup.all_cpus()),
+        busy_ns: meter.busy_ns.get(),
+        system_ns: counted.cpu_ns.saturating_sub(own_ns),
+        profile: Vec::new(),
+    }
 }
 
 fn spawn_pagers(setup: &Setup, host: &Rc<Host>, pagers: &Rc<Pagers>) {
@@ -204,13 +278,80 @@ impl Setup {
         self.cpus + if let Reclaim::Background(n) = self.reclaim { n } else { 0 }
     }
 
-    /// CPUs and queues of the engine.
+    fn cpu_of(&self, task: u32) -> u32 {
+        match self.tasks < self.cpus {
+            true => task * self.cpus / self.tasks,
+            false => task % self.cpus,
+        }
+    }
+
+    /// Queues of the devices.
     fn queues(&self) -> u32 {
         match self.reclaim {
             Reclaim::Direct => self.tasks,
-            Reclaim::Background(n) => self.tasks + n,
+            Reclaim::Background(n) | Reclaim::Both(n) => self.tasks + n,
             Reclaim::Pagers(layout, _) => layout.pagers + layout.reclaimers,
         }
+    }
+
+    /// CPUs, as the engine knows them.
+    fn engine_cpus(&self) -> u32 {
+        match self.reclaim {
+            Reclaim::Direct => self.cpus,
+            Reclaim::Background(n) | Reclaim::Both(n) => self.cpus + n,
+            Reclaim::Pagers(..) => self.queues(),
+        }
+    }
+
+    /// Of each task.
+    fn fresh_pages(&self) -> u64 {
+        match self.pattern {
+            Pattern::Fresh { full: false } => self.pages_per_task,
+            Pattern::Fresh { full: true } => {
+                let fits = self.pages_per_task * 100 / self.set_percent;
+                self.pages_per_task - fits / self.folio_pages() * self.folio_pages()
+            }
+            _ => 0,
+        }
+    }
+
+    fn folio_pages(&self) -> u64 {
+        self.folio_order().pages().into()
+    }
+
+    fn pages(&self) -> u64 {
+        self.pages_per_task * u64::from(self.tasks)
+    }
+
+    fn limit_pages(&self) -> u64 {
+        self.pages() * 100 / self.set_percent
+    }
+
+    /// Pages that do not fit in the budget, and batches that are under way.
+    fn pages_out(&self) -> u64 {
+        let on_its_way = u64::from(self.queues()) * BATCH_PAGES as u64;
+        self.pages().saturating_sub(self.limit_pages()) + on_its_way
+    }
+
+    /// The order of the folios that programs' memory is made of.
+    fn folio_order(&self) -> Order {
+        match self.tuning.folio {
+            FolioSize::Fixed(order) => order,
+            FolioSize::Auto => Order::ZERO,
+        }
+    }
+
+    fn folios(&self) -> Folios {
+        let order = self.folio_order();
+        let unmapped = if self.tuning.large_folios == LargeFolios::Split { Order::ZERO } else { order };
+        Folios { order, pieces: (self.unmaps == Pieces::Folio).then_some(unmapped) }
+    }
+
+    /// The order of what is read or written in one request; None: the batch is.
+    fn requested(&self) -> Option<Order> {
+        let split = self.tuning.large_folios == LargeFolios::Split;
+        let order = if split { Order::ZERO } else { self.folio_order() };
+        (self.requests == Pieces::Folio).then_some(order)
     }
 }
 
@@ -228,18 +369,14 @@ impl Mechanisms {
             hits: stats.sum(|c| &c.swap_cache_hit),
             misses: stats.sum(|c| &c.swap_cache_miss),
             bypassed: stats.sum(|c| &c.swap_cache_bypass),
+            fallbacks: stats.sum(|c| &c.swpout_split),
             ..Mechanisms::default()
         };
         for slots in host.engine.devices().iter().map(|device| device.slots.stats()) {
             sum.cluster_locks += slots.cluster_lock.taken;
-            sum.cluster_contended += slots.cluster_lock.contended;
-            sum.list_locks += slots.list_lock.taken;
-            sum.list_contended += slots.list_lock.contended;
             sum.cgroup_locks += slots.cgroup_lock.taken;
             sum.cgroup_contended += slots.cgroup_lock.contended;
-            sum.scan_steps += slots.scan_steps;
             sum.base_steps += slots.base_steps;
-            sum.fallbacks += slots.failed[1..].iter().sum::<u64>();
         }
         sum
     }
@@ -259,12 +396,8 @@ impl Mechanisms {
             misses: self.misses - before.misses,
             bypassed: self.bypassed - before.bypassed,
             cluster_locks: self.cluster_locks - before.cluster_locks,
-            cluster_contended: self.cluster_contended - before.cluster_contended,
-            list_locks: self.list_locks - before.list_locks,
-            list_contended: self.list_contended - before.list_contended,
             cgroup_locks: self.cgroup_locks - before.cgroup_locks,
             cgroup_contended: self.cgroup_contended - before.cgroup_contended,
-            scan_steps: self.scan_steps - before.scan_steps,
             base_steps: self.base_steps - before.base_steps,
             fallbacks: self.fallbacks - before.fallbacks,
         }
@@ -273,35 +406,33 @@ impl Mechanisms {
 
 fn make_host(setup: &Setup) -> Host {
     let lost = Arc::default();
-    let pages = setup.pages_per_task * u64::from(setup.tasks);
-    let queues = setup.queues();
-    let on_its_way = u64::from(queues) * BATCH_PAGES as u64;
-    let slots = match setup.full_percent {
-        0 => pages + pages / 4 + on_its_way + 1024,
-        full => {
-            let out = pages - pages * 100 / setup.set_percent + on_its_way;
-            (out * 100 / full / u64::from(setup.devices)).next_multiple_of(512)
-        }
+    let slots = match setup.fragmented {
+        Some(how) => how.slots(),
+        None => (setup.pages() + setup.pages() / 4 + setup.pages_out() + 1024) as u32,
     };
-    let slots = slots as u32;
     let made: Vec<(Device, Arc<SimDevice>)> = (0..setup.devices)
         .map(|n| {
-            let sim = Arc::new(SimDevice::new(setup.kind, slots, Faults::default(), Arc::clone(&lost)));
+            let sim = SimDevice::new(setup.kind, slots, Faults::default(), Arc::clone(&lost));
+            let sim = Arc::new(sim.rotating(setup.by_slot).in_pieces(setup.requested()));
             let backing: Arc<dyn Backing> = sim.clone();
-            let table = Slots::new(slots, queues, false, &setup.tuning);
+            let table = Slots::new(slots, setup.engine_cpus(), false, &setup.tuning);
             (Device::new(format!("device {n}"), 0, table, vcpu::Arc::from_std(backing)), sim)
         })
         .collect();
     let (devices, sims): (Vec<_>, Vec<_>) = made.into_iter().unzip();
-    let limit_bytes = pages * PAGE_SIZE as u64 * 100 / setup.set_percent;
+    let limit_bytes = setup.limit_pages() * PAGE_SIZE as u64;
     Host::new(Engine::new(devices, limit_bytes, setup.tuning.clone()), sims, setup.reclaim)
 }
 
 /// Processes all of whose pages hold something, as many of them present as the budget has room for. They grow
-/// side by side, so that each has its share of the budget.
+/// side by side, so that each has its share of the budget. What will be fresh is not there yet.
 fn populate(setup: &Setup, host: &Host) -> Vec<Rc<Process>> {
-    let pages = setup.pages_per_task * u64::from(setup.threads);
-    let new = |_| host.add_process(Arc::new(Target::new(Arc::default())), setup.threads == 1);
+    let pages = setup.pages_per_task * u64::from(setup.threads) - setup.fresh_pages();
+    let target = || {
+        let target = Target::new(Arc::default()).of_folios(setup.folios());
+        if setup.work == Work::Kernel { target.of_the_kernel() } else { target }
+    };
+    let new = |_| host.add_process(Arc::new(target()), setup.threads == 1);
     let processes: Vec<Rc<Process>> = (0..setup.tasks.div_ceil(setup.threads)).map(new).collect();
     for first in (0..pages).step_by(BATCH_PAGES) {
         let last = pages.min(first + BATCH_PAGES as u64);
@@ -324,17 +455,25 @@ fn run_task(
     zipf: Option<&Zipf>,
     pagers: Option<&Pagers>,
 ) {
-    let cpu = task % setup.cpus;
+    let cpu = setup.cpu_of(task);
     let mut worker = Worker::new(host.clone(), cpu, task);
     let mut random = Random::new(setup.seed ^ u64::from(task) << 32);
     let pages = setup.pages_per_task * u64::from(setup.threads);
     let own_first = setup.pages_per_task * u64::from(task % setup.threads);
     let mut turn = random.below(setup.pages_per_task);
     let mut stamp = u64::from(task + 1) << 40 | 1 << 63;
-    let end = setup.warm_up_ns + setup.measured_ns;
+    let (warm_up_ns, end) = match setup.pattern {
+        Pattern::Fresh { .. } => (0, u64::MAX),
+        _ => (setup.warm_up_ns, setup.warm_up_ns + setup.measured_ns),
+    };
+    if matches!(setup.pattern, Pattern::Fresh { .. }) {
+        // Programs do not begin at once.
+        vcpu::step(random.below(BEGIN_WITHIN_NS));
+    }
+    let mut fresh = own_first + setup.pages_per_task - setup.fresh_pages()..own_first + setup.pages_per_task;
     while vcpu::now() < end {
-        if vcpu::now() >= setup.warm_up_ns && meter.start.get().is_none() {
-            meter.start.set(Some(counted(host, meter)));
+        if vcpu::now() >= warm_up_ns && meter.start.get().is_none() {
+            meter.start.set(Some((counted(host, meter), vcpu::now())));
         }
         let (page, write) = match setup.pattern {
             Pattern::Random { write_percent } => (random.below(pages), random.below(100) < write_percent),
@@ -342,6 +481,13 @@ fn run_task(
             Pattern::Sequential => {
                 turn = (turn + 1) % setup.pages_per_task;
                 (own_first + turn, true)
+            }
+            Pattern::Fresh { .. } => {
+                let Some(page) = fresh.next() else { break };
+                if !process.target.is_mapped(page) {
+                    worker.grow(process, page..(page + setup.folio_pages()).min(fresh.end));
+                }
+                (page, true)
             }
         };
         stamp += 1;
@@ -352,11 +498,13 @@ fn run_task(
         };
         meter.accesses.set(meter.accesses.get() + 1);
     }
-    if meter.end.get().is_none() {
-        meter.end.set(Some(counted(host, meter)));
+    worker.end_growth(process);
+    if meter.end.get().is_none() || end == u64::MAX {
+        meter.end.set(Some((counted(host, meter), vcpu::now())));
     }
     meter.running.set(meter.running.get() - 1);
     if meter.running.get() == 0 {
+        meter.busy_ns.set(vcpu::cpu_time());
         host.stop();
     }
 }

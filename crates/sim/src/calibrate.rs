@@ -1,11 +1,20 @@
 //! `memspill sim calibrate`: measures on this machine what the constants marked (c) in `vcpu/src/cost.rs`
 //! stand for.
 //!
+//! ```text
+//!   here        instructions, cache lines, LZ4, memory, what one thread costs another
+//!   kernel.rs   faults, userfaultfd, moves, splits, staging
+//! ```
+//!
 //! The only part of the simulator that looks at a real clock. What it finds is shown and changes nothing:
-//! constants that differed between machines would end "the same command, the same bytes".
+//! constants that differed between machines would end "the same command, the same bytes". A `-` is what this
+//! machine does not let one measure.
+
+mod kernel;
 
 use memspill_tables::json::rounded;
 use memspill_vcpu::cost;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::hint::black_box;
@@ -20,7 +29,7 @@ const MANY_PAGES: usize = 16 << 10;
 pub struct Measure {
     name: &'static str,
     constant_ns: u64,
-    measured_ns: f64,
+    measured_ns: Option<f64>,
 }
 
 /// Nanoseconds for one of `n` calls; the best of five rounds, since whatever disturbs only adds.
@@ -43,8 +52,8 @@ pub fn measure() -> Vec<Measure> {
     let half = (MANY_PAGES / 2) as u64;
     let page = |i: u64| (i.wrapping_mul(7919) % half) as usize * PAGE;
     let zero_end = [0u8; PAGE];
-    let m = |name, constant_ns, measured_ns| Measure { name, constant_ns, measured_ns };
-    vec![
+    let m = |name, constant_ns, ns| Measure { name, constant_ns, measured_ns: Some(ns) };
+    let mut measures = vec![
         m(
             "load that hits the first cache",
             cost::LOAD_NS,
@@ -85,7 +94,72 @@ pub fn measure() -> Vec<Measure> {
             page[PAGE - 1] = 1;
             time(1 << 20, |_| _ = black_box(black_box(&page)[PAGE - 8..] == [0; 8]))
         }),
+        m("line that this CPU has in its second cache", cost::L2_NS, chase(256 << 10)),
+        m("line that no CPU has", cost::DRAM_NS, chase(256 << 20)),
+        m("pause", cost::PAUSE_NS, time(1 << 16, |_| std::hint::spin_loop())),
+    ];
+    measures.extend(of_the_kernel());
+    measures
+}
+
+fn of_the_kernel() -> Vec<Measure> {
+    let m = |name, constant_ns, measured_ns| Measure { name, constant_ns, measured_ns };
+    let less = |all: Option<f64>, part: Option<f64>| Some(all? - part?);
+    let (first, first_huge) = (kernel::first_store(), kernel::first_store_huge());
+    let (one, run) = (kernel::move_run(1), kernel::move_run(64));
+    let move_page = less(run, one).map(|ns| ns / 63.0);
+    let split = less(kernel::move_out_of_huge(), one);
+    let (fault, read) = kernel::fault_and_read().unzip();
+    let huge = kernel::HUGE as u64;
+    vec![
+        m("request to a file in memory, its page aside", cost::RAMDISK_REQUEST_NS, request_to_memory()),
+        m("from one thread of a CPU to another", cost::CONTEXT_SWITCH_NS, kernel::context_switch()),
+        m("fault: there and back, to a pager on the CPU", cost::FAULT_NS, {
+            less(less(fault, read), kernel::copy_one())
+        }),
+        m("read of its message", cost::READ_MESSAGE_NS, read),
+        m("UFFDIO_COPY, a page in a run", cost::COPY_PAGE_NS, kernel::fill(false)),
+        m("UFFDIO_ZEROPAGE, a page in a run", cost::ZERO_PAGE_NS, kernel::fill(true)),
+        m("UFFDIO_WAKE", cost::WAKE_PAGE_NS, kernel::wake()),
+        m("UFFDIO_MOVE, a page in a run", cost::MOVE_PAGE_NS, move_page),
+        m("UFFDIO_MOVE, a run by itself", cost::MOVE_RUN_NS, less(one, move_page)),
+        m("a page out of staging", cost::STAGE_PAGE_NS, kernel::stage()),
+        m("first store to a page", cost::FIRST_STORE_NS, first),
+        m("each further page of a fresh huge page", cost::FRESH_PAGE_NS, {
+            less(first_huge, first).map(|ns| ns / (huge - 1) as f64)
+        }),
+        m("a huge page is split", cost::SPLIT_PAGE_NS * huge, split),
     ]
+}
+
+/// A load that depends on the one before, somewhere in so many bytes.
+fn chase(bytes: usize) -> f64 {
+    const LINE: usize = 64 / size_of::<u32>();
+    const LOADS: u64 = 1 << 18;
+    let lines = bytes / 64;
+    let mut memory = vec![0u32; lines * LINE];
+    // One circle through all lines, in steps that no prefetcher follows: the step has no divisor in common
+    // with a power of two.
+    let step = (lines as f64 * 0.618) as usize | 1;
+    (0..lines).for_each(|line| memory[line * LINE] = ((line + step) % lines * LINE) as u32);
+    let mut at = 0;
+    let mut load = |_| at = black_box(memory[at] as usize);
+    (0..lines as u64).for_each(&mut load);
+    time(LOADS, load)
+}
+
+/// What a write of a page to a file in memory costs beyond the page: the next thing to a RAM disk's request
+/// that any machine has.
+fn request_to_memory() -> Option<f64> {
+    use std::os::unix::fs::FileExt;
+    const PAGES: u64 = 1 << 10;
+    let file: std::fs::File = memfd_create("calibrate", MemfdFlags::CLOEXEC).ok()?.into();
+    let page = [1u8; PAGE];
+    let write =
+        |bytes: usize| time(PAGES, |i| _ = black_box(file.write_all_at(&page[..bytes], i * PAGE as u64)));
+    let whole = write(PAGE);
+    let copied = time(PAGES, |_| _ = black_box(page.to_vec()));
+    Some((whole - copied).max(0.0))
 }
 
 /// Records of small objects, much alike: what a heap of a scripting language looks like to LZ4.
@@ -165,9 +239,10 @@ fn wake() -> f64 {
 }
 
 pub fn table(measures: &[Measure]) -> String {
-    let mut text = format!("{:<42} {:>9} {:>9}\n", "nanoseconds", "constant", "here");
+    let mut text = format!("{:<46} {:>9} {:>9}\n", "nanoseconds", "constant", "here");
     for m in measures {
-        let _ = writeln!(text, "{:<42} {:>9} {:>9.1}", m.name, m.constant_ns, m.measured_ns);
+        let measured = m.measured_ns.map_or("-".into(), |ns| format!("{ns:.1}"));
+        let _ = writeln!(text, "{:<46} {:>9} {:>9}", m.name, m.constant_ns, measured);
     }
     text
 }
@@ -177,7 +252,7 @@ pub fn json(measures: &[Measure]) -> String {
         json!({
             "name": m.name,
             "constant_ns": m.constant_ns,
-            "measured_ns": rounded(m.measured_ns, 1),
+            "measured_ns": m.measured_ns.map(|ns| rounded(ns, 1)),
         })
     };
     let measures: Value = measures.iter().map(row).collect();

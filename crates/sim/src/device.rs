@@ -11,7 +11,7 @@ use memspill_engine_sim::backing::{
 };
 use memspill_engine_sim::testing::stamp::stamp_of;
 use memspill_engine_sim::testing::store::Store;
-use memspill_engine_sim::units::{Page, SlotIndex};
+use memspill_engine_sim::units::{Order, Page, SlotIndex};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{cost, now, spend, step};
 use std::collections::BTreeMap;
@@ -56,6 +56,8 @@ pub struct SimDevice {
     discard: bool,
     keeps: bool,
     rotational: bool,
+    /// The order of what one request reads or writes; None: all that is given at once.
+    pieces: Option<Order>,
     lost: Arc<Lost>,
     inner: Mutex<Inner>,
 }
@@ -64,8 +66,8 @@ impl SimDevice {
     pub fn new(kind: DeviceKind, slots: u32, faults: Faults, lost: Arc<Lost>) -> SimDevice {
         let inner =
             Inner { store: Store::default(), started: BTreeMap::new(), random: Random::new(faults.seed) };
-        let (discard, keeps, rotational) = (false, false, false);
-        SimDevice { kind, slots, faults, discard, keeps, rotational, lost, inner: Mutex::new(inner) }
+        let (discard, keeps, rotational, pieces) = (false, false, false, None);
+        SimDevice { kind, slots, faults, discard, keeps, rotational, pieces, lost, inner: Mutex::new(inner) }
     }
 
     /// The same with `discard=pages`.
@@ -82,6 +84,18 @@ impl SimDevice {
     /// The same, said to turn: pages are read ahead by slot. Costs nothing more.
     pub fn rotating(self, rotational: bool) -> SimDevice {
         SimDevice { rotational, ..self }
+    }
+
+    /// The same with a request for each folio of that order.
+    pub fn in_pieces(self, pieces: Option<Order>) -> SimDevice {
+        SimDevice { pieces, ..self }
+    }
+
+    /// Requests that so many slots, given at once, make.
+    fn requests<'a>(&self, slots: impl Iterator<Item = &'a SlotIndex>) -> u64 {
+        let Some(order) = self.pieces else { return 1 };
+        let mut before = None;
+        slots.filter(|slot| before.replace(slot.0 >> order.0) != Some(slot.0 >> order.0)).count() as u64
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -152,7 +166,7 @@ impl Backing for SimDevice {
 
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
         let (request, page) = self.write_cost();
-        step(request);
+        step(request * self.requests(pages.iter().map(|write| &write.slot)));
         for write in pages {
             step(page);
             let mut inner = self.lock();
@@ -170,7 +184,8 @@ impl Backing for SimDevice {
 
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
         let (per_request, per_page) = self.read_cost();
-        let mut takes = per_request + per_page * request.slots.len() as u64;
+        let requests = self.requests(request.slots.iter());
+        let mut takes = per_request * requests + per_page * request.slots.len() as u64;
         {
             let mut inner = self.lock();
             inner.store.begin_read(&request.slots);

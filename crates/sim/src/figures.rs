@@ -72,7 +72,7 @@ impl Metric {
             Metric::SystemTime => m.system_ns as f64 / counted.accesses as f64,
             Metric::Locks(_, locks) => {
                 let lost = m.profile.iter().filter(|entry| locks.contains(&entry.name.as_str()));
-                lost.map(|entry| entry.counts.lost_ns()).sum::<u64>() as f64 / m.cpu_ns as f64
+                lost.map(|entry| entry.counts.lost_ns()).sum::<u64>() as f64 / m.busy_ns as f64
             }
         }
     }
@@ -80,7 +80,8 @@ impl Metric {
     /// The change of each seed's run against the first setting's run of that seed.
     pub fn change(self, first: &[Measured], runs: &[Measured]) -> Cell {
         let changes = first.iter().zip(runs).map(|(first, run)| self.of(run) / self.of(first) - 1.0);
-        Cell::of(changes.collect())
+        // None of a lock that was never waited for.
+        Cell::of(changes.filter(|change| change.is_finite()).collect())
     }
 }
 

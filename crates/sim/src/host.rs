@@ -22,6 +22,7 @@ use memspill_engine_sim::units::{CpuId, SpaceId, Vpn};
 use memspill_vcpu::{self as vcpu, Mutex, MutexGuard, Signal, cost};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -29,6 +30,9 @@ use std::sync::Arc;
 pub const BATCH_PAGES: usize = 64;
 /// A batch that took nothing is tried again after this long, as in the pager.
 const NOTHING_TAKEN_NS: u64 = 2_000_000;
+
+/// Fresh pages that are charged together: the kernel's stock of a memory group on a CPU (CHARGE_BATCH).
+const GROWN_PAGES: u64 = 32;
 
 /// A fault that waits longer than this is stuck. (The pager gives up after ten seconds; no planned fault of a
 /// device lasts this long.)
@@ -42,6 +46,9 @@ pub enum Reclaim {
     Direct,
     /// So many tasks do nothing else, on CPUs of their own.
     Background(u32),
+    /// Each task where it finds no room, and so many tasks that do nothing else, on CPUs that are idle: the
+    /// kernel's arrangement for a whole machine.
+    Both(u32),
     /// Pagers and reclaimers are tasks on the CPUs of the programs (pagers.rs).
     Pagers(Layout, Back),
 }
@@ -291,6 +298,8 @@ pub struct Worker {
     pub queue: QueueId,
     scratch: Scratch,
     put_off: Vec<FillJob>,
+    /// Memory that the kernel has given, and that the engine has not learned of yet.
+    grown: Range<u64>,
 }
 
 impl Worker {
@@ -301,6 +310,7 @@ impl Worker {
             queue: QueueId(queue),
             scratch: Scratch::default(),
             put_off: Vec::new(),
+            grown: 0..0,
         }
     }
 
@@ -319,9 +329,13 @@ impl Worker {
 
     fn fault(&mut self, process: &Rc<Process>, vpn: Vpn, write: bool) {
         let host = self.host.clone();
-        vcpu::spend(cost::FAULT_NS);
         add(&host.engine.stats().on(self.cpu).pgfault, 1);
-        self.read_messages(process);
+        if process.target.is_of_the_kernel() {
+            vcpu::spend(cost::KERNEL_FAULT_NS);
+        } else {
+            vcpu::spend(cost::FAULT_NS);
+            self.read_messages(process);
+        }
         let fault = Fault { vpn, write, urgent: false, favoured: false };
         let began = vcpu::now();
         loop {
@@ -337,12 +351,18 @@ impl Worker {
             }
         }
         self.finish_under_way();
+        self.make_room_ahead();
+    }
+
+    /// After a fault: where usage is above the mark.
+    fn make_room_ahead(&mut self) {
+        let host = self.host.clone();
         match host.reclaim.get() {
             Reclaim::Direct if host.engine.root().above_high_mark() => {
                 _ = host.take_batch(self.cpu, self.queue)
             }
             Reclaim::Direct => {}
-            Reclaim::Background(_) => host.kick_reclaim(),
+            Reclaim::Background(_) | Reclaim::Both(_) => host.kick_reclaim(),
             Reclaim::Pagers(..) => unreachable!("faults are served by pagers"),
         }
     }
@@ -398,10 +418,38 @@ impl Worker {
         }
     }
 
+    /// The kernel gives the process memory where there was none, with one fault: the pages after those that
+    /// it gave before. They are charged, and can leave, some at a time, and room is made as for a fault.
+    pub fn grow(&mut self, process: &Rc<Process>, pages: Range<u64>) {
+        vcpu::step(cost::FIRST_STORE_NS + cost::FRESH_PAGE_NS * (pages.end - pages.start - 1));
+        process.target.grow(pages.start, pages.end);
+        self.grown = if self.grown.is_empty() { pages } else { self.grown.start..pages.end };
+        if self.grown.end - self.grown.start >= GROWN_PAGES {
+            self.end_growth(process);
+        }
+    }
+
+    /// The engine learns of what has grown.
+    pub fn end_growth(&mut self, process: &Rc<Process>) {
+        let host = self.host.clone();
+        let grown = std::mem::take(&mut self.grown);
+        if grown.is_empty() {
+            return;
+        }
+        process.space.adopt(host.engine.swap(), Vpn(grown.start), Vpn(grown.end));
+        let began = vcpu::now();
+        while host.engine.root().full() {
+            host.assert_not_stuck(began);
+            self.make_room(0);
+        }
+        self.make_room_ahead();
+    }
+
     fn make_room(&mut self, seen: u64) {
         let host = self.host.clone();
         match host.reclaim.get() {
-            Reclaim::Direct => {
+            Reclaim::Direct | Reclaim::Both(_) => {
+                host.kick_reclaim();
                 if host.take_batch(self.cpu, self.queue) == 0 {
                     vcpu::step(cost::SCHED_YIELD_NS);
                 }

@@ -16,6 +16,7 @@ pub mod bench;
 pub mod calibrate;
 pub mod device;
 mod figures;
+pub mod fragments;
 mod host;
 mod pagers;
 pub mod scale;

@@ -1,6 +1,6 @@
 //! `memspill sim scale`: throughput on more and more CPUs, against linear, and what the time is lost in.
 
-use crate::bench::{self, Measured, Pattern, Setup};
+use crate::bench::{self, Measured, Pattern, Pieces, Setup, Work};
 use crate::device::DeviceKind;
 use crate::host::{Back, Reclaim};
 use crate::seeds::MACHINE;
@@ -56,12 +56,16 @@ impl Options {
             tasks: cpus,
             pages_per_task: 2048,
             set_percent: 200,
-            full_percent: 0,
+            fragmented: None,
             compute_ns: 0,
             pattern: Pattern::Random { write_percent: 20 },
             kind: self.kind,
             devices: 1,
             reclaim: self.arrangement.reclaim(cpus),
+            unmaps: Pieces::Batch,
+            requests: Pieces::Batch,
+            work: Work::Pager,
+            by_slot: false,
             tuning,
             warm_up_ns: self.ms * 1_000_000 / 4,
             measured_ns: self.ms * 1_000_000,

@@ -11,7 +11,7 @@
 //! by it. What the threads did not say (sizes of sets, command lines) is taken from docs/simulation.md. A
 //! setting that names a knob which this build does not have is left out, and its table says so.
 
-use crate::bench::{self, Counted, Measured, Setup};
+use crate::bench::{self, Counted, Measured, Pattern, Pieces, Setup};
 use crate::figures;
 use crate::host::Reclaim;
 use crate::threads::{Case, Count, LockShare, Setting, THREADS, Thread};
@@ -36,13 +36,16 @@ pub struct Options {
     pub seeds: u64,
     /// Virtual milliseconds that are measured.
     pub ms: u64,
+    /// The tables of this thread alone: `000`.
+    pub thread: Option<String>,
 }
 
 /// Measure all; `done` is told the name of each that was.
 pub fn seeds(options: &Options, command: String, mut done: impl FnMut(&str)) -> Report {
     let mut figures = Vec::new();
+    let asked = THREADS.iter().filter(|thread| options.thread.as_deref().is_none_or(|id| thread.id == id));
     let mut tables: Vec<Table> =
-        THREADS.iter().map(|thread| table(thread, options, &mut figures, &mut done)).collect();
+        asked.map(|thread| table(thread, options, &mut figures, &mut done)).collect();
     tables.push(figures::table(figures));
     let seeds = match options.seeds {
         1 => "One seed.".into(),
@@ -72,6 +75,9 @@ fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, done: &mut 
         charts: vec![Chart::Bars { column: thread.metric.key(), one_scale: false }],
     };
     for case in thread.cases {
+        if !case.of_then.is_empty() {
+            table.notes.push(format!("{}: with {}.", case.machine, case.of_then.join(" ")));
+        }
         let settings = measure_all(thread, case, options, &mut table.notes, done);
         let Some((_, first)) = settings.first() else { continue };
         let group = format!("{}: {}", thread.title, case.machine);
@@ -95,29 +101,50 @@ fn measure_all(
     notes: &mut Vec<String>,
     done: &mut impl FnMut(&str),
 ) -> Vec<(&'static Setting, Rc<Vec<Measured>>)> {
-    let mut measured: Vec<(Tuning, &Setting, Rc<Vec<Measured>>)> = Vec::new();
+    let mut measured: Vec<(Key, &Setting, Rc<Vec<Measured>>)> = Vec::new();
     for setting in case.settings {
-        let tuning = match Tuning::parse(setting.knobs.iter().copied()) {
+        let tuning = match setting.tuning(case) {
             Ok(tuning) => tuning,
             Err(error) => {
                 notes.push(format!("Not in this build: {error}."));
                 continue;
             }
         };
+        let key = (tuning, setting.unmaps, setting.requests);
         // Two forms of a thread may be one setting.
-        let runs = match measured.iter().find(|(before, ..)| *before == tuning) {
+        let runs = match measured.iter().find(|(before, ..)| *before == key) {
             Some((.., runs)) => runs.clone(),
             None => {
                 let seeds = options.first_seed..options.first_seed + options.seeds;
-                let run = |seed| bench::measure(&case.setup(seed, options.ms, tuning.clone()));
-                Rc::new(seeds.map(run).collect())
+                let run = |seed| bench::measure(&case.setup(seed, options.ms, &key));
+                let runs: Rc<Vec<Measured>> = Rc::new(seeds.map(run).collect());
+                if std::env::var("XPROF").is_ok() {
+                    eprintln!("{} {}", case.machine, setting.name());
+                    for e in runs[0].profile.iter().take(7) {
+                        eprintln!(
+                            "   {:6.2}% {} {} {:?}",
+                            e.counts.lost_ns() as f64 / runs[0].cpu_ns as f64 * 100.0,
+                            e.name,
+                            e.worst_site,
+                            e.counts
+                        );
+                    }
+                    eprintln!(
+                        "   system {} cpu {} measured {}",
+                        runs[0].system_ns, runs[0].cpu_ns, runs[0].measured_ns
+                    );
+                }
+                runs
             }
         };
         done(&format!("{}: {}: {}", thread.title, case.machine, setting.name()));
-        measured.push((tuning, setting, runs));
+        measured.push((key, setting, runs));
     }
     measured.into_iter().map(|(_, setting, runs)| (setting, runs)).collect()
 }
+
+/// What two settings of one machine may differ in.
+type Key = (Tuning, Pieces, Pieces);
 
 fn row(thread: &Thread, case: &Case, setting: &Setting, runs: &[Measured], change: Cell) -> Row {
     let rate = |count: fn(&Counted) -> u64| {
@@ -138,33 +165,50 @@ fn row(thread: &Thread, case: &Case, setting: &Setting, runs: &[Measured], chang
 
 impl Setting {
     fn name(&self) -> String {
-        format!("{}{}", self.form, self.knobs.join(" "))
+        let unmaps = match self.unmaps {
+            Pieces::Batch if !self.ours => " (unmaps in batches)",
+            _ => "",
+        };
+        format!("{}{}{unmaps}", self.form, self.knobs.join(" "))
     }
 }
 
 impl Case {
-    fn setup(&self, seed: u64, ms: u64, tuning: Tuning) -> Setup {
-        let (cpus, cpus_per_socket, threads) = self.shape;
+    fn setup(&self, seed: u64, ms: u64, (tuning, unmaps, requests): &Key) -> Setup {
+        let pages_per_task = match self.pattern {
+            Pattern::Fresh { .. } => (self.pages_per_task * ms / MS_DEFAULT).max(FRESH_PAGES_MIN),
+            _ => self.pages_per_task,
+        };
         Setup {
             seed,
-            cpus,
-            tasks: cpus,
-            cpus_per_socket,
-            threads,
-            pages_per_task: 2048,
+            cpus: self.cpus,
+            tasks: self.tasks,
+            cpus_per_socket: self.cpus_per_socket,
+            threads: 1,
+            pages_per_task,
             set_percent: self.set_percent,
-            full_percent: 0,
-            compute_ns: 0,
+            fragmented: self.fragmented,
+            compute_ns: self.compute_ns,
             pattern: self.pattern,
             kind: self.kind,
             devices: self.devices,
-            reclaim: Reclaim::Direct,
-            tuning,
+            reclaim: match self.reclaimers {
+                0 => Reclaim::Direct,
+                n => Reclaim::Both(n),
+            },
+            unmaps: *unmaps,
+            requests: *requests,
+            work: self.work,
+            by_slot: self.by_slot,
+            tuning: tuning.clone(),
             warm_up_ns: ms * MS / 4,
             measured_ns: ms * MS,
         }
     }
 }
+
+/// Of each task, however short the run.
+const FRESH_PAGES_MIN: u64 = 1024;
 
 const CHANGE: &str = "change";
 
@@ -200,24 +244,6 @@ impl Count {
                 Unit::PerPage,
                 "Locks of clusters (slots, counts and swap cache of 512 slots) taken, \
                  for each page in or out.",
-            ),
-            Count::ClusterContended => column(
-                "cluster_contended_per_1000_pages",
-                "contended",
-                Unit::PerThousandPages,
-                "Locks of clusters that another CPU held when they were tried.",
-            ),
-            Count::ListContended => column(
-                "list_contended_per_1000_pages",
-                "lists contended",
-                Unit::PerThousandPages,
-                "Locks of the lists of clusters that another CPU held when they were tried.",
-            ),
-            Count::ScanSteps => column(
-                "scan_steps_per_page",
-                "scan steps",
-                Unit::PerPage,
-                "Words of 64 slots looked at in searches of clusters.",
             ),
             Count::BaseSteps => column(
                 "base_steps_per_1000_pages",
@@ -270,12 +296,18 @@ impl Count {
                 Unit::PerThousandPages,
                 "Folios of larger orders that got no slots in one piece and were split.",
             ),
-            Count::Waited(LockShare { waited: (key, name), .. }) => {
-                column(key, name, Unit::Share, "Of all CPUs' time, what is lost in this lock.")
-            }
-            Count::Held(LockShare { held: (key, name), .. }) => {
-                column(key, name, Unit::Share, "Of all CPUs' time, that in which this lock is held.")
-            }
+            Count::Waited(LockShare { waited: (key, name), .. }) => column(
+                key,
+                name,
+                Unit::Share,
+                "Of the time in which CPUs are not idle, what is lost in this lock.",
+            ),
+            Count::Held(LockShare { held: (key, name), .. }) => column(
+                key,
+                name,
+                Unit::Share,
+                "Of the time in which CPUs are not idle, that in which this lock is held.",
+            ),
         }
     }
 
@@ -290,9 +322,6 @@ impl Count {
         let ratio = |count: u64, of: u64, times: f64| (of > 0).then(|| count as f64 / of as f64 * times);
         match self {
             Count::ClusterLocks => ratio(m.cluster_locks, m.pages, 1.0),
-            Count::ClusterContended => ratio(m.cluster_contended, m.pages, 1000.0),
-            Count::ListContended => ratio(m.list_contended, m.pages, 1000.0),
-            Count::ScanSteps => ratio(m.scan_steps, m.pages, 1.0),
             Count::BaseSteps => ratio(m.base_steps, m.pages, 1000.0),
             Count::CgroupLocks => ratio(m.cgroup_locks, m.pages, 1.0),
             Count::CgroupContended => ratio(m.cgroup_contended, m.pages, 1000.0),
@@ -308,8 +337,8 @@ impl Count {
     }
 }
 
-/// The share of all CPUs' time that a lock takes; None if it was never taken.
+/// The share of the time of CPUs that are not idle that a lock takes; None if it was never taken.
 fn of_time(measured: &Measured, share: &LockShare, ns: impl Fn(&Counts) -> u64) -> Option<f64> {
     let entry = measured.profile.iter().find(|entry| entry.name == share.lock)?;
-    Some(ns(&entry.counts) as f64 / measured.cpu_ns as f64)
+    Some(ns(&entry.counts) as f64 / measured.busy_ns as f64)
 }

@@ -27,7 +27,7 @@ use memspill_engine_sim::tuning::{FolioSize, Tuning};
 use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
 use memspill_engine_sim::word::ENTRY_DEVICES_MAX;
 use memspill_vcpu::random::Random;
-use memspill_vcpu::{self as vcpu, Machine, Preemption, World};
+use memspill_vcpu::{self as vcpu, Machine, Preemption, Waiting, World};
 use serde_json::json;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -155,7 +155,8 @@ impl Plan {
 pub fn history(seed: u64, coverage: &mut Coverage) {
     let mut random = Random::new(seed);
     let plan = Plan::draw(&mut random);
-    let machine = Machine { cpus_per_socket: 4, preemption: Some(plan.preemption) };
+    let preemption = Some(plan.preemption);
+    let machine = Machine { cpus_per_socket: 4, preemption, waiting: Waiting::Sleeps };
     let world = World::install(&machine);
     {
         let lost: Arc<Lost> = Arc::default();

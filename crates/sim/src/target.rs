@@ -15,7 +15,7 @@ use memspill_engine_sim::memory::{Fill, Memory, PageRun, Take};
 use memspill_engine_sim::testing::address_space::AddressSpace;
 pub use memspill_engine_sim::testing::address_space::{Event, Touch};
 use memspill_engine_sim::testing::stamp::{stamp_of, stamped};
-use memspill_engine_sim::units::{Page, Vpn};
+use memspill_engine_sim::units::{Order, Page, Vpn};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{TaskId, block, cost, current_task, now, spend, wake};
 use std::collections::HashSet;
@@ -35,6 +35,16 @@ pub struct Refusals {
     pub until_ns: u64,
 }
 
+/// What the memory of a process is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Folios {
+    /// Of the pages that it gets with one fault, and that the kernel has to split before one of them leaves
+    /// by itself.
+    pub order: Order,
+    /// The order of what is unmapped in one step; None: whole runs are.
+    pub pieces: Option<Order>,
+}
+
 struct Waiter {
     page: u64,
     task: TaskId,
@@ -45,6 +55,8 @@ struct Waiter {
 struct Inner {
     pages: AddressSpace<Arc<Target>>,
     waiters: Vec<Waiter>,
+    /// Folios that nothing has split yet.
+    whole: HashSet<u64>,
     /// Pages that came along with one that faulted, and were not touched yet.
     brought_along: HashSet<u64>,
     readahead_hits: u64,
@@ -55,12 +67,25 @@ struct Inner {
 pub struct Target {
     inner: Mutex<Inner>,
     lost: Arc<Lost>,
+    folios: Folios,
+    /// Pages are brought and taken out by the kernel, with no pager.
+    by_kernel: bool,
 }
 
 impl Target {
     /// An address space in which nothing is mapped.
     pub fn new(lost: Arc<Lost>) -> Target {
-        Target { inner: Mutex::default(), lost }
+        Target {
+            inner: Mutex::default(),
+            lost,
+            folios: Folios { order: Order::ZERO, pieces: None },
+            by_kernel: false,
+        }
+    }
+
+    /// The same, made of folios.
+    pub fn of_folios(self, folios: Folios) -> Target {
+        Target { folios, ..self }
     }
 
     /// The same where pages are refused. Of its children too.
@@ -69,6 +94,14 @@ impl Target {
         (inner.refusals, inner.random) = (refusals, Random::new(seed));
         drop(inner);
         self
+    }
+
+    /// The same where the kernel swaps.
+    pub fn of_the_kernel(self) -> Target {
+        Target { by_kernel: true, ..self }
+    }
+    pub fn is_of_the_kernel(&self) -> bool {
+        self.by_kernel
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -115,6 +148,19 @@ impl Target {
     /// A page that was there before anybody managed it.
     pub fn map_present(&self, page: u64, stamp: u64) {
         self.lock().pages.map_present(page, || stamp);
+    }
+
+    /// The kernel gives memory where there was none: a folio.
+    pub fn grow(&self, from: u64, to: u64) {
+        let mut inner = self.lock();
+        (from..to).for_each(|page| inner.pages.map_present(page, || 0));
+        if self.folios.order > Order::ZERO && from.is_multiple_of(self.folios.order.pages().into()) {
+            inner.whole.insert(from >> self.folios.order.0);
+        }
+    }
+
+    pub fn is_mapped(&self, page: u64) -> bool {
+        self.lock().pages.is_mapped(page)
     }
 
     pub fn unmap(&self, from: u64, to: u64) {
@@ -174,6 +220,23 @@ impl Target {
 
     // ---- what the engine does ----
 
+    /// What a run costs beyond its pages.
+    fn unmap_cost(&self, run: PageRun) -> u64 {
+        let (first, last) = (run.vpn.0, run.vpn.0 + u64::from(run.pages) - 1);
+        let pieces = self.folios.pieces.map_or(1, |order| (last >> order.0) - (first >> order.0) + 1);
+        let order = self.folios.order;
+        let folio_pages = u64::from(order.pages());
+        let mut inner = self.lock();
+        let mut split_ns = 0;
+        for folio in first >> order.0..=last >> order.0 {
+            let leaves_whole = first <= folio << order.0 && (folio + 1) << order.0 <= last + 1;
+            if inner.whole.remove(&folio) && !leaves_whole {
+                split_ns += cost::SPLIT_PAGE_NS * folio_pages;
+            }
+        }
+        pieces * cost::MOVE_RUN_NS + split_ns
+    }
+
     fn fill(&self, vpn: Vpn, stamps: impl ExactSizeIterator<Item = u64>, were_read: bool) -> Fill {
         let mut inner = self.lock();
         let fill = inner.pages.fill(vpn.0, stamps, None);
@@ -226,10 +289,11 @@ impl Inner {
 impl Memory for Target {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
         // The evictor is rung, and then moves run by run; the process runs meanwhile.
-        memspill_vcpu::step(cost::EVICTOR_NS / 2);
+        let bell = if self.by_kernel { 0 } else { cost::EVICTOR_NS / 2 };
+        memspill_vcpu::step(bell);
         let mut moved = 0;
         for run in runs {
-            memspill_vcpu::step(cost::MOVE_RUN_NS);
+            memspill_vcpu::step(self.unmap_cost(*run));
             for page in run.vpn.0..run.vpn.0 + u64::from(run.pages) {
                 let taken = self.lock().take(page);
                 outcome.push(match taken {
@@ -243,17 +307,20 @@ impl Memory for Target {
             }
             spend(cost::MOVE_PAGE_NS * u64::from(run.pages));
         }
-        let look = (cost::STAGE_PAGE_NS + cost::IS_ZERO_NS) * moved as u64;
-        memspill_vcpu::step(cost::EVICTOR_NS / 2 + look);
+        let staged = if self.by_kernel { 0 } else { cost::STAGE_PAGE_NS };
+        memspill_vcpu::step(bell + (staged + cost::IS_ZERO_NS) * moved as u64);
     }
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        memspill_vcpu::step(cost::COPY_PAGE_NS * pages.len() as u64);
+        let copied = if self.by_kernel { 0 } else { cost::COPY_PAGE_NS };
+        memspill_vcpu::step(copied * pages.len() as u64);
         self.fill(vpn, pages.iter().map(stamp_of), true)
     }
 
-    fn put_zero(&self, vpn: Vpn, pages: usize, _write: bool) -> Fill {
-        memspill_vcpu::step(cost::ZERO_PAGE_NS * pages as u64);
+    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+        // Where it is stored to, zeros are copied, so that the store does not fault once more.
+        let page = if write { cost::COPY_PAGE_NS } else { cost::ZERO_PAGE_NS };
+        memspill_vcpu::step(page * pages as u64);
         self.fill(vpn, std::iter::repeat_n(0, pages), false)
     }
 

@@ -1,7 +1,7 @@
 //! What a measurement must be: the same each time, in proportion to the work, and sensitive to the
 //! mechanisms.
 
-use memspill_sim::bench::{self, Pattern, Setup};
+use memspill_sim::bench::{self, Pattern, Pieces, Setup, Work};
 use memspill_sim::device::DeviceKind;
 use memspill_sim::scale::{self, Arrangement, Options};
 use memspill_sim::{Back, Reclaim};
@@ -16,12 +16,16 @@ fn setup(cpus: u32) -> Setup {
         tasks: cpus,
         pages_per_task: 1024,
         set_percent: 200,
-        full_percent: 0,
+        fragmented: None,
         compute_ns: 0,
         pattern: Pattern::Random { write_percent: 20 },
         kind: DeviceKind::Ram,
         devices: 1,
         reclaim: Reclaim::Direct,
+        unmaps: Pieces::Batch,
+        requests: Pieces::Batch,
+        work: Work::Pager,
+        by_slot: false,
         tuning: Default::default(),
         warm_up_ns: 500_000,
         measured_ns: 2_000_000,

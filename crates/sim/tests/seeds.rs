@@ -8,7 +8,7 @@ use memspill_tables::{Cell, Form, Report, Row, Table};
 const MS: u64 = 2;
 
 fn report(first_seed: u64) -> Report {
-    let options = Options { first_seed, seeds: 1, ms: MS };
+    let options = Options { first_seed, seeds: 1, ms: MS, thread: None };
     seeds::seeds(&options, "seeds".into(), |_| ())
 }
 
@@ -60,11 +60,28 @@ fn every_setting_is_measured_and_the_mechanisms_show() {
             }
         }
     }
-    // Of table 000 only that it is there: CPUs that share the scan base alone meet too seldom for so short a
-    // time. What they share is counted in the engine's tests/scan_base.rs.
-    let batched = pairs(table(&report, "001"), "cluster_locks_per_page", "slot-batch=64 cache-batch=32");
+    // Each old lock is known by its name, and waited for.
+    let waited = |id, key| {
+        let table = table(&report, id);
+        let column = table.column(key).expect("it is a column of the table");
+        let firsts = table.groups().into_iter().map(|(_, rows)| &rows[0].cells[column]);
+        firsts.filter_map(Cell::number).any(|share| share.median > 0.001)
+    };
+    for (id, key) in [
+        ("000", "trunk_waited_share"),
+        ("000", "device_waited_share"),
+        ("001", "trunk_waited_share"),
+        ("001", "device_waited_share"),
+        ("002", "cgroup_waited_share"),
+    ] {
+        assert!(waited(id, key), "{id}: nobody waits: {key}");
+    }
+    let apart = pairs(table(&report, "000"), "trunk_waited_share", "scan-base=per-cpu");
+    assert!(apart.iter().all(|(shared, apart)| *shared > 1.5 * apart), "waits for trunks: {apart:?}");
+    let name = "slot-batch=64 cache-batch=32 (unmaps in batches)";
+    let batched = pairs(table(&report, "001"), "cluster_locks_per_page", name);
     assert!(batched.iter().all(|(single, batched)| *single > 1.3 * batched), "locks a page: {batched:?}");
-    let free = pairs(table(&report, "002"), "cgroup_locks_per_page", "cgroup-map=lock-free");
+    let free = pairs(table(&report, "002"), "cgroup_locks_per_page", "cgroup-map=lock-free folio=4K");
     assert!(free.iter().all(|(locked, free)| *locked > 0.0 && *free == 0.0), "locks of the map: {free:?}");
     let auto = pairs(table(&report, "003"), "readahead_share", "readahead=auto");
     let [(random, 0.0), (zipf, 0.0), (in_order, 0.0)] = auto[..] else { panic!("readahead: {auto:?}") };
@@ -83,7 +100,7 @@ fn every_setting_is_measured_and_the_mechanisms_show() {
 
 #[test]
 fn each_published_figure_has_one_beside_it_and_a_verdict_and_seeds_have_a_spread() {
-    let options = Options { first_seed: 1, seeds: 2, ms: 1 };
+    let options = Options { first_seed: 1, seeds: 2, ms: 1, thread: None };
     let report = seeds::seeds(&options, "seeds".into(), |_| ());
     let figures = table(&report, "figures");
     for thread in ["000", "001", "002", "003", "004"] {

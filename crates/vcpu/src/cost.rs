@@ -11,11 +11,11 @@ pub const LOAD_NS: u64 = 1;
 /// (c) A locked instruction on a line that this CPU has alone: 18 to 20 cycles (Agner Fog's tables, Skylake
 /// `lock xadd`).
 pub const RMW_NS: u64 = 6;
-/// A line that this CPU had and dropped for others: second cache or so (14 cycles on Skylake, Intel's
+/// (c) A line that this CPU had and dropped for others: second cache or so (14 cycles on Skylake, Intel's
 /// optimization manual).
 pub const L2_NS: u64 = 5;
-/// A line that no CPU has: memory of the own socket (Memory Latency Checker, common two-socket Xeons: 70 to
-/// 90).
+/// (c, with misses of the TLB) A line that no CPU has: memory of the own socket (Memory Latency Checker,
+/// common two-socket Xeons: 70 to 90).
 pub const DRAM_NS: u64 = 80;
 /// A line that another core of the socket has changed: 40.3 to 42.3 on a Xeon E5-2660 v4 (Memory Latency
 /// Checker, quoted by J. McCalpin, Intel forum topic 700477). (c) with two CPUs of one socket.
@@ -24,14 +24,14 @@ pub const LINE_SAME_SOCKET_NS: u64 = 42;
 /// "Everything you always wanted to know about synchronization but were afraid to ask", SOSP 2013, Xeon,
 /// loads of modified lines).
 pub const LINE_OTHER_SOCKET_NS: u64 = 136;
-/// The `pause` of a spin: 140 cycles since Skylake (Intel's optimization manual).
+/// (c) The `pause` of a spin: 140 cycles since Skylake (Intel's optimization manual).
 pub const PAUSE_NS: u64 = 45;
 /// (c) sched_yield(2) with nobody else on the CPU.
 pub const SCHED_YIELD_NS: u64 = 300;
 /// How long std's locks spin before they sleep: 100 rounds of `pause`.
 pub const SPIN_NS: u64 = 100 * PAUSE_NS;
-/// From one thread of a CPU to another one there: 1.2 to 1.5 µs for a pair of pinned threads (E. Bendersky,
-/// "Measuring context switching and memory overheads for Linux threads", 2018).
+/// (c) From one thread of a CPU to another one there: 1.2 to 1.5 µs for a pair of pinned threads (E.
+/// Bendersky, "Measuring context switching and memory overheads for Linux threads", 2018).
 pub const CONTEXT_SWITCH_NS: u64 = 1_300;
 /// (c) What a wake costs the one who wakes: FUTEX_WAKE or a write to an eventfd with a sleeper.
 pub const WAKE_NS: u64 = 1_000;
@@ -44,32 +44,46 @@ pub const WAKE_LATENCY_NS: u64 = 5_000;
 
 /// An access to a page that is there: a miss of cache and TLB.
 pub const ACCESS_NS: u64 = 100;
-/// Exception, message, poll, and the way back: 6.0 µs a fault with its read and its UFFDIO_COPY, less those.
+/// (c) Exception, message, poll, and the way back: 6.0 µs a fault with its read and its UFFDIO_COPY, less
+/// those.
 pub const FAULT_NS: u64 = 4_650;
-/// The read of a userfaultfd, alone in the gate of its address space.
+/// (c) The read of a userfaultfd, alone in the gate of its address space.
 pub const READ_MESSAGE_NS: u64 = 500;
-/// UFFDIO_COPY in a run.
+/// (c) UFFDIO_COPY, a page in a run; the least of what was seen is 790.
 pub const COPY_PAGE_NS: u64 = 850;
-/// UFFDIO_ZEROPAGE in a run.
-pub const ZERO_PAGE_NS: u64 = 20;
-/// UFFDIO_WAKE.
+/// (c) UFFDIO_ZEROPAGE, a page in a run, where the page table is there.
+pub const ZERO_PAGE_NS: u64 = 110;
+/// (c) UFFDIO_WAKE, with who waits.
 pub const WAKE_PAGE_NS: u64 = 500;
-/// UFFDIO_MOVE: a page in a run of 32, and what a run costs by itself (0.96 for a run of one).
+/// (c) UFFDIO_MOVE: a page in a run of 32, and what a run costs by itself (0.96 for a run of one).
 pub const MOVE_PAGE_NS: u64 = 200;
 pub const MOVE_RUN_NS: u64 = 760;
-/// A page is copied out of staging: 0.53 to 0.64 µs.
+/// (c) A page is copied out of staging: 0.53 to 0.64 µs.
 pub const STAGE_PAGE_NS: u64 = 590;
 /// Ring the evictor, and hear that it has done: two wakes.
 pub const EVICTOR_NS: u64 = 2 * WAKE_NS + 2 * WAKE_LATENCY_NS;
 /// (c) Is a page all zeros? Almost always answered by its last word.
 pub const IS_ZERO_NS: u64 = 10;
 
+// ---- the kernel's own work, on that machine, idle ---------------------------------------------------------
+
+/// (c) The first store to a page of a mapping: exception, page, charge, zeros, way back.
+pub const FIRST_STORE_NS: u64 = 1_300;
+/// (c) Each further page of a folio that comes with one fault: zeros. Of a huge page: 153 to 155.
+pub const FRESH_PAGE_NS: u64 = 150;
+/// A fault that the kernel serves, without what is read: the first store without its zeros.
+pub const KERNEL_FAULT_NS: u64 = FIRST_STORE_NS - FRESH_PAGE_NS;
+/// (c) A folio is split before a page of it leaves, for each of its pages: a huge page takes 296 µs, by the
+/// UFFDIO_MOVE of one of its pages, less one that has nothing to split.
+pub const SPLIT_PAGE_NS: u64 = 579;
+
 // ---- devices ----------------------------------------------------------------------------------------------
 
 /// (c) LZ4 of a page, in and out: 3.8 and 1.24 µs for a heap of small objects.
 pub const COMPRESS_PAGE_NS: u64 = 3_800;
 pub const DECOMPRESS_PAGE_NS: u64 = 1_240;
-/// A RAM disk: copy a page, and the request for it.
+/// A RAM disk: the request for a page or a run, by way of the block layer. (c) stands beside it a write of a
+/// page to a file in memory, which has no block layer: 450.
 pub const RAMDISK_REQUEST_NS: u64 = 1_000;
 /// (c) memcpy of a page that is in no cache.
 pub const RAMDISK_PAGE_NS: u64 = 300;

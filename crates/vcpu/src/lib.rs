@@ -34,7 +34,7 @@ pub use locks::TaskId;
 pub use std::sync::atomic::Ordering;
 pub use wait::Signal;
 pub use world::{
-    Machine, Preemption, World, block, cpu_time, current_task, now, run, sleep, sleep_until, spawn,
+    Machine, Preemption, Waiting, World, block, cpu_time, current_task, now, run, sleep, sleep_until, spawn,
     spawn_floating, spend, step, untimed, wake,
 };
 

@@ -31,6 +31,17 @@ use std::panic::Location;
 pub struct Machine {
     pub cpus_per_socket: u32,
     pub preemption: Option<Preemption>,
+    pub waiting: Waiting,
+}
+
+/// How a task waits for a lock.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Waiting {
+    /// As in a process: it spins for a while, then it sleeps.
+    #[default]
+    Sleeps,
+    /// As in the kernel: it spins, in a queue, and who holds a lock keeps its CPU.
+    Spins,
 }
 
 /// At one in so many operations, a task loses its CPU for up to so long.
@@ -50,6 +61,8 @@ struct Task {
     fair_ns: u64,
     /// It may go to another CPU.
     floats: bool,
+    /// Locks that it holds.
+    locks: u32,
     /// Blocks so far: tells a timer of an earlier one.
     blocks: u32,
     name: String,
@@ -84,6 +97,7 @@ struct WorldState {
     /// When the last task of the last run ended: where the clock of new tasks starts.
     ended_at: u64,
     preemption: Option<(Random, Preemption)>,
+    waiting: Waiting,
     profile: Profile,
 }
 
@@ -126,6 +140,7 @@ impl World {
             current: None,
             ended_at: 0,
             preemption,
+            waiting: machine.waiting,
             profile: Profile::default(),
         };
         let before = WORLD.replace(Some(state));
@@ -171,8 +186,8 @@ fn spawn_task(cpu: u32, name: String, floats: bool, body: impl FnOnce() + 'stati
         s.cpus[cpu as usize].tasks += 1;
         s.floating += u32::from(floats);
         let (since, cpu_ns, fair_ns, blocks) = (time, 0, s.cpus[cpu as usize].least_ns, 0);
-        let state = TaskState::Ready;
-        s.tasks.push(Task { cpu, time, since, cpu_ns, fair_ns, floats, blocks, name, fiber, state });
+        let (state, locks) = (TaskState::Ready, 0);
+        s.tasks.push(Task { cpu, time, since, cpu_ns, fair_ns, floats, locks, blocks, name, fiber, state });
         s.enqueue(id);
     });
 }
@@ -436,6 +451,9 @@ impl WorldState {
 
     fn must_give_way(&self, id: TaskId) -> bool {
         let task = &self.tasks[id as usize];
+        if self.waiting == Waiting::Spins && task.locks > 0 {
+            return false;
+        }
         let cpu = &self.cpus[task.cpu as usize];
         !cpu.waiting.is_empty() && (cpu.preempt || task.time.saturating_sub(task.since) >= SLICE_NS)
     }
@@ -545,6 +563,7 @@ pub(crate) fn try_lock(id: LockId, mode: Mode, kind: &'static str, site: &'stati
         let taken = lock.try_take(mode);
         if taken {
             (lock.held_since, lock.held_at) = (now, Some(site));
+            s.count_lock(1);
         }
         taken
     })
@@ -561,7 +580,8 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
             let task = s.current.expect("a lock is held that is wanted outside of tasks");
             s.block(task);
             let Task { cpu, time: since, blocks, .. } = s.tasks[task as usize];
-            if s.cpus[cpu as usize].tasks > 1 || s.floating > 0 {
+            let shares_cpu = s.cpus[cpu as usize].tasks > 1 || s.floating > 0;
+            if shares_cpu && s.waiting == Waiting::Sleeps {
                 let at = since + cost::SPIN_NS;
                 s.timers.push(Reverse(Timer { at, task, blocks, what: TimerOf::Spin }));
             }
@@ -588,6 +608,7 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
         let now = task.time;
         let lock = &mut s.locks[id as usize];
         (lock.held_since, lock.held_at) = (now, Some(site));
+        s.count_lock(1);
     });
 }
 
@@ -610,11 +631,20 @@ pub(crate) fn unlock(id: LockId, mode: Mode, kind: &'static str) {
             }
         }
         s.locks[id as usize].give_back(mode);
+        s.count_lock(-1);
         s.hand_on_lock(id);
     });
 }
 
 impl WorldState {
+    /// The running task has one lock more, or less.
+    fn count_lock(&mut self, change: i32) {
+        if let Some(task) = self.current {
+            let locks = &mut self.tasks[task as usize].locks;
+            *locks = locks.checked_add_signed(change).expect("a task gives back what it holds");
+        }
+    }
+
     /// A lock came free: hand it to those whose turn it is.
     fn hand_on_lock(&mut self, id: LockId) {
         let Some((me, ..)) = self.running_task() else { return };
@@ -624,7 +654,7 @@ impl WorldState {
                 break;
             }
             let (task, mode, waiter_since) = (waiter.task, waiter.mode, waiter.since);
-            let spins = now.saturating_sub(waiter_since) <= cost::SPIN_NS;
+            let spins = self.waiting == Waiting::Spins || now.saturating_sub(waiter_since) <= cost::SPIN_NS;
             self.locks[id as usize].waiters.pop_front();
             if spins {
                 self.locks[id as usize].grant(mode);

@@ -1,12 +1,12 @@
 //! Tasks, locks and atomics in virtual time: who runs when, what it costs, and that it is always the same.
 
 use memspill_vcpu::{
-    self as vcpu, AtomicU64, Machine, Mutex, Ordering, Preemption, RwLock, Signal, World, cost,
+    self as vcpu, AtomicU64, Machine, Mutex, Ordering, Preemption, RwLock, Signal, Waiting, World, cost,
 };
 use std::rc::Rc;
 
 fn world() -> World {
-    World::install(&Machine { cpus_per_socket: 2, preemption: None })
+    World::install(&Machine { cpus_per_socket: 2, preemption: None, waiting: Waiting::Sleeps })
 }
 
 /// Each CPU runs `body(cpu)`. Returns the time at which the last one ended.
@@ -135,7 +135,7 @@ fn who_waits_crosswise_is_named() {
 fn preemption_changes_the_history_and_a_seed_repeats_it() {
     let history = |seed| {
         let preemption = Some(Preemption { seed, one_in: 8, longest_ns: 10_000 });
-        let _world = World::install(&Machine { cpus_per_socket: 2, preemption });
+        let _world = World::install(&Machine { cpus_per_socket: 2, preemption, waiting: Waiting::Sleeps });
         let order = Rc::new(Mutex::new(Vec::new()));
         let seen = order.clone();
         let end = on_cpus(4, move |cpu| (0..20).for_each(|_| seen.lock().unwrap().push(cpu)));

@@ -103,6 +103,10 @@ impl<Child> AddressSpace<Child> {
         }
     }
 
+    pub fn is_mapped(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
+    }
+
     /// A page that was there before anybody managed it, unless one is mapped there.
     pub fn map_present(&mut self, page: u64, stamp: impl FnOnce() -> u64) {
         self.pages.entry(page).or_insert_with(|| {

@@ -1,0 +1,75 @@
+//! Devices that are fragmented and nearly full from the start on, as those of a machine that has been up for
+//! long: slots in use by what no task touches, and single free slots between them, here and there.
+//!
+//! ```text
+//!   all slots had ─▶ shuffled ─▶ some given back: as many as our tasks need, and what is to stay free
+//! ```
+//!
+//! Nothing is stored in these slots, so a device may be as large as it has to be for many trunks. What it
+//! does not do: free slots in a row.
+
+use memspill_engine_sim::engine::Engine;
+use memspill_engine_sim::slots::Slots;
+use memspill_engine_sim::units::{CpuId, GroupId, Order, SlotIndex};
+use memspill_vcpu::random::Random;
+
+/// Slots of 64 MiB.
+const TRUNK_SLOTS: u32 = 1 << 14;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fragmented {
+    /// Of 64 MiB each, in each device.
+    pub trunks: u32,
+    /// How full each device is, with what our tasks have swapped out.
+    pub full_percent: u64,
+}
+
+impl Fragmented {
+    /// Of each device.
+    pub fn slots(self) -> u32 {
+        self.trunks * TRUNK_SLOTS
+    }
+}
+
+/// What is in use, of each device.
+pub struct Fragments(Vec<Vec<SlotIndex>>);
+
+impl Fragments {
+    /// `pages_out`: what our tasks have swapped out, on all devices together.
+    pub fn make(how: Fragmented, seed: u64, pages_out: u64, engine: &Engine) -> Fragments {
+        let mut random = Random::new(seed ^ 0xf4a6);
+        let to_stay_free = u64::from(how.slots()) * (100 - how.full_percent) / 100;
+        let devices = engine.devices().iter().count() as u64;
+        let free = pages_out / devices + to_stay_free;
+        let mut of_device = |slots: &Slots| {
+            let mut used = Vec::with_capacity(how.slots() as usize);
+            slots.alloc(CpuId(0), Order::ZERO, slots.all_slots() as usize, GroupId(0), &mut used);
+            // The last ones of a shuffled list.
+            for last in (used.len().saturating_sub(free as usize)..used.len()).rev() {
+                used.swap(random.below(last as u64 + 1) as usize, last);
+            }
+            let mut given_back = used.split_off(used.len().saturating_sub(free as usize));
+            given_back.sort_unstable();
+            // In turns: each CPU has its share of the counters.
+            for (cpu, run) in given_back.chunks(64).enumerate() {
+                give_back(slots, CpuId(cpu as u32), run);
+            }
+            used
+        };
+        Fragments(engine.devices().iter().map(|device| of_device(&device.slots)).collect())
+    }
+
+    /// So that what is in use is what somebody refers to.
+    pub fn give_back(self, engine: &Engine) {
+        for (device, mut used) in engine.devices().iter().zip(self.0) {
+            used.sort_unstable();
+            give_back(&device.slots, CpuId(0), &used);
+        }
+    }
+}
+
+fn give_back(slots: &Slots, cpu: CpuId, used: &[SlotIndex]) {
+    let mut dying = Vec::with_capacity(used.len());
+    slots.put(used, &mut dying);
+    slots.release(cpu, &dying);
+}
