@@ -75,7 +75,7 @@ impl Bits {
 
     /// True if it was set before.
     fn clear(&self, slot: u32) -> bool {
-        let before = self.map.words()[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
+        let before = self.map.words()[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
         before & 1 << (slot % 64) != 0
     }
 
@@ -84,7 +84,6 @@ impl Bits {
         &self.map.words()[cluster as usize * words..][..words]
     }
 
-    /// Bits are counted by batches: threads do not fight for the count page by page.
     fn add(&self, bits: u64) {
         if bits > 0 {
             self.count.fetch_add(bits, Ordering::Relaxed);
@@ -197,13 +196,16 @@ impl Backing for RamDisk {
     }
 
     fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
-        let (mut newly_held, mut newly_backed) = (0, 0);
+        let mut newly_held = 0;
         for PageWrite { slot, page } in pages {
             self.check(*slot);
             if !self.held.is_set(slot.0) {
                 self.enter(slot.0 / CLUSTER_SLOTS);
             }
-            newly_backed += u64::from(self.backed.set(slot.0));
+            // At once: what is given back later is taken off, and the count must not go below zero.
+            if !self.backed.is_set(slot.0) && self.backed.set(slot.0) {
+                self.backed.add(1);
+            }
             let words = self.words_of(slot.0);
             for (word, bytes) in words.iter().zip(page.0.as_chunks::<8>().0) {
                 word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
@@ -211,8 +213,8 @@ impl Backing for RamDisk {
             newly_held += u64::from(self.held.set(slot.0));
             results.push(Ok(()));
         }
+        // By batches: threads do not fight for the count page by page.
         self.held.add(newly_held);
-        self.backed.add(newly_backed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -309,35 +311,44 @@ mod tests {
         assert_eq!(disk.usage().ram_pages, u64::from(CLUSTER_SLOTS) + 2);
     }
 
-    /// Pages come and go in one cluster while it is given back again and again.
+    /// Pages come and go in two clusters, a writer in each, while both are given back again and again.
     #[test]
     fn a_page_that_is_written_meanwhile_stays() {
-        let (disk, over) = (RamDisk::open(CLUSTER_SLOTS).unwrap(), AtomicBool::new(false));
+        const GIVEN: u32 = 200;
+        let disk = RamDisk::open(2 * CLUSTER_SLOTS).unwrap();
+        let (given, failed) = (AtomicU32::new(0), AtomicBool::new(false));
+        let over = || given.load(Ordering::Relaxed) >= GIVEN || failed.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
-            let given = scope.spawn(|| {
-                let mut given = 0;
-                while !over.load(Ordering::Relaxed) {
-                    given += u64::from(disk.give_back(0));
-                }
-                given
-            });
-            for slot in [3, 400] {
-                let (disk, over) = (&disk, &over);
+            for cluster in [0, 1] {
+                let (disk, failed, over) = (&disk, &failed, &over);
                 scope.spawn(move || {
-                    for round in 0..20_000u32 {
-                        write(disk, slot, round as u8);
-                        if first_byte(disk, slot) != Some(round as u8) {
-                            over.store(true, Ordering::Relaxed);
-                            panic!("round {round}: the page of slot {slot} is gone");
+                    let slots = [3, 400].map(|slot| cluster * CLUSTER_SLOTS + slot);
+                    for round in 0u32.. {
+                        if over() {
+                            return;
                         }
-                        disk.discard(&[SlotIndex(slot)]);
+                        for slot in slots {
+                            write(disk, slot, (round ^ slot) as u8);
+                        }
+                        for slot in slots {
+                            if first_byte(disk, slot) != Some((round ^ slot) as u8) {
+                                failed.store(true, Ordering::Relaxed);
+                                panic!("round {round}: the page of slot {slot} is gone");
+                            }
+                        }
+                        disk.discard(&slots.map(SlotIndex));
+                        // Empty for a moment, so that it can be given back.
+                        std::thread::yield_now();
                     }
-                    over.fetch_or(slot == 3, Ordering::Relaxed);
                 });
             }
-            assert!(given.join().unwrap() > 0, "the test needs RAM to be given back now and then");
+            while !over() {
+                let now = u32::from(disk.give_back(0)) + u32::from(disk.give_back(1));
+                given.fetch_add(now, Ordering::Relaxed);
+            }
         });
         disk.give_back(0);
+        disk.give_back(1);
         assert_eq!(disk.usage(), Usage::default());
     }
 }
