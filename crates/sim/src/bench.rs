@@ -327,10 +327,14 @@ impl Setup {
         self.pages() * 100 / self.set_percent
     }
 
-    /// Pages that do not fit in the budget, and batches that are under way.
+    /// Batches that are under way.
+    fn pages_on_their_way(&self) -> u64 {
+        u64::from(self.queues()) * BATCH_PAGES as u64
+    }
+
+    /// Pages that do not fit in the budget, and those that are on their way.
     fn pages_out(&self) -> u64 {
-        let on_its_way = u64::from(self.queues()) * BATCH_PAGES as u64;
-        self.pages().saturating_sub(self.limit_pages()) + on_its_way
+        self.pages().saturating_sub(self.limit_pages()) + self.pages_on_their_way()
     }
 
     /// The order of the folios that programs' memory is made of.
@@ -408,7 +412,7 @@ fn make_host(setup: &Setup) -> Host {
     let lost = Arc::default();
     let slots = match setup.fragmented {
         Some(how) => how.slots(),
-        None => (setup.pages() + setup.pages() / 4 + setup.pages_out() + 1024) as u32,
+        None => (setup.pages() + setup.pages() / 4 + setup.pages_on_their_way() + 1024) as u32,
     };
     let made: Vec<(Device, Arc<SimDevice>)> = (0..setup.devices)
         .map(|n| {

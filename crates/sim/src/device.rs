@@ -240,3 +240,18 @@ impl Backing for SimDevice {
         Usage::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_one_request_or_one_for_each_folio() {
+        let slots: Vec<SlotIndex> = [16, 17, 18, 31, 32, 40, 64].map(SlotIndex).into();
+        let requests = |pieces| {
+            let device = SimDevice::new(DeviceKind::RamDisk, 128, Faults::default(), Arc::default());
+            device.in_pieces(pieces).requests(slots.iter())
+        };
+        assert_eq!((requests(None), requests(Some(Order(0))), requests(Some(Order(4)))), (1, 7, 3));
+    }
+}

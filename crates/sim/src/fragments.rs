@@ -73,3 +73,40 @@ fn give_back(slots: &Slots, cpu: CpuId, used: &[SlotIndex]) {
     slots.put(used, &mut dying);
     slots.release(cpu, &dying);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{DeviceKind, Faults, SimDevice};
+    use memspill_engine_sim::backing::Backing;
+    use memspill_engine_sim::devices::Device;
+    use memspill_engine_sim::tuning::Tuning;
+    use memspill_vcpu::{self as vcpu, Machine, Waiting, World};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_is_free_is_single_slots_and_all_is_given_back() {
+        let _world =
+            World::install(&Machine { cpus_per_socket: 1, preemption: None, waiting: Waiting::Spins });
+        let how = Fragmented { trunks: 1, full_percent: 95 };
+        let backing: Arc<dyn Backing> =
+            Arc::new(SimDevice::new(DeviceKind::RamDisk, how.slots(), Faults::default(), Arc::default()));
+        let slots = Slots::new(how.slots(), 4, false, &Tuning::default());
+        let device = Device::new("device".into(), 0, slots, vcpu::Arc::from_std(backing));
+        let engine = Engine::new(vec![device], 1 << 30, Tuning::default());
+        let fragments = Fragments::make(how, 7, 1000, &engine);
+        let free = || engine.devices().iter().map(|device| device.slots.free_slots()).sum::<u64>();
+        assert_eq!(free(), 1000 + u64::from(TRUNK_SLOTS) * 5 / 100);
+        let block = |order| {
+            let slots = &engine.devices().iter().next().expect("there is one").slots;
+            let mut out = Vec::new();
+            let got = slots.alloc(CpuId(0), Order(order), 1, GroupId(0), &mut out);
+            give_back(slots, CpuId(0), &out);
+            got
+        };
+        assert_eq!((block(0), block(4)), (1, 0), "a page finds a slot, and 64 KiB no row of them");
+        fragments.give_back(&engine);
+        assert_eq!(engine.used_slots(), 0);
+        engine.check();
+    }
+}

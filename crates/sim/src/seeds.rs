@@ -117,24 +117,7 @@ fn measure_all(
             None => {
                 let seeds = options.first_seed..options.first_seed + options.seeds;
                 let run = |seed| bench::measure(&case.setup(seed, options.ms, &key));
-                let runs: Rc<Vec<Measured>> = Rc::new(seeds.map(run).collect());
-                if std::env::var("XPROF").is_ok() {
-                    eprintln!("{} {}", case.machine, setting.name());
-                    for e in runs[0].profile.iter().take(7) {
-                        eprintln!(
-                            "   {:6.2}% {} {} {:?}",
-                            e.counts.lost_ns() as f64 / runs[0].cpu_ns as f64 * 100.0,
-                            e.name,
-                            e.worst_site,
-                            e.counts
-                        );
-                    }
-                    eprintln!(
-                        "   system {} cpu {} measured {}",
-                        runs[0].system_ns, runs[0].cpu_ns, runs[0].measured_ns
-                    );
-                }
-                runs
+                Rc::new(seeds.map(run).collect())
             }
         };
         done(&format!("{}: {}: {}", thread.title, case.machine, setting.name()));

@@ -333,3 +333,36 @@ impl Memory for Target {
         self.lock().wake(vpn.0, vpn.0 + pages as u64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_16_pages(pieces: Option<Order>) -> Target {
+        let target = Target::new(Arc::default()).of_folios(Folios { order: Order(4), pieces });
+        (0..64).step_by(16).for_each(|folio| target.grow(folio, folio + 16));
+        target
+    }
+    fn cost_of(target: &Target, first: u64, pages: u32) -> u64 {
+        target.unmap_cost(PageRun { vpn: Vpn(first), pages })
+    }
+
+    #[test]
+    fn a_folio_is_split_once_unless_it_leaves_whole() {
+        let target = of_16_pages(None);
+        let split = 16 * cost::SPLIT_PAGE_NS;
+        assert_eq!(cost_of(&target, 0, 16), cost::MOVE_RUN_NS);
+        assert_eq!(cost_of(&target, 17, 1), cost::MOVE_RUN_NS + split);
+        assert_eq!(cost_of(&target, 18, 1), cost::MOVE_RUN_NS, "it is split by now");
+        assert_eq!(cost_of(&target, 40, 24), cost::MOVE_RUN_NS + split, "half of one, and one");
+    }
+
+    #[test]
+    fn a_run_is_unmapped_at_once_or_in_its_pieces() {
+        assert_eq!(cost_of(&of_16_pages(None), 0, 64), cost::MOVE_RUN_NS);
+        assert_eq!(cost_of(&of_16_pages(Some(Order(4))), 0, 64), 4 * cost::MOVE_RUN_NS);
+        let split = 4 * 16 * cost::SPLIT_PAGE_NS;
+        let page_by_page: u64 = (0..64).map(|page| cost_of(&of_16_pages(Some(Order(0))), page, 1)).sum();
+        assert_eq!(page_by_page, 64 * cost::MOVE_RUN_NS + 16 * split, "each time a fresh target");
+    }
+}

@@ -3,6 +3,7 @@
 use memspill_vcpu::{
     self as vcpu, AtomicU64, Machine, Mutex, Ordering, Preemption, RwLock, Signal, Waiting, World, cost,
 };
+use std::cell::Cell;
 use std::rc::Rc;
 
 fn world() -> World {
@@ -228,4 +229,31 @@ fn a_task_that_floats_goes_where_nothing_runs() {
     vcpu::spawn_floating(0, "floats".into(), work);
     let end = vcpu::run();
     assert!(end < WORK_NS + WORK_NS / 10, "both worked side by side: {end}");
+}
+
+#[test]
+fn who_holds_a_spinlock_keeps_its_cpu_and_who_waits_has_it_at_once() {
+    const MS: u64 = 1_000_000;
+    let had_at = |waiting| {
+        let _world = World::install(&Machine { cpus_per_socket: 2, preemption: None, waiting });
+        let (lock, had_at) = (Rc::new(Mutex::new(())), Rc::new(Cell::new(0)));
+        let held = lock.clone();
+        vcpu::spawn(0, "holder".into(), move || {
+            let _held = held.lock().unwrap();
+            (0..8).for_each(|_| vcpu::step(MS));
+        });
+        vcpu::spawn(0, "other".into(), || (0..20).for_each(|_| vcpu::step(MS)));
+        let (wanted, noted) = (lock.clone(), had_at.clone());
+        vcpu::spawn(1, "waiter".into(), move || {
+            vcpu::step(1000);
+            drop(wanted.lock().unwrap());
+            noted.set(vcpu::now());
+        });
+        vcpu::run();
+        had_at.get()
+    };
+    let spins = had_at(Waiting::Spins);
+    assert!((8 * MS..8 * MS + 1000).contains(&spins), "{spins}");
+    let sleeps = had_at(Waiting::Sleeps);
+    assert!(sleeps > 10 * MS, "the other task had the CPU meanwhile: {sleeps}");
 }
