@@ -6,8 +6,11 @@
 //! Room is made by whoever needs it, as in the kernel (`Reclaim::Direct`), or by reclaimers on CPUs of their
 //! own. The pager's own arrangement has tasks for its threads: pagers.rs.
 //!
-//! What it does not do: growth, adoption, agents, the choice of the pager that a fault wakes, whom
-//! reclaim spares.
+//! Where the kernel itself is simulated, a fault is its own, and fresh memory comes as it gives it, some
+//! pages at a time (`grow`).
+//!
+//! What it does not do: growth of what a pager manages, agents, the choice of the pager that a fault wakes,
+//! whom reclaim spares.
 
 use crate::device::SimDevice;
 use crate::target::{Event, Target, Touch};
