@@ -82,8 +82,9 @@ pub const SPLIT_PAGE_NS: u64 = 579;
 /// (c) LZ4 of a page, in and out: 3.8 and 1.24 µs for a heap of small objects.
 pub const COMPRESS_PAGE_NS: u64 = 3_800;
 pub const DECOMPRESS_PAGE_NS: u64 = 1_240;
-/// A RAM disk: the request for a page or a run, by way of the block layer. (c) stands beside it a write of a
-/// page to a file in memory, which has no block layer: 450.
+/// A RAM disk: the request for a page or a run, by way of the block layer. Assumed, for the machine at hand
+/// has none: about twice (c) what a write of a page to a file in memory takes beyond the page (440 to 590),
+/// which has a system call and no block layer.
 pub const RAMDISK_REQUEST_NS: u64 = 1_000;
 /// (c) memcpy of a page that is in no cache.
 pub const RAMDISK_PAGE_NS: u64 = 300;
