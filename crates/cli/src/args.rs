@@ -89,8 +89,8 @@ pub struct RunArgs {
     /// Memory budget of COMMAND and its children together
     ///
     /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages
-    /// on their way in or out, and memspill's own tables. Not counted: program code, files in the page cache,
-    /// shared memory.
+    /// on their way in or out, memspill's own tables, and shared anonymous memory, each object once. Not
+    /// counted: program code, files in the page cache, other shared memory.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
     pub memory_max: Size,
 
@@ -124,7 +124,7 @@ pub struct RunArgs {
     pub on_full: OnFull,
 
     /// Shared memory that is counted and swapped: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero) or none
-    #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::None)]
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::Anonymous)]
     #[arg(hide_possible_values = true)]
     pub shared: Shared,
 

@@ -614,19 +614,19 @@ fn child_memory(facts: &Facts) -> Check {
     }
 }
 
-/// For `--shared=anonymous` alone.
+/// Not needed: a program runs without, and its shared memory is left alone or only counted.
 fn shared_memory(facts: &Facts) -> Check {
     const NAME: &str = "shared memory";
     match facts.shared_memory {
         Ok(()) if facts.shared_may_be_huge => {
-            let found = "has huge pages (shmem_enabled): --shared=anonymous only counts it";
+            let found = "has huge pages (shmem_enabled), and is counted, not swapped";
             let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
             warn(NAME, found, Some(facts.as_root(&format!("sh -c 'echo never >{file}'"))))
         }
-        Ok(()) => ok(NAME, "can be swapped (--shared=anonymous)"),
+        Ok(()) => ok(NAME, "can be swapped"),
         Err(errno) => {
             let found = format!(
-                "{}: --shared=anonymous needs CAP_CHECKPOINT_RESTORE, and leaves it alone without",
+                "{}: needs CAP_CHECKPOINT_RESTORE; without it shared memory is neither counted nor swapped",
                 reason(errno)
             );
             warn(NAME, found, None)

@@ -23,6 +23,7 @@ pub mod fork_storm;
 pub mod fresh;
 pub mod hog;
 pub mod mutate;
+mod mutate_shared;
 pub mod pmbench;
 pub mod populate;
 pub mod seqswap;

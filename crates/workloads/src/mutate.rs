@@ -1,6 +1,7 @@
 //! The mutating verifier: threads own regions, keep a shadow of every page, and do to the regions whatever a
 //! program may do to memory: write, map over, move, shrink, throw away, protect, fork, copy through the
-//! kernel. After each step the worker knows what must be there, and checks it.
+//! kernel. After each step the worker knows what must be there, and checks it. Beside them processes do the
+//! same to memory that they share (`mutate_shared.rs`).
 //!
 //! The shadow holds for each page the number of the write that filled it (unique within the thread, so the
 //! page tells which write it comes from wherever it has been moved) and the number of the last store to its
@@ -14,14 +15,15 @@ use std::time::{Duration, Instant};
 
 use crate::args::{Args, Common};
 use crate::contents::{Contents, Stamp, is_zero};
+use crate::mutate_shared;
 use crate::os::{self, Break, Ended, Huge, Mapping, PAGE, Page, Pid, Protection, WORDS};
 use crate::report::{Failure, Meter, Outcome};
 use crate::rng::{Rng, mix};
 
 pub const USAGE: &str = "--size S [--threads T] [--seconds N] [--ops N (of each thread)] [--modes \
-    write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk]";
+    write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk,shared]";
 
-const ALL_MODES: &str = "write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk";
+const ALL_MODES: &str = "write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk,shared";
 const MAX_REGIONS: usize = 48;
 const MAX_RUN: usize = 64;
 const LOG: usize = 8192;
@@ -39,6 +41,7 @@ enum Mode {
     Mprotect,
     Io,
     Brk,
+    Shared,
 }
 
 impl Mode {
@@ -54,6 +57,7 @@ impl Mode {
             "mprotect" => Mode::Mprotect,
             "io" => Mode::Io,
             "brk" => Mode::Brk,
+            "shared" => Mode::Shared,
             _ => return None,
         })
     }
@@ -72,12 +76,14 @@ pub fn run(args: &mut Args) -> Outcome {
         .map(|name| Mode::parse(name).ok_or_else(|| Failure::Usage(format!("--modes: '{name}' is unknown"))))
         .collect::<Result<_, _>>()?;
     let with_brk = modes.contains(&Mode::Brk);
-    if modes == [Mode::Brk] {
+    let with_shared = modes.contains(&Mode::Shared);
+    modes.retain(|mode| !matches!(mode, Mode::Brk | Mode::Shared));
+    if modes.is_empty() {
         modes.push(Mode::Write); // what the threads do meanwhile
     }
-    let shares = threads + usize::from(with_brk);
-    if threads == 0 || pages / shares < 64 {
-        return Err(Failure::Usage("each thread needs 64 pages or more".into()));
+    let shares = threads + usize::from(with_brk) + usize::from(with_shared);
+    if threads == 0 || pages / shares < mutate_shared::PAGES_MIN {
+        return Err(Failure::Usage("each thread needs 128 pages or more".into()));
     }
     let quota = pages / shares;
 
@@ -85,6 +91,14 @@ pub fn run(args: &mut Args) -> Outcome {
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     // The break belongs to malloc as well, so this part is a process of its own, with one thread.
     let breaker = if with_brk { Some(os::fork(|| break_worker(common, quota, end, ops))?) } else { None };
+    // So are those that share memory.
+    let shared = mutate_shared::Shared::new()?;
+    let crew = if with_shared {
+        let workers = threads.clamp(2, 4);
+        Some(os::fork(|| mutate_shared::crew(common, quota, workers, end, ops, &shared))?)
+    } else {
+        None
+    };
     let mut totals = Totals::default();
     let mut failure = None;
     thread::scope(|scope| {
@@ -111,6 +125,12 @@ pub fn run(args: &mut Args) -> Outcome {
             other => return Err(Failure::Bad(format!("the brk process ended with {other:?}"))),
         }
     }
+    if let Some(pid) = crew {
+        match os::wait(pid, true)? {
+            Some(Ended::Code(0)) => {}
+            other => return Err(Failure::Bad(format!("the processes that share memory: {other:?}"))),
+        }
+    }
     let mut report = meter.report();
     report.rate("ops", totals.ops);
     report.rate("pages", totals.checked);
@@ -118,6 +138,8 @@ pub fn run(args: &mut Args) -> Outcome {
     report.count("moved", totals.moved);
     report.count("refused", totals.refused);
     report.count("forks", totals.forks);
+    report.count("shared_checked", shared.checked());
+    report.count("shared_written", shared.written());
     report.count("seed", common.seed);
     Ok(report)
 }
@@ -223,7 +245,7 @@ impl Worker {
             quota,
             pages: 0,
             stamp: 0,
-            modes: modes.iter().copied().filter(|mode| *mode != Mode::Brk).collect(),
+            modes: modes.to_vec(),
             log: vec![Done { number: 0, what: "", address: 0, pages: 0 }; LOG],
             noted: 0,
             pipe: (reader.into(), writer.into()),
@@ -264,7 +286,7 @@ impl Worker {
     fn mutate(&mut self) -> io::Result<()> {
         let mode = self.modes[self.rng.below(self.modes.len())];
         match mode {
-            Mode::Write | Mode::Brk => self.write_run(),
+            Mode::Write | Mode::Brk | Mode::Shared => self.write_run(),
             Mode::MapFixed => self.map_over()?,
             Mode::Mremap => match self.rng.below(4) {
                 0 => self.resize(true),

@@ -1,9 +1,8 @@
 //! Jobs that read one memory, shared by all of them: dd's read of a tmpfs file (one job, linear), and fio's
 //! mmap reads by 16 jobs, uniform or zipf 1.2.
 //!
-//! By default the memory is private and inherited by fork: the jobs share its pages, and in swap their slots,
-//! by count. With `--map-shared` it is mapped MAP_SHARED, which `memspill run` manages under
-//! `--shared=anonymous`, and else leaves to the kernel: so it is not the default.
+//! The memory is MAP_SHARED | MAP_ANONYMOUS: an object of tmpfs without a name. With `--inherited` it is
+//! private and inherited by fork instead: the jobs share its pages, and in swap their slots, by count.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,8 +19,8 @@ use crate::report::{Outcome, expect};
 use crate::rng::Rng;
 
 pub const USAGE: &str = "--size S (of all) --seconds N [--jobs 16] [--ops N (of each job)] [--pattern \
-    uniform|zipf|linear] [--theta 1.2 (zipf)] [--map-shared]   (by default the memory is private and \
-    inherited by fork; MAP_SHARED is for memspill run --shared=anonymous)";
+    uniform|zipf|linear] [--theta 1.2 (zipf)] [--inherited]   (private memory, inherited by \
+    fork, instead of MAP_SHARED)";
 
 pub fn run(args: &mut Args) -> Outcome {
     let common = args.common()?;
@@ -30,10 +29,10 @@ pub fn run(args: &mut Args) -> Outcome {
     let seconds = args.seconds("seconds", 5.0)?;
     let ops: u64 = args.number("ops", u64::MAX)?;
     let pattern = Pattern::from_args(args, "uniform", pages)?;
-    let map_shared = args.flag("map-shared");
+    let is_inherited = args.flag("inherited");
     args.finish()?;
 
-    let map = if map_shared { Mapping::shared(pages)? } else { Mapping::new(pages, common.huge)? };
+    let map = if is_inherited { Mapping::new(pages, common.huge)? } else { Mapping::shared(pages)? };
     populate(&map, &common);
     let work = |job: &usize| read(&map, &common, pattern, (*job, jobs), seconds, ops).to_bytes();
     let (mut report, answers) = crew::together(jobs, Histogram::BYTES, Ok, work)?;
@@ -41,7 +40,7 @@ pub fn run(args: &mut Args) -> Outcome {
     report.rate("ops", latency.total());
     report.latency(&latency);
     report.text("pattern", pattern.name());
-    report.text("memory", if map_shared { "shared" } else { "inherited" });
+    report.text("memory", if is_inherited { "inherited" } else { "shared" });
     report.text("contents", common.contents.name());
     Ok(report)
 }

@@ -28,7 +28,7 @@ fn pmbench_does_as_many_touches_as_it_is_told() {
 
 #[test]
 fn shmem_read_reads_what_is_inherited_and_what_is_shared() {
-    for words in ["--pattern zipf", "--pattern uniform --map-shared", "--pattern linear"] {
+    for words in ["--pattern zipf", "--pattern uniform --inherited", "--pattern linear"] {
         let words = format!("shmem-read --size 2M --jobs 3 --ops 1000 --check full {words}");
         assert_eq!(number(&words, "ops"), 3000.0, "{words}");
     }

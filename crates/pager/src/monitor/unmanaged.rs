@@ -27,6 +27,9 @@ use std::time::Instant;
 /// A kind with less than this is not worth a word.
 const WORTH_NAMING_BYTES: u64 = 1 << 20;
 
+/// Nothing else stays that an option leaves uncounted.
+const OF_SHARED: &str = "of shared memory that is not managed";
+
 /// Bytes that cannot be moved out, by kind.
 type StayingBytes = BTreeMap<&'static str, u64>;
 
@@ -88,6 +91,10 @@ fn judge_group(run: &Run, group: &Group) {
     }
     let Some((process, kinds)) = found.iter().max_by_key(|(_, kinds)| total(kinds)) else { return };
     let (limit, fix) = match group.parent {
+        None if kinds.contains_key(OF_SHARED) => {
+            let fix = "raise --memory-max, or leave shared memory uncounted with --shared=none";
+            ("the budget".to_string(), fix)
+        }
         None => ("the budget".to_string(), "raise --memory-max"),
         Some(_) => (format!("group {}", group.name), "raise its memory.max"),
     };
@@ -138,7 +145,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         let mut kinds = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered);
         let shared_bytes = process.growth.unmanaged_shared_bytes();
         if shared_bytes > 0 {
-            kinds.insert("of shared memory that is not managed", shared_bytes);
+            kinds.insert(OF_SHARED, shared_bytes);
         }
         Some((process, kinds))
     };
