@@ -26,6 +26,8 @@ impl SwapIn<'_> {
         };
         let mut at = 0;
         let mut longest = usize::MAX;
+        // Up to here the kernel has looked, and found one mapping that holds the page that faulted.
+        let mut one_mapping_end = 0;
         while at < job.pages.len() && end.stop == Stop::Done {
             let claim = job.pages[at];
             if !cancelled[at] && claim.read == ReadEnd::Later {
@@ -39,13 +41,28 @@ impl SwapIn<'_> {
                 continue;
             }
             let pages = run_length(&job.pages[at..], &cancelled[at..]).min(longest);
+            let run = &job.pages[at..at + pages];
+            if claim.entry.is_none() && at >= one_mapping_end && !holds(run, job.fault) {
+                end.returned.extend_from_slice(run);
+                at += pages;
+                continue;
+            }
             let fill = self.put(&job, at, pages);
+            if fill.stop != Stop::NotMapped {
+                one_mapping_end = at + pages;
+            }
             end.installed.extend_from_slice(&job.pages[at..at + fill.pages]);
             at += fill.pages;
             longest = usize::MAX;
             end.stop = match fill.stop {
                 // The run crosses the end of a mapping: try half of it; a lone page without a mapping goes
-                // back.
+                // back. What begins below the page that faulted comes nearer to it first.
+                Stop::NotMapped if pages > 1 && claim.entry.is_none() && claim.vpn < job.fault => {
+                    let below = (job.fault.0 - claim.vpn.0).min(pages as u64) as usize;
+                    end.returned.extend_from_slice(&job.pages[at..at + below.div_ceil(2)]);
+                    at += below.div_ceil(2);
+                    Stop::Done
+                }
                 Stop::NotMapped if pages > 1 => {
                     longest = pages / 2;
                     Stop::Done
@@ -256,6 +273,13 @@ fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
     let word = words[index(vpn)];
     assert_eq!(word.state(), State::Filling, "page {vpn:?} was taken from its filler");
     word
+}
+
+/// Zeros go into the mapping in which the page faulted, and into no other: what lies beside it may be a
+/// mapping of a userfaultfd of the program's own, or of another object, and the kernel would put them there. A
+/// call that holds the page that faulted is refused if it crosses the mapping's end.
+fn holds(run: &[Claim], fault: Vpn) -> bool {
+    run.iter().any(|claim| claim.vpn == fault)
 }
 
 /// How many claims from the start can go in one fill: consecutive, alive, of the same kind.

@@ -21,7 +21,7 @@
     reason = "splice, fallocate, mincore and a mapping that is never touched, of a descriptor of ours"
 )]
 
-use crate::userfaultfd::{Fill, Uffd};
+use crate::userfaultfd::{Fill, Stop, Uffd};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -237,14 +237,27 @@ impl Mapped {
     }
 
     /// Fill missing pages from `from` on. Whoever waits for them goes on waiting until he is woken by the
-    /// userfaultfd of his own process.
+    /// userfaultfd of his own process. What lies behind the object's end is not mapped.
     pub fn copy(&self, from: u64, bytes: &[u8]) -> Fill {
-        self.uffd.copy(self.base + from, bytes)
+        self.within(from, bytes.len() as u64, |len| self.uffd.copy(self.base + from, &bytes[..len as usize]))
     }
 
     /// The same with zeros.
     pub fn zeropage(&self, from: u64, len: u64) -> Fill {
-        self.uffd.zeropage(self.base + from, len)
+        self.within(from, len, |len| self.uffd.zeropage(self.base + from, len))
+    }
+
+    /// Behind our mapping lies another one, perhaps another object's, and the kernel would fill that: it asks
+    /// whether a mapping has a userfaultfd, not whether it is this one.
+    fn within(&self, from: u64, len: u64, fill: impl FnOnce(u64) -> Fill) -> Fill {
+        match self.object.bytes.saturating_sub(from) {
+            0 => Fill { bytes: 0, stop: Stop::NotMapped },
+            rest if rest < len => match fill(rest) {
+                Fill { bytes, stop: Stop::Done } => Fill { bytes, stop: Stop::NotMapped },
+                filled => filled,
+            },
+            _ => fill(len),
+        }
     }
 
     fn is_any_present(&self, from: u64, len: u64) -> io::Result<bool> {
@@ -256,7 +269,7 @@ impl Mapped {
     /// Call `found(from, to)` for each run of pages of [from, from + len) that are in memory.
     pub fn present(&self, from: u64, len: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         const PIECE: u64 = 1 << 24;
-        let (mut at, end) = (from, from + len);
+        let (mut at, end) = (from, (from + len).min(self.object.bytes));
         let mut flags = [0u8; (PIECE / PAGE) as usize];
         while at < end {
             let piece = (end - at).min(PIECE);
@@ -504,5 +517,33 @@ mod tests {
         assert_eq!(first_bytes, [0, 7, 7, 0], "holes are zeros");
         assert_eq!(present(), [(9, 10)]);
         assert_eq!(mapped.take(&pair.pipe, page(60), &mut [0; 16 * PAGE as usize]).unwrap(), Taken::Pages(4));
+    }
+
+    /// Another object's mapping of our own, behind this one's, is not touched.
+    #[test]
+    fn nothing_is_filled_behind_the_end() {
+        let Some(pair) = pair() else { return eprintln!("not tested: CAP_CHECKPOINT_RESTORE is missing") };
+        // New mappings are put next to each other, from above downwards, unless another test comes between.
+        let mut all = vec![pair.mapped];
+        let (below, above) = loop {
+            assert!(all.len() < 64, "no two objects lie next to each other");
+            let at = map(-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+            let object =
+                Object::of_mapping(std::process::id(), at, at + BYTES as u64).expect("its own mapping");
+            let uffd = Uffd::of_self(None).expect("a userfaultfd");
+            let last = Mapped::new(object, uffd).expect("a mapping of our own");
+            if let Some(above) = all.iter().find(|other| other.base == last.base + BYTES as u64) {
+                break (last, above);
+            }
+            all.push(last);
+        };
+        let last = BYTES as u64 - PAGE;
+        let fill = below.zeropage(last, 4 * PAGE);
+        assert_eq!((fill.bytes, fill.stop), (PAGE, Stop::NotMapped));
+        for fill in [below.copy(last + PAGE, &[7; 2 * PAGE as usize]), below.zeropage(last + PAGE, PAGE)] {
+            assert_eq!((fill.bytes, fill.stop), (0, Stop::NotMapped));
+        }
+        assert!(!above.is_any_present(0, BYTES as u64).expect("a look"), "zeros behind the end");
+        assert!(!below.is_any_present(BYTES as u64, PAGE).expect("a look"));
     }
 }
