@@ -23,7 +23,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
     limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze second-signal
     exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
-    shared-removed-raw shared-direct page-advice)
+    shared-removed-raw shared-direct shared-then-direct own-userfaultfd page-advice)
 KILLS=
 option() {
     case $1 in
@@ -726,7 +726,7 @@ shared() { # MEMORY-MAX NAME ARGUMENTS...: a program of this folder, which says 
     local max=$1 name=$2
     shift 2
     gcc -O2 -pthread -o "$name" "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 120 "$MEMSPILL" run --memory-max "$max" --shared anonymous --check --stats-json stats.json \
+    call 120 "$MEMSPILL" run --memory-max "$max" --check --stats-json stats.json \
         --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- "./$name" "$@"
     code_is 0 && took_shared && clean
 }
@@ -741,6 +741,14 @@ case_shared-pool() { shared 32M shared_pool 64 5; }
 case_shared-changes() { shared 32M shared_changes 48; }
 case_shared-removed() { shared 24M shared_removed 48; }
 case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
+# What may not leave any more is too much by itself: the run ends, and says why.
+case_shared-then-direct() {
+    local name=shared_then_direct
+    gcc -O2 -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" -- ./$name 96 "$SWAP/direct"
+    [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; return; }
+    code_is 137 && says "cannot be swapped out" && clean
+}
 case_shared-direct() {
     shared 48M shared_direct 8 "$SWAP/read-directly"
     [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; BAD=(); }
@@ -751,7 +759,7 @@ case_shared-postgres() {
     local folder
     folder=$(mktemp -d "${TMPDIR:-/tmp}/memspill-postgres.XXXXXX")
     call 170 bash "$TESTS/programs/postgres.sh" "$MEMSPILL" "$folder" 10 --memory-max 64M \
-        --shared anonymous --stats-json "$folder/stats.json" "${MEMSPILL_ARGS[@]}"
+        --stats-json "$folder/stats.json" "${MEMSPILL_ARGS[@]}"
     cp "$folder/stats.json" stats.json 2>/dev/null
     rm -rf "$folder"
     [ "$CODE" = 77 ] && { SKIP="$(cat out)"; return; }
@@ -760,9 +768,18 @@ case_shared-postgres() {
 }
 
 case_shared-workers() {
-    call 120 "$MEMSPILL" run --memory-max 40M --shared anonymous --check --stats-json stats.json \
+    call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json \
         --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- $PYTHON "$TESTS/programs/shared_workers.py" 64
     code_is 0 && took_shared && clean
+}
+
+# Where a program's own userfaultfd begins, nothing is brought ahead.
+case_own-userfaultfd() {
+    local name=own_userfaultfd
+    gcc -O2 -pthread -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" -- ./$name 96
+    [ "$CODE" = 77 ] && { SKIP="the program gets no userfaultfd"; return; }
+    code_is 0 && clean
 }
 
 case_main-exits() {

@@ -26,8 +26,6 @@ impl SwapIn<'_> {
         };
         let mut at = 0;
         let mut longest = usize::MAX;
-        // Up to here the kernel has looked, and found one mapping that holds the page that faulted.
-        let mut one_mapping_end = 0;
         while at < job.pages.len() && end.stop == Stop::Done {
             let claim = job.pages[at];
             if !cancelled[at] && claim.read == ReadEnd::Later {
@@ -42,15 +40,12 @@ impl SwapIn<'_> {
             }
             let pages = run_length(&job.pages[at..], &cancelled[at..]).min(longest);
             let run = &job.pages[at..at + pages];
-            if claim.entry.is_none() && at >= one_mapping_end && !holds(run, job.fault) {
+            if claim.entry.is_none() && !holds(run, job.fault) {
                 end.returned.extend_from_slice(run);
                 at += pages;
                 continue;
             }
             let fill = self.put(&job, at, pages);
-            if fill.stop != Stop::NotMapped {
-                one_mapping_end = at + pages;
-            }
             end.installed.extend_from_slice(&job.pages[at..at + fill.pages]);
             at += fill.pages;
             longest = usize::MAX;

@@ -519,24 +519,35 @@ mod tests {
         assert_eq!(mapped.take(&pair.pipe, page(60), &mut [0; 16 * PAGE as usize]).unwrap(), Taken::Pages(4));
     }
 
+    #[test]
+    fn what_is_registered_is_known_without_a_change() {
+        let Some(pair) = pair() else { return eprintln!("not tested: CAP_CHECKPOINT_RESTORE is missing") };
+        let there = pair.at[0] + PAGE;
+        assert_eq!(pair.mapped.zeropage(PAGE, PAGE).bytes, PAGE);
+        for addr in [pair.at[0], there] {
+            assert_eq!(pair.uffd.is_registered_shared(addr), Some(true));
+        }
+        assert_eq!(pair.mapped.object.resident_bytes().unwrap(), PAGE, "nothing has come");
+        pair.uffd.unregister(pair.at[0], BYTES as u64).expect("it is registered");
+        assert_eq!(pair.uffd.is_registered_shared(there), Some(false));
+        assert_eq!(pair.uffd.is_registered_shared(pair.at[1]), Some(true));
+    }
+
     /// Another object's mapping of our own, behind this one's, is not touched.
     #[test]
     fn nothing_is_filled_behind_the_end() {
         let Some(pair) = pair() else { return eprintln!("not tested: CAP_CHECKPOINT_RESTORE is missing") };
         // New mappings are put next to each other, from above downwards, unless another test comes between.
-        let mut all = vec![pair.mapped];
-        let (below, above) = loop {
-            assert!(all.len() < 64, "no two objects lie next to each other");
-            let at = map(-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let theirs: Vec<u64> = (0..16).map(|_| map(-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS)).collect();
+        let ours = theirs.iter().map(|at| {
             let object =
-                Object::of_mapping(std::process::id(), at, at + BYTES as u64).expect("its own mapping");
-            let uffd = Uffd::of_self(None).expect("a userfaultfd");
-            let last = Mapped::new(object, uffd).expect("a mapping of our own");
-            if let Some(above) = all.iter().find(|other| other.base == last.base + BYTES as u64) {
-                break (last, above);
-            }
-            all.push(last);
-        };
+                Object::of_mapping(std::process::id(), *at, at + BYTES as u64).expect("its own mapping");
+            Mapped::new(object, Uffd::of_self(None).expect("a userfaultfd")).expect("a mapping of our own")
+        });
+        let mut all: Vec<Mapped> = std::iter::once(pair.mapped).chain(ours).collect();
+        all.sort_by_key(|mapped| mapped.base);
+        let neighbours = all.windows(2).find(|two| two[0].base + BYTES as u64 == two[1].base);
+        let Some([below, above]) = neighbours else { panic!("no two objects lie next to each other") };
         let last = BYTES as u64 - PAGE;
         let fill = below.zeropage(last, 4 * PAGE);
         assert_eq!((fill.bytes, fill.stop), (PAGE, Stop::NotMapped));

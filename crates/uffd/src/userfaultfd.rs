@@ -18,6 +18,7 @@
 use crate::{READ, WRITE, ioc};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
@@ -97,6 +98,17 @@ const _: () = assert!(UFFDIO_CONTINUE == 0xC020_AA07);
 const _: () = assert!(UFFDIO_POISON == 0xC020_AA08);
 const _: () = assert!(UFFDIO_WRITEPROTECT == 0xC018_AA06);
 const _: () = assert!(USERFAULTFD_IOC_NEW == 0xAA00);
+
+/// The address of a page of ours that has no contents, ever. None: there is no memory for it.
+fn unreadable_page() -> Option<u64> {
+    static PAGE_ADDR: OnceLock<Option<u64>> = OnceLock::new();
+    *PAGE_ADDR.get_or_init(|| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, libc::PROT_NONE, flags, -1, 0) };
+        (at != libc::MAP_FAILED).then_some(at as u64)
+    })
+}
 
 /// Why a fill ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,6 +298,19 @@ impl Uffd {
             // A change that began after the kernel looked for one may have taken it away just now.
             Err(libc::ENOENT) if !self.is_changing() => Some(false),
             Err(_) => None,
+        }
+    }
+
+    /// The same where memory may be shared, of which there UFFDIO_CONTINUE would map what is in memory. Asks for
+    /// bytes that nobody can read to be copied: EFAULT once the kernel has found the mapping, before it looks
+    /// at what is there.
+    pub fn is_registered_shared(&self, addr: u64) -> Option<bool> {
+        let mut arg =
+            CopyArg { dst: addr, src: unreadable_page()?, len: PAGE, mode: COPY_MODE_DONTWAKE, copy: 0 };
+        match self.ioctl(UFFDIO_COPY, &mut arg) {
+            Err(libc::EFAULT | libc::EEXIST) => Some(true),
+            Err(libc::ENOENT) if !self.is_changing() => Some(false),
+            _ => None,
         }
     }
 

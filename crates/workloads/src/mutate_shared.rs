@@ -23,7 +23,7 @@ use crate::os::{self, Ended, Mapping, PAGE, Page, Protection, WORDS};
 use crate::rng::{Rng, mix};
 
 /// A round is short, so that many objects begin and end.
-const ROUND: Duration = Duration::from_secs(4);
+const ROUND: Duration = Duration::from_secs(2);
 const OBJECTS_MAX: usize = 4;
 const COUNTER_PAGES: usize = 16;
 const MAX_RUN: usize = 64;

@@ -75,7 +75,7 @@ pub struct Case {
     pub devices: u32,
     /// Devices have room for so much more than what cannot stay in memory, in percent; None: for everything.
     pub spare_percent: Option<u64>,
-    /// The memory is shared, as a file of tmpfs is: `memspill run --shared=anonymous`.
+    /// The memory is shared, as a file of tmpfs is.
     pub shared: bool,
     pub work: fn(&Scale) -> Work,
     /// The first is the one that the others are compared with.
@@ -189,7 +189,7 @@ fn usemem(scale: &Scale, times: f64, processes: u64) -> Work {
 fn shmem_read(scale: &Scale, jobs: u32, pattern: &str) -> Work {
     let seconds = scale.seconds;
     work(scale, 2.0, |size| {
-        format!("shmem-read --map-shared --jobs {jobs} --size {size} --seconds {seconds} {pattern}")
+        format!("shmem-read --jobs {jobs} --size {size} --seconds {seconds} {pattern}")
     })
 }
 

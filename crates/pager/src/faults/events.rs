@@ -93,7 +93,7 @@ pub fn process_events(run: &Arc<Run>, cpu: CpuId, process: &Arc<Process>, messag
     // Children have what their parent had before the changes or after them: which, they are asked later.
     let shared_now = told.concerns_shared(process).then(|| shared::now_mapped(run, process, &changes));
     if let Some(now) = &shared_now {
-        let before = process.memory.shared.list();
+        let before = shared::may_be_mapped(process.memory.shared.list(), &changes);
         process.memory.shared.set(now.iter().copied().chain(before).collect());
     }
     let forks = fork::place_forks(process, &changes, &told.forks, settled);

@@ -195,7 +195,7 @@ fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     if let Ok(maps) = maps
         && proc::holds(pid, proof)
     {
-        child.memory.shared.set(shared::managed_of(run, &maps.anonymous));
+        child.memory.shared.set(shared::managed_of(run, child, &maps.anonymous));
     }
     drop(held);
     true

@@ -143,6 +143,10 @@ fn may_be_removed(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 /// Wait until each thread of the process has left the call in which it may have been. False if one does not.
 fn has_left_its_call(process: &Process) -> bool {
     let begun = Instant::now();
+    // The child of a fork, and nobody knows which process it is: its threads cannot be looked at.
+    if process.memory.proc_id() == 0 && !process.is_known() {
+        return false;
+    }
     // One that has ended is in no call.
     let Ok(mut busy) = Busy::of(process.memory.proc_id()) else { return true };
     while !busy.is_over() {

@@ -24,11 +24,14 @@ use crate::process::ranges::Ranges;
 use crate::process::shared::Mapped;
 use crate::run::Run;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
+use std::collections::BTreeSet;
 
-/// Where managed objects are among these mappings.
-pub fn managed_of(run: &Run, mappings: &[SharedMapping]) -> Vec<Mapped> {
+/// Where objects are among these mappings that the process is known to have mapped. Of no others: one may be
+/// about to be managed, and its mapping here not registered yet. The list would say that it is.
+pub fn managed_of(run: &Run, process: &Process, mappings: &[SharedMapping]) -> Vec<Mapped> {
+    let known: BTreeSet<u64> = process.memory.shared.list().iter().map(|mapped| mapped.object).collect();
     let managed = |m: &SharedMapping| {
-        let object = run.object_of(m.object)?.key;
+        let object = Some(run.object_of(m.object)?.key).filter(|key| known.contains(key))?;
         Some(Mapped { start: m.start, end: m.end, first_page: m.offset / PAGE_SIZE as u64, object })
     };
     mappings.iter().filter_map(managed).collect()
@@ -53,14 +56,14 @@ pub fn now_mapped(run: &Run, process: &Process, changes: &[Change]) -> Vec<Mappe
     match process.memory.proc_id() {
         0 => may_be_mapped(process.memory.shared.list(), changes),
         pid => match proc::shared_maps(pid) {
-            Ok(maps) => managed_of(run, &maps.anonymous),
+            Ok(maps) => managed_of(run, process, &maps.anonymous),
             Err(_) => may_be_mapped(process.memory.shared.list(), changes),
         },
     }
 }
 
 /// Each mapping where it was, and where it may have moved.
-fn may_be_mapped(list: Vec<Mapped>, changes: &[Change]) -> Vec<Mapped> {
+pub fn may_be_mapped(list: Vec<Mapped>, changes: &[Change]) -> Vec<Mapped> {
     let mut all = list;
     for change in changes {
         let Change::Remap { from, to, len } = *change else { continue };

@@ -311,10 +311,16 @@ impl Watch {
                 }
             }
         }
-        if !is_new && settled && known.iter().all(|(process, _)| !process.memory.uffd.is_changing()) {
-            adopt(run, &object)?;
+        if is_new || !settled || known.iter().any(|(process, _)| process.memory.uffd.is_changing()) {
+            return Ok(());
         }
-        Ok(())
+        // The kernel is asked as well: it would cost data if one were not.
+        let is_unregistered = |(_, mapper): &&(&Arc<Process>, &Mapper)| !is_registered(mapper, id);
+        if let Some((process, _)) = known.iter().find(is_unregistered) {
+            process.memory.shared.set_of(object.key, &[]);
+            return Ok(());
+        }
+        adopt(run, &object)
     }
 
     /// Adopted objects: is anything as it should not be?
@@ -329,7 +335,11 @@ impl Watch {
                     continue;
                 }
                 held |= mapper.maps.has_device || mapper.process.as_ref().is_some_and(|p| direct::has(p));
-                if mapper.process.is_none() && settled && !is_twin(mapper, all) {
+                let is_stranger = match &mapper.process {
+                    None => settled && !is_twin(mapper, all),
+                    Some(_) => !is_registered(mapper, id),
+                };
+                if is_stranger {
                     strangers.push(mapper.pid);
                 }
             }
@@ -370,6 +380,17 @@ fn scan(run: &Run) -> Vec<Mapper> {
 
 fn of_object(maps: &SharedMaps, id: Id) -> Vec<SharedMapping> {
     maps.anonymous.iter().filter(|mapping| mapping.object == id).copied().collect()
+}
+
+/// Does the kernel say that each of its mappings of the object is registered? No: or one has just changed.
+fn is_registered(mapper: &Mapper, id: Id) -> bool {
+    let Some(process) = &mapper.process else { return false };
+    let uffd = &process.memory.uffd;
+    let ends = |m: SharedMapping| [m.start, m.end - PAGE];
+    of_object(&mapper.maps, id)
+        .into_iter()
+        .flat_map(ends)
+        .all(|addr| uffd.is_registered_shared(addr) == Some(true))
 }
 
 /// The child of a vfork, which has its parent's memory until it calls exec.
@@ -466,8 +487,9 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
             }
         }
     }
-    // A change before the registration was not told.
-    if mapped() != Some(now) {
+    // A change before the registration was not told. A fork was, if other memory was registered before, but
+    // its child has this mapping unregistered: it is not to inherit our list of it.
+    if process.memory.uffd.is_changing() || mapped() != Some(now) {
         process.memory.shared.set_of(object.key, &before);
         return Registered::Later;
     }

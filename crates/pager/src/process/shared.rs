@@ -3,7 +3,9 @@
 //! Whoever fills private memory asks here first: put at such an address, a page of zeros would become a page
 //! of the object, for all who have it mapped. So the list must never lack a mapping that there is:
 //!
-//! * A mapping is put here before it is registered, and so before its first fault.
+//! * A mapping is put here before it is registered, and so before its first fault. Where the registering then
+//!   fails, or a fork may have come before it, it is taken off again: what is here when nothing is under way
+//!   is registered, and who joins an object is known by that.
 //! * A change whose event is not read makes the kernel refuse fills of private memory; when it is read,
 //!   nobody else is inside the gate until this list is brought up to date (`faults/shared.rs`).
 //!
