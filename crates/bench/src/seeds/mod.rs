@@ -142,9 +142,6 @@ impl Bench<'_> {
         for device in case.swap(work) {
             words.extend(["--swap".into(), device.into()]);
         }
-        if case.shared {
-            words.push("--shared=anonymous".into());
-        }
         words.extend(["--stats-json".into(), stats_file.clone().into()]);
         words.extend(setting.knobs.iter().flat_map(|knob| ["--tune".into(), OsString::from(knob)]));
         words.extend(["--".into(), OsString::from(&self.options.program), "bench".into(), "workload".into()]);
