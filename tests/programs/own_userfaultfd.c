@@ -36,7 +36,8 @@ int main(int argc, char **argv) {
     if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api)) return 77;
     char *places[PLACES];
     for (int n = 0; n < PLACES; n++) {
-        places[n] = mmap(NULL, (LOWER + UPPER) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        places[n] = mmap(NULL, (LOWER + UPPER) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                         -1, 0);
         struct uffdio_register range = { .range = { (long)places[n] + LOWER * PAGE, UPPER * PAGE },
                                          .mode = UFFDIO_REGISTER_MODE_MISSING };
         if (ioctl(uffd, UFFDIO_REGISTER, &range)) { perror("UFFDIO_REGISTER"); return 2; }

@@ -271,8 +271,8 @@ fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
 }
 
 /// Zeros go into the mapping in which the page faulted, and into no other: what lies beside it may be a
-/// mapping of a userfaultfd of the program's own, or of another object, and the kernel would put them there. A
-/// call that holds the page that faulted is refused if it crosses the mapping's end.
+/// mapping of a userfaultfd of the program's own, or of another object, and the kernel would put them there.
+/// A call that holds the page that faulted is refused if it crosses the mapping's end.
 fn holds(run: &[Claim], fault: Vpn) -> bool {
     run.iter().any(|claim| claim.vpn == fault)
 }

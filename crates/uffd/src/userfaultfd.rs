@@ -301,9 +301,9 @@ impl Uffd {
         }
     }
 
-    /// The same where memory may be shared, of which there UFFDIO_CONTINUE would map what is in memory. Asks for
-    /// bytes that nobody can read to be copied: EFAULT once the kernel has found the mapping, before it looks
-    /// at what is there.
+    /// The same where memory is shared, of which UFFDIO_CONTINUE would map what is in memory. Asks for bytes
+    /// that nobody can read to be copied: EFAULT once the kernel has found the mapping, before it looks at
+    /// what is there.
     pub fn is_registered_shared(&self, addr: u64) -> Option<bool> {
         let mut arg =
             CopyArg { dst: addr, src: unreadable_page()?, len: PAGE, mode: COPY_MODE_DONTWAKE, copy: 0 };
