@@ -75,6 +75,8 @@ pub struct Case {
     pub devices: u32,
     /// Devices have room for so much more than what cannot stay in memory, in percent; None: for everything.
     pub spare_percent: Option<u64>,
+    /// The memory is shared, as a file of tmpfs is.
+    pub shared: bool,
     pub work: fn(&Scale) -> Work,
     /// The first is the one that the others are compared with.
     pub settings: &'static [Setting],
@@ -148,7 +150,16 @@ const fn reported(knobs: &'static [&'static str], published: Option<Published>) 
 }
 
 const fn case(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
-    Case { name, metric: "ops_per_s", counts: "touches", devices: 1, spare_percent: None, work, settings }
+    Case {
+        name,
+        metric: "ops_per_s",
+        counts: "touches",
+        devices: 1,
+        spare_percent: None,
+        shared: false,
+        work,
+        settings,
+    }
 }
 
 /// Of `usemem`.
@@ -158,7 +169,7 @@ const fn written(name: &'static str, work: fn(&Scale) -> Work, settings: &'stati
 
 /// Of `shmem-read`.
 const fn shared(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
-    Case { counts: "reads", ..case(name, work, settings) }
+    Case { shared: true, counts: "reads", ..case(name, work, settings) }
 }
 
 /// `times` is how many times as large as memory the set is.
@@ -177,7 +188,9 @@ fn usemem(scale: &Scale, times: f64, processes: u64) -> Work {
 /// Shared memory that jobs read.
 fn shmem_read(scale: &Scale, jobs: u32, pattern: &str) -> Work {
     let seconds = scale.seconds;
-    work(scale, 2.0, |size| format!("shmem-read --jobs {jobs} --size {size} --seconds {seconds} {pattern}"))
+    work(scale, 2.0, |size| {
+        format!("shmem-read --jobs {jobs} --size {size} --seconds {seconds} {pattern}")
+    })
 }
 
 /// With the locks of then: one for a device's slots, one for its swap cache.
