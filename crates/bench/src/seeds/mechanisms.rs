@@ -188,9 +188,7 @@ fn usemem(scale: &Scale, times: f64, processes: u64) -> Work {
 /// Shared memory that jobs read.
 fn shmem_read(scale: &Scale, jobs: u32, pattern: &str) -> Work {
     let seconds = scale.seconds;
-    work(scale, 2.0, |size| {
-        format!("shmem-read --jobs {jobs} --size {size} --seconds {seconds} {pattern}")
-    })
+    work(scale, 2.0, |size| format!("shmem-read --jobs {jobs} --size {size} --seconds {seconds} {pattern}"))
 }
 
 /// With the locks of then: one for a device's slots, one for its swap cache.
