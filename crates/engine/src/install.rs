@@ -52,8 +52,9 @@ impl SwapIn<'_> {
             end.stop = match fill.stop {
                 // The run crosses the end of a mapping: try half of it; a lone page without a mapping goes
                 // back. What begins below the page that faulted comes nearer to it first.
-                Stop::NotMapped if pages > 1 && claim.entry.is_none() && claim.vpn < job.fault => {
-                    let below = (job.fault.0 - claim.vpn.0).min(pages as u64) as usize;
+                Stop::NotMapped if claim.entry.is_none() && job.pages[at].vpn < job.fault => {
+                    // All of them are in the run that was tried.
+                    let below = (job.fault.0 - job.pages[at].vpn.0) as usize;
                     end.returned.extend_from_slice(&job.pages[at..at + below.div_ceil(2)]);
                     at += below.div_ceil(2);
                     Stop::Done
