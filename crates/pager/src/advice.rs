@@ -24,6 +24,7 @@ use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PUT_OFF_
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::fill::{FillJob, Outcome, Scratch};
+use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,10 +75,15 @@ impl Adviser<'_> {
             advice.process = whose(self.run, advice);
         }
         let Some(process) = advice.process.clone() else { return Step::End };
+        if !std::mem::replace(&mut advice.has_objects_apart, true) {
+            self.add_objects(&process, advice);
+        }
+        let space = advice.object.as_ref().unwrap_or(&process.space).clone();
         let goes_on = match advice.what {
             What::Pageout => {
                 let range = (advice.next.addr(), advice.end.addr());
-                if !advice.looked_at && !process.growth.covers(range.0, range.1) {
+                let is_object = advice.object.is_some();
+                if !is_object && !advice.looked_at && !process.growth.covers(range.0, range.1) {
                     process.growth.ask(range.0, range.1);
                     return Step::Registration;
                 }
@@ -85,12 +91,22 @@ impl Adviser<'_> {
                 if !advice.is_shared {
                     self.share(advice);
                 }
-                self.page_out(&process, advice)
+                self.page_out(&space, advice)
             }
-            What::Cold => self.make_cold(&process, advice),
-            What::WillNeed => self.bring(&process, advice),
+            What::Cold => self.make_cold(&space, advice),
+            What::WillNeed => self.bring(&space, advice),
         };
         if goes_on && advice.next < advice.end { Step::More } else { Step::End }
+    }
+
+    /// Pages of shared memory belong to their object: what of it lies in the range is a part of its own.
+    fn add_objects(&self, process: &Process, advice: &Advice) {
+        for (key, from, to) in process.memory.shared.within(advice.next.addr(), advice.end.addr()) {
+            if let Some(object) = self.run.object(key) {
+                let (object, next, end) = (Some(object.space.clone()), Vpn(from), Vpn(to));
+                self.run.advice.add(Advice { object, next, end, ..advice.clone() });
+            }
+        }
     }
 
     /// One thread can compress while another one waits for the evictor: the other half of a large range is a
@@ -106,25 +122,25 @@ impl Adviser<'_> {
         advice.end = middle;
     }
 
-    fn page_out(&mut self, process: &Arc<Process>, advice: &mut Advice) -> bool {
-        let (_, next) = evict::pageout_some(self.run, self.queue, &process.space, advice.next, advice.end);
+    fn page_out(&mut self, space: &Arc<Space>, advice: &mut Advice) -> bool {
+        let (_, next) = evict::pageout_some(self.run, self.queue, space, advice.next, advice.end);
         std::mem::replace(&mut advice.next, next) != next
     }
 
-    fn make_cold(&mut self, process: &Process, advice: &mut Advice) -> bool {
+    fn make_cold(&mut self, space: &Space, advice: &mut Advice) -> bool {
         let _work = self.run.quiet.begin_work();
-        let Some(from) = process.space.known_from(advice.next) else { return false };
+        let Some(from) = space.known_from(advice.next) else { return false };
         let to = Vpn(advice.end.0.min(from.0 + COLD_PAGES));
         if from < to {
-            process.space.make_cold(from, to);
+            space.make_cold(from, to);
         }
         advice.next = from.max(to);
         true
     }
 
-    fn bring(&mut self, process: &Arc<Process>, advice: &mut Advice) -> bool {
+    fn bring(&mut self, space: &Arc<Space>, advice: &mut Advice) -> bool {
         let engine = &self.run.engine;
-        let limit_pages = process.space.group(engine.swap()).limit_bytes() / PAGE_SIZE as u64;
+        let limit_pages = space.group(engine.swap()).limit_bytes() / PAGE_SIZE as u64;
         let work = self.run.quiet.begin_work();
         let (mut put_off, mut has_room) = (Vec::new(), true);
         for _ in 0..WINDOWS {
@@ -132,8 +148,7 @@ impl Adviser<'_> {
                 break;
             }
             let range = (advice.next, advice.end);
-            let ahead =
-                engine.bring_ahead(crate::cpu(), self.queue, &process.space, range, &mut self.scratch);
+            let ahead = engine.bring_ahead(crate::cpu(), self.queue, space, range, &mut self.scratch);
             advice.next = ahead.next;
             advice.brought += ahead.pages as u64;
             has_room &= note(ahead.outcome, &mut put_off);

@@ -12,6 +12,7 @@
 //! [`AHEAD_MAX`].
 
 use crate::process::Process;
+use memspill_engine::space::Space;
 use memspill_engine::units::Vpn;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -39,6 +40,10 @@ pub struct Advice {
     pub pid: u32,
     /// Whose pages, once that is known.
     pub process: Option<Arc<Process>>,
+    /// Pages of this object of shared memory, by the object's numbers, and none of the process's own.
+    pub object: Option<Arc<Space>>,
+    /// What objects have in the range is in parts of its own.
+    pub has_objects_apart: bool,
     pub next: Vpn,
     pub end: Vpn,
     pub caller: Arc<Process>,
@@ -69,6 +74,8 @@ impl Advice {
             what,
             pid,
             process: None,
+            object: None,
+            has_objects_apart: false,
             next: pages.start,
             end: pages.end,
             caller: caller.clone(),
@@ -161,7 +168,6 @@ impl AdviceQueue {
 mod tests {
     use super::*;
     use crate::process::memory::ProcessMemory;
-    use memspill_engine::space::Space;
     use memspill_engine::units::SpaceId;
     use memspill_uffd::userfaultfd::Uffd;
 
