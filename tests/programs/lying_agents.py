@@ -105,7 +105,7 @@ def waits_one(tell):
 def answer(agent, control, move):
     """As an evictor does. `move` says how many pages of a run it has moved."""
     page = mmap.mmap(control, PAGE)
-    first = 8 * 4 + 16 * 32  # `Control`, `Doorbell` in the agent's protocol.rs
+    first = 12 * 4 + 16 * 32  # `Control`, `Doorbell` in the agent's protocol.rs
     while command := agent.recv(100):
         op, seq, count, _ = struct.unpack("<IIII", command)
         for at in range(first, first + 24 * count, 24) if op == OP_MOVE else ():
