@@ -740,7 +740,7 @@ took_shared() {
 
 case_shared-pool() { shared 32M shared_pool 64 5; }
 case_shared-changes() { shared 32M shared_changes 48; }
-case_shared-advice() { shared 48M shared_advice 32; }
+case_shared-advice() { shared 48M shared_advice 64; }
 case_shared-removed() { shared 24M shared_removed 48; }
 case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
 # What may not leave any more is too much by itself: the run ends, and says why.

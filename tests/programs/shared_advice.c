@@ -1,8 +1,7 @@
 // Advice about shared memory, by one of the processes that have it mapped: shared_advice MIB
 //
-// MIB of shared memory beside MIB of other memory, in a budget that does not hold both. Pages that are
-// advised out leave for all, those beside them stay, and they come back as they were, ahead of their faults
-// where that is asked for.
+// In a budget that holds less than MIB. Pages that are advised out leave for all, those beside them stay, and
+// they come back as they were, ahead of their faults where that is asked for.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -43,28 +42,26 @@ int main(int argc, char **argv) {
     size_t bytes = strtoul(argv[1], 0, 10) << 20;
     pages = bytes / PAGE;
     memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    char *other = malloc(bytes);
-    if (memory == MAP_FAILED || !other) return 2;
+    if (memory == MAP_FAILED) return 2;
     for (size_t page = 0; page < pages; page++) memory[page * PAGE / 8 + 100] = page + 1;
-    memset(other, 1, bytes);
     // Some of it has left by itself: so it is managed.
     for (int tries = 0; resident(0, pages) == pages; tries++) {
         if (tries == 200) fail("it never becomes managed", 0);
-        memset(other, 1, bytes);
         usleep(50000);
     }
-    free(other); // room for all of it
     check("before");
-    size_t half = pages / 2;
-    advise(0, half, MADV_PAGEOUT);
-    if (resident(0, half) > half / 10) fail("still there after MADV_PAGEOUT", resident(0, half));
-    if (resident(half, pages) < (pages - half) * 9 / 10) fail("gone beside it", resident(half, pages));
-    advise(0, half, MADV_WILLNEED);
-    for (int tries = 0; resident(0, half) < half / 4; tries++) {
-        if (tries == 200) fail("not brought by MADV_WILLNEED", resident(0, half));
+    size_t part = pages / 8, last = pages - part;
+    size_t before = resident(0, last);
+    advise(last, pages, MADV_PAGEOUT);
+    if (resident(last, pages) > part / 10) fail("still there after MADV_PAGEOUT", resident(last, pages));
+    size_t beside = resident(0, last);
+    if (before < part || beside < before * 9 / 10) fail("gone beside it", before - beside);
+    advise(last, pages, MADV_WILLNEED);
+    for (int tries = 0; resident(last, pages) < part / 2; tries++) {
+        if (tries == 200) fail("not brought by MADV_WILLNEED", resident(last, pages));
         usleep(20000);
     }
-    advise(half, pages, MADV_COLD);
+    advise(last, pages, MADV_COLD);
     pid_t child = fork();
     if (child == 0) { check("in a child"); _exit(0); }
     int status;
