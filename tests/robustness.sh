@@ -23,7 +23,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
     limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze second-signal
     exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
-    shared-removed-raw shared-direct shared-then-direct shared-advice own-userfaultfd
+    shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     page-advice)
 KILLS=
 option() {
@@ -740,6 +740,7 @@ took_shared() {
 
 case_shared-pool() { shared 32M shared_pool 64 5; }
 case_shared-changes() { shared 32M shared_changes 48; }
+case_shared-regrow() { shared 40M shared_regrow 64; }
 case_shared-advice() { shared 48M shared_advice 64; }
 case_shared-removed() { shared 24M shared_removed 48; }
 case_shared-removed-raw() { shared 24M shared_removed 36 raw; }

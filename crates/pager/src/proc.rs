@@ -139,7 +139,11 @@ pub struct SharedMaps {
 }
 
 pub fn shared_maps(pid: u32) -> io::Result<SharedMaps> {
-    Ok(shared_maps_in(&fs::read(format!("/proc/{pid}/maps"))?))
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    if maps.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the thread has ended"));
+    }
+    Ok(shared_maps_in(&maps))
 }
 
 /// The same by any thread of the process: once the first one has ended, its own file is empty.
@@ -150,7 +154,8 @@ pub fn shared_maps_of_any_thread(pid: u32) -> io::Result<SharedMaps> {
     }
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
     let all = tasks.map(|task| fs::read(task.path().join("maps")).unwrap_or_default());
-    Ok(shared_maps_in(&all.into_iter().find(|maps| !maps.is_empty()).unwrap_or_default()))
+    let ended = || io::Error::new(io::ErrorKind::NotFound, "all its threads have ended");
+    Ok(shared_maps_in(&all.into_iter().find(|maps| !maps.is_empty()).ok_or_else(ended)?))
 }
 
 /// The same for the file's text.

@@ -149,7 +149,9 @@ impl Told {
     }
 
     fn concerns_shared(&self, process: &Process) -> bool {
-        shared::concerns(process, &self.changes) || self.mapped_again && process.memory.shared.any()
+        let shared = &process.memory.shared;
+        shared::concerns(process, &self.changes)
+            || shared.any() && (self.mapped_again || shared.is_doubtful())
     }
 
     /// The changes as they were made, as far as it matters and can be known.

@@ -21,6 +21,7 @@ use crate::process::Process;
 use crate::process::descent::Descent;
 use crate::process::memory::ProcessMemory;
 use crate::process::ranges::Ranges;
+use crate::reclaim::direct;
 use crate::run::Run;
 use crate::times::{CHILD_ENDS, CHILD_STEP};
 use memspill_engine::space::Space;
@@ -139,7 +140,12 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
     }
     let proof = Proof { addr: ident_addr(parent), bytes };
     let descent = Descent::new(proof, fork.hopeless, has_fork_advice(parent));
-    if let Err(e) = run.add_process(Arc::new(Process::new(key, memory, space, Some(descent)))) {
+    let child = Process::new(key, memory, space, Some(descent));
+    // What its parent has open it has open too, until a look finds that it has not.
+    if child.memory.shared.any() && direct::may_have(parent) {
+        child.no_direct_files_at.store(u32::MAX, Ordering::SeqCst);
+    }
+    if let Err(e) = run.add_process(Arc::new(child)) {
         run.fail(format!("cannot follow a fork: {e}"));
     }
 }
@@ -174,7 +180,7 @@ pub fn find_out_child(run: &Run, child: &Process, tid: u32) -> bool {
         // needed.
         if matches!(put.stop, Stop::Done | Stop::Exists) {
             let pid = proc::process_holding(proof, tid).unwrap_or(0);
-            if pid != 0 && child.memory.shared.any() && !learn_shared(run, child, pid, proof) {
+            if pid != 0 && !run.objects().is_empty() && !learn_shared(run, child, pid, proof) {
                 return false;
             }
             child.memory.pid.store(pid, Ordering::Relaxed);

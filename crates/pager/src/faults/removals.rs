@@ -131,13 +131,12 @@ fn may_be_removed(run: &Run, process: &Process, start: u64, end: u64) -> bool {
             known.iter().any(|vpn| object.space.word(*vpn).state() != State::Resident)
         })
     };
-    if !pieces.iter().any(is_away) {
-        return false;
-    }
+    // While the pages are held: what is in memory now does not leave before the hole is made.
     let is_over = has_left_its_call(process);
     let is_changed = objects.values().any(|object| !object.memory.mapped.is_punched_by_us_only());
+    let is_any_away = pieces.iter().any(is_away);
     drop(held);
-    !is_over || is_changed
+    is_any_away && (!is_over || is_changed)
 }
 
 /// Wait until each thread of the process has left the call in which it may have been. False if one does not.

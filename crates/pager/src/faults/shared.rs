@@ -26,12 +26,14 @@ use crate::run::Run;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::collections::BTreeSet;
 
-/// Where objects are among these mappings that the process is known to have mapped. Of no others: one may be
-/// about to be managed, and its mapping here not registered yet. The list would say that it is.
+/// Where objects are among these mappings that the process is known to have mapped, or that all who have them
+/// mapped are registered for. Of no others: one may be about to be managed, and its mapping here not
+/// registered yet. The list would say that it is.
 pub fn managed_of(run: &Run, process: &Process, mappings: &[SharedMapping]) -> Vec<Mapped> {
     let known: BTreeSet<u64> = process.memory.shared.list().iter().map(|mapped| mapped.object).collect();
     let managed = |m: &SharedMapping| {
-        let object = Some(run.object_of(m.object)?.key).filter(|key| known.contains(key))?;
+        let object = run.object_of(m.object)?;
+        let object = (known.contains(&object.key) || object.is_adopted()).then_some(object.key)?;
         Some(Mapped { start: m.start, end: m.end, first_page: m.offset / PAGE_SIZE as u64, object })
     };
     mappings.iter().filter_map(managed).collect()
@@ -55,8 +57,19 @@ pub fn concerns(process: &Process, changes: &[Change]) -> bool {
 pub fn now_mapped(run: &Run, process: &Process, changes: &[Change]) -> Vec<Mapped> {
     match process.memory.proc_id() {
         0 => may_be_mapped(process.memory.shared.list(), changes),
-        pid => match proc::shared_maps(pid) {
-            Ok(maps) => managed_of(run, process, &maps.anonymous),
+        pid => match proc::shared_maps_of_any_thread(pid) {
+            Ok(maps) => {
+                let now = managed_of(run, process, &maps.anonymous);
+                // The maps are not read at one moment: of what moves meanwhile neither place may be seen.
+                let is_changing = process.memory.uffd.is_changing();
+                process.memory.shared.set_doubtful(is_changing);
+                match is_changing {
+                    true => {
+                        now.into_iter().chain(may_be_mapped(process.memory.shared.list(), changes)).collect()
+                    }
+                    false => now,
+                }
+            }
             Err(_) => may_be_mapped(process.memory.shared.list(), changes),
         },
     }
@@ -78,6 +91,21 @@ pub fn may_be_mapped(list: Vec<Mapped>, changes: &[Change]) -> Vec<Mapped> {
         all.splice(0..0, moved);
     }
     all
+}
+
+/// A mapping has grown in place, by mremap, of which the kernel does not tell: the process may have more of
+/// an object mapped. False: not now, something is changing.
+pub fn look_again(run: &Run, process: &Process) -> bool {
+    if !process.memory.shared.any() {
+        return true;
+    }
+    let held = process.hold_pages();
+    if process.memory.uffd.is_changing() {
+        return false;
+    }
+    process.memory.shared.set(now_mapped(run, process, &[]));
+    drop(held);
+    true
 }
 
 /// MADV_REMOVE of [addr, addr + len) is about to be called by a thread of the process, which waits. False:

@@ -179,14 +179,19 @@ impl<'a> FaultThread<'a> {
     }
 
     /// A fault on shared memory; its page is the object's.
-    fn shared_fault(&mut self, process: &Arc<Process>, object: u64, addr: u64, fault: Fault) {
-        match self.run.object(object) {
+    fn shared_fault(&mut self, process: &Arc<Process>, key: u64, addr: u64, fault: Fault) {
+        match self.run.object(key) {
             Some(object) => {
                 object.memory.note_waiter(fault.vpn.0, process.key, &process.memory, addr);
                 self.page_fault(process, &object.space, fault);
             }
-            // It has ended, or is not managed any more: who is told of a page that is there goes on.
-            None => process.memory.wake(Vpn::from_addr(addr), 1),
+            // It has ended, or is not managed any more: the fault comes again, as one of private memory.
+            None => {
+                let held = process.hold_pages();
+                process.memory.shared.set_of(key, &[]);
+                drop(held);
+                process.memory.wake(Vpn::from_addr(addr), 1);
+            }
         }
     }
 

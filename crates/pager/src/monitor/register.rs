@@ -23,6 +23,7 @@
 //! nothing of what is swapped out.
 
 use crate::USER_END;
+use crate::faults::shared;
 use crate::monitor::account;
 use crate::proc::Statm;
 use crate::process::Process;
@@ -227,6 +228,9 @@ pub fn forget_agent_pages(run: &Run, process: &Process, own: &[Range]) {
 /// A doorbell rang: the agent has mapped [addr, addr + len), or `grown` what was there, and waits with using
 /// it. False: not now, something is changing.
 pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, grown: bool) -> bool {
+    if grown && !shared::look_again(run, process) {
+        return false;
+    }
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _fill_guard = process.space.gate.enter_fill();

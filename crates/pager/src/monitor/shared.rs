@@ -24,7 +24,8 @@
 //! without it nothing of this happens. Until an object is managed none of our descriptors holds it: it ends
 //! when its processes end.
 
-use crate::monitor::register::register_agent_pages;
+use crate::faults::shared::managed_of;
+use crate::monitor::register::{let_announce, register_agent_pages};
 use crate::proc::{self, SharedMapping, SharedMaps, Statm};
 use crate::process::Process;
 use crate::process::shared::Mapped;
@@ -38,7 +39,7 @@ use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
 use memspill_uffd::{shmem, shmem::Id, vm};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct Watch {
     strangers: Vec<u32>,
     /// Threads of processes that were registered a moment ago: one may be in a clone which nobody tells of.
     busy: HashMap<u64, Busy>,
+    /// Objects that belong to a userfaultfd of a program's own.
+    never: HashSet<Id>,
     /// The files of objects may not be opened.
     is_refused: bool,
 }
@@ -113,6 +116,7 @@ impl Watch {
             last_check: now,
             strangers: Vec::new(),
             busy: HashMap::new(),
+            never: HashSet::new(),
             is_refused: false,
         }
     }
@@ -231,7 +235,7 @@ impl Watch {
         }
         let is_to_be_managed = |(id, counted): &(&Id, &Counted)| match run.object_of(**id) {
             Some(object) => !object.is_adopted(),
-            None => counted.bytes >= MANAGED_BYTES_MIN,
+            None => counted.bytes >= MANAGED_BYTES_MIN && !self.never.contains(id),
         };
         let mut wanted: Vec<(Id, u64)> =
             self.objects.iter().filter(is_to_be_managed).map(|(id, counted)| (*id, counted.bytes)).collect();
@@ -302,11 +306,16 @@ impl Watch {
             {
                 none.insert(Busy::of(mapper.pid)?);
             }
+            // Or is in a call from before, of which the kernel did not tell.
+            if matches!(registered, Registered::Now) {
+                self.busy.insert(process.key, Busy::of(mapper.pid)?);
+            }
             match registered {
                 Registered::Before => is_new |= !clones_ended.contains(&process.key),
                 Registered::Now | Registered::Later => is_new = true,
                 Registered::Never => {
                     abandon(run, &object);
+                    self.never.insert(id);
                     return Ok(());
                 }
             }
@@ -315,34 +324,44 @@ impl Watch {
             return Ok(());
         }
         // The kernel is asked as well: it would cost data if one were not.
-        let is_unregistered = |(_, mapper): &&(&Arc<Process>, &Mapper)| !is_registered(mapper, id);
-        if let Some((process, _)) = known.iter().find(is_unregistered) {
-            process.memory.shared.set_of(object.key, &[]);
-            return Ok(());
+        for (process, mapper) in &known {
+            match has_joined(process, mapper.pid, id) {
+                Some(true) => {}
+                Some(false) => {
+                    let _held = process.hold_pages();
+                    process.memory.shared.set_of(object.key, &[]);
+                    return Ok(());
+                }
+                None => return Ok(()),
+            }
         }
         adopt(run, &object)
     }
 
     /// Adopted objects: is anything as it should not be?
     fn check(&mut self, run: &Run, all: &[Mapper], settled: bool) {
-        let mut strangers = Vec::new();
-        for object in run.objects().iter().filter(|object| object.is_adopted()) {
-            let id = object.memory.mapped.object.id;
-            let mut held = false;
-            for mapper in all {
-                let mappings = of_object(&mapper.maps, id);
-                if mappings.is_empty() {
-                    continue;
-                }
-                held |= mapper.maps.has_device || mapper.process.as_ref().is_some_and(|p| direct::has(p));
-                let is_stranger = match &mapper.process {
-                    None => settled && !is_twin(mapper, all),
-                    Some(_) => !is_registered(mapper, id),
-                };
-                if is_stranger {
-                    strangers.push(mapper.pid);
-                }
+        let objects: Vec<Arc<Object>> = run.objects().into_iter().filter(|o| o.is_adopted()).collect();
+        let ids: HashMap<Id, usize> =
+            objects.iter().enumerate().map(|(n, object)| (object.memory.mapped.object.id, n)).collect();
+        let (mut strangers, mut held) = (Vec::new(), vec![false; objects.len()]);
+        for mapper in all {
+            let mapped: HashSet<usize> =
+                mapper.maps.anonymous.iter().filter_map(|m| ids.get(&m.object).copied()).collect();
+            if mapped.is_empty() {
+                continue;
             }
+            if mapper.maps.has_device || mapper.process.as_ref().is_some_and(|p| direct::has(p)) {
+                mapped.iter().for_each(|n| held[*n] = true);
+            }
+            let is_stranger = match &mapper.process {
+                None => settled && !is_twin(mapper, all),
+                Some(process) => put_right(run, process, mapper.pid, &ids) == Some(false),
+            };
+            if is_stranger {
+                strangers.push(mapper.pid);
+            }
+        }
+        for (object, held) in objects.iter().zip(held) {
             if held != object.space.is_aside() {
                 object.space.set_aside(held, &run.engine.spaces());
             }
@@ -382,15 +401,39 @@ fn of_object(maps: &SharedMaps, id: Id) -> Vec<SharedMapping> {
     maps.anonymous.iter().filter(|mapping| mapping.object == id).copied().collect()
 }
 
-/// Does the kernel say that each of its mappings of the object is registered? No: or one has just changed.
-fn is_registered(mapper: &Mapper, id: Id) -> bool {
-    let Some(process) = &mapper.process else { return false };
+/// Does the kernel say that each of these mappings is registered? None: it cannot be said now.
+fn is_registered<'a>(process: &Process, mapped: impl Iterator<Item = &'a SharedMapping>) -> Option<bool> {
     let uffd = &process.memory.uffd;
-    let ends = |m: SharedMapping| [m.start, m.end - PAGE];
-    of_object(&mapper.maps, id)
-        .into_iter()
-        .flat_map(ends)
-        .all(|addr| uffd.is_registered_shared(addr) == Some(true))
+    let ends = |m: &SharedMapping| [m.start, m.end - PAGE];
+    let answers: Option<Vec<bool>> =
+        mapped.flat_map(ends).map(|addr| uffd.is_registered_shared(addr)).collect();
+    let answers = answers.filter(|_| !uffd.is_changing())?;
+    Some(answers.into_iter().all(|is_registered| is_registered))
+}
+
+/// Is all that the process has mapped of the object registered? None: it cannot be said now.
+fn has_joined(process: &Process, pid: u32, id: Id) -> Option<bool> {
+    let _held = process.hold_pages();
+    if process.memory.uffd.is_changing() {
+        return None;
+    }
+    let maps = proc::shared_maps_of_any_thread(pid).ok()?;
+    is_registered(process, maps.anonymous.iter().filter(|m| m.object == id))
+}
+
+/// The same for all managed objects. The list of what the process has mapped is put right too, should it lack
+/// one: a mapping that a program has made longer in place, by its own instructions.
+fn put_right(run: &Run, process: &Process, pid: u32, ids: &HashMap<Id, usize>) -> Option<bool> {
+    let _held = process.hold_pages();
+    if process.memory.uffd.is_changing() {
+        return None;
+    }
+    let maps = proc::shared_maps_of_any_thread(pid).ok()?;
+    let managed = maps.anonymous.iter().filter(|m| ids.contains_key(&m.object));
+    let answer = is_registered(process, managed)?;
+    process.memory.shared.set(managed_of(run, process, &maps.anonymous));
+    process.memory.shared.set_doubtful(false);
+    Some(answer)
 }
 
 /// The child of a vfork, which has its parent's memory until it calls exec.
@@ -451,6 +494,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         if !register_agent_pages(process) {
             return Registered::Later;
         }
+        let_announce(process);
         process.growth.set_registered(true);
     }
     let held = process.hold_pages();
@@ -474,13 +518,18 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         return Registered::Before;
     }
     process.memory.shared.set_of(object.key, &now);
+    let mut done = before.clone();
     for m in now.iter().filter(|m| !before.contains(m)) {
         // It may have been registered by accident, beside private memory, and been filled as such.
         let (from, to) = (Vpn::from_addr(m.start), Vpn::from_addr(m.end));
         process.space.unmap(run.engine.swap(), crate::cpu(), from, to);
         match process.memory.uffd.register(m.start, m.end - m.start) {
-            Ok(()) => {}
-            Err(libc::EBUSY) => return Registered::Never,
+            Ok(()) => done.push(*m),
+            Err(libc::EBUSY) => {
+                // What is another's is not to be unregistered: some kernels would do that.
+                process.memory.shared.set_of(object.key, &done);
+                return Registered::Never;
+            }
             Err(_) => {
                 process.memory.shared.set_of(object.key, &before);
                 return Registered::Later;
@@ -499,7 +548,8 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
 
 /// It cannot be managed. Nothing of it has left.
 fn abandon(run: &Run, object: &Object) {
-    for process in run.mappers(object.key) {
+    // Again, for children that come meanwhile.
+    while let Some(process) = run.mappers(object.key).pop() {
         let held = process.hold_pages();
         for m in process.memory.shared.of(object.key) {
             // What was never registered, or belongs to another, stays as it is.

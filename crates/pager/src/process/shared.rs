@@ -29,6 +29,8 @@ pub struct Mapped {
 #[derive(Default)]
 pub struct SharedMappings {
     any: AtomicBool,
+    /// It was read while something was changing: it is read again with the next event.
+    doubtful: AtomicBool,
     list: RwLock<Vec<Mapped>>,
 }
 
@@ -37,6 +39,14 @@ const PAGE: u64 = memspill_engine::units::PAGE_SIZE as u64;
 impl SharedMappings {
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
+    }
+
+    pub fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Acquire)
+    }
+
+    pub fn set_doubtful(&self, doubtful: bool) {
+        self.doubtful.store(doubtful, Ordering::Release);
     }
 
     pub fn list(&self) -> Vec<Mapped> {

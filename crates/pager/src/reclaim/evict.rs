@@ -255,7 +255,9 @@ impl<'a> Reclaimer<'a> {
         take: impl FnOnce(&Engine, CpuId) -> (Shrunk, Option<WriteOut>),
     ) -> usize {
         let engine = &self.run.engine;
-        if !object.is_adopted() || !may_leave(&self.run.mappers(object.key), object) {
+        // Set aside: a device may store to it. Advice comes here too.
+        let is_away = object.space.is_aside();
+        if is_away || !object.is_adopted() || !may_leave(&self.run.mappers(object.key), object) {
             object.space.pass_over();
             return 0;
         }
