@@ -744,6 +744,7 @@ case_shared-regrow() { shared 40M shared_regrow 64; }
 case_shared-advice() { shared 48M shared_advice 64; }
 case_shared-removed() { shared 24M shared_removed 48; }
 case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
+
 # What may not leave any more is too much by itself: the run ends, and says why.
 case_shared-then-direct() {
     local name=shared_then_direct
@@ -752,6 +753,7 @@ case_shared-then-direct() {
     [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; return; }
     code_is 137 && says "cannot be swapped out" && clean
 }
+
 case_shared-direct() {
     shared 48M shared_direct 8 "$SWAP/read-directly"
     [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; BAD=(); }

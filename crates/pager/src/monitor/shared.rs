@@ -38,7 +38,6 @@ use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
 use memspill_uffd::{shmem, shmem::Id, vm};
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -300,14 +299,10 @@ impl Watch {
         let mut is_new = false;
         for (process, mapper) in &known {
             let registered = register(run, process, mapper.pid, &object);
-            // From here on each of its clones is told.
-            if process.growth.is_registered()
-                && let Entry::Vacant(none) = self.busy.entry(process.key)
-            {
-                none.insert(Busy::of(mapper.pid)?);
-            }
-            // Or is in a call from before, of which the kernel did not tell.
-            if matches!(registered, Registered::Now) {
+            // From here on each of its clones is told, and each change of what was registered now. Who is in
+            // a call from before is waited for.
+            let is_first = process.growth.is_registered() && !self.busy.contains_key(&process.key);
+            if is_first || matches!(registered, Registered::Now) {
                 self.busy.insert(process.key, Busy::of(mapper.pid)?);
             }
             match registered {
@@ -411,29 +406,30 @@ fn is_registered<'a>(process: &Process, mapped: impl Iterator<Item = &'a SharedM
     Some(answers.into_iter().all(|is_registered| is_registered))
 }
 
-/// Is all that the process has mapped of the object registered? None: it cannot be said now.
-fn has_joined(process: &Process, pid: u32, id: Id) -> Option<bool> {
+/// What the process has mapped, looked at inside its gate. None: it cannot be said now.
+fn look_at<T>(process: &Process, pid: u32, look: impl FnOnce(&SharedMaps) -> Option<T>) -> Option<T> {
     let _held = process.hold_pages();
     if process.memory.uffd.is_changing() {
         return None;
     }
-    let maps = proc::shared_maps_of_any_thread(pid).ok()?;
-    is_registered(process, maps.anonymous.iter().filter(|m| m.object == id))
+    look(&proc::shared_maps_of_any_thread(pid).ok()?)
+}
+
+/// Is all that the process has mapped of the object registered? None: it cannot be said now.
+fn has_joined(process: &Process, pid: u32, id: Id) -> Option<bool> {
+    look_at(process, pid, |maps| is_registered(process, maps.anonymous.iter().filter(|m| m.object == id)))
 }
 
 /// The same for all managed objects. The list of what the process has mapped is put right too, should it lack
 /// one: a mapping that a program has made longer in place, by its own instructions.
 fn put_right(run: &Run, process: &Process, pid: u32, ids: &HashMap<Id, usize>) -> Option<bool> {
-    let _held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
-        return None;
-    }
-    let maps = proc::shared_maps_of_any_thread(pid).ok()?;
-    let managed = maps.anonymous.iter().filter(|m| ids.contains_key(&m.object));
-    let answer = is_registered(process, managed)?;
-    process.memory.shared.set(managed_of(run, process, &maps.anonymous));
-    process.memory.shared.set_doubtful(false);
-    Some(answer)
+    look_at(process, pid, |maps| {
+        let managed = maps.anonymous.iter().filter(|m| ids.contains_key(&m.object));
+        let answer = is_registered(process, managed)?;
+        process.memory.shared.set(managed_of(run, process, &maps.anonymous));
+        process.memory.shared.set_doubtful(false);
+        Some(answer)
+    })
 }
 
 /// The child of a vfork, which has its parent's memory until it calls exec.

@@ -255,9 +255,9 @@ impl<'a> Reclaimer<'a> {
         take: impl FnOnce(&Engine, CpuId) -> (Shrunk, Option<WriteOut>),
     ) -> usize {
         let engine = &self.run.engine;
-        // Set aside: a device may store to it. Advice comes here too.
-        let is_away = object.space.is_aside();
-        if is_away || !object.is_adopted() || !may_leave(&self.run.mappers(object.key), object) {
+        // Advice comes here too, for objects that are set aside because a device may store to them.
+        let may_be_taken = object.is_adopted() && !object.space.is_aside();
+        if !may_be_taken || !may_leave(&self.run.mappers(object.key), object) {
             object.space.pass_over();
             return 0;
         }
