@@ -15,9 +15,8 @@ cd "$(dirname "$0")/.." || exit 2
 [ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
 [ $# = 0 ] || { echo "usage: tests/run.sh" >&2; exit 2; }
 
-# sort is slow under a third of its memory, and java-serial stands for java.
-PROGRAMS=(numpy python sqlite redis gcc make node java-serial cplusplus verify-threads fork-storm stress-ng
-    bash)
+# sort is slow under a third of its memory, java-serial stands for java, gcc for make and C++.
+PROGRAMS=(numpy python sqlite redis gcc node java-serial verify-threads fork-storm stress-ng bash)
 LOG=$(mktemp "${TMPDIR:-/tmp}/memspill-run.XXXXXX") || exit 2
 PASSED=0
 FAILED=0
@@ -39,6 +38,10 @@ interrupted() { # CODE
 trap 'interrupted 130' INT
 trap 'interrupted 143' TERM
 
+begin() { # STAGE
+    printf '== %s (after %d:%02d)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
+}
+
 give_up() { # STAGE CODE
     echo "FAILED: $1 (exit code $2)"
     exit 1
@@ -48,7 +51,7 @@ give_up() { # STAGE CODE
 stage() {
     local name=$1 code
     shift
-    echo "== $name"
+    begin "$name"
     "$@"
     code=$?
     [ $code = 0 ] && return
@@ -60,7 +63,7 @@ stage() {
 suite() {
     local name=$1 seconds=$2 code counts
     shift 2
-    echo "== $name"
+    begin "$name"
     # A job with a process group of its own, so that all of it can be ended, and none of its signals is
     # ignored. Through a file, not a pipe: what a suite leaves running must not keep us waiting.
     : >"$LOG"
@@ -111,9 +114,11 @@ stage "cargo's tests" cargo test --release --workspace --locked
 # Two small builds, for the most part; by themselves they are done in three minutes.
 stage "interleavings" timeout -k 20 900 scripts/interleavings.sh --short
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
-suite "robustness" 720 tests/robustness.sh --kills 4
+suite "robustness" 840 tests/robustness.sh --kills 4
+suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
+    python verify-threads
 export -f verifier
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
-echo "all stages passed"
+begin "all stages passed"

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 
+from protocol import MAGIC
+
 CASE, COMMAND = sys.argv[1], sys.argv[2:]
-MAGIC, KIND_EXEC, UFFD_NONE = 0x6D737008, 0, 3
+KIND_EXEC, UFFD_NONE = 0, 3
 NOBODY = 65534
 # Each line is answered when a process was forked and a program started.
 TARGET = 'echo "$MEMSPILL_AGENT"; while read -r; do /bin/true || exit 1; echo through; done'
@@ -77,7 +79,7 @@ def is_closed(caller):
 
 
 def hello(token):
-    return struct.pack("<IIII32s", MAGIC, KIND_EXEC, os.getpid(), 0, token)
+    return struct.pack("<IIII32s16s", MAGIC, KIND_EXEC, os.getpid(), 0, token, b"")
 
 
 def others(count, body):

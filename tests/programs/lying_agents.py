@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 
-MAGIC, KIND_EXEC = 0x6D737008, 0
+from protocol import MAGIC, RUNS_AT
+
+KIND_EXEC = 0
 OP_MOVE, OP_POPULATE = 1, 2
 USERFAULTFD_IOC_NEW, O_CLOEXEC, O_NONBLOCK = 0xAA00, 0o2000000, 0o4000
 PAGE = 4096
@@ -49,7 +51,7 @@ def connect():
     name, token = os.environ["MEMSPILL_AGENT"].split(":")
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent.connect(b"\0" + name.encode())
-    agent.send(struct.pack("<IIII32s", MAGIC, KIND_EXEC, os.getpid(), 0, token.encode()))
+    agent.send(struct.pack("<IIII32s16s", MAGIC, KIND_EXEC, os.getpid(), 0, token.encode(), b""))
     words, fds, _, _ = socket.recv_fds(agent, 100, 4)
     assert struct.unpack("<II", words) == (MAGIC, 0) and len(fds) == 2, (words, fds)
     return agent, fds[0], fds[1]
@@ -63,7 +65,7 @@ def ready(agent, control, uffd, evictor):
     control_page = private + 16 * PAGE
     map_at(control_page, PAGE, control)
     addresses = [REGION, doorbells, ident, private, 16 * PAGE, control_page, private, PAGE]
-    socket.send_fds(agent, [struct.pack("<Ii8QII", MAGIC, 0, *addresses, evictor, 0)], [uffd])
+    socket.send_fds(agent, [struct.pack("<Ii10QII", MAGIC, 0, *addresses, 0, 0, evictor, 0)], [uffd])
     return struct.unpack("<Ii", agent.recv(100)) == (MAGIC, 0)
 
 
@@ -105,10 +107,9 @@ def waits_one(tell):
 def answer(agent, control, move):
     """As an evictor does. `move` says how many pages of a run it has moved."""
     page = mmap.mmap(control, PAGE)
-    first = 12 * 4 + 16 * 32  # `Control`, `Doorbell` in the agent's protocol.rs
     while command := agent.recv(100):
         op, seq, count, _ = struct.unpack("<IIII", command)
-        for at in range(first, first + 24 * count, 24) if op == OP_MOVE else ():
+        for at in range(RUNS_AT, RUNS_AT + 24 * count, 24) if op == OP_MOVE else ():
             addr, pages = struct.unpack("<QI", page[at : at + 12])
             moved = move(addr, pages)
             page[at + 16 : at + 24] = struct.pack("<II", moved, 0 if moved == pages else errno.EINVAL)

@@ -4,8 +4,10 @@
 //! result. A supervisor writes it to a memfd, names that in LD_PRELOAD, says in the environment where it
 //! listens ([`protocol::ENV_NAME`]), and answers what connects as [`protocol`] says.
 
+pub mod calls;
 pub mod pidfd;
 pub mod protocol;
+pub mod words;
 
 /// The agent: a shared object without dependencies, for the machine that this crate was built for.
 pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmemspill_agent.so"));

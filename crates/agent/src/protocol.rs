@@ -9,6 +9,7 @@
 //              ◀── Welcome + [control memfd, uffd source fd] ─
 //  clone(evictor), which closes its copies of the program's descriptors and waits
 //              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, a target not)
+//              traps its system calls, where the userfaultfd is one for user mode (after Go)
 //              ◀── Go ───────────────────────────────
 //  evictor     ◀── Command ──────────────────────────  reclaim
 //              ── Reply ─────────────────────────────▶
@@ -20,7 +21,7 @@
 // untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_7008;
+pub const MAGIC: u32 = 0x6d73_700b;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -28,6 +29,12 @@ pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 /// Hello.kind: a fresh program (constructor ran), or the child side of fork().
 pub const KIND_EXEC: u32 = 0;
 pub const KIND_FORK: u32 = 1;
+/// Where the kernel tells nobody of forks (`Control::forks`): a process that is about to fork. It gets no
+/// Welcome, but `Prepared`; then it forks, says so (`Forked`), and closes the socket, of which the child
+/// has a copy: when that is closed too, no child will come.
+pub const KIND_FORKS: u32 = 2;
+/// The child of such a fork. `Hello::fork` says of which.
+pub const KIND_CHILD: u32 = 3;
 
 /// Welcome.uffd_source: what the second descriptor is, or what to do without one.
 /// fds = [control, /dev/userfaultfd]: make one with ioctl USERFAULTFD_IOC_NEW.
@@ -38,6 +45,9 @@ pub const UFFD_FROM_SYSCALL: u32 = 1;
 pub const UFFD_GIVEN: u32 = 2;
 /// fds = []: not managed (the supervisor has said why); carry on without an agent.
 pub const UFFD_NONE: u32 = 3;
+/// fds = [control]: make one with userfaultfd(2), for faults of user mode only, and trap all system calls
+/// (`agent/dispatch/`): their faults are not served.
+pub const UFFD_USER_MODE: u32 = 4;
 
 /// Most pages in staging: two halves, so that one can be read while the other fills.
 pub const STAGING_PAGES: u32 = 256;
@@ -54,6 +64,31 @@ pub struct Hello {
     pub pid: u32,
     pub reserved: u32,
     pub token: [u8; 32],
+    /// KIND_CHILD: `Prepared::fork`.
+    pub fork: [u8; 16],
+}
+
+/// The answer to KIND_FORKS. From here on nothing of the process is taken out, until `Forked`, which is
+/// answered by Go where there is a child, or until the socket is closed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Prepared {
+    pub magic: u32,
+    /// 0, or why it cannot fork. EAGAIN: not now, ask again.
+    pub errno: i32,
+    /// What the child knows and nobody else.
+    pub fork: [u8; 16],
+    /// So many ranges, (start, end), are in the file that comes with this, if there are any: what is marked
+    /// MADV_DONTFORK, for nobody but a fork like this one.
+    pub ranges: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Forked {
+    pub magic: u32,
+    /// 0, or the errno of the fork: there is no child.
+    pub errno: i32,
 }
 
 #[repr(C)]
@@ -86,6 +121,9 @@ pub struct Ready {
     /// Writable data of the agent's own image (.data, .bss): [addr, addr + len).
     pub image_addr: u64,
     pub image_len: u64,
+    /// What the dispatch keeps for the threads: [addr, addr + len); 0 where nothing is trapped.
+    pub blocks_addr: u64,
+    pub blocks_len: u64,
     /// Thread id of the evictor, as this process sees it and as the userfaultfd names it. It runs already.
     pub evictor_tid: u32,
     pub reserved: u32,
@@ -111,6 +149,12 @@ pub const OP_POPULATE: u32 = 2;
 pub const OP_ZAP: u32 = 3;
 /// The evictor is the last thread of its process: end, by exit(2) with the code `arg`. No Reply.
 pub const OP_EXIT: u32 = 4;
+/// The runs are about to be registered with a userfaultfd for user mode only: what calls use there is made
+/// present (MADV_POPULATE_READ), and `Board::managed` names them from then on, so that the calls to come
+/// bring what they use. Then Reply.
+pub const OP_PREPARE: u32 = 5;
+/// Mark the runs MADV_DONTFORK, fill in `MoveRun::errno`, then Reply.
+pub const OP_MARK: u32 = 6;
 
 /// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is
 /// made executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal
@@ -123,7 +167,7 @@ pub struct Command {
     pub op: u32,
     /// Echoed in Reply.
     pub seq: u32,
-    /// OP_MOVE, OP_POPULATE: number of runs. OP_ZAP: first staging page.
+    /// OP_MOVE, OP_POPULATE, OP_PREPARE, OP_MARK: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
     /// OP_ZAP: number of staging pages. OP_MOVE: 0 or MOVE_EXEC.
     pub arg2: u32,
@@ -134,6 +178,73 @@ pub struct Command {
 pub struct Reply {
     pub seq: u32,
     pub runs_done: u32,
+}
+
+/// With this variable set to 1 in its environment the agent traps every system call of its process
+/// (`agent/dispatch/`), be there a supervisor or not. For tests and measurements.
+pub const ENV_DISPATCH: &str = "MEMSPILL_DISPATCH";
+/// A system call that no kernel has: under the dispatch it returns the address of the board.
+pub const ASK_BOARD: usize = 0x6d73;
+/// Another one: the calling thread's calls are trapped no more. For a thread that takes pages out, and must
+/// not wait for its own batch.
+pub const LEAVE_DISPATCH: usize = 0x6d74;
+
+/// Ranges that one call may name; where it uses more, the last one is the hull of the rest.
+pub const SLOT_RANGES: usize = 16;
+/// Ranges that are managed at most; where there are more, they are told in hulls.
+pub const MANAGED_RANGES: usize = 8;
+
+/// [start, end).
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct RangeInUse {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// What a thread's system call uses while it is under way: the first `count` ranges. Written by the thread.
+#[repr(C)]
+pub struct Slot {
+    /// Address of the next slot, 0 at the end. Slots are only added, in front, and never freed.
+    pub next: u64,
+    pub count: u32,
+    pub reserved: u32,
+    pub ranges: [RangeInUse; SLOT_RANGES],
+}
+
+/// What the threads of a process in their system calls and whoever takes its pages out say to each other:
+///
+/// ```text
+///  a thread                                        who moves pages out, or registers memory
+///  writes its slot; fence                          generation + 1 (odd); fence
+///  generation odd? waits until it changes          reads all slots, leaves out what overlaps
+///  touches what is managed; makes the call         moves, registers, extends `managed`
+///  slot.count = 0                                  generation + 1 (even); wakes if somebody waits
+/// ```
+#[repr(C)]
+pub struct Board {
+    /// Odd while a batch is under way. A futex, not a private one.
+    pub generation: u32,
+    /// Threads that wait for `generation` to change.
+    pub waiting: u32,
+    /// Address of a word of the process, which holds the address of the first slot. Written by the process.
+    pub first_slot_at: u64,
+    /// Where memory may be away, so that a call's pages must be touched: a count and ranges that only ever
+    /// grow, written while `generation` is odd. More than what is managed may be named.
+    pub managed_count: u32,
+    pub reserved: u32,
+    pub managed: [RangeInUse; MANAGED_RANGES],
+}
+
+impl Board {
+    pub const EMPTY: Board = Board {
+        generation: 0,
+        waiting: 0,
+        first_slot_at: 0,
+        managed_count: 0,
+        reserved: 0,
+        managed: [RangeInUse { start: 0, end: 0 }; MANAGED_RANGES],
+    };
 }
 
 /// One contiguous run to move: src → staging page `staging` onwards.
@@ -148,6 +259,10 @@ pub struct MoveRun {
     /// Filled by the evictor: 0, or why it stopped (positive errno). ECANCELED: `abort` was set.
     pub errno: i32,
 }
+
+/// MoveRun.errno: the next page is in use by a system call that is under way, or by the kernel for good; it
+/// was not tried. (ETXTBSY, which the kernel never says here.)
+pub const RUN_IN_USE: i32 = 26;
 
 /// Doorbell.call: [addr, addr + len) was mapped just now, and nobody has touched it yet.
 pub const CALL_MAPPED: u32 = 0;
@@ -164,6 +279,11 @@ pub const CALL_REMOVE: u32 = 4;
 pub const CALL_PAGEOUT: u32 = 5;
 pub const CALL_COLD: u32 = 6;
 pub const CALL_WILLNEED: u32 = 7;
+/// The file with the inode `addr` on device `len` is about to be used by a call that does not fault: all of
+/// it is to be in the file when the call is answered, and to stay there.
+pub const CALL_FILE_USED: u32 = 8;
+/// A file was mapped at [addr, addr + len), with no right to touch it yet.
+pub const CALL_FILE_MAPPED: u32 = 9;
 
 /// Doorbell.answered: 0 is a call that nobody has seen yet. A pager takes it (only one does: a fault may be
 /// told twice, and whoever reads the page by accident calls nobody), and says when its work is done.
@@ -224,11 +344,38 @@ pub struct Control {
     /// So many batches of shared memory that this process has mapped are being taken out: none of its threads
     /// opens such a file meanwhile.
     pub takes_shared: u32,
-    pub reserved: u32,
+    /// Non-zero: files of tmpfs are managed in this run. It does not change.
+    pub files: u32,
+    /// Calls on files of tmpfs that threads are in; and those among them on files that `file_filter` has,
+    /// which keep all pages of all files where they are.
+    pub file_calls: u32,
+    pub held_file_calls: u32,
+    /// Non-zero: the program has a seccomp filter of its own, so its calls on files are not told.
+    pub confined: u32,
+    /// Non-zero: the kernel tells nobody of forks, so the agent does. It does not change.
+    pub forks: u32,
+    /// For each file that may be managed the bit `file_bit` is set; others may have the same.
+    pub file_filter: [u32; FILTER_WORDS],
     pub doorbells: [Doorbell; DOORBELLS],
     pub runs: [MoveRun; RUNS_MAX],
+    /// Of a process whose system calls are trapped.
+    pub board: Board,
 }
 
+/// Words of `Control::file_filter`.
+pub const FILTER_WORDS: usize = 64;
+
+/// The bit of a file in `Control::file_filter`: word, and bit in it.
+pub fn file_bit(dev: u64, ino: u64) -> (usize, u32) {
+    // The golden ratio, of which the upper bits of a product are spread well.
+    let hash = (ino ^ dev.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53;
+    ((hash >> 5) as usize % FILTER_WORDS, 1 << (hash & 31))
+}
+
+/// Where `runs` begins. The tests that speak as an agent would read it here, and MAGIC above.
+pub const RUNS_AT: usize = 832;
+
+const _: () = assert!(core::mem::offset_of!(Control, runs) == RUNS_AT);
 const _: () = assert!(core::mem::size_of::<Control>() <= 4096);
 const _: () = assert!(core::mem::size_of::<MoveRun>() == 24);
-const _: () = assert!(core::mem::size_of::<Hello>() == 48);
+const _: () = assert!(core::mem::size_of::<Hello>() == 64);

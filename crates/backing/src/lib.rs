@@ -4,9 +4,9 @@
 //!                        ┌─ tier.rs ── the default ──────────────────────────┐
 //!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file/     │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
-//!                        compress.rs   pool.rs, fifo.rs            ring.rs: io_uring
-//!                        LZ4 or zstd,  objects in size classes     (pread, pwrite where it is refused)
-//!                        same-filled         │
+//!                        compress.rs   pool.rs, fifo.rs            places.rs: as a log
+//!                        LZ4 or zstd,  objects in size classes     ring.rs: io_uring
+//!                        same-filled         │                     (pread, pwrite where it is refused)
 //!                                         arena.rs: zeroed memory, given back page by page
 //!                                            │
 //!                          disk.rs: a RAM disk, nothing is compressed
@@ -28,6 +28,7 @@ pub mod faulty;
 mod fifo;
 pub mod file;
 pub mod null;
+mod places;
 pub mod pool;
 pub mod ram;
 mod ring;

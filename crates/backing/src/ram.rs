@@ -4,7 +4,7 @@
 //!   slot ──▶ location ─┬─ empty
 //!                      ├─ same-filled: the eight bytes that the page repeats, packed   no memory beside
 //!                      ├─ pool: handle and length ──▶ block, or the raw page if the length is 4096
-//!                      └─ file: the page is at the slot's place in the file (only under tier.rs)
+//!                      └─ file: the page is at a place in the file (only under tier.rs)
 //! ```
 //!
 //! *A location is one 64-bit word, and says everything about its slot*, so whoever exchanges it owns what the
@@ -14,19 +14,17 @@
 //! ```text
 //!   63                                       11 10      5 4  3 2   0
 //!   ┌──────────────────────────────────────────┬──────────┬────┬─────┐
-//!   │ payload, 53 bits                         │generation│ wb │ kind│
+//!   │ payload, 53 bits                         │generation│0,wb│ kind│
 //!   └──────────────────────────────────────────┴──────────┴────┴─────┘
 //!   pool:  │moves:5│ handle:36        │ len-1:12│
 //!   same:  │mode:2│rot:3│ value:48             │
-//!   file:  │                              raw:1│ the page does not compress
+//!   file:  │          place:32              │raw:1│ the page does not compress
 //! ```
 //!
 //! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is
 //!   empty.
-//! * wb: a writeback of this object is in flight (1); a writeback of an *older* object of this slot is in
-//!   flight (2). Set to 1 by the writeback, turned to 2 by whoever replaces the object meanwhile, cleared by
-//!   the writeback. While it is not 0 the slot must not be written to the file by anyone else: two writes to
-//!   one place of a file have no order.
+//! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
+//!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
 //! * generation: counts the stores to the slot, modulo 64; tells a FIFO entry from a later object. A false
 //!   match after 64 stores makes a young page leave early, and nothing worse.
 //! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing
@@ -93,8 +91,6 @@ pub(crate) enum Accepts {
     All,
     /// Up to the limit, and no page that would take as much room as it leaves.
     WhatCompresses,
-    /// See tier.rs.
-    AboveTheLimit,
 }
 
 /// Why it did not.
@@ -105,13 +101,7 @@ pub(crate) enum Refused {
     Raw,
 }
 
-/// Values of the wb field.
-pub(crate) const WB_NONE: u64 = 0;
-pub(crate) const WB_THIS: u64 = 1;
-pub(crate) const WB_OLDER: u64 = 2;
-
-const WB_SHIFT: u32 = 3;
-const WB_MASK: u64 = 0b11 << WB_SHIFT;
+const WB: u64 = 1 << 3;
 const GENERATION_SHIFT: u32 = 5;
 const GENERATION_MASK: u64 = 0x3f;
 const PAYLOAD_SHIFT: u32 = 11;
@@ -128,7 +118,12 @@ const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
 impl Location {
     /// Is the page in the file, and belongs there: it does not compress?
     pub(crate) fn is_raw_in_file(self) -> bool {
-        self.kind() == LocationKind::File && self.payload() == 1
+        self.kind() == LocationKind::File && self.payload() & 1 == 1
+    }
+
+    /// Where in the file, if it is there.
+    pub(crate) fn place(self) -> Option<SlotIndex> {
+        (self.kind() == LocationKind::File).then(|| SlotIndex((self.payload() >> 1) as u32))
     }
 
     /// Does the page take a whole page of the pool?
@@ -136,14 +131,9 @@ impl Location {
         self.kind() == LocationKind::Pool && self.object().1 == PAGE_SIZE
     }
 
-    fn new(kind: LocationKind, wb: u64, generation: u64, payload: u64) -> Location {
-        debug_assert!(payload < 1 << PAYLOAD_BITS && wb < 3);
-        Location(
-            kind as u64
-                | wb << WB_SHIFT
-                | (generation & GENERATION_MASK) << GENERATION_SHIFT
-                | payload << PAYLOAD_SHIFT,
-        )
+    fn new(kind: LocationKind, generation: u64, payload: u64) -> Location {
+        debug_assert!(payload < 1 << PAYLOAD_BITS);
+        Location(kind as u64 | (generation & GENERATION_MASK) << GENERATION_SHIFT | payload << PAYLOAD_SHIFT)
     }
 
     pub(crate) fn kind(self) -> LocationKind {
@@ -156,17 +146,17 @@ impl Location {
         }
     }
 
-    pub(crate) fn wb(self) -> u64 {
-        (self.0 & WB_MASK) >> WB_SHIFT
+    /// Is the object being written back?
+    pub(crate) fn is_leaving(self) -> bool {
+        self.0 & WB != 0
     }
 
-    pub(crate) fn with_wb(self, wb: u64) -> Location {
-        Location(self.0 & !WB_MASK | wb << WB_SHIFT)
+    pub(crate) fn leaving(self) -> Location {
+        Location(self.0 | WB)
     }
 
-    /// What wb becomes when the object is replaced.
-    fn wb_after(self) -> u64 {
-        if self.wb() == WB_NONE { WB_NONE } else { WB_OLDER }
+    pub(crate) fn staying(self) -> Location {
+        Location(self.0 & !WB)
     }
 
     pub(crate) fn generation(self) -> u64 {
@@ -194,12 +184,8 @@ impl Location {
     fn moved(self, to: Handle) -> Location {
         let (_, len_bytes) = self.object();
         let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
-        Location::new(
-            LocationKind::Pool,
-            self.wb(),
-            self.generation(),
-            Location::pool_payload(to, len_bytes, moves),
-        )
+        let payload = Location::pool_payload(to, len_bytes, moves);
+        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | self.0 & WB)
     }
 }
 
@@ -277,7 +263,7 @@ struct Counters {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Loaded {
     Here,
-    InFile,
+    InFile(SlotIndex),
     Failed(BackingError),
 }
 
@@ -390,8 +376,7 @@ impl RamBacking {
         delta: &mut Delta,
     ) -> Result<Location, Refused> {
         // Everything but the pool comes off the limit first.
-        let limit_bytes = if accepts == Accepts::AboveTheLimit { u64::MAX } else { self.limit_bytes() };
-        let room_bytes = limit_bytes.saturating_sub(self.ram_bytes_beside_pool());
+        let room_bytes = self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool());
         let in_pool = |bytes: &[u8]| {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Refused::Full)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
@@ -406,7 +391,7 @@ impl RamBacking {
             Encoded::Raw => in_pool(&page.0)?,
         };
         let (old, new) = self
-            .update(slot, |old| Some(Location::new(kind, old.wb_after(), old.generation() + 1, payload)))
+            .update(slot, |old| Some(Location::new(kind, old.generation() + 1, payload)))
             .expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
@@ -418,14 +403,14 @@ impl RamBacking {
         if self.location(slot).kind() == LocationKind::Empty {
             return self.location(slot);
         }
-        self.update(slot, |old| Some(Location::new(LocationKind::Empty, old.wb_after(), old.generation(), 0)))
+        self.update(slot, |old| Some(Location::new(LocationKind::Empty, old.generation(), 0)))
             .expect("the change always wants a new location")
             .0
     }
 
     /// The location for "in the file", following `old`.
-    pub(crate) fn location_in_file(old: Location, raw: bool) -> Location {
-        Location::new(LocationKind::File, WB_NONE, old.generation(), u64::from(raw))
+    pub(crate) fn location_in_file(old: Location, place: SlotIndex, raw: bool) -> Location {
+        Location::new(LocationKind::File, old.generation(), u64::from(place.0) << 1 | u64::from(raw))
     }
 
     /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
@@ -434,9 +419,12 @@ impl RamBacking {
         let atomic = self.table.word(slot as usize);
         let mut location = Location(atomic.load(Ordering::Acquire));
         loop {
+            if let Some(place) = location.place() {
+                return Loaded::InFile(place);
+            }
             match location.kind() {
                 LocationKind::Empty => return Loaded::Failed(BackingError::Empty),
-                LocationKind::File => return Loaded::InFile,
+                LocationKind::File => unreachable!("it has a place"),
                 LocationKind::SameFilled => {
                     compress::fill(page, unpack_same(location.payload()));
                     return Loaded::Here;
@@ -452,7 +440,7 @@ impl RamBacking {
             fence(Ordering::Acquire);
             let again = Location(atomic.load(Ordering::Relaxed));
             // The start or end of a writeback does not move the object.
-            if again.with_wb(WB_NONE) == location.with_wb(WB_NONE) {
+            if again.staying() == location.staying() {
                 let good = raw || codec.decompress(self.algorithm, &scratch.0[..len_bytes], page);
                 return if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
             }
@@ -520,10 +508,7 @@ impl RamBacking {
     pub(crate) fn tidy(&self) -> bool {
         let moved = self.pool.compact(COMPACT_OBJECTS, |owner, from, to, copy| {
             let location = self.location(owner);
-            if location.kind() != LocationKind::Pool
-                || location.wb() != WB_NONE
-                || location.object().0 != from
-            {
+            if location.kind() != LocationKind::Pool || location.is_leaving() || location.object().0 != from {
                 return false;
             }
             copy();
@@ -588,7 +573,7 @@ impl Backing for RamBacking {
                 results.push(match self.load(slot.0, page, codec, scratch) {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
-                    Loaded::InFile => unreachable!("RAM alone has no file"),
+                    Loaded::InFile(_) => unreachable!("RAM alone has no file"),
                 });
             }
         });
@@ -811,18 +796,21 @@ pub(crate) mod tests {
     fn locations_keep_their_fields() {
         let handle = Handle::from_bits((1 << Handle::BITS) - 1);
         for len_bytes in [1, 2, 4095, 4096] {
-            let location =
-                Location::new(LocationKind::Pool, WB_THIS, 63, Location::pool_payload(handle, len_bytes, 31));
-            assert_eq!(
-                (location.kind(), location.wb(), location.generation()),
-                (LocationKind::Pool, WB_THIS, 63)
-            );
+            let payload = Location::pool_payload(handle, len_bytes, 31);
+            let location = Location::new(LocationKind::Pool, 63, payload).leaving();
+            assert_eq!((location.kind(), location.generation()), (LocationKind::Pool, 63));
+            assert!(location.is_leaving() && !location.staying().is_leaving());
             assert_eq!(location.object(), (handle, len_bytes));
             let moved = location.moved(Handle::from_bits(5));
             assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
-            assert_eq!((moved.wb(), moved.generation()), (WB_THIS, 63));
+            assert!(moved.is_leaving() && moved.generation() == 63);
             assert_ne!(moved.moved(handle), location, "there and back is not the same location");
         }
         assert_eq!(Location(0).kind(), LocationKind::Empty);
+        for raw in [false, true] {
+            let place = SlotIndex(u32::MAX);
+            let in_file = RamBacking::location_in_file(Location(0), place, raw);
+            assert_eq!((in_file.place(), in_file.is_raw_in_file()), (Some(place), raw));
+        }
     }
 }

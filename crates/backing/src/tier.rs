@@ -7,26 +7,27 @@
 //!      └── pool at its limit, or page does not compress ───────────────────────────────────▶
 //! ```
 //!
-//! A slot has the same number in both; its location (`ram.rs`) says which of them holds it, so that each page
-//! is in one place or is just being moved:
+//! A page has a place in the file that is not its slot's: places are taken in runs (`places.rs`), so that a
+//! batch is one request or a few. When each slot had its own place, 867,152 pages of a hash map went to the
+//! file in 831,926 requests. A slot's location (`ram.rs`) says where its page is, so that each page is in one
+//! place or is just being moved:
 //!
 //! ```text
-//!   pool ──(wb=1)──▶ being written; reads still use the pool ─▶ written, not moved? ─▶ file, object freed
-//!                            │ discarded or stored again                           └──▶ not written? pool
-//!                            ▼
-//!                    wb=2: the object is gone, its write is still in flight ──▶ ended: place buried, wb=0
+//!   pool ──(wb)──▶ being written; reads still use the pool ─▶ written, wb still set? ─▶ file, object freed
+//!                            │ discarded or stored again                   │ not written: pool, wb cleared
+//!                            ▼                                             ▼
+//!                    wb is gone with the object; its write ends ──▶ the place is given back
 //! ```
 //!
-//! *Two writes to one place of the file have no order*, so there is never more than one: only one writeback
-//! runs at a time, it writes a slot only if its location says pool, and `write` goes to the file only with a
-//! slot whose location it has made empty and whose wb was 0. A slot with wb≠0 that is for the file is kept in
-//! the pool, above the limit if need be: at most one batch of such pages exists, and their older objects have
-//! just been freed.
+//! *Two writes to one place of the file have no order*, so there are never two: a place is taken for one
+//! write, and given back when that has ended, or when the page has been read and let go.
+//!
+//! *Only one writeback runs at a time*, and it alone sets wb: so where it finds wb set, the object is the one
+//! that it has copied.
 //!
 //! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it
-//! leaves (the case above excepted). Once it went there, up to the low mark: the oldest stayed for good, and
-//! younger ones came from the disk. In the file it is kept while it is in memory: if nothing is stored to it,
-//! it is not written again.
+//! leaves. Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the
+//! disk. In the file it is kept while it is in memory: if nothing is stored to it, it is not written again.
 //!
 //! *The location is switched only after the page is on the device.* If the write fails the page stays in the
 //! pool and is tried again later.
@@ -47,10 +48,8 @@ use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 use crate::compress::with_scratch;
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
-use crate::ram::{
-    Accepts, Delta, Loaded, Location, LocationKind, RamBacking, RamConfig, Refused, WB_NONE, WB_OLDER,
-    WB_THIS,
-};
+use crate::places::Places;
+use crate::ram::{Accepts, Delta, Loaded, LocationKind, RamBacking, RamConfig, Refused};
 
 /// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
 /// limit.
@@ -71,6 +70,7 @@ struct Writeback {
 pub struct TierBacking {
     ram: RamBacking,
     file: FileBacking,
+    places: Places,
     writeback: Mutex<Writeback>,
     /// Above the high mark and not yet below the low one.
     draining: AtomicBool,
@@ -90,6 +90,7 @@ impl TierBacking {
         let slots = ram.slots.min(file.properties().slots);
         Ok(TierBacking {
             ram: RamBacking::build(RamConfig { slots, ..ram }, true)?,
+            places: Places::new(file.properties().slots)?,
             file,
             writeback: Mutex::default(),
             draining: AtomicBool::new(false),
@@ -112,7 +113,7 @@ impl TierBacking {
 
     /// RAM that is not the pool's or the location table's.
     fn other_ram_bytes(&self) -> u64 {
-        self.file.usage().ram_bytes + self.buffer_bytes.load(Ordering::Relaxed)
+        self.file.usage().ram_bytes + self.places.ram_bytes() + self.buffer_bytes.load(Ordering::Relaxed)
     }
 
     /// Pages that were discarded or stored again while they were being written back.
@@ -135,7 +136,7 @@ impl TierBacking {
                 .update(entry.slot(), |location| {
                     let is_it =
                         location.kind() == LocationKind::Pool && location.generation() == entry.generation();
-                    (is_it && location.wb() == WB_NONE).then(|| location.with_wb(WB_THIS))
+                    (is_it && !location.is_leaving()).then(|| location.leaving())
                 })
                 .is_some()
         });
@@ -155,32 +156,32 @@ impl TierBacking {
         batch.retain(|entry| {
             let page = &mut buf[kept];
             let loaded = with_scratch(|codec, scratch| self.ram.load(entry.slot(), page, codec, scratch));
-            let keep = loaded == Loaded::Here && self.ram.location(entry.slot()).wb() == WB_THIS;
+            let keep = loaded == Loaded::Here && self.ram.location(entry.slot()).is_leaving();
             if keep {
                 kept += 1;
             } else {
-                self.release(entry.slot());
+                self.stays(entry.slot());
             }
             keep
         });
-        let pages: Vec<PageWrite<'_>> = batch
-            .iter()
-            .zip(&*buf)
-            .map(|(entry, page)| PageWrite { slot: SlotIndex(entry.slot()), page })
-            .collect();
+        let places = self.places.take(batch.len());
+        // No place is free: as where the file has no room.
+        let without = batch.split_off(places.len());
+        let pages: Vec<PageWrite<'_>> =
+            places.iter().zip(&*buf).map(|(place, page)| PageWrite { slot: *place, page }).collect();
         let mut results = Vec::with_capacity(pages.len());
         self.file.write_pages(queue, &pages, &mut results);
 
         let mut delta = Delta::default();
         let mut again = Vec::new();
         let mut moved = 0;
-        for (entry, result) in batch.iter().zip(&results) {
+        for ((entry, place), result) in batch.iter().zip(places).zip(&results) {
             let slot = entry.slot();
             if result.is_ok() {
-                let in_file =
-                    |location: Location| RamBacking::location_in_file(location, location.is_raw_in_pool());
-                let switched =
-                    self.ram.update(slot, |location| (location.wb() == WB_THIS).then(|| in_file(location)));
+                let switched = self.ram.update(slot, |location| {
+                    let raw = location.is_raw_in_pool();
+                    location.is_leaving().then(|| RamBacking::location_in_file(location, place, raw))
+                });
                 if let Some((old, _)) = switched {
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
@@ -191,10 +192,13 @@ impl TierBacking {
                 self.writeback_errors.fetch_add(1, Ordering::Relaxed);
             }
             // Not moved: either replaced meanwhile (what was written is of no use), or the write failed.
-            if self.release(slot) {
+            self.leave(place);
+            if self.stays(slot) {
                 again.push(*entry);
             }
         }
+        self.writeback_errors.fetch_add(without.len() as u64, Ordering::Relaxed);
+        again.extend(without.into_iter().filter(|entry| self.stays(entry.slot())));
         self.ram.apply(delta);
         self.ram.enqueue(&again);
         self.written_back_pages.fetch_add(moved, Ordering::Relaxed);
@@ -208,21 +212,17 @@ impl TierBacking {
     }
 
     /// End the writeback of a slot that is not switched to the file. True if the object is still there.
-    fn release(&self, slot: u32) -> bool {
-        let ended =
-            self.ram.update(slot, |location| (location.wb() == WB_THIS).then(|| location.with_wb(WB_NONE)));
-        if ended.is_some() {
-            return true;
-        }
-        self.overtaken_pages.fetch_add(1, Ordering::Relaxed);
-        // Replaced: nobody but this thread changes wb from here on. The place is buried first, because once
-        // wb is 0 a write may use it.
-        self.file.discard(&[SlotIndex(slot)]);
-        self.ram.update(slot, |location| {
-            assert!(location.wb() == WB_OLDER, "a writeback in flight lost its mark");
-            Some(location.with_wb(WB_NONE))
-        });
-        false
+    fn stays(&self, slot: u32) -> bool {
+        let is_there =
+            self.ram.update(slot, |location| location.is_leaving().then(|| location.staying())).is_some();
+        self.overtaken_pages.fetch_add(u64::from(!is_there), Ordering::Relaxed);
+        is_there
+    }
+
+    /// A place of the file that no location names any more.
+    fn leave(&self, place: SlotIndex) {
+        self.file.discard(&[place]);
+        self.places.give(place);
     }
 
     /// As `Chore::Maintain`.
@@ -282,23 +282,15 @@ impl Backing for TierBacking {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
                 assert!(slot != 0, "slot 0 is never used");
-                // The old place first: once the location says pool, a writeback may use the place again.
-                if self.ram.location(slot).kind() == LocationKind::File {
-                    self.file.discard(&[write.slot]);
-                }
-                let mut stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, &mut delta);
+                let before = self.ram.location(slot).place();
+                let stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, &mut delta);
                 if let Err(refused) = stored {
-                    // For the file: only a slot that is empty, so that no writeback of it can start now,
-                    // and of which none is in flight.
                     let old = self.ram.clear(slot);
-                    let in_flight = self.ram.location(slot).wb() != WB_NONE;
                     self.ram.retire(old, &mut delta);
-                    if in_flight {
-                        stored = self.ram.store(slot, write.page, Accepts::AboveTheLimit, codec, &mut delta);
-                    } else {
-                        to_file.push((index, refused == Refused::Raw));
-                    }
+                    to_file.push((index, refused == Refused::Raw));
                 }
+                // Nobody else changes the location of a slot whose page is in the file.
+                before.into_iter().for_each(|place| self.leave(place));
                 if let Ok(new) = &stored {
                     entries.extend(RamBacking::entry(slot, *new));
                 }
@@ -306,22 +298,24 @@ impl Backing for TierBacking {
             }
         });
         if !to_file.is_empty() {
+            // Those for which no place is free stay `Full`.
+            let places = self.places.take(to_file.len());
             let writes: Vec<PageWrite<'_>> = to_file
                 .iter()
-                .map(|(index, _)| PageWrite { slot: pages[*index].slot, page: pages[*index].page })
+                .zip(&places)
+                .map(|((index, _), place)| PageWrite { slot: *place, page: pages[*index].page })
                 .collect();
             let mut written = Vec::with_capacity(writes.len());
             self.file.write_pages(queue, &writes, &mut written);
-            for ((index, raw), result) in to_file.into_iter().zip(written) {
+            for (((index, raw), place), result) in to_file.into_iter().zip(places).zip(written) {
                 if result.is_ok() {
-                    let in_file = |location| Some(RamBacking::location_in_file(location, raw));
+                    let in_file = |location| Some(RamBacking::location_in_file(location, place, raw));
                     let switched = self.ram.update(pages[index].slot.0, in_file);
                     let (old, _) = switched.expect("the change always wants a new location");
-                    assert!(
-                        old.kind() == LocationKind::Empty && old.wb() == WB_NONE,
-                        "a slot was used by two at once"
-                    );
+                    assert!(old.kind() == LocationKind::Empty, "a slot was used by two at once");
                     delta.file_pages += 1;
+                } else {
+                    self.leave(place);
                 }
                 results[base + index] = result;
             }
@@ -339,8 +333,8 @@ impl Backing for TierBacking {
                 results.push(match self.ram.load(slot.0, page, codec, scratch) {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
-                    Loaded::InFile => {
-                        wanted.push(index);
+                    Loaded::InFile(place) => {
+                        wanted.push((index, place));
                         Ok(())
                     }
                 });
@@ -366,9 +360,7 @@ impl Backing for TierBacking {
         for slot in slots {
             let old = self.ram.clear(slot.0);
             self.ram.retire(old, &mut delta);
-            if old.kind() == LocationKind::File {
-                self.file.discard(&[*slot]);
-            }
+            old.place().into_iter().for_each(|place| self.leave(place));
         }
         self.ram.apply(delta);
     }
@@ -390,7 +382,9 @@ impl Backing for TierBacking {
     /// into the pool when it leaves again: kept, it would come from the disk each time (SQLite took twice as
     /// long so).
     fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
-        self.ram.location(slot.0).is_raw_in_file() && (page.is_none() || self.file.keeps(slot, page))
+        let location = self.ram.location(slot.0);
+        let place = location.place().filter(|_| location.is_raw_in_file());
+        place.is_some_and(|place| page.is_none() || self.file.keeps(place, page))
     }
 
     fn housekeep(&self, chore: Chore) -> bool {
@@ -404,6 +398,7 @@ impl Backing for TierBacking {
             Chore::Close => {
                 // A writeback that is under way ends first: what it moved was discarded, and is let go.
                 self.let_go_of_buffer(&mut lock(&self.writeback));
+                self.places.release();
                 self.ram.housekeep(chore) | self.file.housekeep(chore)
             }
         }

@@ -1128,6 +1128,33 @@ fn tier_moves_the_oldest_pages_out() {
     assert_eq!(usage.ram_pages + usage.file_pages, 5999, "{usage:?}");
 }
 
+/// Whatever their slots: what leaves the pool together is written by few requests.
+#[test]
+fn writeback_is_a_log() {
+    let tier = tier(4 << 20);
+    let mut dice = Dice(5);
+    let mut versions: HashMap<u32, u32> = HashMap::new();
+    for step in 1..20_000u32 {
+        let slot = 1 + dice.below(8000) as u32;
+        if dice.below(3) == 0 {
+            discard(&tier, &[slot]);
+            versions.remove(&slot);
+        } else {
+            write_good(&tier, 0, &[(slot, half_page(slot ^ step))]);
+            versions.insert(slot, slot ^ step);
+        }
+        if step % 32 == 0 {
+            while maintain(&tier, 1) {}
+        }
+    }
+    let usage = tier.usage();
+    assert!(usage.written_back_pages_total > 3000, "{usage:?}");
+    assert!(usage.write_ios_total * 8 < usage.written_back_pages_total, "{usage:?}");
+    for (slot, version) in versions {
+        expect(&tier, 0, &[(slot, half_page(version))]);
+    }
+}
+
 #[test]
 fn a_pool_gives_room_as_long_as_its_file_takes_pages() {
     let written: Vec<(u32, Page)> = (1..2000).map(|slot| (slot, half_page(slot))).collect();

@@ -123,10 +123,29 @@ pub struct RunArgs {
     #[arg(hide_possible_values = true)]
     pub on_full: OnFull,
 
-    /// Shared memory that is counted and swapped: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero) or none
+    /// How faults inside system calls are served: kernel (by a full userfaultfd, which takes a privilege),
+    /// user (not at all: the agent traps every system call and brings what it uses; x86-64) or auto
+    ///
+    /// See 'memspill doctor' for what is possible here. With user each system call costs 2 microseconds more,
+    /// and shared memory is left alone. See docs/operating.md.
+    #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
+    #[arg(hide_possible_values = true)]
+    pub pager: Pager,
+
+    /// Shared memory that is counted and swapped: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero), all
+    /// (memfd, shm_open and mapped files of tmpfs too) or none
+    ///
+    /// With all: what is swapped out of a file reads as zeros for whoever reads it past memspill. Calls by
+    /// the C library, and processes that open it from outside, are seen, and the file is brought back for
+    /// them; stdio and system calls by a program's own instructions on a descriptor are not. See
+    /// docs/operating.md.
     #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::Anonymous)]
     #[arg(hide_possible_values = true)]
     pub shared: Shared,
+
+    /// Who tells of forks: the kernel, for which memspill needs CAP_SYS_PTRACE, or the agent in each process
+    #[arg(long, value_name = "WHO", value_enum, hide = true)]
+    pub forks: Option<Forks>,
 
     /// Print statistics to stderr when COMMAND ends
     #[arg(long)]
@@ -175,7 +194,21 @@ pub enum OnFull {
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shared {
     Anonymous,
+    All,
     None,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pager {
+    Auto,
+    Kernel,
+    User,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forks {
+    Kernel,
+    Agent,
 }
 
 impl RunArgs {

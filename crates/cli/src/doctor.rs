@@ -8,7 +8,7 @@
 //! render          checks in, text out
 //! ```
 //!
-//! A check at FAIL stops `memspill run`, which calls `blockers` and prints the same words. A check at warn
+//! A check at FAIL stops `memspill run`, which calls `choose` and prints the same words. A check at warn
 //! costs speed, or concerns some programs only; its text says which. Nothing is believed that can be tried:
 //! permission on a device, a sysctl and a kernel version are named as reasons, never taken as the result.
 
@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use memspill_uffd::shmem;
+use memspill_pager::door::source::Pager;
+use memspill_uffd::{fanotify, shmem};
 
-use crate::args::{self, DoctorArgs};
+use crate::args::{self, DoctorArgs, Pager as Wanted};
 use crate::machine::Memory;
 use crate::probe::{self, feature};
 use crate::size::human;
@@ -60,7 +61,8 @@ pub struct Check {
 
 /// The subcommand. 0: `run` can start here; 1: something fails.
 pub fn doctor(options: &DoctorArgs) -> u8 {
-    let checks = judge(&Facts::gather(Some(&args::swap_dir(options.swap_dir.clone()))));
+    let facts = Facts::gather(Some(&args::swap_dir(options.swap_dir.clone())));
+    let checks = judge_for(&facts, Wanted::Auto);
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     match io::stdout().write_all(render(&checks, colour).as_bytes()) {
@@ -72,11 +74,18 @@ pub fn doctor(options: &DoctorArgs) -> u8 {
     }
 }
 
-/// What stops `memspill run` on this machine; empty where it can start. Costs about a millisecond.
-pub fn blockers() -> Vec<Check> {
-    let mut checks = judge(&Facts::gather(None));
+/// Which pager `run` takes here, if the command line asks for `wanted`; and what there is to be said of that.
+/// Err: what stops it. Costs about a millisecond.
+pub fn choose(wanted: Wanted) -> Result<(Pager, Check), Vec<Check>> {
+    let facts = Facts::gather(None);
+    let mut checks = judge_for(&facts, wanted);
+    if let Some(pager) = possible(&facts, wanted)
+        && checks.iter().all(|check| check.level != Level::Fail)
+    {
+        return Ok((pager, checks.swap_remove(0)));
+    }
     checks.retain(|check| check.level == Level::Fail);
-    checks
+    Err(checks)
 }
 
 /// The same words on stderr, for `run`.
@@ -115,6 +124,8 @@ struct Facts {
     /// userfaultfd(2) as the program that is run can call it.
     uffd_full: Tried,
     uffd_user_mode: Tried,
+    /// Trapping system calls (Syscall User Dispatch), by the program that is run.
+    dispatch: Tried,
     /// None where no userfaultfd of any kind could be had.
     uffd_features: Option<u64>,
     event_fork: Tried,
@@ -130,6 +141,8 @@ struct Facts {
     /// Opening an object of shared memory by /proc/PID/map_files.
     shared_memory: Tried,
     shared_may_be_huge: bool,
+    /// Holding who opens a file of shared memory.
+    file_watch: Tried,
     huge_pages: Option<String>,
     max_map_count: Option<u64>,
     memory: Memory,
@@ -174,6 +187,7 @@ impl Facts {
             uffd_device: tried(open_uffd_device().map(drop)),
             uffd_full: full_userfaultfd(&status),
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
+            dispatch: tried(probe::dispatch()),
             uffd_features: features,
             event_fork,
             pagemap_scan: tried(probe::pagemap_scan()),
@@ -186,6 +200,7 @@ impl Facts {
             ptrace_scope: number_in("/proc/sys/kernel/yama/ptrace_scope"),
             shared_memory: tried(shmem::probe()),
             shared_may_be_huge: shmem::may_be_huge(),
+            file_watch: tried(fanotify::Watch::new().map(drop)),
             huge_pages: fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
                 .ok()
                 .map(chosen_word),
@@ -343,15 +358,98 @@ fn reason(errno: i32) -> String {
     words.to_lowercase()
 }
 
+/// What only the kernel pager needs.
+const KERNELS: [&str; 3] = ["/dev/userfaultfd", "userfaultfd(2)", "uffd EVENT_FORK"];
+
+/// The pager first, then all that it rests on. What the other one would need is no more than a warning.
+fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
+    let mut checks = judge(facts);
+    let takes = possible(facts, wanted);
+    let is_user = wanted == Wanted::User || takes == Some(Pager::User);
+    for check in &mut checks {
+        check.level = match (is_user, check.level) {
+            (true, Level::Fail) if KERNELS.contains(&check.name) => Level::Warn,
+            (true, Level::Warn) if check.name == CHILD_MEMORY => Level::Fail,
+            (_, level) => level,
+        };
+    }
+    checks.insert(0, pager(facts, takes, wanted));
+    checks
+}
+
+/// What stands in the way of the kernel pager.
+fn kernel_obstacle(facts: &Facts) -> Option<String> {
+    [uffd_device(facts), event_fork(facts, facts.uffd_features.unwrap_or(0))]
+        .into_iter()
+        .find(|check| check.level == Level::Fail)
+        .map(|check| format!("{}: {}", check.name, check.found))
+}
+
+/// And in that of the user pager.
+fn user_obstacle(facts: &Facts) -> Option<String> {
+    if facts.has_capability_alone() {
+        return Some("memspill has CAP_SYS_PTRACE for itself alone".into());
+    }
+    match (facts.uffd_user_mode, facts.dispatch, facts.child_memory) {
+        (Err(errno), ..) => Some(format!("userfaultfd for user mode: {}", reason(errno))),
+        (_, Err(errno), _) => Some(format!("{DISPATCH}: {}", reason(errno))),
+        (.., Err(errno)) => Some(format!("{CHILD_MEMORY}: {}", reason(errno))),
+        _ => None,
+    }
+}
+
+fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
+    match wanted {
+        Wanted::Kernel => kernel_obstacle(facts).is_none().then_some(Pager::Kernel),
+        Wanted::User => user_obstacle(facts).is_none().then_some(Pager::User),
+        Wanted::Auto => possible(facts, Wanted::Kernel).or_else(|| possible(facts, Wanted::User)),
+    }
+}
+
+fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
+    const NAME: &str = "pager";
+    let because = |obstacle: Option<String>| obstacle.map_or(String::new(), |why| format!(" ({why})"));
+    let (kernel, user) = (|| because(kernel_obstacle(facts)), || because(user_obstacle(facts)));
+    match (takes, wanted) {
+        (Some(Pager::Kernel), _) => ok(NAME, "kernel: faults inside system calls are served as all others"),
+        (Some(Pager::User), Wanted::User) => {
+            ok(NAME, "user: system calls are trapped, and their memory is brought first")
+        }
+        (Some(Pager::User), _) => {
+            let costs = "each system call costs 2 us more, and shared memory is left alone";
+            warn(NAME, format!("user, for kernel is not possible{}; {costs}", kernel()), None)
+        }
+        (None, Wanted::Kernel) => fail(NAME, format!("kernel is not possible{}", kernel()), None),
+        (None, Wanted::User) => fail(NAME, format!("user is not possible{}", user()), None),
+        (None, Wanted::Auto) => {
+            fail(NAME, format!("neither kernel{} nor user{} is possible", kernel(), user()), None)
+        }
+    }
+}
+
+const DISPATCH: &str = "system call traps";
+
+fn dispatch(facts: &Facts) -> Check {
+    match facts.dispatch {
+        Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for --pager=user"),
+        Err(libc::EINVAL) => {
+            warn(DISPATCH, "no Syscall User Dispatch in this kernel (5.11): no --pager=user", None)
+        }
+        Err(errno) => warn(DISPATCH, format!("{}: no --pager=user", reason(errno)), None),
+    }
+}
+
 fn judge(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![kernel(facts), uffd_device(facts), uffd_syscall(facts)];
     checks.extend(uffd_feature_checks(facts));
     checks.extend([
         pagemap_scan(facts),
         guard_regions(facts),
+        dispatch(facts),
         child_pagemap(facts),
         child_memory(facts),
         shared_memory(facts),
+        shared_files(facts),
         io_uring(facts),
         memlock(facts),
         max_map_count(facts),
@@ -528,8 +626,13 @@ fn event_fork(facts: &Facts, features: u64) -> Check {
         }
         Ok(()) => ok(NAME, "forked children get the swapped-out memory of their parent"),
         Err(libc::EPERM) => {
-            let found = "needs CAP_SYS_PTRACE: else a forked child would read zeros for what is swapped out";
-            fail(NAME, found, Some(ptrace_capability_fix(facts)))
+            let fix = Some(ptrace_capability_fix(facts));
+            if cfg!(target_arch = "x86_64") {
+                let found = "needs CAP_SYS_PTRACE: the agents make forks themselves, which takes longer, and \
+                    shared memory is not swapped";
+                return Check { name: NAME, level: Level::Warn, found: found.into(), fix };
+            }
+            fail(NAME, "needs CAP_SYS_PTRACE: else a forked child would read zeros", fix)
         }
         Err(errno) => fail(NAME, format!("{}: forked children are not followed", reason(errno)), None),
     }
@@ -593,8 +696,10 @@ fn child_pagemap(facts: &Facts) -> Check {
     }
 }
 
+const CHILD_MEMORY: &str = "child's memory";
+
 fn child_memory(facts: &Facts) -> Check {
-    const NAME: &str = "child's memory";
+    const NAME: &str = CHILD_MEMORY;
     let errno = match facts.child_memory {
         Ok(()) => return ok(NAME, "can be read (process_vm_readv)"),
         Err(errno) => errno,
@@ -630,6 +735,21 @@ fn shared_memory(facts: &Facts) -> Check {
                 reason(errno)
             );
             warn(NAME, found, None)
+        }
+    }
+}
+
+/// For `--shared=all` alone.
+fn shared_files(facts: &Facts) -> Check {
+    const NAME: &str = "shared files";
+    match facts.file_watch {
+        Ok(()) if facts.shared_memory.is_ok() && !facts.shared_may_be_huge => {
+            ok(NAME, "memfds, shm_open and mapped files of tmpfs can be swapped (--shared=all)")
+        }
+        Ok(()) => warn(NAME, "are not swapped either, see shared memory", None),
+        Err(errno) => {
+            let found = format!("{}: --shared=all needs fanotify, so CAP_SYS_ADMIN", reason(errno));
+            warn(NAME, found, Some("leave --shared=anonymous, the default; or run as root".into()))
         }
     }
 }
@@ -805,6 +925,7 @@ mod tests {
             uffd_device: Ok(()),
             uffd_full: Ok(()),
             uffd_user_mode: Ok(()),
+            dispatch: Ok(()),
             uffd_features: Some(feature::KNOWN),
             event_fork: Ok(()),
             pagemap_scan: Ok(()),
@@ -817,6 +938,7 @@ mod tests {
             ptrace_scope: Some(1),
             shared_memory: Ok(()),
             shared_may_be_huge: false,
+            file_watch: Ok(()),
             huge_pages: Some("madvise".into()),
             max_map_count: Some(65_530),
             memory: Memory { ram_bytes: 8 << 30, swap_bytes: 0, cgroup: None },
@@ -840,6 +962,7 @@ mod tests {
             uffd_full: Err(libc::EPERM),
             event_fork: Err(libc::EPERM),
             shared_memory: Err(libc::EPERM),
+            file_watch: Err(libc::EPERM),
             memlock_bytes: Some(8 << 20),
             ..good()
         }
@@ -860,6 +983,31 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_user_gets_the_user_pager() {
+        let names = |facts: &Facts, wanted, level| -> Vec<&str> {
+            let checks = judge_for(facts, wanted);
+            checks.iter().filter(|check| check.level == level).map(|check| check.name).collect()
+        };
+        let facts = plain_user();
+        let line = &judge_for(&facts, Wanted::Auto)[0];
+        assert!(line.found.starts_with("user, for kernel is not possible (/dev/userfaultfd: user 1000"));
+        assert!(names(&facts, Wanted::Auto, Level::Fail).is_empty());
+        assert_eq!(possible(&facts, Wanted::Auto), Some(Pager::User));
+        let fails = names(&facts, Wanted::Kernel, Level::Fail);
+        assert_eq!(fails, ["pager", "/dev/userfaultfd"]);
+        // Who may have the kernel pager gets it, and the other one where he asks for it.
+        assert_eq!(possible(&good(), Wanted::Auto), Some(Pager::Kernel));
+        assert_eq!(possible(&good(), Wanted::User), Some(Pager::User));
+        // Neither.
+        let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
+        let line = &judge_for(&old, Wanted::Auto)[0];
+        assert!(line.level == Level::Fail && line.found.contains("nor user (system call traps"), "{line:?}");
+        let strict = Facts { child_memory: Err(libc::EPERM), ptrace_scope: Some(2), ..facts };
+        assert_eq!(possible(&strict, Wanted::Auto), None);
+        assert_eq!(names(&strict, Wanted::User, Level::Fail), ["pager", "child's memory"]);
+    }
+
+    #[test]
     fn a_plain_user_is_told_the_one_command() {
         let facts = plain_user();
         let device = check(&facts, "/dev/userfaultfd");
@@ -869,7 +1017,7 @@ mod tests {
             Some("sudo setfacl -m u:1000:rw /dev/userfaultfd  # until the next boot; a udev rule keeps it")
         );
         let fails = judge(&facts).iter().filter(|check| check.level == Level::Fail).count();
-        assert_eq!(fails, 2, "one lack, one FAIL: the device, the capability");
+        assert_eq!(fails, 1, "the device; the capability is missed by warnings only");
         assert!(
             check(&facts, "userfaultfd(2)")
                 .fix
@@ -885,7 +1033,8 @@ mod tests {
     /// Either way to a full userfaultfd is enough.
     #[test]
     fn the_device_or_the_system_call() {
-        let plain_user = || Facts { event_fork: Ok(()), shared_memory: Ok(()), ..plain_user() };
+        let plain_user =
+            || Facts { event_fork: Ok(()), shared_memory: Ok(()), file_watch: Ok(()), ..plain_user() };
         let by_device = Facts { uffd_device: Ok(()), ..plain_user() };
         assert_eq!(worst(&by_device), Level::Ok);
         assert_eq!(check(&by_device, "userfaultfd(2)").level, Level::Ok);
@@ -919,10 +1068,10 @@ mod tests {
     }
 
     #[test]
-    fn fork_needs_a_capability() {
+    fn the_kernel_tells_of_forks_with_a_capability() {
         let facts = plain_user();
         let fork = check(&facts, "uffd EVENT_FORK");
-        assert_eq!(fork.level, Level::Fail);
+        assert_eq!(fork.level, Level::Warn, "the agents make the forks");
         let fix = fork.fix.unwrap();
         assert!(
             fix.starts_with("sudo setpriv --reuid $USER ")
@@ -1021,8 +1170,14 @@ mod tests {
     #[test]
     fn shared_memory_is_no_reason_not_to_start() {
         let huge = Facts { shared_may_be_huge: true, ..good() };
-        for (facts, words) in [(huge, "huge pages"), (plain_user(), "CAP_CHECKPOINT_RESTORE")] {
-            let check = check(&facts, "shared memory");
+        let cases = [
+            ("shared memory", &huge, "huge pages"),
+            ("shared memory", &plain_user(), "CAP_CHECKPOINT_RESTORE"),
+            ("shared files", &huge, "see shared memory"),
+            ("shared files", &plain_user(), "CAP_SYS_ADMIN"),
+        ];
+        for (name, facts, words) in cases {
+            let check = check(facts, name);
             assert!(check.level == Level::Warn && check.found.contains(words), "{}", check.found);
         }
     }
@@ -1043,6 +1198,9 @@ mod tests {
         let checks = judge(&Facts::gather(Some(Path::new("/var/tmp"))));
         assert!(checks.len() >= 12);
         assert!(checks.iter().all(|check| !check.found.is_empty() && !check.found.contains('\n')));
-        assert!(blockers().iter().all(|check| check.level == Level::Fail));
+        for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User] {
+            let blockers = choose(wanted).err().unwrap_or_default();
+            assert!(blockers.iter().all(|check| check.level == Level::Fail));
+        }
     }
 }

@@ -89,6 +89,14 @@ pub fn guard_install() -> Probe<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Syscall User Dispatch, which is switched off here in any case.
+pub fn dispatch() -> Probe<()> {
+    const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
+    // SAFETY: takes integers and touches no memory.
+    let result = unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Makes a small io_uring, and closes it.
 pub fn io_uring() -> Probe<()> {
     let mut params = IoUringParams([0; 120]);

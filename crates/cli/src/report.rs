@@ -62,6 +62,8 @@ fn gauges(run: &Run) -> Vec<(&'static str, u64, &'static str)> {
         ("shared_objects", run.account.shared_objects(), "objects of shared memory that were managed"),
         ("shared_peak_bytes", run.account.largest_shared_bytes(), "the most shared memory that was counted"),
         ("shared_pgsteal", run.account.shared_pages_out(), "pages of shared memory that were taken out"),
+        ("shared_given_back", run.files.given_back(), "files that were brought back, for calls used them"),
+        ("shared_left_alone", run.files.left_alone(), "files that may not be managed"),
         ("cpu_ns", cpu_time_ns(), "CPU time of memspill itself"),
         ("fault_ns_p50", fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
         ("fault_ns_p99", fault_ns.percentile_ns(990), "99 % of faults took at most this"),

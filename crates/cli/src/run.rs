@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{OnFull, RunArgs, Shared};
+use crate::args::{Forks, OnFull, RunArgs, Shared};
 use crate::devices::{self, Opening};
 use crate::exit;
 use crate::machine::Memory;
@@ -34,12 +34,21 @@ pub fn run(args: RunArgs) -> u8 {
     }
     // Before anything is opened: all that follows is under these limits.
     let limits = Limits::raise();
-    let blockers = doctor::blockers();
-    if !blockers.is_empty() {
-        eprint!("{}", doctor::refusal(&blockers));
-        return exit::OWN_FAILURE;
-    }
-    match prepare(&args, limits).and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string())) {
+    let pager = match doctor::choose(args.pager) {
+        Ok((pager, why)) => {
+            if args.verbose {
+                eprintln!("memspill: pager: {}", why.found);
+            }
+            pager
+        }
+        Err(blockers) => {
+            eprint!("{}", doctor::refusal(&blockers));
+            return exit::OWN_FAILURE;
+        }
+    };
+    match prepare(&args, pager, limits)
+        .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
+    {
         Ok(ended) => {
             report::at_the_end(&args, &ended);
             ended.exit_code as u8
@@ -86,11 +95,14 @@ impl Operator for RunOperator {
     }
 }
 
-fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
+fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Config, String> {
     let ram_bytes = Memory::of_this_machine().usable_bytes();
     let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
     check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
     Limits::refusal().map_or(Ok(()), Err)?;
+    if pager == source::Pager::User && args.shared == Shared::All {
+        return Err("--shared=all needs the kernel pager, see 'memspill doctor'".into());
+    }
     let mut tuning = Tuning::default();
     let config = args
         .config
@@ -106,7 +118,15 @@ fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     let opening = Opening { disk_free_bytes, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
-    let (source, features) = source::find_source()?;
+    let wanted = args.forks.map(|forks| match forks {
+        Forks::Kernel => memspill_pager::run::Forks::Kernel,
+        Forks::Agent => memspill_pager::run::Forks::Agent,
+    });
+    let (source, features, forks) = source::find_source(pager, wanted)?;
+    let by_agents = forks == memspill_pager::run::Forks::Agent;
+    if by_agents && args.shared == Shared::All {
+        eprintln!("memspill: --shared=all: shared memory is left alone: that needs CAP_SYS_PTRACE");
+    }
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
@@ -123,8 +143,13 @@ fn prepare(args: &RunArgs, limits: Limits) -> Result<Config, String> {
             },
             verbose: args.verbose,
             check: args.check,
+            forks,
             shared: match args.shared {
+                // Faults of calls on it could be served for no process that has it mapped.
+                _ if pager == source::Pager::User => memspill_pager::run::Shared::None,
+                _ if by_agents => memspill_pager::run::Shared::None,
                 Shared::Anonymous => memspill_pager::run::Shared::Anonymous,
+                Shared::All => memspill_pager::run::Shared::All,
                 Shared::None => memspill_pager::run::Shared::None,
             },
         },

@@ -50,12 +50,16 @@ impl SwapIn<'_> {
     /// A fault on `vpn`: the one entry for every front end.
     pub fn fault(&mut self, queue: QueueId, space: &Arc<Space>, fault: Fault) -> Outcome {
         let Fault { vpn, write, favoured, .. } = fault;
+        let chunk = space.chunk_or_new(vpn);
+        let mut words = lock(&chunk);
+        // Under the lock: what is claimed when the space is released has its word cancelled. What would be
+        // claimed later would stay charged for ever, where the memory is still there to be filled (an object
+        // that nobody has mapped any more).
         if space.is_dead() {
+            drop(words);
             space.memory.wake(vpn, 1);
             return Outcome::Gone;
         }
-        let chunk = space.chunk_or_new(vpn);
-        let mut words = lock(&chunk);
         let word = &mut words[index(vpn)];
         match word.state() {
             State::Resident => {

@@ -9,8 +9,8 @@
 //! Each scenario is named after a class of bugs that the kernel's swap code has had. Its schedules are drawn
 //! twice: by a random walk, which switches everywhere, and by PCT, which lets one thread run on while another
 //! stands still at the worst place. A schedule that never ends (a wake that was lost, a livelock) fails too,
-//! after `STEPS_MAX` steps. All atomics are sequentially consistent here; orders of memory are what the loom
-//! tests are for.
+//! after many steps (shuttle/explore.rs). All atomics are sequentially consistent here; orders of memory are
+//! what the loom tests are for.
 //!
 //! What each was seen to find, planted by hand:
 //!
@@ -45,7 +45,11 @@
 //! ```
 #![cfg(shuttle)]
 
-#[allow(dead_code, reason = "engine_model.rs uses the rest of it")]
+#[path = "shuttle/explore.rs"]
+mod explore;
+
+use explore::explore;
+#[allow(dead_code, reason = "the model test uses the rest of it")]
 use memspill_engine::backing::{BackingError, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -59,39 +63,15 @@ use memspill_engine::testing::device::{Lost, MockBacking};
 use memspill_engine::testing::memory::MockMemory;
 use memspill_engine::tuning::{Readahead, Tuning};
 use memspill_engine::units::{CpuId, GroupId, Order, PAGE_SIZE, SlotIndex, SpaceId, Vpn};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
-use shuttle::{Config, MaxSteps, Runner, thread};
+use shuttle::thread;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 // std's lock, at which shuttle does not switch: the scenario's own knowledge is not under test.
 use std::sync::{Arc, Mutex};
-
-/// Schedules that each of the two schedulers draws.
-const DRAWN: usize = 1000;
-/// Places at which PCT lets another thread overtake, and one.
-const PCT_DEPTH: usize = 4;
-/// Many times what a scenario needs.
-const STEPS_MAX: usize = 200_000;
-/// An engine is made on the stack.
-const STACK_BYTES: usize = 2 << 20;
 
 /// Pages lie on both sides of the border of two chunks of the page table.
 const FIRST: u64 = 0x7f00_0000 + 508;
 const PAGES: u64 = 8;
 const SWAPOFF_QUEUE: QueueId = QueueId(60);
-
-fn explore(scenario: fn()) {
-    let mut config = Config::new();
-    config.stack_size = STACK_BYTES;
-    config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
-    config.silence_warnings = true;
-    if let Ok(schedule) = std::env::var("REPLAY") {
-        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(scenario);
-        return;
-    }
-    let drawn = std::env::var("DRAWN").map_or(DRAWN, |n| n.parse().expect("DRAWN is a number"));
-    Runner::new(RandomScheduler::new(drawn), config.clone()).run(scenario);
-    Runner::new(PctScheduler::new(PCT_DEPTH, drawn), config).run(scenario);
-}
 
 // ---- a job and its threads --------------------------------------------------------------------------------
 

@@ -83,6 +83,8 @@ fn ready_of(bytes: &mut Bytes) -> Ready {
         control_addr: bytes.u64(),
         image_addr: bytes.u64(),
         image_len: bytes.u64(),
+        blocks_addr: bytes.u64(),
+        blocks_len: bytes.u64(),
         evictor_tid: 0,
         reserved: 0,
     }

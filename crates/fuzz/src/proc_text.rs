@@ -18,7 +18,7 @@ pub fn check(input: &[u8]) {
     let _ = statm_in(&text);
     let _ = pss_anon_bytes_in(&text);
     let _ = locked_and_pinned_in(&text);
-    let shared = shared_maps_in(input).anonymous;
+    let shared = shared_maps_in(input).mappings;
     assert!(shared.iter().all(|m| m.start < m.end), "{shared:x?}");
     let ranges_of = |mappings: Vec<Mapping>| mappings.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>();
     for ranges in [ranges_of(manageable_in(input)), inherited_in(&text)] {
@@ -80,7 +80,7 @@ fn well_formed(bytes: &mut Bytes) {
     }
     assert_eq!(manageable_in(maps.as_bytes()), manageable, "{maps}");
     assert_eq!(inherited_in(&smaps), inherited, "{smaps}");
-    let found = shared_maps_in(maps.as_bytes()).anonymous;
+    let found = shared_maps_in(maps.as_bytes()).mappings;
     let found: Vec<(u64, u64, u64)> = found.iter().map(|m| (m.start, m.end, m.offset)).collect();
     assert_eq!(found, shared, "{maps}");
 }

@@ -13,7 +13,6 @@
 //!
 //! What is not done: nothing is promised. Pages that are shared, locked, or in work, stay where they are.
 
-use crate::faults::doorbell;
 use crate::proc;
 use crate::process::Process;
 use crate::reclaim::evict;
@@ -49,7 +48,7 @@ pub fn follow(run: &Run, index: u32) {
             }
             Step::End => {
                 if let Some(doorbell) = advice.doorbell.and_then(Arc::into_inner) {
-                    doorbell::answer(&advice.caller, doorbell);
+                    advice.caller.memory.answer_call(doorbell);
                 }
             }
         }

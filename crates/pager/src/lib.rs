@@ -17,6 +17,7 @@ pub mod door;
 pub mod exit;
 mod faults;
 mod guardian;
+pub mod held_files;
 pub mod histogram;
 pub mod limits;
 mod monitor;

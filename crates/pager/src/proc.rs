@@ -120,7 +120,28 @@ impl Lines {
     }
 }
 
-/// A mapping of shared anonymous memory (MAP_SHARED | MAP_ANONYMOUS, or of /dev/zero).
+/// Private anonymous mappings, whatever may be done to them, in ascending order: (start, end). The main
+/// stack, which grows, from where the mapping below it ends.
+pub fn private_anonymous(pid: u32) -> io::Result<Vec<(u64, u64)>> {
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    if maps.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the thread has ended"));
+    }
+    let mut below_end = 0;
+    let read = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let (start, end) = range_of(fields.next()?)?;
+        let below = std::mem::replace(&mut below_end, end);
+        let (perms, inode) = (fields.next()?, fields.nth(2)?);
+        let name = fields.next().unwrap_or(b"");
+        let is_stack = name == b"[stack]";
+        (inode == b"0" && perms.ends_with(b"p") && (is_stack || is_anonymous(name)))
+            .then_some((if is_stack { below.min(start) } else { start }, end))
+    };
+    Ok(maps.split(|byte| *byte == b'\n').filter_map(read).collect())
+}
+
+/// A mapping of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedMapping {
     pub start: u64,
@@ -128,12 +149,25 @@ pub struct SharedMapping {
     /// Where in the object it begins.
     pub offset: u64,
     pub object: Id,
+    pub kind: SharedKind,
+    /// It may be read, written or executed.
+    pub is_open: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SharedKind {
+    /// MAP_SHARED | MAP_ANONYMOUS, or of /dev/zero.
+    Anonymous,
+    /// A file on a file system without a device, as tmpfs is.
+    File,
 }
 
 /// What a process has mapped that others may have mapped too.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct SharedMaps {
-    pub anonymous: Vec<SharedMapping>,
+    pub mappings: Vec<SharedMapping>,
+    /// Such files of which it has a private mapping.
+    pub private: Vec<Id>,
     /// A device's memory is mapped too: the device may reach the process's memory without the CPU.
     pub has_device: bool,
 }
@@ -170,15 +204,28 @@ pub fn shared_maps_in(maps: &[u8]) -> SharedMaps {
             let colon = dev.iter().position(|byte| *byte == b':')?;
             let (major, minor) = (address(&dev[..colon])?, address(&dev[colon + 1..])?);
             let dev = libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?);
-            Some((SharedMapping { start, end, offset, object: Id { dev, ino } }, perms))
+            let (object, is_open) = (Id { dev, ino }, !perms.starts_with(b"---"));
+            let kind = SharedKind::Anonymous;
+            Some((SharedMapping { start, end, offset, object, kind, is_open }, perms, major))
         };
-        let Some((mapping, perms)) = mapping() else { continue };
+        let Some((mapping, perms, major)) = mapping() else { continue };
+        let is_shared = perms.ends_with(b"s");
         let name = (fields.next().unwrap_or(b""), fields.next());
         match name {
-            (b"/dev/zero", Some(b"(deleted)")) if perms.ends_with(b"s") => found.anonymous.push(mapping),
-            (b"/dev/zero", None) => {}
+            (b"/dev/zero", Some(b"(deleted)")) if is_shared => found.mappings.push(mapping),
+            (b"/dev/zero", _) => {}
             (name, None) if name.starts_with(b"/dev/") && !name.starts_with(b"/dev/shm/") => {
                 found.has_device = true;
+            }
+            // The kernel's own System V segments are on the same device as memfds; our own are not counted.
+            (name, _) if name.starts_with(b"/SYSV") || name.starts_with(b"/memfd:memspill-") => {}
+            (name, _) if name.starts_with(b"/") && major == 0 && is_shared => {
+                found.mappings.push(SharedMapping { kind: SharedKind::File, ..mapping });
+            }
+            (name, _)
+                if name.starts_with(b"/") && major == 0 && found.private.last() != Some(&mapping.object) =>
+            {
+                found.private.push(mapping.object);
             }
             _ => {}
         }
@@ -237,6 +284,73 @@ fn has_direct_io_in(folder: &str, any: &mut bool) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Which of these files a process has open, with any of its threads' tables. None: it may not be looked at.
+pub fn open_among(pid: u32, files: &[Id]) -> Option<Vec<Id>> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        let folder = task.path();
+        // Most threads share one table.
+        let is_other = || folder.file_name().is_some_and(|name| name.to_str() != Some(&pid.to_string()));
+        if is_other() && has_same_files(pid, &folder) {
+            continue;
+        }
+        let entries = match fs::read_dir(folder.join("fdinfo")) {
+            Ok(entries) => entries,
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(_) => return None,
+        };
+        for entry in entries.flatten() {
+            let fdinfo = text(entry.path()).unwrap_or_default();
+            let ino = fdinfo.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse::<u64>().ok());
+            // Before Linux 5.14 it is not told, and each is asked.
+            if ino.is_some_and(|ino| files.iter().all(|id| id.ino != ino)) {
+                continue;
+            }
+            let Ok(file) = fs::metadata(folder.join("fd").join(entry.file_name())) else { continue };
+            let id = Id { dev: file.dev(), ino: file.ino() };
+            if files.contains(&id) && !found.contains(&id) {
+                found.push(id);
+            }
+        }
+    }
+    Some(found)
+}
+
+/// Does a thread use its process's table of files? Where that cannot be told: no.
+fn has_same_files(pid: u32, task: &Path) -> bool {
+    let of_task = task.file_name().and_then(|name| name.to_str()?.parse().ok());
+    of_task.is_some_and(|tid| memspill_uffd::vm::has_same_files(pid, tid))
+}
+
+/// All processes that there are.
+pub fn all_processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Is it the kernel's own mount of tmpfs, on which memfds are?
+pub fn is_internal(dev: u64) -> bool {
+    let memfd = rustix::fs::memfd_create("memspill-probe", rustix::fs::MemfdFlags::CLOEXEC);
+    memfd.and_then(rustix::fs::fstat).is_ok_and(|stat| stat.st_dev == dev)
+}
+
+/// May files of this file system (by its device) have large folios, as process `pid` sees its mounts? In
+/// doubt they may.
+pub fn may_be_huge(pid: u32, dev: u64) -> bool {
+    may_be_huge_in(&text(format!("/proc/{pid}/mountinfo")).unwrap_or_default(), dev)
+}
+
+/// The same for the file's text.
+fn may_be_huge_in(mountinfo: &str, dev: u64) -> bool {
+    let wanted = format!("{}:{}", libc::major(dev), libc::minor(dev));
+    let mount = mountinfo.lines().find(|line| line.split(' ').nth(2) == Some(&wanted));
+    mount.is_none_or(|line| {
+        let options = line.rsplit(' ').next().unwrap_or("");
+        options.split(',').any(|option| option.starts_with("huge=") && option != "huge=never")
+    })
 }
 
 fn is_anonymous(name: &[u8]) -> bool {
@@ -564,11 +678,47 @@ mod tests {
               7f40-7f50 rw-s 00000000 00:01 6       /SYSV00000000 (deleted)\n\
               7f50-7f60 rw-p 00000000 00:01 5       /dev/zero (deleted)\ngarbage",
         );
-        let object = Id { dev: libc::makedev(0, 1), ino: 1024 };
-        let (start, end, offset) = (0x7f00, 0x7f10, 0x2000);
-        let mapping = SharedMapping { start, end, offset, object };
-        assert_eq!(found, SharedMaps { anonymous: vec![mapping], has_device: false });
+        let id = |minor, ino| Id { dev: libc::makedev(0, minor), ino };
+        let (start, end, offset, kind) = (0x7f00, 0x7f10, 0x2000, SharedKind::Anonymous);
+        let zero = SharedMapping { start, end, offset, object: id(1, 1024), kind, is_open: true };
+        let file = |start, minor, ino| SharedMapping {
+            start,
+            end: start + 0x10,
+            offset: 0,
+            object: id(minor, ino),
+            kind: SharedKind::File,
+            is_open: true,
+        };
+        assert_eq!(found.mappings, [zero, file(0x7f10, 1, 7), file(0x7f30, 0x17, 9)]);
+        assert!(found.private.is_empty() && !found.has_device);
+        let found = shared_maps_in(
+            b"7f00-7f10 ---s 00000000 00:01 7  /memfd:a (deleted)\n\
+              7f10-7f20 rw-p 00000000 00:01 7  /memfd:a (deleted)\n\
+              7f20-7f30 rw-s 00000000 00:01 8  /memfd:memspill-control (deleted)\n\
+              7f30-7f40 rw-s 00000000 08:01 9  /a/file",
+        );
+        assert_eq!(found.mappings, [SharedMapping { is_open: false, ..file(0x7f00, 1, 7) }]);
+        assert_eq!(found.private, [id(1, 7)]);
         assert!(shared_maps_in(b"7f00-7f10 rw-s 00000000 00:06 11 /dev/nvidia0").has_device);
+    }
+
+    #[test]
+    fn open_files_are_found() {
+        let file = fs::File::open("/proc/self/exe").expect("our own program");
+        let metadata = file.metadata().expect("of it");
+        let id = Id { dev: metadata.dev(), ino: metadata.ino() };
+        let other = Id { ino: u64::MAX, ..id };
+        assert_eq!(open_among(std::process::id(), &[other, id]), Some(vec![id]));
+        drop(file);
+        assert!(open_among(u32::MAX, &[id]).is_none());
+    }
+
+    #[test]
+    fn huge_file_systems_are_known() {
+        let mounts = "30 20 0:27 / /dev/shm rw,nosuid shared:5 - tmpfs tmpfs rw,size=9k,inode64\n\
+                      31 20 0:28 / /mnt rw - tmpfs none rw,huge=within_size";
+        let huge = |minor| may_be_huge_in(mounts, libc::makedev(0, minor));
+        assert_eq!((huge(27), huge(28), huge(29)), (false, true, true));
     }
 
     #[test]

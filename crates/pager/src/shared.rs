@@ -10,19 +10,25 @@
 //!          the object, so each fault that was read needs its own wake, even if the page is there already
 //! ```
 //!
-//! An object ends with its last mapping. If its pages are found in a state that cannot be right, the run ends
-//! ([`SharedMemory::breach`]); from then on no thread is woken, so that none reads wrong contents.
+//! An anonymous object ends with its last mapping. A file (`--shared=all`) goes on as long as it has a name,
+//! or somebody has it open: see `reclaim/give_back.rs`. If an object's pages are found in a state that
+//! cannot be right, the run ends ([`SharedMemory::breach`]); from then on no thread is woken, so that none
+//! reads wrong contents.
 
+use crate::held_files::Hold;
 use crate::process::bytes::{bytes_of, bytes_of_mut};
 use crate::process::memory::{ProcessMemory, fill};
+use crate::times::TMPFS_FULL;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
-use memspill_uffd::shmem::{Mapped, Pipe, Taken};
+use memspill_engine::word::State;
+use memspill_uffd::shmem::{Id, Mapped, Pipe, Taken};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -35,6 +41,12 @@ pub struct Object {
     adopted: AtomicBool,
     /// For each process that has locked memory (mlock): how much, and whether some of it was the object's.
     locked: Mutex<HashMap<u64, (u64, bool)>>,
+    /// Of a file: what is known of it elsewhere, until all of it is in memory again.
+    hold: Mutex<Option<Hold>>,
+    pub is_file: bool,
+    /// Its pages come back, and none leaves any more.
+    given_back: AtomicBool,
+    giving_back: Mutex<()>,
 }
 
 /// While this is held, no page of the object is taken out or filled.
@@ -44,9 +56,40 @@ pub struct PagesHeld<'a> {
 }
 
 impl Object {
-    pub fn new(key: u64, memory: Arc<SharedMemory>, space: Arc<Space>) -> Object {
+    /// `hold`: of a file.
+    pub fn new(key: u64, memory: Arc<SharedMemory>, space: Arc<Space>, hold: Option<Hold>) -> Object {
         let (batch, adopted, locked) = Default::default();
-        Object { key, memory, space, batch, adopted, locked }
+        let (is_file, hold, given_back, giving_back) =
+            (hold.is_some(), Mutex::new(hold), AtomicBool::new(false), Mutex::new(()));
+        Object { key, memory, space, batch, adopted, locked, hold, is_file, given_back, giving_back }
+    }
+
+    pub fn id(&self) -> Id {
+        self.memory.mapped.object.id
+    }
+
+    /// The first page that is not managed: of a file the last one, if it is no whole one.
+    pub fn end(&self) -> Vpn {
+        Vpn(self.memory.mapped.object.bytes / PAGE)
+    }
+
+    /// From here on no batch of it begins, and it is not managed anew.
+    pub fn set_given_back(&self) {
+        self.given_back.store(true, Ordering::SeqCst);
+    }
+
+    pub fn is_given_back(&self) -> bool {
+        self.given_back.load(Ordering::SeqCst)
+    }
+
+    /// Whoever gives it back, or begins to manage it, does so alone.
+    pub fn hold_giving_back(&self) -> MutexGuard<'_, ()> {
+        self.giving_back.lock().expect("giving back")
+    }
+
+    /// All of it is in memory, or nobody will read it.
+    pub fn let_go(&self) {
+        drop(self.hold.lock().expect("hold").take());
     }
 
     /// To be held while a batch is being taken.
@@ -97,12 +140,37 @@ pub struct SharedMemory {
     pipe: Mutex<Pipe>,
     waiters: Mutex<BTreeMap<u64, Vec<Waiter>>>,
     breach: OnceLock<&'static str>,
+    /// Since when its file system has had no room for what is to come back.
+    full_since: Mutex<Option<Instant>>,
 }
 
 impl SharedMemory {
     pub fn new(mapped: Mapped) -> std::io::Result<SharedMemory> {
         let (pipe, waiters) = (Mutex::new(Pipe::new()?), Mutex::default());
-        Ok(SharedMemory { mapped, pipe, waiters, breach: OnceLock::new() })
+        Ok(SharedMemory { mapped, pipe, waiters, breach: OnceLock::new(), full_since: Mutex::default() })
+    }
+
+    /// Has there been room for a page? Others may have taken what a page that is swapped out had. For a while
+    /// it is tried again.
+    fn note_room(&self, has_room: bool) {
+        let mut since = self.full_since.lock().expect("full");
+        if has_room || !self.mapped.object.is_full() {
+            *since = None;
+        } else if since.get_or_insert_with(Instant::now).elapsed() > TMPFS_FULL {
+            self.note_breach("its tmpfs is full, so what is swapped out of it cannot come back");
+        }
+    }
+
+    /// Is there a page where one is swapped out? The caller holds the object's pages.
+    pub fn look_for_intruders(&self, space: &Space) {
+        let is_away = |page: &u64| space.word(Vpn(*page)).state() == State::Swapped;
+        let mut found = false;
+        let bytes = self.mapped.object.bytes;
+        let looked =
+            self.mapped.present(0, bytes, |from, to| found |= (from / PAGE..to / PAGE).any(|p| is_away(&p)));
+        if found || looked.is_err() {
+            self.note_breach("somebody else has made a page where one is swapped out");
+        }
     }
 
     /// Remember that a thread of process `key` waits for this page at `addr`. To be called before the page is
@@ -128,7 +196,7 @@ impl SharedMemory {
         self.breach.get().copied()
     }
 
-    fn note_breach(&self, what: &'static str) {
+    pub fn note_breach(&self, what: &'static str) {
         let _ = self.breach.set(what);
     }
 
@@ -182,6 +250,7 @@ impl Memory for SharedMemory {
         if filled.stop == Stop::Exists {
             self.note_breach("somebody else has made a page where one is swapped out");
         }
+        self.note_room(filled.stop != Stop::NoMemory);
         filled
     }
 

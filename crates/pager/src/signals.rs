@@ -113,13 +113,13 @@ pub fn become_subreaper() -> io::Result<()> {
 /// limit as it was. The limit becomes 1 and not 0, because a limit of 0 does not stop the kernel from piping
 /// a core dump to a program.
 ///
-/// As root, memspill also makes itself undumpable, so that no other process of its user can read its memory.
-/// Without root it cannot: its entries in /proc would be closed to its own user, and the targets' loader
-/// opens the agent there.
-pub fn no_core() -> libc::rlimit {
+/// As root, memspill also makes itself undumpable, so that no other process of its user can read its
+/// memory. Without root, or CAP_SYS_PTRACE (`may_close`), it cannot: its entries in /proc would be closed
+/// to its own user, and the targets' loader opens the agent there.
+pub fn no_core(may_close: bool) -> libc::rlimit {
     // SAFETY: both calls take and return integers only.
     unsafe {
-        if libc::geteuid() == 0 {
+        if may_close && libc::geteuid() == 0 {
             libc::prctl(libc::PR_SET_DUMPABLE, 0);
         }
     }

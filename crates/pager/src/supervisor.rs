@@ -18,12 +18,15 @@ use crate::ctl::operator::{self, Operator};
 use crate::door::porter;
 use crate::door::socket::Door;
 use crate::exit;
+use crate::faults::files;
 use crate::faults::thread::FaultThread;
+use crate::held_files::HeldFiles;
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
-use crate::reclaim::evict;
+use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
-use crate::run::{Layout, Run, Settings};
+use crate::run::files::Files;
+use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited};
 use crate::times::{KILL_STEP, TREE_ENDS};
@@ -32,6 +35,7 @@ use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
+use memspill_uffd::fanotify::Watch;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -71,18 +75,19 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     not_inside_a_run()?;
     let (forwarded, children) = signals::block(&FORWARDED)?;
     signals::become_subreaper()?;
-    let core = signals::no_core();
+    let core = signals::no_core(config.settings.forks == Forks::Kernel);
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
     // Before the guardian, which shares our descriptors: to make room for a high number in a table that is
     // shared takes 8 ms.
     let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
-    let guardian =
-        crate::guardian::start(&address).map_err(|e| limits::explained("cannot start the guardian", e))?;
+    let held = Arc::new(HeldFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
+    let guardian = crate::guardian::start(&address, &held)
+        .map_err(|e| limits::explained("cannot start the guardian", e))?;
     let inherited = Inherited { limits: config.limits, core, mask: forwarded.before() };
     let command = config.command.clone();
-    let set_up =
-        set_up(config, forwarded, guardian).inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
+    let set_up = set_up(config, forwarded, guardian, held)
+        .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
     let started = door.target.start(|| spawn(&command, &agent, &address, inherited));
     let ended = started.map(|pid| {
@@ -90,6 +95,8 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
         wait(&set_up, pid, guardian, &children)
     });
     check_at_the_end(run);
+    // What others may still read, before the guardian goes: if we are killed meanwhile, it empties the rest.
+    let lost = give_back::end(run);
     run.stop();
     // Where nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that
     // it shares. Else it goes on killing when we are gone.
@@ -101,7 +108,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     run.engine.devices().ever_added().for_each(|device| _ = device.backing.housekeep(Chore::EndRun));
     let exit_code = match (second_signal.ended(), ended) {
         (Some(by_signal), _) => by_signal,
-        (None, ended) => ended?.exit_code,
+        (None, ended) => lost.unwrap_or(ended?.exit_code),
     };
     Ok(Ended { exit_code, run: run.clone() })
 }
@@ -125,7 +132,12 @@ struct SetUp {
 }
 
 /// All that the target needs before it starts.
-fn set_up(config: Config, forwarded: signals::SignalSet, guardian: u32) -> io::Result<SetUp> {
+fn set_up(
+    config: Config,
+    forwarded: signals::SignalSet,
+    guardian: u32,
+    held: Arc<HeldFiles>,
+) -> io::Result<SetUp> {
     let no_thread = |e| limits::explained("cannot start a thread", e);
     let second_signal = SecondSignal::start(forwarded, guardian).map_err(no_thread)?;
     let Config { devices, tuning, settings, layout, groups, swap_max_pages, door, operator, .. } = config;
@@ -133,12 +145,22 @@ fn set_up(config: Config, forwarded: signals::SignalSet, guardian: u32) -> io::R
     let root = GroupConfig { swap_max_pages, ..GroupConfig::root(settings.memory_max_bytes) };
     let groups: Vec<GroupConfig> = std::iter::once(root).chain(groups).collect();
     let engine = Engine::with_groups(devices, &groups, tuning);
-    let (run, door) = (Arc::new(Run::new(engine, cpus, layout, settings)), Arc::new(door));
+    let files = Files::new(watch_of(&settings), held, guardian);
+    let (run, door) = (Arc::new(Run::new(engine, cpus, layout, settings, files)), Arc::new(door));
     crate::panics::install(&run);
     Limits::leave_room_for_processes()
         .map_err(|e| limits::explained("no descriptors are left for the command's processes", e))?;
     start_threads(&run, &door, operator).map_err(no_thread)?;
     Ok(SetUp { run, door, second_signal })
+}
+
+/// Who opens files of shared memory is to be seen. None: they are left alone.
+fn watch_of(settings: &Settings) -> Option<Watch> {
+    let watch = (settings.shared == Shared::All).then(Watch::new)?;
+    let tell = |e: &io::Error| {
+        eprintln!("memspill: --shared=all: files are left alone: fanotify needs CAP_SYS_ADMIN ({e})");
+    };
+    watch.inspect_err(tell).ok()
 }
 
 /// Processes are looked at by their number in our own pid namespace, and the loader opens the agent by ours.
@@ -153,7 +175,9 @@ fn proc_is_ours() -> io::Result<()> {
 /// What this run manages would be managed by the other one too, this process among it: no figure of either
 /// would hold.
 fn not_inside_a_run() -> io::Result<()> {
-    match std::fs::read_to_string("/proc/self/maps")?.contains("/memfd:memspill-agent") {
+    let maps = std::fs::read_to_string("/proc/self/maps");
+    let maps = maps.map_err(|e| limits::explained("cannot read which agent is loaded", e))?;
+    match maps.contains("/memfd:memspill-agent") {
         false => Ok(()),
         true => Err(io::Error::other(
             "inside another run of memspill: a run within a run would hold neither budget; \
@@ -190,6 +214,10 @@ fn start_threads(run: &Arc<Run>, door: &Arc<Door>, operator: Arc<dyn Operator>) 
     }
     let monitored = run.clone();
     spawn_thread("memspill-monitor", move || rounds::keep_watch(&monitored))?;
+    if let Some(watch) = run.files.watch.clone() {
+        let run = run.clone();
+        spawn_thread("memspill-opener", move || files::watch_openers(&run, &watch))?;
+    }
     let asked = run.clone();
     spawn_thread("memspill-ctl", move || operator::serve_callers(&asked, &operator))?;
     let (joined, door) = (run.clone(), door.clone());
@@ -333,7 +361,10 @@ struct Left {
 
 /// Kill everything below us, the guardian excepted (it goes when we go).
 fn end_tree(run: &Run, guardian: u32, exit_code: i32) -> Left {
-    run.stop();
+    // Those that are about to fill pages of files finish it first: they are to be given back.
+    if !run.has_files() {
+        run.stop();
+    }
     let begun = Instant::now();
     let mut left = signals::kill_tree(guardian);
     while left > 0 && begun.elapsed() < TREE_ENDS {

@@ -48,6 +48,15 @@ pub const EVICTOR_ANSWERS: Duration = ms(200);
 pub const EVICTOR_LOOKED_AT: Duration = ms(10);
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
 pub const EVICTOR_TURN: Duration = EVICTOR_ANSWERS;
+/// The monitor waits for an evictor that others use before it registers, where what is registered is
+/// marked; the door, before a fork. Else they come again.
+pub const MARKS_TURN: Duration = ms(5);
+/// The door waits so long for a change that was under way when a fork ended: whoever is in the middle of it
+/// may have to wait for a CPU, and the child is lost without it.
+pub const FORK_SETTLES: Duration = CHANGE_ENDS;
+/// A process holds what it has in memory for a fork that long; then it is held no more, and its child is
+/// lost.
+pub const FORK_ENDS: Duration = s(10);
 /// Processes that stand still are looked at this often, while reclaim is at work: a look reads /proc.
 pub const LOOK_ASIDE: Duration = ms(10);
 
@@ -210,6 +219,17 @@ pub const CALL_ENDS: Duration = s(1);
 pub const SHARED_YOUNG: Duration = ms(20);
 /// It is looked this often who has managed shared memory mapped, and whether it may leave.
 pub const SHARED_OBJECTS_LOOK: Duration = s(1);
+/// The same, once a process is seen that may be a stranger: most are about to be known.
+pub const STRANGERS_LOOK: Duration = ms(100);
+/// Calls on files of shared memory are over in a moment, or are not waited for.
+pub const FILE_CALLS: Duration = us(500);
+/// A file whose pages were brought back because of how it is used is managed again after this long; each time
+/// it takes twice as long.
+pub const FILE_AGAIN: Duration = s(1);
+/// What is brought back makes progress within this time, or cannot be brought back.
+pub const GIVING_BACK: Duration = s(10);
+/// A tmpfs without room for a page that is to come back is waited for this long.
+pub const TMPFS_FULL: Duration = s(5);
 /// The largest size of the engine's tables is noted this often.
 pub const TABLES_LOOK: Duration = ms(100);
 /// The lists of each address space are tidied this often.

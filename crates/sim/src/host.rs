@@ -13,11 +13,13 @@
 //! whom reclaim spares.
 
 use crate::device::SimDevice;
+use crate::object::SharedSpace;
 use crate::target::{Event, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::engine::Engine;
 use memspill_engine_sim::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine_sim::layout::Layout;
+use memspill_engine_sim::memory::Memory;
 use memspill_engine_sim::space::Space;
 use memspill_engine_sim::stats::add;
 use memspill_engine_sim::sync::Ordering;
@@ -97,6 +99,7 @@ pub struct Host {
     pub engine: Engine,
     pub devices: RefCell<Vec<Arc<SimDevice>>>,
     pub processes: RefCell<Vec<Rc<Process>>>,
+    pub objects: RefCell<Vec<Rc<SharedSpace>>>,
     pub reclaim: Cell<Reclaim>,
     pub pagers: RefCell<Option<Rc<dyn WhoWaits>>>,
     pub stopping: Cell<bool>,
@@ -115,6 +118,7 @@ impl Host {
             engine,
             devices: RefCell::new(devices),
             processes: RefCell::default(),
+            objects: RefCell::default(),
             reclaim: Cell::new(reclaim),
             pagers: RefCell::new(None),
             stopping: Cell::new(false),
@@ -126,9 +130,9 @@ impl Host {
         }
     }
 
-    fn new_space(&self, target: Arc<Target>) -> vcpu::Arc<Space> {
+    pub fn new_space(&self, memory: Arc<dyn Memory>) -> vcpu::Arc<Space> {
         let id = self.next_space.replace(self.next_space.get() + 1);
-        vcpu::Arc::new(Space::new(SpaceId(id), vcpu::Arc::from_std(target)))
+        vcpu::Arc::new(Space::new(SpaceId(id), vcpu::Arc::from_std(memory)))
     }
 
     fn add_process_of(&self, target: Arc<Target>, space: vcpu::Arc<Space>, one_thread: bool) -> Rc<Process> {
@@ -167,7 +171,7 @@ impl Host {
         self.wake_waiting_for_room();
     }
 
-    fn wake_waiting_for_room(&self) {
+    pub fn wake_waiting_for_room(&self) {
         self.room.wake_all();
         let pagers = self.pagers.borrow().clone();
         pagers.iter().for_each(|pagers| pagers.poke_waiting(BATCH_PAGES));
@@ -186,16 +190,25 @@ impl Host {
     pub fn take_batch(&self, cpu: CpuId, queue: QueueId) -> usize {
         self.engine.write_again(cpu, queue);
         self.engine.devices().iter().for_each(|device| _ = device.maintain(queue));
-        match self.batch_of_some(cpu, queue) {
+        let taken = match self.batch_of_some(cpu, queue) {
             0 => self.engine.drop_read_ahead(cpu, BATCH_PAGES),
             taken => taken,
+        };
+        if taken == 0 {
+            // The monitor's next look, which does not wait for room.
+            let objects = self.objects.borrow().clone();
+            let waiting = objects.iter().filter(|shared| shared.space.is_aside());
+            waiting.for_each(|shared| shared.adopt(&self.engine));
         }
+        taken
     }
 
     fn batch_of_some(&self, cpu: CpuId, queue: QueueId) -> usize {
         for last_try in [false, false, false, true] {
             let Some(space) = self.engine.pick_space() else { return 0 };
-            let Some(process) = self.process_of(&space) else { return 0 };
+            let Some(process) = self.process_of(&space) else {
+                return self.batch_of_object(cpu, queue, &space);
+            };
             // Another task takes a batch from this process: try another process first, and wait at last.
             let evictor = match process.evictor.try_lock() {
                 Ok(evictor) => evictor,
@@ -205,6 +218,17 @@ impl Host {
             return self.take_batch_of(cpu, queue, &process, evictor);
         }
         unreachable!("the last try returns")
+    }
+
+    fn batch_of_object(&self, cpu: CpuId, queue: QueueId, space: &vcpu::Arc<Space>) -> usize {
+        let object = self.objects.borrow().iter().find(|shared| shared.space.id == space.id).cloned();
+        let Some(shared) = object else { return 0 };
+        let taken = shared
+            .take_batch(&self.engine, cpu, queue, |engine| engine.shrink(cpu, &shared.space, BATCH_PAGES));
+        if taken > 0 {
+            self.wake_waiting_for_room();
+        }
+        taken
     }
 
     fn take_batch_of(
@@ -339,12 +363,17 @@ impl Worker {
             vcpu::spend(cost::FAULT_NS);
             self.read_messages(process);
         }
-        let fault = Fault { vpn, write, urgent: false, favoured: false };
+        self.serve_here(process, &process.space, Fault { vpn, write, urgent: false, favoured: false });
+    }
+
+    /// Serve the process's own fault, and wait for the room that it takes.
+    pub fn serve_here(&mut self, process: &Process, space: &vcpu::Arc<Space>, fault: Fault) {
+        let host = self.host.clone();
         let began = vcpu::now();
         loop {
             host.assert_not_stuck(began);
             let seen = host.room.count();
-            let outcome = host.engine.fault(self.cpu, self.queue, &process.space, fault, &mut self.scratch);
+            let outcome = host.engine.fault(self.cpu, self.queue, space, fault, &mut self.scratch);
             match outcome {
                 Outcome::NoRoom if !process.target.is_dead() => self.make_room(seen),
                 other => {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   scale, seeds ──▶ bench ──┐
-//!                            ├─▶ host: what the pager does ─▶ engine (engine-sim) ─▶ target: a memory
+//!                            ├─▶ host: what the pager does ─▶ engine (engine-sim) ─▶ target, object: memory
 //!   soak ────────────────────┘       tasks: vcpu                                  └▶ device: what slots hold
 //! ```
 //!
@@ -18,9 +18,11 @@ pub mod device;
 mod figures;
 pub mod fragments;
 mod host;
+mod object;
 mod pagers;
 pub mod scale;
 pub mod seeds;
+mod shared;
 pub mod soak;
 mod target;
 mod threads;

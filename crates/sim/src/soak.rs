@@ -8,6 +8,9 @@
 //!           quiet: checker ─▶ every page of every process is read ─▶ all exit: no slot, page or byte is left
 //! ```
 //!
+//! In half of the histories processes have objects of shared memory mapped (object.rs), which their children
+//! inherit, and access them, make holes in them and let go of them besides.
+//!
 //! Each touch compares the page with what was last stored there (target.rs); a page may be lost only if a
 //! read of it has failed. A history depends on nothing but its seed, so a failure is repeated by that seed
 //! alone. Faults of devices end before the history does, so that all pages that wait can be written.
@@ -17,6 +20,7 @@
 
 use crate::device::{DeviceKind, Faults, SimDevice};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
+use crate::object::{Object, SharedSpace};
 use crate::target::{Lost, Refusals, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::devices::Device;
@@ -24,7 +28,7 @@ use memspill_engine_sim::engine::Engine;
 use memspill_engine_sim::slots::Slots;
 use memspill_engine_sim::swapoff::Step;
 use memspill_engine_sim::tuning::{FolioSize, Tuning};
-use memspill_engine_sim::units::{CpuId, PAGE_SIZE};
+use memspill_engine_sim::units::{CpuId, PAGE_SIZE, Vpn};
 use memspill_engine_sim::word::ENTRY_DEVICES_MAX;
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{self as vcpu, Machine, Preemption, Waiting, World};
@@ -84,6 +88,9 @@ struct Plan {
     devices: Vec<DevicePlan>,
     refusals: Refusals,
     preemption: Preemption,
+    /// Objects of shared memory at once, and the pages of each.
+    objects_max: usize,
+    object_pages: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -133,6 +140,8 @@ impl Plan {
         Plan {
             devices,
             refusals,
+            objects_max: chance(&[0, 0, 1, 2]) as usize,
+            object_pages: chance(&[70, 300, 700]),
             tasks: 2 + chance(&[0, 1, 2, 4]) as u32,
             processes_max: chance(&[1, 2, 4]) as usize,
             // Up to two chunks of the page table and a part of a third.
@@ -170,8 +179,15 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
             stamps: Cell::new(0),
             running: Cell::new(plan.tasks),
             swapoffs: Cell::new(0),
+            objects_max: plan.objects_max,
+            object_pages: plan.object_pages,
+            mappers: Cell::new(0),
+            shared: SharedCounts::default(),
         });
-        history.new_process();
+        let first = history.new_process();
+        if history.objects_max > 0 {
+            history.new_object(&first);
+        }
         history.spawn_tasks(&plan, &mut random);
         vcpu::run();
         history.check_at_rest();
@@ -183,6 +199,12 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
         let discarded =
             host.engine.devices().iter().map(|device| device.slots.stats().discarded_clusters).sum::<u64>();
         *coverage.entry("discarded_clusters").or_default() += discarded;
+        let SharedCounts { objects, accesses, holes } = &history.shared;
+        for (name, count) in
+            [("shared_objects", objects), ("shared_accesses", accesses), ("shared_holes", holes)]
+        {
+            *coverage.entry(name).or_default() += count.get();
+        }
     }
     drop(world);
 }
@@ -192,7 +214,8 @@ fn make_host(plan: &Plan, lost: &Arc<Lost>) -> Host {
     // No more than may be needed at once, so that slots are soon used again: then bytes left over from an
     // earlier use would be noticed.
     let in_batches = (plan.batch_pages + 16) * u64::from(cpus);
-    let slots = (plan.processes_max as u64 * plan.pages + in_batches) as u32;
+    let shared = plan.objects_max as u64 * plan.object_pages;
+    let slots = (plan.processes_max as u64 * plan.pages + shared + in_batches) as u32;
     let (mut devices, mut sims) = (Vec::new(), Vec::new());
     for device in &plan.devices {
         let (device, sim) = make_device(device, slots, cpus, &plan.tuning, lost);
@@ -229,13 +252,41 @@ struct History {
     running: Cell<u32>,
     /// Devices that have gone off.
     swapoffs: Cell<u64>,
+    objects_max: usize,
+    object_pages: u64,
+    /// Names given to processes that have objects mapped.
+    mappers: Cell<u32>,
+    shared: SharedCounts,
+}
+
+/// What was done to shared memory.
+#[derive(Default)]
+struct SharedCounts {
+    objects: Cell<u64>,
+    accesses: Cell<u64>,
+    holes: Cell<u64>,
 }
 
 impl History {
-    fn new_process(&self) {
+    fn new_process(&self) -> Rc<Process> {
         let target = Target::new(self.lost.clone()).refusing(self.refusals, self.stamp());
         target.map(0, self.pages / 2);
-        self.host.add_process(Arc::new(target), false);
+        target.set_mapper(self.new_mapper());
+        self.host.add_process(Arc::new(target), false)
+    }
+
+    fn new_mapper(&self) -> u32 {
+        self.mappers.set(self.mappers.get() + 1);
+        self.mappers.get()
+    }
+
+    /// The process has a new object mapped, and has stored to a part of it before anybody manages it.
+    fn new_object(&self, process: &Process) {
+        let object = Object::new(self.object_pages, self.lost.clone(), self.refusals, self.stamp());
+        object.map(process.target.mapper());
+        (0..self.object_pages / 8).for_each(|page| object.make_present(page, self.stamp()));
+        self.host.add_object(Arc::new(object));
+        self.shared.objects.set(self.shared.objects.get() + 1);
     }
 
     fn stamp(&self) -> u64 {
@@ -274,6 +325,10 @@ impl History {
             for process in &processes {
                 worker.read_all_messages(process);
                 (0..history.pages).for_each(|page| _ = worker.access(process, page, None));
+                for shared in history.host.objects.borrow().clone() {
+                    let pages = 0..shared.object.pages;
+                    pages.for_each(|page| _ = worker.access_object(process, &shared, page, None));
+                }
             }
         });
         self.host.stopping.set(false);
@@ -281,6 +336,11 @@ impl History {
         self.host.reclaim.set(Reclaim::Direct);
         vcpu::run();
         self.host.engine.check();
+        let objects = self.host.objects.borrow();
+        assert!(
+            objects.iter().all(|shared| !shared.object.is_breached()),
+            "only pagers make pages of objects"
+        );
     }
 
     /// All processes end, and nothing is left.
@@ -288,9 +348,11 @@ impl History {
         let host = &self.host;
         let processes = host.processes.borrow().clone();
         for process in &processes {
+            host.unmap_all_objects(CpuId(0), process);
             process.target.exit();
             host.remove_process(CpuId(0), process);
         }
+        assert!(host.objects.borrow().is_empty(), "an object that nobody has mapped");
         host.engine.write_again(CpuId(0), QueueId(0));
         host.engine.check();
         assert_eq!(host.engine.used_slots(), 0, "slots are in use when all processes have ended");
@@ -316,6 +378,10 @@ impl Actor<'_> {
         while vcpu::now() < HISTORY_NS {
             let processes = self.history.host.processes.borrow().clone();
             let process = &processes[self.random.below(processes.len() as u64) as usize];
+            if self.history.objects_max > 0 && self.random.one_in(3) {
+                self.act_on_objects(process);
+                continue;
+            }
             match self.random.below(100) {
                 0..72 => self.access_pages(process),
                 72..90 => self.change_mappings(process),
@@ -369,7 +435,10 @@ impl Actor<'_> {
                 }
             }
             _ if self.history.host.processes.borrow().len() < self.history.processes_max => {
-                drop(target.fork())
+                let child = target.fork();
+                child.set_mapper(self.history.new_mapper());
+                let objects = self.history.host.objects.borrow();
+                objects.iter().for_each(|shared| shared.object.fork(target.mapper(), child.mapper()));
             }
             _ => {}
         }
@@ -419,7 +488,57 @@ impl Actor<'_> {
         let living = self.history.host.processes.borrow().iter().filter(|p| !p.target.is_dead()).count();
         if living > 1 && !process.target.is_dead() && !process.target.has_events() && self.random.one_in(3) {
             process.target.exit();
+            self.history.host.unmap_all_objects(self.worker.cpu, process);
             self.history.host.remove_process(self.worker.cpu, process);
+        }
+    }
+
+    // -- shared memory --
+
+    fn act_on_objects(&mut self, process: &Rc<Process>) {
+        let host = self.history.host.clone();
+        let objects = host.objects.borrow().clone();
+        if objects.len() < self.history.objects_max && self.random.one_in(10) && !process.target.is_dead() {
+            return self.history.new_object(process);
+        }
+        if objects.is_empty() {
+            return;
+        }
+        let shared = &objects[self.random.below(objects.len() as u64) as usize];
+        if !shared.object.is_mapped_by(process.target.mapper()) {
+            return;
+        }
+        if shared.space.is_aside() && self.random.one_in(4) {
+            return shared.adopt(&host.engine);
+        }
+        let pages = 1 + self.random.below(40);
+        let from = self.random.below(shared.object.pages);
+        let to = (from + pages).min(shared.object.pages);
+        match self.random.below(100) {
+            0..80 => self.access_pages_of(process, shared, from, pages),
+            80..88 => {
+                self.history.shared.holes.set(self.history.shared.holes.get() + 1);
+                host.punch(self.worker.cpu, shared, from, to);
+            }
+            88..93 => host.page_out_object(self.worker.cpu, self.worker.queue, shared, from, to),
+            93..96 => _ = shared.space.make_cold(Vpn(from), Vpn(to)),
+            96..99 => shared.space.tidy(),
+            _ => host.unmap_object(self.worker.cpu, shared, process),
+        }
+    }
+
+    /// Pages at random, or one after the other.
+    fn access_pages_of(&mut self, process: &Rc<Process>, shared: &SharedSpace, first: u64, count: u64) {
+        let stream = self.random.one_in(3);
+        let pages = shared.object.pages;
+        self.history.shared.accesses.set(self.history.shared.accesses.get() + count);
+        for i in 0..count {
+            let page = if stream { (first + i) % pages } else { self.random.below(pages) };
+            let write =
+                self.random.one_in(2).then(|| if self.random.one_in(10) { 0 } else { self.history.stamp() });
+            if self.worker.access_object(process, shared, page, write) == Touch::NotMapped {
+                return;
+            }
         }
     }
 }

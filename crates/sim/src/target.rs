@@ -19,6 +19,7 @@ use memspill_engine_sim::units::{Order, Page, Vpn};
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{TaskId, block, cost, current_task, now, spend, wake};
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Stamps whose read has failed: pages that may be poisoned.
@@ -70,6 +71,8 @@ pub struct Target {
     folios: Folios,
     /// Pages are brought and taken out by the kernel, with no pager.
     by_kernel: bool,
+    /// Its name among those that have an object of shared memory mapped.
+    mapper: AtomicU32,
 }
 
 impl Target {
@@ -80,6 +83,7 @@ impl Target {
             lost,
             folios: Folios { order: Order::ZERO, pieces: None },
             by_kernel: false,
+            mapper: AtomicU32::new(0),
         }
     }
 
@@ -102,6 +106,13 @@ impl Target {
     }
     pub fn is_of_the_kernel(&self) -> bool {
         self.by_kernel
+    }
+
+    pub fn mapper(&self) -> u32 {
+        self.mapper.load(Ordering::Relaxed)
+    }
+    pub fn set_mapper(&self, mapper: u32) {
+        self.mapper.store(mapper, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

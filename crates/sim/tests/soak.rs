@@ -28,6 +28,9 @@ fn histories_end_well_and_meet_trouble() {
         "swapoffs",
         "swapoff_moved",
         "discarded_clusters",
+        "shared_objects",
+        "shared_accesses",
+        "shared_holes",
     ];
     let never: Vec<_> = met.iter().filter(|name| coverage[**name] == 0).collect();
     assert!(never.is_empty(), "no history has met {never:?}: {coverage:?}");

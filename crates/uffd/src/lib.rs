@@ -5,11 +5,13 @@
 //! * [`pagemap`]: PAGEMAP_SCAN, to learn which pages of a range are present.
 //! * [`procmap`]: PROCMAP_QUERY, to learn of one mapping.
 //! * [`vm`]: process_vm_readv, to read what was moved into staging.
+//! * [`fanotify`]: who opens a file waits.
 //! * [`shmem`]: shared-memory objects of other processes, and how pages leave them and come back.
 //!
 //! Numbers are derived from the size of each struct and asserted at compile time. What this crate does not
 //! do: keep state, retry, or decide.
 
+pub mod fanotify;
 pub mod pagemap;
 pub mod procmap;
 pub mod shmem;

@@ -34,6 +34,8 @@ const _: () = assert!(size_of::<ScanArg>() == 96);
 
 const PRESENT: u64 = 8;
 const SWAPPED: u64 = 16;
+/// The kernel's page of zeros.
+const ZERO_PAGE: u64 = 32;
 /// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
 const GUARD: u64 = 256;
 
@@ -54,6 +56,23 @@ pub fn present(
 /// swapped out itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
+}
+
+/// The first page in [start, end) that is present, and not the kernel's page of zeros.
+pub fn first_with_content(pagemap: &File, start: u64, end: u64) -> io::Result<Option<u64>> {
+    let (mut at, mut first) = (start, None);
+    while at < end && first.is_none() {
+        let walked_to = scan_regions(pagemap, (at, end), PRESENT, PRESENT | ZERO_PAGE, 0, |region| {
+            if region.categories & ZERO_PAGE == 0 && first.is_none() {
+                first = Some(region.start);
+            }
+        })?;
+        if walked_to <= at {
+            break;
+        }
+        at = walked_to;
+    }
+    Ok(first)
 }
 
 /// Runs of guards (MADV_GUARD_INSTALL). `Unsupported` where the kernel cannot tell.
@@ -92,6 +111,18 @@ fn scan_once(
     max_pages: u64,
     mut found: impl FnMut(u64, u64),
 ) -> io::Result<u64> {
+    scan_regions(pagemap, (start, end), any_of, any_of, max_pages, |region| found(region.start, region.end))
+}
+
+/// The same with what is `told` of each run.
+fn scan_regions(
+    pagemap: &File,
+    (start, end): (u64, u64),
+    any_of: u64,
+    told: u64,
+    max_pages: u64,
+    found: impl FnMut(&PageRegion),
+) -> io::Result<u64> {
     let mut regions = [PageRegion::default(); 256];
     let mut arg = ScanArg {
         size: size_of::<ScanArg>() as u64,
@@ -105,16 +136,14 @@ fn scan_once(
         category_inverted: 0,
         category_mask: 0,
         category_anyof_mask: any_of,
-        return_mask: any_of,
+        return_mask: told,
     };
     // SAFETY: arg is a live struct of the size encoded in the number, and vec points to vec_len regions.
     let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg) };
     if n < 0 {
         return Err(io::Error::last_os_error());
     }
-    for region in &regions[..n as usize] {
-        found(region.start, region.end);
-    }
+    regions[..n as usize].iter().for_each(found);
     Ok(arg.walk_end)
 }
 

@@ -22,13 +22,15 @@
 )]
 
 use crate::userfaultfd::{Fill, Stop, Uffd};
+use rustix::fs::SealFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 
 const PAGE: u64 = 4096;
+pub const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// What a pipe is asked for: as much as a batch.
 const PIPE_BYTES: i32 = 1 << 20;
 
@@ -45,6 +47,8 @@ pub struct Object {
     file: File,
     pub id: Id,
     pub bytes: u64,
+    /// To the byte.
+    len: u64,
 }
 
 impl Object {
@@ -55,10 +59,65 @@ impl Object {
         Object::of_file(OpenOptions::new().read(true).write(true).open(path)?)
     }
 
+    /// Only whole pages of it: the rest of the last one, of a file, stays where it is.
     fn of_file(file: File) -> io::Result<Object> {
         let metadata = file.metadata()?;
         let id = Id { dev: metadata.dev(), ino: metadata.ino() };
-        Ok(Object { file, id, bytes: metadata.len() })
+        let len = metadata.len();
+        Ok(Object { file, id, bytes: len / PAGE * PAGE, len })
+    }
+
+    /// Why the object may not be managed, if it is a file that may not.
+    pub fn unfit(&self) -> io::Result<Option<&'static str>> {
+        let metadata = self.file.metadata()?;
+        if !metadata.is_file() || rustix::fs::fstatfs(&self.file)?.f_type as u64 != TMPFS_MAGIC {
+            return Ok(Some("it is no file of tmpfs"));
+        }
+        let seals = rustix::fs::fcntl_get_seals(&self.file)?;
+        // With the last one it could not be emptied, if the worst came.
+        let forbidden = SealFlags::WRITE | SealFlags::FUTURE_WRITE | SealFlags::SHRINK;
+        Ok(seals.intersects(forbidden).then_some("it is sealed"))
+    }
+
+    /// Has it a name, by which it can be opened?
+    pub fn has_name(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.nlink() > 0)
+    }
+
+    /// Has anybody but us got it open or mapped? The kernel gives a lease for writing only if nobody has. It
+    /// does not count a descriptor with O_PATH, nor the one that memfd_create has made, and what is mapped
+    /// by it.
+    pub fn is_held_by_others(&self) -> bool {
+        let lease = |kind: i32| {
+            // SAFETY: integers, and a descriptor of ours.
+            unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, kind) == 0 }
+        };
+        let is_alone = lease(libc::F_WRLCK);
+        if is_alone {
+            lease(libc::F_UNLCK);
+        }
+        !is_alone
+    }
+
+    /// Is it as long as it was when it was opened here? A store to it changes its times, so that those do not
+    /// tell what calls have done to it.
+    pub fn has_its_length(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.len() == self.len)
+    }
+
+    /// Is its file system full?
+    pub fn is_full(&self) -> bool {
+        // Without a limit, as the kernel's own has none, all counts are zero.
+        rustix::fs::fstatfs(&self.file).is_ok_and(|found| found.f_blocks > 0 && found.f_bavail == 0)
+    }
+
+    /// Its contents are lost: nobody is to take what is left for them.
+    pub fn empty(&self) -> io::Result<()> {
+        self.file.set_len(0)
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     fn changed_at(&self) -> io::Result<(i64, i64)> {
@@ -482,6 +541,48 @@ mod tests {
             pair.mapped.object.punch(PAGE, PAGE).expect("a hole");
             assert!(!pair.mapped.is_punched_by_us_only());
         }
+    }
+
+    /// A file as memfd_create makes it, and as a process has it mapped.
+    fn memfd() -> (File, Object) {
+        use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("shmem-test", flags).expect("a memfd"));
+        ftruncate(&file, BYTES as u64 + 100).expect("a length");
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let ours = OpenOptions::new().read(true).write(true).open(path).expect("opened anew");
+        (file, Object::of_file(ours).expect("an object"))
+    }
+
+    #[test]
+    fn it_is_known_whether_others_hold_a_file() {
+        let path = format!("/dev/shm/memspill-held-{}", std::process::id());
+        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let (file, object) = (open().expect("a file"), Object::of_file(open().expect("once more")).unwrap());
+        file.set_len(BYTES as u64).expect("a length");
+        assert!(object.has_name().unwrap() && object.is_held_by_others(), "by a descriptor");
+        let at = map(file.as_raw_fd(), libc::MAP_SHARED);
+        drop(file);
+        std::fs::remove_file(&path).expect("removed");
+        assert!(!object.has_name().unwrap() && object.is_held_by_others(), "by a mapping");
+        // SAFETY: the mapping just made.
+        unsafe { libc::munmap(at as *mut _, BYTES) };
+        assert!(!object.is_held_by_others());
+        let (file, object) = memfd();
+        assert!(!object.is_held_by_others(), "its first descriptor does not count");
+        drop(file);
+    }
+
+    #[test]
+    fn sealed_files_and_others_are_not_fit() {
+        let (file, object) = memfd();
+        assert_eq!((object.unfit().unwrap(), object.has_its_length()), (None, true));
+        file.set_len(BYTES as u64).expect("shorter");
+        assert!(!object.has_its_length());
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).expect("sealed");
+        assert_eq!(object.unfit().unwrap(), Some("it is sealed"));
+        let elsewhere = Object::of_file(File::open("/proc/self/status").unwrap()).unwrap();
+        assert_eq!(elsewhere.unfit().unwrap(), Some("it is no file of tmpfs"));
     }
 
     #[test]

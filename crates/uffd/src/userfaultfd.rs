@@ -218,6 +218,19 @@ impl Uffd {
         if r == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
     }
 
+    /// A userfaultfd of this very process that serves faults of user mode only, which needs no privilege.
+    pub fn of_self_for_user_mode() -> io::Result<Uffd> {
+        const UFFD_USER_MODE_ONLY: i32 = 1;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        // SAFETY: takes flags, returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as i32;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is new and ours.
+        Ok(Uffd::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
     /// The handshake, once per descriptor. Returns the features that the kernel has.
     pub fn api(&self, features: u64) -> io::Result<u64> {
         let mut arg = ApiArg { api: API, features, ioctls: 0 };

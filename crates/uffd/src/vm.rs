@@ -32,8 +32,18 @@ pub fn read(pid: u32, segments: &[(u64, usize)], dst: &mut [u8]) -> io::Result<(
 /// Do these two processes use one address space? False too where it cannot be said.
 pub fn is_same(pid: u32, other: u32) -> bool {
     const KCMP_VM: i32 = 1;
+    compare(pid, other, KCMP_VM)
+}
+
+/// Do these two threads use one table of open files? False too where it cannot be said.
+pub fn has_same_files(tid: u32, other: u32) -> bool {
+    const KCMP_FILES: i32 = 2;
+    compare(tid, other, KCMP_FILES)
+}
+
+fn compare(one: u32, other: u32, what: i32) -> bool {
     // SAFETY: integers only.
-    unsafe { libc::syscall(libc::SYS_kcmp, pid as i32, other as i32, KCMP_VM, 0, 0) == 0 }
+    unsafe { libc::syscall(libc::SYS_kcmp, one as i32, other as i32, what, 0, 0) == 0 }
 }
 
 #[cfg(test)]

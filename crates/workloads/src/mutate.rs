@@ -21,8 +21,9 @@ use crate::report::{Failure, Meter, Outcome};
 use crate::rng::{Rng, mix};
 
 pub const USAGE: &str = "--size S [--threads T] [--seconds N] [--ops N (of each thread)] [--modes \
-    write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk,shared]";
+    write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk,shared; and files]";
 
+/// All but `files`, which are swapped with `--shared=all` alone.
 const ALL_MODES: &str = "write,mapfixed,mremap,dontneed,free,fork,munmap,mprotect,io,brk,shared";
 const MAX_REGIONS: usize = 48;
 const MAX_RUN: usize = 64;
@@ -42,6 +43,7 @@ enum Mode {
     Io,
     Brk,
     Shared,
+    Files,
 }
 
 impl Mode {
@@ -58,6 +60,7 @@ impl Mode {
             "io" => Mode::Io,
             "brk" => Mode::Brk,
             "shared" => Mode::Shared,
+            "files" => Mode::Files,
             _ => return None,
         })
     }
@@ -76,8 +79,9 @@ pub fn run(args: &mut Args) -> Outcome {
         .map(|name| Mode::parse(name).ok_or_else(|| Failure::Usage(format!("--modes: '{name}' is unknown"))))
         .collect::<Result<_, _>>()?;
     let with_brk = modes.contains(&Mode::Brk);
-    let with_shared = modes.contains(&Mode::Shared);
-    modes.retain(|mode| !matches!(mode, Mode::Brk | Mode::Shared));
+    let with_files = modes.contains(&Mode::Files);
+    let with_shared = with_files || modes.contains(&Mode::Shared);
+    modes.retain(|mode| !matches!(mode, Mode::Brk | Mode::Shared | Mode::Files));
     if modes.is_empty() {
         modes.push(Mode::Write); // what the threads do meanwhile
     }
@@ -94,8 +98,8 @@ pub fn run(args: &mut Args) -> Outcome {
     // So are those that share memory.
     let shared = mutate_shared::Shared::new()?;
     let crew = if with_shared {
-        let workers = threads.clamp(2, 4);
-        Some(os::fork(|| mutate_shared::crew(common, quota, workers, end, ops, &shared))?)
+        let plan = mutate_shared::Plan { pages: quota, workers: threads.clamp(2, 4), with_files };
+        Some(os::fork(|| mutate_shared::crew(common, plan, end, ops, &shared))?)
     } else {
         None
     };
@@ -286,7 +290,7 @@ impl Worker {
     fn mutate(&mut self) -> io::Result<()> {
         let mode = self.modes[self.rng.below(self.modes.len())];
         match mode {
-            Mode::Write | Mode::Brk | Mode::Shared => self.write_run(),
+            Mode::Write | Mode::Brk | Mode::Shared | Mode::Files => self.write_run(),
             Mode::MapFixed => self.map_over()?,
             Mode::Mremap => match self.rng.below(4) {
                 0 => self.resize(true),

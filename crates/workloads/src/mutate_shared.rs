@@ -11,9 +11,12 @@
 //! The crew makes the objects, forks the workers, and looks at everything when they have ended; then it
 //! begins anew with other objects, so that objects end too. Each process moves, protects and advises its own
 //! mapping; what it stores, all see. MADV_REMOVE leaves zeros for all, MADV_DONTNEED leaves what is there.
+//! With `files` every other object is a memfd, which is now and then read and written by calls as well.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
@@ -60,16 +63,22 @@ impl Shared {
     }
 }
 
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub pages: usize,
+    pub workers: usize,
+    pub with_files: bool,
+}
+
 /// One process of it: rounds until `end`. The exit code: 0, or 1 when something was wrong.
-pub fn crew(common: Common, quota: usize, workers: usize, end: Instant, ops: u64, shared: &Shared) -> i32 {
+pub fn crew(common: Common, plan: Plan, end: Instant, ops: u64, shared: &Shared) -> i32 {
     let mut rng = Rng::new(common.seed ^ 0x5a_ed, 0);
     let mut done = 0;
     while Instant::now() < end && done < ops {
         let until = end.min(Instant::now() + ROUND);
         let ops = (ops - done).min(5000);
         done += ops;
-        match Round::new(common, quota, workers, rng.draw()).and_then(|round| round.play(until, ops, shared))
-        {
+        match Round::new(common, plan, rng.draw()).and_then(|round| round.play(until, ops, shared)) {
             Ok(true) => {}
             Ok(false) => return 1,
             Err(error) => {
@@ -87,28 +96,39 @@ struct Round {
     contents: Contents,
     workers: usize,
     objects: Vec<Mapping>,
+    /// Of an object, where it is one.
+    files: Vec<Option<File>>,
     counters: Mapping,
     /// For each object: for each page the number of the write that filled it, 0 where it must be zero.
     shadows: Vec<Mapping>,
 }
 
 impl Round {
-    fn new(common: Common, quota: usize, workers: usize, seed: u64) -> io::Result<Round> {
+    fn new(common: Common, plan: Plan, seed: u64) -> io::Result<Round> {
+        let workers = plan.workers;
         let mut rng = Rng::new(seed, 1);
         let contents = if common.contents == Contents::Zero { Contents::Half } else { common.contents };
-        let mut left = quota;
-        let mut objects = Vec::with_capacity(OBJECTS_MAX);
+        let mut left = plan.pages;
+        let (mut objects, mut files) = (Vec::with_capacity(OBJECTS_MAX), Vec::with_capacity(OBJECTS_MAX));
         while objects.len() < OBJECTS_MAX && left >= OBJECT_PAGES_MIN.max(workers) {
             let pages = match objects.len() + 1 {
                 OBJECTS_MAX => left,
                 _ => rng.between(OBJECT_PAGES_MIN.max(workers).min(left), left),
             };
             left -= pages;
-            objects.push(Mapping::shared(pages)?);
+            if plan.with_files && objects.len() % 2 == 0 {
+                let (map, file) = Mapping::of_file(pages)?;
+                objects.push(map);
+                files.push(Some(file));
+            } else {
+                objects.push(Mapping::shared(pages)?);
+                files.push(None);
+            }
         }
         let shadow = |object: &Mapping| Mapping::shared(object.pages().div_ceil(WORDS));
         let shadows = objects.iter().map(shadow).collect::<io::Result<_>>()?;
-        Ok(Round { seed, contents, workers, objects, counters: Mapping::shared(COUNTER_PAGES)?, shadows })
+        let counters = Mapping::shared(COUNTER_PAGES)?;
+        Ok(Round { seed, contents, workers, objects, files, counters, shadows })
     }
 
     /// Lets the workers run, and looks at everything. False: something was wrong, and has been said.
@@ -219,6 +239,8 @@ impl Worker {
                 (from..from + run).for_each(|page| self.check_page(object, page, "after MADV_PAGEOUT"));
             }
             22 => self.copy_through_kernel()?,
+            // All of the file is brought back for it.
+            23 if self.rng.chance(16) => self.call_file()?,
             _ => {
                 if self.rng.chance(32) {
                     self.fork(shared)?;
@@ -328,6 +350,31 @@ impl Worker {
             self.fail(format_args!("{put} and {got} of {bytes} bytes through a pipe"));
         }
         (from..from + run).for_each(|page| self.check_page(object, page, "after a copy through a pipe"));
+        Ok(())
+    }
+
+    /// What the mapping shows is what the file holds, and what is written to the file the mapping shows.
+    fn call_file(&mut self) -> io::Result<()> {
+        let (object, from, run) = self.pick_run();
+        let Some(file) = &self.round.files[object] else { return Ok(()) };
+        let run = run.min(8);
+        let (mut bytes, offset) = (vec![0; run * PAGE], (from * PAGE) as u64);
+        file.read_exact_at(&mut bytes, offset)?;
+        let word = |at: usize| u64::from_ne_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"));
+        for page in from..from + run {
+            let number = self.round.shadow(object, page).load(Acquire) as u32;
+            let stamp = self.stamp(object, page, number);
+            if (0..WORDS).any(|at| word((page - from) * WORDS + at) != stamp.word(at)) {
+                self.fail(format_args!("object {object} page {page} write {number}: not what a read says"));
+            }
+        }
+        self.number += 1;
+        self.written += 1;
+        let stamp = self.stamp(object, from, self.number);
+        let page: Vec<u8> = (0..WORDS).flat_map(|at| stamp.word(at).to_ne_bytes()).collect();
+        file.write_all_at(&page, offset)?;
+        self.round.shadow(object, from).store(u64::from(self.number), Release);
+        (from..from + run).for_each(|page| self.check_page(object, page, "after calls on the file"));
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! replaced by the one who holds it mutably, when no reference into it is left.
 
 use std::fmt::{self, Write as _};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -92,6 +93,23 @@ impl Mapping {
     /// Shared with the processes that inherit it, and not copied for them.
     pub fn shared(pages: usize) -> io::Result<Mapping> {
         Ok(Mapping { base: map_at(0, pages, Protection::ReadWrite, libc::MAP_SHARED)?, pages })
+    }
+
+    /// All of a file of shared memory that has no name (memfd), and the file.
+    pub fn of_file(pages: usize) -> io::Result<(Mapping, File)> {
+        // SAFETY: a string that ends in NUL; a new descriptor is nobody else's.
+        let fd = unsafe { libc::memfd_create(c"memspill-workload".as_ptr(), libc::MFD_CLOEXEC) };
+        io_result(fd.min(0))?;
+        // SAFETY: as above.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len((pages * PAGE) as u64)?;
+        let (length, both) = (pages * PAGE, Protection::ReadWrite.bits());
+        // SAFETY: a new mapping where the kernel likes, of a file that nobody else can cut short.
+        let at = unsafe { libc::mmap(ptr::null_mut(), length, both, libc::MAP_SHARED, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((Mapping { base: at as usize, pages }, file))
     }
 
     /// Address space without memory.

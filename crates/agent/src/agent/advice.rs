@@ -8,6 +8,7 @@
 //! | call                           | what is done beside it                                               |
 //! |--------------------------------|----------------------------------------------------------------------|
 //! | MADV_WIPEONFORK, MADV_DONTFORK | a mark in the control page: the supervisor looks at each fork        |
+//! | MADV_DONTFORK, MADV_DOFORK     | where the agent makes the forks: noted, see `own_marks.rs`           |
 //! | MADV_FREE                      | where memory is managed, the pages are freed at once (1)             |
 //! | MADV_GUARD_INSTALL             | after it: the pager forgets what was there; then once more, see below |
 //! | MADV_GUARD_REMOVE              | before it: the pager forgets what was under guards: it reads as zero |
@@ -46,10 +47,16 @@ use core::sync::atomic::Ordering;
 
 use crate::STATE;
 use crate::direct;
+use crate::files;
+use crate::fork_lock;
 use crate::hooks::{
     answering_control, control_asked_for, libc_result, own_control, ring, ring_about, tell_advice,
+    tell_confined,
 };
-use crate::protocol::{CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED};
+use crate::own_marks;
+use crate::protocol::{
+    CALL_COLD, CALL_GROWN, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
+};
 use crate::sys::{self, PAGE, Result, nr};
 
 const PR_SET_SECCOMP: usize = 22;
@@ -108,7 +115,8 @@ pub extern "C" fn syscall(
         nr::PROCESS_MADVISE => process_advise(args),
         nr::PRCTL => prctl_and_note(args),
         nr::SECCOMP => seccomp(args),
-        other => direct::system_call(other, args),
+        nr::MMAP if d & sys::MAP_ANONYMOUS == 0 => files::mmap(args),
+        other => files::about(files::files_of(other, args), || direct::system_call(other, args)),
     };
     libc_result(ret) as c_long
 }
@@ -177,9 +185,28 @@ fn advise(
 ) -> Result<usize> {
     match advice {
         sys::MADV_WIPEONFORK | sys::MADV_DONTFORK => {
+            let _reader = fork_lock::read();
             // Before the call: a fork right after it must see this.
             STATE.fork_advice.store(1, Ordering::SeqCst);
             tell_advice();
+            if advice == sys::MADV_DONTFORK && !ranges.iter().all(|(addr, len)| own_marks::add(*addr, *len)) {
+                return Err(sys::EAGAIN);
+            }
+            let ret = call(advice);
+            if advice == sys::MADV_DONTFORK && !is_taken(ret) {
+                ranges.iter().for_each(|(addr, len)| own_marks::remove(*addr, *len));
+            }
+            ret
+        }
+        sys::MADV_DOFORK if STATE.forks.load(Ordering::Relaxed) != 0 => {
+            let _reader = fork_lock::read();
+            ranges.iter().for_each(|(addr, len)| own_marks::remove(*addr, *len));
+            // What is managed is to be marked again, by the agent.
+            call_pager(ranges, CALL_GROWN);
+            call(advice)
+        }
+        sys::MADV_DONTNEED => {
+            let _reader = fork_lock::read();
             call(advice)
         }
         sys::MADV_PAGEOUT => {
@@ -280,6 +307,9 @@ fn call_pager(ranges: &[(usize, usize)], what: u32) -> bool {
 }
 
 fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
+    if args[0] == PR_SET_SECCOMP {
+        tell_confined();
+    }
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::PRCTL, args) };
     if args[0] == PR_SET_SECCOMP && ret.is_ok() {
@@ -290,6 +320,9 @@ fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
 
 fn seccomp(mut args: [usize; 6]) -> Result<usize> {
     let sets = matches!(args[0], SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER);
+    if sets {
+        tell_confined();
+    }
     let everybody = args[0] == SECCOMP_SET_MODE_FILTER && args[1] & SECCOMP_FILTER_FLAG_TSYNC != 0;
     if everybody && own_control().is_some() && sys::thread_count() == Some(2) {
         args[1] &= !SECCOMP_FILTER_FLAG_TSYNC;

@@ -6,13 +6,14 @@
 //!
 //! | given up     | how                                   | where that is not allowed                       |
 //! |--------------|---------------------------------------|-------------------------------------------------|
-//! | ids, groups  | `ID` for all of them, no other groups | stays: nothing to drop without CAP_SETUID       |
+//! | ids, groups  | `ID` for all of them, no other groups | stays: nothing to drop without CAP_SETUID, or a |
+//! |              |                                       | supervisor that could not read it then          |
 //! | capabilities | capset: none                          | always allowed                                  |
 //! | system calls | a seccomp filter, below               | stays: a sandbox without filters holds it too   |
 //!
-//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket,
-//! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_WRITE, futexes, the end of this process.
-//! Anything else kills the process.
+//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
+//! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
+//! futexes, the end of this process. Anything else kills the process.
 //!
 //! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
 //! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
@@ -35,16 +36,19 @@ const SECCOMP_SET_MODE_FILTER: usize = 1;
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: usize = 4;
 const SECCOMP_MODE_FILTER: usize = 2;
 
-/// Called by the evictor itself, before anything else.
-pub fn drop_rights() {
+/// Called by the evictor itself, before anything else. `keeps_ids`: the supervisor has no CAP_SYS_PTRACE, and
+/// could not read the memory of another user's thread.
+pub fn drop_rights(keeps_ids: bool) {
     let header = [CAPABILITY_VERSION_3, 0];
     let none = [0u32; 6];
     // SAFETY: ids and capabilities of the calling thread alone; the kernel reads the two arrays.
     unsafe {
         let dumpable = sys::syscall(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0]);
-        let _ = sys::syscall(nr::SETGROUPS, [0; 6]);
-        let _ = sys::syscall(nr::SETRESGID, [ID, ID, ID, 0, 0, 0]);
-        let _ = sys::syscall(nr::SETRESUID, [ID, ID, ID, 0, 0, 0]);
+        if !keeps_ids {
+            let _ = sys::syscall(nr::SETGROUPS, [0; 6]);
+            let _ = sys::syscall(nr::SETRESGID, [ID, ID, ID, 0, 0, 0]);
+            let _ = sys::syscall(nr::SETRESUID, [ID, ID, ID, 0, 0, 0]);
+        }
         let _ = sys::syscall(nr::CAPSET, [header.as_ptr() as usize, none.as_ptr() as usize, 0, 0, 0, 0]);
         if dumpable == Ok(1) {
             let _ = sys::syscall(nr::PRCTL, [PR_SET_DUMPABLE, 1, 0, 0, 0, 0]);
@@ -108,7 +112,7 @@ const THIS_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const THIS_ARCH: u32 = 0xc000_00b7;
 
-const INSNS_MAX: usize = 64;
+const INSNS_MAX: usize = 80;
 
 struct Filter {
     code: [Insn; INSNS_MAX],
@@ -130,7 +134,9 @@ impl Filter {
         }
         filter.allow_with(nr::IOCTL, &[(1, uffdio_move as u32)]);
         filter.allow_with(nr::KILL, &[(0, sys::getpid()), (1, sys::SIGKILL as u32)]);
-        filter.allow_with(nr::MADVISE, &[(2, sys::MADV_POPULATE_WRITE as u32)]);
+        for advice in [sys::MADV_POPULATE_READ, sys::MADV_POPULATE_WRITE, sys::MADV_DONTFORK] {
+            filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
+        }
         filter.check_staging(staging);
         filter
     }

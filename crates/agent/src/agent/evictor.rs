@@ -11,15 +11,20 @@
 //! still the same mapping: a MOVE between the reading of an unmap event and its processing would take pages
 //! of the mapping that came after.
 //!
+//! Where system calls are trapped, a MOVE leaves out what they use (`dispatch/`), and before memory is
+//! registered what they use of it is made present.
+//!
 //! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is
 //! killed.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::batch::Batch;
 use crate::confine;
 use crate::protocol::{
-    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES,
+    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MARK, OP_MOVE, OP_POPULATE, OP_PREPARE, OP_ZAP, RUN_IN_USE,
+    RUNS_MAX, Reply, STAGING_PAGES,
 };
 use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
@@ -73,7 +78,9 @@ pub unsafe fn start(region: &Region) -> Result<u32> {
 extern "C" fn thread_main(block: usize) -> ! {
     // SAFETY: the block is filled in, and lives until this thread has ended.
     let block = unsafe { &*(block as *const EvictorBlock) };
-    confine::drop_rights();
+    // SAFETY: the page is mapped for as long as this thread lives.
+    let forks = unsafe { (&raw const (*block.control).forks).read_volatile() };
+    confine::drop_rights(forks != 0);
     // SAFETY: the name and the path are C strings; this thread shares neither its directory nor its
     // descriptors with others.
     unsafe {
@@ -113,6 +120,8 @@ fn serve_commands(block: &EvictorBlock) -> ! {
         match command.op {
             OP_MOVE => move_runs(block, command),
             OP_POPULATE => populate_runs(block, command),
+            OP_PREPARE => prepare_runs(block, command),
+            OP_MARK => mark_runs(block, command),
             OP_ZAP => empty_staging(block, command, &mut guards),
             OP_EXIT => sys::exit_thread(command.arg),
             // The two sides no longer understand each other.
@@ -156,18 +165,53 @@ fn move_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let may_exec = command.arg2 & MOVE_EXEC != 0;
     let mut canceled = false;
+    // What calls use stays where it is.
+    let batch = Batch::begin();
     for index in 0..count {
         // SAFETY: `index` is below RUNS_MAX, so this is an element of the array in the control page.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
         // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence
         // volatile.
         let mut run = unsafe { slot.read_volatile() };
-        let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run, may_exec) };
+        let (moved, errno) = match (canceled, &batch) {
+            (true, _) => (0, ECANCELED),
+            (false, Some(batch)) => move_unused(block, batch, &run, may_exec),
+            (false, None) => move_run(block, &run, may_exec),
+        };
         canceled |= errno == ECANCELED;
         run.moved = moved;
         run.errno = errno;
         // SAFETY: as for the read.
         unsafe { slot.write_volatile(run) };
+    }
+    drop(batch);
+    send_reply(block, command, count);
+}
+
+/// As `move_run`, up to what is in use.
+fn move_unused(block: &EvictorBlock, batch: &Batch, run: &MoveRun, may_exec: bool) -> (u32, i32) {
+    let start = run.src_addr as usize;
+    let end = start.saturating_add(run.pages as usize * PAGE);
+    let Some((in_use, _)) = batch.first_in_use(start, end) else {
+        return move_run(block, run, may_exec);
+    };
+    let free = MoveRun { pages: ((in_use - start) / PAGE) as u32, ..*run };
+    match move_run(block, &free, may_exec) {
+        (moved, 0) => (moved, RUN_IN_USE),
+        stopped => stopped,
+    }
+}
+
+fn prepare_runs(block: &EvictorBlock, command: Command) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    if let Some(batch) = Batch::begin() {
+        for index in 0..count {
+            // SAFETY: as in move_runs.
+            let run =
+                unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() };
+            let start = run.src_addr as usize & !(PAGE - 1);
+            batch.prepare(start, start.saturating_add(run.pages as usize * PAGE));
+        }
     }
     send_reply(block, command, count);
 }
@@ -177,6 +221,23 @@ fn populate_runs(block: &EvictorBlock, command: Command) {
     for index in 0..count {
         // SAFETY: as in move_runs.
         populate(&unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() });
+    }
+    send_reply(block, command, count);
+}
+
+/// Nobody but a fork that the agent makes itself may inherit these.
+fn mark_runs(block: &EvictorBlock, command: Command) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    for index in 0..count {
+        // SAFETY: as in move_runs.
+        let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
+        // SAFETY: as in move_runs; the mark changes no content, and the range is what the supervisor chose.
+        unsafe {
+            let mut run = slot.read_volatile();
+            let marked = sys::madvise(run.src_addr as usize, run.pages as usize * PAGE, sys::MADV_DONTFORK);
+            run.errno = marked.err().unwrap_or(0);
+            slot.write_volatile(run);
+        }
     }
     send_reply(block, command, count);
 }

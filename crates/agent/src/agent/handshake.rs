@@ -21,9 +21,12 @@ use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
 use crate::protocol::{
-    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE, Welcome,
+    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE,
+    UFFD_USER_MODE, Welcome,
 };
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
+#[cfg(target_arch = "x86_64")]
+use crate::site;
 use crate::sys::{self, ECONNREFUSED, EINTR, EPROTO, Fd, Result, SignalsBlocked, nr};
 use crate::{Address, NAME_MAX, STATE, evictor, fork, hooks};
 
@@ -38,22 +41,30 @@ const F_DUPFD_CLOEXEC: usize = 1030;
 /// Below the usual soft limit of 1024, above what programs use by number.
 const HIGH_FD: usize = 1000;
 const USERFAULTFD_IOC_NEW: usize = 0xaa00;
+const UFFD_USER_MODE_ONLY: usize = 1;
 
 /// Joins, or runs on without an agent, or dies.
 pub fn join(kind: u32) {
     // The evictor inherits the mask, and no handler of the program may find the agent half made.
     let blocked = SignalsBlocked::new();
     // None: left alone. Whoever finds that the supervisor is gone ends the process on the spot.
-    let _ = try_join(kind);
+    let _ = try_join(kind, [0; 16]);
     drop(blocked);
 }
 
-fn try_join(kind: u32) -> Option<()> {
+/// Connects and says who this is.
+pub fn hello(kind: u32, fork: [u8; 16]) -> Option<Fd> {
     let socket = connect()?;
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     let token = unsafe { (*STATE.address.get()).token };
+    send(&socket, &Hello { magic: MAGIC, kind, pid: sys::getpid(), reserved: 0, token, fork }, None);
+    Some(socket)
+}
+
+/// As `join`, with all signals blocked. `fork`: of which fork this is the child (KIND_CHILD).
+pub fn try_join(kind: u32, fork: [u8; 16]) -> Option<()> {
+    let socket = hello(kind, fork)?;
     let pid = sys::getpid();
-    send(&socket, &Hello { magic: MAGIC, kind, pid, reserved: 0, token }, None);
     let (welcome, fds) = receive::<Welcome>(&socket)?;
     if welcome.magic != MAGIC || welcome.uffd_source == UFFD_NONE {
         return None;
@@ -78,13 +89,15 @@ fn try_join(kind: u32) -> Option<()> {
         control_addr: made.region.control() as u64,
         image_addr: image_addr as u64,
         image_len: image_len as u64,
+        blocks_addr: made.blocks.0 as u64,
+        blocks_len: made.blocks.1 as u64,
         evictor_tid: made.evictor_tid,
         reserved: 0,
     };
     let passed = (welcome.uffd_source != UFFD_GIVEN).then_some(&made.uffd);
     send(&socket, &ready, passed);
     match receive::<Go>(&socket) {
-        Some((Go { magic: MAGIC, errno: 0 }, _)) => {
+        Some((Go { magic: MAGIC, errno: 0 }, _)) if made.trap() => {
             made.publish(kind, pid);
             Some(())
         }
@@ -106,6 +119,8 @@ const NOT_READY: Ready = Ready {
     control_addr: 0,
     image_addr: 0,
     image_len: 0,
+    blocks_addr: 0,
+    blocks_len: 0,
     evictor_tid: 0,
     reserved: 0,
 };
@@ -116,6 +131,8 @@ struct Prepared {
     ident: usize,
     uffd: Fd,
     evictor_tid: u32,
+    /// What the dispatch keeps for the threads, where system calls are to be trapped.
+    blocks: (usize, usize),
 }
 
 fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Prepared> {
@@ -123,6 +140,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
         return Err(EPROTO);
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
+    let blocks = if source == UFFD_USER_MODE { prepare_to_trap()? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
             let args = [device.0 as usize, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
@@ -135,18 +153,31 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
             let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
             Fd(made? as i32)
         }
+        (UFFD_USER_MODE, None) => {
+            // SAFETY: makes a descriptor; no memory involved.
+            let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0]) };
+            Fd(made? as i32)
+        }
         (UFFD_GIVEN, Some(given)) => given,
         _ => return Err(EPROTO),
     };
     let region = Region::new(&control)?;
     // Before the clone, which would copy it.
     drop(control);
+    // Where calls are trapped, forks are among them.
+    if kind == KIND_EXEC && source != UFFD_USER_MODE {
+        // SAFETY: the page is mapped for as long as the region is.
+        let agent_forks = unsafe { (&raw const (*region.control_page()).forks).read_volatile() };
+        if agent_forks != 0 {
+            follow_forks()?;
+        }
+    }
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     region.write_block(socket, &uffd);
     // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are
     // blocked.
     match unsafe { evictor::start(&region) } {
-        Ok(evictor_tid) => Ok(Prepared { region, ident, uffd, evictor_tid }),
+        Ok(evictor_tid) => Ok(Prepared { region, ident, uffd, evictor_tid, blocks }),
         Err(errno) => {
             if kind == KIND_EXEC {
                 region::free_ident(ident);
@@ -156,7 +187,42 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
     }
 }
 
+/// The memory that the dispatch keeps. Err: system calls cannot be trapped here.
+fn prepare_to_trap() -> Result<(usize, usize)> {
+    #[cfg(target_arch = "x86_64")]
+    return crate::dispatch::prepare(0);
+    #[cfg(not(target_arch = "x86_64"))]
+    return Err(sys::ENOSYS);
+}
+
+/// Makes the forks of the C library come to the agent. Err: that is not possible here.
+fn follow_forks() -> Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    return site::install();
+    #[cfg(not(target_arch = "x86_64"))]
+    Err(sys::ENOTSUP)
+}
+
 impl Prepared {
+    /// Has system calls trapped, where that is to be. From here on calls bring what they use; nothing is
+    /// registered before the evictor has said so (OP_PREPARE). False: there is no memory for it.
+    fn trap(&self) -> bool {
+        if self.blocks == (0, 0) {
+            return true;
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: the control page is mapped for as long as the process lives, or until the evictor is
+            // told to end, before the thread is armed.
+            let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
+            if !crate::dispatch::is_armed() {
+                return crate::dispatch::arm(Some(board)).is_ok();
+            }
+            crate::dispatch::use_board(board);
+        }
+        true
+    }
+
     /// Until the evictor has started it holds copies of the program's descriptors, which would keep closed
     /// pipes open.
     fn wait_until_started(&self) {
@@ -165,6 +231,12 @@ impl Prepared {
         while block.started.load(Ordering::Acquire) == 0 {
             let _ = sys::futex_wait(&block.started, 0, 0);
         }
+    }
+
+    /// Whether forks are made by the agent.
+    fn makes_forks(&self) -> bool {
+        // SAFETY: the page is mapped for as long as the region is.
+        unsafe { (&raw const (*self.region.control_page()).forks).read_volatile() != 0 }
     }
 
     /// Lets the evictor work, and the hooks see the control page.
@@ -176,12 +248,16 @@ impl Prepared {
         STATE.doorbells.store(self.region.doorbells(), Ordering::Relaxed);
         STATE.rung.store(0, Ordering::Relaxed);
         STATE.owner.store(pid, Ordering::Relaxed);
+        // SAFETY: the page is mapped from here on until the process ends.
+        let has_files = unsafe { (&raw const (*block.control).files).read_volatile() };
+        STATE.files.store(has_files, Ordering::Relaxed);
+        STATE.forks.store(u32::from(self.makes_forks()), Ordering::Relaxed);
         STATE.control.store(block.control, Ordering::Release);
         hooks::tell_advice();
         block.go.store(GO_RUN, Ordering::Release);
         sys::futex_wake(&block.go);
-        if kind == KIND_EXEC {
-            // A child inherits the handler.
+        // A child inherits either.
+        if kind == KIND_EXEC && !self.makes_forks() {
             fork::install();
         }
         self.region.keep_mapped();
@@ -269,7 +345,7 @@ fn is_elsewhere(address: &Address) -> bool {
 
 /// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of
 /// the agent: what a panic says would make it twice as large, and takes symbols that are not here.
-fn write_stderr_line(what: &str) {
+pub fn write_stderr_line(what: &str) {
     let mut line = Line { bytes: [0; 160], len: 0 };
     line.push(b"memspill: process ");
     let mut unit = 1_000_000_000;
@@ -332,7 +408,7 @@ struct Rights<const N: usize> {
 const RIGHTS_HEADER: usize = size_of::<usize>() + 2 * size_of::<i32>();
 
 /// Any failure to send means that the other end is closed.
-fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
+pub fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
     let mut iov = IoVec { base: message as *const T as usize, len: size_of::<T>() };
     // Two, so that the size is a multiple of the alignment.
     let rights = Rights::<2> {
@@ -366,7 +442,7 @@ fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
 
 /// One message and up to two descriptors. None: a message of another size, so a supervisor of another
 /// version.
-fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
+pub fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
     let mut message = MaybeUninit::<T>::zeroed();
     let mut iov = IoVec { base: message.as_mut_ptr() as usize, len: size_of::<T>() };
     let mut rights = Rights::<2> { len: 0, level: 0, kind: 0, fds: [-1; 2] };

@@ -1,5 +1,5 @@
-//! `mmap`, `mmap64` and `mremap`, in place of the C library's; and the doorbells, by which a thread of the
-//! program calls the pager.
+//! `mmap`, `mmap64`, `mremap` and `munmap`, in place of the C library's; and the doorbells, by which a
+//! thread of the program calls the pager.
 //!
 //! While memory is tight (`Control::announces`), new memory must be registered with the userfaultfd before
 //! the program can fill it. So the call is made as asked, and then, before it returns, the pager is told of
@@ -26,9 +26,13 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::STATE;
+use crate::batch::{self, Batch};
+use crate::files;
+use crate::fork_lock;
+use crate::own_marks;
 use crate::protocol::{
-    CALL_COLD, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_WILLNEED, Control, DOORBELL_ANSWERED, DOORBELLS,
-    Doorbell, WANTS_ASKED, WANTS_REFUSED,
+    CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_WILLNEED,
+    Control, DOORBELL_ANSWERED, DOORBELLS, Doorbell, WANTS_ASKED, WANTS_REFUSED,
 };
 use crate::remap;
 use crate::sys::{self, EFAULT, PAGE, Result, nr};
@@ -61,6 +65,7 @@ pub extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
     let flags = flags as usize;
+    let _reader = fork_lock::read();
     let call = || {
         let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
         pieces.unwrap_or_else(|| remap::mremap(old, old_len, new_len, flags, new))
@@ -73,27 +78,49 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
     {
         // The kernel moves and grows only a range that is one mapping. The scan may have met the range while
         // it grew, and have registered a part of it.
-        ring(control, old, old_len, CALL_GROWN);
+        announce(control, old, old_len, CALL_GROWN);
         ret = call();
+    }
+    if let Ok(addr) = ret
+        && addr != old
+    {
+        own_marks::moved(old, addr, old_len);
     }
     // The range is told whole: where a part of it is not registered, it would be two mappings from now on.
     if let Ok(addr) = ret
         && new_len > old_len
         && let Some(control) = announcing_control()
     {
-        ring(control, addr, new_len, CALL_GROWN);
+        announce(control, addr, new_len, CALL_GROWN);
     }
     libc_result(ret)
 }
 
+/// What is unmapped while a fork is under way might be in doubt in the child (`fork_lock.rs`).
+#[unsafe(no_mangle)]
+pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
+    let _reader = fork_lock::read();
+    // Before it may be mapped again.
+    own_marks::remove(addr, len);
+    // SAFETY: the caller's own request, passed through.
+    libc_result(unsafe { sys::syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
+}
+
 fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
+    if flags & sys::MAP_ANONYMOUS == 0 {
+        return libc_result(files::mmap([addr, len, prot, flags, fd as usize, offset as usize]));
+    }
+    let _reader = fork_lock::read();
     let control = if is_managed(len, prot, flags) { announcing_control() } else { None };
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
+    if let Ok(addr) = ret {
+        own_marks::remove(addr, len);
+    }
     if let (Ok(addr), Some(control)) = (ret, control) {
-        ring(control, addr, len, CALL_MAPPED);
+        announce(control, addr, len, CALL_MAPPED);
     }
     libc_result(ret)
 }
@@ -121,6 +148,15 @@ pub fn tell_advice() {
         if STATE.guards.load(Ordering::SeqCst) != 0 {
             (&raw mut (*control).guards).write_volatile(1);
         }
+    }
+}
+
+/// Writes into the control page that the program is about to have a seccomp filter. (Afterwards it may be too
+/// late: the filter may end the process for the asking whose page it is.)
+pub fn tell_confined() {
+    if let Some(control) = own_control() {
+        // SAFETY: this process owns the page, and keeps it mapped until it ends.
+        unsafe { (&raw mut (*control).confined).write_volatile(1) };
     }
 }
 
@@ -172,6 +208,32 @@ pub fn control_asked_for() -> Option<*mut Control> {
     None
 }
 
+/// Tells the pager of memory that is to be registered; before it, those whom the registration would hurt.
+fn announce(control: *mut Control, addr: usize, len: usize, call: u32) {
+    if batch::is_needed() {
+        // Whoever handles a signal in the middle of a batch would wait for its end in his next call.
+        let _blocked = sys::SignalsBlocked::new();
+        if call == CALL_MAPPED {
+            batch::note_new(addr, len);
+        } else if let Some(batch) = Batch::begin() {
+            batch.prepare(addr, addr.saturating_add(len));
+        }
+    }
+    // Where the agent makes the forks, what is registered is marked for them before.
+    let marks = call == CALL_MAPPED && STATE.forks.load(Ordering::Relaxed) != 0;
+    let advise = |advice| {
+        // SAFETY: a mapping that nobody else knows of yet; who inherits it is all that changes.
+        marks && unsafe { sys::madvise(addr, len.next_multiple_of(PAGE), advice) }.is_ok()
+    };
+    if marks && !advise(sys::MADV_DONTFORK) {
+        // The monitor finds it.
+        return;
+    }
+    if !ring(control, addr, len, call) {
+        advise(sys::MADV_DOFORK);
+    }
+}
+
 /// Calls the pager, and returns when it has done its work. False: no doorbell was free, or nobody answered.
 pub fn ring(control: *mut Control, addr: usize, len: usize, call: u32) -> bool {
     ring_about(control, 0, addr, len, call)
@@ -179,17 +241,22 @@ pub fn ring(control: *mut Control, addr: usize, len: usize, call: u32) -> bool {
 
 /// The same about memory of process `pid`; 0: of this one.
 pub fn ring_about(control: *mut Control, pid: u32, addr: usize, len: usize, call: u32) -> bool {
+    // The range is the kernel's answer or one that it has accepted, so rounding it up cannot overflow.
+    let len = len.next_multiple_of(PAGE) as u64;
+    ring_for(control, Doorbell { addr: addr as u64, len, call, answered: 0, pid, reserved: 0 })
+}
+
+/// Makes this call.
+pub fn ring_for(control: *mut Control, doorbell: Doorbell) -> bool {
     /// A page that was present at the first try is emptied after it.
     const TRIES: u32 = 3;
-    let is_long = matches!(call, CALL_PAGEOUT | CALL_COLD | CALL_WILLNEED);
+    let is_long =
+        matches!(doorbell.call, CALL_PAGEOUT | CALL_COLD | CALL_WILLNEED | CALL_FILE_USED | CALL_FILE_MAPPED);
     let Some(index) = claim_doorbell(if is_long { FOR_LONG } else { 0 }) else {
         return false;
     };
     let doorbells = STATE.doorbells.load(Ordering::Relaxed);
     let page = doorbells + index * PAGE;
-    // The range is the kernel's answer or one that it has accepted, so rounding it up cannot overflow.
-    let len = len.next_multiple_of(PAGE) as u64;
-    let doorbell = Doorbell { addr: addr as u64, len, call, answered: 0, pid, reserved: 0 };
     // SAFETY: `index` is below DOORBELLS.
     let entry = unsafe { (&raw mut (*control).doorbells).cast::<Doorbell>().add(index) };
     let (mut answered, mut emptied) = (false, false);

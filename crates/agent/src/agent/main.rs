@@ -17,6 +17,12 @@
 //! | `direct.rs`    | `open`, `fcntl` and their kin: files that are read past the page cache     |
 //! | `remap.rs`     | `mremap` of several mappings                                               |
 //! | `fork.rs`      | how the child of a fork joins                                              |
+//! | `forks.rs`     | forks of which the kernel tells nobody: the agent tells, before it forks   |
+//! | `fork_lock.rs` | no mapping changes while such a fork is under way                          |
+//! | `own_marks.rs` | what the program has kept from its children itself                         |
+//! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
+//! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager         |
+//! | `windows/`     | pages without userfaultfd and io_uring (not used by a pager yet)           |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!
 //! What must hold here, because each breach was once a hang or lost data:
@@ -46,12 +52,26 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 mod advice;
+#[cfg(target_arch = "x86_64")]
+use dispatch::batch;
+#[cfg(not(target_arch = "x86_64"))]
+mod batch;
+#[allow(dead_code, reason = "names are for tests")]
+#[cfg(target_arch = "x86_64")]
+#[path = "../calls.rs"]
+mod calls;
 mod confine;
 mod direct;
+#[cfg(target_arch = "x86_64")]
+mod dispatch;
 mod evictor;
+mod files;
 mod fork;
+mod fork_lock;
+mod forks;
 mod handshake;
 mod hooks;
+mod own_marks;
 #[path = "../pidfd.rs"]
 mod pidfd;
 #[allow(dead_code, reason = "the other side uses the rest")]
@@ -59,7 +79,15 @@ mod pidfd;
 mod protocol;
 mod region;
 mod remap;
+#[cfg(target_arch = "x86_64")]
+mod site;
 mod sys;
+#[cfg(target_arch = "x86_64")]
+mod windows;
+#[allow(dead_code, reason = "the other side uses the rest")]
+#[cfg(target_arch = "x86_64")]
+#[path = "../words.rs"]
+mod words;
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.
 const NAME_MAX: usize = 107;
@@ -91,6 +119,10 @@ struct AgentState {
     guards: AtomicU32,
     /// The program has a seccomp filter, which the child of a fork inherits.
     confined: AtomicU32,
+    /// Files of tmpfs are managed in this run (see `Control::files`).
+    files: AtomicU32,
+    /// The agent makes the forks of this run itself (see `Control::forks`).
+    forks: AtomicU32,
     /// The ident page; one for a whole family of forks, since each child finds it empty.
     ident: AtomicUsize,
     address: UnsafeCell<Address>,
@@ -110,6 +142,8 @@ static STATE: AgentState = AgentState {
     fork_advice: AtomicU32::new(0),
     guards: AtomicU32::new(0),
     confined: AtomicU32::new(0),
+    files: AtomicU32::new(0),
+    forks: AtomicU32::new(0),
     ident: AtomicUsize::new(0),
     address: UnsafeCell::new(Address { name: [0; NAME_MAX], name_len: 0, token: [0; TOKEN_LEN] }),
 };
@@ -123,21 +157,47 @@ static CONSTRUCTOR: Constructor = constructor;
 /// Runs when the dynamic linker has loaded everything, before `main`.
 unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     direct::find_next();
+    files::find_next();
     // SAFETY: glibc passes the environment here, an array that ends with a null pointer.
-    let Some(address) = (unsafe { find_address(envp) }) else {
-        return;
-    };
-    // SAFETY: constructors run one after the other, and nothing reads the address before the line after this
-    // one.
-    unsafe { STATE.address.get().write(address) };
-    handshake::join(protocol::KIND_EXEC);
+    if let Some(address) = unsafe { find_address(envp) } {
+        // SAFETY: constructors run one after the other, and nothing reads the address before the line after
+        // this one.
+        unsafe { STATE.address.get().write(address) };
+        handshake::join(protocol::KIND_EXEC);
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "x86_64")]
+    if unsafe { find_variable(envp, protocol::ENV_DISPATCH) } == Some(b"1") {
+        let control = hooks::own_control();
+        // SAFETY: the page stays mapped for as long as the process lives.
+        let board = control.map(|control| unsafe { &raw mut (*control).board });
+        // SAFETY: as above.
+        if let Some(asked) = unsafe { find_variable(envp, words::ENV_WINDOWS) }
+            && windows::start(asked).is_err()
+        {
+            handshake::write_stderr_line("is not paged by windows: that is not possible here");
+        }
+        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board));
+        if !dispatch::is_armed() && armed().is_err() {
+            handshake::write_stderr_line("does not trap its system calls: that is not possible here");
+        }
+    }
 }
 
 /// Looks for `MEMSPILL_AGENT=NAME:TOKEN`. Anything malformed counts as absent.
 ///
 /// # Safety
-/// `envp` is null or a null-terminated array of C strings.
+/// As for `find_variable`.
 unsafe fn find_address(envp: *const *const c_char) -> Option<Address> {
+    // SAFETY: the caller's promise.
+    unsafe { find_variable(envp, protocol::ENV_NAME) }.and_then(parse_address)
+}
+
+/// The value of a variable in the environment.
+///
+/// # Safety
+/// `envp` is null or a null-terminated array of C strings that stay as they are.
+unsafe fn find_variable(envp: *const *const c_char, name: &str) -> Option<&'static [u8]> {
     if envp.is_null() {
         return None;
     }
@@ -150,10 +210,9 @@ unsafe fn find_address(envp: *const *const c_char) -> Option<Address> {
         }
         // SAFETY: the entries are C strings.
         let entry = unsafe { CStr::from_ptr(entry) }.to_bytes();
-        let value =
-            entry.strip_prefix(protocol::ENV_NAME.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
-        if let Some(value) = value {
-            return parse_address(value);
+        let value = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+        if value.is_some() {
+            return value;
         }
         // SAFETY: the entry was not the terminator, so there is one more.
         next = unsafe { next.add(1) };

@@ -107,6 +107,10 @@ impl Region {
         self.base + CONTROL * PAGE
     }
 
+    pub fn control_page(&self) -> *mut Control {
+        self.control() as *mut Control
+    }
+
     /// The stack ends where the block begins.
     pub fn block(&self) -> *mut EvictorBlock {
         (self.private() + STACK_PAGES * PAGE) as *mut EvictorBlock

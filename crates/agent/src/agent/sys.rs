@@ -10,12 +10,17 @@ pub type Result<T> = core::result::Result<T, i32>;
 
 pub const PAGE: usize = 4096;
 
+pub const EPERM: i32 = 1;
 pub const EINTR: i32 = 4;
+pub const EIO: i32 = 5;
 pub const EAGAIN: i32 = 11;
 pub const ENOMEM: i32 = 12;
 pub const EFAULT: i32 = 14;
 pub const EINVAL: i32 = 22;
+#[cfg(not(target_arch = "x86_64"))]
+pub const ENOSYS: i32 = 38;
 pub const EPROTO: i32 = 71;
+pub const ENOTSUP: i32 = 95;
 pub const ETIMEDOUT: i32 = 110;
 pub const ECONNREFUSED: i32 = 111;
 pub const ECANCELED: i32 = 125;
@@ -30,6 +35,7 @@ pub const MAP_TYPE: usize = 0xf;
 pub const MAP_FIXED: usize = 0x10;
 pub const MAP_ANONYMOUS: usize = 0x20;
 pub const MAP_GROWSDOWN: usize = 0x100;
+pub const MAP_LOCKED: usize = 0x2000;
 pub const MAP_NORESERVE: usize = 0x4000;
 pub const MAP_POPULATE: usize = 0x8000;
 pub const MAP_HUGETLB: usize = 0x4_0000;
@@ -39,10 +45,12 @@ pub const MADV_DONTNEED: usize = 4;
 pub const MADV_FREE: usize = 8;
 pub const MADV_REMOVE: usize = 9;
 pub const MADV_DONTFORK: usize = 10;
+pub const MADV_DOFORK: usize = 11;
 pub const MADV_NOHUGEPAGE: usize = 15;
 pub const MADV_WIPEONFORK: usize = 18;
 pub const MADV_COLD: usize = 20;
 pub const MADV_PAGEOUT: usize = 21;
+pub const MADV_POPULATE_READ: usize = 22;
 pub const MADV_POPULATE_WRITE: usize = 23;
 pub const MADV_GUARD_INSTALL: usize = 102;
 pub const MADV_GUARD_REMOVE: usize = 103;
@@ -99,6 +107,22 @@ pub mod nr {
     pub const OPENAT: usize = 257;
     pub const OPENAT2: usize = 437;
     pub const IO_URING_SETUP: usize = 425;
+    pub const READ: usize = 0;
+    pub const PREAD64: usize = 17;
+    pub const PWRITE64: usize = 18;
+    pub const READV: usize = 19;
+    pub const WRITEV: usize = 20;
+    pub const SENDFILE: usize = 40;
+    pub const TRUNCATE: usize = 76;
+    pub const FTRUNCATE: usize = 77;
+    pub const FSTATFS: usize = 138;
+    pub const SPLICE: usize = 275;
+    pub const FALLOCATE: usize = 285;
+    pub const PREADV: usize = 295;
+    pub const PWRITEV: usize = 296;
+    pub const COPY_FILE_RANGE: usize = 326;
+    pub const PREADV2: usize = 327;
+    pub const PWRITEV2: usize = 328;
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -144,6 +168,22 @@ pub mod nr {
     pub const OPENAT: usize = 56;
     pub const OPENAT2: usize = 437;
     pub const IO_URING_SETUP: usize = 425;
+    pub const FSTATFS: usize = 44;
+    pub const TRUNCATE: usize = 45;
+    pub const FTRUNCATE: usize = 46;
+    pub const FALLOCATE: usize = 47;
+    pub const READ: usize = 63;
+    pub const READV: usize = 65;
+    pub const WRITEV: usize = 66;
+    pub const PREAD64: usize = 67;
+    pub const PWRITE64: usize = 68;
+    pub const PREADV: usize = 69;
+    pub const PWRITEV: usize = 70;
+    pub const SENDFILE: usize = 71;
+    pub const SPLICE: usize = 76;
+    pub const COPY_FILE_RANGE: usize = 285;
+    pub const PREADV2: usize = 286;
+    pub const PWRITEV2: usize = 287;
 }
 
 /// One system call with up to six arguments.
@@ -220,7 +260,10 @@ pub unsafe fn clone(
     // stack; it never comes back to this frame. The old thread sees an ordinary system call.
     unsafe {
         asm!(
-            "syscall",
+            // Where system calls are trapped (`dispatch`), this one is not: the thread is the agent's own.
+            "lea r9, [rip + 3f]",
+            "jmp memspill_call_and_jump",
+            "3:",
             "test rax, rax",
             "jnz 2f",
             "xor ebp, ebp",
@@ -236,6 +279,7 @@ pub unsafe fn clone(
             in("r8") tls,
             in("r12") entry as usize,
             in("r13") arg,
+            out("r9") _,
             lateout("rcx") _,
             lateout("r11") _,
         );
@@ -512,6 +556,24 @@ pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, 1, 0, 0, 0]) };
 }
 
+pub fn futex_wake_all(word: &core::sync::atomic::AtomicU32) {
+    // SAFETY: the word is alive for the call.
+    let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, i32::MAX as usize, 0, 0, 0]) };
+}
+
+/// Where the calling thread's own data is.
+pub fn thread_pointer() -> usize {
+    let address: usize;
+    // SAFETY: reads a register, or the word to which %fs points, which holds its own address.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        asm!("mov {}, qword ptr fs:[0]", out(reg) address, options(nostack, readonly, preserves_flags));
+        #[cfg(target_arch = "aarch64")]
+        asm!("mrs {}, tpidr_el0", out(reg) address, options(nostack, nomem, preserves_flags));
+    }
+    address
+}
+
 /// # Safety
 /// The advice must be sound for that range.
 pub unsafe fn madvise(addr: usize, len: usize, advice: usize) -> Result<()> {
@@ -588,9 +650,35 @@ struct Statx {
     mode: u16,
     spare: u16,
     inode: u64,
-    rest: [u64; 27],
+    unused: [u64; 12],
+    device: [u32; 2],
+    rest: [u64; 14],
 }
 const _: () = assert!(core::mem::size_of::<Statx>() == 256);
+
+/// Device (major and minor) and inode of an open file. None: it is no regular file.
+pub fn regular_file(fd: usize) -> Option<(u32, u32, u64)> {
+    const AT_EMPTY_PATH: usize = 0x1000;
+    const TYPE_AND_INODE: usize = 0x101;
+    const S_IFMT: u16 = 0o170000;
+    const S_IFREG: u16 = 0o100000;
+    let mut statx = core::mem::MaybeUninit::<Statx>::zeroed();
+    // SAFETY: the kernel reads an empty path and writes a struct of 256 bytes; zeros are a valid one.
+    let found = unsafe {
+        let args = [fd, c"".as_ptr() as usize, AT_EMPTY_PATH, TYPE_AND_INODE, statx.as_mut_ptr() as usize, 0];
+        syscall(nr::STATX, args).ok()?;
+        statx.assume_init()
+    };
+    (found.mode & S_IFMT == S_IFREG).then_some((found.device[0], found.device[1], found.inode))
+}
+
+/// By what the kernel knows the kind of file system that an open file is on.
+pub fn file_system(fd: usize) -> Option<u64> {
+    let mut statfs = [0u64; 32];
+    // SAFETY: the kernel writes a struct of 120 bytes, which begins with a word for the kind.
+    unsafe { syscall(nr::FSTATFS, [fd, statfs.as_mut_ptr() as usize, 0, 0, 0, 0]) }.ok()?;
+    Some(statfs[0])
+}
 
 fn statx(path: &core::ffi::CStr) -> Result<Statx> {
     const AT_FDCWD: usize = -100isize as usize;

@@ -182,23 +182,22 @@ impl FileBacking {
         }
     }
 
-    /// Read the pages `wanted` (ascending places in the request) of a request; `results` has its other places
-    /// filled in, one entry per slot.
+    /// Read some pages of a request: `wanted` has their indices there, ascending, and where they lie in the
+    /// file. `results` has the others filled in, one entry for each of the request's slots.
     pub(crate) fn read_some(
         &self,
         queue: QueueId,
         request: ReadRequest,
-        wanted: &[usize],
+        wanted: &[(usize, SlotIndex)],
         mut results: Vec<Result<(), BackingError>>,
     ) -> ReadStart {
         let ReadRequest { token, slots, buf } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
         let mut runs: Vec<ReadRun> = Vec::new();
-        for &index in wanted {
-            let slot = slots[index];
-            self.space.check(slot);
-            if self.space.is_live(slot) {
-                io::add_to_read(&mut runs, slot, index);
+        for &(index, place) in wanted {
+            self.space.check(place);
+            if self.space.is_live(place) {
+                io::add_to_read(&mut runs, place, index);
             } else {
                 results[index] = Err(BackingError::Empty);
             }
@@ -214,12 +213,13 @@ impl FileBacking {
     fn finish(&self, op: ReadOp<Reading>) -> ReadDone {
         let ReadOp { tag: Reading { token, slots, mut results }, mut buf, runs } = op;
         for run in runs {
-            for place in 0..run.pages {
-                let index = run.first + place;
-                results[index] = if (place + 1) * PAGE_SIZE > run.end.done_bytes {
+            let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
+            for page in 0..run.pages {
+                let index = run.first + page;
+                results[index] = if (page + 1) * PAGE_SIZE > run.end.done_bytes {
                     Err(io::failed(run.end.error()))
                 } else {
-                    self.sums.verify(slots[index], &mut buf[index])
+                    self.sums.verify(SlotIndex(first + page as u32), &mut buf[index])
                 };
             }
         }
@@ -263,7 +263,7 @@ impl Backing for FileBacking {
     }
 
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        let wanted: Vec<usize> = (0..request.slots.len()).collect();
+        let wanted: Vec<(usize, SlotIndex)> = request.slots.iter().copied().enumerate().collect();
         let results = vec![Ok(()); wanted.len()];
         self.read_some(queue, request, &wanted, results)
     }

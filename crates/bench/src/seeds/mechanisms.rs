@@ -374,6 +374,8 @@ pub const MECHANISMS: &[Mechanism] = &[
                 setting(&["folio=64K", "large-folios=all"]),
                 reported(&["folio=2M", "large-folios=free-cluster-only"], published::FOLIOS_2M),
                 setting(&["folio=2M", "large-folios=all"]),
+                // As shipped.
+                setting(&["folio=auto"]),
             ],
         )],
         note: None,

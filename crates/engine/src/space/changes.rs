@@ -127,39 +127,13 @@ impl Space {
     /// The process forked: give the child a copy of the page table. Swapped pages are shared by count.
     /// Returns the pages that are resident in both, and so counted twice while they are one.
     pub fn fork_into(&self, swap: &Swap, cpu: CpuId, child: &Space) -> u64 {
-        let (mut resident, mut swapped) = (0, 0);
+        let (mut resident, mut swapped) = (0u64, 0i64);
         let chunks: Vec<(u64, Arc<Chunk>)> =
             self.chunks.read().expect("chunk map").iter().map(|(n, c)| (*n, c.clone())).collect();
         for (number, chunk) in chunks {
-            let mut dup = Vec::new();
-            let mut copy = [Word::NONE; CHUNK_PAGES as usize];
-            {
-                let words = lock(&chunk);
-                for (i, word) in words.iter().enumerate() {
-                    let displaced = lock(&self.displaced).get(&Vpn(number * CHUNK_PAGES + i as u64)).copied();
-                    let word = displaced.as_ref().unwrap_or(word);
-                    copy[i] = match word.state() {
-                        // A kept copy stays the parent's.
-                        State::Resident => {
-                            resident += 1;
-                            word.without_kept()
-                        }
-                        State::Swapped => *word,
-                        State::Filling if word.has(HAS_ENTRY) && !word.has(CANCELLED) => {
-                            Word::swapped(word.entry())
-                        }
-                        State::Poisoned => *word,
-                        State::None | State::Filling => Word::NONE,
-                        State::Evicting => panic!("a fork is processed while a batch is being taken"),
-                    };
-                    if copy[i].state() == State::Swapped {
-                        swapped += 1;
-                        dup.push(copy[i].entry());
-                    }
-                }
-                // Under the chunk lock: the parent's reference cannot go before ours is there.
-                swap.dup(&dup);
-            }
+            let mut copy = self.copy_chunk(swap, number, &chunk);
+            resident += copy.iter().filter(|word| word.state() == State::Resident).count() as u64;
+            swapped += copy.iter().filter(|word| word.state() == State::Swapped).count() as i64;
             let mut lru = lock(&child.lru);
             for (i, word) in copy.iter_mut().enumerate().filter(|(_, w)| w.state() == State::Resident) {
                 let (fresh, record) = child.fresh_resident(Vpn(number * CHUNK_PAGES + i as u64), word.heat());
@@ -177,6 +151,32 @@ impl Space {
         child.cow.store(true, Ordering::Relaxed);
         crate::stats::add(&swap.stats.rare().forks, 1);
         resident
+    }
+
+    /// A chunk's words as the child of a fork has them, with a reference of its own to each slot.
+    pub(super) fn copy_chunk(&self, swap: &Swap, number: u64, chunk: &Chunk) -> [Word; CHUNK_PAGES as usize] {
+        let mut dup = Vec::new();
+        let mut copy = [Word::NONE; CHUNK_PAGES as usize];
+        let words = lock(chunk);
+        for (i, word) in words.iter().enumerate() {
+            let displaced = lock(&self.displaced).get(&Vpn(number * CHUNK_PAGES + i as u64)).copied();
+            let word = displaced.as_ref().unwrap_or(word);
+            copy[i] = match word.state() {
+                // A kept copy stays the parent's.
+                State::Resident => word.without_kept(),
+                State::Swapped => *word,
+                State::Filling if word.has(HAS_ENTRY) && !word.has(CANCELLED) => Word::swapped(word.entry()),
+                State::Poisoned => *word,
+                State::None | State::Filling => Word::NONE,
+                State::Evicting => panic!("a fork is processed while a batch is being taken"),
+            };
+            if copy[i].state() == State::Swapped {
+                dup.push(copy[i].entry());
+            }
+        }
+        // Under the chunk lock: the parent's reference cannot go before ours is there.
+        swap.dup(&dup);
+        copy
     }
 
     /// Forget these pages: they read as zero.

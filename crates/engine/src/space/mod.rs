@@ -5,9 +5,11 @@
 //!
 //! Lock order: gate → chunk map → chunk → LRU. Two chunk locks are never held at once.
 //!
-//! Elsewhere: what events change (changes.rs), the choice of victims (reclaim/victim.rs).
+//! Elsewhere: what events change (changes.rs), forks of which no event tells (child.rs), the choice of
+//! victims (reclaim/victim.rs).
 
 mod changes;
+mod child;
 
 use crate::gate::Gate;
 use crate::group::Group;

@@ -107,6 +107,14 @@ impl<Child> AddressSpace<Child> {
         self.pages.contains_key(&page)
     }
 
+    /// A page that is mapped and not in memory is there, before anybody manages it.
+    pub fn make_present(&mut self, page: u64, stamp: impl FnOnce() -> u64) {
+        if let Some(state) = self.pages.get_mut(&page).filter(|state| state.content == Content::Absent) {
+            let truth = stamp();
+            *state = PageState { content: Content::Stamp(truth), truth };
+        }
+    }
+
     /// A page that was there before anybody managed it, unless one is mapped there.
     pub fn map_present(&mut self, page: u64, stamp: impl FnOnce() -> u64) {
         self.pages.entry(page).or_insert_with(|| {
@@ -258,6 +266,10 @@ impl<Child> AddressSpace<Child> {
 
     pub fn mapped(&self) -> Vec<u64> {
         self.pages.keys().copied().collect()
+    }
+    /// What the page must read as.
+    pub fn truth(&self, page: u64) -> Option<u64> {
+        self.pages.get(&page).map(|state| state.truth)
     }
     /// Pages of the range that a scan of the page table would find.
     pub fn present(&self, from: u64, to: u64) -> impl Iterator<Item = u64> {

@@ -4,6 +4,8 @@
 //! ```text
 //!   address_space.rs   pages, what each must read as, events   ─┬─▶ memory.rs   a `Memory` with a lock
 //!                                                               └─▶ the simulator's, with costs
+//!   object.rs          the same of shared memory, by its mappers ┬─▶ shared.rs   a `Memory` with a lock
+//!                                                               └─▶ the simulator's, with costs
 //!   store.rs           slots that hold stamps, reads under way ─┬─▶ device.rs   a `Backing` with a lock
 //!                                                               └─▶ the simulator's, with costs
 //!   blank.rs           a `Memory` and a `Backing` without bytes, for what counts and times
@@ -18,6 +20,8 @@ pub mod address_space;
 pub mod blank;
 pub mod device;
 pub mod memory;
+pub mod object;
 pub mod random;
+pub mod shared;
 pub mod stamp;
 pub mod store;

@@ -3,12 +3,14 @@
 //!
 //! ```text
 //!   may_knock ─▶ greet (Hello: token? below us?) ─▶ Welcome ─▶ settle (Ready: attach, or new process) ─▶ Go
+//!        │           └─ it is about to fork: inherit.rs
 //!        └─ any step: send_away, refused                                       later: hung_up
 //! ```
 
 use crate::USER_END;
+use crate::door::inherit::{self, Awaited, Child};
 use crate::door::socket::Door;
-use crate::door::source::UffdSource;
+use crate::door::source::{Pager, UffdSource};
 use crate::faults::fork;
 use crate::monitor::register;
 use crate::process::Process;
@@ -17,13 +19,14 @@ use crate::process::control::ControlPage;
 use crate::process::memory::ProcessMemory;
 use crate::process::peer::Peer;
 use crate::process::wire;
-use crate::run::Run;
+use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::protocol::{
-    Go, Hello, KIND_FORK, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE, Welcome,
+    Go, Hello, KIND_FORK, KIND_FORKS, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
+    UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
-use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
+use memspill_engine::units::{PAGE_SIZE, SpaceId};
 use memspill_uffd::userfaultfd::Uffd;
 use rustix::event::epoll::{EventData, EventFlags};
 use std::io;
@@ -43,6 +46,13 @@ pub enum Stage {
     Knocked,
     /// It has had its Welcome. Its Ready is awaited.
     Welcomed { hello: Hello, control: ControlPage, known: Option<Arc<Process>> },
+}
+
+/// What a Hello was about.
+pub enum Greeted {
+    Welcomed,
+    /// A process of the run is about to fork.
+    Forks,
 }
 
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we
@@ -75,8 +85,16 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     if matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe) {
         return;
     }
-    let why = match error.kind() {
-        TimedOut => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
+    let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {
+        (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
+        (_, Pager::User, Some(libc::ENOSYS)) => {
+            "its system calls cannot be trapped: there is no Syscall User \
+             Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
+                .into()
+        }
+        (_, Pager::User, Some(libc::EBUSY)) => "its system calls cannot be trapped: it uses %gs, or had a \
+             second thread before memspill's agent was loaded"
+            .into(),
         _ => error.to_string(),
     };
     if door.target.is_command(pid) {
@@ -98,7 +116,7 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
 ///
 /// Below us: the descriptor of /dev/userfaultfd lets its holder make userfaultfds of its *own* memory, which
 /// may hold up the kernel's own accesses to that; and so any user could who has read the token somewhere.
-pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<()> {
+pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted> {
     let hello = wire::receive_now::<Hello>(&*caller.socket).map_err(|e| match e.kind() {
         io::ErrorKind::InvalidData => io::ErrorKind::PermissionDenied.into(),
         _ => e,
@@ -107,9 +125,17 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<()> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let pid = caller.peer.pid;
+    if hello.kind == KIND_FORKS {
+        let may_fork = run.settings.forks == Forks::Agent && is_below_us(run, &caller.peer);
+        return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
+    }
     let known = (hello.kind == KIND_FORK).then(|| fork::child_that_joins(run, pid)).flatten();
     let welcomed = match is_below_us(run, &caller.peer) {
         true => door.control_page().and_then(|(control, control_fd)| {
+            run.files.prepare(&control);
+            if run.settings.forks == Forks::Agent {
+                control.set_forks();
+            }
             welcome(door, caller, known.as_deref(), &control_fd)?;
             Ok(control)
         }),
@@ -123,7 +149,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<()> {
             return Err(e);
         }
     }
-    Ok(())
+    Ok(Greeted::Welcomed)
 }
 
 /// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the
@@ -134,12 +160,13 @@ fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &O
         (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.uffd.as_fd()]),
         (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
+        (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
     };
     wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)
 }
 
 fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) -> io::Result<()> {
-    attach(process, agent)?;
+    process.attach(agent)?;
     door.membership.joined(&run.engine, process);
     let own = process.memory.agent().expect("just attached").own_ranges();
     register::forget_agent_pages(run, process, &own);
@@ -156,14 +183,17 @@ fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) ->
 fn make_new(run: &Run, door: &Door, uffd: Uffd, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
     uffd.api(door.features)?;
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(uffd, pid));
+    let memory = Arc::new(ProcessMemory::new(uffd, door.source.pager() == Pager::User, pid));
     let space = Space::new(SpaceId(key as u32), memory.clone());
     let space = match door.membership.of_program(&run.engine, pid) {
         Some(group) => space.in_group(group),
         None => space,
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
-    attach(&process, agent)?;
+    if run.settings.forks == Forks::Agent {
+        process.growth.begin_marking();
+    }
+    process.attach(agent)?;
     run.add_process(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     Ok(process)
 }
@@ -184,18 +214,6 @@ pub fn check_ready(ready: &Ready) -> io::Result<()> {
     if aligned && bounded { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-fn attach(process: &Arc<Process>, agent: Agent) -> io::Result<()> {
-    let own = agent.own_ranges();
-    process.space.exclude(
-        own.iter()
-            .map(|(s, e)| {
-                (Vpn::from_addr(*s), Vpn::from_addr(e.div_ceil(PAGE_SIZE as u64) * PAGE_SIZE as u64))
-            })
-            .collect(),
-    );
-    if process.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
-}
-
 /// The agent's socket has closed: its process is ending, or has called exec.
 pub fn hung_up(run: &Run, door: &Door, epoll: &OwnedFd, key: u64) {
     let Some(process) = run.process(key) else { return };
@@ -209,11 +227,32 @@ pub fn hung_up(run: &Run, door: &Door, epoll: &OwnedFd, key: u64) {
 }
 
 /// The last step: the process is managed, or runs without us.
-pub fn settle(run: &Run, door: &Door, epoll: &OwnedFd, caller: Caller, ready: Ready, fd: Option<OwnedFd>) {
-    let (socket, pid) = (caller.socket.clone(), caller.peer.pid);
-    let Err(e) = take_in(run, door, epoll, caller, ready, fd) else { return };
+pub fn settle(
+    run: &Run,
+    door: &Door,
+    epoll: &OwnedFd,
+    caller: Caller,
+    (ready, fd): (Ready, Option<OwnedFd>),
+    origin: Origin,
+) {
+    let (socket, pid, is_child) = (caller.socket.clone(), caller.peer.pid, !matches!(origin, Origin::Itself));
+    let Err(e) = take_in(run, door, epoll, caller, ready, fd, origin) else { return };
     send_away(door, &socket, pid, &e);
-    refused(run, door, pid, &e);
+    if is_child {
+        eprintln!("memspill: process {pid} is ended: it is the child of a fork, and cannot join: {e}");
+    } else {
+        refused(run, door, pid, &e);
+    }
+}
+
+/// From whom a process has its memory.
+pub enum Origin {
+    /// It is a program that has just started, or the kernel has told of its fork.
+    Itself,
+    /// Its agent has made the fork.
+    Fork(Arc<Process>, Child),
+    /// It says so, and nobody knows of such a fork.
+    Unknown,
 }
 
 fn take_in(
@@ -223,8 +262,14 @@ fn take_in(
     caller: Caller,
     ready: Ready,
     fd: Option<OwnedFd>,
+    origin: Origin,
 ) -> io::Result<()> {
     let pid = caller.peer.pid;
+    let (parent, child) = match origin {
+        Origin::Itself => (None, None),
+        Origin::Fork(parent, child) => (Some(parent), Some(Awaited::new(run, child))),
+        Origin::Unknown => return Err(io::Error::other("its parent has not told of a fork")),
+    };
     let uffd = fd.map(userfaultfd_in).transpose()?;
     if ready.magic != MAGIC {
         return Err(io::ErrorKind::InvalidData.into());
@@ -237,9 +282,13 @@ fn take_in(
     };
     check_ready(&ready)?;
     let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
-    let process = match known {
-        Some(process) => attach_known(run, door, &process, agent).map(|()| process)?,
-        None => make_new(run, door, uffd.ok_or(io::ErrorKind::InvalidData)?, pid, agent)?,
+    let fresh = || uffd.ok_or(io::Error::from(io::ErrorKind::InvalidData));
+    let process = match (known, parent, child) {
+        (_, Some(parent), Some(child)) => {
+            inherit::settle(run, door, fresh()?, pid, agent, &parent, child.take())?
+        }
+        (Some(process), ..) => attach_known(run, door, &process, agent).map(|()| process)?,
+        _ => make_new(run, door, fresh()?, pid, agent)?,
     };
     if hello.kind == KIND_FORK {
         // Perhaps before its parent was followed. It shares pages with that, and with others of the
@@ -249,6 +298,7 @@ fn take_in(
         run.objects().iter().for_each(|object| drop(object.hold_batch()));
     }
     let agent = process.memory.agent().expect("just attached");
+    run.files.refresh(&agent.evictor.control);
     // From here on the socket carries commands, and for us it is only of interest that it ends.
     let key = EventData::new_u64(process.key);
     rustix::event::epoll::modify(epoll, &*agent.evictor.socket, key, EventFlags::RDHUP)?;

@@ -4,6 +4,7 @@
 mod callers;
 mod exchange;
 pub mod groups;
+mod inherit;
 pub(crate) mod porter;
 pub mod socket;
 pub mod source;

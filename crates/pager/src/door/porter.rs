@@ -20,16 +20,18 @@
 //! machine.
 
 use crate::door::callers::Callers;
-use crate::door::exchange::{self, Caller, Stage};
+use crate::door::exchange::{self, Caller, Greeted, Origin, Stage};
+use crate::door::inherit::{self, Fork};
 use crate::door::socket::Door;
 use crate::limits;
 use crate::process::peer::Peer;
 use crate::process::{standstill, wire};
 use crate::run::Run;
-use crate::times::{DOOR_SHUT, EXCHANGE_ENDS};
-use memspill_agent::protocol::Ready;
+use crate::times::{DOOR_SHUT, EXCHANGE_ENDS, FORK_ENDS};
+use memspill_agent::protocol::{Forked, Go, KIND_CHILD, MAGIC, Ready};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -37,10 +39,13 @@ use std::time::{Duration, Instant};
 
 /// Exchanges at a time.
 const CALLERS_MAX: u64 = 1024;
+/// Children that have not joined yet: beyond that, who wants to fork waits.
+const CHILDREN_MAX: usize = 256;
 
 /// The keys in the door's epoll that are not processes: the listening socket, and from here on those in the
-/// exchange.
+/// exchange; and before those the forks that are under way.
 const KEY_LISTEN: u64 = u64::MAX;
+const KEY_FORKS: u64 = 1 << 62;
 const KEY_CALLERS: u64 = 1 << 63;
 
 /// The door thread: let agents in, and notice when their processes go.
@@ -56,6 +61,8 @@ struct Porter<'a> {
     door: &'a Door,
     epoll: OwnedFd,
     callers: Callers<Caller>,
+    forks: HashMap<u64, Fork>,
+    next_fork: u64,
     /// Nobody is let in before then.
     shut_until: Option<Instant>,
     /// Who came when there was a descriptor for the socket and none for more.
@@ -72,7 +79,9 @@ impl<'a> Porter<'a> {
         let descriptors =
             rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
         let callers = Callers::new((descriptors / 8).clamp(8, CALLERS_MAX) as usize);
-        Ok(Porter { run, door, epoll, callers, shut_until: None, put_off: None, told_of_shutting: false })
+        let (forks, next_fork) = (HashMap::new(), KEY_FORKS);
+        let (shut_until, put_off, told_of_shutting) = (None, None, false);
+        Ok(Porter { run, door, epoll, callers, forks, next_fork, shut_until, put_off, told_of_shutting })
     }
 
     fn serve(mut self) -> io::Result<()> {
@@ -94,6 +103,7 @@ impl<'a> Porter<'a> {
                 match event.data.u64() {
                     KEY_LISTEN => self.accept_some(),
                     key if key >= KEY_CALLERS => self.go_on(key),
+                    key if key >= KEY_FORKS => self.go_on_forking(key),
                     key => exchange::hung_up(self.run, self.door, &self.epoll, key),
                 }
             }
@@ -104,7 +114,8 @@ impl<'a> Porter<'a> {
     }
 
     fn next_look(&self) -> Option<Duration> {
-        let next = self.callers.next_deadline().into_iter().chain(self.shut_until).min()?;
+        let forks = self.forks.values().filter(|fork| fork.is_open).map(|fork| fork.until);
+        let next = self.callers.next_deadline().into_iter().chain(self.shut_until).chain(forks).min()?;
         // Rounded up, or it would look again and again just before.
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
@@ -179,13 +190,19 @@ impl<'a> Porter<'a> {
         let Some(entry) = self.callers.get(number) else { return };
         let (run, door, pid, caller) = (self.run, self.door, entry.pid, &mut entry.caller);
         let step = match &caller.stage {
-            Stage::Knocked => exchange::greet(run, door, caller),
-            Stage::Welcomed { .. } => {
-                wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|(ready, fd)| {
+            Stage::Knocked => match exchange::greet(run, door, caller) {
+                Ok(Greeted::Welcomed) => Ok(()),
+                Ok(Greeted::Forks) => {
                     let caller = self.callers.take(number).expect("looked up above").caller;
-                    exchange::settle(run, door, &self.epoll, caller, ready, fd);
-                })
-            }
+                    return self.prepare_fork(caller);
+                }
+                Err(e) => Err(e),
+            },
+            Stage::Welcomed { .. } => wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|ready| {
+                let caller = self.callers.take(number).expect("looked up above").caller;
+                let origin = self.origin_of(&caller);
+                exchange::settle(run, door, &self.epoll, caller, ready, origin);
+            }),
         };
         match step {
             Ok(()) => {
@@ -203,12 +220,83 @@ impl<'a> Porter<'a> {
         }
     }
 
+    /// A process is about to fork. Its socket stays open until its child has joined, or none will.
+    fn prepare_fork(&mut self, caller: Caller) {
+        // It may have told of its last fork, and that not have been read yet.
+        let (pid, mut open) = (caller.peer.pid, self.forks.iter());
+        if let Some(key) =
+            open.find(|(_, fork)| fork.is_open && fork.parent.memory.pid() == pid).map(|(key, _)| *key)
+        {
+            self.go_on_forking(key);
+        }
+        if self.forks.values().filter(|fork| fork.child.is_some()).count() >= CHILDREN_MAX {
+            return inherit::refuse(&caller.socket, &io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let Ok(fork) = inherit::prepare(self.run, pid, &caller.socket, Instant::now() + FORK_ENDS) else {
+            return;
+        };
+        let (key, flags) = (self.next_fork, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        self.next_fork += 1;
+        let data = epoll::EventData::new_u64(key);
+        let watched = epoll::modify(&self.epoll, &*fork.socket, data, flags);
+        self.forks.insert(key, fork);
+        if watched.is_err() {
+            self.forget_fork(key);
+        }
+    }
+
+    /// The parent says that it has forked, or everybody has closed the socket: the parent, and the child,
+    /// which has joined or has ended.
+    fn go_on_forking(&mut self, key: u64) {
+        while let Some(fork) = self.forks.get_mut(&key) {
+            match wire::receive_now::<Forked>(&*fork.socket) {
+                Ok(forked) if forked.magic == MAGIC && forked.errno == 0 => {
+                    inherit::finish(self.run, fork);
+                    fork.close();
+                    let _ = wire::send(&*fork.socket, &Go { magic: MAGIC, errno: 0 }, &[]);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // There is no child, or it comes no more; or the parent says what nobody does.
+                _ => self.forget_fork(key),
+            }
+        }
+    }
+
+    fn forget_fork(&mut self, key: u64) {
+        let Some(mut fork) = self.forks.remove(&key) else { return };
+        let _ = epoll::delete(&self.epoll, &*fork.socket);
+        fork.close();
+        fork.child.into_iter().for_each(|child| inherit::give_back(self.run, child));
+    }
+
+    /// Whose child it is that has come, if it says that it is one. A fork has one child.
+    fn origin_of(&mut self, caller: &Caller) -> Origin {
+        let Stage::Welcomed { hello, .. } = &caller.stage else { return Origin::Unknown };
+        if hello.kind != KIND_CHILD {
+            return Origin::Itself;
+        }
+        let Some(fork) = self.forks.values_mut().find(|fork| fork.id == hello.fork) else {
+            return Origin::Unknown;
+        };
+        // It may come before its parent says so.
+        inherit::finish(self.run, fork);
+        fork.child.take().map_or(Origin::Unknown, |child| Origin::Fork(fork.parent.clone(), child))
+    }
+
     fn end_what_is_overdue(&mut self) -> io::Result<()> {
-        let now = Instant::now();
+        let (run, now) = (self.run, Instant::now());
         if self.shut_until.is_some_and(|until| until <= now) {
             self.shut_until = None;
             self.listen_for(epoll::EventFlags::IN)?;
             self.accept_some();
+        }
+        // A parent that keeps everything for so long, and is not stopped, has no child that may join.
+        for fork in self.forks.values_mut().filter(|fork| fork.is_open && fork.until <= now) {
+            fork.until = now + FORK_ENDS;
+            if standstill::of(fork.parent.memory.proc_id()).is_none() {
+                fork.close();
+                fork.child.take().into_iter().for_each(|child| inherit::give_back(run, child));
+            }
         }
         for number in self.callers.overdue(now) {
             let entry = self.callers.get(number).expect("overdue, so there");

@@ -1,7 +1,9 @@
 //! Where userfaultfds come from on this machine.
 
 use crate::limits;
+use crate::run::Forks;
 use memspill_uffd::userfaultfd::{self as uffd_abi, Uffd};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// How targets get their userfaultfd.
@@ -10,11 +12,63 @@ pub enum UffdSource {
     Device(OwnedFd),
     /// userfaultfd(2), where the system allows it to everyone.
     Syscall,
+    /// userfaultfd(2) for faults of user mode only, which the system allows to everyone: the agent traps all
+    /// system calls, whose faults are not served.
+    UserMode,
 }
 
-/// How this machine gives userfaultfds with kernel faults served, and the features to ask for. An error says
-/// why not.
-pub fn find_source() -> Result<(UffdSource, u64), String> {
+/// Who serves the faults that the kernel itself has, inside system calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pager {
+    /// The userfaultfd, like all others.
+    Kernel,
+    /// Nobody: the agent brings what a call uses before the call.
+    User,
+}
+
+impl UffdSource {
+    pub fn pager(&self) -> Pager {
+        match self {
+            UffdSource::Device(_) | UffdSource::Syscall => Pager::Kernel,
+            UffdSource::UserMode => Pager::User,
+        }
+    }
+}
+
+const NEEDED: u64 = uffd_abi::FEATURE_EVENT_REMAP
+    | uffd_abi::FEATURE_EVENT_REMOVE
+    | uffd_abi::FEATURE_EVENT_UNMAP
+    | uffd_abi::FEATURE_THREAD_ID
+    | uffd_abi::FEATURE_MOVE;
+
+/// How this machine gives userfaultfds for this pager, the features to ask for, and who tells of forks: the
+/// kernel if it may, or as is `wanted`. An error says why not.
+pub fn find_source(pager: Pager, wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> {
+    match pager {
+        Pager::Kernel => find_full(wanted),
+        Pager::User => find_for_user_mode().map(|(source, features)| (source, features, Forks::Agent)),
+    }
+}
+
+fn explained(what: &str, error: io::Error) -> String {
+    limits::explained(what, error).to_string()
+}
+
+fn check_features(probe: &Uffd) -> Result<(), String> {
+    let have = probe.api(0).map_err(|e| format!("UFFDIO_API: {e}"))?;
+    match have & NEEDED == NEEDED {
+        true => Ok(()),
+        false => Err("this kernel lacks UFFDIO_MOVE (Linux 6.8 has it)".into()),
+    }
+}
+
+fn find_for_user_mode() -> Result<(UffdSource, u64), String> {
+    let probe = Uffd::of_self_for_user_mode();
+    check_features(&probe.map_err(|e| explained("no userfaultfd, not even for faults of user mode", e))?)?;
+    Ok((UffdSource::UserMode, NEEDED))
+}
+
+fn find_full(wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> {
     let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
     let (source, probe) = match device {
         Ok(device) => {
@@ -23,26 +77,20 @@ pub fn find_source() -> Result<(UffdSource, u64), String> {
         }
         Err(_) => (UffdSource::Syscall, Uffd::of_self(None)),
     };
-    let explained = |what: &str, e| limits::explained(what, e).to_string();
-    let probe = probe.map_err(|e| explained("no userfaultfd that serves the kernel's own faults", e))?;
-    let have = probe.api(0).map_err(|e| format!("UFFDIO_API: {e}"))?;
-    let needed = uffd_abi::FEATURE_EVENT_REMAP
-        | uffd_abi::FEATURE_EVENT_REMOVE
-        | uffd_abi::FEATURE_EVENT_UNMAP
-        | uffd_abi::FEATURE_THREAD_ID
-        | uffd_abi::FEATURE_MOVE;
-    if have & needed != needed {
-        return Err("this kernel lacks UFFDIO_MOVE (Linux 6.8 has it)".into());
+    check_features(&probe.map_err(|e| explained("no userfaultfd that serves the kernel's own faults", e))?)?;
+    if wanted == Some(Forks::Agent) {
+        return Ok((source, NEEDED, Forks::Agent));
     }
     // To be in the kernel and to be allowed are two things, and each descriptor is asked once.
-    let features = needed | uffd_abi::FEATURE_EVENT_FORK;
+    let features = NEEDED | uffd_abi::FEATURE_EVENT_FORK;
     let device = match &source {
         UffdSource::Device(device) => Some(device.as_fd()),
-        UffdSource::Syscall => None,
+        UffdSource::Syscall | UffdSource::UserMode => None,
     };
     let second = Uffd::of_self(device).map_err(|e| explained("no second userfaultfd", e))?;
-    second.api(features).map_err(|e| {
-        format!("userfaultfd refuses to follow forks, for which it wants CAP_SYS_PTRACE: {e}")
-    })?;
-    Ok((source, features))
+    match second.api(features) {
+        Ok(_) => Ok((source, features, Forks::Kernel)),
+        Err(_) if wanted.is_none() => Ok((source, NEEDED, Forks::Agent)),
+        Err(e) => Err(format!("userfaultfd refuses to follow forks, for which it wants CAP_SYS_PTRACE: {e}")),
+    }
 }

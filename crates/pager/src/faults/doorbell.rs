@@ -8,22 +8,24 @@
 //! ```
 
 use crate::USER_END;
+use crate::faults::files::{self, Answer};
 use crate::faults::{guards, shared};
 use crate::monitor::register::register_announced;
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
 use memspill_agent::protocol::{
-    CALL_COLD, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_REMOVE, CALL_WILLNEED, DOORBELLS, Doorbell,
-    STAGING_PAGES,
+    CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_REMOVE,
+    CALL_WILLNEED, DOORBELLS, Doorbell, STAGING_PAGES,
 };
 use memspill_engine::units::{PAGE_SIZE, Vpn};
+use memspill_uffd::shmem::Id;
 use std::sync::Arc;
 
 /// A fault on one of the agent's own pages: a doorbell (a call to us), the ident page of a forked child
 /// (which has done its work by faulting), or staging (somebody reads all memory that there is). None of them
 /// is managed. Answers it and returns true.
-pub fn is_agent_call(run: &Run, process: &Arc<Process>, addr: u64, tid: u32) -> bool {
+pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32) -> bool {
     let page = addr & !(PAGE_SIZE as u64 - 1);
     let index_in = |from: u64, pages: u64| {
         let index = page.checked_sub(from)? / PAGE_SIZE as u64;
@@ -74,7 +76,7 @@ enum Done {
 }
 
 /// What a thread of the process wants, at a doorbell.
-fn carry_out(run: &Run, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
+fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
     let is_done = match call.call {
         CALL_MAPPED | CALL_GROWN => {
             register_announced(run, process, call.addr, call.len, call.call == CALL_GROWN)
@@ -84,9 +86,21 @@ fn carry_out(run: &Run, process: &Arc<Process>, doorbell: usize, call: Doorbell)
         CALL_COLD => return pass_on(run, process, What::Cold, Some(doorbell), call),
         // The kernel does not wait for the pages either.
         CALL_WILLNEED => return pass_on(run, process, What::WillNeed, None, call),
+        CALL_FILE_USED => {
+            return done(files::used(run, process, doorbell, Id { dev: call.len, ino: call.addr }));
+        }
+        CALL_FILE_MAPPED => return done(files::mapped(run, process, doorbell, call.addr, call.len)),
         _ => guards::answer_call(run, process, call),
     };
     if is_done { Done::Now } else { Done::NotNow }
+}
+
+fn done(answer: Answer) -> Done {
+    match answer {
+        Answer::Now => Done::Now,
+        Answer::NotNow => Done::NotNow,
+        Answer::Later => Done::Later,
+    }
 }
 
 /// Advice is followed by other threads: it may take long.
@@ -95,14 +109,4 @@ fn pass_on(run: &Run, caller: &Arc<Process>, what: What, doorbell: Option<usize>
     let end = Vpn(end.min(USER_END) / PAGE_SIZE as u64);
     let advice = Advice::new(what, caller, doorbell, next..end, call.pid);
     if next < end && run.advice.admit(advice) && doorbell.is_some() { Done::Later } else { Done::Now }
-}
-
-/// A call that was passed on has been carried out: its caller goes on.
-pub fn answer(caller: &Process, doorbell: usize) {
-    let Some(agent) = caller.memory.agent() else { return };
-    agent.evictor.control.answer_call(doorbell);
-    let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;
-    // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
-    caller.memory.uffd.zeropage(page, PAGE_SIZE as u64);
-    caller.memory.uffd.wake(page, PAGE_SIZE as u64);
 }

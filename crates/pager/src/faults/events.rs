@@ -33,6 +33,7 @@ use crate::faults::shared;
 use crate::proc;
 use crate::process::Process;
 use crate::process::control::Forbidden;
+use crate::process::held::Disturbed;
 use crate::run::Run;
 use crate::times::{CHANGE_ENDS, CHANGE_STEP, MOVE_LOCK_AGAIN};
 use memspill_engine::units::{CpuId, PAGE_SIZE, Vpn};
@@ -90,6 +91,11 @@ pub fn process_events(run: &Arc<Run>, cpu: CpuId, process: &Arc<Process>, messag
     let settled = !may_be_out_of_order(process, messages) || read_until_settled(run, process, messages);
     faults.extend(messages.drain(..).filter_map(|message| told.take_in(message)));
     let changes = told.changes_as_made(process);
+    process.fork.note(changes.iter().map(|change| match *change {
+        Change::Unmap { start, end } => Disturbed::Unmapped((start, end)),
+        Change::Remove { start, end } => Disturbed::Dropped((start, end)),
+        Change::Remap { from, to, len } => Disturbed::Moved((from, from + len), to),
+    }));
     // Children have what their parent had before the changes or after them: which, they are asked later.
     let shared_now = told.concerns_shared(process).then(|| shared::now_mapped(run, process, &changes));
     if let Some(now) = &shared_now {
@@ -171,6 +177,7 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
     match change {
         Change::Remap { from, to, len } => {
             process.growth.note_unmapped(from, from + len);
+            process.growth.note_moved(from, to, len);
             let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
             process.space.remap(run.engine.swap(), cpu, from, to, len / PAGE_SIZE as u64);
         }

@@ -122,7 +122,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
         return run.fail("cannot follow a fork: the system has no random bytes".into());
     }
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(child, 0));
+    let memory = Arc::new(ProcessMemory::new(child, parent.memory.for_user_mode, 0));
     memory.shared.set(parent.memory.shared.list());
     let group = parent.space.group(run.engine.swap()).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
@@ -201,7 +201,7 @@ fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     if let Ok(maps) = maps
         && proc::holds(pid, proof)
     {
-        child.memory.shared.set(shared::managed_of(run, child, &maps.anonymous));
+        child.memory.shared.set(shared::managed_of(run, child, &maps.mappings));
     }
     drop(held);
     true

@@ -2,6 +2,7 @@
 
 pub mod doorbell;
 mod events;
+pub(crate) mod files;
 pub(crate) mod fork;
 pub(crate) mod guards;
 mod order;

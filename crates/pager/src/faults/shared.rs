@@ -10,7 +10,8 @@
 //!
 //! The list is read inside the gate, when no event of the process is unread or all that were have been read:
 //! so whatever changes afterwards is told afterwards. A mapping of a managed object is always a registered
-//! one: nobody can map such an object anew, and what comes of a registered mapping is registered.
+//! one: nobody can map such an object anew (of a file, `files.rs` sees to that), and what comes of a
+//! registered mapping is registered.
 //!
 //! *MADV_REMOVE.* The kernel tells of it as it does of MADV_DONTNEED, and what it removes would come back
 //! from our slots. So the agent calls before it: inside the object's gate all that we know of the pages goes,
@@ -59,7 +60,7 @@ pub fn now_mapped(run: &Run, process: &Process, changes: &[Change]) -> Vec<Mappe
         0 => may_be_mapped(process.memory.shared.list(), changes),
         pid => match proc::shared_maps_of_any_thread(pid) {
             Ok(maps) => {
-                let now = managed_of(run, process, &maps.anonymous);
+                let now = managed_of(run, process, &maps.mappings);
                 // The maps are not read at one moment: of what moves meanwhile neither place may be seen.
                 let is_changing = process.memory.uffd.is_changing();
                 process.memory.shared.set_doubtful(is_changing);
@@ -134,7 +135,7 @@ pub fn remove_pages(run: &Run, process: &Process, addr: u64, end: u64) {
         Some((0, _)) => Ranges::default(),
         _ => proc::locked(pid).unwrap_or_default().into_iter().collect(),
     };
-    for m in maps.anonymous.iter().filter(|m| m.start < end && addr < m.end) {
+    for m in maps.mappings.iter().filter(|m| m.start < end && addr < m.end) {
         // There the kernel stops, and says that it cannot.
         if locked.intersects(m.start, m.end) {
             break;

@@ -18,7 +18,7 @@
 //! Tried: epoll without waiting for up to 200 µs while a read of a disk is in flight. Random reads were
 //! served 10 % faster, for half as much CPU time again; an idle machine is worth more than that.
 
-use crate::faults::{doorbell, events, fork};
+use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting, now_us};
@@ -28,7 +28,7 @@ use memspill_engine::backing::QueueId;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::memory::Memory;
 use memspill_engine::space::Space;
-use memspill_engine::units::{CpuId, GroupId, Vpn};
+use memspill_engine::units::{CpuId, GroupId, PAGE_SIZE, Vpn};
 use memspill_uffd::userfaultfd::Event;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -154,10 +154,10 @@ impl<'a> FaultThread<'a> {
         if doorbell::is_agent_call(self.run, process, addr, tid) {
             return;
         }
-        // Three get a page beyond the limit, for to wait for room would be to wait for themselves: the
+        // Four get a page beyond the limit, for to wait for room would be to wait for themselves: the
         // evictor, which faults only where it makes pages ready to be moved out; the child of a fork that is
-        // about to join, of which nothing can be moved out before; and a process that stands still, whose
-        // tracer reads its memory.
+        // about to join, of which nothing can be moved out before; a process that forks by its agent; and one
+        // that stands still, whose tracer reads its memory.
         let (evicts, joins) = match process.memory.agent() {
             Some(agent) => (agent.is_evictor(tid), false),
             None => (false, process.faults() < JOINING_FAULTS_MAX),
@@ -169,6 +169,11 @@ impl<'a> FaultThread<'a> {
         }
         let favoured = !evicts && self.run.token.note_fault(tid, now_us());
         let fault = Fault { vpn, write, urgent, favoured };
+        // What was read of the maps while something was changing may show what is not there any more: then
+        // the fault would come again for ever.
+        if process.memory.shared.is_doubtful() {
+            shared::look_again(self.run, process);
+        }
         // Before the private page table: what is put there would go into the object.
         match process.memory.shared.find(addr) {
             None => self.page_fault(process, &process.space, fault),
@@ -181,6 +186,12 @@ impl<'a> FaultThread<'a> {
     /// A fault on shared memory; its page is the object's.
     fn shared_fault(&mut self, process: &Arc<Process>, key: u64, addr: u64, fault: Fault) {
         match self.run.object(key) {
+            // Of a file, what is behind its last whole page is not managed: it is there, or it is zeros.
+            Some(object) if object.is_file && fault.vpn >= object.end() => {
+                let page = Vpn::from_addr(addr).addr();
+                process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+                process.memory.wake(Vpn::from_addr(addr), 1);
+            }
             Some(object) => {
                 object.memory.note_waiter(fault.vpn.0, process.key, &process.memory, addr);
                 self.page_fault(process, &object.space, fault);
@@ -281,5 +292,6 @@ impl<'a> FaultThread<'a> {
 }
 
 fn serves_beyond(process: &Process) -> bool {
-    process.memory.agent().is_some_and(|agent| agent.aside.serves_beyond())
+    // Nothing of a process leaves while it forks: room for its fault may never come before.
+    process.fork.is_under_way() || process.memory.agent().is_some_and(|agent| agent.aside.serves_beyond())
 }

@@ -7,6 +7,7 @@
 //!              ├─ register.rs ── whose faults come to us
 //!              ├─ adopt.rs ───── pages that are there already become managed
 //!              ├─ shared.rs ──── shared memory: counted once, and managed
+//!              │  shared_files.rs ─ who uses files of shared memory, and how
 //!              ├─ unmanaged.rs ─ too much that cannot be swapped out
 //!              └─ errors.rs ──── errors of swap devices, for people
 //! ```
@@ -18,4 +19,5 @@ pub(crate) mod errors;
 pub(crate) mod register;
 pub(crate) mod rounds;
 mod shared;
+mod shared_files;
 pub(crate) mod unmanaged;

@@ -10,12 +10,18 @@
 //! What cannot be registered is counted as unmanaged: it takes its part of the limit, and if it is too much
 //! by itself, `unmanaged.rs` says so. Pages that are in a new range already are adopted by adopt.rs.
 //!
+//! *Forks by the agent* (`Settings::forks`): what is to be registered is marked before, so that nobody else
+//! inherits it; the evictor does that.
+//!
 //! *What is asked for* (MADV_PAGEOUT, `advice.rs`) is registered before memory is tight: the mappings that
 //! the range lies in, and no others. All else of the process goes on being counted only.
 //!
 //! *Many mappings.* A process may have 65,000. A search of an unchanged process reads none of them; one of a
 //! process that has grown finds what is new (`process/finder.rs`) and registers it, the largest first: what a
 //! heap beside many small mappings grows by meanwhile is what counts.
+//!
+//! *Faults of user mode only.* Before a range is registered, the evictor sees to what system calls use there
+//! (`Process::prepare_to_register`). What an agent announces it has prepared itself.
 //!
 //! *The main stack* is one mapping, which grows while it is searched. It is registered from where the mapping
 //! below it ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its
@@ -31,11 +37,12 @@ use crate::process::finder::{Found, New};
 use crate::process::growth::Registered;
 use crate::process::ranges::{Range, Ranges};
 use crate::run::Run;
-use crate::times::AGENT_JOINS;
-use memspill_agent::protocol::{DOORBELLS, STAGING_PAGES};
+use crate::times::{AGENT_JOINS, EVICTOR_ANSWERS, MARKS_TURN};
+use memspill_agent::protocol::{DOORBELLS, MoveRun, OP_MARK, RUNS_MAX, STAGING_PAGES};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// So many ranges are registered by one call at most: the program waits for it, and so do events.
 const REGISTER_MAPPINGS: usize = 256;
@@ -118,12 +125,56 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
     }
     process.growth.begin_noting_dropped();
     let stack = found.stack.map(|(floor, start, _)| (floor, start));
-    let results = register_ranges(process, &found.new, stack);
+    let results = match process.growth.is_marking() {
+        false => register_ranges(process, &found.new, stack),
+        true => {
+            let (marked, put_off) = mark(process, &found.new, stack);
+            let mut results = register_ranges(process, &marked, stack);
+            results.put_off.extend(put_off);
+            results
+        }
+    };
     registered.look_again(&results.put_off);
     registered.note_refused(results.refused);
     let (whole, torn) = registered.split_by_mapping(process.memory.proc_id(), results.registered);
     registered.look_again(&torn);
     whole
+}
+
+/// Nobody but a fork that the agent makes is to inherit these. Returns what is marked, and what is to be
+/// tried again.
+fn mark(process: &Process, new: &[New], stack: Option<(u64, u64)>) -> (Vec<New>, Vec<Range>) {
+    let (mut marked, mut put_off) = (Vec::new(), Vec::new());
+    let serves = process.memory.agent().filter(|agent| agent.serves());
+    let turn = serves.and_then(|agent| process.take_evictor(MARKS_TURN).map(|turn| (agent, turn)));
+    let Some((agent, _turn)) = turn.filter(|(agent, _)| process.caught_up(agent)) else {
+        return (marked, new.iter().map(New::range).collect());
+    };
+    for new in new.chunks(RUNS_MAX) {
+        // The main stack may be growing: what is below it now is its own then.
+        let start_of =
+            |new: &New| stack.filter(|(_, at)| *at == new.start).map_or(new.start, |(floor, _)| floor);
+        let run = |new: &New| {
+            let start = start_of(new);
+            process.growth.note_marked(start, new.end);
+            MoveRun {
+                src_addr: start,
+                pages: ((new.end - start) / PAGE_SIZE as u64) as u32,
+                ..MoveRun::default()
+            }
+        };
+        let runs: Vec<MoveRun> = new.iter().map(run).collect();
+        let done = agent.evictor.call(OP_MARK, &runs, 0, Instant::now() + EVICTOR_ANSWERS).is_ok();
+        for (i, new) in new.iter().enumerate() {
+            // ENOMEM: there is a hole in it now.
+            if done && matches!(agent.evictor.control.read_run(i).errno, 0 | libc::ENOMEM) {
+                marked.push(*new);
+            } else {
+                put_off.push(new.range());
+            }
+        }
+    }
+    (marked, put_off)
 }
 
 /// What became of ranges that were to be registered, each list ascending.
@@ -150,16 +201,23 @@ fn register_ranges(process: &Process, new: &[New], stack: Option<(u64, u64)>) ->
         .collect();
     let bytes = |ranges: &Vec<Range>| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
     joined.sort_by_cached_key(|ranges| std::cmp::Reverse(bytes(ranges)));
-    let span = |ranges: &[Range]| (ranges[0].0, ranges[ranges.len() - 1].1);
+    let span = |ranges: &[Range]| {
+        let (start, end) = (ranges[0].0, ranges[ranges.len() - 1].1);
+        (stack.filter(|(_, stack)| *stack == start).map_or(start, |(floor, _)| floor), end)
+    };
     let mut results = Results::default();
+    let spans: Vec<Range> = joined.iter().map(|ranges| span(ranges)).collect();
+    if !process.prepare_to_register(&spans) {
+        results.put_off = new.iter().map(New::range).collect();
+        return results;
+    }
     for ranges in &joined {
         // Inside the gate: what is registered while events are put in order would be taken for what was moved
         // there.
         let _fill_guard = process.space.gate.enter_fill();
-        let (start, end) = span(ranges);
-        let floor = stack.filter(|(_, stack)| *stack == start).map_or(start, |(floor, _)| floor);
+        let (floor, end) = span(ranges);
         let register = |start: u64, end: u64| process.memory.uffd.register(start, end - start);
-        let is_one = ranges.len() == 1 || floor < start;
+        let is_one = ranges.len() == 1 || floor < ranges[0].0;
         match register(floor, end) {
             Err(errno) if errno != libc::EAGAIN && !is_one => {
                 ranges.iter().for_each(|range| results.note(&[*range], register(range.0, range.1)))
@@ -234,6 +292,13 @@ pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, gro
     let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _fill_guard = process.space.gate.enter_fill();
+    if grown && process.growth.is_marking() {
+        // What has grown is as marked and as registered as it was. What is neither is for the next search.
+        process.growth.note_unmapped(start, end);
+        return true;
+    }
+    // The agent has marked it.
+    process.growth.note_marked(start, end);
     let result = process.memory.uffd.register(start, end - start);
     if grown {
         // There may be pages that were never adopted: the next search goes through this range too.

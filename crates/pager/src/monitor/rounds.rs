@@ -14,7 +14,7 @@ use crate::faults::guards;
 use crate::monitor::unmanaged::Watch;
 use crate::monitor::{account, adopt, ended, errors, register, shared};
 use crate::reclaim::fairness::Progress;
-use crate::run::Run;
+use crate::run::{Run, Shared};
 use crate::times::{
     CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX, SHARED_LOOK,
     SPACES_TIDIED, TABLES_LOOK,
@@ -113,7 +113,7 @@ impl<'a> Monitor<'a> {
             run,
             usage_bytes: 0,
             unmanaged: Watch::default(),
-            objects: shared::Watch::new(),
+            objects: shared::Watch::new(run.settings.shared == Shared::All),
             progress: Progress::default(),
             shared: timer(SHARED_LOOK),
             fairness: timer(PROGRESS_LOOK),

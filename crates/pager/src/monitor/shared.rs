@@ -20,20 +20,27 @@
 //! Pins and locks are looked at before each batch (`reclaim/evict.rs`), the rest now and then: what comes
 //! between two looks is not seen, but for files that the agent tells of (`reclaim/direct.rs`).
 //!
+//! With `--shared=all` files of shared memory (memfds, files of tmpfs) are such objects too, as long as all
+//! who have one open or mapped tell of their calls: `shared_files.rs`. They are not ended here, but given
+//! back (`reclaim/give_back.rs`).
+//!
 //! Objects are opened by /proc/PID/map_files, for which CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN is needed:
 //! without it nothing of this happens. Until an object is managed none of our descriptors holds it: it ends
 //! when its processes end.
 
-use crate::faults::shared::managed_of;
+use crate::faults::shared::{look_again, managed_of};
 use crate::monitor::register::{let_announce, register_agent_pages};
-use crate::proc::{self, SharedMapping, SharedMaps, Statm};
+use crate::monitor::shared_files::{self, Seen};
+use crate::proc::{self, SharedKind, SharedMapping, SharedMaps, Statm};
 use crate::process::Process;
 use crate::process::shared::Mapped;
 use crate::reclaim::direct;
+use crate::reclaim::give_back::abandon;
+use crate::run::files::were_calls_over;
 use crate::run::{Run, Shared};
 use crate::shared::{Object, SharedMemory};
 use crate::threads::Busy;
-use crate::times::{SHARED_OBJECTS_LOOK, SHARED_YOUNG};
+use crate::times::{SHARED_OBJECTS_LOOK, SHARED_YOUNG, STRANGERS_LOOK};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
@@ -67,10 +74,15 @@ pub struct Watch {
     strangers: Vec<u32>,
     /// Threads of processes that were registered a moment ago: one may be in a clone which nobody tells of.
     busy: HashMap<u64, Busy>,
-    /// Objects that belong to a userfaultfd of a program's own.
+    /// Objects that belong to a userfaultfd of a program's own, or cannot be registered.
     never: HashSet<Id>,
+    /// By device: is it tmpfs?
+    tmpfs: HashMap<u64, bool>,
+    /// Processes that had files open and did not tell of their calls yet, at the last look.
+    new_users: Vec<(u32, Id)>,
     /// The files of objects may not be opened.
     is_refused: bool,
+    counts_files: bool,
 }
 
 /// The maps of a process were read.
@@ -86,6 +98,7 @@ struct Counted {
     /// Mappings of it, each of a process that is known.
     places: Vec<Place>,
     bytes: u64,
+    is_file: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,7 +118,8 @@ struct Mapper {
 }
 
 impl Watch {
-    pub fn new() -> Watch {
+    /// `counts_files`: with `--shared=all`.
+    pub fn new(counts_files: bool) -> Watch {
         let now = Instant::now();
         Watch {
             looked: HashMap::new(),
@@ -116,7 +130,10 @@ impl Watch {
             strangers: Vec::new(),
             busy: HashMap::new(),
             never: HashSet::new(),
+            tmpfs: HashMap::new(),
+            new_users: Vec::new(),
             is_refused: false,
+            counts_files,
         }
     }
 
@@ -177,11 +194,16 @@ impl Watch {
         let (at, pid) = (Instant::now(), process.memory.proc_id());
         let Ok(maps) = proc::shared_maps(pid) else { return };
         self.looked.insert(process.key, Looked { other_bytes, at, took: at.elapsed() });
-        for SharedMapping { start, end, object, .. } in maps.anonymous {
+        for SharedMapping { start, end, object, kind, .. } in maps.mappings {
+            let is_file = kind == SharedKind::File;
+            if is_file && (!self.counts_files || self.tmpfs.get(&object.dev) == Some(&false)) {
+                continue;
+            }
             let place = Place { process: process.key, pid, start, end };
-            let places = &mut self.objects.entry(object).or_default().places;
-            if !places.contains(&place) {
-                places.push(place);
+            let counted = self.objects.entry(object).or_default();
+            counted.is_file = is_file;
+            if !counted.places.contains(&place) {
+                counted.places.push(place);
             }
         }
     }
@@ -195,9 +217,10 @@ impl Watch {
     ) -> Option<u64> {
         while let Some(place) = counted.places.first().copied() {
             let path = format!("/proc/{}/map_files/{:x}-{:x}", place.pid, place.start, place.end);
-            match std::fs::metadata(path) {
+            match std::fs::metadata(&path) {
                 Ok(file) if Id { dev: file.dev(), ino: file.ino() } == id => {
-                    return Some(file.blocks() * 512);
+                    let is_counted = !counted.is_file || file.is_file() && self.is_tmpfs(id.dev, &path);
+                    return is_counted.then(|| file.blocks() * 512);
                 }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     self.is_refused = true;
@@ -208,7 +231,7 @@ impl Watch {
             // It has ended, or its mappings have changed: then it is elsewhere, or in pieces.
             counted.places.retain(|other| other.process != place.process);
             let Some(process) = processes.get(&place.process) else { continue };
-            for m in proc::shared_maps(place.pid).unwrap_or_default().anonymous {
+            for m in proc::shared_maps(place.pid).unwrap_or_default().mappings {
                 if m.object == id {
                     let (process, pid) = (process.key, place.pid);
                     counted.places.push(Place { process, pid, start: m.start, end: m.end });
@@ -222,6 +245,15 @@ impl Watch {
         None
     }
 
+    /// Is a file with this path, on this device, on tmpfs?
+    fn is_tmpfs(&mut self, dev: u64, path: &str) -> bool {
+        let look = || {
+            let found = rustix::fs::statfs(path);
+            found.is_ok_and(|found| found.f_type as u64 == shmem::TMPFS_MAGIC)
+        };
+        *self.tmpfs.entry(dev).or_insert_with(look)
+    }
+
     /// Memory is tight: objects become managed, and those that are so are looked after.
     pub fn manage(&mut self, run: &Arc<Run>) {
         if run.settings.shared == Shared::None || self.is_refused {
@@ -233,15 +265,26 @@ impl Watch {
             }
         }
         let is_to_be_managed = |(id, counted): &(&Id, &Counted)| match run.object_of(**id) {
-            Some(object) => !object.is_adopted(),
-            None => counted.bytes >= MANAGED_BYTES_MIN && !self.never.contains(id),
+            Some(object) => !object.is_adopted() && !object.is_given_back(),
+            None => {
+                let may_be_file = !counted.is_file || run.manages_files() && run.files.may_manage(**id);
+                counted.bytes >= MANAGED_BYTES_MIN && !self.never.contains(id) && may_be_file
+            }
         };
         let mut wanted: Vec<(Id, u64)> =
             self.objects.iter().filter(is_to_be_managed).map(|(id, counted)| (*id, counted.bytes)).collect();
-        let is_check = !run.objects().is_empty() && self.last_check.elapsed() > SHARED_OBJECTS_LOOK;
+        let check_after = match self.new_users.is_empty() {
+            true => SHARED_OBJECTS_LOOK,
+            false => STRANGERS_LOOK,
+        };
+        let is_check =
+            !run.objects().is_empty() && self.last_check.elapsed() > check_after.max(PART * self.took);
         if !is_check && (wanted.is_empty() || self.last_scan.elapsed() < PART * self.took) {
             return;
         }
+        // A call that was begun before it could see that a file may be managed has ended, and its mapping is
+        // found.
+        let calls_over = !run.has_files() || were_calls_over(&run.processes());
         // Before the look: a fork that was under way when all were registered has shown its child by now.
         let settled = is_settled(run);
         let keys: Vec<u64> = run.processes().iter().map(|process| process.key).collect();
@@ -250,10 +293,21 @@ impl Watch {
             self.busy.iter_mut().filter_map(|(key, busy)| busy.is_over().then_some(*key)).collect();
         let begun = Instant::now();
         let all = scan(run);
+        let files = wanted.iter().map(|(id, _)| *id).filter(|id| self.objects[id].is_file);
+        let managed = run.objects().into_iter().filter(|object| object.is_file && object.is_adopted());
+        let managed: Vec<Arc<Object>> = managed.collect();
+        let ids: Vec<Id> = files.chain(managed.iter().map(|object| object.id())).collect();
+        let mut uses = (!ids.is_empty()).then(|| look_at_files(run, &all, &ids)).flatten();
         (self.last_scan, self.took) = (Instant::now(), begun.elapsed());
         if is_check {
             self.last_check = Instant::now();
             self.check(run, &all, settled);
+            if let Some(uses) = &uses {
+                self.new_users = shared_files::check(run, &managed, uses, &self.new_users);
+            }
+        }
+        if !calls_over {
+            uses = None;
         }
         if shmem::may_be_huge() {
             return;
@@ -261,10 +315,21 @@ impl Watch {
         wanted.sort_unstable_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         wanted.truncate(MANAGED_MAX.saturating_sub(run.objects().iter().filter(|o| o.is_adopted()).count()));
         for (id, _) in wanted {
-            if let Err(error) = self.join(run, id, &all, settled, &clones_ended)
-                && run.settings.verbose
-            {
-                eprintln!("memspill: shared memory {}: {error}", id.ino);
+            let is_file = self.objects[&id].is_file;
+            let may_be = |uses: &shared_files::Uses| {
+                !uses.against.contains_key(&id) && uses.new.iter().all(|(_, used)| *used != id)
+            };
+            if is_file && !uses.as_ref().is_some_and(may_be) {
+                continue;
+            }
+            if let Err(error) = self.join(run, id, is_file, &all, settled, &clones_ended) {
+                // Of a file it would be the same the next time.
+                if is_file && run.object_of(id).is_none() {
+                    run.files.never_manage(id);
+                }
+                if run.settings.verbose {
+                    eprintln!("memspill: shared memory {}: {error}", id.ino);
+                }
             }
         }
     }
@@ -274,6 +339,7 @@ impl Watch {
         &mut self,
         run: &Arc<Run>,
         id: Id,
+        is_file: bool,
         all: &[Mapper],
         settled: bool,
         clones_ended: &[u64],
@@ -294,7 +360,7 @@ impl Watch {
         }
         let object = match run.object_of(id) {
             Some(object) => object,
-            None => open(run, id, known[0].1)?,
+            None => open(run, id, is_file, known[0].1)?,
         };
         let mut is_new = false;
         for (process, mapper) in &known {
@@ -309,8 +375,12 @@ impl Watch {
                 Registered::Before => is_new |= !clones_ended.contains(&process.key),
                 Registered::Now | Registered::Later => is_new = true,
                 Registered::Never => {
+                    object.set_given_back();
                     abandon(run, &object);
                     self.never.insert(id);
+                    if is_file {
+                        run.files.never_manage(id);
+                    }
                     return Ok(());
                 }
             }
@@ -341,7 +411,7 @@ impl Watch {
         let (mut strangers, mut held) = (Vec::new(), vec![false; objects.len()]);
         for mapper in all {
             let mapped: HashSet<usize> =
-                mapper.maps.anonymous.iter().filter_map(|m| ids.get(&m.object).copied()).collect();
+                mapper.maps.mappings.iter().filter_map(|m| ids.get(&m.object).copied()).collect();
             if mapped.is_empty() {
                 continue;
             }
@@ -355,6 +425,10 @@ impl Watch {
             if is_stranger {
                 strangers.push(mapper.pid);
             }
+        }
+        // Who has nothing mapped any more is in no scan.
+        for process in run.processes().iter().filter(|process| process.memory.shared.is_doubtful()) {
+            look_again(run, process);
         }
         for (object, held) in objects.iter().zip(held) {
             if held != object.space.is_aside() {
@@ -387,13 +461,13 @@ fn scan(run: &Run) -> Vec<Mapper> {
         let id = process.as_ref().map_or(0, |process| process.memory.proc_id());
         let id = if id == 0 { pid } else { id };
         let maps = proc::shared_maps_of_any_thread(id).ok()?;
-        (!maps.anonymous.is_empty()).then_some(Mapper { pid: id, maps, process })
+        (!maps.mappings.is_empty()).then_some(Mapper { pid: id, maps, process })
     };
     proc::descendants(std::process::id()).into_iter().filter_map(of_pid).collect()
 }
 
 fn of_object(maps: &SharedMaps, id: Id) -> Vec<SharedMapping> {
-    maps.anonymous.iter().filter(|mapping| mapping.object == id).copied().collect()
+    maps.mappings.iter().filter(|mapping| mapping.object == id).copied().collect()
 }
 
 /// Does the kernel say that each of these mappings is registered? None: it cannot be said now.
@@ -417,16 +491,17 @@ fn look_at<T>(process: &Process, pid: u32, look: impl FnOnce(&SharedMaps) -> Opt
 
 /// Is all that the process has mapped of the object registered? None: it cannot be said now.
 fn has_joined(process: &Process, pid: u32, id: Id) -> Option<bool> {
-    look_at(process, pid, |maps| is_registered(process, maps.anonymous.iter().filter(|m| m.object == id)))
+    look_at(process, pid, |maps| is_registered(process, maps.mappings.iter().filter(|m| m.object == id)))
 }
 
 /// The same for all managed objects. The list of what the process has mapped is put right too, should it lack
 /// one: a mapping that a program has made longer in place, by its own instructions.
 fn put_right(run: &Run, process: &Process, pid: u32, ids: &HashMap<Id, usize>) -> Option<bool> {
     look_at(process, pid, |maps| {
-        let managed = maps.anonymous.iter().filter(|m| ids.contains_key(&m.object));
+        // Nobody can touch what is not open, and it may be about to be registered (`faults/files.rs`).
+        let managed = maps.mappings.iter().filter(|m| m.is_open && ids.contains_key(&m.object));
         let answer = is_registered(process, managed)?;
-        process.memory.shared.set(managed_of(run, process, &maps.anonymous));
+        process.memory.shared.set(managed_of(run, process, &maps.mappings));
         process.memory.shared.set_doubtful(false);
         Some(answer)
     })
@@ -453,14 +528,39 @@ fn is_held(mapper: &Mapper, mappings: &[SharedMapping]) -> bool {
         || mapper.process.as_ref().is_none_or(|process| direct::has(process))
 }
 
+/// Who uses these files. None: that cannot be said.
+fn look_at_files(run: &Run, all: &[Mapper], ids: &[Id]) -> Option<shared_files::Uses> {
+    let processes = run.processes();
+    let mapper_of = |pid: u32| all.iter().find(|mapper| mapper.pid == pid);
+    let below = proc::descendants(std::process::id());
+    let of_pid = |pid: &u32| {
+        let process = processes.iter().find(|process| process.memory.pid() == *pid && !process.is_dying());
+        let id = process.map_or(*pid, |process| process.memory.proc_id());
+        let mapper = mapper_of(id);
+        let is_twin = mapper.is_some_and(|mapper| is_twin(mapper, all));
+        Seen { pid: *pid, maps: mapper.map(|mapper| &mapper.maps), process, is_twin }
+    };
+    let seen: Vec<Seen<'_>> = below.iter().map(of_pid).collect();
+    shared_files::look(run, &seen, ids)
+}
+
 /// Its own mapping here, and its page table.
-fn open(run: &Run, id: Id, mapper: &Mapper) -> io::Result<Arc<Object>> {
+fn open(run: &Run, id: Id, is_file: bool, mapper: &Mapper) -> io::Result<Arc<Object>> {
     let process = mapper.process.as_ref().expect("a known one");
     let mapping = of_object(&mapper.maps, id)[0];
     let file = shmem::Object::of_mapping(mapper.pid, mapping.start, mapping.end)?;
     if file.id != id {
         return Err(io::Error::other("its mapping has changed"));
     }
+    if let Some(why) = if is_file { file.unfit()? } else { None } {
+        return Err(io::Error::other(why));
+    }
+    // What has no name is on the kernel's own mount, where the setting for all holds.
+    let is_internal = is_file && proc::is_internal(id.dev);
+    if is_file && !is_internal && proc::may_be_huge(mapper.pid, id.dev) {
+        return Err(io::Error::other("its tmpfs may have huge pages"));
+    }
+    let hold = is_file.then(|| run.files.hold(&file)).transpose()?;
     let uffd = Uffd::of_self(None).or_else(|_| {
         let device = std::fs::File::open("/dev/userfaultfd")?;
         Uffd::of_self(Some(std::os::fd::AsFd::as_fd(&device)))
@@ -469,8 +569,11 @@ fn open(run: &Run, id: Id, mapper: &Mapper) -> io::Result<Arc<Object>> {
     let key = run.new_key();
     let group = process.space.group(run.engine.swap()).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
-    let object = Arc::new(Object::new(key, memory, space));
+    let object = Arc::new(Object::new(key, memory, space, hold));
     run.add_object(object.clone());
+    if is_file {
+        run.publish_files();
+    }
     Ok(object)
 }
 
@@ -480,7 +583,7 @@ enum Registered {
     Now,
     /// Something is changing.
     Later,
-    /// It belongs to a userfaultfd of the program's own.
+    /// It belongs to a userfaultfd of the program's own, or was mapped by a read-only descriptor.
     Never,
 }
 
@@ -521,7 +624,8 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         process.space.unmap(run.engine.swap(), crate::cpu(), from, to);
         match process.memory.uffd.register(m.start, m.end - m.start) {
             Ok(()) => done.push(*m),
-            Err(libc::EBUSY) => {
+            // The second is of a mapping by a read-only descriptor.
+            Err(libc::EBUSY | libc::EPERM) => {
                 // What is another's is not to be unregistered: some kernels would do that.
                 process.memory.shared.set_of(object.key, &done);
                 return Registered::Never;
@@ -542,23 +646,12 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
     Registered::Now
 }
 
-/// It cannot be managed. Nothing of it has left.
-fn abandon(run: &Run, object: &Object) {
-    // Again, for children that come meanwhile.
-    while let Some(process) = run.mappers(object.key).pop() {
-        let held = process.hold_pages();
-        for m in process.memory.shared.of(object.key) {
-            // What was never registered, or belongs to another, stays as it is.
-            let _ = process.memory.uffd.unregister(m.start, m.end - m.start);
-        }
-        process.memory.shared.set_of(object.key, &[]);
-        drop(held);
-    }
-    run.remove_object(object);
-}
-
 /// All who have it mapped are registered: what is in memory is managed from here on.
 fn adopt(run: &Run, object: &Object) -> io::Result<()> {
+    let _alone = object.hold_giving_back();
+    if object.is_given_back() {
+        return Ok(());
+    }
     let (mapped, mut at) = (&object.memory.mapped, 0);
     while at < mapped.object.bytes {
         let bytes = ADOPT_BYTES.min(mapped.object.bytes - at);
@@ -580,7 +673,7 @@ fn adopt(run: &Run, object: &Object) -> io::Result<()> {
 /// Objects that nobody has mapped any more.
 fn end_unmapped(run: &Run) {
     for object in run.objects() {
-        if !run.mappers(object.key).is_empty() {
+        if object.is_file || !run.mappers(object.key).is_empty() {
             continue;
         }
         let id = object.memory.mapped.object.id;

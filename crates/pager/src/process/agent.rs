@@ -4,6 +4,7 @@
 use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
 use crate::process::peer::{Peer, Pidfd};
+use crate::process::ranges::Ranges;
 use crate::process::standstill::Aside;
 use memspill_agent::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
@@ -85,6 +86,32 @@ impl Agent {
         self.maps.get_or_init(|| File::open(format!("/proc/{}/maps", self.evictor.tid)).ok()).as_ref()
     }
 
+    /// What is in memory of these ranges, and what is there in any form (the kernel's swap).
+    pub fn look(&self, ranges: &Ranges) -> io::Result<(Ranges, Ranges)> {
+        let (mut present, mut occupied) = (Ranges::default(), Ranges::default());
+        for (start, end) in ranges.iter() {
+            let mut runs = Vec::new();
+            let mut at = start;
+            while at < end {
+                let walked_to = memspill_uffd::pagemap::present(&self.pagemap, at, end, 0, &mut runs)?;
+                if walked_to <= at {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                at = walked_to;
+            }
+            runs.iter().for_each(|(start, end)| present.insert(*start, *end));
+            memspill_uffd::pagemap::occupied(&self.pagemap, start, end, |from, to| {
+                occupied.insert(from, to)
+            })?;
+        }
+        Ok((present, occupied))
+    }
+
+    /// The first page between two addresses that is in memory and is not the kernel's page of zeros.
+    pub fn first_with_content(&self, start: u64, end: u64) -> io::Result<Option<u64>> {
+        memspill_uffd::pagemap::first_with_content(&self.pagemap, start, end)
+    }
+
     /// Runs of guards between two addresses.
     pub fn each_guarded(&self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
         memspill_uffd::pagemap::guarded(&self.pagemap, start, end, found)
@@ -112,13 +139,13 @@ impl Agent {
     }
 
     /// The agent's own ranges: never to be managed.
-    pub fn own_ranges(&self) -> [(u64, u64); 6] {
+    pub fn own_ranges(&self) -> [(u64, u64); 7] {
         own_ranges(&self.ready)
     }
 }
 
 /// Where the agent's own memory is, as it says itself.
-pub fn own_ranges(r: &Ready) -> [(u64, u64); 6] {
+pub fn own_ranges(r: &Ready) -> [(u64, u64); 7] {
     let page = PAGE_SIZE as u64;
     let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;
     [
@@ -128,6 +155,7 @@ pub fn own_ranges(r: &Ready) -> [(u64, u64); 6] {
         (r.private_addr, r.private_len),
         (r.control_addr, page),
         (r.image_addr, r.image_len),
+        (r.blocks_addr, r.blocks_len),
     ]
     .map(|(addr, len)| (addr, addr.saturating_add(len)))
 }

@@ -6,8 +6,8 @@
 
 use crate::times::{MOVE_LOCK, MOVE_LOCK_STEP};
 use memspill_agent::protocol::{
-    Control, DOORBELL_ANSWERED, DOORBELL_TAKEN, DOORBELLS, Doorbell, MoveRun, RUNS_MAX, WANTS_ASKED,
-    WANTS_REFUSED,
+    Control, DOORBELL_ANSWERED, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun, RUNS_MAX,
+    WANTS_ASKED, WANTS_REFUSED,
 };
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -139,6 +139,44 @@ impl ControlPage {
     fn takes_shared_word(&self) -> &AtomicU32 {
         // SAFETY: only the address is taken.
         self.word(unsafe { addr_of_mut!((*self.page).takes_shared) })
+    }
+
+    /// Files of shared memory are managed in this run: calls on them are to be told.
+    pub fn set_files(&self) {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).files) }).store(1, Ordering::SeqCst);
+    }
+
+    /// The kernel tells nobody of forks: the agent is to make them itself.
+    pub fn set_forks(&self) {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).forks) }).store(1, Ordering::SeqCst);
+    }
+
+    /// Which of them.
+    pub fn set_file_filter(&self, filter: &[u32; FILTER_WORDS]) {
+        for (n, bits) in filter.iter().enumerate() {
+            // SAFETY: in bounds; only the address is taken.
+            self.word(unsafe { addr_of_mut!((*self.page).file_filter[n]) }).store(*bits, Ordering::SeqCst);
+        }
+    }
+
+    /// Threads that are in a call on a file that may be one.
+    pub fn file_calls(&self) -> u32 {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).file_calls) }).load(Ordering::SeqCst)
+    }
+
+    /// Of these, on a file of the filter.
+    pub fn held_calls(&self) -> u32 {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).held_file_calls) }).load(Ordering::SeqCst)
+    }
+
+    /// Has the program a seccomp filter, so that its calls are not told?
+    pub fn is_confined(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).confined) }).load(Ordering::SeqCst) != 0
     }
 
     /// No MOVE may start for this reason. To be said before what follows from it, and to be taken back

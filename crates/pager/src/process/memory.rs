@@ -21,6 +21,8 @@ const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
 pub struct ProcessMemory {
     pub uffd: Uffd,
+    /// Faults inside system calls are not served, and the agent traps all calls.
+    pub for_user_mode: bool,
     /// Thread group id; 0 until it is known (the child of a fork, until its first fault).
     pub pid: AtomicU32,
     agent: OnceLock<Agent>,
@@ -39,9 +41,10 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    pub fn new(uffd: Uffd, pid: u32) -> ProcessMemory {
+    pub fn new(uffd: Uffd, for_user_mode: bool, pid: u32) -> ProcessMemory {
         ProcessMemory {
             uffd,
+            for_user_mode,
             pid: AtomicU32::new(pid),
             agent: OnceLock::new(),
             shared: SharedMappings::default(),
@@ -206,6 +209,16 @@ impl ProcessMemory {
         let agent = self.agent().filter(|agent| agent.serves())?;
         let has_exec = self.has_exec.load(Ordering::Relaxed);
         Some(Taker { uffd: &self.uffd, agent, has_exec, broken: &self.broken, reading: &self.reading })
+    }
+
+    /// A call of the agent that was passed on has been carried out: its caller goes on.
+    pub fn answer_call(&self, doorbell: usize) {
+        let Some(agent) = self.agent() else { return };
+        agent.evictor.control.answer_call(doorbell);
+        let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;
+        // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
+        self.uffd.zeropage(page, PAGE_SIZE as u64);
+        self.uffd.wake(page, PAGE_SIZE as u64);
     }
 
     /// There was a fault on a page of staging, by thread `tid`. If that is a thread of ours, a page that was

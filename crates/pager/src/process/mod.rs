@@ -6,11 +6,12 @@
 //!            │    └─ agent.rs ── evictor.rs (commands) ── control.rs (the shared page), wire.rs (messages)
 //!            ├─ space       its page table, the engine's
 //!            ├─ home.rs     which pager threads its faults wake
+//!            ├─ held.rs     while its agent makes a fork: nothing leaves
 //!            ├─ descent.rs  of the child of a fork: how it is found out who it is
 //!            └─ growth.rs   what of it is registered, and what of it is not managed (with finder.rs)
 //! ```
 //!
-//! Lock order within one process: evictor, then gate or batch; growth's ranges, then gate, then batch.
+//! Lock order within one process: growth's ranges, then evictor, then gate, then batch.
 //!
 //! What is here knows nothing of the run, of other processes, or of what is done with this one.
 
@@ -21,6 +22,7 @@ pub(crate) mod descent;
 pub(crate) mod evictor;
 pub(crate) mod finder;
 pub mod growth;
+pub(crate) mod held;
 pub(crate) mod home;
 pub(crate) mod memory;
 pub(crate) mod peer;
@@ -31,14 +33,19 @@ pub mod take;
 mod turn;
 pub mod wire;
 
+use crate::process::ranges::Range;
+use crate::times::EVICTOR_ANSWERS;
 use agent::Agent;
 use descent::Descent;
 use evictor::Failed;
 use growth::Growth;
+use held::HeldForFork;
 use home::Home;
 use memory::ProcessMemory;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
+use memspill_engine::units::{PAGE_SIZE, Vpn};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -58,6 +65,8 @@ pub struct Process {
     /// The agent's count of calls that open files past the page cache, when a look found no such file.
     pub no_direct_files_at: AtomicU32,
     evictor: Turn,
+    /// While its agent makes a fork.
+    pub fork: HeldForFork,
     batch: Mutex<()>,
     since: Instant,
     dying: AtomicBool,
@@ -83,6 +92,7 @@ impl Process {
             descent,
             no_direct_files_at: AtomicU32::new(0),
             evictor: Turn::default(),
+            fork: HeldForFork::default(),
             batch: Mutex::new(()),
             since: Instant::now(),
             dying: AtomicBool::new(false),
@@ -125,6 +135,29 @@ impl Process {
         self.evictor.take(limit)
     }
 
+    /// Until `end_fork` nothing is taken out, and changes are noted. False: not now.
+    pub fn begin_fork(&self, limit: Duration) -> bool {
+        let Some(turn) = self.take_evictor(limit) else { return false };
+        turn.keep();
+        self.fork.begin();
+        true
+    }
+
+    pub fn end_fork(&self) {
+        if self.fork.end() {
+            self.evictor.give_back();
+        }
+    }
+
+    /// The agent has introduced itself; its own pages are never managed.
+    pub fn attach(&self, agent: Agent) -> io::Result<()> {
+        let page = PAGE_SIZE as u64;
+        let whole =
+            |(start, end): &(u64, u64)| (Vpn::from_addr(*start), Vpn::from_addr(end.div_ceil(page) * page));
+        self.space.exclude(agent.own_ranges().iter().map(whole).collect());
+        if self.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+    }
+
     /// To be held while a batch is being taken, and while events are processed: never both at once.
     pub fn hold_batch(&self) -> MutexGuard<'_, ()> {
         self.batch.lock().expect("batch")
@@ -134,6 +167,25 @@ impl Process {
     pub fn hold_pages(&self) -> PagesHeld<'_> {
         let events_guard = self.space.gate.enter_events();
         PagesHeld { _batch: self.hold_batch(), _events: events_guard }
+    }
+
+    /// These ranges may be registered after this: where faults inside system calls are not served, what calls
+    /// use there is present, and calls to come bring what they use. False: not now, the evictor does not
+    /// answer. The caller holds none of this process's locks that come after the evictor's turn.
+    pub fn prepare_to_register(&self, ranges: &[Range]) -> bool {
+        if !self.memory.for_user_mode {
+            return true;
+        }
+        let Some(agent) = self.memory.agent().filter(|agent| agent.serves()) else { return false };
+        let Some(_evictor) = self.take_evictor(EVICTOR_ANSWERS) else { return false };
+        self.caught_up(agent) && self.note_broken(agent.evictor.prepare(ranges))
+    }
+
+    fn note_broken(&self, result: Result<(), Failed>) -> bool {
+        if result == Err(Failed::Broken) {
+            self.memory.broken.store(true, Ordering::Relaxed);
+        }
+        result.is_ok()
     }
 
     /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.

@@ -18,7 +18,9 @@ use crate::process::bytes::bytes_of_mut;
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::evictor::Failed;
 use crate::times::EVICTOR_ANSWERS;
-use memspill_agent::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUNS_MAX, STAGING_PAGES};
+use memspill_agent::protocol::{
+    MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUN_IN_USE, RUNS_MAX, STAGING_PAGES,
+};
 use memspill_engine::frames::BATCH_PAGES;
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
@@ -355,6 +357,7 @@ pub fn collect(control: &ControlPage, sent: &[MoveRun], base: u32, takes: &mut [
         doubtful = true;
         match result.errno {
             libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
+            RUN_IN_USE => takes[stopped_at] = Some(Take::Retry),
             libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
             libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
             libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),

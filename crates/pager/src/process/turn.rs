@@ -25,10 +25,24 @@ impl Turn {
     }
 }
 
+impl Turn {
+    /// The turn of whoever has kept it ends.
+    pub fn give_back(&self) {
+        *self.taken.lock().expect("turn") = false;
+        self.free.notify_one();
+    }
+}
+
+impl Held<'_> {
+    /// It ends with `Turn::give_back`.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        *self.0.taken.lock().expect("turn") = false;
-        self.0.free.notify_one();
+        self.0.give_back();
     }
 }
 

@@ -19,6 +19,7 @@ use crate::reclaim::direct::{self, TakesShared};
 use crate::reclaim::linger::linger;
 use crate::reclaim::no_room::NoRoom;
 use crate::run::cpus::Waiting;
+use crate::run::files::are_held_calls_over;
 use crate::run::{Run, watch};
 use crate::shared::Object;
 use crate::times::{EVICTOR_TURN, LOOK_ASIDE, RECLAIM_IDLE, RECLAIM_STEP, WRITE_AGAIN};
@@ -264,8 +265,10 @@ impl<'a> Reclaimer<'a> {
         let batch = object.hold_batch();
         // Looked up again: a child that has come since may open files too.
         let mappers = self.run.mappers(object.key);
-        let takes = TakesShared::begin(&mappers);
-        if mappers.iter().any(|process| direct::may_have(process)) {
+        // A file may be read and written by all, whether they have it mapped or not.
+        let users = if object.is_file { self.run.processes() } else { mappers.clone() };
+        let takes = TakesShared::begin(&users);
+        if mappers.iter().any(|process| direct::may_have(process)) || !self.is_unused(object) {
             object.space.pass_over();
             return 0;
         }
@@ -282,6 +285,18 @@ impl<'a> Reclaimer<'a> {
             engine.write_out(self.cpu, self.queue, write_out);
         }
         shrunk.taken
+    }
+
+    /// May pages of the object leave, as far as calls go that read and write files? No such call begins now.
+    fn is_unused(&self, object: &Object) -> bool {
+        if object.is_given_back() || object.is_file && !are_held_calls_over(&self.run.processes()) {
+            return false;
+        }
+        let is_ours = !object.is_file || object.memory.mapped.object.has_its_length();
+        if !is_ours {
+            object.memory.note_breach("its length was changed by a call that memspill has not seen");
+        }
+        is_ours
     }
 
     /// Faults on pages of the batch: for the pagers, which alone start reads (a window may reach beyond the

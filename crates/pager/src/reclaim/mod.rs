@@ -4,5 +4,6 @@ mod aside;
 pub(crate) mod direct;
 pub(crate) mod evict;
 pub(crate) mod fairness;
+pub(crate) mod give_back;
 mod linger;
 mod no_room;

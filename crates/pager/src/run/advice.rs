@@ -175,7 +175,7 @@ mod tests {
 
     fn process(key: u64) -> Arc<Process> {
         let uffd = Uffd::of_self(None).expect("a userfaultfd");
-        let memory = Arc::new(ProcessMemory::new(uffd, 1));
+        let memory = Arc::new(ProcessMemory::new(uffd, false, 1));
         let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()));
         Arc::new(Process::new(key, memory, space, None))
     }

@@ -14,6 +14,7 @@
 //!        ├─ cpus, watch            the pager threads: whom they watch, faults that wait for room
 //!        ├─ account                what else counts against the budget
 //!        ├─ token                  the thread that keeps what it brings in
+//!        ├─ files                  shared memory that has a descriptor
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
 //!        └─ quiet                  --check
 //! ```
@@ -23,6 +24,7 @@
 pub mod account;
 pub mod advice;
 pub mod cpus;
+pub mod files;
 pub mod quiet;
 pub mod token;
 pub mod watch;
@@ -34,6 +36,7 @@ use crate::shared::Object;
 use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
+use files::Files;
 use memspill_engine::backing::QueueId;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
@@ -55,6 +58,7 @@ pub struct Run {
     pub account: Account,
     pub advice: AdviceQueue,
     pub token: Token,
+    pub files: Files,
     /// The pager that `poke_for_room` looks at first.
     next_poked: AtomicUsize,
     processes: RwLock<HashMap<u64, Arc<Process>>>,
@@ -104,6 +108,16 @@ pub struct Settings {
     pub verbose: bool,
     pub check: bool,
     pub shared: Shared,
+    pub forks: Forks,
+}
+
+/// Who tells of forks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forks {
+    /// The kernel, by EVENT_FORK, for which it wants CAP_SYS_PTRACE.
+    Kernel,
+    /// The agent, before it forks (`door/inherit.rs`).
+    Agent,
 }
 
 /// Which shared memory is counted and managed.
@@ -113,10 +127,12 @@ pub enum Shared {
     None,
     /// MAP_SHARED | MAP_ANONYMOUS, and mappings of /dev/zero.
     Anonymous,
+    /// Memfds and files of tmpfs too.
+    All,
 }
 
 /// Threads that serve faults, threads that reclaim, and threads that follow advice; each has a queue of every
-/// backing, pagers first, and the last queue is swapoff's.
+/// backing, pagers first; then one for pages that are given back, and the last one is swapoff's.
 #[derive(Clone, Copy)]
 pub struct Layout {
     pub pagers: u32,
@@ -126,7 +142,12 @@ pub struct Layout {
 
 impl Layout {
     pub fn queues(&self) -> u32 {
-        self.pagers + self.reclaimers + self.advisers + 1
+        self.pagers + self.reclaimers + self.advisers + 2
+    }
+
+    /// That by which the pages of files are given back.
+    pub fn files_queue(&self) -> QueueId {
+        QueueId(self.queues() - 2)
     }
 
     pub fn reclaim_queue(&self, reclaimer: u32) -> QueueId {
@@ -144,7 +165,7 @@ impl Layout {
 }
 
 impl Run {
-    pub fn new(engine: Engine, cpus: Vec<PagerCpu>, layout: Layout, settings: Settings) -> Run {
+    pub fn new(engine: Engine, cpus: Vec<PagerCpu>, layout: Layout, settings: Settings, files: Files) -> Run {
         Run {
             engine,
             cpus,
@@ -154,6 +175,7 @@ impl Run {
             account: Account::default(),
             advice: AdviceQueue::default(),
             token: Token::default(),
+            files,
             next_poked: AtomicUsize::new(0),
             processes: RwLock::default(),
             objects: RwLock::default(),
@@ -192,6 +214,13 @@ impl Run {
         watch::watch_new(&self.cpus, &process)
     }
 
+    /// The same for the child of a fork by the agent, whose space is known already and has been set aside.
+    pub fn add_inherited(&self, process: Arc<Process>) -> std::io::Result<()> {
+        self.processes.write().expect("processes").insert(process.key, process.clone());
+        process.space.set_aside(false, &self.engine.spaces());
+        watch::watch_new(&self.cpus, &process)
+    }
+
     /// The address space is gone: free everything that it held.
     pub fn remove_process(&self, process: &Arc<Process>) {
         if self.processes.write().expect("processes").remove(&process.key).is_none() {
@@ -215,7 +244,7 @@ impl Run {
 
     pub fn object_of(&self, id: Id) -> Option<Arc<Object>> {
         let objects = self.objects.read().expect("objects");
-        objects.values().find(|object| object.memory.mapped.object.id == id).cloned()
+        objects.values().find(|object| object.id() == id).cloned()
     }
 
     /// Make an object known to the engine. It gives no pages until it is adopted.
@@ -232,7 +261,29 @@ impl Run {
         object.space.release(self.engine.swap(), crate::cpu());
         drop(held);
         self.engine.remove_space(&object.space);
+        if object.is_file {
+            object.let_go();
+            self.publish_files();
+        }
         self.poke_waiting();
+    }
+
+    /// Are files of shared memory managed?
+    pub fn manages_files(&self) -> bool {
+        self.files.watch.is_some()
+    }
+
+    pub fn has_files(&self) -> bool {
+        self.objects().iter().any(|object| object.is_file)
+    }
+
+    /// Tell all agents which files may be managed.
+    pub fn publish_files(&self) {
+        let ids = || {
+            let files = self.objects().into_iter().filter(|object| object.is_file);
+            files.map(|object| object.id()).collect()
+        };
+        self.files.publish(ids, || self.processes());
     }
 
     /// Processes that have the object mapped.

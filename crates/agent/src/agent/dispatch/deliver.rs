@@ -1,0 +1,157 @@
+//! How a handler of the program's begins and ends.
+//!
+//! The kernel begins the dispatch's handler instead, on the thread's alternate stack, which is always there;
+//! the program's stack may be away (coroutines have theirs on the heap), and the kernel cannot bring it. Here
+//! the frame is written again where the program expects it, in user mode, which brings pages; and the return
+//! from the dispatch's handler begins the program's.
+//!
+//! **What a handler sees is a program before or after its system call, never inside the agent.** A call that
+//! is prepared or is to be restarted has not begun: the program stands before its instruction, and traps
+//! again. A call that was made is over: the program stands behind its instruction, with the result. So no
+//! state of the agent outlives the beginning of a handler: it may make system calls, leave by longjmp, unwind
+//! the stack (pthread_cancel), switch to another coroutine, which goes on in another thread.
+
+use super::context::{self, Context, Info, SignalFrame};
+use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN, SIGSEGV};
+use super::thread::{AltStack, Block};
+use super::{clone, enter, gadget, in_use};
+use crate::sys::{self, nr};
+use core::mem::{offset_of, size_of};
+
+/// All system call instructions are so long.
+const INSTRUCTION: usize = 2;
+const RED_ZONE: usize = 128;
+const FPU_ALIGN: usize = 64;
+/// Direction, single step, resume.
+const FLAGS_CLEARED: usize = 1 << 10 | 1 << 8 | 1 << 16;
+
+const GETTID: usize = 186;
+const TGKILL: usize = 234;
+
+/// Makes of an interrupted thread a program that is before or after its call.
+fn show_program(block: &mut Block, context: &mut Context) {
+    in_use::withdraw(block);
+    let (frame, regs) = (&block.frame, &mut context.regs);
+    let at = regs.rip;
+    if at == enter::make() {
+        regs.rip = frame.next - INSTRUCTION;
+        regs.rax = frame.number;
+        regs.set_args(frame.args);
+    } else if (enter::made()..enter::go_on()).contains(&at) {
+        regs.rip = frame.next;
+        regs.set_args(frame.args);
+    } else if (clone::unmasked()..clone::go_on()).contains(&at) {
+        regs.rip = frame.next;
+        regs.rax = frame.result;
+        regs.set_args(frame.args);
+    } else if at == enter::go_on() || at == clone::go_on() {
+        regs.rip = regs.rcx;
+    }
+}
+
+/// Lets the program's handler begin when the dispatch's returns.
+///
+/// # Safety
+/// `info` and `context` are what the kernel gave the dispatch's handler.
+pub unsafe fn deliver(block: &mut Block, signal: usize, info: &Info, context: &mut Context) {
+    let action = signals::action_of(signal);
+    if action.handler <= SIG_IGN {
+        // It was changed when the signal was on its way.
+        return;
+    }
+    if action.flags & SA_RESETHAND != 0 {
+        signals::reset(signal);
+    }
+    show_program(block, context);
+    let pointer = context.regs.rsp;
+    let mut at =
+        signals::stack_for_handler(block, &action, pointer).unwrap_or(pointer.wrapping_sub(RED_ZONE));
+    let mut fpu = 0;
+    if context.fpu != 0 {
+        // SAFETY: the kernel's own frame.
+        let len = unsafe { context::fpu_len(context.fpu) };
+        at = at.wrapping_sub(len) & !(FPU_ALIGN - 1);
+        fpu = at;
+        // SAFETY: the kernel's own frame, guarded on the other side.
+        if !unsafe { gadget::copy(at, context.fpu, len) } {
+            return die_of(context, SIGSEGV);
+        }
+    }
+    at = (at.wrapping_sub(size_of::<SignalFrame>()) & !15).wrapping_sub(8);
+    let frame = SignalFrame {
+        restorer: action.restorer,
+        context: Context {
+            link: 0,
+            stack: signals::told(&block.alternate, pointer),
+            fpu,
+            mask: context.mask | block.reserved_mask,
+            ..*context
+        },
+        info: *info,
+    };
+    if !gadget::write(at, &frame) {
+        return die_of(context, SIGSEGV);
+    }
+    signals::disarm(block);
+    let itself = if action.flags & SA_NODEFER != 0 { 0 } else { signals::bit(signal) };
+    signals::set_mask(block, &mut context.mask, frame.context.mask | action.mask | itself);
+    let regs = &mut context.regs;
+    regs.rip = action.handler;
+    regs.rsp = at;
+    regs.rdi = signal;
+    regs.rsi = at + offset_of!(SignalFrame, info);
+    regs.rdx = at + offset_of!(SignalFrame, context);
+    regs.rax = 0;
+    regs.flags &= !FLAGS_CLEARED;
+    // It begins with the FPU as it is in a new thread.
+    context.fpu = 0;
+}
+
+/// rt_sigreturn: the return from the dispatch's handler is made the return from the program's.
+///
+/// # Safety
+/// `context` is what the kernel gave the dispatch's handler.
+pub unsafe fn sigreturn(block: &mut Block, context: &mut Context) {
+    let Some(theirs) = gadget::read::<Context>(context.regs.rsp) else {
+        return die_of(context, SIGSEGV);
+    };
+    let ours: AltStack = context.stack;
+    let mut fpu = 0;
+    if theirs.fpu != 0 && context.fpu != 0 {
+        fpu = context.fpu;
+        // SAFETY: the kernel's own frame.
+        let room = unsafe { context::fpu_len(fpu) };
+        let Some(words) = gadget::read::<[u32; 2]>(context::fpu_words_at(theirs.fpu)) else {
+            return die_of(context, SIGSEGV);
+        };
+        let len = context::fpu_len_from(words).min(room);
+        // SAFETY: there is room in the kernel's own frame; guarded on the other side.
+        if !unsafe { gadget::copy(fpu, theirs.fpu, len) } {
+            return die_of(context, SIGSEGV);
+        }
+        if len < room {
+            // SAFETY: the kernel's own frame.
+            unsafe { context::make_fpu_legacy(fpu) };
+        }
+    }
+    if !signals::is_on(&block.alternate, theirs.regs.rsp) {
+        // As the kernel does, without a word where it is nonsense.
+        let _ = signals::change_stack(block, &theirs.stack);
+    }
+    *context = Context { stack: ours, fpu, ..theirs };
+    signals::set_mask(block, &mut context.mask, theirs.mask);
+}
+
+/// Ends the process by a signal, as soon as the handler returns.
+pub fn die_of(context: &mut Context, signal: usize) {
+    signals::give_up(signal);
+    context.mask &= !signals::bit(signal);
+    // SAFETY: ids, and a signal to the calling thread; no memory involved.
+    unsafe {
+        let process = gadget::call(nr::GETPID, [0; 6]).unwrap_or(0);
+        let thread = gadget::call(GETTID, [0; 6]).unwrap_or(0);
+        if gadget::call(TGKILL, [process, thread, signal, 0, 0, 0]).is_err() {
+            sys::die();
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The instructions that the kernel lets through: the agent's own system calls, the return from a handler,
+//! and accesses to memory that may not be there.
+//!
+//! Syscall User Dispatch compares the address *after* the `syscall` instruction with the allowed range, which
+//! is the section `memspill_gadget`; so a byte of it must follow each of them. What else is in the section is
+//! in `enter.rs` and `clone.rs`.
+//!
+//! A guarded access to memory that is not there, or may not be read or written, ends in SIGSEGV or SIGBUS,
+//! for which `recovery` says where to go on: the access says that it failed, and the program's handler learns
+//! nothing of it.
+
+use core::arch::{asm, global_asm};
+use core::mem::{MaybeUninit, size_of};
+
+use crate::sys::{Result, nr};
+
+pub const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+const PR_SYS_DISPATCH_ON: usize = 1;
+
+global_asm!(
+    ".pushsection memspill_gadget, \"ax\", @progbits",
+    ".hidden memspill_call, memspill_restorer, memspill_call_and_jump",
+    ".globl memspill_call, memspill_restorer, memspill_call_and_jump",
+    "memspill_call:",
+    "syscall",
+    "ret",
+    // For `sys::clone`, which cannot return by a stack.
+    "memspill_call_and_jump:",
+    "syscall",
+    "jmp r9",
+    // Debuggers know a handler's frame by these very instructions.
+    "nop",
+    "memspill_restorer:",
+    "mov rax, 15",
+    "syscall",
+    "ud2",
+    ".popsection",
+    ".pushsection .text.memspill_guarded, \"ax\", @progbits",
+    ".hidden memspill_copy, memspill_copy_at, memspill_copy_end, memspill_read, memspill_read_at",
+    ".hidden memspill_write, memspill_write_at, memspill_access_failed",
+    ".globl memspill_copy, memspill_copy_at, memspill_copy_end, memspill_read, memspill_read_at",
+    ".globl memspill_write, memspill_write_at, memspill_access_failed",
+    "memspill_copy:",
+    "mov rcx, rdx",
+    "memspill_copy_at:",
+    "rep movsb",
+    "memspill_copy_end:",
+    "mov rax, rcx",
+    "ret",
+    "memspill_read:",
+    "memspill_read_at:",
+    "mov al, byte ptr [rdi]",
+    "xor eax, eax",
+    "ret",
+    "memspill_write:",
+    "memspill_write_at:",
+    "lock or byte ptr [rdi], 0",
+    "xor eax, eax",
+    "ret",
+    "memspill_access_failed:",
+    "mov eax, 1",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn memspill_call();
+    fn memspill_restorer();
+    fn memspill_copy(to: usize, from: usize, len: usize) -> usize;
+    fn memspill_copy_at();
+    fn memspill_copy_end();
+    fn memspill_read(addr: usize) -> u32;
+    fn memspill_read_at();
+    fn memspill_write(addr: usize) -> u32;
+    fn memspill_write_at();
+    fn memspill_access_failed();
+    // Provided by the linker: where the section begins and ends.
+    static __start_memspill_gadget: u8;
+    static __stop_memspill_gadget: u8;
+}
+
+global_asm!(".hidden __start_memspill_gadget, __stop_memspill_gadget");
+
+/// A system call of the agent's own, which is let through. The kernel's number: a result, or an errno less
+/// than 0.
+///
+/// # Safety
+/// As for `sys::syscall`.
+pub unsafe fn call_raw(number: usize, args: [usize; 6]) -> isize {
+    let mut ret = number;
+    // SAFETY: the gadget is `syscall` and `ret`, and the kernel preserves all registers but rax, rcx and r11;
+    // the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "call {gadget}",
+            gadget = sym memspill_call,
+            inlateout("rax") ret,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    ret as isize
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+pub unsafe fn call(number: usize, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    let ret = unsafe { call_raw(number, args) };
+    if (-4095..0).contains(&ret) { Err(-ret as i32) } else { Ok(ret as usize) }
+}
+
+/// Where a handler returns to.
+pub fn restorer() -> usize {
+    memspill_restorer as *const () as usize
+}
+
+/// The allowed range: (address, length).
+fn allowed() -> (usize, usize) {
+    let (start, stop) = (&raw const __start_memspill_gadget, &raw const __stop_memspill_gadget);
+    (start as usize, stop as usize - start as usize)
+}
+
+/// From now on the calling thread's system calls are trapped, but for those from the gadget.
+pub fn arm() -> Result<usize> {
+    let (start, len) = allowed();
+    // SAFETY: the handler is there, and %gs points to the thread's block.
+    unsafe { call(nr::PRCTL, [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, start, len, 0, 0]) }
+}
+
+/// From now on they are not. Err: the kernel cannot trap them.
+pub fn disarm() -> Result<usize> {
+    // SAFETY: no memory involved.
+    unsafe { call(nr::PRCTL, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) }
+}
+
+/// Where a thread goes on whose guarded access at `address` failed. None: that is no guarded access.
+pub fn recovery(address: usize) -> Option<usize> {
+    let at = |label: unsafe extern "C" fn()| label as *const () as usize;
+    if address == at(memspill_copy_at) {
+        return Some(at(memspill_copy_end));
+    }
+    (address == at(memspill_read_at) || address == at(memspill_write_at)).then(|| at(memspill_access_failed))
+}
+
+/// Reads a byte, and forgets it. False: it cannot be read.
+pub fn touch(addr: usize) -> bool {
+    // SAFETY: a guarded access.
+    unsafe { memspill_read(addr) == 0 }
+}
+
+/// Writes a byte as it is. False: it cannot be written.
+pub fn touch_for_writing(addr: usize) -> bool {
+    // SAFETY: a guarded access that changes nothing, whoever else writes there.
+    unsafe { memspill_write(addr) == 0 }
+}
+
+/// Copies bytes; false: not all of them are there.
+///
+/// # Safety
+/// Whichever of the two is not the program's memory must be good for `len` bytes.
+#[must_use]
+pub unsafe fn copy(to: usize, from: usize, len: usize) -> bool {
+    // SAFETY: guarded on the program's side, and the caller's promise on the other.
+    unsafe { memspill_copy(to, from, len) == 0 }
+}
+
+/// A struct of the program's.
+pub fn read<T: Copy>(from: usize) -> Option<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: there is room for a T; and only structs of plain integers are read.
+    unsafe { copy(value.as_mut_ptr() as usize, from, size_of::<T>()).then(|| value.assume_init()) }
+}
+
+/// Writes a struct to the program's memory; false: it cannot be written.
+#[must_use]
+pub fn write<T: Copy>(to: usize, value: &T) -> bool {
+    // SAFETY: the value is good for its size.
+    unsafe { copy(to, value as *const T as usize, size_of::<T>()) }
+}

@@ -1,0 +1,170 @@
+//! The dispatch: every system call of the process is trapped (Syscall User Dispatch), and before it is made
+//! the memory that it will touch is brought, and kept from being taken out until it is over. For ways of
+//! paging whose faults the kernel does not wait for: inside a system call they are EFAULT, and what a
+//! datagram or a counter held is lost with it.
+//!
+//! ```text
+//!  a thread, each call                              who takes pages out, or registers memory
+//!  ───────────────────                              ────────────────────────────────────────
+//!  writes what the call uses into its slot          generation + 1: odd
+//!  fence                                            fence
+//!  generation odd? waits until it changes           reads all slots, leaves out what overlaps
+//!  touches the pages that may be away               moves, registers
+//!  makes the call, however long it waits            generation + 1: even; wakes who waits
+//!  withdraws
+//! ```
+//!
+//! Either the one who takes out sees the slot, or the thread sees an odd generation and waits; then it
+//! touches, and from then on its pages stay. What may be away is told by `Board::managed` (`protocol.rs`);
+//! other memory is not touched, for that would fill it. A touch that fails leaves the pointer to the kernel,
+//! which says EFAULT.
+//!
+//! ```text
+//!  program: syscall ─ SIGSYS ▶ handler, on the agent's stack: publish, wait, touch      trap.rs
+//!                              its return is a jump ▶ syscall, withdraw ▶ program       enter.rs
+//! ```
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `gadget.rs` | the agent's own calls; accesses to what may not be there |
+//! | `thread.rs` | what there is for each thread, and how it is found |
+//! | `in_use.rs` | publish, wait, touch |
+//! | `batch.rs` | the other side: batches, and what is about to be registered |
+//! | `walk.rs`, `crates/agent/src/calls.rs` | what a call uses |
+//! | `enter.rs` | the instructions that make the call |
+//! | `context.rs`, `signals.rs`, `deliver.rs` | the program's signals |
+//! | `clone.rs` | threads, forks |
+//! | `pieces.rs` | large reads and writes |
+//! | `advice.rs` | memory that moves, and advice |
+//! | `trap.rs` | the handler, and what each call becomes |
+//!
+//! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
+//! it is made before the first thread is armed, or from the gadget.
+//!
+//! Never to be taken out, for the kernel touches it by itself: of each thread the rseq area, the head of its
+//! robust list, the word that its end clears (`Block::kept`); all of the agent. (The program's alternate
+//! stacks it does not touch: signals are handled on those of the agent.)
+//!
+//! Not covered: static programs; programs that use Syscall User Dispatch or %gs themselves (Wine), which are
+//! left alone; memory behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of
+//! a call after it has returned (vmsplice, MSG_ZEROCOPY).
+
+use crate::protocol::Board;
+use crate::sys::{self, PAGE, Result};
+
+mod advice;
+pub mod batch;
+mod clone;
+pub mod context;
+mod deliver;
+mod enter;
+pub mod gadget;
+mod in_use;
+mod pieces;
+mod signals;
+pub mod thread;
+mod trap;
+mod walk;
+
+const ARCH_PRCTL: usize = 158;
+const ARCH_SET_GS: usize = 0x1001;
+const ARCH_GET_GS: usize = 0x1004;
+const SIGALTSTACK: usize = 131;
+const RT_SIGPROCMASK: usize = 14;
+const SIG_SETMASK: usize = 2;
+const GETTID: usize = 186;
+const ARCH_GET_FS: usize = 0x1003;
+const GET_ROBUST_LIST: usize = 274;
+
+/// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
+/// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
+const ENOSYS: i32 = 38;
+/// EBUSY: the program uses %gs, or has more than one thread already.
+const EBUSY: i32 = 16;
+
+/// Whether `arm` can do its work here, and where it will keep what it needs: (address, bytes). Nothing that
+/// the program sees has changed. `own_threads`: the agent's.
+pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
+    if is_armed() {
+        // The child of a fork.
+        return thread::reserve();
+    }
+    let mut gs = 0usize;
+    // SAFETY: the kernel writes a word.
+    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
+    if gs != 0 || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads) {
+        return Err(EBUSY);
+    }
+    gadget::disarm().map_err(|_| ENOSYS)?;
+    thread::reserve()
+}
+
+/// Are calls trapped in this process?
+pub fn is_armed() -> bool {
+    !thread::board().is_null()
+}
+
+/// The threads share this board with the supervisor from now on. Only while the process has one thread, and
+/// the page stays mapped.
+pub fn use_board(board: *mut Board) {
+    thread::use_board(board);
+}
+
+/// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
+/// done. Err: there is no memory for it, and nothing has changed.
+///
+/// `board`: what the threads share with the supervisor, where there is one.
+pub fn arm(board: Option<*mut Board>) -> Result<()> {
+    let block = thread::take()?;
+    match board {
+        Some(board) => thread::use_board(board),
+        None => thread::use_own_board(),
+    }
+    let all = u64::MAX;
+    let mut mask = 0u64;
+    // SAFETY: the block is new, and the calling thread's from here on. The kernel reads and writes the
+    // structs that are passed.
+    unsafe {
+        let block = &mut *block;
+        let set = [SIG_SETMASK, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
+        let _ = gadget::call(RT_SIGPROCMASK, set);
+        block.tid = gadget::call(GETTID, [0; 6]).unwrap_or(0) as u32;
+        keep_what_the_kernel_knows(block);
+        let stack = block.kernel_stack();
+        let before = &raw mut block.alternate as usize;
+        let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
+        let _ = gadget::call(ARCH_PRCTL, [ARCH_SET_GS, block.address, 0, 0, 0, 0]);
+        signals::adopt(trap::on_signal as *const () as usize);
+        let programs = mask;
+        signals::set_mask(block, &mut mask, programs);
+        let armed = gadget::arm();
+        let _ = gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const mask as usize, 0, 8, 0, 0]);
+        if armed.is_err() {
+            sys::die();
+        }
+    }
+    Ok(())
+}
+
+/// Of the first thread, which has told the kernel all this before there was anybody to see it: what the C
+/// library keeps where %fs points to, the number's word among it; where glibc says that rseq is; and what the
+/// kernel says.
+fn keep_what_the_kernel_knows(block: &mut thread::Block) {
+    let (mut fs, mut list, mut len) = (0usize, 0usize, 0usize);
+    // SAFETY: the kernel writes words.
+    unsafe {
+        let _ = gadget::call(ARCH_PRCTL, [ARCH_GET_FS, &raw mut fs as usize, 0, 0, 0, 0]);
+        let args = [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0];
+        let _ = gadget::call(GET_ROBUST_LIST, args);
+    }
+    block.keep(thread::KEPT_THREAD_POINTER, fs, PAGE);
+    block.keep(thread::KEPT_ROBUST_LIST, list, len);
+    let (offset, size) = (sys::weak!("__rseq_offset"), sys::weak!("__rseq_size"));
+    if offset != 0 && size != 0 {
+        // SAFETY: glibc's variables of these names: a ptrdiff_t and an unsigned int.
+        let (offset, size) = unsafe { ((offset as *const isize).read(), (size as *const u32).read()) };
+        /// At least so long, whatever of it is used.
+        const RSEQ_BYTES: usize = 32;
+        block.keep(thread::KEPT_RSEQ, fs.wrapping_add_signed(offset), RSEQ_BYTES.max(size as usize));
+    }
+}

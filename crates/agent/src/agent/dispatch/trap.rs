@@ -1,0 +1,248 @@
+//! The dispatch's handler, for SIGSYS and for all signals that the program handles: what each call becomes.
+//!
+//! It runs on the thread's alternate stack with all signals blocked but SIGSEGV and SIGBUS, which guarded
+//! accesses need. It makes no call for the program but those that neither wait nor touch masks: the rest is
+//! made by the instructions to which it returns (`enter.rs`), in the program's own context, so that masks,
+//! waiting and restarting are the kernel's.
+//!
+//! | calls                                                 | what is done                                 |
+//! |-------------------------------------------------------|----------------------------------------------|
+//! | rt_sigaction, rt_sigprocmask, sigaltstack             | answered here (`signals.rs`)                 |
+//! | rt_sigreturn                                          | what the handler returns to (`deliver.rs`)   |
+//! | clone, clone3, fork, vfork                            | `clone.rs`                                   |
+//! | rt_sigsuspend, ppoll, pselect6, epoll_pwait and pwait2 | the dispatch's signals stay unblocked       |
+//! | read, write, pread64, pwrite64, more than 1 MiB       | files: a piece at a time (`pieces.rs`)       |
+//! | read, write, recvfrom, sendto, more than 4 MiB        | streams: shortened (`pieces.rs`)             |
+//! | mremap, madvise of some kinds                         | made here (`advice.rs`)                      |
+//! | io_uring_setup, io_setup                              | ENOSYS: buffers are used while no call runs  |
+//! | prctl(PR_SET_SYSCALL_USER_DISPATCH)                   | EINVAL: it is in use                         |
+//! | arch_prctl(ARCH_SET_GS)                               | EPERM: it is in use                          |
+//! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
+//! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
+//! | exit                                                  | the block becomes free at the last moment    |
+//! | all others                                            | published, touched, made (`in_use.rs`)       |
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use super::context::{Context, Info};
+use super::in_use::{self, Use, Uses};
+use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
+use super::thread::{self, Block};
+use super::walk::walk;
+use super::{advice, clone, deliver, enter, gadget, pieces};
+use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
+use crate::sys::{EINVAL, Result};
+use crate::windows;
+
+const SYS_USER_DISPATCH: i32 = 2;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const ENOSYS: i32 = 38;
+const EPERM: i32 = 1;
+const ARCH_SET_GS: usize = 0x1001;
+const PR_SET_DUMPABLE: usize = 4;
+const TID_BYTES: usize = 4;
+
+mod nr {
+    pub const RT_SIGACTION: usize = 13;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const RT_SIGRETURN: usize = 15;
+    pub const MREMAP: usize = 25;
+    pub const MADVISE: usize = 28;
+    pub const EXIT: usize = 60;
+    pub const RT_SIGSUSPEND: usize = 130;
+    pub const SIGALTSTACK: usize = 131;
+    pub const PRCTL: usize = 157;
+    pub const ARCH_PRCTL: usize = 158;
+    pub const IO_SETUP: usize = 206;
+    pub const SET_TID_ADDRESS: usize = 218;
+    pub const PSELECT6: usize = 270;
+    pub const SET_ROBUST_LIST: usize = 273;
+    pub const PPOLL: usize = 271;
+    pub const EPOLL_PWAIT: usize = 281;
+    pub const RSEQ: usize = 334;
+    pub const IO_URING_SETUP: usize = 425;
+    pub const EPOLL_PWAIT2: usize = 441;
+}
+
+/// The handler that the kernel calls.
+pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
+    let signal = signal as usize;
+    if signal == SIGSEGV && windows::is_on() && windows::fault(info, context) {
+        return;
+    }
+    if matches!(signal, SIGSEGV | SIGBUS)
+        && let Some(address) = gadget::recovery(context.regs.rip)
+    {
+        context.regs.rip = address;
+        return;
+    }
+    // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
+    let block = unsafe { thread::current() };
+    if signal == SIGSYS && info.code == SYS_USER_DISPATCH {
+        return trap(block, info, context);
+    }
+    if signals::bit(signal) & RESERVED != 0 && !is_for_handler(block, signal, info, context) {
+        return;
+    }
+    // SAFETY: both are the kernel's.
+    unsafe { deliver::deliver(block, signal, info, context) };
+}
+
+/// Whether one of the dispatch's own signals is for the program's handler. Else it is done with.
+fn is_for_handler(block: &Block, signal: usize, info: &Info, context: &mut Context) -> bool {
+    let handler = signals::action_of(signal).handler;
+    // The instruction at which the program stands would do it again.
+    let is_fault = info.code > 0 && signal != SIGSYS;
+    let is_fatal = handler == SIG_DFL
+        || is_fault && (handler == SIG_IGN || block.reserved_mask & signals::bit(signal) != 0);
+    if is_fatal && is_fault {
+        signals::give_up(signal);
+    } else if is_fatal {
+        deliver::die_of(context, signal);
+    }
+    !is_fatal && handler != SIG_IGN
+}
+
+/// A system call.
+fn trap(block: &mut Block, info: &Info, context: &mut Context) {
+    let regs = &context.regs;
+    block.frame.number = regs.rax;
+    block.frame.args = regs.args();
+    block.frame.next = regs.rip;
+    let result = if info.arch == AUDIT_ARCH_X86_64 { answer(block, context) } else { Err(ENOSYS) };
+    match result {
+        Ok(Answer::Result(result)) => context.regs.rax = result,
+        Ok(Answer::GoOn) => {}
+        Err(errno) => context.regs.rax = -(errno as isize) as usize,
+    }
+}
+
+enum Answer {
+    /// The call is over.
+    Result(usize),
+    /// The registers say how it goes on.
+    GoOn,
+}
+
+fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
+    let (number, args) = (block.frame.number, block.frame.args);
+    let is_vfork = block.vforks.load(Ordering::Relaxed) != 0;
+    match number {
+        nr::RT_SIGACTION => signals::sigaction(args, !is_vfork).map(Answer::Result),
+        nr::RT_SIGPROCMASK => signals::sigprocmask(block, &mut context.mask, args).map(Answer::Result),
+        nr::RT_SIGRETURN => {
+            // SAFETY: the context is the kernel's.
+            unsafe { deliver::sigreturn(block, context) };
+            Ok(Answer::GoOn)
+        }
+        nr::SIGALTSTACK => signals::sigaltstack(block, args, context.regs.rsp).map(Answer::Result),
+        clone::CLONE | clone::CLONE3 | clone::FORK | clone::VFORK => {
+            clone::prepare(block, context).map(|()| Answer::GoOn)
+        }
+        nr::EXIT if !is_vfork => {
+            context.mask = !RESERVED;
+            context.regs.rip = enter::end_thread();
+            Ok(Answer::GoOn)
+        }
+        nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
+        nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => Err(EINVAL),
+        nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => Err(EPERM),
+        nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
+        nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
+        nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
+        LEAVE_DISPATCH => gadget::disarm().map(Answer::Result),
+        ASK_BOARD => Ok(Answer::Result(thread::board() as usize)),
+        _ => match by_windows(number, args).or_else(|| pieces::in_pieces(block, number, args)) {
+            Some(result) => result.map(Answer::Result),
+            None => {
+                make(block, context);
+                Ok(Answer::GoOn)
+            }
+        },
+    }
+}
+
+/// The result of a call that changes the process's memory, where it is paged by windows.
+fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
+    if !windows::is_on() {
+        return None;
+    }
+    let answered = windows::answer(number, args);
+    if answered.is_none() {
+        windows::before_call(number, &args);
+    }
+    answered
+}
+
+/// The call is made when the handler returns, with its memory published and there.
+fn make(block: &mut Block, context: &mut Context) {
+    let (number, mut args) = (block.frame.number, block.frame.args);
+    if let Some(len) = pieces::shortened(number, &args) {
+        args[2] = len;
+        context.regs.rdx = len;
+    }
+    if block.vforks.load(Ordering::Relaxed) == 0 {
+        match number {
+            nr::RSEQ => block.keep(thread::KEPT_RSEQ, args[0], args[1]),
+            nr::SET_ROBUST_LIST => block.keep(thread::KEPT_ROBUST_LIST, args[0], args[1]),
+            nr::SET_TID_ADDRESS => block.keep(thread::KEPT_TID, args[0], TID_BYTES),
+            _ => {}
+        }
+    }
+    hold(block, number, &args);
+    context.regs.rip = enter::make();
+    match number {
+        nr::RT_SIGSUSPEND => pass_mask(block, &mut context.regs.rdi),
+        nr::PPOLL => pass_mask(block, &mut context.regs.r10),
+        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => pass_mask(block, &mut context.regs.r8),
+        nr::PSELECT6 => pass_mask_and_size(block, &mut context.regs.r9),
+        _ => {}
+    }
+}
+
+/// Publishes and brings all that a call uses.
+fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
+    let mut uses = Uses::new();
+    walk(number, args, &mut |start, len, writes| {
+        uses.add(Use { start, end: start.saturating_add(len), writes })
+    });
+    if windows::is_on()
+        && let Some((start, end)) = windows::needed_by(number, args)
+    {
+        uses.add(Use { start, end, writes: false });
+    }
+    if uses.is_empty() {
+        return;
+    }
+    in_use::publish(block, &uses);
+    if uses.overflows {
+        walk(number, args, &mut |start, len, writes| {
+            in_use::bring(&Use { start, end: start.saturating_add(len), writes })
+        });
+    } else {
+        uses.exact().for_each(in_use::bring);
+    }
+}
+
+/// Puts in place of the program's set of signals one without those of the dispatch. What cannot be read is
+/// left for the kernel to refuse.
+fn pass_mask(block: &mut Block, argument: &mut usize) {
+    if let Some(set) = gadget::read::<u64>(*argument)
+        && set & RESERVED != 0
+    {
+        block.set = set & !RESERVED;
+        *argument = &raw const block.set as usize;
+    }
+}
+
+fn pass_mask_and_size(block: &mut Block, argument: &mut usize) {
+    if let Some([set, size]) = gadget::read::<[usize; 2]>(*argument) {
+        let mut passed = set;
+        pass_mask(block, &mut passed);
+        if passed != set {
+            block.set_and_size = [passed, size];
+            *argument = block.set_and_size.as_ptr() as usize;
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Where the C library forks: the two instructions in its `_Fork` that make the system call are rewritten, so
+//! that every fork of the C library (fork, forkpty, daemon) comes to `forks.rs`, after all handlers of
+//! pthread_atfork have run, and its child joins before it has touched anything.
+//!
+//! ```text
+//!   _Fork:  ... mov $56, %eax ; syscall ; cmp ...        56: clone, 57: fork
+//!               jmp memspill_fork_site ; (the syscall stays, and is not reached)
+//!
+//!   memspill_fork_site: all registers kept, below the red zone
+//!     enter   signals blocked, lock           on the program's stack
+//!     fork    prepare, clone, join            on a stack of the agent's, in .data: there is one, for a lock
+//!     leave   unlock, mask                    on the program's stack, which can be away until then
+//!     back behind the syscall, with its result
+//! ```
+//!
+//! It is written by /proc/self/mem when the program has one thread. Where the instructions are not found, or
+//! may not be written, the program is refused: its forks could not be followed.
+//!
+//! What it does not do: forks past the C library (see `forks.rs`); other processors, where programs are
+//! refused.
+
+use core::arch::{asm, global_asm};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::sys::{self, ENOTSUP, Fd, Result, SignalsBlocked, nr};
+use crate::{fork_lock, forks};
+
+/// As far as the site is looked for from the beginning of the function.
+const FUNCTION_BYTES: usize = 256;
+const SITE_BYTES: usize = 7;
+const CLONE_VM: usize = 0x100;
+const STACK_BYTES: usize = 16 << 10;
+
+#[repr(C, align(16))]
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+// SAFETY: whoever stands on it holds the lock.
+unsafe impl Sync for Stack {}
+
+// In .data, which is inherited, and is no memory that is managed.
+#[unsafe(link_section = ".data")]
+static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
+/// Behind the site.
+#[unsafe(link_section = ".data")]
+static BACK: AtomicUsize = AtomicUsize::new(0);
+/// The number of the call.
+#[unsafe(link_section = ".data")]
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+/// The mask of the thread that forks.
+#[unsafe(link_section = ".data")]
+static MASK: Kept = Kept(UnsafeCell::new(None));
+struct Kept(UnsafeCell<Option<SignalsBlocked>>);
+// SAFETY: whoever uses it holds the lock.
+unsafe impl Sync for Kept {}
+
+global_asm!(
+    ".pushsection .text.memspill_fork_site, \"ax\", @progbits",
+    ".hidden memspill_fork_site",
+    ".globl memspill_fork_site",
+    "memspill_fork_site:",
+    "lea rsp, [rsp - 128]",
+    "pushfq",
+    "push rbx",
+    "push r12",
+    "push r9",
+    "push r8",
+    "push r10",
+    "push rdx",
+    "push rsi",
+    "push rdi",
+    "mov rbx, rsp",
+    "and rsp, -16",
+    "sub rsp, 512",
+    "fxsave64 [rsp]",
+    "cld",
+    "call {enter}",
+    "mov r12, rsp",
+    "lea rsp, [rip + {stack} + {bytes}]",
+    "mov rdi, rbx",
+    "call {fork}",
+    "mov rsp, r12",
+    "mov r12, rax",
+    "mov rdi, rax",
+    "call {leave}",
+    "fxrstor64 [rsp]",
+    "mov rax, r12",
+    "mov rsp, rbx",
+    "pop rdi",
+    "pop rsi",
+    "pop rdx",
+    "pop r10",
+    "pop r8",
+    "pop r9",
+    "pop r12",
+    "pop rbx",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "mov rcx, qword ptr [rip + {back}]",
+    "jmp rcx",
+    ".popsection",
+    enter = sym enter,
+    fork = sym fork,
+    leave = sym leave,
+    stack = sym STACK,
+    bytes = const STACK_BYTES,
+    back = sym BACK,
+);
+
+unsafe extern "C" {
+    fn memspill_fork_site();
+}
+
+extern "C" fn enter() {
+    let blocked = SignalsBlocked::new();
+    fork_lock::write();
+    // SAFETY: the lock is held.
+    unsafe { *MASK.0.get() = Some(blocked) };
+}
+
+/// `args`: of the call, in their order. The kernel's result; it comes back twice.
+extern "C" fn fork(args: &[usize; 6]) -> isize {
+    let number = NUMBER.load(Ordering::Relaxed);
+    let (flags, child_tid) = if number == nr::CLONE { (args[0], args[3]) } else { (0, 0) };
+    if flags & CLONE_VM != 0 {
+        return call(number, args);
+    }
+    match forks::prepare(child_tid) {
+        Err(errno) => -(errno as isize),
+        Ok(false) => call(number, args),
+        Ok(true) => {
+            let result = call(number, args);
+            match result {
+                0 => forks::child_joins(),
+                _ => forks::parent_done(result),
+            }
+            result
+        }
+    }
+}
+
+extern "C" fn leave(result: isize) {
+    // SAFETY: the lock is held.
+    let blocked = unsafe { (*MASK.0.get()).take() };
+    fork_lock::done(result == 0);
+    drop(blocked);
+}
+
+fn call(number: usize, args: &[usize; 6]) -> isize {
+    let mut ret = number;
+    // SAFETY: the C library's own call, passed through. Its child goes on here, on its copy of this stack,
+    // with the registers that are said to be changed.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ret,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    ret as isize
+}
+
+/// Rewrites the site. Err: this C library's forks cannot be followed.
+pub fn install() -> Result<()> {
+    if BACK.load(Ordering::Relaxed) != 0 {
+        return Ok(());
+    }
+    let (site, number) = find().ok_or(ENOTSUP)?;
+    let target = memspill_fork_site as *const () as usize;
+    let distance = target.wrapping_sub(site + 5) as isize;
+    let distance = i32::try_from(distance).map_err(|_| ENOTSUP)?;
+    BACK.store(site + SITE_BYTES, Ordering::Relaxed);
+    NUMBER.store(number, Ordering::Relaxed);
+    let mut jump = [0xe9, 0, 0, 0, 0];
+    for (place, byte) in jump.iter_mut().skip(1).zip(distance.to_le_bytes()) {
+        *place = byte;
+    }
+    let written = write(site, &jump);
+    if written.is_err() {
+        BACK.store(0, Ordering::Relaxed);
+    }
+    written
+}
+
+/// Address of `mov $N, %eax; syscall`, and N.
+fn find() -> Option<(usize, usize)> {
+    let names = [sys::weak!("_Fork"), sys::weak!("__libc_fork"), sys::weak!("fork")];
+    names.into_iter().filter(|address| *address != 0).find_map(|function| {
+        // SAFETY: code of the C library, which goes on for longer than that after this function.
+        let code = unsafe { core::slice::from_raw_parts(function as *const u8, FUNCTION_BYTES) };
+        let at =
+            code.windows(SITE_BYTES).position(|code| matches!(code, [0xb8, 56 | 57, 0, 0, 0, 0x0f, 0x05]))?;
+        Some((function + at, usize::from(*code.get(at + 1)?)))
+    })
+}
+
+fn write(at: usize, bytes: &[u8]) -> Result<()> {
+    const O_RDWR: usize = 2;
+    let path = c"/proc/self/mem".as_ptr() as usize;
+    // SAFETY: the kernel reads the path and the bytes. The code is not being run: there is one thread.
+    unsafe {
+        let fd = sys::syscall(nr::OPENAT, [0, path, O_RDWR | sys::O_CLOEXEC, 0, 0, 0])?;
+        let file = Fd(fd as i32);
+        let written =
+            sys::syscall(nr::PWRITE64, [file.0 as usize, bytes.as_ptr() as usize, bytes.len(), at, 0, 0]);
+        if written == Ok(bytes.len()) { Ok(()) } else { Err(ENOTSUP) }
+    }
+}

@@ -1,0 +1,263 @@
+//! Calls that change mappings: made alone in the gate, with the words made to follow.
+//!
+//! | call                                  | the words                                                 |
+//! |---------------------------------------|-----------------------------------------------------------|
+//! | munmap, mmap over something, brk back | NONE                                                      |
+//! | madvise: DONTNEED, FREE               | NONE; and the markers go, or old bytes would come back    |
+//! | madvise: GUARD_INSTALL                | NONE; the markers are the program's now                   |
+//! | mprotect, pkey_mprotect               | another protection                                        |
+//! | mremap                                | go where the pages go                                     |
+//! | shmat over something                  | NONE                                                      |
+//! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
+//!
+//! A call that fails may have been made in part: then each page that is away is looked up in its mapping.
+//!
+//! In the gate nothing of the program's memory is touched: these calls take no pointers.
+
+use core::sync::atomic::AtomicU64;
+
+use super::kernel::{self, end};
+use super::{exclude, gate, source, table};
+use crate::dispatch::gadget;
+use crate::sys::{self, EINVAL, PAGE, Result, nr};
+use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, SWAPPED, Word};
+
+const BRK: usize = 12;
+const SHMAT: usize = 30;
+const PKEY_MPROTECT: usize = 329;
+
+const DONTFORK: usize = 10;
+const DOFORK: usize = 11;
+const KEEPONFORK: usize = 19;
+const POPULATE_READ: usize = 22;
+const DONTNEED_LOCKED: usize = 24;
+
+const SHM_REMAP: usize = 0o40000;
+const MREMAP_FIXED: usize = 2;
+const MREMAP_DONTUNMAP: usize = 4;
+
+/// The call's result; None: it changes nothing that concerns the words.
+pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
+    let [addr, len, third, fourth, ..] = args;
+    Some(match number {
+        nr::MUNMAP => over(number, args, addr, len, drop_all),
+        nr::MMAP if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, drop_all),
+        BRK => return brk(addr),
+        nr::MADVISE => match third {
+            sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => over(number, args, addr, len, empty),
+            sys::MADV_GUARD_INSTALL => over(number, args, addr, len, drop_away),
+            _ => return None,
+        },
+        // The agent's handlers cannot touch such memory.
+        PKEY_MPROTECT if fourth as i32 > 0 => {
+            exclude::exclude(addr, len, FOR_KERNEL);
+            over(number, args, addr, len, |_, _| {})
+        }
+        nr::MPROTECT | PKEY_MPROTECT => over(number, args, addr, len, |from, to| {
+            each_away(from, to, |_, word, seen| {
+                table::turn(word, seen, seen.with_prot(third as u64));
+            })
+        }),
+        nr::MREMAP => mremap(args),
+        SHMAT if third & SHM_REMAP != 0 => shmat(args),
+        nr::PROCESS_MADVISE if is_change(fourth) => Err(EINVAL),
+        _ => return None,
+    })
+}
+
+/// Advice that changes what a page holds, or needs what is away. The kernel gives none of it to others.
+fn is_change(advice: usize) -> bool {
+    matches!(
+        advice,
+        sys::MADV_DONTNEED
+            | sys::MADV_FREE
+            | DONTFORK
+            | DOFORK
+            | sys::MADV_WIPEONFORK
+            | KEEPONFORK
+            | POPULATE_READ
+            | sys::MADV_POPULATE_WRITE
+            | DONTNEED_LOCKED
+            | sys::MADV_GUARD_INSTALL
+            | sys::MADV_GUARD_REMOVE
+    )
+}
+
+/// The program's own call.
+fn make(number: usize, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the program's request; its memory is its own.
+    unsafe { gadget::call(number, args) }
+}
+
+/// A call about [addr, addr + len): where it succeeds, `follow` makes the words true.
+fn over(
+    number: usize,
+    args: [usize; 6],
+    addr: usize,
+    len: usize,
+    follow: impl FnOnce(usize, usize),
+) -> Result<usize> {
+    let _alone = gate::enter_alone();
+    let result = make(number, args);
+    let (from, to) = (addr, addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1));
+    // DONTNEED says ENOMEM where something was not mapped, and has done the rest.
+    if result.is_ok() || result == Err(sys::ENOMEM) && number == nr::MADVISE {
+        follow(from, to);
+    } else {
+        reconcile(from, to);
+    }
+    result
+}
+
+/// Tells of each page that is away.
+fn each_away(from: usize, to: usize, mut tell: impl FnMut(usize, &'static AtomicU64, Word)) {
+    let mut at = from;
+    while let Some((page, word)) = table::next(at, to) {
+        let seen = table::load(word);
+        if seen.state() == SWAPPED {
+            tell(page, word, seen);
+        }
+        at = page + PAGE;
+    }
+}
+
+fn release(seen: Word) {
+    if let Some(source) = source::get() {
+        // SAFETY: the reference was this word's.
+        unsafe { (source.release)(seen.slot()) };
+    }
+}
+
+/// The mapping is gone.
+fn drop_all(from: usize, to: usize) {
+    let mut at = from;
+    while let Some((page, word)) = table::next(at, to) {
+        let seen = table::load(word);
+        table::finish(word, Word::EMPTY);
+        if seen.state() == SWAPPED {
+            release(seen);
+        }
+        at = page + PAGE;
+    }
+}
+
+/// What was in the pages is gone, and nothing of the markers is ours.
+fn drop_away(from: usize, to: usize) {
+    each_away(from, to, |_, word, seen| {
+        table::finish(word, Word::EMPTY);
+        release(seen);
+    });
+}
+
+/// What was in the pages is gone: they are as new.
+fn empty(from: usize, to: usize) {
+    let (mut start, mut stop) = (from, from);
+    let remove = |start: usize, stop: usize| {
+        // SAFETY: the program has given the bytes up, and nobody is filling.
+        if stop > start && unsafe { kernel::remove_guards(start, stop - start) }.is_err() {
+            end("cannot empty pages: their guards stay");
+        }
+    };
+    each_away(from, to, |page, _, _| {
+        if page != stop {
+            remove(start, stop);
+            start = page;
+        }
+        stop = page + PAGE;
+    });
+    remove(start, stop);
+    drop_away(from, to);
+}
+
+/// After a call that may have been made in part: what is not mapped is not away, and what is has the
+/// protection of its mapping.
+fn reconcile(from: usize, to: usize) {
+    let mut known: Option<kernel::Mapping> = None;
+    each_away(from, to, |page, word, seen| {
+        if known.as_ref().is_none_or(|mapping| page >= mapping.end) {
+            known = kernel::mapping_from(page);
+        }
+        match &known {
+            Some(mapping) if mapping.start <= page && mapping.is_plain => {
+                table::turn(word, seen, seen.with_prot(mapping.prot as u64));
+            }
+            _ => {
+                table::finish(word, Word::EMPTY);
+                release(seen);
+            }
+        }
+    });
+}
+
+fn brk(wanted: usize) -> Option<Result<usize>> {
+    if wanted == 0 {
+        return None;
+    }
+    let _alone = gate::enter_alone();
+    let before = make(BRK, [0; 6]).unwrap_or(0);
+    let result = make(BRK, [wanted, 0, 0, 0, 0, 0]);
+    if let Ok(after) = result
+        && after < before
+    {
+        drop_all(after.next_multiple_of(PAGE), before.next_multiple_of(PAGE));
+    }
+    Some(result)
+}
+
+fn shmat(args: [usize; 6]) -> Result<usize> {
+    let _alone = gate::enter_alone();
+    let result = make(SHMAT, args);
+    if let Ok(at) = result {
+        drop_all(at, kernel::mapping_from(at).map_or(at, |mapping| mapping.end));
+    }
+    result
+}
+
+fn mremap(args: [usize; 6]) -> Result<usize> {
+    let [old, old_len, new_len, flags, target, _] = args;
+    let round = |len: usize| len.saturating_add(PAGE - 1) & !(PAGE - 1);
+    let (old_len, new_len) = (round(old_len), round(new_len));
+    let alone = gate::enter_alone();
+    let result = make(nr::MREMAP, args);
+    let Ok(new) = result else {
+        reconcile(old, old.saturating_add(old_len));
+        if flags & MREMAP_FIXED != 0 {
+            reconcile(target, target.saturating_add(new_len));
+        }
+        return result;
+    };
+    let carried = old_len.min(new_len);
+    // Whatever was there before is gone; and of what was moved the rest was unmapped.
+    drop_all(old.saturating_add(carried), old.saturating_add(old_len));
+    if new != old {
+        drop_all(new, new.saturating_add(new_len));
+        carry(old, new, carried, flags & MREMAP_DONTUNMAP != 0);
+    }
+    drop(alone);
+    let last = new.wrapping_add(carried).wrapping_sub(PAGE);
+    if new_len > old_len && carried != 0 && is_not_forked(last) {
+        exclude::exclude(new + carried, new_len - carried, FOR_FORK);
+    }
+    result
+}
+
+fn is_not_forked(page: usize) -> bool {
+    table::find(page).is_some_and(|word| table::load(word).reasons() & FOR_FORK != 0)
+}
+
+/// The words of [old, old + len) are those of [new, new + len) now. `stays`: the old mapping is still there,
+/// and empty.
+fn carry(old: usize, new: usize, len: usize, stays: bool) {
+    let mut at = old;
+    while let Some((page, word)) = table::next(at, old + len) {
+        let seen = table::load(word);
+        let Ok(place) = table::obtain(page - old + new) else {
+            end("cannot say where pages are that were moved: no memory for their words")
+        };
+        table::finish(place, seen);
+        if !(stays && seen.state() == EXCLUDED) {
+            table::finish(word, Word(NONE));
+        }
+        at = page + PAGE;
+    }
+}

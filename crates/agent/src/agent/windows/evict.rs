@@ -1,0 +1,265 @@
+//! Pages leave: a chunk of at most 64 in one mapping that can be read and written.
+//!
+//! ```text
+//!   NONE, SWAPPED ─▶ EVICTING, page by page; the chunk ends at the first that is anything else
+//!   ... and at the first that is in use, or the agent's, or not in the mapping    looked at after marking
+//!   mprotect READ ─ victims are copied ─ and stored ─ mprotect NONE ─ GUARD_INSTALL each run ─ mprotect RW
+//!   victims ─▶ SWAPPED, the others as before; whoever waits is woken
+//! ```
+//!
+//! Under READ the bytes stand still. Under NONE the kernel may zap a page and put its marker there as slowly
+//! as it likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses.
+//! Whoever faults meanwhile finds EVICTING, and waits.
+//!
+//! What cannot be done is not done: pages that cannot be copied, stored or guarded stay.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::gate;
+use super::kernel::{self, READ_WRITE, end};
+use super::rules::{self, Rule};
+use super::source::{self, COUNTERS};
+use super::{table, uses, wait};
+use crate::sys::{self, PAGE, Result};
+use crate::words::{CHUNK, NONE, SWAPPED, Source, Word};
+
+global_asm!(
+    ".pushsection .text.memspill_copy_out, \"ax\", @progbits",
+    ".hidden memspill_copy_out, memspill_copy_out_at, memspill_copy_out_end",
+    ".globl memspill_copy_out, memspill_copy_out_at, memspill_copy_out_end",
+    "memspill_copy_out:",
+    "mov rcx, rdx",
+    "memspill_copy_out_at:",
+    "rep movsb",
+    "memspill_copy_out_end:",
+    "mov rax, rcx",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn memspill_copy_out(to: usize, from: usize, len: usize) -> usize;
+    fn memspill_copy_out_at();
+    fn memspill_copy_out_end();
+}
+
+/// Where a thread goes on that cannot copy a page. None: the fault at `address` is another one.
+pub fn recovery(address: usize) -> Option<usize> {
+    (address == memspill_copy_out_at as *const () as usize)
+        .then_some(memspill_copy_out_end as *const () as usize)
+}
+
+struct Evictor {
+    /// Held by the one that takes pages out.
+    lock: AtomicU32,
+    /// Room for a chunk.
+    staging: AtomicUsize,
+}
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static EVICTOR: Evictor = Evictor { lock: AtomicU32::new(0), staging: AtomicUsize::new(0) };
+
+/// Makes staging. Returns where it is.
+pub fn make() -> Result<(usize, usize)> {
+    let len = CHUNK * PAGE;
+    let staging = kernel::map_private(len)?;
+    EVICTOR.staging.store(staging, Ordering::Relaxed);
+    Ok((staging, len))
+}
+
+/// In the child of a fork: nobody takes pages out.
+pub fn reset() {
+    EVICTOR.lock.store(0, Ordering::Relaxed);
+}
+
+/// Takes out those of `count` pages from `start` on whose bit `wanted` has. Returns how many went.
+///
+/// With all signals blocked.
+pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
+    let Some(source) = source::get() else { return 0 };
+    if !start.is_multiple_of(PAGE) || start >= table::TOP {
+        return 0;
+    }
+    while EVICTOR.lock.swap(1, Ordering::SeqCst) != 0 {
+        wait::sleep(&EVICTOR.lock, 1);
+    }
+    let inside = gate::enter();
+    let mut chunk = mark(start, count.min(CHUNK).min((table::TOP - start) / PAGE));
+    let taken = if chunk.pages == 0 { 0 } else { evict(&mut chunk, &source, wanted) };
+    chunk.end();
+    drop(inside);
+    EVICTOR.lock.store(0, Ordering::SeqCst);
+    wait::wake_all(&EVICTOR.lock);
+    source::count(&COUNTERS.taken, taken);
+    taken
+}
+
+/// Pages in a row that are EVICTING, by the caller, and their slots where they were taken out.
+struct Chunk {
+    start: usize,
+    pages: usize,
+    slots: [u64; CHUNK],
+    taken: u64,
+}
+
+/// Turns words to EVICTING, as far as they can be.
+fn mark(start: usize, count: usize) -> Chunk {
+    let mut chunk = Chunk { start, pages: 0, slots: [0; CHUNK], taken: 0 };
+    while chunk.pages < count {
+        let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
+        let seen = table::load(word);
+        if !matches!(seen.state(), NONE | SWAPPED) || !table::turn(word, seen, seen.evicting()) {
+            break;
+        }
+        chunk.pages += 1;
+    }
+    let kept = uses::first_kept(start, start + chunk.len(), rules::holds(Rule::InUse));
+    chunk.shorten((kept - start) / PAGE);
+    let end = match kernel::mapping_from(start) {
+        Some(mapping) if mapping.start <= start && mapping.prot == READ_WRITE && mapping.is_plain => {
+            mapping.end
+        }
+        _ => start,
+    };
+    chunk.shorten((end - start) / PAGE);
+    chunk
+}
+
+impl Chunk {
+    fn len(&self) -> usize {
+        self.pages * PAGE
+    }
+
+    fn words(&self, from: usize) -> impl Iterator<Item = (usize, &'static AtomicU64)> {
+        let start = self.start;
+        (from..self.pages)
+            .filter_map(move |index| table::find(start + index * PAGE).map(|word| (index, word)))
+    }
+
+    /// Gives up the pages from `pages` on.
+    fn shorten(&mut self, pages: usize) {
+        if pages < self.pages {
+            for (_, word) in self.words(pages) {
+                table::finish(word, table::load(word).as_before());
+            }
+            self.pages = pages;
+        }
+    }
+
+    /// The words become what is true of their pages.
+    fn end(&self) {
+        for (index, word) in self.words(0) {
+            let slot = self.slots.get(index).copied().unwrap_or(0);
+            let is_taken = self.taken >> index & 1 != 0;
+            let before = table::load(word).as_before();
+            table::finish(word, if is_taken { Word::swapped(slot, READ_WRITE as u64) } else { before });
+        }
+    }
+
+    fn protect(&self, prot: usize) -> Result<usize> {
+        // SAFETY: the pages are EVICTING: whoever faults on them waits.
+        unsafe { kernel::protect(self.start, self.len(), prot) }
+    }
+}
+
+/// What becomes of a chunk whose pages stand still: pages in `taken`, or none.
+fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
+    if chunk.protect(sys::PROT_READ).is_err() {
+        return 0;
+    }
+    let (victims, count) = copy_victims(chunk, wanted);
+    let mut slots = [0u64; CHUNK];
+    let staging = EVICTOR.staging.load(Ordering::Relaxed);
+    let stored = if count == 0 {
+        0
+    } else {
+        // SAFETY: so many pages are in staging, and there is room for so many slots.
+        unsafe { (source.store)(staging as *const u8, count as u32, slots.as_mut_ptr()) as usize }
+    };
+    let mut nth = 0;
+    for index in 0..chunk.pages {
+        if victims >> index & 1 != 0 && nth < stored {
+            if let (Some(place), Some(slot)) = (chunk.slots.get_mut(index), slots.get(nth)) {
+                *place = *slot;
+                chunk.taken |= 1 << index;
+            }
+            nth += 1;
+        }
+    }
+    if chunk.taken != 0 {
+        let during = if rules::holds(Rule::None) { sys::PROT_NONE } else { READ_WRITE };
+        if chunk.protect(during).is_ok() {
+            install_guards(chunk, source, victims);
+        } else {
+            put_back(chunk, source, 0, chunk.pages);
+        }
+    }
+    if chunk.protect(READ_WRITE).is_err() {
+        end("cannot give pages their protection back (vm.max_map_count)");
+    }
+    chunk.taken.count_ones() as usize
+}
+
+/// Copies what is wanted and there, one after the other, into staging: which pages, and how many.
+fn copy_victims(chunk: &Chunk, wanted: u64) -> (u64, usize) {
+    let staging = EVICTOR.staging.load(Ordering::Relaxed);
+    let (mut victims, mut count) = (0, 0);
+    for (index, word) in chunk.words(0) {
+        if wanted >> index & 1 == 0 || table::load(word).was_away() {
+            continue;
+        }
+        // SAFETY: there is room for a chunk; guarded on the other side.
+        if unsafe { memspill_copy_out(staging + count * PAGE, chunk.start + index * PAGE, PAGE) } == 0 {
+            victims |= 1 << index;
+            count += 1;
+        }
+    }
+    (victims, count)
+}
+
+/// Puts markers in the places of what was taken, run by run.
+fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
+    let mut index = 0;
+    while index < chunk.pages {
+        let run = ((chunk.taken >> index).trailing_ones() as usize).min(chunk.pages - index);
+        if run == 0 {
+            index += 1;
+            continue;
+        }
+        let at = chunk.start + index * PAGE;
+        // SAFETY: the bytes are kept, and nobody can touch the pages.
+        if unsafe { kernel::install_guards(at, run * PAGE) }.is_err() {
+            // A part of it may be gone.
+            restore(chunk, victims, index, run);
+            put_back(chunk, source, index, run);
+        }
+        index += run;
+    }
+}
+
+/// Writes the bytes of pages that were copied where they were.
+fn restore(chunk: &Chunk, victims: u64, from: usize, run: usize) {
+    let before = (victims & ((1 << from) - 1)).count_ones() as usize;
+    let bytes = EVICTOR.staging.load(Ordering::Relaxed) + before * PAGE;
+    let at = chunk.start + from * PAGE;
+    // SAFETY: nobody can touch the pages, and their bytes come back.
+    let done = unsafe {
+        kernel::remove_guards(at, run * PAGE).is_ok() && kernel::write_through(at, bytes, run * PAGE)
+    };
+    if !done {
+        end("loses a page: it was taken out halfway");
+    }
+}
+
+/// What was stored of these pages is not needed: they stay.
+fn put_back(chunk: &mut Chunk, source: &Source, from: usize, run: usize) {
+    for index in from..from + run {
+        if chunk.taken >> index & 1 != 0 {
+            chunk.taken &= !(1 << index);
+            // SAFETY: the reference was given for this page.
+            unsafe { (source.release)(chunk.slots.get(index).copied().unwrap_or(0)) };
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! A SIGSEGV: a page that is away, or a fault of the program's own.
+//!
+//! ```text
+//!   word SWAPPED            filled             ┐
+//!   EVICTING, FILLING       waited for         ├ the instruction is run again
+//!   NONE, and by now the page can be accessed  ┘
+//!   NONE, and it cannot     the program's: its handler, or its end
+//! ```
+//!
+//! NONE may be the word of a page that another thread has just filled, so the kernel is asked whether such an
+//! access works (MADV_POPULATE). Meanwhile the page is this thread's hazard: were it to leave, the answer
+//! would be about its window.
+
+use core::sync::atomic::{Ordering, fence};
+
+use super::{evict, fill, gate, kernel, table};
+use crate::dispatch::context::{Context, Info};
+use crate::dispatch::thread;
+use crate::sys::{PAGE, PROT_EXEC};
+use crate::words::{EXCLUDED, NONE};
+
+const SEGV_MAPERR: i32 = 1;
+const SEGV_ACCERR: i32 = 2;
+/// Bits of the processor's error code.
+const WRITE: usize = 2;
+const FETCH: usize = 16;
+
+/// True: the thread goes on where `context` says. False: the fault is the program's own, or a guarded access
+/// that fails.
+pub fn handle(info: &Info, context: &mut Context) -> bool {
+    if let Some(address) = evict::recovery(context.regs.rip) {
+        context.regs.rip = address;
+        return true;
+    }
+    let page = info.call_address & !(PAGE - 1);
+    if !matches!(info.code, SEGV_MAPERR | SEGV_ACCERR) || page >= table::TOP {
+        return false;
+    }
+    fill::settle(page) || is_over(page, context.regs.error)
+}
+
+/// Whether the access that failed would not fail now.
+fn is_over(page: usize, error: usize) -> bool {
+    // SAFETY: only threads that are armed touch what may be away.
+    let hazard = unsafe { &thread::current().hazard };
+    hazard.store(page, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    // A word that has changed meanwhile is looked at again in the next fault.
+    let inside = gate::enter();
+    let is_over = !matches!(table::state_of(page), NONE | EXCLUDED)
+        || kernel::populate(page, error & WRITE != 0) && (error & FETCH == 0 || is_code(page));
+    drop(inside);
+    hazard.store(0, Ordering::SeqCst);
+    is_over
+}
+
+fn is_code(page: usize) -> bool {
+    kernel::mapping_from(page).is_some_and(|mapping| mapping.start <= page && mapping.prot & PROT_EXEC != 0)
+}

@@ -1,0 +1,177 @@
+//! A page comes back, in the thread that needs it.
+//!
+//! ```text
+//!   SWAPPED ─▶ FILLING by compare and exchange: one owner; so its neighbours, as far as they are SWAPPED too
+//!   one thread in the process:   GUARD_REMOVE ─ bytes are copied into the pages
+//!   else, a window:              mprotect NONE ─ GUARD_REMOVE ─ bytes by /proc/self/mem ─ mprotect as it was
+//!   FILLING ─▶ NONE, whoever waits is woken
+//! ```
+//!
+//! GUARD_REMOVE shows a page of zeros before any byte is there, so another thread must not be able to look:
+//! without protection it faults, finds FILLING, and waits.
+//!
+//! A page whose bytes are not to be had ends the process.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::AtomicU64;
+
+use super::gate::{self, Inside};
+use super::kernel::{self, READ_WRITE, end};
+use super::rules::{self, Rule};
+use super::source::{self, COUNTERS, count};
+use super::table;
+use crate::dispatch::thread;
+use crate::sys::PAGE;
+use crate::words::{EVICTING, FILLING, SWAPPED, Source, Word};
+
+/// Pages that are written at once.
+const PIECE: usize = 4;
+
+/// Brings a page that is away, or waits until it has come or stays. False: there was nothing to do.
+pub fn settle(page: usize) -> bool {
+    let mut has_waited = false;
+    loop {
+        let Some(word) = table::find(page) else { return has_waited };
+        let inside = gate::enter();
+        let seen = table::load(word);
+        match seen.state() {
+            SWAPPED => {
+                if table::turn(word, seen, seen.filling()) {
+                    fill(&inside, page, seen.prot());
+                    return true;
+                }
+            }
+            EVICTING | FILLING => {
+                drop(inside);
+                count(&COUNTERS.waits, 1);
+                table::wait_for(word, seen);
+                has_waited = true;
+            }
+            _ => return has_waited,
+        }
+    }
+}
+
+/// Brings all of [start, end) that is away.
+pub fn settle_all(start: usize, end: usize) {
+    let mut at = start;
+    while let Some((page, word)) = table::next(at, end) {
+        if matches!(table::load(word).state(), SWAPPED | EVICTING | FILLING) {
+            settle(page);
+        }
+        at = page + PAGE;
+    }
+}
+
+/// A run of pages that are FILLING, by the caller.
+struct Run {
+    start: usize,
+    pages: usize,
+    prot: usize,
+}
+
+impl Run {
+    fn len(&self) -> usize {
+        self.pages * PAGE
+    }
+
+    fn words(&self) -> impl Iterator<Item = (usize, &'static AtomicU64)> {
+        (0..self.pages)
+            .map(|index| self.start + index * PAGE)
+            .filter_map(|page| table::find(page).map(|word| (page, word)))
+    }
+}
+
+/// The page is FILLING, by the caller; its neighbours are taken along.
+fn fill(_inside: &Inside, page: usize, prot: u64) {
+    let block = rules::fill_at_once() * PAGE;
+    let first = page & !(block - 1);
+    let mut run = Run { start: page, pages: 1, prot: prot as usize };
+    while run.start + run.len() < first + block && claim(run.start + run.len(), prot) {
+        run.pages += 1;
+    }
+    while run.start > first && claim(run.start - PAGE, prot) {
+        run.start -= PAGE;
+        run.pages += 1;
+    }
+    let Some(source) = source::get() else { end("has pages away, and nowhere to read them from") };
+    if thread::is_alone() || !rules::holds(Rule::Window) {
+        fill_in_place(&run, &source);
+    } else {
+        fill_by_window(&run, &source);
+        count(&COUNTERS.by_window, run.pages);
+    }
+    for (_, word) in run.words() {
+        let slot = table::load(word).slot();
+        table::finish(word, Word::EMPTY);
+        // SAFETY: the reference was this word's.
+        unsafe { (source.release)(slot) };
+    }
+    count(&COUNTERS.brought, run.pages);
+}
+
+fn claim(page: usize, prot: u64) -> bool {
+    let Some(word) = table::find(page) else { return false };
+    let seen = table::load(word);
+    seen.state() == SWAPPED && seen.prot() == prot && table::turn(word, seen, seen.filling())
+}
+
+fn open(run: &Run) {
+    // SAFETY: the pages are FILLING, and whoever else could look waits for them, or there is nobody else.
+    if unsafe { kernel::remove_guards(run.start, run.len()) }.is_err() {
+        end("cannot bring a page back: its guard stays");
+    }
+}
+
+fn read(source: &Source, word: &AtomicU64, to: usize) {
+    // SAFETY: there is room for a page.
+    if unsafe { (source.load)(table::load(word).slot(), to as *mut u8) } != 0 {
+        end("loses a page: its bytes cannot be read");
+    }
+}
+
+fn protect(run: &Run, prot: usize) {
+    // SAFETY: the pages are FILLING, and whoever faults on them waits.
+    if unsafe { kernel::protect(run.start, run.len(), prot) }.is_err() {
+        end("cannot bring a page back: no room for a mapping (vm.max_map_count)");
+    }
+}
+
+fn fill_in_place(run: &Run, source: &Source) {
+    let is_writable = run.prot & READ_WRITE == READ_WRITE;
+    if !is_writable {
+        protect(run, READ_WRITE);
+    }
+    open(run);
+    for (page, word) in run.words() {
+        read(source, word, page);
+    }
+    if !is_writable {
+        protect(run, run.prot);
+    }
+}
+
+fn fill_by_window(run: &Run, source: &Source) {
+    if run.prot != 0 {
+        protect(run, 0);
+    }
+    open(run);
+    // On the stack, which is the agent's.
+    let mut bytes = MaybeUninit::<[[u8; PAGE]; PIECE]>::uninit();
+    let bytes_at = bytes.as_mut_ptr() as usize;
+    let mut start = run.start;
+    while start < run.start + run.len() {
+        let end_at = (start + PIECE * PAGE).min(run.start + run.len());
+        for (page, word) in run.words().filter(|(page, _)| (start..end_at).contains(page)) {
+            read(source, word, bytes_at + (page - start));
+        }
+        // SAFETY: the pages are FILLING; the bytes are as many.
+        if !unsafe { kernel::write_through(start, bytes_at, end_at - start) } {
+            end("cannot bring a page back: /proc/self/mem does not write it");
+        }
+        start = end_at;
+    }
+    if run.prot != 0 {
+        protect(run, run.prot);
+    }
+}

@@ -1,0 +1,262 @@
+//! What the windows ask of the kernel: protections, guard markers, the process's own memory as a file, and
+//! which mapping is where.
+//!
+//! Three descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
+//! that has no protection at all; /proc/self/maps; the file with the words. They are opened high, and the
+//! program cannot close them (`descriptors.rs`).
+
+use core::ffi::CStr;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use crate::dispatch::gadget;
+use crate::sys::{self, PAGE, Result, nr};
+
+pub const READ_WRITE: usize = sys::PROT_READ | sys::PROT_WRITE;
+const MADV_POPULATE_READ: usize = 22;
+
+const F_DUPFD_CLOEXEC: usize = 1030;
+/// Above what programs use by number, below the usual limit of 1024, or a lower one.
+const HIGH: [usize; 3] = [1000, 240, 100];
+const O_RDWR: usize = 2;
+const MEMFD_CREATE: usize = 319;
+const MFD_CLOEXEC: usize = 1;
+
+/// The descriptors, or -1.
+pub struct Descriptors {
+    pub mem: AtomicI32,
+    pub maps: AtomicI32,
+    pub words: AtomicI32,
+}
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+pub static DESCRIPTORS: Descriptors =
+    Descriptors { mem: AtomicI32::new(-1), maps: AtomicI32::new(-1), words: AtomicI32::new(-1) };
+
+impl Descriptors {
+    pub fn all(&self) -> [i32; 3] {
+        [&self.mem, &self.maps, &self.words].map(|fd| fd.load(Ordering::Relaxed))
+    }
+}
+
+/// Moves a descriptor to a high number.
+fn high(fd: usize) -> usize {
+    for from in HIGH {
+        // SAFETY: makes a descriptor; no memory involved.
+        if let Ok(high) = unsafe { gadget::call(nr::FCNTL, [fd, F_DUPFD_CLOEXEC, from, 0, 0, 0]) } {
+            close(fd as i32);
+            return high;
+        }
+    }
+    fd
+}
+
+pub fn close(fd: i32) {
+    // SAFETY: the descriptor is the agent's.
+    let _ = unsafe { gadget::call(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+fn open(path: &CStr, flags: usize) -> Result<usize> {
+    let args = [path.as_ptr() as usize, flags | sys::O_CLOEXEC, 0, 0, 0, 0];
+    // SAFETY: the kernel reads the path.
+    unsafe { gadget::call(nr::OPEN, args) }.map(high)
+}
+
+/// Opens what shows this process's own memory: at the start, and in the child of a fork, whose copies show
+/// its parent's.
+pub fn open_own() -> Result<()> {
+    for (at, path, flags) in
+        [(&DESCRIPTORS.mem, c"/proc/self/mem", O_RDWR), (&DESCRIPTORS.maps, c"/proc/self/maps", 0)]
+    {
+        // First of all no longer the parent's.
+        let old = at.swap(-1, Ordering::Relaxed);
+        if old >= 0 {
+            close(old);
+        }
+        at.store(open(path, flags)? as i32, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// A new file for words.
+pub fn new_file() -> Result<i32> {
+    let args = [c"memspill-words".as_ptr() as usize, MFD_CLOEXEC, 0, 0, 0, 0];
+    // SAFETY: the kernel reads the name.
+    unsafe { gadget::call(MEMFD_CREATE, args) }.map(|fd| high(fd) as i32)
+}
+
+pub fn resize(fd: i32, len: usize) -> Result<usize> {
+    // SAFETY: the file is the agent's.
+    unsafe { gadget::call(nr::FTRUNCATE, [fd as usize, len, 0, 0, 0, 0]) }
+}
+
+/// Writes memory of the agent's to a file.
+pub fn write_at(fd: i32, from: usize, len: usize, offset: usize) -> bool {
+    // SAFETY: the kernel reads memory of the agent's.
+    let ret = unsafe { gadget::call(nr::PWRITE64, [fd as usize, from, len, offset, 0, 0]) };
+    ret == Ok(len)
+}
+
+/// Maps a part of a file; `at` is 0, or a place that the agent has mapped before.
+pub fn map_file(fd: i32, at: usize, len: usize, offset: usize) -> Result<usize> {
+    let flags = sys::MAP_SHARED | sys::MAP_NORESERVE | if at == 0 { 0 } else { sys::MAP_FIXED };
+    // SAFETY: a new mapping, or one over a mapping of the agent's.
+    unsafe { gadget::call(nr::MMAP, [at, len, READ_WRITE, flags, fd as usize, offset]) }
+}
+
+/// Private memory of the agent's own.
+pub fn map_private(len: usize) -> Result<usize> {
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    unsafe { gadget::call(nr::MMAP, [0, len, READ_WRITE, flags, usize::MAX, 0]) }
+}
+
+/// # Safety
+/// Whoever touches the pages meanwhile must be one who waits for them.
+pub unsafe fn protect(at: usize, len: usize, prot: usize) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::MPROTECT, [at, len, prot, 0, 0, 0]) }
+}
+
+/// Takes pages out and puts markers in their places.
+///
+/// # Safety
+/// Their bytes are kept elsewhere, and nobody can touch them meanwhile.
+pub unsafe fn install_guards(at: usize, len: usize) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_GUARD_INSTALL, 0, 0, 0]) }
+}
+
+/// Takes markers away; zeros are under them.
+///
+/// # Safety
+/// Nobody may touch the pages before their bytes are there.
+pub unsafe fn remove_guards(at: usize, len: usize) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_GUARD_REMOVE, 0, 0, 0]) }
+}
+
+/// Whether the page can be read, or written, by the kernel's own word: it is as if it had been.
+pub fn populate(at: usize, writes: bool) -> bool {
+    let advice = if writes { sys::MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    // SAFETY: a fault's work, on a page on which there was one.
+    unsafe { gadget::call(nr::MADVISE, [at, PAGE, advice, 0, 0, 0]) }.is_ok()
+}
+
+/// Writes bytes into pages of this process, whatever their protection.
+///
+/// # Safety
+/// The pages are in the hands of the caller, and `from` is good for as many bytes.
+pub unsafe fn write_through(at: usize, from: usize, len: usize) -> bool {
+    let fd = DESCRIPTORS.mem.load(Ordering::Relaxed) as usize;
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::PWRITE64, [fd, from, len, at, 0, 0]) == Ok(len) }
+}
+
+#[repr(C)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    access: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_len: u32,
+    build_id_len: u32,
+    name: u64,
+    build_id: u64,
+}
+const PROCMAP_QUERY: usize = 0xc068_6611;
+const _: () = assert!(size_of::<Query>() == 0x68);
+const SHARED: u64 = 8;
+const COVERING_OR_NEXT: u64 = 16;
+const NAME_MAX: usize = 16;
+
+/// A mapping.
+pub struct Mapping {
+    pub start: usize,
+    pub end: usize,
+    /// PROT_*.
+    pub prot: usize,
+    /// Private memory of no file, but not the main thread's stack and the like.
+    pub is_plain: bool,
+}
+
+/// The mapping at an address, or the next one above it.
+pub fn mapping_from(at: usize) -> Option<Mapping> {
+    let mut name = [0u8; NAME_MAX];
+    let mut query = Query {
+        size: size_of::<Query>() as u64,
+        flags: COVERING_OR_NEXT,
+        addr: at as u64,
+        start: 0,
+        end: 0,
+        access: 0,
+        page_size: 0,
+        offset: 0,
+        inode: 0,
+        device: [0; 2],
+        name_len: NAME_MAX as u32,
+        build_id_len: 0,
+        name: name.as_mut_ptr() as u64,
+        build_id: 0,
+    };
+    match ask(&mut query) {
+        Ok(_) if query.name_len == 0 => name = [0; NAME_MAX],
+        Ok(_) => {}
+        // A file's, or one that a program gave: "[anon:...]".
+        Err(ENAMETOOLONG) => {
+            name = *b"[anon:\0\0\0\0\0\0\0\0\0\0";
+            (query.name, query.name_len) = (0, 0);
+            ask(&mut query).ok()?;
+        }
+        Err(_) => return None,
+    }
+    let has_plain_name =
+        name.first() == Some(&0) || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
+    Some(Mapping {
+        start: query.start as usize,
+        end: query.end as usize,
+        prot: (query.access & 7) as usize,
+        is_plain: query.access & SHARED == 0
+            && query.inode == 0
+            && query.device == [0; 2]
+            && query.page_size == PAGE as u64
+            && has_plain_name,
+    })
+}
+
+const ENAMETOOLONG: i32 = 36;
+
+fn ask(query: &mut Query) -> Result<usize> {
+    let fd = DESCRIPTORS.maps.load(Ordering::Relaxed) as usize;
+    // SAFETY: the kernel reads and writes the struct, and the name where there is room for one.
+    unsafe { gadget::call(nr::IOCTL, [fd, PROCMAP_QUERY, query as *mut Query as usize, 0, 0, 0]) }
+}
+
+/// Ends the process, whose memory cannot be what it was, with a line on its stderr.
+pub fn end(what: &str) -> ! {
+    let mut line = [0u8; 160];
+    let mut len = 0;
+    for text in ["memspill: this process ", what, "\n"] {
+        for byte in text.bytes() {
+            if let Some(place) = line.get_mut(len) {
+                *place = byte;
+                len += 1;
+            }
+        }
+    }
+    // SAFETY: the kernel reads the line; then nothing of this process runs on.
+    unsafe {
+        let _ = gadget::call(nr::WRITE, [2, line.as_ptr() as usize, len, 0, 0, 0]);
+        let id = gadget::call(nr::GETPID, [0; 6]).unwrap_or(0);
+        let _ = gadget::call(nr::KILL, [id, sys::SIGKILL, 0, 0, 0, 0]);
+        let _ = gadget::call(nr::EXIT_GROUP, [128 + sys::SIGKILL, 0, 0, 0, 0, 0]);
+    }
+    sys::die()
+}

@@ -1,0 +1,161 @@
+//! Paging by windows, for places that have neither userfaultfd nor io_uring: the pages of plain anonymous
+//! memory are taken out and brought back by the process itself. (Core; no supervisor uses it yet.)
+//!
+//! A page that is away is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), a fault on it is SIGSEGV, and
+//! system calls find their pages by the dispatch, which traps them all. A *window* is the moment in which
+//! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
+//! change between there and away. What is known of each page is its word (`words.rs`), in memory that a
+//! supervisor can share.
+//!
+//! ```text
+//!   SIGSEGV ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── source.rs        gate: together
+//!   trapped call ─ uses ────────┘
+//!   who takes out ─▶ evict.rs ─ looks at words, uses.rs ─ copies ─▶ source.rs      gate: together
+//!   trapped munmap, mprotect, ... ─▶ change.rs;  fork ─▶ fork.rs                   gate: alone
+//! ```
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `gate.rs`, `wait.rs` | who may be at work at the same time; sleeping |
+//! | `table.rs` | the words: where they are, which steps they take |
+//! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; three descriptors that stay open |
+//! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
+//! | `evict.rs`, `fill.rs`, `fault.rs` | out, in, and SIGSEGV |
+//! | `change.rs`, `fork.rs` | mappings that change |
+//! | `source.rs` | where bytes are kept |
+//! | `rules.rs` | the switch |
+//!
+//! What must hold:
+//!
+//! - Each change of mappings is made alone in the gate, with its words: a call that is not seen would bring
+//!   old bytes back.
+//! - Whoever turned a word to EVICTING or FILLING ends that, and sleeps for nobody meanwhile.
+//! - Inside the gate nothing is touched that may be away.
+//! - A call's pages are said to be in use before their words are looked at, and words are marked before it is
+//!   looked who uses the pages. So no call meets a window.
+//!
+//! Not covered: what the kernel reads of other mappings when a thread ends (locks in the robust list);
+//! programs that register a userfaultfd over such memory or have a seccomp filter of their own; others that
+//! look into the process or write to it (ptrace, process_vm_writev);
+//! guests of KVM; the descriptors of a program that has reached its limit of them; main stacks stay, so do
+//! memory with a protection key and what is advised not to be forked. A program at vm.max_map_count ends,
+//! where a window finds no room.
+
+use core::arch::asm;
+
+use crate::dispatch::context::{Context, Info};
+use crate::dispatch::gadget;
+use crate::sys::{EFAULT, EINVAL, EIO, ENOMEM, PAGE, PROT_NONE, Result};
+use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
+
+mod change;
+mod descriptors;
+mod evict;
+mod exclude;
+mod fault;
+mod fill;
+mod fork;
+mod gate;
+mod kernel;
+mod rules;
+mod source;
+mod table;
+mod uses;
+mod wait;
+
+pub use fork::{begins as fork_begins, ends as fork_ends, in_child};
+pub use rules::is_on;
+
+/// Makes the process one that can be paged by windows, as the variable in the environment asks for it. Before
+/// its calls are trapped, while it has one thread. Err: it cannot be done here.
+pub fn start(asked: &[u8]) -> Result<()> {
+    let without = match asked {
+        b"1" => None,
+        b"without-none" => Some(rules::Rule::None),
+        b"without-window" => Some(rules::Rule::Window),
+        b"without-in-use" => Some(rules::Rule::InUse),
+        _ => return Err(EINVAL),
+    };
+    kernel::open_own()?;
+    let leaves = table::make()?;
+    let staging = evict::make()?;
+    if !uses::keep(leaves.0, leaves.1) || !uses::keep(staging.0, staging.1) {
+        return Err(ENOMEM);
+    }
+    try_out(staging.0)?;
+    // What the kernel knows of the first thread: its id, its robust list, rseq.
+    let thread = thread_pointer();
+    exclude::exclude(thread.wrapping_sub(PAGE), 2 * PAGE, FOR_KERNEL);
+    rules::switch_on(without);
+    Ok(())
+}
+
+fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: the first word there points to itself, by the ABI.
+    unsafe {
+        asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
+    };
+    pointer
+}
+
+/// Does with a page of the agent's all that is done with pages later.
+fn try_out(page: usize) -> Result<()> {
+    let bytes = [7u8; 64];
+    // SAFETY: the page is the agent's, and nobody touches it meanwhile.
+    unsafe {
+        kernel::protect(page, PAGE, PROT_NONE)?;
+        kernel::install_guards(page, PAGE)?;
+        kernel::remove_guards(page, PAGE)?;
+        if !kernel::write_through(page, bytes.as_ptr() as usize, bytes.len()) {
+            return Err(EIO);
+        }
+        kernel::protect(page, PAGE, kernel::READ_WRITE)?;
+        if (page as *const [u8; 64]).read_volatile() != bytes {
+            return Err(EIO);
+        }
+    }
+    let is_seen = kernel::mapping_from(page).is_some_and(|mapping| mapping.start <= page && mapping.is_plain);
+    if is_seen { Ok(()) } else { Err(EIO) }
+}
+
+/// SIGSEGV. True: the thread goes on where `context` says.
+pub fn fault(info: &Info, context: &mut Context) -> bool {
+    fault::handle(info, context)
+}
+
+/// The result of a trapped call that is answered here. None: it is made as others are, after `before_call`,
+/// and with `needed_by` among what it uses.
+pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
+    let [first, second, third, ..] = args;
+    match number {
+        USE_SOURCE => Some(match gadget::read::<Source>(first) {
+            Some(source) if source::plug(source) => Ok(0),
+            Some(_) => Err(EINVAL),
+            None => Err(EFAULT),
+        }),
+        TAKE_OUT => Some(Ok(evict::take_out(first, second, third as u64))),
+        FILL_AT_ONCE => Some(Ok(rules::set_fill_at_once(first))),
+        WINDOW_COUNTS => Some(Ok(source::COUNTERS.read(first) as usize)),
+        _ => descriptors::answer(number, args).or_else(|| change::answer(number, args)),
+    }
+}
+
+pub use exclude::{before_call, needed_by};
+
+/// Brings all of [start, end), which the caller has said to be in use.
+pub fn bring(start: usize, end: usize) {
+    fill::settle_all(start, end);
+}
+
+/// May the page at an address be away, or be taken out meanwhile?
+pub fn may_be_away(addr: usize) -> bool {
+    kernel::mapping_from(addr).is_some_and(|mapping| mapping.start <= addr && mapping.is_plain)
+}
+
+/// The kernel will write there when a thread ends.
+pub fn exclude_word(addr: usize) {
+    exclude::exclude(addr, size_of::<u32>(), FOR_KERNEL);
+}
+
+const _: () = assert!(words::SLOTS_MAX > 1 << 40);

@@ -1,0 +1,255 @@
+//! The words of this process's pages (`words.rs` draws the file), and the steps that a word takes.
+//!
+//! A leaf is mapped when the first of its words is needed, and stays. So the whole of the address space costs
+//! 1.5 MiB of addresses and a leaf for each GiB of which some page was ever taken out, and `RLIMIT_AS` stays
+//! what it is.
+
+use core::mem::size_of;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::{kernel, wait};
+use crate::sys::{PAGE, Result};
+use crate::words::{
+    ADDRESS_BITS, GROUP_WORDS, Header, LEAF_BITS, LEAF_GROUPS, LEAF_WORDS, LEAVES, Leaf, NONE, PAGE_BITS,
+    WORDS_MAGIC, Word, leaf_offset,
+};
+
+/// Above this there is no memory of a program.
+pub const TOP: usize = 1 << ADDRESS_BITS;
+const GROUP_BYTES: usize = GROUP_WORDS * PAGE;
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static HEADER: AtomicPtr<Header> = AtomicPtr::new(null_mut());
+/// The addresses of the leaves, one for each GiB.
+#[unsafe(link_section = ".data")]
+static LEAF_AT: AtomicUsize = AtomicUsize::new(0);
+/// Held while a leaf is made.
+#[unsafe(link_section = ".data")]
+static MAKING: AtomicU32 = AtomicU32::new(0);
+
+/// Makes an empty table. Returns where memory of the agent's own is that could be taken for the program's.
+pub fn make() -> Result<(usize, usize)> {
+    let fd = new_file()?;
+    let header = kernel::map_file(fd, 0, size_of::<Header>(), 0)? as *mut Header;
+    let leaf_at = kernel::map_private(LEAVES * size_of::<usize>())?;
+    // SAFETY: the mapping is new, and as large as the struct.
+    unsafe { (&raw mut (*header).magic).write_volatile(WORDS_MAGIC) };
+    kernel::DESCRIPTORS.words.store(fd, Ordering::Relaxed);
+    LEAF_AT.store(leaf_at, Ordering::Relaxed);
+    HEADER.store(header, Ordering::Release);
+    Ok((leaf_at, LEAVES * size_of::<usize>()))
+}
+
+fn new_file() -> Result<i32> {
+    let fd = kernel::new_file()?;
+    match kernel::resize(fd, size_of::<Header>()) {
+        Ok(_) => Ok(fd),
+        Err(errno) => {
+            kernel::close(fd);
+            Err(errno)
+        }
+    }
+}
+
+fn leaf_pointer(index: usize) -> &'static AtomicPtr<Leaf> {
+    // SAFETY: the array is mapped before the first word is looked for, and stays; the index is masked.
+    unsafe { &*(LEAF_AT.load(Ordering::Relaxed) as *const AtomicPtr<Leaf>).add(index & (LEAVES - 1)) }
+}
+
+fn leaf(index: usize) -> Option<*mut Leaf> {
+    let leaf = leaf_pointer(index).load(Ordering::Acquire);
+    (!leaf.is_null()).then_some(leaf)
+}
+
+fn atomic(word: *mut u64) -> &'static AtomicU64 {
+    // SAFETY: words lie in mappings that stay, aligned, and all sides access them as atomics.
+    unsafe { AtomicU64::from_ptr(word) }
+}
+
+fn word_of(leaf: *mut Leaf, addr: usize) -> &'static AtomicU64 {
+    let index = addr >> PAGE_BITS & (LEAF_WORDS - 1);
+    // SAFETY: the index is within the leaf.
+    atomic(unsafe { (&raw mut (*leaf).words).cast::<u64>().add(index) })
+}
+
+fn group_of(leaf: *mut Leaf, addr: usize) -> (&'static AtomicU64, u64) {
+    let group = (addr >> PAGE_BITS & (LEAF_WORDS - 1)) / GROUP_WORDS;
+    // SAFETY: the index is within the leaf.
+    let bits = atomic(unsafe { (&raw mut (*leaf).groups).cast::<u64>().add(group / 64) });
+    (bits, 1 << (group % 64))
+}
+
+/// The word of a page. None: it is NONE, and was never anything else.
+pub fn find(addr: usize) -> Option<&'static AtomicU64> {
+    if addr >= TOP {
+        return None;
+    }
+    leaf(addr >> LEAF_BITS).map(|leaf| word_of(leaf, addr))
+}
+
+pub fn state_of(addr: usize) -> u64 {
+    find(addr).map_or(NONE, |word| load(word).state())
+}
+
+pub fn load(word: &AtomicU64) -> Word {
+    Word(word.load(Ordering::SeqCst))
+}
+
+/// True: the word was `from`, and is `to`.
+pub fn turn(word: &AtomicU64, from: Word, to: Word) -> bool {
+    word.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// The word of a page, which may become something else than NONE.
+pub fn obtain(addr: usize) -> Result<&'static AtomicU64> {
+    let index = addr >> LEAF_BITS & (LEAVES - 1);
+    let leaf = match leaf(index) {
+        Some(leaf) => leaf,
+        None => make_leaf(index)?,
+    };
+    let (bits, bit) = group_of(leaf, addr);
+    if bits.load(Ordering::Relaxed) & bit == 0 {
+        bits.fetch_or(bit, Ordering::SeqCst);
+    }
+    Ok(word_of(leaf, addr))
+}
+
+fn make_leaf(index: usize) -> Result<*mut Leaf> {
+    while MAKING.swap(1, Ordering::SeqCst) != 0 {
+        wait::sleep(&MAKING, 1);
+    }
+    let made = match leaf(index) {
+        Some(leaf) => Ok(leaf),
+        None => map_new_leaf(index),
+    };
+    MAKING.store(0, Ordering::SeqCst);
+    wait::wake_all(&MAKING);
+    made
+}
+
+fn map_new_leaf(index: usize) -> Result<*mut Leaf> {
+    let header = HEADER.load(Ordering::Acquire);
+    let fd = kernel::DESCRIPTORS.words.load(Ordering::Relaxed);
+    // SAFETY: the header is mapped; leaves are made one at a time.
+    let number = unsafe { (&raw const (*header).leaves).read_volatile() } + 1;
+    let offset = leaf_offset(number);
+    kernel::resize(fd, offset + size_of::<Leaf>())?;
+    let new = kernel::map_file(fd, 0, size_of::<Leaf>(), offset)? as *mut Leaf;
+    // SAFETY: as above; the index is below LEAVES.
+    unsafe {
+        (&raw mut (*header).leaf_of).cast::<u32>().add(index).write_volatile(number);
+        (&raw mut (*header).leaves).write_volatile(number);
+    }
+    leaf_pointer(index).store(new, Ordering::Release);
+    Ok(new)
+}
+
+/// The first page in [from, end) whose word is not NONE.
+pub fn next(from: usize, end: usize) -> Option<(usize, &'static AtomicU64)> {
+    let (mut at, end) = (from & !(PAGE - 1), end.min(TOP));
+    while at < end {
+        let Some(leaf) = leaf(at >> LEAF_BITS) else {
+            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
+            continue;
+        };
+        let (bits, bit) = group_of(leaf, at);
+        if bits.load(Ordering::SeqCst) & bit == 0 {
+            at = (at / GROUP_BYTES + 1) * GROUP_BYTES;
+            continue;
+        }
+        let group_end = end.min((at / GROUP_BYTES + 1) * GROUP_BYTES);
+        while at < group_end {
+            let word = word_of(leaf, at);
+            if load(word).state() != NONE {
+                return Some((at, word));
+            }
+            at += PAGE;
+        }
+    }
+    None
+}
+
+/// Ends what the owner of an EVICTING or FILLING page did with it.
+pub fn finish(word: &AtomicU64, to: Word) {
+    let before = Word(word.swap(to.0, Ordering::SeqCst));
+    if before.is_waited_for() {
+        wait::wake_all(low_half(word));
+    }
+}
+
+/// Sleeps until another one has finished with a page that he owns; may return early.
+pub fn wait_for(word: &AtomicU64, seen: Word) {
+    let waited = seen.waited_for();
+    if seen == waited || turn(word, seen, waited) {
+        wait::sleep(low_half(word), waited.0 as u32);
+    }
+}
+
+fn low_half(word: &AtomicU64) -> &AtomicU32 {
+    // SAFETY: the lower half of a word, which comes first, and holds all but the slot.
+    unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+}
+
+/// A copy of the table, in a file of its own, that another process will have. Only while nobody changes
+/// words.
+pub fn copy() -> Result<i32> {
+    let fd = new_file()?;
+    match copy_into(fd) {
+        Ok(()) => Ok(fd),
+        Err(errno) => {
+            kernel::close(fd);
+            Err(errno)
+        }
+    }
+}
+
+fn copy_into(fd: i32) -> Result<()> {
+    let failed = Err(crate::sys::EIO);
+    let header = HEADER.load(Ordering::Acquire);
+    // SAFETY: the header is mapped, and nobody makes leaves.
+    let leaves = unsafe { (&raw const (*header).leaves).read_volatile() };
+    kernel::resize(fd, leaf_offset(leaves + 1))?;
+    if !kernel::write_at(fd, header as usize, size_of::<Header>(), 0) {
+        return failed;
+    }
+    for index in 0..LEAVES {
+        let Some(leaf) = leaf(index) else { continue };
+        // SAFETY: the index is below LEAVES.
+        let number = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index).read_volatile() };
+        let offset = leaf_offset(number);
+        if !kernel::write_at(fd, leaf as usize, PAGE, offset) {
+            return failed;
+        }
+        for group in 0..LEAF_GROUPS {
+            let start = (index << LEAF_BITS) + group * GROUP_BYTES;
+            let (bits, bit) = group_of(leaf, start);
+            if bits.load(Ordering::SeqCst) & bit == 0 {
+                continue;
+            }
+            let words = word_of(leaf, start).as_ptr() as usize;
+            if !kernel::write_at(fd, words, PAGE, offset + PAGE + group * PAGE) {
+                return failed;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In the child of a fork: from now on the words are those of this file, at the same addresses.
+pub fn adopt(fd: i32) -> Result<()> {
+    let header = HEADER.load(Ordering::Acquire);
+    kernel::map_file(fd, header as usize, size_of::<Header>(), 0)?;
+    for index in 0..LEAVES {
+        if let Some(leaf) = leaf(index) {
+            // SAFETY: the index is below LEAVES.
+            let number = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index).read_volatile() };
+            kernel::map_file(fd, leaf as usize, size_of::<Leaf>(), leaf_offset(number))?;
+        }
+    }
+    let old = kernel::DESCRIPTORS.words.swap(fd, Ordering::Relaxed);
+    kernel::close(old);
+    MAKING.store(0, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,372 @@
+/* Signals as a program expects them, while its calls are trapped and its memory comes and goes. */
+#include "pager.h"
+#include <setjmp.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+
+static volatile int handled;
+static int tube[2];
+
+static void count(int signal)
+{
+    (void)signal;
+    handled++;
+}
+
+static void handle(int signal, void (*handler)(int), int flags)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+    CHECK(sigaction(signal, &action, 0) == 0);
+}
+
+static void alarm_in(int us)
+{
+    struct itimerval timer = {{0, 0}, {0, us}};
+    CHECK(setitimer(ITIMER_REAL, &timer, 0) == 0);
+}
+
+/* One of them comes when the call is made, however slow the machine is. */
+static void alarms_each(int us)
+{
+    struct itimerval timer = {{0, us}, {0, us}};
+    CHECK(setitimer(ITIMER_REAL, &timer, 0) == 0);
+}
+
+static void interrupted(void)
+{
+    arena_start(64);
+    char *buffer = across(16);
+    CHECK(pipe(tube) == 0);
+    handle(SIGALRM, count, 0);
+    away();
+    alarms_each(20000);
+    CHECK(read(tube[0], buffer, 16) == -1 && errno == EINTR && handled >= 1);
+}
+
+static void write_one(int signal)
+{
+    (void)signal;
+    handled++;
+    if (write(tube[1], "x", 1) != 1)
+        _exit(9);
+}
+
+static void restarted(void)
+{
+    arena_start(64);
+    char *buffer = across(16);
+    CHECK(pipe(tube) == 0);
+    handle(SIGALRM, write_one, SA_RESTART);
+    away();
+    alarms_each(20000);
+    CHECK(read(tube[0], buffer, 16) >= 1 && handled >= 1 && buffer[0] == 'x');
+}
+
+static sigjmp_buf out;
+
+static void leave(int signal)
+{
+    (void)signal;
+    handled++;
+    siglongjmp(out, 1);
+}
+
+static void jumped_out(void)
+{
+    arena_start(64);
+    char *buffer = across(16);
+    CHECK(pipe(tube) == 0);
+    handle(SIGALRM, leave, 0);
+    for (volatile int i = 0; i < 20; i++) {
+        away();
+        if (sigsetjmp(out, 1) == 0) {
+            alarm_in(3000);
+            read(tube[0], buffer, 16);
+            CHECK(!"read came back");
+        }
+        /* What the call used is in nobody's use any more, so it can go. */
+        unsigned long before = brought();
+        away();
+        CHECK(buffer[0] == 0 && brought() > before);
+    }
+    CHECK(handled == 20);
+}
+
+static void *fault_address;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+    (void)signal, (void)context;
+    fault_address = info->si_addr;
+    siglongjmp(out, 1);
+}
+
+/* A program with a handler of its own for SIGSEGV, and pointers that are wrong. */
+static void own_faults(void)
+{
+    arena_start(64);
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, old;
+    CHECK(pipe(tube) == 0 && write(tube[1], "abc", 3) == 3);
+    CHECK(sigaction(SIGSEGV, &action, 0) == 0);
+    CHECK(sigaction(SIGSEGV, 0, &old) == 0 && old.sa_sigaction == on_fault);
+    unsigned char *page = whole(PAGE);
+    *page = 1;
+    CHECK(mprotect(page, PAGE, PROT_READ) == 0);
+    if (sigsetjmp(out, 1) == 0) {
+        *(volatile unsigned char *)page = 2;
+        CHECK(!"the page can be written");
+    }
+    CHECK(fault_address == page);
+    sigset_t set;
+    sigfillset(&set);
+    CHECK(sigprocmask(SIG_BLOCK, &set, 0) == 0);
+    CHECK(read(tube[0], page, 3) == -1 && errno == EFAULT);
+    CHECK(mprotect(page, PAGE, PROT_NONE) == 0);
+    CHECK(write(tube[1], page, 3) == -1 && errno == EFAULT);
+    CHECK(munmap(page, PAGE) == 0);
+    CHECK(write(tube[1], page, 3) == -1 && errno == EFAULT);
+    CHECK(open((char *)page, O_RDONLY) == -1 && errno == EFAULT);
+    for (volatile unsigned long wild = 1; wild; wild <<= 21)
+        CHECK(write(tube[1], (void *)wild, 3) == -1 && errno == EFAULT);
+    CHECK(syscall(SYS_rt_sigaction, SIGUSR1, 8, 0, 8) == -1 && errno == EFAULT);
+    CHECK(sigprocmask(SIG_UNBLOCK, &set, 0) == 0);
+    fault_address = 0;
+    CHECK(mmap(page, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page);
+    if (sigsetjmp(out, 1) == 0) {
+        *(volatile unsigned char *)page = 2;
+        CHECK(!"the page can be written");
+    }
+    CHECK(fault_address == page);
+}
+
+static int status_of(void (*child)(void))
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        child();
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid);
+    return status;
+}
+
+static void fault_by_default(void)
+{
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile int *)16 = 1;
+}
+
+static void fault_while_blocked(void)
+{
+    sigset_t set;
+    handle(SIGSEGV, count, 0);
+    sigfillset(&set);
+    sigprocmask(SIG_BLOCK, &set, 0);
+    *(volatile int *)16 = 1;
+}
+
+static void sent_by_default(void)
+{
+    kill(getpid(), SIGSYS);
+}
+
+static void fatal_faults(void)
+{
+    CHECK(WTERMSIG(status_of(fault_by_default)) == SIGSEGV);
+    CHECK(WTERMSIG(status_of(fault_while_blocked)) == SIGSEGV);
+    CHECK(WTERMSIG(status_of(sent_by_default)) == SIGSYS);
+    handle(SIGSYS, count, 0);
+    CHECK(kill(getpid(), SIGSYS) == 0 && handled == 1);
+    signal(SIGSYS, SIG_IGN);
+    CHECK(kill(getpid(), SIGSYS) == 0 && handled == 1);
+}
+
+static sigset_t seen;
+
+static void note_mask(int signal)
+{
+    (void)signal;
+    handled++;
+    sigprocmask(SIG_BLOCK, 0, &seen);
+}
+
+/* The masks that a program sees are those that it has set, with the dispatch's own signals in them. */
+static void masks(void)
+{
+    sigset_t all, now, before;
+    sigfillset(&all);
+    sigemptyset(&now);
+    CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0 && !sigismember(&before, SIGSYS));
+    CHECK(getppid() > 0 && sigprocmask(SIG_BLOCK, 0, &now) == 0);
+    CHECK(sigismember(&now, SIGSYS) && sigismember(&now, SIGSEGV) && sigismember(&now, SIGUSR1));
+    CHECK(!sigismember(&now, SIGKILL));
+    struct sigaction action = {.sa_handler = note_mask, .sa_mask = all}, old;
+    CHECK(sigaction(SIGUSR1, &action, 0) == 0 && sigaction(SIGUSR1, 0, &old) == 0);
+    CHECK(old.sa_handler == note_mask && sigismember(&old.sa_mask, SIGSYS));
+    raise(SIGUSR1);
+    CHECK(handled == 0);
+    sigdelset(&all, SIGUSR1);
+    CHECK(sigsuspend(&all) == -1 && errno == EINTR && handled == 1 && sigismember(&seen, SIGSYS));
+    struct pollfd none = {-1, 0, 0};
+    struct timespec soon = {0, 1000};
+    CHECK(ppoll(&none, 1, &soon, &all) == 0);
+    CHECK(pselect(0, 0, 0, 0, &soon, &all) == 0);
+    CHECK(sigprocmask(SIG_BLOCK, 0, &now) == 0 && sigismember(&now, SIGUSR1) && sigismember(&now, SIGSYS));
+    CHECK(sigprocmask(SIG_SETMASK, &before, 0) == 0);
+    raise(SIGUSR1);
+    CHECK(handled == 2 && sigprocmask(SIG_BLOCK, 0, &now) == 0 && !sigismember(&now, SIGSYS));
+    handle(SIGUSR2, count, SA_RESETHAND);
+    raise(SIGUSR2);
+    CHECK(handled == 3 && sigaction(SIGUSR2, 0, &old) == 0 && old.sa_handler == SIG_DFL);
+}
+
+static char own_stack[1 << 16];
+static int was_on_it;
+
+static void look_at_stack(int signal)
+{
+    char here;
+    stack_t stack;
+    (void)signal;
+    handled++;
+    sigaltstack(0, &stack);
+    was_on_it = &here >= own_stack && &here < own_stack + sizeof own_stack && stack.ss_flags & SS_ONSTACK;
+}
+
+static void alternate_stacks(void)
+{
+    stack_t mine = {own_stack, 0, sizeof own_stack}, got;
+    CHECK(sigaltstack(0, &got) == 0 && got.ss_flags == SS_DISABLE);
+    CHECK(sigaltstack(&mine, 0) == 0 && sigaltstack(0, &got) == 0);
+    CHECK(got.ss_sp == own_stack && got.ss_size == sizeof own_stack && got.ss_flags == 0);
+    handle(SIGUSR1, look_at_stack, SA_ONSTACK);
+    raise(SIGUSR1);
+    CHECK(handled == 1 && was_on_it);
+    handle(SIGUSR1, look_at_stack, 0);
+    raise(SIGUSR1);
+    CHECK(handled == 2 && !was_on_it);
+    mine.ss_size = 100;
+    CHECK(sigaltstack(&mine, 0) == -1 && errno == ENOMEM);
+    mine.ss_flags = SS_DISABLE;
+    CHECK(sigaltstack(&mine, 0) == 0 && sigaltstack(0, &got) == 0 && got.ss_flags == SS_DISABLE);
+}
+
+static double keep[4] = {1.5, 2.5, 3.5, 4.5};
+
+static void spoil_registers(int signal)
+{
+    (void)signal;
+    handled++;
+    __asm__ volatile("pxor %%xmm0, %%xmm0\npxor %%xmm7, %%xmm7\npxor %%xmm15, %%xmm15" ::
+                         : "xmm0", "xmm7", "xmm15");
+}
+
+/* A call changes no register but rax, rcx and r11; nor does a handler. */
+static void registers(void)
+{
+    handle(SIGUSR1, spoil_registers, 0);
+    for (int call = 0; call < 2; call++) {
+        double got[3];
+        long out[8], pid = getpid();
+        __asm__ volatile("movsd %[a], %%xmm0\nmovsd %[b], %%xmm7\nmovsd %[c], %%xmm15\n"
+                         "mov $11, %%r8\nmov $12, %%r9\nmov $13, %%r10\nmov $14, %%r12\n"
+                         "mov $15, %%r13\nmov $16, %%rbx\nmov %[pid], %%rdi\nmov %[signal], %%rsi\nstd\n"
+                         "syscall\n"
+                         "pushf\npop %%r11\ncld\n"
+                         "movsd %%xmm0, 0(%[got])\nmovsd %%xmm7, 8(%[got])\nmovsd %%xmm15, 16(%[got])\n"
+                         "mov %%r8, 0(%[out])\nmov %%r9, 8(%[out])\nmov %%r10, 16(%[out])\n"
+                         "mov %%r12, 24(%[out])\nmov %%r13, 32(%[out])\nmov %%rbx, 40(%[out])\n"
+                         "mov %%rdi, 48(%[out])\nmov %%r11, 56(%[out])\n"
+                         :
+                         : "a"(call ? SYS_kill : SYS_getppid), [pid] "r"(pid), [signal] "r"((long)SIGUSR1),
+                           [a] "m"(keep[0]), [b] "m"(keep[1]), [c] "m"(keep[2]), [got] "r"(got),
+                           [out] "r"(out)
+                         : "rcx", "r8", "r9", "r10", "r11", "r12", "r13", "rbx", "rdi", "rsi", "memory", "cc",
+                           "xmm0", "xmm7", "xmm15");
+        CHECK(got[0] == 1.5 && got[1] == 2.5 && got[2] == 3.5);
+        CHECK(out[0] == 11 && out[1] == 12 && out[2] == 13 && out[3] == 14 && out[4] == 15 && out[5] == 16);
+        CHECK(out[6] == pid && out[7] & 1 << 10);
+    }
+    CHECK(handled == 1);
+}
+
+#define ROUTINES 8
+#define STEPS 12000
+static ucontext_t scheduler, routines[ROUTINES];
+static int running, sum_of[ROUTINES];
+/* One store says it: a routine that is switched away from must go on until it is made. */
+static volatile int is_done[ROUTINES];
+/* A switch that is under way must not be interrupted by another: what it has saved would be overwritten. */
+static volatile int may_switch;
+
+static void switch_away(int signal)
+{
+    (void)signal;
+    if (!may_switch)
+        return;
+    may_switch = 0;
+    handled++;
+    swapcontext(&routines[running], &scheduler);
+    may_switch = 1;
+}
+
+static void routine(void)
+{
+    unsigned char buffer[600];
+    int me = running, file = open("/dev/zero", O_RDONLY);
+    may_switch = 1;
+    for (int i = 0; i < STEPS; i++) {
+        memset(buffer, me + i, sizeof buffer);
+        if (read(file, buffer, 300) != 300)
+            sum_of[me] = -1000000;
+        for (size_t at = 0; at < sizeof buffer; at++)
+            if (buffer[at] != (at < 300 ? 0 : (unsigned char)(me + i)))
+                sum_of[me] = -1000000;
+        sum_of[me]++;
+    }
+    close(file);
+    may_switch = 0;
+    is_done[me] = 1;
+}
+
+/* Coroutines whose stacks come and go, switched by a timer in the middle of whatever they do. */
+static void coroutines(void)
+{
+    arena_start(512);
+    for (int i = 0; i < ROUTINES; i++) {
+        getcontext(&routines[i]);
+        routines[i].uc_stack = (stack_t){whole(1 << 16), 0, 1 << 16};
+        routines[i].uc_link = &scheduler;
+        makecontext(&routines[i], routine, 0);
+    }
+    handle(SIGALRM, switch_away, SA_RESTART | SA_NODEFER);
+    struct itimerval timer = {{0, 0}, {0, 1000}}, off = {{0, 0}, {0, 0}};
+    evict_always(1);
+    for (int left = ROUTINES; left > 0; running = (running + 1) % ROUTINES) {
+        if (is_done[running])
+            continue;
+        setitimer(ITIMER_REAL, &timer, 0);
+        swapcontext(&scheduler, &routines[running]);
+        setitimer(ITIMER_REAL, &off, 0);
+        left -= is_done[running];
+    }
+    evict_always(0);
+    for (int i = 0; i < ROUTINES; i++)
+        CHECK(sum_of[i] == STEPS);
+    CHECK(handled > 5 && brought() > 5);
+}
+
+const struct test signal_tests[] = {
+    {"interrupted", interrupted},
+    {"restarted", restarted},
+    {"jumped_out", jumped_out},
+    {"own_faults", own_faults},
+    {"fatal_faults", fatal_faults},
+    {"masks", masks},
+    {"alternate_stacks", alternate_stacks},
+    {"registers", registers},
+    {"coroutines", coroutines},
+    {0, 0},
+};

@@ -1,0 +1,456 @@
+//! Forks that an agent makes itself, because the kernel tells nobody of them (`Settings::forks`): the
+//! child has its parent's table of one moment. Both sides are drawn in the agent's `forks.rs`.
+//!
+//! ```text
+//!   KIND_FORKS   prepare   nothing leaves the parent; its page table is copied, a reference to each slot;
+//!                          what is marked is told, to be inherited
+//!   Forked, or   finish    what the parent has brought meanwhile, and what others have changed
+//!   the child              (whichever comes first); then pages may leave again
+//!   KIND_CHILD   settle    the child's own memory says: present is RESIDENT, else what has a slot is
+//!                          SWAPPED, else nobody has touched it
+//!   closed       give_back no child will come: its references go back
+//! ```
+//!
+//! The child knows a number that nobody else knows, and it is good for one child. It waits meanwhile, and has
+//! run nothing of the program.
+//!
+//! What must not be: a page that reads as zero, and was something else. Two looks find what was made from
+//! nothing, by the kernel itself or by something that is not known here, and the child is ended for it: a
+//! page that is present in the child and was away in its parent; and one that its parent has and the child
+//! has not. What another thread has unmapped or moved under the fork, past the agent's lock, is SIGBUS in
+//! the child, where it was away: the child may have it from before, or something else at the same place.
+//!
+//! What it does not do: the exchange itself (exchange.rs); shared memory, which is not managed in such a run.
+
+use crate::USER_END;
+use crate::door::socket::Door;
+use crate::monitor::register;
+use crate::proc;
+use crate::process::Process;
+use crate::process::agent::Agent;
+use crate::process::held::Disturbed;
+use crate::process::memory::ProcessMemory;
+use crate::process::ranges::{Range, Ranges};
+use crate::process::wire;
+use crate::run::Run;
+use crate::times::{FORK_SETTLES, MARKS_TURN};
+use memspill_agent::protocol::{MAGIC, Prepared};
+use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
+use memspill_engine::space::Space;
+use memspill_engine::units::{Page, SpaceId, Vpn};
+use memspill_uffd::userfaultfd::Uffd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// A fork that is under way, or whose child has not come yet.
+pub struct Fork {
+    /// The parent's, of which the child has a copy until it has joined.
+    pub socket: Arc<OwnedFd>,
+    pub id: [u8; 16],
+    pub parent: Arc<Process>,
+    pub until: Instant,
+    /// It has not forked yet, as far as is known: nothing leaves it.
+    pub is_open: bool,
+    pub child: Option<Child>,
+}
+
+/// A child that has not come yet.
+pub struct Child {
+    key: u64,
+    space: Arc<Space>,
+    memory: Arc<Later>,
+    /// What is marked in its parent, which it inherits with all the rest.
+    ranges: Vec<Range>,
+    /// What its parent had in memory when its table was copied.
+    resident: Ranges,
+    inherits_in_part: bool,
+    finished: Option<Finished>,
+}
+
+/// A child whose references go back unless it is taken.
+pub struct Awaited<'a>(&'a Run, Option<Child>);
+
+impl<'a> Awaited<'a> {
+    pub fn new(run: &'a Run, child: Child) -> Awaited<'a> {
+        Awaited(run, Some(child))
+    }
+
+    pub fn take(mut self) -> Child {
+        self.1.take().expect("taken once")
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if let Some(child) = self.1.take() {
+            give_back(self.0, child);
+        }
+    }
+}
+
+/// What is known once it has forked.
+struct Finished {
+    /// What was away at first, and may have been brought before.
+    brought: Ranges,
+    disturbed: Vec<Disturbed>,
+    /// A change was under way, of which it is not known what it was.
+    is_settled: bool,
+}
+
+/// The memory of a child that has not come yet: there is none.
+#[derive(Default)]
+struct Later(OnceLock<Arc<ProcessMemory>>);
+
+impl Memory for Later {
+    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+        match self.0.get() {
+            Some(memory) => memory.take(runs, frames, outcome),
+            None => outcome.extend(runs.iter().flat_map(|run| (0..run.pages).map(|_| Take::Busy))),
+        }
+    }
+
+    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        self.0.get().map_or(NOTHING, |memory| memory.put(vpn, pages))
+    }
+
+    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+        self.0.get().map_or(NOTHING, |memory| memory.put_zero(vpn, pages, write))
+    }
+
+    fn poison(&self, vpn: Vpn) {
+        self.0.get().inspect(|memory| memory.poison(vpn));
+    }
+
+    fn wake(&self, vpn: Vpn, pages: usize) {
+        self.0.get().inspect(|memory| memory.wake(vpn, pages));
+    }
+}
+
+const NOTHING: Fill = Fill { pages: 0, stop: Stop::NotMapped };
+
+/// Process `pid` is about to fork, and is told so, or why not.
+pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io::Result<Fork> {
+    let lives = |process: &Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    let process = run.process_of_pid(pid).filter(lives);
+    let made = match process {
+        Some(process) => begin(run, &process, socket.clone(), until),
+        None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+    };
+    let (fork, ranges) = match made {
+        Ok(made) => made,
+        Err(e) => {
+            refuse(socket, &e);
+            return Err(e);
+        }
+    };
+    let count = ranges.len() as u64;
+    let answer = Prepared { magic: MAGIC, errno: 0, fork: fork.id, ranges: count };
+    let sent = file_of(&ranges).and_then(|file| {
+        let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        wire::send(&**socket, &answer, &files)
+    });
+    if let Err(e) = sent {
+        fork.parent.end_fork();
+        fork.child.into_iter().for_each(|child| give_back(run, child));
+        refuse(socket, &e);
+        return Err(e);
+    }
+    Ok(fork)
+}
+
+/// Its fork fails.
+pub fn refuse(socket: &OwnedFd, error: &io::Error) {
+    let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16], ranges: 0 }, &[]);
+}
+
+fn begin(
+    run: &Run,
+    process: &Arc<Process>,
+    socket: Arc<OwnedFd>,
+    until: Instant,
+) -> io::Result<(Fork, Vec<Range>)> {
+    let not_now = || io::Error::from_raw_os_error(libc::EAGAIN);
+    let mut id = [0; 16];
+    if rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()) != Ok(id.len()) {
+        return Err(not_now());
+    }
+    if !process.begin_fork(MARKS_TURN) {
+        return Err(not_now());
+    }
+    // A mark that it is still to make must not come in the middle of the fork.
+    let caught_up = process.memory.agent().is_some_and(|agent| process.caught_up(agent));
+    let child = if caught_up { copy_table(run, process) } else { Err(not_now()) };
+    let child = child.inspect_err(|_| process.end_fork())?;
+    let ranges = child.ranges.clone();
+    Ok((Fork { socket, id, parent: process.clone(), until, is_open: true, child: Some(child) }, ranges))
+}
+
+fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
+    let _work = run.quiet.begin_work();
+    let key = run.new_key();
+    let memory = Arc::new(Later::default());
+    let group = process.space.group(run.engine.swap()).clone();
+    let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
+    // Nothing is put into it, nor taken out, before the child has come.
+    space.set_aside(true, &[]);
+    let held = process.hold_pages();
+    if process.memory.uffd.is_changing() {
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    }
+    let resident = process.space.copy_slots_to(run.engine.swap(), &space);
+    drop(held);
+    run.engine.add_space(space.clone());
+    let child = Child {
+        key,
+        space,
+        memory,
+        ranges: Vec::new(),
+        resident: addresses(resident),
+        inherits_in_part: false,
+        finished: None,
+    };
+    // What changes from here on is noted.
+    let mappings = match proc::private_anonymous(process.memory.proc_id()) {
+        Ok(mappings) => mappings,
+        Err(e) => {
+            give_back(run, child);
+            return Err(e);
+        }
+    };
+    let ranges = process.growth.marked_of(mappings);
+    Ok(Child { ranges, ..child })
+}
+
+fn addresses(runs: Vec<(Vpn, Vpn)>) -> Ranges {
+    runs.into_iter().map(|(from, to)| (from.addr(), to.addr())).collect()
+}
+
+fn pages(ranges: impl IntoIterator<Item = Range>) -> Vec<(Vpn, Vpn)> {
+    ranges.into_iter().map(|(start, end)| (Vpn::from_addr(start), Vpn::from_addr(end))).collect()
+}
+
+/// Ranges as a process reads them. None: there are none.
+fn file_of(ranges: &[Range]) -> io::Result<Option<OwnedFd>> {
+    use rustix::fs::MemfdFlags;
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    let file = rustix::fs::memfd_create("memspill-ranges", MemfdFlags::CLOEXEC)?;
+    let bytes: Vec<u8> =
+        ranges.iter().flat_map(|(start, end)| [start.to_ne_bytes(), end.to_ne_bytes()]).flatten().collect();
+    let mut at = 0;
+    while at < bytes.len() {
+        at += rustix::io::write(&file, &bytes[at..])?;
+    }
+    Ok(Some(file))
+}
+
+/// The parent has forked, as it says or as its child shows. To be called before pages may leave again.
+pub fn finish(run: &Run, fork: &mut Fork) {
+    let Some(child) = fork.child.as_mut().filter(|child| child.finished.is_none()) else { return };
+    let _work = run.quiet.begin_work();
+    let (parent, begun) = (&fork.parent, Instant::now());
+    // A change that was made before the fork, and is not told yet.
+    while parent.memory.uffd.is_changing() && begun.elapsed() < FORK_SETTLES {
+        std::thread::sleep(crate::times::CHANGE_STEP);
+    }
+    let is_settled = !parent.memory.uffd.is_changing();
+    child.inherits_in_part = parent.memory.agent().is_none_or(|agent| agent.evictor.control.fork_advice());
+    let brought = addresses(parent.space.brought_since(&child.space));
+    child.finished = Some(Finished { brought, disturbed: parent.fork.noted(), is_settled });
+}
+
+impl Fork {
+    /// Pages of the parent may leave again.
+    pub fn close(&mut self) {
+        if std::mem::replace(&mut self.is_open, false) {
+            self.parent.end_fork();
+        }
+    }
+}
+
+/// No child will come.
+pub fn give_back(run: &Run, child: Child) {
+    let _work = run.quiet.begin_work();
+    child.space.release(run.engine.swap(), crate::cpu());
+    run.engine.remove_space(&child.space);
+    run.poke_waiting();
+}
+
+/// The child has come: it is managed from here on.
+pub fn settle(
+    run: &Run,
+    door: &Door,
+    uffd: Uffd,
+    pid: u32,
+    agent: Agent,
+    parent: &Process,
+    child: Child,
+) -> io::Result<Arc<Process>> {
+    let memory = Arc::new(ProcessMemory::new(uffd, parent.memory.for_user_mode, pid));
+    let space = child.space.clone();
+    let settled = (|| {
+        memory.uffd.api(door.features)?;
+        let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
+        process.attach(agent)?;
+        let _ = child.memory.0.set(memory.clone());
+        take_over(run, parent, &process, &child)?;
+        Ok(process)
+    })();
+    let process = match settled {
+        Ok(process) => process,
+        Err(e) => {
+            give_back(run, child);
+            return Err(e);
+        }
+    };
+    door.membership.joined(&run.engine, &process);
+    run.add_inherited(process.clone()).inspect_err(|_| run.remove_process(&process))?;
+    if process.growth.is_registered() {
+        register::let_announce(&process);
+    }
+    Ok(process)
+}
+
+/// What it has of its parent's is registered, and its table is made what its memory is.
+fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
+    let _work = run.quiet.begin_work();
+    let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
+    let (pid, agent) = (process.memory.pid(), process.memory.agent().expect("attached"));
+    let finished = child.finished.as_ref().expect("it has forked");
+    if !finished.is_settled {
+        return Err(io::Error::other("its parent's memory was changing for too long"));
+    }
+    let own: Ranges = agent.own_ranges().into_iter().collect();
+    let inherited: Ranges = child.ranges.iter().copied().collect();
+    let mut mapped = Ranges::default();
+    for (start, end) in proc::private_anonymous(pid)? {
+        for (start, end) in own.missing_of(&inherited.common_with(&[(start, end)])) {
+            if let Err(errno) = process.memory.uffd.register(start, end - start) {
+                // Nothing is lost where nothing is away.
+                if !space.swapped_in(Vpn::from_addr(start), Vpn::from_addr(end)).is_empty() {
+                    return Err(io::Error::from_raw_os_error(errno));
+                }
+                continue;
+            }
+            mapped.insert(start, end);
+        }
+    }
+    let is_registered = register::register_agent_pages(process);
+    if child.inherits_in_part {
+        let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
+        mapped = kept.common_with(&mapped.iter().collect::<Vec<_>>()).into_iter().collect();
+    }
+    for (from, to) in pages(mapped.missing_of(&[(0, USER_END)])) {
+        space.unmap(swap, cpu, from, to);
+    }
+    let (present, occupied) = agent.look(&mapped)?;
+    refuse_what_is_new(space, finished, &present)?;
+    refuse_what_is_missing((parent, pid), child, finished, &mapped, &occupied)?;
+    lose_what_is_in_doubt(run, process, finished, &mapped, &occupied);
+    space.settle(swap, cpu, &parent.space, &pages(present.iter()));
+    // What the kernel has swapped out by itself is its own.
+    for (from, to) in pages(present.missing_of(&occupied.iter().collect::<Vec<_>>())) {
+        space.unmap(swap, cpu, from, to);
+    }
+    process.memory.has_exec.store(parent.memory.has_exec.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.growth.begin_marking();
+    child.ranges.iter().for_each(|(start, end)| process.growth.note_marked(*start, *end));
+    process.growth.lock_ranges().insert(&mapped.iter().collect::<Vec<_>>());
+    process.growth.set_registered(is_registered && run.is_memory_tight());
+    Ok(())
+}
+
+/// A page that is in the child's memory and was away in its parent's.
+fn refuse_what_is_new(space: &Space, finished: &Finished, present: &Ranges) -> io::Result<()> {
+    let mut known = finished.brought.clone();
+    for range in finished.disturbed.iter().flat_map(places) {
+        known.insert(range.0, range.1);
+    }
+    let new = present.iter().flat_map(|(start, end)| {
+        addresses(space.swapped_in(Vpn::from_addr(start), Vpn::from_addr(end))).iter().collect::<Vec<_>>()
+    });
+    match known.missing_of(&new.collect::<Vec<_>>()).first() {
+        None => Ok(()),
+        Some((at, _)) => {
+            Err(io::Error::other(format!("its memory at {at:#x} was away, and has become something else")))
+        }
+    }
+}
+
+/// A page that its parent had, and has, and the child has not.
+fn refuse_what_is_missing(
+    (parent, pid): (&Process, u32),
+    child: &Child,
+    finished: &Finished,
+    mapped: &Ranges,
+    occupied: &Ranges,
+) -> io::Result<()> {
+    let had = child.resident.common_with(&mapped.iter().collect::<Vec<_>>());
+    let mut missing: Ranges = occupied.missing_of(&had).into_iter().collect();
+    for (start, end) in finished.disturbed.iter().flat_map(places) {
+        missing.remove(start, end);
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // Emptied by the fork itself, by advice that was not seen.
+    let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
+    let missing = kept.common_with(&missing.iter().collect::<Vec<_>>());
+    let Some(agent) = parent.memory.agent().filter(|agent| agent.lives()) else { return Ok(()) };
+    for (start, end) in missing {
+        if let Some(at) = agent.first_with_content(start, end)? {
+            return Err(io::Error::other(format!("it has not its parent's memory at {at:#x}")));
+        }
+    }
+    Ok(())
+}
+
+/// All places that a change has touched.
+fn places(disturbed: &Disturbed) -> Vec<Range> {
+    match *disturbed {
+        Disturbed::Unmapped(range) | Disturbed::Dropped(range) => vec![range],
+        Disturbed::Moved((from, end), to) => vec![(from, end), (to, to + (end - from))],
+    }
+}
+
+/// What other threads have unmapped or moved under the fork, and is not in memory: there may be something
+/// else by now. What was dropped may be there or not, and is.
+fn lose_what_is_in_doubt(
+    run: &Run,
+    process: &Process,
+    finished: &Finished,
+    mapped: &Ranges,
+    occupied: &Ranges,
+) {
+    let mut lost = Vec::new();
+    for disturbed in &finished.disturbed {
+        let (range, moved_to) = match *disturbed {
+            Disturbed::Dropped(_) => continue,
+            Disturbed::Unmapped(range) => (range, None),
+            Disturbed::Moved(range, to) => (range, Some(to)),
+        };
+        for (from, to) in process.space.swapped_in(Vpn::from_addr(range.0), Vpn::from_addr(range.1)) {
+            let here = (from.addr(), to.addr());
+            let there = moved_to.map(|at| (at + (here.0 - range.0), at + (here.1 - range.0)));
+            lost.extend(occupied.missing_of(&mapped.common_with(&[here])));
+            lost.extend(
+                there.into_iter().flat_map(|range| occupied.missing_of(&mapped.common_with(&[range]))),
+            );
+        }
+    }
+    let lost: Vec<Vpn> = pages(lost).into_iter().flat_map(|(from, to)| (from.0..to.0).map(Vpn)).collect();
+    if !lost.is_empty() {
+        eprintln!(
+            "memspill: process {} is the child of a fork while others changed its parent's memory: it gets \
+             SIGBUS for {} pages",
+            process.memory.pid(),
+            lost.len()
+        );
+        process.space.lose_pages(run.engine.swap(), crate::cpu(), &lost);
+    }
+}
