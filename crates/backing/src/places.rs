@@ -158,6 +158,11 @@ impl Places {
         self.used.ram_bytes()
     }
 
+    #[cfg(test)]
+    pub(crate) fn used_places(&self) -> u64 {
+        self.used_places.load(Ordering::Relaxed)
+    }
+
     /// Nothing is used any more.
     pub(crate) fn release(&self) {
         self.used.release();

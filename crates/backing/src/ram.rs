@@ -357,7 +357,8 @@ impl RamBacking {
         }
     }
 
-    /// Free what a replaced location named in RAM, and count it out. Only for whoever did the exchange.
+    /// Free what a replaced location named in RAM, and count it out. Only for whoever did the exchange; a
+    /// place in the file is his to give back.
     pub(crate) fn retire(&self, old: Location, delta: &mut Delta) {
         delta.count(old, -1);
         if old.kind() == LocationKind::Pool {
@@ -366,7 +367,8 @@ impl RamBacking {
         }
     }
 
-    /// Put a page into RAM; returns the new location. Refused, the slot keeps what it had.
+    /// Put a page into RAM; returns what the slot's location was, and what it is now. Refused, the slot keeps
+    /// what it had.
     pub(crate) fn store(
         &self,
         slot: u32,
@@ -374,7 +376,7 @@ impl RamBacking {
         accepts: Accepts,
         codec: &mut Codec,
         delta: &mut Delta,
-    ) -> Result<Location, Refused> {
+    ) -> Result<(Location, Location), Refused> {
         // Everything but the pool comes off the limit first.
         let room_bytes = self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool());
         let in_pool = |bytes: &[u8]| {
@@ -395,7 +397,7 @@ impl RamBacking {
             .expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
-        Ok(new)
+        Ok((old, new))
     }
 
     /// Make a slot empty; returns what it was. Not counted, nothing freed: see `retire`.
@@ -632,10 +634,10 @@ pub(crate) mod tests {
         ObjectCopied,
     }
 
-    type Act = (Moment, Box<dyn FnOnce()>);
+    pub(crate) type Act = (Moment, Box<dyn FnOnce()>);
 
     thread_local! {
-        static NEXT: RefCell<Option<Act>> = const { RefCell::new(None) };
+        pub(crate) static NEXT: RefCell<Option<Act>> = const { RefCell::new(None) };
     }
 
     /// Runs what a test wants to happen at this moment of this thread, once.
@@ -659,7 +661,7 @@ pub(crate) mod tests {
 
     fn store(ram: &RamBacking, slot: u32, page: &Page) -> Location {
         let mut delta = Delta::default();
-        ram.store(slot, page, Accepts::All, &mut Codec::default(), &mut delta).unwrap()
+        ram.store(slot, page, Accepts::All, &mut Codec::default(), &mut delta).unwrap().1
     }
 
     fn load(ram: &RamBacking, slot: u32) -> Option<Box<Page>> {

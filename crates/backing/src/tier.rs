@@ -282,18 +282,21 @@ impl Backing for TierBacking {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
                 assert!(slot != 0, "slot 0 is never used");
-                let before = self.ram.location(slot).place();
                 let stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, &mut delta);
-                if let Err(refused) = stored {
-                    let old = self.ram.clear(slot);
-                    self.ram.retire(old, &mut delta);
-                    to_file.push((index, refused == Refused::Raw));
-                }
-                // Nobody else changes the location of a slot whose page is in the file.
-                before.into_iter().for_each(|place| self.leave(place));
-                if let Ok(new) = &stored {
-                    entries.extend(RamBacking::entry(slot, *new));
-                }
+                let old = match &stored {
+                    Ok((old, new)) => {
+                        entries.extend(RamBacking::entry(slot, *new));
+                        *old
+                    }
+                    Err(refused) => {
+                        let old = self.ram.clear(slot);
+                        self.ram.retire(old, &mut delta);
+                        to_file.push((index, *refused == Refused::Raw));
+                        old
+                    }
+                };
+                // A writeback may have brought it there just before the exchange.
+                old.place().into_iter().for_each(|place| self.leave(place));
                 results.push(stored.map(drop).map_err(|_| BackingError::Full));
             }
         });
@@ -402,5 +405,52 @@ impl Backing for TierBacking {
                 self.ram.housekeep(chore) | self.file.housekeep(chore)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compress::Algorithm;
+    use crate::file::{DiscardPolicy, FilePlace, IoEngine};
+    use crate::ram::tests::{Moment, NEXT};
+
+    /// A page goes to the file while another is stored to its slot: its place is given back.
+    #[test]
+    fn a_place_is_given_back_when_its_page_is_stored_again() {
+        let slots = 100;
+        let ram = RamConfig { slots, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4 };
+        let file = FileConfig {
+            place: FilePlace::Temp { dir: std::env::temp_dir() },
+            max_bytes: u64::from(slots) * PAGE_SIZE as u64,
+            free_floor_bytes: 0,
+            queues: 1,
+            io: IoEngine::Sync,
+            discard: DiscardPolicy::default(),
+        };
+        let tier = Arc::new(TierBacking::new(ram, file).unwrap());
+        let mut page = Page::ZERO;
+        let write = |page: &Page| {
+            let mut results = Vec::new();
+            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page }], &mut results);
+            assert_eq!(results, [Ok(())]);
+        };
+        // It compresses, and is not filled with one word.
+        page.0[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        write(&page);
+        let other = tier.clone();
+        let overtake = move || {
+            let write_back = move || other.write_back(QueueId(0), &mut Writeback::default());
+            assert!(std::thread::spawn(write_back).join().unwrap());
+        };
+        NEXT.set(Some((Moment::ObjectTaken, Box::new(overtake))));
+        page.0[0] = 9;
+        write(&page);
+        assert!(NEXT.take().is_none(), "the writer was overtaken");
+        let usage = tier.usage();
+        assert_eq!((usage.ram_pages, usage.file_pages, usage.written_back_pages_total), (1, 0, 1));
+        assert_eq!(tier.places.used_places(), 0);
     }
 }
