@@ -324,16 +324,12 @@ compiled_agent_forks() {
         { SKIP="no gcc"; return 1; }
 }
 
-# On a busy machine the child of one thread is ended now and then while others map and unmap by calls inside
-# the C library: the supervisor waits for the end of a change in vain. It says so, and no byte is wrong.
-AGENT_FORKS_FULL=$([ $FULL = 1 ] && echo threads)
-
 # The agents make the forks, as where the kernel tells of none.
 case_agent-forks() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     compiled_agent_forks || return 0
     local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" --forks agent) PREFIX=()
-    agent_forks kinds kept unseen unmarked many fails $AGENT_FORKS_FULL || return
+    agent_forks kinds kept unseen unmarked many fails threads || return
     call 120 "${SPILL[@]}" --forks agent --check -- "$WORKLOAD" fork-storm --size 128M --forks 60 --check full
     code_is 0 || { WHY="fork-storm: $WHY"; return; }
     call 60 "${SPILL[@]}" --forks agent -- \
@@ -382,7 +378,7 @@ case_no-capability() {
     call 20 "${PREFIX[@]}" "$MEMSPILL" doctor
     grep -q '^warn  uffd EVENT_FORK' out || { no "doctor has no such line"; return; }
     compiled_agent_forks || return 0
-    agent_forks kinds $AGENT_FORKS_FULL || return
+    agent_forks kinds threads || return
     clean
 }
 
@@ -413,7 +409,7 @@ case_unprivileged() {
             chmod 755 agent-forks
             local PREFIX=("${with_node[@]}" "${user[@]}") SPILLS=$dir/memspill DIR=$dir/swap
             mkdir -m 777 "$DIR"
-            agent_forks kinds kept unseen $AGENT_FORKS_FULL || { WHY="without the capability: $WHY"; return; }
+            agent_forks kinds kept unseen threads || { WHY="without the capability: $WHY"; return; }
         fi
     fi
     call 60 "${with_node[@]}" "${user[@]}" "$dir/with-file-cap" "${memory[@]}"

@@ -254,11 +254,15 @@ pub fn finish(run: &Run, fork: &mut Fork) {
     let Some(child) = fork.child.as_mut().filter(|child| child.finished.is_none()) else { return };
     let _work = run.quiet.begin_work();
     let (parent, begun) = (&fork.parent, Instant::now());
-    // A change that was made before the fork, and is not told yet.
-    while parent.memory.uffd.is_changing() && begun.elapsed() < FORK_SETTLES {
+    // A change that was made before the fork, and is not told yet. One moment without any is enough: what
+    // begins after it began after the fork.
+    let mut is_settled = !parent.memory.uffd.is_changing();
+    while !is_settled && begun.elapsed() < FORK_SETTLES {
         std::thread::sleep(crate::times::CHANGE_STEP);
+        is_settled = !parent.memory.uffd.is_changing();
     }
-    let is_settled = !parent.memory.uffd.is_changing();
+    // A change ends when its event has been read. It is noted before the reader leaves the gate.
+    drop(parent.space.gate.enter_fill());
     child.inherits_in_part = parent.memory.agent().is_none_or(|agent| agent.evictor.control.fork_advice());
     let brought = addresses(parent.space.brought_since(&child.space));
     child.finished = Some(Finished { brought, disturbed: parent.fork.noted(), is_settled });
