@@ -164,7 +164,6 @@ fn no_word_is_lost_in_forks() {
 }
 
 #[test]
-#[ignore = "on a busy machine some slots were left once (no word was wrong), and it is not known why"]
 fn no_word_is_lost_in_all_of_it_at_once() {
     holds(&["4", "changes", "calls", "forks"]);
 }
