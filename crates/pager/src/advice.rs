@@ -18,10 +18,9 @@ use crate::process::Process;
 use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
-use crate::run::cpus::wait_readable;
-use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PUT_OFF_AGAIN, SWAPOFF_READ};
+use crate::run::reads;
+use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PUT_OFF_AGAIN};
 use memspill_engine::backing::QueueId;
-use memspill_engine::devices::Device;
 use memspill_engine::fill::{FillJob, Outcome, Scratch};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
@@ -152,7 +151,10 @@ impl Adviser<'_> {
             advice.brought += ahead.pages as u64;
             has_room &= note(ahead.outcome, &mut put_off);
         }
-        self.finish_reads(&mut put_off);
+        let is_stopping = || self.run.is_stopping();
+        reads::finish(self.run, self.queue, &mut self.scratch, is_stopping, |outcome| {
+            note(outcome, &mut put_off);
+        });
         drop(work);
         self.install(put_off);
         self.run.update_account();
@@ -165,28 +167,6 @@ impl Adviser<'_> {
         let stuck =
             !has_room && advice.stuck_since.get_or_insert_with(Instant::now).elapsed() > AHEAD_GIVEN_UP;
         !stuck && advice.brought < limit_pages / 2
-    }
-
-    /// Reads that this thread has begun end here: nobody else looks at its queue.
-    fn finish_reads(&mut self, put_off: &mut Vec<FillJob>) {
-        let engine = &self.run.engine;
-        let mut done = Vec::new();
-        while engine.reads(self.queue) && !self.run.is_stopping() {
-            for device in engine.devices().iter() {
-                device.backing.reap(self.queue, &mut done);
-            }
-            if done.is_empty() {
-                let fd_of = |device: &Device| device.backing.poll_fd(self.queue).ok().flatten();
-                match engine.devices().iter().find_map(fd_of) {
-                    Some(fd) => wait_readable(&fd, SWAPOFF_READ),
-                    None => std::thread::sleep(SWAPOFF_READ),
-                }
-            }
-            for done in done.drain(..) {
-                let outcome = engine.read_done(crate::cpu(), done, &mut self.scratch);
-                note(outcome, put_off);
-            }
-        }
     }
 
     /// Fills that met an event, which a pager reads.

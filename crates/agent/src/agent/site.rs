@@ -19,7 +19,7 @@
 //! What it does not do: forks past the C library (see `forks.rs`); other processors, where programs are
 //! refused.
 
-use core::arch::{asm, global_asm};
+use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -146,24 +146,8 @@ extern "C" fn leave(result: isize) {
 }
 
 fn call(number: usize, args: &[usize; 6]) -> isize {
-    let mut ret = number;
-    // SAFETY: the C library's own call, passed through. Its child goes on here, on its copy of this stack,
-    // with the registers that are said to be changed.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") ret,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    ret as isize
+    // SAFETY: the C library's own call, passed through. Its child goes on here, on its copy of this stack.
+    unsafe { sys::syscall_raw(number, *args) as isize }
 }
 
 /// Rewrites the site. Err: this C library's forks cannot be followed.

@@ -190,8 +190,17 @@ pub mod nr {
 ///
 /// # Safety
 /// Whatever the call does to memory and descriptors must be sound for the program and for the caller.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    to_result(unsafe { syscall_raw(number, args) })
+}
+
+/// The same with what the kernel returns, errors included.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> usize {
     let mut ret = number;
     // SAFETY: the kernel preserves all registers but rax, rcx and r11; the rest is the caller's promise.
     unsafe {
@@ -209,7 +218,7 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
             options(nostack),
         );
     }
-    to_result(ret)
+    ret
 }
 
 /// As above.
@@ -217,7 +226,7 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
 /// # Safety
 /// As above.
 #[cfg(target_arch = "aarch64")]
-pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
+pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> usize {
     let mut ret = args[0];
     // SAFETY: the kernel preserves all registers but x0; the rest is the caller's promise.
     unsafe {
@@ -233,7 +242,7 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
             options(nostack),
         );
     }
-    to_result(ret)
+    ret
 }
 
 fn to_result(ret: usize) -> Result<usize> {

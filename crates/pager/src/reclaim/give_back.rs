@@ -15,11 +15,10 @@
 use crate::exit;
 use crate::proc;
 use crate::run::Run;
-use crate::run::cpus::wait_readable;
+use crate::run::reads;
 use crate::shared::Object;
-use crate::times::{GIVING_BACK, NO_MEMORY, PUT_OFF_AGAIN, SWAPOFF_READ};
+use crate::times::{GIVING_BACK, NO_MEMORY, PUT_OFF_AGAIN};
 use memspill_engine::backing::QueueId;
-use memspill_engine::devices::Device;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::units::Vpn;
 use memspill_engine::word::State;
@@ -161,48 +160,33 @@ impl Filler<'_> {
                         let fault = Fault { vpn, write: true, urgent: true, favoured: false };
                         let engine = &self.run.engine;
                         let outcome = engine.fault(crate::cpu(), self.queue, space, fault, &mut self.scratch);
-                        self.follow_up(outcome);
+                        note(outcome, &mut self.put_off);
                     }
                 }
             }
-            self.finish_reads();
+            let put_off = &mut self.put_off;
+            reads::finish(
+                self.run,
+                self.queue,
+                &mut self.scratch,
+                || false,
+                |outcome| note(outcome, put_off),
+            );
             drop(work);
             for job in std::mem::take(&mut self.put_off) {
                 let outcome = self.run.engine.install(crate::cpu(), job, &mut self.scratch);
-                self.follow_up(outcome);
+                note(outcome, &mut self.put_off);
             }
             next = to;
         }
         Ok(away)
     }
+}
 
-    fn follow_up(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::Again(job) => self.put_off.push(job),
-            Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
-            Outcome::Done | Outcome::Pending | Outcome::Gone => {}
-        }
-    }
-
-    /// Reads that this thread has begun end here: nobody else looks at its queue.
-    fn finish_reads(&mut self) {
-        let engine = &self.run.engine;
-        let mut done = Vec::new();
-        while engine.reads(self.queue) {
-            for device in engine.devices().iter() {
-                device.backing.reap(self.queue, &mut done);
-            }
-            if done.is_empty() {
-                let fd_of = |device: &Device| device.backing.poll_fd(self.queue).ok().flatten();
-                match engine.devices().iter().find_map(fd_of) {
-                    Some(fd) => wait_readable(&fd, SWAPOFF_READ),
-                    None => std::thread::sleep(SWAPOFF_READ),
-                }
-            }
-            for done in done.drain(..) {
-                let outcome = engine.read_done(crate::cpu(), done, &mut self.scratch);
-                self.follow_up(outcome);
-            }
-        }
+fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) {
+    match outcome {
+        Outcome::Again(job) => put_off.push(job),
+        Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
+        Outcome::Done | Outcome::Pending | Outcome::Gone => {}
     }
 }

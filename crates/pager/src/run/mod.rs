@@ -26,6 +26,7 @@ pub mod advice;
 pub mod cpus;
 pub mod files;
 pub mod quiet;
+pub mod reads;
 pub mod token;
 pub mod watch;
 
