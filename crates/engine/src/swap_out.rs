@@ -217,8 +217,9 @@ impl SwapOut<'_> {
         self.kept.give_up_of(self.swap, self.cpu, space, zero.iter().map(|s| s.vpn));
         set_words(space, zero.iter().map(|s| (s.vpn, Word::NONE)), wanted);
         let (clean, data) = self.kept.split_clean(self.swap, self.cpu, space, data, &buf);
-        set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
+        // Counted before a fault can find them and count them off.
         space.count_swapped(clean.len() as i64);
+        set_words(space, clean.iter().map(|(vpn, entry)| (*vpn, Word::swapped(*entry))), wanted);
         let entries = self.hand_out(places, taken, &data);
         if data.is_empty() {
             self.swap.frames.give_back(self.cpu, buf);
