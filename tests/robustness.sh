@@ -29,8 +29,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
     shared-file-killed shared-file-numpy)
-# Only with --full, or by name: what they show in minutes, unprivileged and shared-postgres show in part.
-LONG=" agent-forks agent-forks-killed no-capability shared-postgres-killed "
+# Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
+LONG=" agent-forks agent-forks-killed no-capability shared-postgres-killed second-signal compaction "
 KILLS=
 option() {
     case $1 in
@@ -776,7 +776,7 @@ case_compaction() {
 case_regrow() {
     local seed
     gcc -O2 -o regrow "$TESTS/programs/regrow.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    for seed in 1 2 3; do
+    for ((seed = 1; seed <= (FULL ? 3 : 1); seed++)); do
         call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
             -- ./regrow 4 $seed
         code_is 0 || return
@@ -789,7 +789,7 @@ case_gap() {
     gcc -O2 -pthread -o moved-into-a-gap "$TESTS/programs/moved_into_a_gap.c" 2>/dev/null ||
         { SKIP="no gcc"; return; }
     local run
-    for run in 1 2; do
+    for ((run = 0; run <= FULL; run++)); do
         call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
             -- ./moved-into-a-gap 5
         code_is 0 || return
@@ -847,7 +847,7 @@ postgres() { # SECONDS MEMSPILL-OPTION... : with KILL=1, one after the other is 
     took_shared && clean
 }
 
-case_shared-postgres() { postgres 10; }
+case_shared-postgres() { postgres $((5 + 5 * FULL)); }
 case_shared-postgres-killed() { KILL=1 postgres 3; }
 
 case_shared-workers() {
@@ -1006,7 +1006,7 @@ case_check() {
     local device
     for device in --swap="file:$WORK/device,fail=write@3000" --swap-dir="$SWAP"; do
         call 60 "$MEMSPILL" run --memory-max 80M "$device" --check --verbose -- \
-            "$WORKLOAD" mutate --size 160M --threads 3 --seconds 5
+            "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((3 + 2 * FULL))
         code_is 0 || return
         checked || return
         clean || return
@@ -1099,12 +1099,12 @@ assert s["swap_ram_bytes"] == 0 and 8 << 20 < s["swap_ram_disk_bytes"] <= 512 <<
 
 # More swapons than a run can have devices at a time: what is off makes room, and takes few descriptors.
 case_ctl-swapon-many() {
-    local one=$WORK/one two=$WORK/two before=0 times=0 open
+    local one=$WORK/one two=$WORK/two before=0 times=0 open many=$((20 + 20 * FULL))
     : >"$one" >"$two"
     start "$MEMSPILL" run --memory-max 80M --swap "file:$two,prio=5" --check --verbose -- \
-        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 18
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((9 + 9 * FULL))
     away 20 8192 "file:$two" || return
-    while [ $times -lt 40 ]; do
+    while [ $times -lt $many ]; do
         ctl swapon "file:$one,prio=9" || break
         sleep 0.05
         ctl swapoff "file:$one" || break
@@ -1117,8 +1117,8 @@ case_ctl-swapon-many() {
             { no "$open descriptors after $times times, $before after the first"; return; }
     done
     DID="$times times"
-    [ $times -ge 20 ] || { no "it says: $(cat ctl.out)"; return; }
-    [ $times -lt 40 ] || [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] ||
+    [ $times -ge $((many / 2)) ] || { no "it says: $(cat ctl.out)"; return; }
+    [ $times -lt $many ] || [ "$(ctl swaps && grep -c '' ctl.out)" -le 17 ] ||
         { no "more than 16 devices are listed"; return; }
     ends 60
     code_is 0 || return
@@ -1436,7 +1436,7 @@ case_forks-while-moving() {
     local lowest
     for lowest in fork raw moves unmaps; do
         call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
-            -- ./forks-while-moving 4 $lowest
+            -- ./forks-while-moving $((2 + 2 * FULL)) $lowest
         code_is 0 || return
     done
     clean
@@ -1465,7 +1465,9 @@ case_remap-grow() {
 case_many-mappings() {
     gcc -O2 -o many-mappings "$TESTS/programs/many_mappings.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local shape try least
-    for shape in "20000 200" "65000 200" "5000 200 touching"; do
+    local shapes=("65000 200" "5000 200 touching")
+    [ $FULL = 0 ] || shapes+=("20000 200")
+    for shape in "${shapes[@]}"; do
         least=
         # Once in nine, because nothing makes the program wait while the monitor gets no CPU: of 14 runs with
         # 65000 mappings six stayed within this, the others took up to 221 MiB. Without the search for single
@@ -1562,7 +1564,9 @@ case_limits() {
     limited 0 '' -S -n 20 && limited 0 '' -n 128 || return
     # Whichever descriptor it is that cannot be had.
     local files
-    for files in {4..36}; do limited 125 'ulimit -n' -n "$files" || return; done
+    for ((files = 4; files <= 36; files += FULL ? 1 : 4)); do
+        limited 125 'ulimit -n' -n "$files" || return
+    done
     limited 0 '' -s 512 && limited 0 '' -l 0 && limited 0 '' -i 0 && limited 0 '' -t 60
 }
 
