@@ -1054,8 +1054,8 @@ case_ctl-swapoff() {
     : >"$one" >"$two"
     start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check \
         --verbose -- \
-        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
-    for DID in 1 2 3 4 5; do
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((8 + 4 * FULL))
+    for ((DID = 1; DID <= 3 + 2 * FULL; DID++)); do
         away 20 8192 "file:$one" || return
         [ "$(open_files "$one")" = 1 ] || { no "the file is not open"; return; }
         ctl_ok swapoff "file:$one" || return
@@ -1065,7 +1065,7 @@ case_ctl-swapoff() {
         rm "$one" && : >"$one"
         ctl_ok swapon "file:$one,prio=9" || return
     done
-    DID="$DID times"
+    DID="$((DID - 1)) times"
     ends 60
     code_is 0 || return
     checked || return
@@ -1756,10 +1756,10 @@ case_traced() {
 case_stop-evictor() {
     local stops under_way
     start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
-        "$WORKLOAD" mutate --size 160M --threads 3 --seconds 12
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((6 + 6 * FULL))
     running 1 || return
     sleep 1
-    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" 9 >stops 2>&1 ||
+    $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" $((4 + 5 * FULL)) >stops 2>&1 ||
         { no "$(tail -n 1 stops)"; return; }
     read -r stops under_way <stops
     DID="$stops times, $under_way of them with a command under way"

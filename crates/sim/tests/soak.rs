@@ -5,7 +5,7 @@ use memspill_sim::soak::{self, Coverage};
 #[test]
 fn histories_end_well_and_meet_trouble() {
     let mut coverage = Coverage::new();
-    (1..=150).for_each(|seed| soak::history(seed, &mut coverage));
+    (1..=100).for_each(|seed| soak::history(seed, &mut coverage));
     let met = [
         "pswpin",
         "pswpout",
