@@ -5,6 +5,7 @@
 //! listens ([`protocol::ENV_NAME`]), and answers what connects as [`protocol`] says.
 
 pub mod calls;
+pub mod link;
 pub mod pidfd;
 pub mod protocol;
 pub mod words;

@@ -21,7 +21,7 @@
 // untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_700b;
+pub const MAGIC: u32 = 0x6d73_700c;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -48,6 +48,9 @@ pub const UFFD_NONE: u32 = 3;
 /// fds = [control]: make one with userfaultfd(2), for faults of user mode only, and trap all system calls
 /// (`agent/dispatch/`): their faults are not served.
 pub const UFFD_USER_MODE: u32 = 4;
+/// fds = [control, eventfd]: none; the process is paged by windows (`agent/windows/`), and the control file
+/// has what takes a userfaultfd's place (`link.rs`). All system calls are trapped.
+pub const UFFD_LINK: u32 = 5;
 
 /// Most pages in staging: two halves, so that one can be read while the other fills.
 pub const STAGING_PAGES: u32 = 256;

@@ -123,11 +123,12 @@ pub struct RunArgs {
     #[arg(hide_possible_values = true)]
     pub on_full: OnFull,
 
-    /// How faults inside system calls are served: kernel (by a full userfaultfd, which takes a privilege),
-    /// user (not at all: the agent traps every system call and brings what it uses; x86-64) or auto
+    /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), user (by one for
+    /// faults outside of system calls; the agent traps every system call and brings what it uses; x86-64),
+    /// signal (without any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto
     ///
-    /// See 'memspill doctor' for what is possible here. With user each system call costs 2 microseconds more,
-    /// and shared memory is left alone. See docs/operating.md.
+    /// See 'memspill doctor' for what is possible here. With user and signal each system call costs 2
+    /// microseconds more, and shared memory is left alone. See docs/operating.md.
     #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
     #[arg(hide_possible_values = true)]
     pub pager: Pager,
@@ -203,6 +204,7 @@ pub enum Pager {
     Auto,
     Kernel,
     User,
+    Signal,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

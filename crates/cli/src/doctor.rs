@@ -126,6 +126,7 @@ struct Facts {
     uffd_user_mode: Tried,
     /// Trapping system calls (Syscall User Dispatch), by the program that is run.
     dispatch: Tried,
+    own_memory: Tried,
     /// None where no userfaultfd of any kind could be had.
     uffd_features: Option<u64>,
     event_fork: Tried,
@@ -188,6 +189,7 @@ impl Facts {
             uffd_full: full_userfaultfd(&status),
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
             dispatch: tried(probe::dispatch()),
+            own_memory: tried(probe::own_memory()),
             uffd_features: features,
             event_fork,
             pagemap_scan: tried(probe::pagemap_scan()),
@@ -361,15 +363,20 @@ fn reason(errno: i32) -> String {
 /// What only the kernel pager needs.
 const KERNELS: [&str; 3] = ["/dev/userfaultfd", "userfaultfd(2)", "uffd EVENT_FORK"];
 
+/// What the signal pager does without.
+const USERFAULTFDS: [&str; 4] = ["uffd MOVE", "uffd events", CHILD_MEMORY, "userfaultfd(2)"];
+
 /// The pager first, then all that it rests on. What the other one would need is no more than a warning.
 fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
     let mut checks = judge(facts);
     let takes = possible(facts, wanted);
     let is_user = wanted == Wanted::User || takes == Some(Pager::User);
+    let is_signal = wanted == Wanted::Signal || takes == Some(Pager::Signal);
     for check in &mut checks {
-        check.level = match (is_user, check.level) {
+        check.level = match (is_user || is_signal, check.level) {
+            (true, Level::Fail) if is_signal && USERFAULTFDS.contains(&check.name) => Level::Warn,
+            (true, Level::Warn) if is_user && check.name == CHILD_MEMORY => Level::Fail,
             (true, Level::Fail) if KERNELS.contains(&check.name) => Level::Warn,
-            (true, Level::Warn) if check.name == CHILD_MEMORY => Level::Fail,
             (_, level) => level,
         };
     }
@@ -398,11 +405,29 @@ fn user_obstacle(facts: &Facts) -> Option<String> {
     }
 }
 
+/// And in that of the signal pager.
+fn signal_obstacle(facts: &Facts) -> Option<String> {
+    if facts.has_capability_alone() {
+        return Some("memspill has CAP_SYS_PTRACE for itself alone".into());
+    }
+    let needed = [
+        (DISPATCH, facts.dispatch),
+        (GUARDS, facts.guard_regions),
+        (OWN_MEMORY, facts.own_memory),
+        (CHILD_PAGEMAP, facts.child_pagemap),
+    ];
+    let missing = needed.into_iter().find_map(|(name, tried)| tried.err().map(|errno| (name, errno)));
+    missing.map(|(name, errno)| format!("{name}: {}", reason(errno)))
+}
+
 fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
     match wanted {
         Wanted::Kernel => kernel_obstacle(facts).is_none().then_some(Pager::Kernel),
         Wanted::User => user_obstacle(facts).is_none().then_some(Pager::User),
-        Wanted::Auto => possible(facts, Wanted::Kernel).or_else(|| possible(facts, Wanted::User)),
+        Wanted::Signal => signal_obstacle(facts).is_none().then_some(Pager::Signal),
+        Wanted::Auto => [Wanted::Kernel, Wanted::User, Wanted::Signal]
+            .into_iter()
+            .find_map(|wanted| possible(facts, wanted)),
     }
 }
 
@@ -410,6 +435,7 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
     const NAME: &str = "pager";
     let because = |obstacle: Option<String>| obstacle.map_or(String::new(), |why| format!(" ({why})"));
     let (kernel, user) = (|| because(kernel_obstacle(facts)), || because(user_obstacle(facts)));
+    let signal = || because(signal_obstacle(facts));
     match (takes, wanted) {
         (Some(Pager::Kernel), _) => ok(NAME, "kernel: faults inside system calls are served as all others"),
         (Some(Pager::User), Wanted::User) => {
@@ -419,10 +445,21 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
             let costs = "each system call costs 2 us more, and shared memory is left alone";
             warn(NAME, format!("user, for kernel is not possible{}; {costs}", kernel()), None)
         }
+        (Some(Pager::Signal), Wanted::Signal) => {
+            ok(NAME, "signal: system calls are trapped, and what is away is brought on SIGSEGV")
+        }
+        (Some(Pager::Signal), _) => {
+            let costs = "each system call costs 2 us more, a fault more than with userfaultfd, and shared \
+                         memory is left alone";
+            let why = format!("neither kernel{} nor user{} is possible", kernel(), user());
+            warn(NAME, format!("signal, for {why}; {costs}"), None)
+        }
+        (None, Wanted::Signal) => fail(NAME, format!("signal is not possible{}", signal()), None),
         (None, Wanted::Kernel) => fail(NAME, format!("kernel is not possible{}", kernel()), None),
         (None, Wanted::User) => fail(NAME, format!("user is not possible{}", user()), None),
         (None, Wanted::Auto) => {
-            fail(NAME, format!("neither kernel{} nor user{} is possible", kernel(), user()), None)
+            let all = format!("kernel{}, user{} nor signal{}", kernel(), user(), signal());
+            fail(NAME, format!("none is possible: neither {all}"), None)
         }
     }
 }
@@ -431,11 +468,27 @@ const DISPATCH: &str = "system call traps";
 
 fn dispatch(facts: &Facts) -> Check {
     match facts.dispatch {
-        Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for --pager=user"),
+        Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for --pager=user and signal"),
         Err(libc::EINVAL) => {
-            warn(DISPATCH, "no Syscall User Dispatch in this kernel (5.11): no --pager=user", None)
+            warn(DISPATCH, "no Syscall User Dispatch in this kernel (5.11): no --pager=user or signal", None)
         }
-        Err(errno) => warn(DISPATCH, format!("{}: no --pager=user", reason(errno)), None),
+        Err(errno) => warn(DISPATCH, format!("{}: no --pager=user or signal", reason(errno)), None),
+    }
+}
+
+const OWN_MEMORY: &str = "own memory";
+
+fn own_memory(facts: &Facts) -> Check {
+    match facts.own_memory {
+        Ok(()) => ok(OWN_MEMORY, "/proc/self/mem writes where there is no access, for --pager=signal"),
+        Err(errno) => warn(
+            OWN_MEMORY,
+            format!(
+                "/proc/self/mem does not write where there is no access: {}: no --pager=signal",
+                reason(errno)
+            ),
+            None,
+        ),
     }
 }
 
@@ -446,6 +499,7 @@ fn judge(facts: &Facts) -> Vec<Check> {
         pagemap_scan(facts),
         guard_regions(facts),
         dispatch(facts),
+        own_memory(facts),
         child_pagemap(facts),
         child_memory(facts),
         shared_memory(facts),
@@ -673,8 +727,10 @@ fn closed_to_itself(facts: &Facts) -> &'static str {
     if facts.has_capability_alone() { " (by memspill's own capability, see uffd EVENT_FORK)" } else { "" }
 }
 
+const GUARDS: &str = "guard regions";
+
 fn guard_regions(facts: &Facts) -> Check {
-    const NAME: &str = "guard regions";
+    const NAME: &str = GUARDS;
     match facts.guard_regions {
         Ok(()) => ok(NAME, "work: moved pages are dropped without an event each"),
         Err(_) => {
@@ -683,8 +739,10 @@ fn guard_regions(facts: &Facts) -> Check {
     }
 }
 
+const CHILD_PAGEMAP: &str = "child's pagemap";
+
 fn child_pagemap(facts: &Facts) -> Check {
-    const NAME: &str = "child's pagemap";
+    const NAME: &str = CHILD_PAGEMAP;
     match facts.child_pagemap {
         Ok(()) => ok(NAME, "can be read"),
         Err(errno) => {
@@ -926,6 +984,7 @@ mod tests {
             uffd_full: Ok(()),
             uffd_user_mode: Ok(()),
             dispatch: Ok(()),
+            own_memory: Ok(()),
             uffd_features: Some(feature::KNOWN),
             event_fork: Ok(()),
             pagemap_scan: Ok(()),
@@ -1001,9 +1060,10 @@ mod tests {
         // Neither.
         let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
         let line = &judge_for(&old, Wanted::Auto)[0];
-        assert!(line.level == Level::Fail && line.found.contains("nor user (system call traps"), "{line:?}");
+        assert!(line.level == Level::Fail && line.found.contains(", user (system call traps"), "{line:?}");
         let strict = Facts { child_memory: Err(libc::EPERM), ptrace_scope: Some(2), ..facts };
-        assert_eq!(possible(&strict, Wanted::Auto), None);
+        // Which does not read other processes' memory.
+        assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Signal));
         assert_eq!(names(&strict, Wanted::User, Level::Fail), ["pager", "child's memory"]);
     }
 
@@ -1110,6 +1170,21 @@ mod tests {
         assert!(check(&facts, "/dev/userfaultfd").fix.unwrap().contains("--device=/dev/userfaultfd"));
         assert!(check(&facts, "io_uring").found.contains("pread and pwrite"));
         assert!(!judge(&facts).iter().any(|check| check.name.starts_with("uffd ")));
+        // There the signal pager serves, and what it lacks elsewhere is named.
+        let fails = |facts: &Facts| {
+            let checks = judge_for(facts, Wanted::Auto);
+            checks.into_iter().filter(|check| check.level == Level::Fail).map(|check| check.found).collect()
+        };
+        assert_eq!((possible(&facts, Wanted::Auto), fails(&facts)), (Some(Pager::Signal), Vec::new()));
+        for (lacks, name) in [
+            (Facts { dispatch: Err(libc::EINVAL), ..facts.clone() }, DISPATCH),
+            (Facts { guard_regions: Err(libc::EINVAL), ..facts.clone() }, GUARDS),
+            (Facts { own_memory: Err(libc::EIO), ..facts.clone() }, OWN_MEMORY),
+            (Facts { child_pagemap: Err(libc::EACCES), ..facts.clone() }, CHILD_PAGEMAP),
+        ] {
+            assert_eq!(possible(&lacks, Wanted::Auto), None);
+            assert!(fails(&lacks)[0].contains(&format!("nor signal ({name}")), "{:?}", fails(&lacks));
+        }
     }
 
     #[test]
@@ -1198,7 +1273,7 @@ mod tests {
         let checks = judge(&Facts::gather(Some(Path::new("/var/tmp"))));
         assert!(checks.len() >= 12);
         assert!(checks.iter().all(|check| !check.found.is_empty() && !check.found.contains('\n')));
-        for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User] {
+        for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User, Wanted::Signal] {
             let blockers = choose(wanted).err().unwrap_or_default();
             assert!(blockers.iter().all(|check| check.level == Level::Fail));
         }

@@ -104,6 +104,17 @@ pub fn io_uring() -> Probe<()> {
     descriptor(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, &raw mut params) }).map(drop)
 }
 
+/// Writes to a page of this process that has no access, by the kernel's file of its memory.
+pub fn own_memory() -> Probe<()> {
+    use std::os::unix::fs::FileExt;
+    let page = AnonymousPage::new()?;
+    // SAFETY: our own page, of which nobody has a reference.
+    if unsafe { libc::mprotect(page.0, PAGE_BYTES, libc::PROT_NONE) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    File::options().write(true).open("/proc/self/mem")?.write_all_at(b"memspill", page.0 as u64)
+}
+
 /// What may be seen of a child, which is what the target is to the supervisor.
 pub struct ChildAccess {
     /// process_vm_readv of its memory.

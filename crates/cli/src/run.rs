@@ -100,7 +100,8 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
     check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
     Limits::refusal().map_or(Ok(()), Err)?;
-    if pager == source::Pager::User && args.shared == Shared::All {
+    let for_user_mode = pager != source::Pager::Kernel;
+    if for_user_mode && args.shared == Shared::All {
         return Err("--shared=all needs the kernel pager, see 'memspill doctor'".into());
     }
     let mut tuning = Tuning::default();
@@ -146,7 +147,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
             forks,
             shared: match args.shared {
                 // Faults of calls on it could be served for no process that has it mapped.
-                _ if pager == source::Pager::User => memspill_pager::run::Shared::None,
+                _ if for_user_mode => memspill_pager::run::Shared::None,
                 _ if by_agents => memspill_pager::run::Shared::None,
                 Shared::Anonymous => memspill_pager::run::Shared::Anonymous,
                 Shared::All => memspill_pager::run::Shared::All,

@@ -85,6 +85,11 @@ pub trait Memory: Send + Sync {
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill;
     /// Fill with zeros. `write`: the fault was a store, so the shared zero page would not do.
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill;
+    /// A fault was told on a page that is RESIDENT: where it may have vanished without a change that is told,
+    /// it is filled with zeros, if it is not there.
+    fn put_vanished(&self, vpn: Vpn) -> Fill {
+        self.put_zero(vpn, 1, true)
+    }
     /// The words of pages that were put in say so: whoever finds them FILLING from now on is not of this
     /// fill.
     fn filled(&self, _vpn: Vpn, _pages: usize) {}

@@ -168,7 +168,7 @@ impl SwapIn<'_> {
         let _guard = space.gate.enter_fill();
         let words = lock(chunk);
         if words[index(vpn)].state() == State::Resident {
-            let fill = space.memory.put_zero(vpn, 1, true);
+            let fill = space.memory.put_vanished(vpn);
             if fill.stop == Stop::Exists {
                 add(&self.swap.stats.rare().fill_exists, 1);
             }

@@ -13,7 +13,8 @@
 //!
 //! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
 //! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
-//! futexes, the end of this process. Anything else kills the process.
+//! futexes, the end of this process. Where there is no userfaultfd it is instead what windows need: reading
+//! and writing its own memory by a descriptor, mprotect, guards. Anything else kills the process.
 //!
 //! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
 //! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
@@ -58,7 +59,7 @@ pub fn drop_rights(keeps_ids: bool) {
 
 /// Called by the evictor itself, when it has no other preparation left.
 pub fn install_filter(block: &EvictorBlock, uffdio_move: usize) {
-    let filter = Filter::new(block.staging, uffdio_move);
+    let filter = Filter::new(block.staging, uffdio_move, block.uffd < 0);
     #[repr(C)]
     struct Program {
         len: u16,
@@ -112,7 +113,9 @@ const THIS_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const THIS_ARCH: u32 = 0xc000_00b7;
 
-const INSNS_MAX: usize = 80;
+const INSNS_MAX: usize = 120;
+/// What tells which mapping is where.
+const PROCMAP_QUERY: u32 = 0xc068_6611;
 
 struct Filter {
     code: [Insn; INSNS_MAX],
@@ -120,7 +123,7 @@ struct Filter {
 }
 
 impl Filter {
-    fn new(staging: usize, uffdio_move: usize) -> Filter {
+    fn new(staging: usize, uffdio_move: usize, by_windows: bool) -> Filter {
         let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
         filter.push(LOAD, 0, 0, ARCH);
         filter.push(IF_EQUAL, 1, 0, THIS_ARCH);
@@ -131,6 +134,17 @@ impl Filter {
         }
         for call in [nr::EXIT, nr::EXIT_GROUP, nr::RESTART_SYSCALL] {
             filter.allow(call);
+        }
+        if by_windows {
+            // Which descriptors there are was settled before.
+            for call in [nr::PREAD64, nr::PWRITE64, nr::MPROTECT, nr::FTRUNCATE] {
+                filter.allow(call);
+            }
+            filter.allow_with(nr::MMAP, &[(3, (sys::MAP_SHARED | sys::MAP_NORESERVE) as u32)]);
+            filter.allow_with(nr::IOCTL, &[(1, PROCMAP_QUERY)]);
+            for advice in [sys::MADV_GUARD_INSTALL, sys::MADV_GUARD_REMOVE] {
+                filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
+            }
         }
         filter.allow_with(nr::IOCTL, &[(1, uffdio_move as u32)]);
         filter.allow_with(nr::KILL, &[(0, sys::getpid()), (1, sys::SIGKILL as u32)]);

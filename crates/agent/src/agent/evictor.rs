@@ -28,6 +28,8 @@ use crate::protocol::{
 };
 use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
+#[cfg(target_arch = "x86_64")]
+use crate::{link, windows};
 
 const CLONE_VM: usize = 0x100;
 const CLONE_SIGHAND: usize = 0x800;
@@ -87,12 +89,14 @@ extern "C" fn thread_main(block: usize) -> ! {
         let _ = sys::syscall(nr::PRCTL, [PR_SET_NAME, c"memspill".as_ptr() as usize, 0, 0, 0, 0]);
         // Else the program could not unmount where it was when this thread began.
         let _ = sys::syscall(nr::CHDIR, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
-        let low = block.socket.min(block.uffd) as usize;
-        let high = block.socket.max(block.uffd) as usize;
-        for (first, end) in [(0, low), (low + 1, high), (high + 1, 1 << 32)] {
-            if first < end && sys::syscall(nr::CLOSE_RANGE, [first, end - 1, 0, 0, 0, 0]).is_err() {
+        let kept = kept_descriptors(block);
+        let mut first = 0;
+        for fd in kept.into_iter().map(|fd| fd as usize).chain([1 << 32]) {
+            let (from, end) = (first, fd);
+            first = first.max(fd + 1);
+            if from < end && sys::syscall(nr::CLOSE_RANGE, [from, end - 1, 0, 0, 0, 0]).is_err() {
                 // Forbidden by a sandbox. A pipe that stays open here would keep its reader waiting for ever.
-                for fd in first..end.min(FDS_MAX) {
+                for fd in from..end.min(FDS_MAX) {
                     let _ = sys::syscall(nr::CLOSE, [fd, 0, 0, 0, 0, 0]);
                 }
             }
@@ -113,11 +117,31 @@ extern "C" fn thread_main(block: usize) -> ! {
     serve_commands(block)
 }
 
+/// What this thread needs, ascending; the same one several times, where there are fewer.
+fn kept_descriptors(block: &EvictorBlock) -> [i32; 4] {
+    let mut kept = [block.socket; 4];
+    #[cfg(target_arch = "x86_64")]
+    if block.uffd < 0 {
+        let [mem, maps, words] = crate::windows::descriptors();
+        kept = [block.socket, mem, maps, words];
+    }
+    if block.uffd >= 0 {
+        kept = [block.socket, block.uffd, block.socket, block.uffd];
+    }
+    // Sorted, without a panic in it.
+    let [a, b, c, d] = kept;
+    let ((a, b), (c, d)) = ((a.min(b), a.max(b)), (c.min(d), c.max(d)));
+    let (e, f) = (a.max(c), b.min(d));
+    [a.min(c), e.min(f), e.max(f), b.max(d)]
+}
+
 fn serve_commands(block: &EvictorBlock) -> ! {
     let mut guards = true;
     loop {
         let command = receive_command(block);
         match command.op {
+            #[cfg(target_arch = "x86_64")]
+            OP_MOVE if block.uffd < 0 => take_runs(block, command),
             OP_MOVE => move_runs(block, command),
             OP_POPULATE => populate_runs(block, command),
             OP_PREPARE => prepare_runs(block, command),
@@ -185,6 +209,39 @@ fn move_runs(block: &EvictorBlock, command: Command) {
         unsafe { slot.write_volatile(run) };
     }
     drop(batch);
+    send_reply(block, command, count);
+}
+
+/// The same where the process is paged by windows: what leaves is copied into the staging of the link.
+#[cfg(target_arch = "x86_64")]
+fn take_runs(block: &EvictorBlock, command: Command) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    let take = windows::take_word();
+    // What the command is allowed to do, as long as nobody has taken that back.
+    let mut allowed = link::open(command.seq);
+    for index in 0..count {
+        // SAFETY: as in move_runs.
+        let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
+        // SAFETY: as in move_runs.
+        let mut run = unsafe { slot.read_volatile() };
+        let is_inside = run.staging.checked_add(run.pages).is_some_and(|end| end <= STAGING_PAGES);
+        let mut commit = |pages: usize| {
+            let next = link::committed(command.seq, index as u32, pages as u32);
+            let is_allowed = take.compare_exchange(allowed, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            allowed = next;
+            is_allowed
+        };
+        let (moved, errno) = if is_inside {
+            let to = windows::staging() + run.staging as usize * PAGE;
+            windows::take_run(run.src_addr as usize, run.pages as usize, to, &mut commit)
+        } else {
+            (0, EINVAL)
+        };
+        run.moved = moved as u32;
+        run.errno = errno;
+        // SAFETY: as in move_runs.
+        unsafe { slot.write_volatile(run) };
+    }
     send_reply(block, command, count);
 }
 

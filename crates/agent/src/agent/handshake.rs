@@ -21,8 +21,8 @@ use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
 use crate::protocol::{
-    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_NONE,
-    UFFD_USER_MODE, Welcome,
+    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK,
+    UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 #[cfg(target_arch = "x86_64")]
@@ -94,7 +94,7 @@ pub fn try_join(kind: u32, fork: [u8; 16]) -> Option<()> {
         evictor_tid: made.evictor_tid,
         reserved: 0,
     };
-    let passed = (welcome.uffd_source != UFFD_GIVEN).then_some(&made.uffd);
+    let passed = made.uffd.as_ref().filter(|_| welcome.uffd_source != UFFD_GIVEN);
     send(&socket, &ready, passed);
     match receive::<Go>(&socket) {
         Some((Go { magic: MAGIC, errno: 0 }, _)) if made.trap() => {
@@ -129,7 +129,8 @@ const NOT_READY: Ready = Ready {
 struct Prepared {
     region: Region,
     ident: usize,
-    uffd: Fd,
+    /// None: there is a link.
+    uffd: Option<Fd>,
     evictor_tid: u32,
     /// What the dispatch keeps for the threads, where system calls are to be trapped.
     blocks: (usize, usize),
@@ -140,32 +141,52 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
         return Err(EPROTO);
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
-    let blocks = if source == UFFD_USER_MODE { prepare_to_trap()? } else { (0, 0) };
+    let traps = matches!(source, UFFD_USER_MODE | UFFD_LINK);
+    let blocks = if traps { prepare_to_trap()? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
             let args = [device.0 as usize, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
             // SAFETY: makes a descriptor; no memory involved.
             let made = unsafe { sys::syscall(nr::IOCTL, args) };
-            Fd(made? as i32)
+            Some(Fd(made? as i32))
         }
         (UFFD_FROM_SYSCALL, None) => {
             // SAFETY: makes a descriptor; no memory involved.
             let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
-            Fd(made? as i32)
+            Some(Fd(made? as i32))
         }
         (UFFD_USER_MODE, None) => {
             // SAFETY: makes a descriptor; no memory involved.
             let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0]) };
-            Fd(made? as i32)
+            Some(Fd(made? as i32))
         }
-        (UFFD_GIVEN, Some(given)) => given,
+        (UFFD_GIVEN, Some(given)) => Some(given),
+        (UFFD_LINK, Some(bell)) => {
+            connect_link(&control, &bell)?;
+            None
+        }
         _ => return Err(EPROTO),
     };
+    let made = prepare_region(kind, traps, uffd, control, socket, blocks);
+    if made.is_err() {
+        disconnect_link();
+    }
+    made
+}
+
+fn prepare_region(
+    kind: u32,
+    traps: bool,
+    uffd: Option<Fd>,
+    control: Fd,
+    socket: &Fd,
+    blocks: (usize, usize),
+) -> Result<Prepared> {
     let region = Region::new(&control)?;
     // Before the clone, which would copy it.
     drop(control);
     // Where calls are trapped, forks are among them.
-    if kind == KIND_EXEC && source != UFFD_USER_MODE {
+    if kind == KIND_EXEC && !traps {
         // SAFETY: the page is mapped for as long as the region is.
         let agent_forks = unsafe { (&raw const (*region.control_page()).forks).read_volatile() };
         if agent_forks != 0 {
@@ -173,7 +194,8 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
         }
     }
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
-    region.write_block(socket, &uffd);
+    keep_region(&region, ident);
+    region.write_block(socket, uffd.as_ref());
     // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are
     // blocked.
     match unsafe { evictor::start(&region) } {
@@ -193,6 +215,32 @@ fn prepare_to_trap() -> Result<(usize, usize)> {
     return crate::dispatch::prepare(0);
     #[cfg(not(target_arch = "x86_64"))]
     return Err(sys::ENOSYS);
+}
+
+/// Has the process paged by windows, by what the supervisor has sent. Err: that is not possible here.
+#[cfg(target_arch = "x86_64")]
+fn connect_link(control: &Fd, bell: &Fd) -> Result<()> {
+    crate::windows::connect(control.0, bell.0)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn connect_link(_control: &Fd, _bell: &Fd) -> Result<()> {
+    Err(sys::ENOSYS)
+}
+
+fn disconnect_link() {
+    #[cfg(target_arch = "x86_64")]
+    if crate::windows::has_supervisor() {
+        crate::windows::disconnect();
+    }
+}
+
+/// None of this is to be taken out.
+fn keep_region(_region: &Region, _ident: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::windows::has_supervisor() {
+        crate::windows::keep_region(_region.base(), Region::BYTES, _ident);
+    }
 }
 
 /// Makes the forks of the C library come to the agent. Err: that is not possible here.
@@ -265,6 +313,7 @@ impl Prepared {
 
     /// Ends the evictor, then frees everything.
     fn undo(self, kind: u32) {
+        disconnect_link();
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
         block.go.store(GO_EXIT, Ordering::Release);

@@ -22,7 +22,7 @@
 //! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager         |
-//! | `windows/`     | pages without userfaultfd and io_uring (not used by a pager yet)           |
+//! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!
 //! What must hold here, because each breach was once a hang or lost data:
@@ -71,6 +71,10 @@ mod fork_lock;
 mod forks;
 mod handshake;
 mod hooks;
+#[allow(dead_code, reason = "the other side uses the rest")]
+#[cfg(target_arch = "x86_64")]
+#[path = "../link.rs"]
+mod link;
 mod own_marks;
 #[path = "../pidfd.rs"]
 mod pidfd;

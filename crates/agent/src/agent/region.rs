@@ -33,6 +33,7 @@ pub struct EvictorBlock {
     thread_pointer: usize,
     reserved: [usize; 63],
     pub socket: i32,
+    /// -1: there is none; the windows' descriptors are kept instead.
     pub uffd: i32,
     pub staging: usize,
     pub control: *mut Control,
@@ -87,6 +88,12 @@ impl Region {
         (self.staging() >> 32) != ((self.staging() + STAGING_PAGES as usize * PAGE) >> 32)
     }
 
+    pub const BYTES: usize = TOTAL * PAGE;
+
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
     pub fn staging(&self) -> usize {
         self.base + STAGING * PAGE
     }
@@ -117,12 +124,12 @@ impl Region {
     }
 
     /// Fills in the block for the thread to come.
-    pub fn write_block(&self, socket: &Fd, uffd: &Fd) {
+    pub fn write_block(&self, socket: &Fd, uffd: Option<&Fd>) {
         let block = EvictorBlock {
             thread_pointer: self.block() as usize,
             reserved: [0; 63],
             socket: socket.0,
-            uffd: uffd.0,
+            uffd: uffd.map_or(-1, |uffd| uffd.0),
             staging: self.staging(),
             control: self.control() as *mut Control,
             started: AtomicU32::new(0),

@@ -16,6 +16,7 @@ use crate::monitor::register;
 use crate::process::Process;
 use crate::process::agent::{Agent, own_ranges};
 use crate::process::control::ControlPage;
+use crate::process::link::{AgentLink, Port};
 use crate::process::memory::ProcessMemory;
 use crate::process::peer::Peer;
 use crate::process::wire;
@@ -23,7 +24,7 @@ use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, KIND_FORKS, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
-    UFFD_NONE, UFFD_USER_MODE, Welcome,
+    UFFD_LINK, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId};
@@ -45,7 +46,13 @@ pub enum Stage {
     /// Its Hello is awaited.
     Knocked,
     /// It has had its Welcome. Its Ready is awaited.
-    Welcomed { hello: Hello, control: ControlPage, known: Option<Arc<Process>> },
+    Welcomed {
+        hello: Hello,
+        control: Arc<ControlPage>,
+        known: Option<Arc<Process>>,
+        /// What takes the place of a userfaultfd.
+        link: Option<Port>,
+    },
 }
 
 /// What a Hello was about.
@@ -87,14 +94,16 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     }
     let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {
         (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
-        (_, Pager::User, Some(libc::ENOSYS)) => {
+        (_, Pager::User | Pager::Signal, Some(libc::ENOSYS)) => {
             "its system calls cannot be trapped: there is no Syscall User \
              Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
                 .into()
         }
-        (_, Pager::User, Some(libc::EBUSY)) => "its system calls cannot be trapped: it uses %gs, or had a \
+        (_, Pager::User | Pager::Signal, Some(libc::EBUSY)) => {
+            "its system calls cannot be trapped: it uses %gs, or had a \
              second thread before memspill's agent was loaded"
-            .into(),
+                .into()
+        }
         _ => error.to_string(),
     };
     if door.target.is_command(pid) {
@@ -136,13 +145,16 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
             if run.settings.forks == Forks::Agent {
                 control.set_forks();
             }
-            welcome(door, caller, known.as_deref(), &control_fd)?;
-            Ok(control)
+            let bell = door.source.is_link().then(new_bell).transpose()?;
+            welcome(door, caller, known.as_deref(), &control_fd, bell.as_ref())?;
+            let control = Arc::new(control);
+            let link = bell.map(|bell| Port::Agent(AgentLink::new(control.clone(), bell)));
+            Ok((control, link))
         }),
         false => Err(io::Error::other("it is not below memspill in the tree of processes")),
     };
     match welcomed {
-        Ok(control) => caller.stage = Stage::Welcomed { hello, control, known },
+        Ok((control, link)) => caller.stage = Stage::Welcomed { hello, control, known, link },
         Err(e) if door.target.is_command(pid) => return Err(e),
         Err(e) => {
             let _ = wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source: UFFD_NONE }, &[]);
@@ -154,13 +166,23 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
 
 /// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the
 /// child of a process that was not registered) make one.
-fn welcome(door: &Door, caller: &Caller, known: Option<&Process>, control_fd: &OwnedFd) -> io::Result<()> {
+fn welcome(
+    door: &Door,
+    caller: &Caller,
+    known: Option<&Process>,
+    control_fd: &OwnedFd,
+    bell: Option<&OwnedFd>,
+) -> io::Result<()> {
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {
         (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.uffd.as_fd()]),
         (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
         (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
+        (None, UffdSource::Link) => {
+            let bell = bell.ok_or(io::ErrorKind::InvalidData)?;
+            (UFFD_LINK, vec![control, bell.as_fd()])
+        }
     };
     wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)
 }
@@ -180,7 +202,7 @@ fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) ->
     Ok(())
 }
 
-fn make_new(run: &Run, door: &Door, uffd: Uffd, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
+fn make_new(run: &Run, door: &Door, uffd: Port, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
     uffd.api(door.features)?;
     let key = run.new_key();
     let memory = Arc::new(ProcessMemory::new(uffd, door.source.pager() == Pager::User, pid));
@@ -190,12 +212,18 @@ fn make_new(run: &Run, door: &Door, uffd: Uffd, pid: u32, agent: Agent) -> io::R
         None => space,
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
-    if run.settings.forks == Forks::Agent {
+    // What leaves a process with a link is told by that to its children too.
+    if run.settings.forks == Forks::Agent && process.memory.uffd.agent().is_none() {
         process.growth.begin_marking();
     }
     process.attach(agent)?;
     run.add_process(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     Ok(process)
+}
+
+fn new_bell() -> io::Result<OwnedFd> {
+    use rustix::event::{EventfdFlags, eventfd};
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 fn userfaultfd_in(fd: OwnedFd) -> io::Result<Uffd> {
@@ -277,12 +305,12 @@ fn take_in(
     if ready.errno != 0 {
         return Err(io::Error::from_raw_os_error(ready.errno));
     }
-    let Stage::Welcomed { hello, control, known } = caller.stage else {
+    let Stage::Welcomed { hello, control, known, link } = caller.stage else {
         unreachable!("nobody is ready unasked")
     };
     check_ready(&ready)?;
     let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
-    let fresh = || uffd.ok_or(io::Error::from(io::ErrorKind::InvalidData));
+    let fresh = || link.or(uffd.map(Port::Kernel)).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     let process = match (known, parent, child) {
         (_, Some(parent), Some(child)) => {
             inherit::settle(run, door, fresh()?, pid, agent, &parent, child.take())?

@@ -29,6 +29,7 @@ use crate::proc;
 use crate::process::Process;
 use crate::process::agent::Agent;
 use crate::process::held::Disturbed;
+use crate::process::link::Port;
 use crate::process::memory::ProcessMemory;
 use crate::process::ranges::{Range, Ranges};
 use crate::process::wire;
@@ -38,7 +39,6 @@ use memspill_agent::protocol::{MAGIC, Prepared};
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;
 use memspill_engine::units::{Page, SpaceId, Vpn};
-use memspill_uffd::userfaultfd::Uffd;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -118,6 +118,10 @@ impl Memory for Later {
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
         self.0.get().map_or(NOTHING, |memory| memory.put_zero(vpn, pages, write))
+    }
+
+    fn put_vanished(&self, vpn: Vpn) -> Fill {
+        self.0.get().map_or(NOTHING, |memory| memory.put_vanished(vpn))
     }
 
     fn poison(&self, vpn: Vpn) {
@@ -289,7 +293,7 @@ pub fn give_back(run: &Run, child: Child) {
 pub fn settle(
     run: &Run,
     door: &Door,
-    uffd: Uffd,
+    uffd: Port,
     pid: u32,
     agent: Agent,
     parent: &Process,
@@ -302,7 +306,10 @@ pub fn settle(
         let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
         process.attach(agent)?;
         let _ = child.memory.0.set(memory.clone());
-        take_over(run, parent, &process, &child)?;
+        match process.memory.uffd.agent() {
+            None => take_over(run, parent, &process, &child)?,
+            Some(_) => take_over_by_link(run, parent, &process, &child)?,
+        }
         Ok(process)
     })();
     let process = match settled {
@@ -366,6 +373,29 @@ fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> i
     child.ranges.iter().for_each(|(start, end)| process.growth.note_marked(*start, *end));
     process.growth.lock_ranges().insert(&mapped.iter().collect::<Vec<_>>());
     process.growth.set_registered(is_registered && run.is_memory_tight());
+    Ok(())
+}
+
+/// The same where there is no userfaultfd: what is away in the child its agent knows, for it has its parent's
+/// words of the moment of the fork. What is not away, and not in memory either, is nobody's.
+fn take_over_by_link(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
+    let _work = run.quiet.begin_work();
+    let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
+    let agent = process.memory.agent().expect("attached");
+    let finished = child.finished.as_ref().expect("it has forked");
+    if !finished.is_settled {
+        return Err(io::Error::other("its parent's memory was changing for too long"));
+    }
+    let own: Ranges = agent.own_ranges().into_iter().collect();
+    let mapped: Ranges =
+        own.missing_of(&proc::private_anonymous(process.memory.pid())?).into_iter().collect();
+    for (from, to) in pages(mapped.missing_of(&[(0, USER_END)])) {
+        space.unmap(swap, cpu, from, to);
+    }
+    let (present, _) = agent.look(&mapped)?;
+    refuse_what_is_new(space, finished, &present)?;
+    space.settle(swap, cpu, &parent.space, &pages(present.iter()));
+    register::take_over_by_link(process, &mapped, parent.growth.is_registered());
     Ok(())
 }
 

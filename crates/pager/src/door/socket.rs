@@ -71,15 +71,19 @@ impl Door {
     pub fn control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
         match self.spare.lock().expect("spare").take() {
             Some(made) => Ok(made),
-            None => ControlPage::new(),
+            None => self.new_control_page(),
         }
+    }
+
+    fn new_control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
+        if self.source.is_link() { ControlPage::with_link() } else { ControlPage::new() }
     }
 
     pub fn make_spare(&self) {
         let mut spare = self.spare.lock().expect("spare");
         if spare.is_none() {
             // No memory for it now: whoever comes next is told so.
-            *spare = ControlPage::new().ok();
+            *spare = self.new_control_page().ok();
         }
     }
 

@@ -15,6 +15,8 @@ pub enum UffdSource {
     /// userfaultfd(2) for faults of user mode only, which the system allows to everyone: the agent traps all
     /// system calls, whose faults are not served.
     UserMode,
+    /// There are none: the agent pages its process by windows, and its link takes their place.
+    Link,
 }
 
 /// Who serves the faults that the kernel itself has, inside system calls.
@@ -24,6 +26,8 @@ pub enum Pager {
     Kernel,
     /// Nobody: the agent brings what a call uses before the call.
     User,
+    /// The agent, by SIGSEGV, and before each call: there is no userfaultfd.
+    Signal,
 }
 
 impl UffdSource {
@@ -31,7 +35,12 @@ impl UffdSource {
         match self {
             UffdSource::Device(_) | UffdSource::Syscall => Pager::Kernel,
             UffdSource::UserMode => Pager::User,
+            UffdSource::Link => Pager::Signal,
         }
+    }
+
+    pub fn is_link(&self) -> bool {
+        matches!(self, UffdSource::Link)
     }
 }
 
@@ -47,6 +56,7 @@ pub fn find_source(pager: Pager, wanted: Option<Forks>) -> Result<(UffdSource, u
     match pager {
         Pager::Kernel => find_full(wanted),
         Pager::User => find_for_user_mode().map(|(source, features)| (source, features, Forks::Agent)),
+        Pager::Signal => Ok((UffdSource::Link, 0, Forks::Agent)),
     }
 }
 
@@ -85,7 +95,7 @@ fn find_full(wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> 
     let features = NEEDED | uffd_abi::FEATURE_EVENT_FORK;
     let device = match &source {
         UffdSource::Device(device) => Some(device.as_fd()),
-        UffdSource::Syscall | UffdSource::UserMode => None,
+        UffdSource::Syscall | UffdSource::UserMode | UffdSource::Link => None,
     };
     let second = Uffd::of_self(device).map_err(|e| explained("no second userfaultfd", e))?;
     match second.api(features) {

@@ -163,7 +163,8 @@ impl Told {
     /// The changes as they were made, as far as it matters and can be known.
     fn changes_as_made(&self, process: &Process) -> Vec<Change> {
         let mut changes = self.changes.clone();
-        if changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
+        let is_ordered = process.memory.uffd.agent().is_some();
+        if !is_ordered && changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
             let pid = process.memory.proc_id();
             // Gone: then nothing is there any more, and any order will do.
             moves::put_in_order(&mut changes, || proc::registered(pid).unwrap_or_default());
@@ -194,6 +195,10 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
 
 /// May there be more changes, not told yet, that were made before some of these?
 fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
+    // A link tells in order.
+    if process.memory.uffd.agent().is_some() {
+        return false;
+    }
     let any = |wanted: fn(&Event) -> bool| messages.iter().any(wanted);
     if any(|m| matches!(m, Event::Remap { .. })) {
         return true;

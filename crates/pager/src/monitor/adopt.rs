@@ -44,6 +44,23 @@ pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
     process.growth.end_noting_dropped();
 }
 
+/// Without a userfaultfd nobody tells of pages that a program touches first: look for them where much has
+/// come since the last look.
+pub fn adopt_grown(run: &Run, process: &Process) {
+    /// As much as is not worth the walk.
+    const SLACK_BYTES: u64 = 256 << 10;
+    let growth = &process.growth;
+    if process.memory.uffd.agent().is_none()
+        || !growth.is_registered()
+        || growth.unmanaged_bytes() <= growth.left_bytes() + SLACK_BYTES
+    {
+        return;
+    }
+    let ranges: Vec<Range> = growth.lock_ranges().ranges().iter().collect();
+    adopt(run, process, &ranges);
+    growth.set_left_bytes(growth.unmanaged_bytes());
+}
+
 /// Wait until the events of all changes that were under way when ranges were registered, and searched again,
 /// have been read. False if that takes too long.
 ///

@@ -16,6 +16,9 @@
 //! *What is asked for* (MADV_PAGEOUT, `advice.rs`) is registered before memory is tight: the mappings that
 //! the range lies in, and no others. All else of the process goes on being counted only.
 //!
+//! *Without a userfaultfd* nothing is registered in the kernel: what is known here as registered is what the
+//! agent tells changes of, and what is new in it is found again and again (`adopt_grown`).
+//!
 //! *Many mappings.* A process may have 65,000. A search of an unchanged process reads none of them; one of a
 //! process that has grown finds what is new (`process/finder.rs`) and registers it, the largest first: what a
 //! heap beside many small mappings grows by meanwhile is what counts.
@@ -92,7 +95,7 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
 pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     let agent = process.memory.agent()?;
     if agent.evictor.control.wants_answers() {
-        let granted = register_agent_pages(process);
+        let granted = process.memory.uffd.agent().is_none() && register_agent_pages(process);
         // While something is changing nothing can be registered: the next round tries again.
         if granted || !process.memory.uffd.is_changing() {
             agent.evictor.control.grant_answers(granted);
@@ -248,6 +251,10 @@ impl Results {
 /// it. From then on calls of the agent are answered. False: a change was under way, or the process is gone.
 pub fn register_agent_pages(process: &Process) -> bool {
     let Some(agent) = process.memory.agent() else { return true };
+    if let Some(link) = process.memory.uffd.agent() {
+        link.set_tells();
+        return true;
+    }
     let page = PAGE_SIZE as u64;
     let ready = &agent.ready;
     let uffd = &process.memory.uffd;
@@ -263,9 +270,15 @@ pub fn register_agent_pages(process: &Process) -> bool {
 
 /// From now on the agent announces new mappings. Its own pages are registered.
 pub fn let_announce(process: &Process) {
-    if let Some(agent) = process.memory.agent() {
+    if let Some(agent) = process.memory.agent().filter(|_| process.memory.uffd.agent().is_none()) {
         agent.evictor.control.set_announces(true);
     }
+}
+
+/// The child of a fork has these mappings of its parent's, and is told of as that was.
+pub fn take_over_by_link(process: &Process, mapped: &Ranges, is_registered: bool) {
+    process.growth.lock_ranges().insert(&mapped.iter().collect::<Vec<_>>());
+    process.growth.set_registered(is_registered && register_agent_pages(process));
 }
 
 /// An agent has introduced itself in a process whose memory was registered before: none of the agent's own

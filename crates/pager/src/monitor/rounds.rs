@@ -165,6 +165,7 @@ impl<'a> Monitor<'a> {
         let registered = register::register_all(run, &sizes);
         for (process, ranges) in &registered {
             adopt::adopt_registered(run, process, ranges);
+            adopt::adopt_grown(run, process);
         }
         self.objects.manage(run);
         run.kick_reclaim();

@@ -3,6 +3,7 @@
 
 use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
+use crate::process::link::Port;
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::ranges::Ranges;
 use crate::process::standstill::Aside;
@@ -39,7 +40,7 @@ impl Agent {
     /// Of the process of `peer`, which calls itself `own_pid`.
     pub fn new(
         socket: Arc<OwnedFd>,
-        control: ControlPage,
+        control: Arc<ControlPage>,
         ready: Ready,
         peer: &Peer,
         own_pid: u32,
@@ -64,6 +65,14 @@ impl Agent {
         let evictor = Evictor::new(socket, control, evictor_tid, ready.staging_addr);
         let (aside, maps, half) = (Aside::default(), OnceLock::new(), AtomicU32::new(0));
         Ok(Agent { ready, evictor, aside, pidfd, pagemap, maps, of_one, serves, half })
+    }
+
+    /// Of its address space, for whoever asks whether that is still there.
+    pub fn note_in(&self, port: &Port) -> io::Result<()> {
+        if let Some(link) = port.agent() {
+            link.set_evictor(self.pidfd.try_clone()?);
+        }
+        Ok(())
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
 
 use crate::times::{MOVE_LOCK, MOVE_LOCK_STEP};
+use memspill_agent::link::FILE_BYTES;
 use memspill_agent::protocol::{
     Control, DOORBELL_ANSWERED, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun, RUNS_MAX,
     WANTS_ASKED, WANTS_REFUSED,
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 pub struct ControlPage {
     page: *mut Control,
+    len: usize,
 }
 
 /// Why no MOVE may start. The agent looks at whether there is any reason.
@@ -36,17 +38,32 @@ unsafe impl Sync for ControlPage {}
 impl ControlPage {
     /// A memfd of one page, to be handed to an agent, and our mapping of it.
     pub fn new() -> io::Result<(ControlPage, OwnedFd)> {
+        ControlPage::of_len(4096)
+    }
+
+    /// The same with what takes the place of a userfaultfd behind it (`link.rs`).
+    pub fn with_link() -> io::Result<(ControlPage, OwnedFd)> {
+        ControlPage::of_len(FILE_BYTES)
+    }
+
+    /// The whole file, where there is more than the page.
+    pub(super) fn file(&self) -> *mut u8 {
+        assert!(self.len == FILE_BYTES, "a control page without a link");
+        self.page.cast()
+    }
+
+    fn of_len(len: usize) -> io::Result<(ControlPage, OwnedFd)> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let fd =
             rustix::fs::memfd_create("memspill-control", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, 4096)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
         // Else the target could cut off the page under us: a SIGBUS here.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let page = unsafe {
             libc::mmap(
                 null_mut(),
-                4096,
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
@@ -56,7 +73,7 @@ impl ControlPage {
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok((ControlPage { page: page.cast() }, fd))
+        Ok((ControlPage { page: page.cast(), len }, fd))
     }
 
     fn word(&self, field: *mut u32) -> &AtomicU32 {
@@ -277,7 +294,7 @@ impl ControlPage {
 impl Drop for ControlPage {
     fn drop(&mut self) {
         // SAFETY: our mapping, of this length, not used after this.
-        unsafe { libc::munmap(self.page.cast(), 4096) };
+        unsafe { libc::munmap(self.page.cast(), self.len) };
     }
 }
 

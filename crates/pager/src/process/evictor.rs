@@ -22,6 +22,7 @@
 //! What it does not do: end a process that stands still for ever; what it holds stays where it is.
 
 use crate::process::control::{ControlPage, Forbidden};
+use crate::process::link::Port;
 use crate::process::ranges::Range;
 use crate::process::{standstill, wire};
 use crate::times::{EVICTOR_ANSWERS, EVICTOR_LOOKED_AT};
@@ -30,7 +31,6 @@ use memspill_agent::protocol::{
 };
 use memspill_engine::gate::Gate;
 use memspill_engine::units::PAGE_SIZE;
-use memspill_uffd::userfaultfd::Uffd;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl From<io::Error> for Failed {
 /// One evictor: how it is told something, and what it has not answered.
 pub struct Evictor {
     pub socket: Arc<OwnedFd>,
-    pub control: ControlPage,
+    pub control: Arc<ControlPage>,
     /// Its thread id, as seen from here.
     pub tid: u32,
     staging_addr: u64,
@@ -73,7 +73,7 @@ pub struct Evictor {
 }
 
 impl Evictor {
-    pub fn new(socket: Arc<OwnedFd>, control: ControlPage, tid: u32, staging_addr: u64) -> Evictor {
+    pub fn new(socket: Arc<OwnedFd>, control: Arc<ControlPage>, tid: u32, staging_addr: u64) -> Evictor {
         let (last_seq, late, cut_off) = Default::default();
         Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off }
     }
@@ -81,11 +81,24 @@ impl Evictor {
     /// Run one command and wait for its reply, until `deadline` at most. Only for whoever has the evictor's
     /// turn.
     pub fn call(&self, op: u32, runs: &[MoveRun], flags: u32, deadline: Instant) -> Result<(), Failed> {
+        self.call_after(op, runs, flags, deadline, |_| {})
+    }
+
+    /// The same; `before` the command is sent its number is told.
+    pub fn call_after(
+        &self,
+        op: u32,
+        runs: &[MoveRun],
+        flags: u32,
+        deadline: Instant,
+        before: impl FnOnce(u32),
+    ) -> Result<(), Failed> {
         if self.is_late() || self.is_cut_off() {
             return Err(Failed::Late);
         }
         self.control.write_runs(runs);
         let seq = self.next_seq();
+        before(seq);
         wire::send(&self.socket, &Command { op, seq, arg: runs.len() as u32, arg2: flags }, &[])?;
         if !self.answers(deadline)? {
             self.late.store(seq, Ordering::Relaxed);
@@ -130,7 +143,7 @@ impl Evictor {
 
     /// A MOVE has not been answered, and nothing that it was told may be done any more. Not to be taken back
     /// before it answers (`caught_up`).
-    pub fn cut_off(&self, uffd: &Uffd) -> Result<(), i32> {
+    pub fn cut_off(&self, uffd: &Port) -> Result<(), i32> {
         // Where it goes on at once, it need not try what the kernel will refuse.
         self.control.forbid(Forbidden::CutOff);
         uffd.unregister(self.staging_addr, STAGING_BYTES)?;
@@ -148,7 +161,7 @@ impl Evictor {
 
     /// Has it answered everything, so that it can be told something new? Only for whoever has the evictor's
     /// turn, and neither the batch lock nor the gate.
-    pub fn caught_up(&self, uffd: &Uffd, gate: &Gate) -> Result<bool, Failed> {
+    pub fn caught_up(&self, uffd: &Port, gate: &Gate) -> Result<bool, Failed> {
         let late = self.late.load(Ordering::Relaxed);
         if late != 0 {
             if !readable(&self.socket, Duration::ZERO)? {

@@ -35,6 +35,7 @@ pub struct Growth {
     is_registered: AtomicBool,
     unmanaged_bytes: AtomicU64,
     unmanaged_shared_bytes: AtomicU64,
+    left_bytes: AtomicU64,
     ranges: Mutex<Registered>,
     changes: Mutex<Changes>,
     dropped: Mutex<Option<Ranges>>,
@@ -75,6 +76,15 @@ impl Growth {
 
     pub fn set_unmanaged_shared_bytes(&self, bytes: u64) {
         self.unmanaged_shared_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the last search for pages that nobody tells of has left unmanaged.
+    pub fn left_bytes(&self) -> u64 {
+        self.left_bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn set_left_bytes(&self, bytes: u64) {
+        self.left_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// So much of what was not managed is managed from here on.

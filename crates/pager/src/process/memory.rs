@@ -7,11 +7,13 @@
 
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
+use crate::process::link::Port;
 use crate::process::shared::SharedMappings;
 use crate::process::take::Taker;
+use crate::process::take_by_link::LinkTaker;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
-use memspill_uffd::userfaultfd::{self, Uffd};
+use memspill_uffd::userfaultfd;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
 pub struct ProcessMemory {
-    pub uffd: Uffd,
+    pub uffd: Port,
     /// Faults inside system calls are not served, and the agent traps all calls.
     pub for_user_mode: bool,
     /// Thread group id; 0 until it is known (the child of a fork, until its first fault).
@@ -41,7 +43,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    pub fn new(uffd: Uffd, for_user_mode: bool, pid: u32) -> ProcessMemory {
+    pub fn new(uffd: Port, for_user_mode: bool, pid: u32) -> ProcessMemory {
         ProcessMemory {
             uffd,
             for_user_mode,
@@ -78,6 +80,9 @@ impl ProcessMemory {
 
 impl Memory for ProcessMemory {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+        if let Some((link, agent)) = self.uffd.agent().zip(self.serving_agent()) {
+            return LinkTaker { link, agent, broken: &self.broken }.take(runs, frames, outcome);
+        }
         match self.taker() {
             Some(taker) => taker.take(runs, frames, outcome),
             None => outcome.extend(runs.iter().flat_map(|run| (0..run.pages).map(|_| Take::Busy))),
@@ -87,6 +92,9 @@ impl Memory for ProcessMemory {
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         if self.is_shared(vpn, pages.len()) {
             return NOT_OURS;
+        }
+        if self.uffd.agent().is_some() {
+            return fill(self.uffd.copy(vpn.addr(), bytes_of(pages)));
         }
         let open = self.without_guard(vpn, pages.len());
         self.filled_in_part(pages.len(), open, |open| {
@@ -100,6 +108,13 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, pages) {
             return NOT_OURS;
         }
+        // What is in memory beside it may not be known here.
+        if let Some(link) = self.uffd.agent() {
+            return match link.is_waited_for(vpn.addr()) {
+                true => fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..1]))),
+                false => NOT_OURS,
+            };
+        }
         let accessible = self.accessible(vpn, pages);
         // Without an agent nobody can look for guards.
         if write && (pages == 1 || self.agent().is_some()) {
@@ -112,6 +127,14 @@ impl Memory for ProcessMemory {
         self.filled_in_part(pages, accessible, |pages| {
             fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
         })
+    }
+
+    fn put_vanished(&self, vpn: Vpn) -> Fill {
+        match self.uffd.agent() {
+            None => self.put_zero(vpn, 1, true),
+            // What an agent takes out it tells of: the page is there, or on its way.
+            Some(_) => Fill { pages: 0, stop: Stop::Exists },
+        }
     }
 
     fn poison(&self, vpn: Vpn) {
@@ -201,14 +224,18 @@ impl ProcessMemory {
     /// lock alone: it may fault, and the fault must find the batch lock free. False: it has not been done
     /// yet.
     pub fn populate(&self, pages: &[Vpn]) -> bool {
-        self.taker().is_some_and(|taker| taker.populate(pages))
+        self.uffd.agent().is_some() || self.taker().is_some_and(|taker| taker.populate(pages))
     }
 
     /// None: the process has no evictor that can be told something.
     fn taker(&self) -> Option<Taker<'_>> {
-        let agent = self.agent().filter(|agent| agent.serves())?;
+        let agent = self.serving_agent()?;
         let has_exec = self.has_exec.load(Ordering::Relaxed);
         Some(Taker { uffd: &self.uffd, agent, has_exec, broken: &self.broken, reading: &self.reading })
+    }
+
+    fn serving_agent(&self) -> Option<&Agent> {
+        self.agent().filter(|agent| agent.serves())
     }
 
     /// A call of the agent that was passed on has been carried out: its caller goes on.

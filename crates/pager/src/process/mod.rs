@@ -24,12 +24,14 @@ pub(crate) mod finder;
 pub mod growth;
 pub(crate) mod held;
 pub(crate) mod home;
+pub(crate) mod link;
 pub(crate) mod memory;
 pub(crate) mod peer;
 pub mod ranges;
 pub(crate) mod shared;
 pub(crate) mod standstill;
 pub mod take;
+mod take_by_link;
 mod turn;
 pub mod wire;
 
@@ -155,6 +157,7 @@ impl Process {
         let whole =
             |(start, end): &(u64, u64)| (Vpn::from_addr(*start), Vpn::from_addr(end.div_ceil(page) * page));
         self.space.exclude(agent.own_ranges().iter().map(whole).collect());
+        agent.note_in(&self.memory.uffd)?;
         if self.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
     }
 

@@ -58,6 +58,10 @@ impl Pidfd {
         (ret == 0).then_some(info.ppid)
     }
 
+    pub fn try_clone(&self) -> io::Result<Pidfd> {
+        Ok(Pidfd { fd: self.fd.try_clone()? })
+    }
+
     /// Has it ended? If not, its id has named no other process or thread up to now.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];

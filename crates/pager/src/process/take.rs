@@ -17,6 +17,7 @@ use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of_mut;
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::evictor::Failed;
+use crate::process::link::Port;
 use crate::times::EVICTOR_ANSWERS;
 use memspill_agent::protocol::{
     MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUN_IN_USE, RUNS_MAX, STAGING_PAGES,
@@ -25,19 +26,19 @@ use memspill_engine::frames::BATCH_PAGES;
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_uffd::pagemap;
-use memspill_uffd::userfaultfd::{self, Uffd};
+use memspill_uffd::userfaultfd;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-const HALF_PAGES: u32 = STAGING_PAGES / 2;
+pub(super) const HALF_PAGES: u32 = STAGING_PAGES / 2;
 const _: () =
     assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
 const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);
 
 /// Takes pages out of one process, for whoever has its evictor's turn and its batch lock.
 pub struct Taker<'a> {
-    pub uffd: &'a Uffd,
+    pub uffd: &'a Port,
     pub agent: &'a Agent,
     /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
     pub has_exec: bool,
@@ -48,9 +49,9 @@ pub struct Taker<'a> {
 }
 
 /// What became of the pages of one command so far.
-struct Takes<'a> {
-    runs: &'a [PageRun],
-    takes: Vec<Option<Take>>,
+pub(super) struct Takes<'a> {
+    pub runs: &'a [PageRun],
+    pub takes: Vec<Option<Take>>,
 }
 
 impl Takes<'_> {
@@ -68,7 +69,7 @@ impl Takes<'_> {
     }
 
     /// Runs of pages that have no outcome yet; page i of the batch goes to staging page `base + i`.
-    fn remaining(&self, base: u32) -> Vec<MoveRun> {
+    pub fn remaining(&self, base: u32) -> Vec<MoveRun> {
         let mut out: Vec<MoveRun> = Vec::new();
         let mut index = 0;
         for run in self.runs {
@@ -320,7 +321,7 @@ impl Taker<'_> {
 }
 
 /// Runs cut into lists of at most a half of staging each.
-fn pieces(runs: &[PageRun]) -> Vec<Vec<PageRun>> {
+pub(super) fn pieces(runs: &[PageRun]) -> Vec<Vec<PageRun>> {
     let mut pieces: Vec<Vec<PageRun>> = Vec::new();
     let mut room = 0;
     for run in runs {

@@ -8,11 +8,11 @@
 
 use crate::histogram::Histogram;
 use crate::process::Process;
+use crate::process::link::Port;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::fill::Fault;
 use memspill_engine::space::Space;
-use memspill_uffd::userfaultfd::Uffd;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use std::collections::VecDeque;
 use std::io;
@@ -62,12 +62,12 @@ impl PagerCpu {
     }
 
     /// From now on this thread wakes for the process's faults and events. AlreadyExists: it does so already.
-    pub fn watch(&self, uffd: &Uffd, key: u64) -> io::Result<()> {
+    pub fn watch(&self, uffd: &Port, key: u64) -> io::Result<()> {
         epoll::add(&self.epoll, uffd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)?;
         Ok(())
     }
 
-    pub fn unwatch(&self, uffd: &Uffd) {
+    pub fn unwatch(&self, uffd: &Port) {
         // It may be gone already: the kernel forgets a closed descriptor by itself.
         let _ = epoll::delete(&self.epoll, uffd);
     }

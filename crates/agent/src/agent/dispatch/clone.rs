@@ -209,6 +209,10 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         new_thread(block, &request, stack)?
     } else {
         block.joins = !windows::is_on() && prepare_fork(request.child_tid)?;
+        if windows::has_supervisor() {
+            let _ = gadget::disarm();
+            fork_lock::write();
+        }
         block.child_stack = stack;
         block.child_tid = request.cleared_at_end();
         // In the copy nobody is to be in the middle of a change.
@@ -218,10 +222,29 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     let uses = request.uses(number, &args);
     in_use::publish(block, &uses);
     uses.exact().for_each(in_use::bring);
-    if windows::is_on() && request.flags & CLONE_VM == 0 && windows::fork_begins().is_err() {
-        in_use::withdraw(block);
-        drop(ActionsLocked);
-        return Err(EAGAIN);
+    if windows::is_on() && request.flags & CLONE_VM == 0 {
+        let is_managed = windows::has_supervisor();
+        let mut is_ready = false;
+        let ready = || {
+            if is_managed {
+                prepare_managed(request.child_tid)?;
+                is_ready = true;
+            }
+            Ok(())
+        };
+        if windows::fork_begins(ready).is_err() {
+            if is_ready {
+                forks::parent_done(-(EAGAIN as isize));
+            }
+            in_use::withdraw(block);
+            drop(ActionsLocked);
+            if is_managed {
+                fork_lock::done(false);
+                arm_child(0);
+            }
+            return Err(EAGAIN);
+        }
+        block.joins = is_managed;
     }
     context.regs.rip = label as *const () as usize;
     context.mask = !signals::RESERVED;
@@ -245,6 +268,15 @@ fn prepare_fork(child_tid: usize) -> sys::Result<bool> {
         thread::keep_managed();
     }
     prepared
+}
+
+/// The same where the process is paged by windows, whose gate is closed.
+fn prepare_managed(child_tid: usize) -> sys::Result<()> {
+    match forks::prepare(child_tid)? {
+        true => Ok(()),
+        // The child of a vfork is not known.
+        false => Err(EAGAIN),
+    }
 }
 
 fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usize> {
@@ -287,14 +319,14 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
     block.frame.result = result as usize;
     in_use::withdraw(block);
     if core::ptr::eq(child, block) {
+        if block.joins {
+            forks::parent_done(result);
+        }
         if windows::is_on() {
             windows::fork_ends(result >= 0);
         }
         drop(ActionsLocked);
-        if !windows::is_on() {
-            if block.joins {
-                forks::parent_done(result);
-            }
+        if !windows::is_on() || block.joins {
             fork_lock::done(false);
             arm_child(0);
         }
@@ -348,7 +380,7 @@ fn after_fork(block: &mut Block) {
     if block.joins {
         forks::child_joins();
     }
-    if !windows::is_on() {
+    if !windows::is_on() || block.joins {
         fork_lock::done(true);
     }
 }

@@ -10,6 +10,8 @@
 //! | shmat over something                  | NONE                                                      |
 //! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
 //!
+//! A supervisor is told of each change, before anybody enters the gate again (`supervisor.rs`).
+//!
 //! A call that fails may have been made in part: then each page that is away is looked up in its mapping.
 //!
 //! In the gate nothing of the program's memory is touched: these calls take no pointers.
@@ -17,8 +19,10 @@
 use core::sync::atomic::AtomicU64;
 
 use super::kernel::{self, end};
+use super::supervisor::Changing;
 use super::{exclude, gate, source, table};
 use crate::dispatch::gadget;
+use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, SWAPPED, Word};
 
@@ -40,23 +44,26 @@ const MREMAP_DONTUNMAP: usize = 4;
 pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     let [addr, len, third, fourth, ..] = args;
     Some(match number {
-        nr::MUNMAP => over(number, args, addr, len, drop_all),
-        nr::MMAP if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, drop_all),
+        nr::MUNMAP => over(number, args, addr, len, UNMAP, drop_all),
+        nr::MMAP if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
         BRK => return brk(addr),
         nr::MADVISE => match third {
-            sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => over(number, args, addr, len, empty),
-            sys::MADV_GUARD_INSTALL => over(number, args, addr, len, drop_away),
+            sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => {
+                over(number, args, addr, len, REMOVE, empty)
+            }
+            sys::MADV_GUARD_INSTALL => over(number, args, addr, len, REMOVE, drop_away),
             _ => return None,
         },
         // The agent's handlers cannot touch such memory.
         PKEY_MPROTECT if fourth as i32 > 0 => {
             exclude::exclude(addr, len, FOR_KERNEL);
-            over(number, args, addr, len, |_, _| {})
+            over(number, args, addr, len, NOT_TOLD, |_, _| false)
         }
-        nr::MPROTECT | PKEY_MPROTECT => over(number, args, addr, len, |from, to| {
+        nr::MPROTECT | PKEY_MPROTECT => over(number, args, addr, len, NOT_TOLD, |from, to| {
             each_away(from, to, |_, word, seen| {
                 table::turn(word, seen, seen.with_prot(third as u64));
-            })
+            });
+            false
         }),
         nr::MREMAP => mremap(args),
         SHMAT if third & SHM_REMAP != 0 => shmat(args),
@@ -89,22 +96,31 @@ fn make(number: usize, args: [usize; 6]) -> Result<usize> {
     unsafe { gadget::call(number, args) }
 }
 
-/// A call about [addr, addr + len): where it succeeds, `follow` makes the words true.
+/// A change that is no matter of the supervisor's.
+const NOT_TOLD: u32 = 0;
+
+/// A call about [addr, addr + len): where it succeeds, `follow` makes the words true, and says whether
+/// something was away there; then the supervisor is told, by this kind of message.
 fn over(
     number: usize,
     args: [usize; 6],
     addr: usize,
     len: usize,
-    follow: impl FnOnce(usize, usize),
+    kind: u32,
+    follow: impl FnOnce(usize, usize) -> bool,
 ) -> Result<usize> {
     let _alone = gate::enter_alone();
+    let changing = (kind != NOT_TOLD).then(Changing::begin);
     let result = make(number, args);
     let (from, to) = (addr, addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1));
     // DONTNEED says ENOMEM where something was not mapped, and has done the rest.
     if result.is_ok() || result == Err(sys::ENOMEM) && number == nr::MADVISE {
-        follow(from, to);
+        let was_away = follow(from, to);
+        if let Some(changing) = changing {
+            changing.tell(kind, from, to, 0, was_away);
+        }
     } else {
-        reconcile(from, to);
+        reconcile(from, to, changing.as_ref());
     }
     result
 }
@@ -128,29 +144,34 @@ fn release(seen: Word) {
     }
 }
 
-/// The mapping is gone.
-fn drop_all(from: usize, to: usize) {
-    let mut at = from;
+/// The mapping is gone. Was something away there?
+fn drop_all(from: usize, to: usize) -> bool {
+    let (mut at, mut was_away) = (from, false);
     while let Some((page, word)) = table::next(at, to) {
         let seen = table::load(word);
         table::finish(word, Word::EMPTY);
         if seen.state() == SWAPPED {
             release(seen);
+            was_away = true;
         }
         at = page + PAGE;
     }
+    was_away
 }
 
-/// What was in the pages is gone, and nothing of the markers is ours.
-fn drop_away(from: usize, to: usize) {
+/// What was in the pages is gone, and nothing of the markers is ours. Was something away there?
+fn drop_away(from: usize, to: usize) -> bool {
+    let mut was_away = false;
     each_away(from, to, |_, word, seen| {
         table::finish(word, Word::EMPTY);
         release(seen);
+        was_away = true;
     });
+    was_away
 }
 
 /// What was in the pages is gone: they are as new.
-fn empty(from: usize, to: usize) {
+fn empty(from: usize, to: usize) -> bool {
     let (mut start, mut stop) = (from, from);
     let remove = |start: usize, stop: usize| {
         // SAFETY: the program has given the bytes up, and nobody is filling.
@@ -166,12 +187,12 @@ fn empty(from: usize, to: usize) {
         stop = page + PAGE;
     });
     remove(start, stop);
-    drop_away(from, to);
+    drop_away(from, to)
 }
 
 /// After a call that may have been made in part: what is not mapped is not away, and what is has the
 /// protection of its mapping.
-fn reconcile(from: usize, to: usize) {
+fn reconcile(from: usize, to: usize, changing: Option<&Changing>) {
     let mut known: Option<kernel::Mapping> = None;
     each_away(from, to, |page, word, seen| {
         if known.as_ref().is_none_or(|mapping| page >= mapping.end) {
@@ -184,6 +205,9 @@ fn reconcile(from: usize, to: usize) {
             _ => {
                 table::finish(word, Word::EMPTY);
                 release(seen);
+                if let Some(changing) = changing {
+                    changing.tell(UNMAP, page, page + PAGE, 0, true);
+                }
             }
         }
     });
@@ -194,21 +218,27 @@ fn brk(wanted: usize) -> Option<Result<usize>> {
         return None;
     }
     let _alone = gate::enter_alone();
+    let changing = Changing::begin();
     let before = make(BRK, [0; 6]).unwrap_or(0);
     let result = make(BRK, [wanted, 0, 0, 0, 0, 0]);
     if let Ok(after) = result
         && after < before
     {
-        drop_all(after.next_multiple_of(PAGE), before.next_multiple_of(PAGE));
+        let (start, end) = (after.next_multiple_of(PAGE), before.next_multiple_of(PAGE));
+        let was_away = drop_all(start, end);
+        changing.tell(UNMAP, start, end, 0, was_away);
     }
     Some(result)
 }
 
 fn shmat(args: [usize; 6]) -> Result<usize> {
     let _alone = gate::enter_alone();
+    let changing = Changing::begin();
     let result = make(SHMAT, args);
     if let Ok(at) = result {
-        drop_all(at, kernel::mapping_from(at).map_or(at, |mapping| mapping.end));
+        let end = kernel::mapping_from(at).map_or(at, |mapping| mapping.end);
+        let was_away = drop_all(at, end);
+        changing.tell(UNMAP, at, end, 0, was_away);
     }
     result
 }
@@ -218,21 +248,28 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
     let round = |len: usize| len.saturating_add(PAGE - 1) & !(PAGE - 1);
     let (old_len, new_len) = (round(old_len), round(new_len));
     let alone = gate::enter_alone();
+    let changing = Changing::begin();
     let result = make(nr::MREMAP, args);
     let Ok(new) = result else {
-        reconcile(old, old.saturating_add(old_len));
+        reconcile(old, old.saturating_add(old_len), Some(&changing));
         if flags & MREMAP_FIXED != 0 {
-            reconcile(target, target.saturating_add(new_len));
+            reconcile(target, target.saturating_add(new_len), Some(&changing));
         }
         return result;
     };
     let carried = old_len.min(new_len);
     // Whatever was there before is gone; and of what was moved the rest was unmapped.
-    drop_all(old.saturating_add(carried), old.saturating_add(old_len));
+    let drop_and_tell = |start: usize, end: usize| {
+        let was_away = drop_all(start, end);
+        changing.tell(UNMAP, start, end, 0, was_away);
+    };
+    drop_and_tell(old.saturating_add(carried), old.saturating_add(old_len));
     if new != old {
-        drop_all(new, new.saturating_add(new_len));
+        drop_and_tell(new, new.saturating_add(new_len));
         carry(old, new, carried, flags & MREMAP_DONTUNMAP != 0);
+        changing.tell(REMAP, old, old + carried, new, true);
     }
+    drop(changing);
     drop(alone);
     let last = new.wrapping_add(carried).wrapping_sub(PAGE);
     if new_len > old_len && carried != 0 && is_not_forked(last) {

@@ -1,8 +1,6 @@
 //! The program cannot close the descriptors of the windows (`kernel.rs`), nor put others in their places.
 //! They look to it as if they were not open.
 
-use core::sync::atomic::Ordering;
-
 use super::kernel::DESCRIPTORS;
 use crate::dispatch::gadget;
 use crate::sys::{self, Result, nr};
@@ -39,8 +37,7 @@ fn close_around(args: [usize; 6]) -> Option<Result<usize>> {
     let mut result = Ok(0);
     loop {
         let mut next = u32::MAX;
-        for at in [&DESCRIPTORS.mem, &DESCRIPTORS.maps, &DESCRIPTORS.words] {
-            let fd = at.load(Ordering::Relaxed);
+        for fd in DESCRIPTORS.all() {
             if fd >= 0 && fd as u32 >= from {
                 next = next.min(fd as u32);
             }

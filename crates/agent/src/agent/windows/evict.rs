@@ -20,9 +20,14 @@ use super::gate;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::source::{self, COUNTERS};
-use super::{table, uses, wait};
-use crate::sys::{self, PAGE, Result};
-use crate::words::{CHUNK, NONE, SWAPPED, Source, Word};
+use super::{supervisor, table, uses, wait};
+use crate::protocol::RUN_IN_USE;
+use crate::sys::{self, ECANCELED, EINVAL, ENOMEM, PAGE, Result};
+use crate::words::{CHUNK, EXCLUDED, NONE, SWAPPED, Source, Word};
+
+const ENOENT: i32 = 2;
+/// How long a batch waits for a change of mappings, which waits for no batch.
+const GATE_MS: u32 = 20;
 
 global_asm!(
     ".pushsection .text.memspill_copy_out, \"ax\", @progbits",
@@ -94,6 +99,109 @@ pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
     wait::wake_all(&EVICTOR.lock);
     source::count(&COUNTERS.taken, taken);
     taken
+}
+
+/// Takes out of `count` pages from `start` on as many as can be, from the first one on, for the supervisor:
+/// their bytes go to `to`, where it reads them. How many went, and why no more: 0, or an errno.
+///
+/// `commit` is asked with how many pages of all will have gone, when the bytes are there and before a page
+/// goes; if it says false, nothing more does. By the evictor, which is no thread of the program.
+pub fn take_run(
+    start: usize,
+    count: usize,
+    to: usize,
+    commit: &mut dyn FnMut(usize) -> bool,
+) -> (usize, i32) {
+    let mut taken = 0;
+    while taken < count {
+        let (at, left) = (start + taken * PAGE, count - taken);
+        let Some(inside) = gate::enter_within(GATE_MS) else { return (taken, ECANCELED) };
+        if supervisor::is_changing() {
+            return (taken, ECANCELED);
+        }
+        if let Err((page, seen)) = supervisor::install_inside(true) {
+            drop(inside);
+            if let Some(word) = table::find(page) {
+                table::wait_for(word, seen);
+            }
+            continue;
+        }
+        let mut chunk = mark(at, left.min(CHUNK));
+        let result = match chunk.pages {
+            0 => Err(why_not(at)),
+            _ => chunk.take(to + taken * PAGE, &mut |pages| commit(taken + pages)),
+        };
+        chunk.end();
+        drop(inside);
+        match result {
+            Ok(pages) => taken += pages,
+            Err(errno) => return (taken, errno),
+        }
+    }
+    (taken, 0)
+}
+
+/// Why nothing could be marked: said by an errno, for the supervisor.
+fn why_not(page: usize) -> i32 {
+    let state = table::state_of(page);
+    if state == EXCLUDED {
+        return EINVAL;
+    }
+    match kernel::mapping_from(page) {
+        Some(mapping) if mapping.start <= page && (mapping.prot != READ_WRITE || !mapping.is_plain) => EINVAL,
+        Some(mapping) if mapping.start <= page && state == NONE => RUN_IN_USE,
+        Some(mapping) if mapping.start <= page => sys::EAGAIN,
+        _ => ENOENT,
+    }
+}
+
+impl Chunk {
+    /// Puts markers in the places of the first pages, whose bytes are at `kept`, while nobody can touch them.
+    fn mark_away(&mut self, kept: usize, pages: usize) -> Result<usize> {
+        // SAFETY: the bytes are kept, and nobody can touch the pages.
+        if unsafe { kernel::install_guards(self.start, pages * PAGE) }.is_err() {
+            // A part of it may be gone.
+            put_bytes_back(self.start, kept, pages);
+            return Err(ENOMEM);
+        }
+        self.taken = u64::MAX >> (u64::BITS as usize - pages);
+        Ok(pages)
+    }
+
+    /// The pages go, those before the first one that is away or cannot be read: how many. Err: why none.
+    fn take(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
+        let there = self.words(0).take_while(|(_, word)| !table::load(word).was_away()).count();
+        self.shorten(there);
+        if there == 0 {
+            return Err(sys::EAGAIN);
+        }
+        if self.protect(sys::PROT_READ).is_err() {
+            return Err(ENOMEM);
+        }
+        // SAFETY: there is room in staging, and the pages stand still.
+        let read = unsafe { kernel::read_through(self.start, to, self.len()) } / PAGE;
+        let mut result = Err(if read == 0 { EINVAL } else { ECANCELED });
+        if read != 0 && commit(read) {
+            let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { READ_WRITE };
+            result = self.protect(none).map_err(|_| ENOMEM).and_then(|_| self.mark_away(to, read));
+        }
+        if self.protect(READ_WRITE).is_err() {
+            end("cannot give pages their protection back (vm.max_map_count)");
+        }
+        source::count(&COUNTERS.taken, result.unwrap_or(0));
+        result
+    }
+}
+
+/// Writes the bytes of pages where they were.
+fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
+    // SAFETY: nobody can touch the pages, and their bytes come back.
+    let done = unsafe {
+        kernel::remove_guards(at, pages * PAGE).is_ok() && kernel::write_through(at, bytes, pages * PAGE)
+    };
+    if !done {
+        end("loses a page: it was taken out halfway");
+    }
 }
 
 /// Pages in a row that are EVICTING, by the caller, and their slots where they were taken out.
@@ -242,15 +350,7 @@ fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
 /// Writes the bytes of pages that were copied where they were.
 fn restore(chunk: &Chunk, victims: u64, from: usize, run: usize) {
     let before = (victims & ((1 << from) - 1)).count_ones() as usize;
-    let bytes = EVICTOR.staging.load(Ordering::Relaxed) + before * PAGE;
-    let at = chunk.start + from * PAGE;
-    // SAFETY: nobody can touch the pages, and their bytes come back.
-    let done = unsafe {
-        kernel::remove_guards(at, run * PAGE).is_ok() && kernel::write_through(at, bytes, run * PAGE)
-    };
-    if !done {
-        end("loses a page: it was taken out halfway");
-    }
+    put_bytes_back(chunk.start + from * PAGE, EVICTOR.staging.load(Ordering::Relaxed) + before * PAGE, run);
 }
 
 /// What was stored of these pages is not needed: they stay.

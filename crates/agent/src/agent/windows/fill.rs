@@ -18,8 +18,9 @@ use core::sync::atomic::AtomicU64;
 use super::gate::{self, Inside};
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
+use super::run::{Run, claim, open, protect};
 use super::source::{self, COUNTERS, count};
-use super::table;
+use super::{supervisor, table};
 use crate::dispatch::thread;
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Source, Word};
@@ -35,6 +36,11 @@ pub fn settle(page: usize) -> bool {
         let inside = gate::enter();
         let seen = table::load(word);
         match seen.state() {
+            SWAPPED if supervisor::is_there() => {
+                drop(inside);
+                supervisor::ask(page);
+                has_waited = true;
+            }
             SWAPPED => {
                 if table::turn(word, seen, seen.filling()) {
                     fill(&inside, page, seen.prot());
@@ -60,25 +66,6 @@ pub fn settle_all(start: usize, end: usize) {
             settle(page);
         }
         at = page + PAGE;
-    }
-}
-
-/// A run of pages that are FILLING, by the caller.
-struct Run {
-    start: usize,
-    pages: usize,
-    prot: usize,
-}
-
-impl Run {
-    fn len(&self) -> usize {
-        self.pages * PAGE
-    }
-
-    fn words(&self) -> impl Iterator<Item = (usize, &'static AtomicU64)> {
-        (0..self.pages)
-            .map(|index| self.start + index * PAGE)
-            .filter_map(|page| table::find(page).map(|word| (page, word)))
     }
 }
 
@@ -110,30 +97,10 @@ fn fill(_inside: &Inside, page: usize, prot: u64) {
     count(&COUNTERS.brought, run.pages);
 }
 
-fn claim(page: usize, prot: u64) -> bool {
-    let Some(word) = table::find(page) else { return false };
-    let seen = table::load(word);
-    seen.state() == SWAPPED && seen.prot() == prot && table::turn(word, seen, seen.filling())
-}
-
-fn open(run: &Run) {
-    // SAFETY: the pages are FILLING, and whoever else could look waits for them, or there is nobody else.
-    if unsafe { kernel::remove_guards(run.start, run.len()) }.is_err() {
-        end("cannot bring a page back: its guard stays");
-    }
-}
-
 fn read(source: &Source, word: &AtomicU64, to: usize) {
     // SAFETY: there is room for a page.
     if unsafe { (source.load)(table::load(word).slot(), to as *mut u8) } != 0 {
         end("loses a page: its bytes cannot be read");
-    }
-}
-
-fn protect(run: &Run, prot: usize) {
-    // SAFETY: the pages are FILLING, and whoever faults on them waits.
-    if unsafe { kernel::protect(run.start, run.len(), prot) }.is_err() {
-        end("cannot bring a page back: no room for a mapping (vm.max_map_count)");
     }
 }
 

@@ -13,16 +13,15 @@
 //! From then on each side fills, and takes out, what is its own. What the child does not inherit
 //! (MADV_DONTFORK, MADV_WIPEONFORK) is never away (`exclude.rs`).
 //!
-//! Where a supervisor keeps the slots, `share` is its count of references, and the child's file of words is
-//! what it must have before the child is let go: `Forked::words` in the parent, `DESCRIPTORS.words` in the
-//! child. It tells slots of the dead by the words of a process that has ended.
+//! Where a supervisor keeps the pages it copies its own table in the middle of this, when the gate is closed
+//! (`forks.rs`), and the child joins before it runs on.
 
 use core::mem::forget;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{evict, fill, rules, source, table};
+use super::{evict, fill, rules, source, supervisor, table};
 use crate::sys::{PAGE, Result};
 use crate::words::SWAPPED;
 
@@ -35,9 +34,15 @@ struct Forked {
 #[unsafe(link_section = ".data")]
 static FORKED: Forked = Forked { words: AtomicI32::new(-1) };
 
-/// Before the clone, when all that it touches is there: nothing may fault until `ends`.
-pub fn begins() -> Result<()> {
+/// Before the clone, when all that it touches is there: nothing may fault until `ends`. `ready`: has the
+/// supervisor hold what it has of this process, where there is one; from then on nothing leaves.
+pub fn begins(ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let alone = gate::enter_alone();
+    ready()?;
+    // What was brought in between is known as such; what comes later is away in the child.
+    if supervisor::is_there() {
+        supervisor::install_alone();
+    }
     let words = table::copy()?;
     each_slot(|slot, source| {
         // SAFETY: the parent's word holds a reference.
@@ -64,10 +69,14 @@ pub fn ends(is_made: bool) {
 pub fn in_child() {
     gate::reset();
     evict::reset();
+    supervisor::forget();
     if table::adopt(FORKED.words.swap(-1, Ordering::Relaxed)).is_err() {
         end("cannot say which of its pages are away: no memory for their words");
     }
     if kernel::open_own().is_err() {
+        if source::get().is_none() {
+            end("cannot page the child of a fork: /proc/self/mem does not open");
+        }
         // No window can be filled. A process of one thread needs none, and this is one still.
         fill::settle_all(0, table::TOP);
         rules::switch_off();

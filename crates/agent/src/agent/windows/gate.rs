@@ -45,6 +45,25 @@ pub fn enter() -> Inside {
     }
 }
 
+/// The same; None: somebody changes mappings, and does not come to an end.
+pub fn enter_within(limit_ms: u32) -> Option<Inside> {
+    let state = &GATE.state;
+    let mut waited_ms = 0;
+    loop {
+        let seen = state.load(Ordering::SeqCst);
+        if seen & CHANGING == 0 {
+            if state.compare_exchange_weak(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                return Some(Inside);
+            }
+        } else if waited_ms < limit_ms {
+            wait::sleep_for(state, seen, 1);
+            waited_ms += 1;
+        } else {
+            return None;
+        }
+    }
+}
+
 impl Drop for Inside {
     fn drop(&mut self) {
         if GATE.state.fetch_sub(1, Ordering::SeqCst) == CHANGING | 1 {

@@ -1,9 +1,9 @@
 //! What the windows ask of the kernel: protections, guard markers, the process's own memory as a file, and
 //! which mapping is where.
 //!
-//! Three descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
-//! that has no protection at all; /proc/self/maps; the file with the words. They are opened high, and the
-//! program cannot close them (`descriptors.rs`).
+//! Some descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
+//! that has no protection at all; /proc/self/maps; the file with the words; a supervisor's bell. They are
+//! opened high, and the program cannot close them (`descriptors.rs`).
 
 use core::ffi::CStr;
 use core::mem::size_of;
@@ -27,16 +27,22 @@ pub struct Descriptors {
     pub mem: AtomicI32,
     pub maps: AtomicI32,
     pub words: AtomicI32,
+    /// By which a supervisor is called.
+    pub bell: AtomicI32,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-pub static DESCRIPTORS: Descriptors =
-    Descriptors { mem: AtomicI32::new(-1), maps: AtomicI32::new(-1), words: AtomicI32::new(-1) };
+pub static DESCRIPTORS: Descriptors = Descriptors {
+    mem: AtomicI32::new(-1),
+    maps: AtomicI32::new(-1),
+    words: AtomicI32::new(-1),
+    bell: AtomicI32::new(-1),
+};
 
 impl Descriptors {
-    pub fn all(&self) -> [i32; 3] {
-        [&self.mem, &self.maps, &self.words].map(|fd| fd.load(Ordering::Relaxed))
+    pub fn all(&self) -> [i32; 4] {
+        [&self.mem, &self.maps, &self.words, &self.bell].map(|fd| fd.load(Ordering::Relaxed))
     }
 }
 
@@ -50,6 +56,19 @@ fn high(fd: usize) -> usize {
         }
     }
     fd
+}
+
+/// A descriptor of the same, with a high number.
+pub fn high_copy(fd: i32) -> Result<i32> {
+    let mut result = Err(sys::EINVAL);
+    for from in HIGH {
+        // SAFETY: makes a descriptor; no memory involved.
+        result = unsafe { gadget::call(nr::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, from, 0, 0, 0]) };
+        if result.is_ok() {
+            break;
+        }
+    }
+    result.map(|fd| fd as i32)
 }
 
 pub fn close(fd: i32) {
@@ -152,6 +171,16 @@ pub unsafe fn write_through(at: usize, from: usize, len: usize) -> bool {
     let fd = DESCRIPTORS.mem.load(Ordering::Relaxed) as usize;
     // SAFETY: the caller's promise.
     unsafe { gadget::call(nr::PWRITE64, [fd, from, len, at, 0, 0]) == Ok(len) }
+}
+
+/// Reads pages of this process, whatever is in their place: how many bytes could be read.
+///
+/// # Safety
+/// `to` has room for as many bytes.
+pub unsafe fn read_through(at: usize, to: usize, len: usize) -> usize {
+    let fd = DESCRIPTORS.mem.load(Ordering::Relaxed) as usize;
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::PREAD64, [fd, to, len, at, 0, 0]) }.unwrap_or(0)
 }
 
 #[repr(C)]

@@ -1,5 +1,5 @@
 //! Paging by windows, for places that have neither userfaultfd nor io_uring: the pages of plain anonymous
-//! memory are taken out and brought back by the process itself. (Core; no supervisor uses it yet.)
+//! memory are taken out and brought back by the process itself, for a supervisor that keeps the bytes.
 //!
 //! A page that is away is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), a fault on it is SIGSEGV, and
 //! system calls find their pages by the dispatch, which traps them all. A *window* is the moment in which
@@ -18,11 +18,12 @@
 //! |---|---|
 //! | `gate.rs`, `wait.rs` | who may be at work at the same time; sleeping |
 //! | `table.rs` | the words: where they are, which steps they take |
-//! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; three descriptors that stay open |
+//! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
-//! | `evict.rs`, `fill.rs`, `fault.rs` | out, in, and SIGSEGV |
+//! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
 //! | `change.rs`, `fork.rs` | mappings that change |
-//! | `source.rs` | where bytes are kept |
+//! | `source.rs` | where bytes are kept, in tests |
+//! | `supervisor.rs` | the same, by a supervisor |
 //! | `rules.rs` | the switch |
 //!
 //! What must hold:
@@ -45,7 +46,7 @@ use core::arch::asm;
 
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
-use crate::sys::{EFAULT, EINVAL, EIO, ENOMEM, PAGE, PROT_NONE, Result};
+use crate::sys::{EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result};
 use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
 
 mod change;
@@ -58,13 +59,44 @@ mod fork;
 mod gate;
 mod kernel;
 mod rules;
+mod run;
 mod source;
+mod supervisor;
 mod table;
 mod uses;
 mod wait;
 
+pub use evict::take_run;
 pub use fork::{begins as fork_begins, ends as fork_ends, in_child};
 pub use rules::is_on;
+pub use supervisor::{is_there as has_supervisor, staging, take_word};
+
+/// Pages are kept by the supervisor that has sent these two descriptors, to a new program or to the child of
+/// a fork, whose windows are on. Before the evictor is made, which needs the descriptors.
+pub fn connect(control: i32, bell: i32) -> Result<()> {
+    if !is_on() {
+        start(b"1")?;
+    }
+    supervisor::connect(control, bell)
+}
+
+/// The agent has not joined.
+pub fn disconnect() {
+    supervisor::disconnect();
+    rules::switch_off();
+}
+
+/// Where the agent's region and its ident page are.
+pub fn keep_region(start: usize, len: usize, ident: usize) {
+    uses::keep(uses::REGION, start, len);
+    uses::keep(uses::IDENT, ident, PAGE);
+}
+
+/// The descriptors that the evictor needs.
+pub fn descriptors() -> [i32; 3] {
+    let [mem, maps, words, _] = kernel::DESCRIPTORS.all();
+    [mem, maps, words]
+}
 
 /// Makes the process one that can be paged by windows, as the variable in the environment asks for it. Before
 /// its calls are trapped, while it has one thread. Err: it cannot be done here.
@@ -79,9 +111,8 @@ pub fn start(asked: &[u8]) -> Result<()> {
     kernel::open_own()?;
     let leaves = table::make()?;
     let staging = evict::make()?;
-    if !uses::keep(leaves.0, leaves.1) || !uses::keep(staging.0, staging.1) {
-        return Err(ENOMEM);
-    }
+    uses::keep(uses::LEAVES, leaves.0, leaves.1);
+    uses::keep(uses::STAGING, staging.0, staging.1);
     try_out(staging.0)?;
     // What the kernel knows of the first thread: its id, its robust list, rseq.
     let thread = thread_pointer();

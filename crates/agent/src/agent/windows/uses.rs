@@ -16,32 +16,32 @@ use crate::dispatch::thread::{self, Block};
 use crate::protocol::{RangeInUse, SLOT_RANGES};
 use crate::sys::PAGE;
 
-const OWN_MAX: usize = 8;
+/// What is whose place in the list: `keep`.
+pub const LEAVES: usize = 0;
+pub const STAGING: usize = 1;
+pub const REGION: usize = 2;
+pub const IDENT: usize = 3;
+const OWN_MAX: usize = 4;
 
 /// Ranges of the agent's own memory, (start, end), beside the blocks of the threads.
 struct Own {
     start: [AtomicUsize; OWN_MAX],
     end: [AtomicUsize; OWN_MAX],
-    count: AtomicUsize,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static OWN: Own = Own {
-    start: [const { AtomicUsize::new(0) }; OWN_MAX],
-    end: [const { AtomicUsize::new(0) }; OWN_MAX],
-    count: AtomicUsize::new(0),
-};
+static OWN: Own =
+    Own { start: [const { AtomicUsize::new(0) }; OWN_MAX], end: [const { AtomicUsize::new(0) }; OWN_MAX] };
 
-/// Memory that is the agent's for as long as the process lives. False: no room in the list.
-pub fn keep(start: usize, len: usize) -> bool {
-    let index = OWN.count.fetch_add(1, Ordering::SeqCst);
-    let (Some(start_at), Some(end_at)) = (OWN.start.get(index), OWN.end.get(index)) else {
-        return false;
-    };
-    end_at.store(start + len, Ordering::SeqCst);
-    start_at.store(start, Ordering::SeqCst);
-    true
+/// Memory that is the agent's from now on, in place of what was known before by this number.
+pub fn keep(which: usize, start: usize, len: usize) {
+    if let (Some(start_at), Some(end_at)) = (OWN.start.get(which), OWN.end.get(which)) {
+        // Empty in between.
+        end_at.store(0, Ordering::SeqCst);
+        start_at.store(start, Ordering::SeqCst);
+        end_at.store(start + len, Ordering::SeqCst);
+    }
 }
 
 /// The first page in [start, end) that must stay; `end` if there is none. Looks at slots and hazards only if

@@ -1,0 +1,97 @@
+//! Runs of pages that come back: claimed, opened, and filled with bytes that are there already.
+//!
+//! Other threads must not be able to look before the bytes are there (`fill.rs`), unless there are none.
+
+use core::ptr::copy_nonoverlapping;
+use core::sync::atomic::AtomicU64;
+
+use super::kernel::{self, READ_WRITE, end};
+use super::rules::{self, Rule};
+use super::source::{COUNTERS, count};
+use super::table;
+use crate::dispatch::thread;
+use crate::sys::PAGE;
+use crate::words::{SWAPPED, Word};
+
+/// A run of pages that are FILLING, by the caller.
+pub struct Run {
+    pub start: usize,
+    pub pages: usize,
+    pub prot: usize,
+}
+
+impl Run {
+    pub fn len(&self) -> usize {
+        self.pages * PAGE
+    }
+
+    pub fn words(&self) -> impl Iterator<Item = (usize, &'static AtomicU64)> {
+        (0..self.pages)
+            .map(|index| self.start + index * PAGE)
+            .filter_map(|page| table::find(page).map(|word| (page, word)))
+    }
+}
+
+/// Puts bytes into as many of `pages` pages in a row as are SWAPPED and of one protection, from the first one
+/// on: how many those are. For whoever is inside the gate.
+pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usize {
+    let Some(word) = table::find(page) else { return 0 };
+    let prot = table::load(word).prot();
+    let mut run = Run { start: page, pages: 0, prot: prot as usize };
+    while run.pages < pages && claim(page + run.len(), prot) {
+        run.pages += 1;
+    }
+    if run.pages == 0 {
+        return 0;
+    }
+    if !by_window && thread::is_alone() || !rules::holds(Rule::Window) {
+        let is_writable = run.prot & READ_WRITE == READ_WRITE;
+        if !is_writable {
+            protect(&run, READ_WRITE);
+        }
+        open(&run);
+        // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
+        unsafe { copy_nonoverlapping(bytes as *const u8, run.start as *mut u8, run.len()) };
+        if !is_writable {
+            protect(&run, run.prot);
+        }
+    } else {
+        if run.prot != 0 {
+            protect(&run, 0);
+        }
+        open(&run);
+        // SAFETY: the pages are FILLING; the bytes are as many.
+        if !unsafe { kernel::write_through(run.start, bytes, run.len()) } {
+            end("cannot bring a page back: /proc/self/mem does not write it");
+        }
+        if run.prot != 0 {
+            protect(&run, run.prot);
+        }
+        count(&COUNTERS.by_window, run.pages);
+    }
+    for (_, word) in run.words() {
+        table::finish(word, Word::EMPTY);
+    }
+    count(&COUNTERS.brought, run.pages);
+    run.pages
+}
+
+pub fn claim(page: usize, prot: u64) -> bool {
+    let Some(word) = table::find(page) else { return false };
+    let seen = table::load(word);
+    seen.state() == SWAPPED && seen.prot() == prot && table::turn(word, seen, seen.filling())
+}
+
+pub fn open(run: &Run) {
+    // SAFETY: the pages are FILLING, and whoever else could look waits for them, or there is nobody else.
+    if unsafe { kernel::remove_guards(run.start, run.len()) }.is_err() {
+        end("cannot bring a page back: its guard stays");
+    }
+}
+
+pub fn protect(run: &Run, prot: usize) {
+    // SAFETY: the pages are FILLING, and whoever faults on them waits.
+    if unsafe { kernel::protect(run.start, run.len(), prot) }.is_err() {
+        end("cannot bring a page back: no room for a mapping (vm.max_map_count)");
+    }
+}

@@ -1,0 +1,340 @@
+//! A supervisor keeps the pages: it is told of faults and of changes, and what it brings is installed here.
+//! `link.rs` has the picture.
+//!
+//! What must hold:
+//!
+//! - A page whose word is SWAPPED is away for the supervisor too, or on its way: in a delivery. So whoever
+//!   changes mappings, takes pages out or forks installs first what has been delivered. A change is announced
+//!   before that, and nothing is delivered, nor taken out, before all of it was read.
+//! - A thread waits for the supervisor outside of the gate.
+//! - What is delivered is installed as it is: a page of it whose word is not SWAPPED was given up meanwhile.
+//!
+//! What it does not do: say what of a process may be taken out.
+
+use core::cell::Cell;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use super::gate::{self, Inside};
+use super::kernel::{self, end};
+use super::{run, table, wait};
+use crate::dispatch::gadget;
+use crate::link::{
+    DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FILE_BYTES, FREE, FULL, LINK_AT, Link, Message, RING,
+    STAGING_AT, TAKEN, WAITERS, Waiter, bytes_at,
+};
+use crate::protocol::Control;
+use crate::sys::{PAGE, Result, nr};
+use crate::words::{EVICTING, FILLING, SWAPPED, Word};
+
+const MADV_DONTFORK: usize = 10;
+const GETTID: usize = 186;
+/// How long to sleep on the lock before it is looked at again.
+const LOCK_MS: u32 = 100;
+
+struct Shared {
+    /// The whole file; null where there is no supervisor.
+    file: AtomicPtr<u8>,
+    bell: AtomicI32,
+    /// Held while a message is written.
+    writing: AtomicU32,
+}
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static SHARED: Shared =
+    Shared { file: AtomicPtr::new(null_mut()), bell: AtomicI32::new(-1), writing: AtomicU32::new(0) };
+
+/// From now on pages are kept by the supervisor that has sent these: the control file, and its bell, which
+/// stays open. While the process has one thread.
+pub fn connect(control: i32, bell: i32) -> Result<()> {
+    let file = kernel::map_file(control, 0, FILE_BYTES, 0)?;
+    // SAFETY: a new mapping; it is only kept from children, which get one of their own.
+    unsafe { gadget::call(nr::MADVISE, [file, FILE_BYTES, MADV_DONTFORK, 0, 0, 0]) }?;
+    let high = kernel::high_copy(bell)?;
+    kernel::DESCRIPTORS.bell.store(high, Ordering::Relaxed);
+    SHARED.bell.store(high, Ordering::Relaxed);
+    SHARED.writing.store(0, Ordering::Relaxed);
+    SHARED.file.store(file as *mut u8, Ordering::Release);
+    Ok(())
+}
+
+/// It will not be: the process is not managed.
+pub fn disconnect() {
+    let file = SHARED.file.swap(null_mut(), Ordering::AcqRel);
+    if !file.is_null() {
+        // SAFETY: nobody uses the mapping any more.
+        let _ = unsafe { gadget::call(nr::MUNMAP, [file as usize, FILE_BYTES, 0, 0, 0, 0]) };
+    }
+    close_bell();
+}
+
+/// The child of a fork has none of it, until it joins.
+pub fn forget() {
+    SHARED.file.store(null_mut(), Ordering::Release);
+    close_bell();
+}
+
+fn close_bell() {
+    let bell = SHARED.bell.swap(-1, Ordering::Relaxed);
+    kernel::DESCRIPTORS.bell.store(-1, Ordering::Relaxed);
+    if bell >= 0 {
+        kernel::close(bell);
+    }
+}
+
+pub fn is_there() -> bool {
+    !SHARED.file.load(Ordering::Acquire).is_null()
+}
+
+/// Staging, where the supervisor reads it.
+pub fn staging() -> usize {
+    SHARED.file.load(Ordering::Relaxed) as usize + STAGING_AT
+}
+
+fn link() -> *mut Link {
+    SHARED.file.load(Ordering::Relaxed).wrapping_add(LINK_AT).cast()
+}
+
+fn control() -> *mut Control {
+    SHARED.file.load(Ordering::Relaxed).cast()
+}
+
+/// A field of the link.
+macro_rules! field {
+    ($($path:tt)*) => {
+        // SAFETY: the file is mapped for as long as the process lives; indices are in bounds by their loops;
+        // only the address is taken.
+        unsafe { &raw mut (*link()).$($path)* }
+    };
+}
+
+fn word32(field: *mut u32) -> &'static AtomicU32 {
+    // SAFETY: in the file, which stays mapped; both sides access it as an atomic.
+    unsafe { AtomicU32::from_ptr(field) }
+}
+
+fn word64(field: *mut u64) -> &'static AtomicU64 {
+    // SAFETY: as above.
+    unsafe { AtomicU64::from_ptr(field) }
+}
+
+pub fn take_word() -> &'static AtomicU64 {
+    word64(field!(take))
+}
+
+/// Has the supervisor not read yet what has changed, or is it just at it? Inside the gate.
+pub fn is_changing() -> bool {
+    let unread =
+        word64(field!(changes)).load(Ordering::SeqCst) != word64(field!(changes_read)).load(Ordering::SeqCst);
+    // SAFETY: as in `field`.
+    let abort = word32(unsafe { &raw mut (*control()).abort });
+    // In this order: it says that it reads before it counts what it has read.
+    unread || abort.load(Ordering::SeqCst) != 0
+}
+
+/// Writes a message, and rings.
+fn push(kind: u32, addr: usize, end: usize, to: usize) {
+    while SHARED.writing.swap(1, Ordering::SeqCst) != 0 {
+        wait::sleep(&SHARED.writing, 1);
+    }
+    let (head, tail) = (word64(field!(head)), word64(field!(tail)));
+    let number = head.load(Ordering::Relaxed);
+    let room = word32(field!(room));
+    loop {
+        let seen = room.load(Ordering::SeqCst);
+        word32(field!(waits_for_room)).store(1, Ordering::SeqCst);
+        if number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64 {
+            break;
+        }
+        ring();
+        wait::sleep(room, seen);
+    }
+    word32(field!(waits_for_room)).store(0, Ordering::SeqCst);
+    // SAFETY: no memory involved.
+    let tid = unsafe { gadget::call(GETTID, [0; 6]) }.unwrap_or(0) as u32;
+    let message = Message { kind, tid, addr: addr as u64, end: end as u64, to: to as u64 };
+    let index = number as usize % RING;
+    let place = field!(ring).cast::<Message>().wrapping_add(index);
+    // SAFETY: the place is free, and the index below RING.
+    unsafe { place.write_volatile(message) };
+    head.store(number + 1, Ordering::SeqCst);
+    SHARED.writing.store(0, Ordering::SeqCst);
+    wait::wake_all(&SHARED.writing);
+    ring();
+}
+
+fn ring() {
+    let one = 1u64;
+    let bell = SHARED.bell.load(Ordering::Relaxed) as usize;
+    // SAFETY: the kernel reads 8 bytes.
+    let _ = unsafe { gadget::call(nr::WRITE, [bell, &raw const one as usize, 8, 0, 0, 0]) };
+}
+
+/// Waits for a page that was SWAPPED, until it is something else. Outside of the gate.
+pub fn ask(page: usize) {
+    let index = claim_waiter(page);
+    let waiter = waiter(index);
+    // SAFETY: as above; only addresses are taken.
+    let (woken, place) = unsafe { (word32(&raw mut (*waiter).woken), word64(&raw mut (*waiter).page)) };
+    loop {
+        let seen = woken.load(Ordering::SeqCst);
+        install_all(&gate::enter, false);
+        if table::state_of(page) != SWAPPED {
+            break;
+        }
+        push(FAULT, page, page + PAGE, 0);
+        while woken.load(Ordering::SeqCst) == seen {
+            wait::sleep(woken, seen);
+        }
+    }
+    place.store(0, Ordering::SeqCst);
+}
+
+/// The place of a waiter, whose index is below WAITERS.
+fn waiter(index: usize) -> *mut Waiter {
+    field!(waiters).cast::<Waiter>().wrapping_add(index)
+}
+
+fn claim_waiter(page: usize) -> usize {
+    const SCHED_YIELD: usize = 24;
+    loop {
+        for index in 0..WAITERS {
+            // SAFETY: the index is below WAITERS; only the address is taken.
+            let place = word64(unsafe { &raw mut (*waiter(index)).page });
+            if place.load(Ordering::Relaxed) == 0
+                && place.compare_exchange(0, page as u64, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            {
+                return index;
+            }
+        }
+        // SAFETY: no memory involved.
+        let _ = unsafe { gadget::call(SCHED_YIELD, [0; 6]) };
+    }
+}
+
+/// Installs all that has been delivered. `enter` enters the gate. `by_window`: the caller is no thread of the
+/// program, which may be at work meanwhile.
+pub fn install_all(enter: &dyn Fn() -> Inside, by_window: bool) {
+    loop {
+        let inside = enter();
+        let Err((page, seen)) = install_inside(by_window) else { return };
+        drop(inside);
+        if let Some(word) = table::find(page) {
+            table::wait_for(word, seen);
+        }
+    }
+}
+
+/// The page at which it does not go on now, and its word.
+type Blocked = core::result::Result<(), (usize, Word)>;
+
+/// The same, for whoever is inside. Err: a page is in the hands of another thread, which is inside too.
+pub fn install_inside(by_window: bool) -> Blocked {
+    for index in 0..DELIVERIES {
+        let delivery = field!(deliveries).cast::<Delivery>().wrapping_add(index);
+        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        let state = word32(unsafe { &raw mut (*delivery).state });
+        if state.load(Ordering::SeqCst) != FULL
+            || state.compare_exchange(FULL, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_err()
+        {
+            continue;
+        }
+        // SAFETY: the supervisor does not write it before it is FREE.
+        let content = unsafe { delivery.read_volatile() };
+        let bytes = SHARED.file.load(Ordering::Relaxed) as usize + bytes_at(index);
+        let mut done = content.done as usize;
+        let installed = install(&content, bytes, &mut done, by_window);
+        // SAFETY: as above.
+        unsafe { (&raw mut (*delivery).done).write_volatile(done as u32) };
+        state.store(if installed.is_ok() { FREE } else { FULL }, Ordering::SeqCst);
+        installed?;
+    }
+    Ok(())
+}
+
+/// `done`: pages that are done with. What was installed once may be taken out again before the rest is.
+fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) -> Blocked {
+    let pages = (content.pages as usize).min(DELIVERY_PAGES);
+    while *done < pages {
+        let page = content.addr as usize + *done * PAGE;
+        let Some(word) = table::find(page) else {
+            *done += 1;
+            continue;
+        };
+        let seen = table::load(word);
+        match seen.state() {
+            SWAPPED if content.lost != 0 => end("loses a page: its bytes cannot be read"),
+            SWAPPED => *done += run::install(page, pages - *done, bytes + *done * PAGE, by_window),
+            EVICTING | FILLING => return Err((page, seen)),
+            _ => *done += 1,
+        }
+    }
+    Ok(())
+}
+
+/// A change of mappings, by whoever is alone in the gate.
+pub struct Changing {
+    is_there: bool,
+    is_told: Cell<bool>,
+}
+
+impl Changing {
+    pub fn begin() -> Changing {
+        let is_there = is_there();
+        if is_there {
+            lock();
+            word64(field!(changes)).fetch_add(1, Ordering::SeqCst);
+            unlock();
+            install_alone();
+        }
+        Changing { is_there, is_told: Cell::new(false) }
+    }
+
+    /// After the call, when the words are what is true. `was_away`: of some page in it.
+    pub fn tell(&self, kind: u32, start: usize, end: usize, to: usize, was_away: bool) {
+        if self.is_there && start < end && (was_away || word32(field!(tells)).load(Ordering::Relaxed) != 0) {
+            push(kind, start, end, to);
+            self.is_told.set(true);
+        }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        if self.is_told.get() {
+            push(END, 0, 0, 0);
+        } else if self.is_there {
+            word64(field!(changes)).fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Installs what has been delivered, alone in the gate.
+pub fn install_alone() {
+    if install_inside(false).is_err() {
+        end("finds a page in the hands of another thread, where there can be none");
+    }
+}
+
+fn lock_word() -> &'static AtomicU32 {
+    // SAFETY: as in `field`.
+    word32(unsafe { &raw mut (*control()).lock })
+}
+
+/// 0 free, 1 held, 2 held and somebody may sleep.
+fn lock() {
+    let lock = lock_word();
+    if lock.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        return;
+    }
+    while lock.swap(2, Ordering::SeqCst) != 0 {
+        wait::sleep_for(lock, 2, LOCK_MS);
+    }
+}
+
+fn unlock() {
+    if lock_word().swap(0, Ordering::SeqCst) == 2 {
+        wait::wake_all(lock_word());
+    }
+}

@@ -1,0 +1,154 @@
+// What an agent that pages its process by windows (agent/windows/) shares with its supervisor: a
+// userfaultfd made of memory. Like protocol.rs this file is compiled twice, for both sides; so it holds plain
+// data only, and needs core alone.
+//
+// ```text
+//  the control memfd   ┌─────────┬──────────────────────────────┬────────────────────┬──────────────┐
+//                      │ Control │ Link: counts, waiters,       │ bytes of deliveries│ staging      │
+//                      │ 4 KiB   │ deliveries, ring of messages │ 32 times 16 pages  │ 256 pages    │
+//                      └─────────┴──────────────────────────────┴────────────────────┴──────────────┘
+//
+//  a thread that lacks a page                       a pager
+//  claims a waiter, writes the page into it
+//  FAULT into the ring; rings the bell (eventfd) ─▶ reads the ring, as it reads a userfaultfd
+//  sleeps on Waiter::woken                          bytes into a delivery, which is FULL from then on
+//  takes what is FULL, fills it in by windows ◀──── woken + 1 of those who wait for such a page
+//
+//  a thread that changes mappings                   a pager
+//  alone in its gate; changes + 1, with Control::lock
+//  installs what is FULL, makes the call            while `changes` is not `changes_read`, which is looked
+//  UNMAP, REMOVE, REMAP into the ring ────────────▶ at with Control::lock, nothing is delivered or taken
+//  END                                              changes_read + 1
+// ```
+//
+// Pages are taken out by the evictor's command (OP_MOVE), whose staging is here. `Link::take` says how far a
+// command has come, so that one which is not answered can be cut off at a known place:
+//
+// ```text
+//   supervisor: open(seq) ─ command ──────────────────────────────── swap(CUT) where there is no answer
+//   evictor:     copies a chunk's bytes into staging ─ open ─▶ committed(run, pages) ─ takes them out ─ ...
+// ```
+//
+// From a `committed` on the bytes are in staging and the pages will be away, whenever the evictor goes on.
+
+use crate::protocol::STAGING_PAGES;
+
+/// Messages: what each says.
+pub const FAULT: u32 = 1;
+/// [addr, end) is unmapped, or something else is mapped there.
+pub const UNMAP: u32 = 2;
+/// [addr, end) is as new.
+pub const REMOVE: u32 = 3;
+/// [addr, end) is at `to` now.
+pub const REMAP: u32 = 4;
+/// All of a change has been told.
+pub const END: u32 = 5;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Message {
+    pub kind: u32,
+    /// FAULT: the thread that faults.
+    pub tid: u32,
+    pub addr: u64,
+    pub end: u64,
+    pub to: u64,
+}
+
+/// A thread that waits for a page.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Waiter {
+    /// Address of the page; 0: nobody.
+    pub page: u64,
+    /// A futex that changes when the thread is to look again.
+    pub woken: u32,
+    pub reserved: u32,
+}
+
+/// `Delivery::state`: the supervisor may fill it; it is filled; an agent's thread is installing it.
+pub const FREE: u32 = 0;
+pub const FULL: u32 = 1;
+pub const TAKEN: u32 = 2;
+
+/// Pages in a row, whose bytes are in the part of the file that goes with this delivery.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Delivery {
+    pub state: u32,
+    pub pages: u32,
+    /// Address of the first one.
+    pub addr: u64,
+    /// 0; else the pages are lost, and there are no bytes.
+    pub lost: u32,
+    /// So many of them are done with, from the first one on.
+    pub done: u32,
+}
+
+pub const RING: usize = 1024;
+pub const WAITERS: usize = 256;
+pub const DELIVERIES: usize = 32;
+pub const DELIVERY_PAGES: usize = 16;
+
+#[repr(C)]
+pub struct Link {
+    /// Messages that were written; changes that have begun, but for those that needed not be told. Written by
+    /// the agent.
+    pub head: u64,
+    pub changes: u64,
+    /// Messages that were read; changes of which all was read. Written by the supervisor.
+    pub tail: u64,
+    pub changes_read: u64,
+    /// Non-zero: a thread of the agent waits for room in the ring, on `room`, which changes then.
+    pub waits_for_room: u32,
+    pub room: u32,
+    /// Non-zero: changes are to be told even where nothing is away.
+    pub tells: u32,
+    pub reserved: u32,
+    /// See above.
+    pub take: u64,
+    pub waiters: [Waiter; WAITERS],
+    pub deliveries: [Delivery; DELIVERIES],
+    pub ring: [Message; RING],
+}
+
+/// `Link::take`: the command `seq` may take pages out.
+pub const fn open(seq: u32) -> u64 {
+    (seq as u64) << 32
+}
+
+/// It has taken `pages` of its run number `run`, or is about to.
+pub const fn committed(seq: u32, run: u32, pages: u32) -> u64 {
+    open(seq) | COMMITTED | (run as u64 & 0xfff) << 16 | pages as u64 & 0xffff
+}
+
+/// The run and its pages, of a value of command `seq`. None: it has not taken any yet.
+pub const fn committed_of(take: u64, seq: u32) -> Option<(u32, u32)> {
+    if take >> 32 == seq as u64 && take & COMMITTED != 0 {
+        Some(((take >> 16 & 0xfff) as u32, (take & 0xffff) as u32))
+    } else {
+        None
+    }
+}
+
+const COMMITTED: u64 = 1 << 31;
+/// No command is under way that may take anything.
+pub const CUT: u64 = 0;
+
+const PAGE: usize = 4096;
+/// Where the parts lie in the file.
+pub const LINK_AT: usize = PAGE;
+pub const BYTES_AT: usize = LINK_AT + core::mem::size_of::<Link>().next_multiple_of(PAGE);
+pub const STAGING_AT: usize = BYTES_AT + DELIVERIES * DELIVERY_PAGES * PAGE;
+pub const FILE_BYTES: usize = STAGING_AT + STAGING_PAGES as usize * PAGE;
+
+/// Where the bytes of a delivery begin.
+pub const fn bytes_at(delivery: usize) -> usize {
+    BYTES_AT + delivery * DELIVERY_PAGES * PAGE
+}
+
+const _: () = assert!(core::mem::size_of::<Message>() == 32 && core::mem::size_of::<Delivery>() == 24);
+const _: () = {
+    assert!(committed_of(open(7), 7).is_none() && committed_of(committed(7, 3, 64), 8).is_none());
+    assert!(matches!(committed_of(committed(7, 127, 128), 7), Some((127, 128))));
+};

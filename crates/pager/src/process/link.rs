@@ -1,0 +1,484 @@
+//! What takes the place of a userfaultfd where there is none: memory shared with the agent, and a bell. The
+//! agent's `link.rs` has the picture.
+//!
+//! It has the operations of a userfaultfd, so that whoever reads faults and events, and fills, need not know
+//! which of the two it is ([`Port`]).
+//!
+//! - Events are told when they are made, in order, by one ring, and nothing is delivered while one is unread.
+//! - Registering is nothing: the agent tells of all that it takes out. What is new in memory is found by
+//!   looking (`monitor/adopt.rs`).
+//! - What is delivered lies in shared memory until a thread of the process installs it. The agent sees to
+//!   that before it takes anything out, changes a mapping, or forks.
+//!
+//! The other side may write anything at any time: every field is read once, and checked. A process whose
+//! ring cannot be true ends the run, as one whose events cannot be read.
+#![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
+
+use crate::process::control::ControlPage;
+use crate::process::peer::Pidfd;
+use memspill_agent::link::{
+    CUT, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LINK_AT, Link, Message, REMAP, REMOVE,
+    RING, STAGING_AT, UNMAP, WAITERS, Waiter, bytes_at, committed_of, open,
+};
+use memspill_agent::protocol::STAGING_PAGES;
+use memspill_engine::units::{PAGE_SIZE, Page};
+use memspill_uffd::userfaultfd::{self as uffd_abi, Event, Fill, MESSAGES_MAX, Stop, Uffd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::addr_of_mut;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// By which a process's faults and events come, and its pages go.
+pub enum Port {
+    Kernel(Uffd),
+    Agent(AgentLink),
+}
+
+/// One process's link.
+pub struct AgentLink {
+    control: Arc<ControlPage>,
+    bell: OwnedFd,
+    /// Of its evictor: the address space lives as long as that, as far as is known here.
+    alive: OnceLock<Pidfd>,
+    /// Held by whoever makes a delivery.
+    delivering: Mutex<()>,
+}
+
+impl AgentLink {
+    pub fn new(control: Arc<ControlPage>, bell: OwnedFd) -> AgentLink {
+        AgentLink { control, bell, alive: OnceLock::new(), delivering: Mutex::default() }
+    }
+
+    /// Whose address space it is.
+    pub fn set_evictor(&self, pidfd: Pidfd) {
+        let _ = self.alive.set(pidfd);
+    }
+
+    fn link(&self) -> *mut Link {
+        self.control.file().wrapping_add(LINK_AT).cast()
+    }
+
+    fn word32(&self, field: *mut u32) -> &AtomicU32 {
+        // SAFETY: in our live mapping, aligned, and accessed as an atomic only.
+        unsafe { AtomicU32::from_ptr(field) }
+    }
+
+    fn word64(&self, field: *mut u64) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(field) }
+    }
+
+    fn counts(&self) -> [&AtomicU64; 4] {
+        let link = self.link();
+        // SAFETY: only addresses are taken.
+        let fields = unsafe {
+            [
+                addr_of_mut!((*link).head),
+                addr_of_mut!((*link).tail),
+                addr_of_mut!((*link).changes),
+                addr_of_mut!((*link).changes_read),
+            ]
+        };
+        fields.map(|field| self.word64(field))
+    }
+
+    /// From now on changes are told also where nothing is away.
+    pub fn set_tells(&self) {
+        // SAFETY: only the address is taken.
+        self.word32(unsafe { addr_of_mut!((*self.link()).tells) }).store(1, Ordering::SeqCst);
+    }
+
+    fn is_changing(&self) -> bool {
+        let [_, _, changes, read] = self.counts();
+        changes.load(Ordering::SeqCst) != read.load(Ordering::SeqCst)
+    }
+
+    /// Read what is there, at most `most`.
+    fn read(&self, out: &mut Vec<Event>, most: usize) -> io::Result<usize> {
+        self.silence_bell();
+        let [head, tail, _, changes_read] = self.counts();
+        let (end, mut at) = (head.load(Ordering::SeqCst), tail.load(Ordering::SeqCst));
+        if end.wrapping_sub(at) > RING as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut count = 0;
+        while at != end && count < most {
+            // SAFETY: the index is below RING; plain data, any bit pattern is valid.
+            let message = unsafe {
+                addr_of_mut!((*self.link()).ring).cast::<Message>().add(at as usize % RING).read_volatile()
+            };
+            at += 1;
+            count += 1;
+            tail.store(at, Ordering::SeqCst);
+            if message.kind == END {
+                changes_read.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            let range = (message.addr, message.end);
+            let in_pages =
+                [message.addr, message.end, message.to].iter().all(|at| at % PAGE_SIZE as u64 == 0);
+            if !in_pages || message.addr >= message.end || message.end > crate::USER_END {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            out.push(match message.kind {
+                FAULT => Event::Fault { addr: message.addr, write: true, tid: message.tid },
+                UNMAP => Event::Unmap { start: range.0, end: range.1 },
+                REMOVE => Event::Remove { start: range.0, end: range.1 },
+                REMAP if message.to <= crate::USER_END - (range.1 - range.0) => {
+                    Event::Remap { from: range.0, to: message.to, len: range.1 - range.0 }
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            });
+        }
+        if count > 0 {
+            self.let_write();
+        }
+        if at != head.load(Ordering::SeqCst) {
+            // Others come back for the rest.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        Ok(count)
+    }
+
+    /// Whoever else holds it can clear its O_NONBLOCK at any time.
+    fn silence_bell(&self) {
+        let mut rung = [0u8; 8];
+        let iov = libc::iovec { iov_base: rung.as_mut_ptr().cast(), iov_len: rung.len() };
+        // SAFETY: the kernel writes 8 bytes.
+        unsafe { libc::preadv2(self.bell.as_raw_fd(), &iov, 1, -1, libc::RWF_NOWAIT) };
+    }
+
+    /// Somebody may wait for room in the ring.
+    fn let_write(&self) {
+        let link = self.link();
+        // SAFETY: only addresses are taken.
+        let (waits, room) = unsafe { (addr_of_mut!((*link).waits_for_room), addr_of_mut!((*link).room)) };
+        if self.word32(waits).load(Ordering::SeqCst) != 0 {
+            self.word32(room).fetch_add(1, Ordering::SeqCst);
+            wake_futex(room);
+        }
+    }
+
+    fn is_readable(&self) -> bool {
+        let [head, tail, ..] = self.counts();
+        head.load(Ordering::SeqCst) != tail.load(Ordering::SeqCst)
+    }
+
+    /// Brings pages, or says that they are lost; their waiters are woken.
+    fn deliver(&self, addr: u64, pages: usize, bytes: Option<&[u8]>) -> Fill {
+        let _delivering = self.delivering.lock().expect("delivering");
+        let mut done = 0;
+        while done < pages {
+            let count = (pages - done).min(DELIVERY_PAGES);
+            let piece = bytes.map(|bytes| &bytes[done * PAGE_SIZE..(done + count) * PAGE_SIZE]);
+            let at = addr + (done * PAGE_SIZE) as u64;
+            if !self.deliver_piece(at, count, piece, bytes.is_none()) {
+                // Nobody else may come who installs what is there.
+                self.wake_all();
+                return Fill { bytes: (done * PAGE_SIZE) as u64, stop: Stop::Again };
+            }
+            done += count;
+        }
+        self.wake(addr, pages);
+        Fill { bytes: (pages * PAGE_SIZE) as u64, stop: Stop::Done }
+    }
+
+    fn deliver_piece(&self, addr: u64, pages: usize, bytes: Option<&[u8]>, lost: bool) -> bool {
+        let free = (0..DELIVERIES).find(|index| self.state_of(*index).load(Ordering::SeqCst) == FREE);
+        let Some(index) = free else { return false };
+        if let Some(bytes) = bytes {
+            // SAFETY: the part of the file that goes with the delivery, which has room for so many pages.
+            unsafe {
+                let to = self.control.file().add(bytes_at(index));
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            }
+        }
+        let (pages, lost) = (pages as u32, u32::from(lost));
+        let delivery = Delivery { state: FREE, pages, addr, lost, done: 0 };
+        // SAFETY: the index is below DELIVERIES, and the agent leaves alone what is FREE.
+        unsafe { self.delivery(index).write_volatile(delivery) };
+        // A change would not know of it.
+        if !self.control.lock() {
+            return false;
+        }
+        let may_deliver = !self.is_changing();
+        if may_deliver {
+            self.state_of(index).store(FULL, Ordering::SeqCst);
+        }
+        self.control.unlock();
+        may_deliver
+    }
+
+    fn delivery(&self, index: usize) -> *mut Delivery {
+        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        unsafe { addr_of_mut!((*self.link()).deliveries).cast::<Delivery>().add(index) }
+    }
+
+    fn state_of(&self, index: usize) -> &AtomicU32 {
+        // SAFETY: only the address is taken.
+        self.word32(unsafe { addr_of_mut!((*self.delivery(index)).state) })
+    }
+
+    /// Does a thread wait for this page?
+    pub fn is_waited_for(&self, addr: u64) -> bool {
+        (0..WAITERS).any(|index| self.word64(self.waiter(index).0).load(Ordering::SeqCst) == addr)
+    }
+
+    /// Of a waiter: its page, and its futex.
+    fn waiter(&self, index: usize) -> (*mut u64, *mut u32) {
+        assert!(index < WAITERS, "there are {WAITERS} waiters");
+        // SAFETY: the index is below WAITERS; only addresses are taken.
+        unsafe {
+            let waiter = addr_of_mut!((*self.link()).waiters).cast::<Waiter>().add(index);
+            (addr_of_mut!((*waiter).page), addr_of_mut!((*waiter).woken))
+        }
+    }
+
+    /// Whoever waits for one of these pages looks again.
+    fn wake(&self, addr: u64, pages: usize) {
+        let end = addr + (pages * PAGE_SIZE) as u64;
+        self.wake_if(|page| (addr..end).contains(&page));
+    }
+
+    fn wake_all(&self) {
+        self.wake_if(|page| page != 0);
+    }
+
+    fn wake_if(&self, is_meant: impl Fn(u64) -> bool) {
+        for index in 0..WAITERS {
+            let (page, woken) = self.waiter(index);
+            if is_meant(self.word64(page).load(Ordering::SeqCst)) {
+                self.word32(woken).fetch_add(1, Ordering::SeqCst);
+                wake_futex(woken);
+            }
+        }
+    }
+
+    /// Command `seq` may take pages out from now on.
+    pub fn open(&self, seq: u32) {
+        self.take_word().store(open(seq), Ordering::SeqCst);
+    }
+
+    /// Nothing more is taken out by command `seq`. How far it has come: a run, and pages of it, which are in
+    /// staging; of the runs before, what is noted in each.
+    pub fn cut(&self, seq: u32) -> Option<(u32, u32)> {
+        committed_of(self.take_word().swap(CUT, Ordering::SeqCst), seq)
+    }
+
+    fn take_word(&self) -> &AtomicU64 {
+        // SAFETY: only the address is taken.
+        self.word64(unsafe { addr_of_mut!((*self.link()).take) })
+    }
+
+    /// A page of staging.
+    pub fn read_staging(&self, page: u32, into: &mut Page) {
+        assert!(page < STAGING_PAGES, "staging has {STAGING_PAGES} pages");
+        // SAFETY: within the part of the file that is staging. The agent may write it meanwhile: then its own
+        // process has other bytes than it had.
+        unsafe {
+            let from = self.control.file().add(STAGING_AT + page as usize * PAGE_SIZE);
+            std::ptr::copy_nonoverlapping(from, into.0.as_mut_ptr(), PAGE_SIZE);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.alive.get().is_some_and(Pidfd::has_ended)
+    }
+}
+
+fn wake_futex(word: *mut u32) {
+    // SAFETY: a wake on an address in our own mapping.
+    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Port::Kernel(uffd) => uffd.as_fd(),
+            Port::Agent(link) => link.bell.as_fd(),
+        }
+    }
+}
+
+/// As of a userfaultfd.
+impl Port {
+    pub fn agent(&self) -> Option<&AgentLink> {
+        match self {
+            Port::Kernel(_) => None,
+            Port::Agent(link) => Some(link),
+        }
+    }
+
+    pub fn api(&self, features: u64) -> io::Result<u64> {
+        match self {
+            Port::Kernel(uffd) => uffd.api(features),
+            Port::Agent(_) => Ok(features),
+        }
+    }
+
+    pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self {
+            Port::Kernel(uffd) => uffd.register(addr, len),
+            Port::Agent(_) => Ok(()),
+        }
+    }
+
+    pub fn unregister(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self {
+            Port::Kernel(uffd) => uffd.unregister(addr, len),
+            Port::Agent(_) => Ok(()),
+        }
+    }
+
+    pub fn wake(&self, addr: u64, len: u64) {
+        match self {
+            Port::Kernel(uffd) => uffd.wake(addr, len),
+            Port::Agent(link) => link.wake(addr, len as usize / PAGE_SIZE),
+        }
+    }
+
+    pub fn copy(&self, dst: u64, src: &[u8]) -> Fill {
+        match self {
+            Port::Kernel(uffd) => uffd.copy(dst, src),
+            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Some(src)),
+        }
+    }
+
+    pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
+        match self {
+            Port::Kernel(uffd) => uffd.copy_without_wake(dst, src),
+            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Some(src)),
+        }
+    }
+
+    pub fn zeropage(&self, dst: u64, len: u64) -> Fill {
+        match self {
+            Port::Kernel(uffd) => uffd.zeropage(dst, len),
+            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, Some(&vec![0; len as usize])),
+        }
+    }
+
+    pub fn poison(&self, dst: u64, len: u64) -> Fill {
+        match self {
+            Port::Kernel(uffd) => uffd.poison(dst, len),
+            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, None),
+        }
+    }
+
+    pub fn is_changing(&self) -> bool {
+        match self {
+            Port::Kernel(uffd) => uffd.is_changing(),
+            Port::Agent(link) => link.is_changing(),
+        }
+    }
+
+    pub fn is_registered_shared(&self, addr: u64) -> Option<bool> {
+        match self {
+            Port::Kernel(uffd) => uffd.is_registered_shared(addr),
+            Port::Agent(_) => Some(false),
+        }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Port::Kernel(uffd) => uffd.is_gone(),
+            Port::Agent(link) => link.is_gone(),
+        }
+    }
+
+    pub fn is_readable(&self) -> bool {
+        match self {
+            Port::Kernel(uffd) => uffd.is_readable(),
+            Port::Agent(link) => link.is_readable(),
+        }
+    }
+
+    pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
+        match self {
+            Port::Kernel(uffd) => uffd.read(out),
+            Port::Agent(link) => link.read(out, MESSAGES_MAX),
+        }
+    }
+
+    pub fn read_one(&self, out: &mut Vec<Event>) -> io::Result<usize> {
+        match self {
+            Port::Kernel(uffd) => uffd.read_one(out),
+            Port::Agent(link) => link.read(out, 1),
+        }
+    }
+}
+
+const _: () = assert!(uffd_abi::MESSAGES_MAX < RING);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: u64 = 0x7000_0000;
+
+    fn new_link() -> AgentLink {
+        use rustix::event::{EventfdFlags, eventfd};
+        let (control, _fd) = ControlPage::with_link().unwrap();
+        AgentLink::new(Arc::new(control), eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    /// As an agent does.
+    fn write(link: &AgentLink, kind: u32, addr: u64, end: u64) {
+        let [head, ..] = link.counts();
+        let message = Message { kind, tid: 1, addr, end, to: 0 };
+        let index = head.load(Ordering::SeqCst) as usize % RING;
+        // SAFETY: the index is below RING.
+        unsafe { addr_of_mut!((*link.link()).ring).cast::<Message>().add(index).write_volatile(message) };
+        head.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn nothing_is_delivered_before_all_of_a_change_was_read() {
+        let (link, page, mut events) = (new_link(), vec![7; PAGE_SIZE], Vec::new());
+        let [_, _, changes, _] = link.counts();
+        changes.fetch_add(1, Ordering::SeqCst);
+        write(&link, UNMAP, AT, AT + PAGE_SIZE as u64);
+        assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
+        assert!(matches!(events[..], [Event::Unmap { start: AT, .. }]));
+        assert_eq!(link.deliver(AT, 1, Some(&page)).stop, Stop::Again);
+        write(&link, END, 0, 0);
+        assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
+        assert_eq!((link.deliver(AT, 1, Some(&page)).stop, events.len()), (Stop::Done, 1));
+        assert_eq!(link.state_of(0).load(Ordering::SeqCst), FULL);
+    }
+
+    #[test]
+    fn what_finds_no_place_is_for_later() {
+        let (link, pages) = (new_link(), vec![7; PAGE_SIZE * DELIVERY_PAGES * (DELIVERIES + 1)]);
+        let fill = link.deliver(AT, DELIVERY_PAGES * (DELIVERIES + 1), Some(&pages));
+        assert_eq!(fill.stop, Stop::Again);
+        assert_eq!(fill.bytes as usize, PAGE_SIZE * DELIVERY_PAGES * DELIVERIES);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_true_are_refused() {
+        let page = PAGE_SIZE as u64;
+        for (kind, addr, end) in
+            [(UNMAP, AT + 1, AT + page), (FAULT, AT, AT), (REMOVE, AT, !(page - 1)), (9, AT, AT + page)]
+        {
+            let link = new_link();
+            write(&link, kind, addr, end);
+            assert!(link.read(&mut Vec::new(), MESSAGES_MAX).is_err(), "{kind} {addr:#x} {end:#x}");
+        }
+        let link = new_link();
+        link.counts()[0].store(RING as u64 + 1, Ordering::SeqCst);
+        assert!(link.read(&mut Vec::new(), MESSAGES_MAX).is_err());
+    }
+
+    #[test]
+    fn a_late_command_is_cut_where_it_stands() {
+        use memspill_agent::link::committed;
+        let link = new_link();
+        link.open(5);
+        assert_eq!(link.cut(5), None);
+        link.open(6);
+        let seen = link.take_word().swap(committed(6, 2, 64), Ordering::SeqCst);
+        assert_eq!((seen, link.cut(6), link.cut(6)), (open(6), Some((2, 64)), None));
+    }
+}
