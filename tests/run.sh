@@ -118,6 +118,7 @@ suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 840 tests/robustness.sh --kills 4
 suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
     python verify-threads
+suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target by_auto
 export -f verifier
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier

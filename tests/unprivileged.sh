@@ -1,10 +1,11 @@
 #!/bin/bash
-# The user pager, as a user without any privilege: real programs, and what must hold when things go wrong.
-# The scripts for these run as that user, with --pager=user for each run of memspill.
+# The user pager, or the signal pager, as a user without any privilege: real programs, and what must hold when
+# things go wrong. The scripts for these run as that user, with that pager for each run of memspill.
 
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
   --full  large sizes, and more kills
+  --pager=signal  that pager, and its cases; by_auto runs under a filter that refuses userfaultfd, io_uring
   --list  names of both
 Needs root, to become that user (65534); the repository must be readable for all."
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,8 +19,15 @@ PROGRAMS=(sort numpy python sqlite redis gcc make node java-serial java cplusplu
 
 FULL=()
 NAMES=()
+PAGER=user
 for word; do
     case $word in
+    --pager=user) ;;
+    --pager=signal)
+        PAGER=signal
+        CASES=(check kill-target kill-child kill-supervisor)
+        PROGRAMS=(python bash verify-threads)
+        ;;
     --full) FULL=(--full) ;;
     --list) echo "${CASES[*]} ${PROGRAMS[*]}"; exit ;;
     -*) printf '%s\n' "$HELP"; exit 2 ;;
@@ -44,6 +52,22 @@ run() {
     [ ${#asked[@]} = 0 ] && return
     (cd / && TMPDIR=/tmp "${user[@]}" bash "$TESTS/$script" "${FULL[@]}" "${args[@]}" "${asked[@]}") || code=1
 }
-run robustness.sh --kills 6 --with '--pager=user' -- "${CASES[@]}"
-run real_programs.sh --with '--pager=user --check' -- "${PROGRAMS[@]}"
+run robustness.sh --kills 6 --with "--pager=$PAGER" -- "${CASES[@]}"
+run real_programs.sh --with "--pager=$PAGER --check" -- "${PROGRAMS[@]}"
+if [ $PAGER = signal ] && [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" by_auto "* ]]; then
+    job='d = {i: str(i) * 5 for i in range(300000)}
+print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
+    right=$(/usr/bin/python3 -c "$job")
+    said=$(cd / && "${user[@]}" /usr/bin/python3 "$TESTS/without_userfaultfd.py" \
+        "$TESTS/../target/release/memspill" run -v --stats -m 24M -- /usr/bin/python3 -c "$job" 2>&1)
+    if [[ $said == *"pager: signal, for neither kernel"* && $said == *"$right"* &&
+        $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then
+        echo "PASS by_auto"
+        echo "1 passed, 0 failed, 0 skipped"
+    else
+        printf 'FAIL by_auto\n%s\n' "$said"
+        echo "0 passed, 1 failed, 0 skipped"
+        code=1
+    fi
+fi
 exit $code
