@@ -38,6 +38,15 @@ done
 user=(setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs)
 "${user[@]}" test -r "$TESTS/common.sh" ||
     { echo "SKIP (user 65534 cannot read $TESTS)"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
+# An older kernel has no guard markers. What is missing is named; anything else is no reason to skip.
+if [ $PAGER = signal ]; then
+    said=$(cd / && "${user[@]}" "$TESTS/../target/release/memspill" run --pager=signal -m 64M -- true 2>&1)
+    if [[ $said == *"signal is not possible"* ]]; then
+        echo "SKIP ($said)"
+        echo "0 passed, 0 failed, 1 skipped"
+        exit 0
+    fi
+fi
 code=0
 # run SCRIPT ARGS... -- NAMES: those of the names that were asked for, or all.
 run() {
