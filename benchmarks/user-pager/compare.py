@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""The user pager against the kernel's, and against the program without memspill, in turns.
+
+    sudo benchmarks/user-pager/compare.py [--rounds N] [--json FILE] [ROW...]      --list names the rows
+
+Each round runs a row's program natively, under --pager=kernel (as root) and under --pager=user (as user
+65534, without any privilege), in an order that changes from round to round. A row says what is compared: the
+time that the whole run takes, or figures that the program prints (calls.c). The table has medians with their
+ranges, and the median of the ratios within rounds: above 1, the user pager is slower. With --json the
+figures of all runs are kept; a file that is there already is added to.
+"""
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+REPO = HERE.parent.parent
+PROGRAMS = REPO / "tests" / "programs"
+MEMSPILL = REPO / "target" / "release" / "memspill"
+WORKLOAD = REPO / "target" / "release" / "memspill-workload"
+PYTHON = "/usr/bin/python3"
+MODES = ("native", "kernel", "user")
+UNPRIVILEGED = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all",
+                "--bounding-set=-all", "--no-new-privs"]
+LIMIT_S = 120
+
+work = pathlib.Path(tempfile.mkdtemp(prefix="memspill-user-pager."))
+calls = work / "calls"
+
+
+def shell(script):
+    return ["bash", "-c", script]
+
+
+def redis(clients):
+    return shell(f"""d=$(mktemp -d) && cd "$d" || exit 1
+        redis-server --port 0 --unixsocket s --save '' --daemonize no >log 2>&1 & server=$!
+        for i in $(seq 200); do redis-cli -s s ping 2>/dev/null | grep -q PONG && break; sleep 0.05; done
+        redis-benchmark -s s -q --csv -n 40000 -r 10000 -t set,get -c {clients} | tr -d '"' |
+            awk -F, '/^[SG]ET/ {{ print "redis_" tolower($1) "_ns", 1e9 / $2 }}'
+        redis-cli -s s shutdown nosave; wait $server; rm -rf "$d" """)
+
+
+# NAME: (budget in MiB; "half": half of the program's peak, command, whether it prints its figures)
+ROWS = {
+    "cpu": (1024, [WORKLOAD, "cpu", "--seconds-worth", "4"], False),
+    "fresh": (1536, [calls, "fresh", "1024"], True),
+    "calls": (1024, [calls, "4"], True),
+    "calls-pressed": (64, [calls, "128"], True),
+    "dd": (1024, shell("dd if=/dev/zero of=/dev/null bs=512 count=300000 2>/dev/null"), False),
+    "faults-1": (64, [calls, "faults", "192", "1"], True),
+    "faults-2": (64, [calls, "faults", "192", "2"], True),
+    "redis": (1024, redis(8), True),
+    "forks": (256, shell("for i in $(seq 200); do /bin/true; done"), False),
+    "numpy": ("half", [PYTHON, PROGRAMS / "numpy_job.py", "120"], False),
+    "python": ("half", [PYTHON, PROGRAMS / "dicts.py", "4"], False),
+    "sqlite": ("half", ["sqlite3", ":memory:", "create table size(n); insert into size values(150000)",
+                        f".read {PROGRAMS}/job.sql"], False),
+    "gcc": ("half", ["gcc", "-O2", "-c", work / "big.c", "-o", "/dev/null"], False),
+    "node": ("half", ["node", PROGRAMS / "job.js", "5"], False),
+    "java": ("half", ["java", "-Xmx300m", "-cp", work, "Job", "6"], False),
+}
+
+
+def prepare(names):
+    work.chmod(0o755)
+    subprocess.run(["gcc", "-O2", "-pthread", "-o", calls, HERE / "calls.c"], check=True)
+    if "gcc" in names:
+        with open(work / "big.c", "w") as out:
+            subprocess.run([PYTHON, PROGRAMS / "make_c.py", "500", "1"], stdout=out, check=True)
+    if "java" in names:
+        subprocess.run(["javac", "-d", work, PROGRAMS / "Job.java"], check=True)
+
+
+def half_of_peak(command):
+    """In MiB."""
+    spot = work / "peak"
+    spot.unlink(missing_ok=True)
+    subprocess.run([PYTHON, PROGRAMS / "peak.py", spot, "--", *map(str, command)], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return max(int(spot.read_text()) // 2048, 24)
+
+
+def run(mode, budget, command, prints):
+    """Figures of one run: NAME: number; {} where it failed."""
+    command = [str(word) for word in command]
+    if mode != "native":
+        command = [str(MEMSPILL), "run", "-m", f"{budget}M", f"--pager={mode}", "--", *command]
+    if mode != "kernel":
+        command = UNPRIVILEGED + command
+    start = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd="/tmp", capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"  {mode}: not done after {LIMIT_S} s", file=sys.stderr)
+        return {}
+    took = time.monotonic() - start
+    if done.returncode != 0:
+        print(f"  {mode}: ends with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
+        return {}
+    if not prints:
+        return {"seconds": took}
+    figures = {}
+    for line in done.stdout.splitlines():
+        if len(words := line.split()) == 2:
+            figures[words[0]] = float(words[1])
+    return figures
+
+
+def short(number):
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def cell(values):
+    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})" if values else "-"
+
+
+def table(rows):
+    print("| row | figure | native | kernel | user | user / kernel | user / native |")
+    print("|---|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        rounds = row["rounds"]
+        figures = dict.fromkeys(figure for one in rounds for run in one.values() for figure in run)
+        for figure in figures:
+            of = {mode: [one[mode][figure] for one in rounds if figure in one.get(mode, {})] for mode in MODES}
+
+            def ratio(to):
+                both = [one["user"][figure] / one[to][figure] for one in rounds
+                        if figure in one.get("user", {}) and figure in one.get(to, {})]
+                return cell(both)
+            title = f"{name}, {row['budget_mib']} MiB"
+            print("|", " | ".join([title, figure, *(cell(of[mode]) for mode in MODES), ratio("kernel"),
+                                   ratio("native")]), "|")
+
+
+def main():
+    words, names, rounds, file = sys.argv[1:], [], 5, None
+    while words:
+        word = words.pop(0)
+        if word == "--rounds":
+            rounds = int(words.pop(0))
+        elif word == "--json":
+            file = pathlib.Path(words.pop(0)).resolve()
+        elif word == "--list":
+            return print(*ROWS)
+        elif word in ROWS:
+            names.append(word)
+        else:
+            sys.exit(__doc__)
+    names = names or list(ROWS)
+    kept = json.loads(file.read_text()) if file and file.exists() else {}
+    prepare(names)
+    for name in names:
+        budget, command, prints = ROWS[name]
+        budget = half_of_peak(command) if budget == "half" else budget
+        kept[name] = {"budget_mib": budget, "rounds": []}
+        for number in range(rounds):
+            order = MODES[number % 3:] + MODES[:number % 3]
+            print(f"{name}, round {number + 1}", file=sys.stderr)
+            kept[name]["rounds"].append({mode: run(mode, budget, command, prints) for mode in order})
+        if file:
+            file.write_text(json.dumps(kept, indent=1) + "\n")
+    table({name: kept[name] for name in names})
+
+
+try:
+    main()
+finally:
+    shutil.rmtree(work, ignore_errors=True)
