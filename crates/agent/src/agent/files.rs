@@ -241,6 +241,11 @@ pub fn find_next() {
     find(&NEXT_POSIX_FALLOCATE);
 }
 
+/// Calls `each` with the C library's own functions, as far as they were found.
+pub fn each_function(each: impl Fn(usize)) {
+    each_next(|next| each(next.address.load(Ordering::Acquire)));
+}
+
 /// Which files a system call is about that a program makes by `syscall`.
 pub fn files_of(number: usize, args: [usize; 6]) -> [usize; 2] {
     match number {

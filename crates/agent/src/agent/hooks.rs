@@ -42,6 +42,9 @@ const RING_MIN: usize = 64 << 10;
 /// Calls that may take long have the doorbells from this one on.
 const FOR_LONG: usize = DOORBELLS / 2;
 const MAP_FAILED: usize = usize::MAX;
+/// How long the supervisor's next search is waited for, and in which steps it is asked whether it has been.
+const SEARCHES_MS: u32 = 1000;
+const SEARCH_MS: u32 = 2;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> usize {
@@ -80,6 +83,17 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
         // it grew, and have registered a part of it.
         announce(control, old, old_len, CALL_GROWN);
         ret = call();
+        // Where memory is marked before it is registered, the supervisor's next search does that.
+        let mut waited = 0;
+        while ret == Err(EFAULT)
+            && STATE.forks.load(Ordering::Relaxed) != 0
+            && waited < SEARCHES_MS
+            && remap::is_mapped(old, old_len)
+        {
+            sys::pause(SEARCH_MS);
+            waited += SEARCH_MS;
+            ret = call();
+        }
     }
     if let Ok(addr) = ret
         && addr != old
@@ -103,7 +117,7 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     // Before it may be mapped again.
     own_marks::remove(addr, len);
     // SAFETY: the caller's own request, passed through.
-    libc_result(unsafe { sys::syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
+    libc_result(unsafe { sys::map_call(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
 }
 
 fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
@@ -115,7 +129,7 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
-    let ret = unsafe { sys::syscall(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
+    let ret = unsafe { sys::map_call(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
     if let Ok(addr) = ret {
         own_marks::remove(addr, len);
     }

@@ -503,9 +503,36 @@ impl Drop for Fd {
     }
 }
 
+/// A call that touches no memory by its arguments, so that it need not be trapped where calls are.
+///
+/// # Safety
+/// As for `syscall`.
+pub unsafe fn syscall_untrapped(number: usize, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    #[cfg(target_arch = "x86_64")]
+    return unsafe { crate::dispatch::gadget::call(number, args) };
+    // SAFETY: the caller's promise.
+    #[cfg(not(target_arch = "x86_64"))]
+    return unsafe { syscall(number, args) };
+}
+
+/// mmap or munmap: trapped only where the dispatch pages by windows, and must know of them.
+///
+/// # Safety
+/// As for `syscall`.
+pub unsafe fn map_call(number: usize, args: [usize; 6]) -> Result<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if crate::windows::is_on() {
+        // SAFETY: the caller's promise.
+        return unsafe { syscall(number, args) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { syscall_untrapped(number, args) }
+}
+
 pub fn getpid() -> u32 {
     // SAFETY: no memory involved.
-    unsafe { syscall(nr::GETPID, [0; 6]) }.unwrap_or(0) as u32
+    unsafe { syscall_untrapped(nr::GETPID, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// Ends the whole process, at once and not to be caught.

@@ -20,6 +20,7 @@ use super::batch;
 use super::context::Context;
 use super::gadget;
 use super::in_use::{self, Use, Uses};
+use super::rewrite;
 use super::signals::{self, ActionsLocked};
 use super::thread::{self, Block, Frame, Parent, VFORKS};
 use crate::sys::{self, EAGAIN};
@@ -280,6 +281,7 @@ fn prepare_managed(child_tid: usize) -> sys::Result<()> {
 }
 
 fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usize> {
+    rewrite::before_first_thread();
     let new = thread::take().map_err(|_| EAGAIN)?;
     // SAFETY: the block is nobody's else.
     let child = unsafe { &mut *new };
@@ -367,6 +369,7 @@ fn after_fork(block: &mut Block) {
     drop(ActionsLocked);
     batch::forget_lock();
     thread::forget_others(block);
+    rewrite::forget_threads();
     // Its rseq area is its parent's, and it has no robust list.
     block.keep(thread::KEPT_ROBUST_LIST, 0, 0);
     block.keep(thread::KEPT_TID, block.child_tid, TID_BYTES);

@@ -108,6 +108,25 @@ pub fn fpu_words_at(at: usize) -> usize {
     at.wrapping_add(FPU_MAGIC_AT)
 }
 
+/// Gives xmm0 to xmm15 these values.
+///
+/// # Safety
+/// It is a copy of the FPU's registers that the kernel has made.
+pub unsafe fn set_vectors(at: usize, vectors: &[[u64; 2]; 16]) {
+    const VECTORS_AT: usize = 160;
+    /// Which parts of it hold values; the others are as at a thread's start.
+    const PARTS_AT: usize = FPU_LEGACY;
+    const PART_SSE: u64 = 2;
+    // SAFETY: the caller's promise. Where there is more than 512 bytes it begins with the set of parts.
+    unsafe {
+        ((at + VECTORS_AT) as *mut [[u64; 2]; 16]).write_unaligned(*vectors);
+        if fpu_len(at) > FPU_LEGACY {
+            let parts = (at + PARTS_AT) as *mut u64;
+            parts.write_unaligned(parts.read_unaligned() | PART_SSE);
+        }
+    }
+}
+
 /// Makes a copy one that holds what all processors have, and no more.
 ///
 /// # Safety

@@ -14,7 +14,7 @@
 use super::context::{self, Context, Info, SignalFrame};
 use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN, SIGSEGV};
 use super::thread::{AltStack, Block};
-use super::{clone, enter, gadget, in_use};
+use super::{clone, enter, gadget, in_use, rewrite};
 use crate::sys::{self, nr};
 use core::mem::{offset_of, size_of};
 
@@ -30,13 +30,22 @@ const TGKILL: usize = 234;
 
 /// Makes of an interrupted thread a program that is before or after its call.
 fn show_program(block: &mut Block, context: &mut Context) {
-    in_use::withdraw(block);
+    in_use::abandon(block);
+    if core::mem::take(&mut block.preparing) != 0 {
+        return show_before_site_call(block, context);
+    }
     let (frame, regs) = (&block.frame, &mut context.regs);
     let at = regs.rip;
-    if at == enter::make() {
+    let side = enter::is_before_site_call(at);
+    if side == Some(enter::Side::Registers) {
+        regs.rip = regs.rcx - INSTRUCTION;
+    } else if at == enter::make() || side == Some(enter::Side::Block) {
         regs.rip = frame.next - INSTRUCTION;
         regs.rax = frame.number;
         regs.set_args(frame.args);
+    } else if let Some((next, number)) = rewrite::call_of_stub(at) {
+        regs.rip = next - INSTRUCTION;
+        regs.rax = number;
     } else if (enter::made()..enter::go_on()).contains(&at) {
         regs.rip = frame.next;
         regs.set_args(frame.args);
@@ -46,6 +55,20 @@ fn show_program(block: &mut Block, context: &mut Context) {
         regs.set_args(frame.args);
     } else if at == enter::go_on() || at == clone::go_on() {
         regs.rip = regs.rcx;
+    }
+}
+
+/// The same of one that prepares a call from a rewritten site, by code that may have changed all registers.
+fn show_before_site_call(block: &Block, context: &mut Context) {
+    let (frame, saved, regs) = (&block.frame, &block.saved, &mut context.regs);
+    regs.rip = frame.next - INSTRUCTION;
+    regs.rax = frame.number;
+    regs.rsp = frame.stack;
+    regs.set_args(frame.args);
+    [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15] = saved.general;
+    if context.fpu != 0 {
+        // SAFETY: the kernel's own frame.
+        unsafe { context::set_vectors(context.fpu, &saved.vectors) };
     }
 }
 

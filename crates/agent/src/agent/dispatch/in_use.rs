@@ -58,16 +58,20 @@ impl Uses {
 
 /// Says which memory is in use, and waits until no batch is under way that may not have seen it.
 pub fn publish(block: &mut Block, uses: &Uses) {
+    publish_list(block, uses.list.get(..uses.count).unwrap_or(&uses.list));
+}
+
+/// As `publish`. No more than SLOT_RANGES.
+pub fn publish_list(block: &mut Block, uses: &[Use]) {
     let slot = &raw mut block.slot;
-    let ranges = uses.list.iter().take(uses.count);
-    for (index, one) in ranges.enumerate() {
+    for (index, one) in uses.iter().enumerate().take(SLOT_RANGES) {
         let range = RangeInUse { start: one.start as u64, end: one.end as u64 };
         // SAFETY: `index` is below SLOT_RANGES; the evictor reads the block, hence volatile.
         unsafe { (&raw mut (*slot).ranges).cast::<RangeInUse>().add(index).write_volatile(range) };
     }
-    count_of(block).store(uses.count as u32, Ordering::Release);
+    count_of(block).store(uses.len() as u32, Ordering::Release);
     fence(Ordering::SeqCst);
-    wait_for_batch(thread::board());
+    wait_for_batch(block, thread::board());
 }
 
 pub fn withdraw(block: &mut Block) {
@@ -79,7 +83,16 @@ fn count_of(block: &mut Block) -> &AtomicU32 {
     unsafe { AtomicU32::from_ptr(&raw mut block.slot.count) }
 }
 
-fn wait_for_batch(board: *mut Board) {
+/// What a thread was about to do that is not to be continued.
+pub fn abandon(block: &mut Block) {
+    withdraw(block);
+    if core::mem::take(&mut block.waits) {
+        // SAFETY: the board outlives all threads, and the field is accessed as an atomic only.
+        unsafe { AtomicU32::from_ptr(&raw mut (*thread::board()).waiting) }.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn wait_for_batch(block: &mut Block, board: *mut Board) {
     // SAFETY: the board outlives all threads, and the fields are accessed as atomics only.
     let (generation, waiting) = unsafe {
         (AtomicU32::from_ptr(&raw mut (*board).generation), AtomicU32::from_ptr(&raw mut (*board).waiting))
@@ -89,11 +102,17 @@ fn wait_for_batch(board: *mut Board) {
         return;
     }
     waiting.fetch_add(1, Ordering::SeqCst);
+    let waits = &raw mut block.waits;
+    // SAFETY: the thread's own block; a signal's handler looks at it (`abandon`), hence volatile. One that
+    // comes between the two lines leaves the count too high: then each batch wakes nobody once more.
+    unsafe { waits.write_volatile(true) };
     while generation.load(Ordering::SeqCst) == seen {
         let args = [generation.as_ptr() as usize, FUTEX_WAIT, seen as usize, 0, 0, 0];
         // SAFETY: the word outlives all threads.
         let _ = unsafe { gadget::call(nr::FUTEX, args) };
     }
+    // SAFETY: as above.
+    unsafe { waits.write_volatile(false) };
     waiting.fetch_sub(1, Ordering::SeqCst);
 }
 

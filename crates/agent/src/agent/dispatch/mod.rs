@@ -32,6 +32,7 @@
 //! | `batch.rs` | the other side: batches, and what is about to be registered |
 //! | `walk.rs`, `crates/agent/src/calls.rs` | what a call uses |
 //! | `enter.rs` | the instructions that make the call |
+//! | `rewrite.rs` | sites that come to them without a trap |
 //! | `context.rs`, `signals.rs`, `deliver.rs` | the program's signals |
 //! | `clone.rs` | threads, forks |
 //! | `pieces.rs` | large reads and writes |
@@ -61,6 +62,7 @@ mod enter;
 pub mod gadget;
 mod in_use;
 mod pieces;
+mod rewrite;
 mod signals;
 pub mod thread;
 mod trap;

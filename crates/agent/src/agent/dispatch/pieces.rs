@@ -77,6 +77,21 @@ pub fn shortened(number: usize, args: &[usize; 6]) -> Option<usize> {
     (is_plain && len > STREAM_MOST && is_stream(file)).then_some(STREAM_MOST)
 }
 
+/// May the call be one of those that are made in pieces, or shortened?
+pub fn may_be_large(number: usize, args: &[usize; 6]) -> bool {
+    matches!(number, READ | WRITE | PREAD64 | PWRITE64 | calls::SENDTO | calls::RECVFROM) && args[2] > PIECE
+}
+
+/// A call that touches one buffer and no more, its second and third argument: whether it writes there, and
+/// how many bytes.
+pub fn plain_transfer(number: usize, args: &[usize; 6]) -> Option<(bool, usize)> {
+    match number {
+        READ | PREAD64 => Some((true, args[2])),
+        WRITE | PWRITE64 => Some((false, args[2])),
+        _ => None,
+    }
+}
+
 fn is_stream(file: usize) -> bool {
     const GETSOCKOPT: usize = 55;
     const SOL_SOCKET: usize = 1;

@@ -85,6 +85,16 @@ pub struct Parent {
     pub alternate: AltStack,
 }
 
+/// What of the registers the preparation of a call may change, and a call does not.
+#[repr(C, align(16))]
+#[derive(Clone, Copy)]
+pub struct Saved {
+    pub general: [usize; 6],
+    pub vectors: [[u64; 2]; 16],
+}
+
+const NOTHING_SAVED: Saved = Saved { general: [0; 6], vectors: [[0; 2]; 16] };
+
 pub const NOTHING_KEPT: [RangeInUse; KEPT] = [RangeInUse { start: 0, end: 0 }; KEPT];
 
 const NO_PARENT: Parent =
@@ -122,6 +132,14 @@ pub struct Block {
     /// Written by the thread, or by its parent before it begins; each with a call published that names them
     /// too (`in_use.rs`).
     pub kept: [RangeInUse; KEPT],
+    /// Not 0 while a call from a rewritten site is prepared (`enter.rs`): the registers are in `saved`.
+    pub preparing: u32,
+    /// The thread waits for a batch, and is counted in `Board::waiting`.
+    pub waits: bool,
+    /// Its calls are trapped no more (LEAVE_DISPATCH).
+    pub has_left: bool,
+    /// rbx, rbp, r12 to r15 of the program, and xmm0 to xmm15.
+    pub saved: Saved,
     /// The page on which the thread looks whether its fault is the program's own (`windows/uses.rs`); or 0.
     pub hazard: AtomicUsize,
 }
@@ -260,7 +278,12 @@ pub fn take() -> Result<*mut Block> {
             && state.compare_exchange(before, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
             // SAFETY: the block is nobody's else.
-            unsafe { (*block).kept = NOTHING_KEPT };
+            unsafe {
+                (*block).kept = NOTHING_KEPT;
+                (*block).preparing = 0;
+                (*block).waits = false;
+                (*block).has_left = false;
+            }
             return Ok(block);
         }
     }
@@ -307,6 +330,10 @@ fn make() -> Result<*mut Block> {
         tid: 0,
         kept: NOTHING_KEPT,
         slot: Slot { next: 0, count: 0, reserved: 0, ranges: [none; SLOT_RANGES] },
+        preparing: 0,
+        waits: false,
+        has_left: false,
+        saved: NOTHING_SAVED,
         hazard: AtomicUsize::new(0),
     };
     // SAFETY: the page is ours, large enough and aligned.

@@ -20,6 +20,7 @@
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
 //! | exit                                                  | the block becomes free at the last moment    |
+//! | seccomp                                               | no more is rewritten (`rewrite.rs`)          |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
 use core::ffi::c_int;
@@ -30,7 +31,7 @@ use super::in_use::{self, Use, Uses};
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
 use super::walk::walk;
-use super::{advice, clone, deliver, enter, gadget, pieces};
+use super::{advice, clone, deliver, enter, gadget, pieces, rewrite};
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{EINVAL, Result};
 use crate::windows;
@@ -41,6 +42,7 @@ const ENOSYS: i32 = 38;
 const EPERM: i32 = 1;
 const ARCH_SET_GS: usize = 0x1001;
 const PR_SET_DUMPABLE: usize = 4;
+const PR_SET_SECCOMP: usize = 22;
 const TID_BYTES: usize = 4;
 
 mod nr {
@@ -63,6 +65,7 @@ mod nr {
     pub const RSEQ: usize = 334;
     pub const IO_URING_SETUP: usize = 425;
     pub const EPOLL_PWAIT2: usize = 441;
+    pub const SECCOMP: usize = 317;
 }
 
 /// The handler that the kernel calls.
@@ -151,11 +154,18 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
         nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
-        LEAVE_DISPATCH => gadget::disarm().map(Answer::Result),
+        LEAVE_DISPATCH => {
+            block.has_left = true;
+            gadget::disarm().map(Answer::Result)
+        }
         ASK_BOARD => Ok(Answer::Result(thread::board() as usize)),
         _ => match by_windows(number, args).or_else(|| pieces::in_pieces(block, number, args)) {
             Some(result) => result.map(Answer::Result),
             None => {
+                if matches!(number, nr::SECCOMP) || number == nr::PRCTL && args[0] == PR_SET_SECCOMP {
+                    rewrite::stop(rewrite::FORBIDDEN);
+                }
+                rewrite::trapped(number, block.frame.next);
                 make(block, context);
                 Ok(Answer::GoOn)
             }
@@ -201,8 +211,27 @@ fn make(block: &mut Block, context: &mut Context) {
     }
 }
 
+/// A call from a site that was rewritten; it is one of those to which nothing happens but this. False: it is
+/// to be trapped all the same. Here signals may come: nothing is begun that must be ended.
+pub extern "C" fn on_site(block: &mut Block) -> bool {
+    let (number, args) = (block.frame.number, block.frame.args);
+    if block.has_left || pieces::may_be_large(number, &args) {
+        return false;
+    }
+    hold(block, number, &args);
+    true
+}
+
 /// Publishes and brings all that a call uses.
 fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
+    if let Some((writes, len)) = pieces::plain_transfer(number, args) {
+        let one = Use { start: args[1], end: args[1].saturating_add(len), writes };
+        if len > 0 {
+            in_use::publish_list(block, &[one]);
+            in_use::bring(&one);
+        }
+        return;
+    }
     let mut uses = Uses::new();
     walk(number, args, &mut |start, len, writes| {
         uses.add(Use { start, end: start.saturating_add(len), writes })

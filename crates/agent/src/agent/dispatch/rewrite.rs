@@ -1,0 +1,340 @@
+//! System calls of the C library that are made often do without the trap, which costs some µs: the
+//! instruction before `syscall`, which says the call's number, becomes a jump to `enter.rs`.
+//!
+//! ```text
+//!   mov $1, %eax ; syscall    ▶    jmp stub                ; syscall        5 bytes for 5
+//!   xor %eax, %eax ; syscall  ▶    jmp padding (2 bytes)   ; syscall        padding, which nobody runs: jmp stub
+//!
+//!   stub:  mov $number, %eax ; lea behind the syscall, %rcx ; jmp memspill_site
+//! ```
+//!
+//! The `syscall` stays. Whoever comes to it by another way is trapped; the call goes on behind it as ever, so
+//! that what unwinds the stack finds the C library there; and a call that is to be trapped all the same (it
+//! is large, or a signal came) jumps to it.
+//!
+//! *When.* Only while the process has one thread of its own and has not had another: then nobody is in the
+//! middle of the bytes that change. A site that has trapped some times is rewritten; and before the first
+//! thread is made, those that threads use most. So a process of some ms keeps its C library as it is, and
+//! shares it. The child of a fork inherits what is rewritten, with a copy of each page of it.
+//!
+//! *Where.* Sites in or near the C library, not those of the program or of a JIT compiler. Only calls to
+//! which nothing happens but what `trap::hold` does.
+//!
+//! It is all for speed: what cannot be rewritten (/proc is not there, a seccomp filter was set) is trapped.
+
+use core::arch::global_asm;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{enter, gadget};
+use crate::calls;
+use crate::sys::{self, nr};
+use crate::{files, windows};
+
+/// A site that has trapped so often is rewritten: by then it is worth it.
+const TRAPS: u32 = 8;
+/// Sites that are counted at a time.
+const SEEN: usize = 64;
+const STUBS: usize = 128;
+const STUB_BYTES: usize = 32;
+/// The C library is not larger, nor are the libraries beside it.
+const NEAR: usize = 4 << 20;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const JUMP_BYTES: usize = 5;
+/// As far as a short jump reaches, for certain.
+const SHORT: usize = 120;
+
+global_asm!(
+    ".pushsection .text.memspill_stubs, \"ax\", @progbits",
+    ".hidden memspill_stubs",
+    ".globl memspill_stubs",
+    ".balign 64",
+    "memspill_stubs:",
+    ".skip {bytes}, 0xcc",
+    ".popsection",
+    bytes = const STUBS * STUB_BYTES,
+);
+
+unsafe extern "C" {
+    fn memspill_stubs();
+}
+
+#[derive(Clone, Copy)]
+struct Seen {
+    site: usize,
+    traps: u32,
+}
+
+struct Sites {
+    seen: UnsafeCell<[Seen; SEEN]>,
+    /// Of each stub: behind its syscall, and the number.
+    stubs: UnsafeCell<[(usize, usize); STUBS]>,
+    made: AtomicUsize,
+    /// 0, or why nothing is rewritten any more.
+    stopped: AtomicUsize,
+    /// Padding that has room for one more jump: from, to.
+    padding: UnsafeCell<(usize, usize)>,
+}
+
+// SAFETY: all of it is changed by the handler of the only thread of the process.
+unsafe impl Sync for Sites {}
+
+// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static SITES: Sites = Sites {
+    seen: UnsafeCell::new([Seen { site: 0, traps: 0 }; SEEN]),
+    stubs: UnsafeCell::new([(0, 0); STUBS]),
+    made: AtomicUsize::new(0),
+    stopped: AtomicUsize::new(0),
+    padding: UnsafeCell::new((0, 0)),
+};
+
+/// Why nothing is rewritten any more: there are other threads, or were.
+const HAS_THREADS: usize = 1;
+/// It cannot be done, or a filter of the program's may end the process for it.
+pub const FORBIDDEN: usize = 2;
+
+/// From now on all stays as it is.
+pub fn stop(why: usize) {
+    SITES.stopped.fetch_or(why, Ordering::Relaxed);
+}
+
+/// In the child of a fork, which has one thread.
+pub fn forget_threads() {
+    SITES.stopped.fetch_and(!HAS_THREADS, Ordering::Relaxed);
+}
+
+/// The call of the stub in which a thread stands: behind its syscall, and its number.
+pub fn call_of_stub(at: usize) -> Option<(usize, usize)> {
+    let index = at.checked_sub(stub(0))? / STUB_BYTES;
+    if index >= SITES.made.load(Ordering::Acquire) {
+        return None;
+    }
+    // SAFETY: the entry was written before it was counted, and is not changed any more.
+    unsafe { SITES.stubs.get().cast::<(usize, usize)>().add(index).read() }.into()
+}
+
+fn stub(index: usize) -> usize {
+    memspill_stubs as *const () as usize + index * STUB_BYTES
+}
+
+/// Calls to which nothing happens in the handler but that their memory is published and brought.
+fn is_plain(number: usize) -> bool {
+    matches!(number,
+        0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
+        | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
+        && calls::find(number).is_some()
+}
+
+/// A call has trapped, and what follows it is at `next`.
+pub fn trapped(number: usize, next: usize) {
+    if SITES.stopped.load(Ordering::Relaxed) != 0 || !is_plain(number) || !is_near(next) {
+        return;
+    }
+    let site = next - SYSCALL.len();
+    // SAFETY: there is one thread, and its signals are blocked.
+    let seen = unsafe { &mut *SITES.seen.get() };
+    let Some(seen) = seen.get_mut((site >> 1) % SEEN) else { return };
+    if seen.site != site {
+        *seen = Seen { site, traps: 0 };
+    }
+    seen.traps += 1;
+    if seen.traps == TRAPS
+        && let Some(code) = Code::open()
+    {
+        code.rewrite(site, number);
+    }
+}
+
+/// The first thread is about to be made: what it will use is rewritten now, or never.
+pub fn before_first_thread() {
+    if SITES.stopped.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    if let Some(code) = Code::open() {
+        // SAFETY: there is one thread, and its signals are blocked.
+        for seen in unsafe { &*SITES.seen.get() } {
+            // More often than at the program's start alone.
+            if (2..TRAPS).contains(&seen.traps) {
+                code.rewrite_unknown(seen.site);
+            }
+        }
+        files::each_function(|function| code.rewrite_function(function));
+        for function in [
+            sys::weak!("recv"),
+            sys::weak!("recvfrom"),
+            sys::weak!("recvmsg"),
+            sys::weak!("send"),
+            sys::weak!("sendto"),
+            sys::weak!("sendmsg"),
+            sys::weak!("poll"),
+            sys::weak!("epoll_wait"),
+            sys::weak!("epoll_ctl"),
+            sys::weak!("sched_yield"),
+            sys::weak!("clock_nanosleep"),
+            sys::weak!("gettid"),
+            sys::weak!("mprotect"),
+        ] {
+            code.rewrite_function(function);
+        }
+    }
+    stop(HAS_THREADS);
+}
+
+fn is_near(at: usize) -> bool {
+    let function = sys::weak!("getppid");
+    function != 0 && !windows::is_on() && at.abs_diff(function) < NEAR
+}
+
+/// The code of this process, as an open file.
+struct Code(usize);
+
+impl Code {
+    /// None: it may not be written, and is not asked for again.
+    fn open() -> Option<Self> {
+        const O_RDWR: usize = 2;
+        let path = c"/proc/self/mem".as_ptr() as usize;
+        // SAFETY: the kernel reads the path.
+        let fd = unsafe { gadget::call(nr::OPENAT, [0, path, O_RDWR | sys::O_CLOEXEC, 0, 0, 0]) };
+        if fd.is_err() {
+            stop(FORBIDDEN);
+        }
+        Some(Self(fd.ok()?))
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        let args = [self.0, bytes.as_ptr() as usize, bytes.len(), at, 0, 0];
+        // SAFETY: the kernel reads the bytes. What is written is code that nobody is in the middle of.
+        let written = unsafe { gadget::call(nr::PWRITE64, args) } == Ok(bytes.len());
+        if !written {
+            stop(FORBIDDEN);
+        }
+        written
+    }
+
+    /// As `rewrite`, of a call whose number the code says.
+    fn rewrite_unknown(&self, site: usize) {
+        match gadget::read::<[u8; 5]>(site.wrapping_sub(5)) {
+            Some([0xb8, low, high, 0, 0]) => {
+                self.rewrite(site, usize::from(low) | usize::from(high) << 8);
+            }
+            Some([_, _, _, 0x31, 0xc0]) => {
+                self.rewrite(site, 0);
+            }
+            _ => {}
+        }
+    }
+
+    /// The sites in the first bytes of a function.
+    fn rewrite_function(&self, function: usize) {
+        const BYTES: usize = 128;
+        /// What follows each system call of the C library that may fail: `cmp $-4096, %rax`.
+        const COMPARE: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+        if function == 0 || !is_near(function) {
+            return;
+        }
+        let Some(code) = gadget::read::<[u8; BYTES]>(function) else { return };
+        for (at, window) in code.windows(SYSCALL.len() + COMPARE.len()).enumerate() {
+            if window.starts_with(&SYSCALL) && window.ends_with(&COMPARE) {
+                self.rewrite_unknown(function + at);
+            }
+        }
+    }
+
+    fn rewrite(&self, site: usize, number: usize) -> Option<()> {
+        if !is_plain(number) {
+            return None;
+        }
+        let before = gadget::read::<[u8; 7]>(site.checked_sub(5)?)?;
+        let moves = [0xb8, number as u8, (number >> 8) as u8, 0, 0, SYSCALL[0], SYSCALL[1]];
+        if before == moves {
+            let stub = self.make_stub(site, number)?;
+            return self.write(site - 5, &jump(site - 5, stub)?).then_some(());
+        }
+        if number == 0 && matches!(before, [_, _, _, 0x31, 0xc0, 0x0f, 0x05]) {
+            let (from, to) = self.padding_near(site)?;
+            let stub = self.make_stub(site, number)?;
+            let short = i8::try_from(from as isize - site as isize).ok()?;
+            // SAFETY: there is one thread.
+            unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
+            let written = self.write(from, &jump(from, stub)?);
+            return (written && self.write(site - 2, &[0xeb, short as u8])).then_some(());
+        }
+        None
+    }
+
+    fn make_stub(&self, site: usize, number: usize) -> Option<usize> {
+        let index = SITES.made.load(Ordering::Relaxed);
+        if index >= STUBS {
+            return None;
+        }
+        let (at, next) = (stub(index), site + SYSCALL.len());
+        let mut code = [0xcc; STUB_BYTES];
+        let number_bytes = (number as u32).to_le_bytes();
+        let behind = i32::try_from(next as isize - (at + 12) as isize).ok()?.to_le_bytes();
+        let parts: [&[u8]; 5] =
+            [&[0xb8], &number_bytes, &[0x48, 0x8d, 0x0d], &behind, &jump(at + 12, enter::site())?];
+        for (place, byte) in code.iter_mut().zip(parts.into_iter().flatten()) {
+            *place = *byte;
+        }
+        if !self.write(at, &code) {
+            return None;
+        }
+        // SAFETY: there is one thread, and the index is below STUBS.
+        unsafe { SITES.stubs.get().cast::<(usize, usize)>().add(index).write((next, number)) };
+        SITES.made.store(index + 1, Ordering::Release);
+        Some(at)
+    }
+
+    /// Room for a jump that a short one at the site reaches: behind a `ret` to which a system call leads, up
+    /// to where the next instruction is aligned.
+    fn padding_near(&self, site: usize) -> Option<(usize, usize)> {
+        // SAFETY: there is one thread.
+        let kept = unsafe { *SITES.padding.get() };
+        let has_room = |&(from, to): &(usize, usize)| from + JUMP_BYTES <= to && from.abs_diff(site) < SHORT;
+        if has_room(&kept) {
+            return Some(kept);
+        }
+        let code = gadget::read::<[u8; 64]>(site)?;
+        // syscall ; cmp $-4096, %rax ; ja ; ret
+        let [0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff, 0x77, _, 0xc3, ..] = code else { return None };
+        const BEHIND: usize = 11;
+        let len = nops(code.get(BEHIND..)?);
+        let padding = (site + BEHIND, site + BEHIND + len);
+        (padding.1.is_multiple_of(16) && has_room(&padding)).then_some(padding)
+    }
+}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours.
+        let _ = unsafe { gadget::call(nr::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+fn jump(at: usize, to: usize) -> Option<[u8; JUMP_BYTES]> {
+    let [a, b, c, d] = i32::try_from(to as isize - (at + JUMP_BYTES) as isize).ok()?.to_le_bytes();
+    Some([0xe9, a, b, c, d])
+}
+
+/// How many bytes of padding the code begins with, as assemblers make it.
+fn nops(mut code: &[u8]) -> usize {
+    let before = code.len();
+    loop {
+        let len = match code {
+            [0x90, ..] => 1,
+            [0x66, 0x90, ..] => 2,
+            [0x0f, 0x1f, 0x00, ..] => 3,
+            [0x0f, 0x1f, 0x40, 0x00, ..] => 4,
+            [0x0f, 0x1f, 0x44, 0x00, 0x00, ..] => 5,
+            [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00, ..] => 6,
+            [0x0f, 0x1f, 0x80, 0, 0, 0, 0, ..] => 7,
+            [0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0, ..] => 8,
+            [0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0, ..] => 9,
+            [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0, ..] => 10,
+            [0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0, ..] => 11,
+            _ => return before - code.len(),
+        };
+        code = code.get(len..).unwrap_or_default();
+    }
+}
