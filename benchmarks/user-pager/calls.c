@@ -1,8 +1,8 @@
 // What the comparison of pagers measures inside a program (compare.py), one figure a line: NAME NANOSECONDS.
 //
 //   calls BALLAST_MIB               system calls, beside memory that is filled first and not used any more
-//   calls faults MIB THREADS        pages in random order, most of which are away: the median of the slow touches
-//   calls fresh MIB                 memory that is mapped, touched and unmapped, four times; nothing is away
+//   calls faults MIB THREADS        pages in random order, most of them away: the median of the slow touches
+//   calls fresh MIB                 memory is mapped, touched and unmapped, four times; nothing is away
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -118,7 +118,9 @@ def short(number):
 
 
 def cell(values):
-    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})" if values else "-"
+    if not values:
+        return "-"
+    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
 
 
 def table(rows):
@@ -128,7 +130,8 @@ def table(rows):
         rounds = row["rounds"]
         figures = dict.fromkeys(figure for one in rounds for run in one.values() for figure in run)
         for figure in figures:
-            of = {mode: [one[mode][figure] for one in rounds if figure in one.get(mode, {})] for mode in MODES}
+            of = {mode: [one[mode][figure] for one in rounds if figure in one.get(mode, {})]
+                  for mode in MODES}
 
             def ratio(to):
                 both = [one["user"][figure] / one[to][figure] for one in rounds

@@ -5,7 +5,7 @@
 //! ```text
 //!   site ─ jmp ▶ its stub: eax = number, rcx = behind the site's syscall ─ jmp ▶ memspill_site
 //!     registers into the block; `preparing` = 1
-//!     on the thread's alternate stack: publish, wait, touch (`trap::on_site`)
+//!     on the thread's alternate stack: publish, wait, touch (`hold::on_site`)
 //!     registers back; `preparing` = 0 ─▶ memspill_make; or, to be trapped after all, the site's own syscall
 //! ```
 //!
@@ -20,7 +20,7 @@ use core::arch::global_asm;
 use core::mem::offset_of;
 
 use super::thread::{Block, Frame, LEFT, Saved};
-use super::trap;
+use super::hold;
 use crate::protocol::Slot;
 
 const ARGS: usize = offset_of!(Block, frame) + offset_of!(Frame, args);
@@ -128,7 +128,7 @@ global_asm!(
     preparing = const offset_of!(Block, preparing),
     general = const offset_of!(Block, saved) + offset_of!(Saved, general),
     vectors = const offset_of!(Block, saved) + offset_of!(Saved, vectors),
-    on_site = sym trap::on_site,
+    on_site = sym hold::on_site,
     state = const offset_of!(Block, state),
     left = const LEFT,
 );

@@ -29,6 +29,7 @@
 //! | `gadget.rs` | the agent's own calls; accesses to what may not be there |
 //! | `thread.rs` | what there is for each thread, and how it is found |
 //! | `in_use.rs` | publish, wait, touch |
+//! | `hold.rs` | all that is done before a plain call |
 //! | `batch.rs` | the other side: batches, and what is about to be registered |
 //! | `walk.rs`, `crates/agent/src/calls.rs` | what a call uses |
 //! | `enter.rs` | the instructions that make the call |
@@ -60,6 +61,7 @@ pub mod context;
 mod deliver;
 mod enter;
 pub mod gadget;
+mod hold;
 mod in_use;
 mod pieces;
 mod rewrite;

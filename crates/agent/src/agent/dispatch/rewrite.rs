@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   mov $1, %eax ; syscall    ▶    jmp stub                ; syscall        5 bytes for 5
-//!   xor %eax, %eax ; syscall  ▶    jmp padding (2 bytes)   ; syscall        padding, which nobody runs: jmp stub
+//!   xor %eax, %eax ; syscall  ▶    jmp padding (2 bytes)   ; syscall        padding that is never run: jmp stub
 //!
 //!   stub:  mov $number, %eax ; lea behind the syscall, %rcx ; jmp memspill_site
 //! ```
@@ -18,7 +18,7 @@
 //! shares it. The child of a fork inherits what is rewritten, with a copy of each page of it.
 //!
 //! *Where.* Sites in or near the C library, not those of the program or of a JIT compiler. Only calls to
-//! which nothing happens but what `trap::hold` does.
+//! which nothing happens but what `hold.rs` does.
 //!
 //! It is all for speed: what cannot be rewritten (/proc is not there, a seccomp filter was set) is trapped.
 
