@@ -19,8 +19,8 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-use super::thread::{Block, Frame, LEFT, Saved};
 use super::hold;
+use super::thread::{Block, Frame, LEFT, Saved};
 use crate::protocol::Slot;
 
 const ARGS: usize = offset_of!(Block, frame) + offset_of!(Frame, args);

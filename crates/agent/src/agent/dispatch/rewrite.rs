@@ -2,8 +2,8 @@
 //! instruction before `syscall`, which says the call's number, becomes a jump to `enter.rs`.
 //!
 //! ```text
-//!   mov $1, %eax ; syscall    ▶    jmp stub                ; syscall        5 bytes for 5
-//!   xor %eax, %eax ; syscall  ▶    jmp padding (2 bytes)   ; syscall        padding that is never run: jmp stub
+//!   mov $1, %eax ; syscall    ▶   jmp stub               ; syscall    5 bytes for 5
+//!   xor %eax, %eax ; syscall  ▶   jmp padding (2 bytes)  ; syscall    padding, never run: jmp stub
 //!
 //!   stub:  mov $number, %eax ; lea behind the syscall, %rcx ; jmp memspill_site
 //! ```
