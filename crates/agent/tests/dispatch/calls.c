@@ -412,4 +412,77 @@ static void table(void)
     CHECK(system(command) == 0 && failures == 0);
 }
 
-const struct test call_tests[] = {{"table", table}, {0, 0}};
+/* More at once than is brought at once. */
+enum { LARGE = 6 << 20 };
+static int tubes[2];
+
+static void *drain(void *unused)
+{
+    static char into[1 << 16];
+    size_t sum = 0;
+    ssize_t got;
+    (void)unused;
+    while ((got = read(tubes[0], into, sizeof into)) > 0)
+        for (ssize_t i = 0; i < got; i++)
+            sum += (unsigned char)into[i];
+    return (void *)sum;
+}
+
+static size_t sum_of_pages(unsigned char *at, size_t len)
+{
+    size_t sum = 0;
+    for (size_t i = 0; i < len; i++)
+        sum += at[i];
+    return sum;
+}
+
+static void large_vectors(void)
+{
+    arena_start(LARGE / PAGE + 16);
+    unsigned char *memory = whole(LARGE);
+    for (size_t i = 0; i < LARGE; i++)
+        memory[i] = i >> 9;
+    size_t sum = sum_of_pages(memory, LARGE), third = LARGE / 3;
+    struct iovec vector[3] = {{memory, third}, {memory + third, third}, {memory + 2 * third, third}};
+    FILE *file = tmpfile();
+    CHECK(file);
+    away();
+    /* A file takes and gives all of it. */
+    CHECK(writev(fileno(file), vector, 3) == LARGE);
+    CHECK(lseek(fileno(file), 0, SEEK_CUR) == LARGE);
+    CHECK(lseek(fileno(file), 0, SEEK_SET) == 0);
+    memset(memory, 0, LARGE);
+    away();
+    CHECK(readv(fileno(file), vector, 3) == LARGE && sum_of_pages(memory, LARGE) == sum);
+    memset(memory, 0, LARGE);
+    away();
+    CHECK(preadv(fileno(file), vector, 3, PAGE) == LARGE - (long)PAGE);
+    CHECK(memory[0] == PAGE >> 9 && memory[LARGE - PAGE - 1] == (unsigned char)((LARGE - 1) >> 9));
+    CHECK(pwritev(fileno(file), vector, 3, 0) == LARGE);
+    CHECK(readv(-1, vector, 3) == -1 && errno == EBADF);
+    vector[0].iov_len = -1;
+    CHECK(readv(fileno(file), vector, 3) == -1 && errno == EINVAL);
+    vector[0].iov_len = third;
+    /* A stream takes some of it, in order. */
+    for (size_t i = 0; i < LARGE; i++)
+        memory[i] = i >> 9;
+    for (int by_message = 0; by_message < 2; by_message++) {
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, tubes) == 0);
+        pthread_t reader;
+        CHECK(pthread_create(&reader, 0, drain, 0) == 0);
+        for (size_t done = 0; done < LARGE;) {
+            struct iovec rest = {memory + done, LARGE - done};
+            struct msghdr message = {.msg_iov = &rest, .msg_iovlen = 1};
+            away();
+            ssize_t sent = by_message ? sendmsg(tubes[1], &message, 0) : writev(tubes[1], &rest, 1);
+            CHECK(sent > 0);
+            done += sent;
+        }
+        close(tubes[1]);
+        void *got;
+        CHECK(pthread_join(reader, &got) == 0 && (size_t)got == sum);
+        close(tubes[0]);
+    }
+}
+
+const struct test call_tests[] = {{"table", table}, {"large_vectors", large_vectors}, {0, 0}};

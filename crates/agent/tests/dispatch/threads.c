@@ -1,10 +1,15 @@
 /* Threads, forks and new programs while system calls are trapped; and many threads beside an evictor. */
 #include "pager.h"
 #include <spawn.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
 #include <linux/futex.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -247,6 +252,51 @@ static void storm(void)
     CHECK(rounds > THREADS && brought() > 100);
 }
 
+static int set_filter(struct sock_filter *code, unsigned short len)
+{
+    struct sock_fprog filter = {len, code};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+}
+
+static void *write_a_byte(void *unused)
+{
+    (void)unused;
+    return (void *)(write(1, "", 0) == 0 ? 0l : 1l);
+}
+
+/* A filter that leaves the dispatch what it needs holds; another one is refused. */
+static void seccomp_filters(void)
+{
+    struct sock_filter forbids[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    CHECK(set_filter(forbids, 4) == -1 && errno == EINVAL);
+    /* What a new thread begins with. */
+    forbids[1].k = SYS_sigaltstack;
+    CHECK(set_filter(forbids, 4) == -1 && errno == EINVAL);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == -1 && errno == EINVAL);
+    struct sock_filter serves[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 4),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mkdir, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EXDEV),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 1000, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    CHECK(set_filter(serves, 9) == 0);
+    CHECK(mkdir("/nowhere", 0) == -1 && errno == EXDEV);
+    pthread_t thread;
+    void *failed;
+    CHECK(pthread_create(&thread, 0, write_a_byte, 0) == 0 && pthread_join(thread, &failed) == 0 && !failed);
+}
+
 const struct test thread_tests[] = {
     {"vforked", vforked},
     {"spawned", spawned},
@@ -255,5 +305,6 @@ const struct test thread_tests[] = {
     {"cancelled", cancelled},
     {"large", large},
     {"storm", storm},
+    {"seccomp_filters", seccomp_filters},
     {0, 0},
 };

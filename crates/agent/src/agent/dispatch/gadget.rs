@@ -123,6 +123,12 @@ pub fn restorer() -> usize {
     memspill_restorer as *const () as usize
 }
 
+/// Where the agent's own calls are made, as a seccomp filter sees it.
+pub fn address() -> usize {
+    const INSTRUCTION: usize = 2;
+    memspill_call as *const () as usize + INSTRUCTION
+}
+
 /// The allowed range: (address, length).
 fn allowed() -> (usize, usize) {
     let (start, stop) = (&raw const __start_memspill_gadget, &raw const __stop_memspill_gadget);

@@ -11,7 +11,7 @@ use crate::windows;
 /// to be trapped all the same. Here signals may come: nothing is begun that must be ended.
 pub extern "C" fn on_site(block: &mut Block) -> bool {
     let (number, args) = (block.frame.number, block.frame.args);
-    if block.has_left || pieces::may_be_large(number, &args) {
+    if block.has_left || pieces::is_large(number, &args) {
         return false;
     }
     hold(block, number, &args);
@@ -28,10 +28,21 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
         }
         return;
     }
-    let mut uses = Uses::new();
-    walk(number, args, &mut |start, len, writes| {
-        uses.add(Use { start, end: start.saturating_add(len), writes })
+    let most = pieces::most_of(number, args, || {
+        let mut sum = 0usize;
+        walk(number, args, &mut |_, len, _| sum = sum.saturating_add(len));
+        sum
     });
+    let each_use = |sink: &mut dyn FnMut(Use)| {
+        let mut left = most;
+        walk(number, args, &mut |start, len, writes| {
+            let len = len.min(left);
+            left -= len;
+            sink(Use { start, end: start.saturating_add(len), writes });
+        });
+    };
+    let mut uses = Uses::new();
+    each_use(&mut |one| uses.add(one));
     if windows::is_on()
         && let Some((start, end)) = windows::needed_by(number, args)
     {
@@ -42,9 +53,7 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
     }
     in_use::publish(block, &uses);
     if uses.overflows {
-        walk(number, args, &mut |start, len, writes| {
-            in_use::bring(&Use { start, end: start.saturating_add(len), writes })
-        });
+        each_use(&mut |one| in_use::bring(&one));
     } else {
         uses.exact().for_each(in_use::bring);
     }

@@ -38,6 +38,7 @@
 //! | `clone.rs` | threads, forks |
 //! | `pieces.rs` | large reads and writes |
 //! | `advice.rs` | memory that moves, and advice |
+//! | `filters.rs` | seccomp filters of the program |
 //! | `trap.rs` | the handler, and what each call becomes |
 //!
 //! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
@@ -60,6 +61,7 @@ mod clone;
 pub mod context;
 mod deliver;
 mod enter;
+mod filters;
 pub mod gadget;
 mod hold;
 mod in_use;

@@ -7,10 +7,14 @@
 //!
 //! Of pipes, terminals and stream sockets a very large request is made a shorter one: they may always give,
 //! and take, less than they are asked for. (A write that waits takes all, unless a signal comes; so whoever
-//! writes so much at once has to look how much it was.) Messages are sent and received whole.
+//! writes so much at once has to look how much it was.) Of a list of buffers on a stream no more than that
+//! is brought, and the kernel ends where the next page is away. Datagrams are never so large.
+//!
+//! Whole, as what is asked for: writes that append, preadv2 and pwritev2, MSG_PEEK and MSG_WAITALL,
+//! process_vm_readv and process_vm_writev, vmsplice, mlock.
 
 use super::gadget;
-use super::in_use::{self, Use, Uses};
+use super::in_use::{self, Use};
 use super::thread::Block;
 use crate::sys::{EINTR, Result, nr as calls};
 
@@ -25,49 +29,132 @@ const WRITE: usize = 1;
 const FSTAT: usize = 5;
 const PREAD64: usize = 17;
 const PWRITE64: usize = 18;
+const SENDMSG: usize = 46;
+const RECVMSG: usize = 47;
+const MSG_PEEK: usize = 2;
+const MSG_TRUNC: usize = 0x20;
+const MSG_WAITALL: usize = 0x100;
+/// `struct iovec`, and the kernel's UIO_MAXIOV.
+const VECTOR_BYTES: usize = 16;
+const VECTORS_MAX: usize = 1024;
 const F_GETFL: usize = 3;
 const O_APPEND: usize = 0o2000;
 
 /// The call's result; None: it is not one that is made in pieces.
 pub fn in_pieces(block: &mut Block, number: usize, args: [usize; 6]) -> Option<Result<usize>> {
-    let is_positioned = matches!(number, PREAD64 | PWRITE64);
-    let writes_memory = matches!(number, READ | PREAD64);
     let [file, at, len, offset, ..] = args;
-    let len = len.min(MOST);
-    if !(is_positioned || matches!(number, READ | WRITE)) || len <= PIECE || !may_be_parted(file, number) {
+    let mut transfer = Transfer { number: single(number)?, file, offset, done: 0 };
+    if !is_large(number, &args) || !may_be_parted(file, transfer.number) {
         return None;
     }
-    let mut done = 0;
-    while done < len {
-        let (start, bytes) = (at.saturating_add(done), PIECE.min(len - done));
-        let mut uses = Uses::new();
-        uses.add(Use { start, end: start.saturating_add(bytes), writes: writes_memory });
-        in_use::publish(block, &uses);
-        uses.exact().for_each(in_use::bring);
-        let position = if is_positioned { offset.wrapping_add(done) } else { 0 };
-        // SAFETY: the program's own request, a part of it.
-        let ret = unsafe { gadget::call(number, [file, start, bytes, position, 0, 0]) };
-        in_use::withdraw(block);
-        match ret {
-            Ok(got) => {
-                done += got;
-                if got < bytes {
-                    break;
-                }
-            }
-            Err(EINTR) if done == 0 => {}
-            Err(errno) if done == 0 => return Some(Err(errno)),
-            Err(_) => break,
+    if number == transfer.number {
+        return Some(transfer.run(block, at, len).1);
+    }
+    let mut result = Ok(0);
+    for index in 0..len {
+        let Some([base, len]) = gadget::read::<[usize; 2]>(at.wrapping_add(index * VECTOR_BYTES)) else {
+            break;
+        };
+        let (goes_on, so_far) = transfer.run(block, base, len);
+        result = so_far;
+        if !goes_on {
+            break;
         }
     }
-    Some(Ok(done))
+    Some(result)
+}
+
+/// A call of which this one is several.
+fn single(number: usize) -> Option<usize> {
+    Some(match number {
+        READ | WRITE | PREAD64 | PWRITE64 => number,
+        calls::READV => READ,
+        calls::WRITEV => WRITE,
+        calls::PREADV => PREAD64,
+        calls::PWRITEV => PWRITE64,
+        _ => return None,
+    })
+}
+
+/// A part of a file, on its way.
+struct Transfer {
+    number: usize,
+    file: usize,
+    /// Of the first byte, where the call says it.
+    offset: usize,
+    done: usize,
+}
+
+impl Transfer {
+    /// One more buffer: whether all of it went, and the result of the call so far.
+    fn run(&mut self, block: &mut Block, at: usize, len: usize) -> (bool, Result<usize>) {
+        let is_positioned = matches!(self.number, PREAD64 | PWRITE64);
+        let writes = matches!(self.number, READ | PREAD64);
+        let len = len.min(MOST - self.done.min(MOST));
+        let mut done = 0;
+        while done < len {
+            let (start, bytes) = (at.saturating_add(done), PIECE.min(len - done));
+            let one = Use { start, end: start.saturating_add(bytes), writes };
+            in_use::publish_list(block, &[one]);
+            in_use::bring(&one);
+            let position = if is_positioned { self.offset.wrapping_add(self.done) } else { 0 };
+            // SAFETY: the program's own request, a part of it.
+            let ret = unsafe { gadget::call(self.number, [self.file, start, bytes, position, 0, 0]) };
+            in_use::withdraw(block);
+            match ret {
+                Ok(got) => {
+                    done += got;
+                    self.done += got;
+                    if got < bytes {
+                        return (false, Ok(self.done));
+                    }
+                }
+                Err(EINTR) if self.done == 0 => {}
+                Err(errno) if self.done == 0 => return (false, Err(errno)),
+                Err(_) => return (false, Ok(self.done)),
+            }
+        }
+        (true, Ok(self.done))
+    }
+}
+
+/// Is it one of those that are made in pieces, or shortened, if it is so large?
+pub fn is_large(number: usize, args: &[usize; 6]) -> bool {
+    match number {
+        READ | WRITE | PREAD64 | PWRITE64 | calls::SENDTO | calls::RECVFROM => args[2] > PIECE,
+        calls::READV | calls::WRITEV | calls::PREADV | calls::PWRITEV => {
+            vector_len(args[1], args[2]).is_some_and(|len| len > PIECE)
+        }
+        _ => false,
+    }
+}
+
+/// The sum of its buffers. None: the kernel will refuse it.
+fn vector_len(at: usize, count: usize) -> Option<usize> {
+    if count > VECTORS_MAX {
+        return None;
+    }
+    let mut sum = 0usize;
+    for index in 0..count {
+        let [_, len] = gadget::read::<[usize; 2]>(at.wrapping_add(index * VECTOR_BYTES))?;
+        sum = sum.checked_add(len).filter(|sum| isize::try_from(*sum).is_ok())?;
+    }
+    Some(sum)
+}
+
+/// As many bytes of a call are brought at most, for it is one on a stream that ends there. (What is beyond
+/// may be away: the kernel then gives or takes what came before.)
+pub fn most_of(number: usize, args: &[usize; 6], uses: impl FnOnce() -> usize) -> usize {
+    let is_plain = match number {
+        calls::READV | calls::WRITEV | SENDMSG => true,
+        RECVMSG => args[2] & (MSG_PEEK | MSG_TRUNC | MSG_WAITALL) == 0,
+        _ => false,
+    };
+    if is_plain && uses() > STREAM_MOST && is_stream(args[0]) { STREAM_MOST } else { usize::MAX }
 }
 
 /// How many bytes of a stream are read or written in place of so many. None: as many as that.
 pub fn shortened(number: usize, args: &[usize; 6]) -> Option<usize> {
-    const MSG_PEEK: usize = 2;
-    const MSG_TRUNC: usize = 0x20;
-    const MSG_WAITALL: usize = 0x100;
     let [file, _, len, flags, ..] = *args;
     let is_plain = match number {
         READ | WRITE | calls::SENDTO => true,
@@ -75,11 +162,6 @@ pub fn shortened(number: usize, args: &[usize; 6]) -> Option<usize> {
         _ => false,
     };
     (is_plain && len > STREAM_MOST && is_stream(file)).then_some(STREAM_MOST)
-}
-
-/// May the call be one of those that are made in pieces, or shortened?
-pub fn may_be_large(number: usize, args: &[usize; 6]) -> bool {
-    matches!(number, READ | WRITE | PREAD64 | PWRITE64 | calls::SENDTO | calls::RECVFROM) && args[2] > PIECE
 }
 
 /// A call that touches one buffer and no more, its second and third argument: whether it writes there, and

@@ -11,8 +11,8 @@
 //! | rt_sigreturn                                          | what the handler returns to (`deliver.rs`)   |
 //! | clone, clone3, fork, vfork                            | `clone.rs`                                   |
 //! | rt_sigsuspend, ppoll, pselect6, epoll_pwait and pwait2 | the dispatch's signals stay unblocked       |
-//! | read, write, pread64, pwrite64, more than 1 MiB       | files: a piece at a time (`pieces.rs`)       |
-//! | read, write, recvfrom, sendto, more than 4 MiB        | streams: shortened (`pieces.rs`)             |
+//! | read, write and their kin, more than 1 MiB            | files: a piece at a time (`pieces.rs`)       |
+//! | the same, sendmsg and their kin, more than 4 MiB      | streams: shortened (`pieces.rs`)             |
 //! | mremap, madvise of some kinds                         | made here (`advice.rs`)                      |
 //! | io_uring_setup, io_setup                              | ENOSYS: buffers are used while no call runs  |
 //! | prctl(PR_SET_SYSCALL_USER_DISPATCH)                   | EINVAL: it is in use                         |
@@ -20,7 +20,7 @@
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
 //! | exit                                                  | the block becomes free at the last moment    |
-//! | seccomp                                               | no more is rewritten (`rewrite.rs`)          |
+//! | seccomp, prctl(PR_SET_SECCOMP)                        | EINVAL if it forbids too much (`filters.rs`) |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
 use core::ffi::c_int;
@@ -30,9 +30,10 @@ use super::context::{Context, Info};
 use super::hold::hold;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
-use super::{advice, clone, deliver, enter, gadget, pieces, rewrite};
+use super::{advice, clone, deliver, enter, filters, gadget, pieces, rewrite};
+use crate::handshake;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
-use crate::sys::{EINVAL, Result};
+use crate::sys::{self, EINVAL, Result};
 use crate::windows;
 
 const SYS_USER_DISPATCH: i32 = 2;
@@ -41,7 +42,6 @@ const ENOSYS: i32 = 38;
 const EPERM: i32 = 1;
 const ARCH_SET_GS: usize = 0x1001;
 const PR_SET_DUMPABLE: usize = 4;
-const PR_SET_SECCOMP: usize = 22;
 const TID_BYTES: usize = 4;
 
 mod nr {
@@ -64,7 +64,6 @@ mod nr {
     pub const RSEQ: usize = 334;
     pub const IO_URING_SETUP: usize = 425;
     pub const EPOLL_PWAIT2: usize = 441;
-    pub const SECCOMP: usize = 317;
 }
 
 /// The handler that the kernel calls.
@@ -120,6 +119,16 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     }
 }
 
+/// A line on stderr. Its call is the agent's, and is not to be trapped inside the handler.
+fn say(what: &str) {
+    if gadget::disarm().is_ok() {
+        handshake::write_stderr_line(what);
+        if gadget::arm().is_err() {
+            sys::die();
+        }
+    }
+}
+
 enum Answer {
     /// The call is over.
     Result(usize),
@@ -148,8 +157,23 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             Ok(Answer::GoOn)
         }
         nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
-        nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => Err(EINVAL),
-        nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => Err(EPERM),
+        nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => {
+            say("may not use Syscall User Dispatch: memspill's user pager does");
+            Err(EINVAL)
+        }
+        nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => {
+            say("may not set %gs: memspill's user pager uses it");
+            Err(EPERM)
+        }
+        _ if filters::sets_filter(number, &args) => {
+            rewrite::stop(rewrite::FORBIDDEN);
+            if filters::forbids_too_much(number, &args) {
+                say("may not set a seccomp filter that forbids what memspill's user pager needs");
+                return Err(EINVAL);
+            }
+            make(block, context);
+            Ok(Answer::GoOn)
+        }
         nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
         nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
@@ -161,9 +185,6 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         _ => match by_windows(number, args).or_else(|| pieces::in_pieces(block, number, args)) {
             Some(result) => result.map(Answer::Result),
             None => {
-                if matches!(number, nr::SECCOMP) || number == nr::PRCTL && args[0] == PR_SET_SECCOMP {
-                    rewrite::stop(rewrite::FORBIDDEN);
-                }
                 rewrite::trapped(number, block.frame.next);
                 make(block, context);
                 Ok(Answer::GoOn)
