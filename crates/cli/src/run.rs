@@ -128,9 +128,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     if by_agents && args.shared == Shared::All {
         eprintln!("memspill: --shared=all: shared memory is left alone: that needs CAP_SYS_PTRACE");
     } else if by_agents && args.shared != Shared::None && args.verbose {
-        eprintln!(
-            "memspill: shared memory is neither counted nor swapped: agents make the forks (no CAP_SYS_PTRACE)"
-        );
+        eprintln!("memspill: shared memory is neither counted nor swapped: that needs CAP_SYS_PTRACE");
     }
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups)

@@ -213,10 +213,6 @@ pub fn image() -> (usize, usize) {
     }
     const PT_LOAD: u32 = 1;
     const PF_W: u32 = 2;
-    unsafe extern "C" {
-        // Provided by the linker: the ELF header, at the start of the first segment.
-        static __ehdr_start: u8;
-    }
     let base = &raw const __ehdr_start;
     // SAFETY: an ELF64 header is in memory there: e_phoff at 32, e_phnum at 56; the table lies in the same
     // segment.
@@ -236,4 +232,16 @@ pub fn image() -> (usize, usize) {
         }
     }
     (low, high.saturating_sub(low))
+}
+
+/// Does the address lie in the agent's image, of which the writable part is the last?
+#[cfg(target_arch = "x86_64")]
+pub fn is_own_code(at: usize) -> bool {
+    let (start, len) = image();
+    (&raw const __ehdr_start as usize..start + len).contains(&at)
+}
+
+unsafe extern "C" {
+    // Provided by the linker: the ELF header, at the start of the first segment.
+    static __ehdr_start: u8;
 }

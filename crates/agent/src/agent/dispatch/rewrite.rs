@@ -29,7 +29,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use super::{enter, gadget};
 use crate::calls;
 use crate::sys::{self, nr};
-use crate::{files, windows};
+use crate::{files, region, windows};
 
 /// A site that has trapped so often is rewritten: by then it is worth it.
 const TRAPS: u32 = 8;
@@ -242,7 +242,8 @@ impl Code {
     }
 
     fn rewrite(&self, site: usize, number: usize) -> Option<()> {
-        if !is_plain(number) {
+        // The evictor runs the agent's own code, and has no block.
+        if !is_plain(number) || region::is_own_code(site) {
             return None;
         }
         let before = gadget::read::<[u8; 7]>(site.checked_sub(5)?)?;
