@@ -35,7 +35,7 @@ use crate::{files, region, windows};
 const TRAPS: u32 = 8;
 /// Sites that are counted at a time.
 const SEEN: usize = 64;
-const STUBS: usize = 128;
+const STUBS: usize = 256;
 const STUB_BYTES: usize = 32;
 /// The C library is not larger, nor are the libraries beside it.
 const NEAR: usize = 4 << 20;
@@ -177,6 +177,7 @@ pub fn before_first_thread() {
         ] {
             code.rewrite_function(function);
         }
+        code.rewrite_futex(sys::weak!("pthread_mutex_lock"));
     }
     stop(HAS_THREADS);
 }
@@ -238,6 +239,28 @@ impl Code {
             if window.starts_with(&SYSCALL) && window.ends_with(&COMPARE) {
                 self.rewrite_unknown(function + at);
             }
+        }
+    }
+
+    /// The sites of futex, which have no name: they lie where the C library's functions about threads do.
+    fn rewrite_futex(&self, function: usize) {
+        const AROUND: usize = 40 << 10;
+        const CHUNK: usize = 512;
+        let pattern = [0xb8, nr::FUTEX as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
+        let whole = pattern.len();
+        if function == 0 || !is_near(function) {
+            return;
+        }
+        let mut at = function.saturating_sub(AROUND);
+        while at < function + AROUND {
+            // What is not there is no code.
+            let code = gadget::read::<[u8; CHUNK]>(at).unwrap_or([0; CHUNK]);
+            for (offset, window) in code.windows(whole).enumerate() {
+                if window.first() == pattern.first() && window == pattern {
+                    self.rewrite(at + offset + whole - SYSCALL.len(), nr::FUTEX);
+                }
+            }
+            at += CHUNK - (whole - 1);
         }
     }
 
