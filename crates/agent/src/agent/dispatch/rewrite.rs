@@ -65,10 +65,18 @@ struct Seen {
     traps: u32,
 }
 
+#[derive(Clone, Copy)]
+struct Stub {
+    /// Behind its syscall.
+    next: usize,
+    number: usize,
+    /// The jump in the padding that leads to it, or 0.
+    padding: usize,
+}
+
 struct Sites {
     seen: UnsafeCell<[Seen; SEEN]>,
-    /// Of each stub: behind its syscall, and the number.
-    stubs: UnsafeCell<[(usize, usize); STUBS]>,
+    stubs: UnsafeCell<[Stub; STUBS]>,
     made: AtomicUsize,
     /// 0, or why nothing is rewritten any more.
     stopped: AtomicUsize,
@@ -83,7 +91,7 @@ unsafe impl Sync for Sites {}
 #[unsafe(link_section = ".data")]
 static SITES: Sites = Sites {
     seen: UnsafeCell::new([Seen { site: 0, traps: 0 }; SEEN]),
-    stubs: UnsafeCell::new([(0, 0); STUBS]),
+    stubs: UnsafeCell::new([Stub { next: 0, number: 0, padding: 0 }; STUBS]),
     made: AtomicUsize::new(0),
     stopped: AtomicUsize::new(0),
     padding: UnsafeCell::new((0, 0)),
@@ -104,14 +112,14 @@ pub fn forget_threads() {
     SITES.stopped.fetch_and(!HAS_THREADS, Ordering::Relaxed);
 }
 
-/// The call of the stub in which a thread stands: behind its syscall, and its number.
+/// The call of the stub in which a thread stands, or of the padding: behind its syscall, and its number.
 pub fn call_of_stub(at: usize) -> Option<(usize, usize)> {
-    let index = at.checked_sub(stub(0))? / STUB_BYTES;
-    if index >= SITES.made.load(Ordering::Acquire) {
-        return None;
-    }
-    // SAFETY: the entry was written before it was counted, and is not changed any more.
-    unsafe { SITES.stubs.get().cast::<(usize, usize)>().add(index).read() }.into()
+    let made = SITES.made.load(Ordering::Acquire);
+    // SAFETY: the entries were written before they were counted, and are not changed any more.
+    let stubs = unsafe { core::slice::from_raw_parts(SITES.stubs.get().cast::<Stub>(), made.min(STUBS)) };
+    let index = at.wrapping_sub(stub(0)) / STUB_BYTES;
+    let found = stubs.get(index).or_else(|| stubs.iter().find(|stub| stub.padding == at))?;
+    Some((found.next, found.number))
 }
 
 fn stub(index: usize) -> usize {
@@ -272,12 +280,12 @@ impl Code {
         let before = gadget::read::<[u8; 7]>(site.checked_sub(5)?)?;
         let moves = [0xb8, number as u8, (number >> 8) as u8, 0, 0, SYSCALL[0], SYSCALL[1]];
         if before == moves {
-            let stub = self.make_stub(site, number)?;
+            let stub = self.make_stub(site, number, 0)?;
             return self.write(site - 5, &jump(site - 5, stub)?).then_some(());
         }
         if number == 0 && matches!(before, [_, _, _, 0x31, 0xc0, 0x0f, 0x05]) {
             let (from, to) = self.padding_near(site)?;
-            let stub = self.make_stub(site, number)?;
+            let stub = self.make_stub(site, number, from)?;
             let short = i8::try_from(from as isize - site as isize).ok()?;
             // SAFETY: there is one thread.
             unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
@@ -287,7 +295,7 @@ impl Code {
         None
     }
 
-    fn make_stub(&self, site: usize, number: usize) -> Option<usize> {
+    fn make_stub(&self, site: usize, number: usize, padding: usize) -> Option<usize> {
         let index = SITES.made.load(Ordering::Relaxed);
         if index >= STUBS {
             return None;
@@ -305,7 +313,7 @@ impl Code {
             return None;
         }
         // SAFETY: there is one thread, and the index is below STUBS.
-        unsafe { SITES.stubs.get().cast::<(usize, usize)>().add(index).write((next, number)) };
+        unsafe { SITES.stubs.get().cast::<Stub>().add(index).write(Stub { next, number, padding }) };
         SITES.made.store(index + 1, Ordering::Release);
         Some(at)
     }
