@@ -459,6 +459,10 @@ static void large_vectors(void)
     CHECK(preadv(fileno(file), vector, 3, PAGE) == LARGE - (long)PAGE);
     CHECK(memory[0] == PAGE >> 9 && memory[LARGE - PAGE - 1] == (unsigned char)((LARGE - 1) >> 9));
     CHECK(pwritev(fileno(file), vector, 3, 0) == LARGE);
+    CHECK(preadv2(fileno(file), vector, 3, 0, 0) == LARGE);
+    CHECK(lseek(fileno(file), 0, SEEK_SET) == 0);
+    CHECK(preadv2(fileno(file), vector, 3, -1, 0) == LARGE);
+    CHECK(lseek(fileno(file), 0, SEEK_CUR) == LARGE);
     CHECK(readv(-1, vector, 3) == -1 && errno == EBADF);
     vector[0].iov_len = -1;
     CHECK(readv(fileno(file), vector, 3) == -1 && errno == EINVAL);

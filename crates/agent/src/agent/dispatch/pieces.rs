@@ -10,8 +10,8 @@
 //! writes so much at once has to look how much it was.) Of a list of buffers on a stream no more than that
 //! is brought, and the kernel ends where the next page is away. Datagrams are never so large.
 //!
-//! Whole, as what is asked for: writes that append, preadv2 and pwritev2, MSG_PEEK and MSG_WAITALL,
-//! process_vm_readv and process_vm_writev, vmsplice, mlock.
+//! Whole, as what is asked for: writes that append, preadv2 and pwritev2 with flags, MSG_PEEK and
+//! MSG_WAITALL, process_vm_readv and process_vm_writev, vmsplice, mlock.
 
 use super::gadget;
 use super::in_use::{self, Use};
@@ -43,7 +43,7 @@ const O_APPEND: usize = 0o2000;
 /// The call's result; None: it is not one that is made in pieces.
 pub fn in_pieces(block: &mut Block, number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     let [file, at, len, offset, ..] = args;
-    let mut transfer = Transfer { number: single(number)?, file, offset, done: 0 };
+    let mut transfer = Transfer { number: single(number, &args)?, file, offset, done: 0 };
     if !is_large(number, &args) || !may_be_parted(file, transfer.number) {
         return None;
     }
@@ -65,13 +65,30 @@ pub fn in_pieces(block: &mut Block, number: usize, args: [usize; 6]) -> Option<R
 }
 
 /// A call of which this one is several.
-fn single(number: usize) -> Option<usize> {
+fn single(number: usize, args: &[usize; 6]) -> Option<usize> {
+    /// Where the file stands, for preadv2 and pwritev2.
+    const HERE: usize = usize::MAX;
     Some(match number {
         READ | WRITE | PREAD64 | PWRITE64 => number,
         calls::READV => READ,
         calls::WRITEV => WRITE,
         calls::PREADV => PREAD64,
         calls::PWRITEV => PWRITE64,
+        // With flags they are other calls.
+        calls::PREADV2 if args[5] == 0 => {
+            if args[3] == HERE {
+                READ
+            } else {
+                PREAD64
+            }
+        }
+        calls::PWRITEV2 if args[5] == 0 => {
+            if args[3] == HERE {
+                WRITE
+            } else {
+                PWRITE64
+            }
+        }
         _ => return None,
     })
 }
@@ -122,7 +139,7 @@ impl Transfer {
 pub fn is_large(number: usize, args: &[usize; 6]) -> bool {
     match number {
         READ | WRITE | PREAD64 | PWRITE64 | calls::SENDTO | calls::RECVFROM => args[2] > PIECE,
-        calls::READV | calls::WRITEV | calls::PREADV | calls::PWRITEV => {
+        calls::READV | calls::WRITEV | calls::PREADV | calls::PWRITEV | calls::PREADV2 | calls::PWRITEV2 => {
             vector_len(args[1], args[2]).is_some_and(|len| len > PIECE)
         }
         _ => false,
