@@ -71,7 +71,13 @@ pub const FREE: u32 = 0;
 pub const FULL: u32 = 1;
 pub const TAKEN: u32 = 2;
 
-/// Pages in a row, whose bytes are in the part of the file that goes with this delivery.
+/// `Delivery::content`: the bytes are in the part of the file that goes with the delivery; they are lost; the
+/// pages are as new.
+pub const BYTES: u32 = 0;
+pub const LOST: u32 = 1;
+pub const ZEROS: u32 = 2;
+
+/// Pages in a row.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Delivery {
@@ -79,11 +85,14 @@ pub struct Delivery {
     pub pages: u32,
     /// Address of the first one.
     pub addr: u64,
-    /// 0; else the pages are lost, and there are no bytes.
-    pub lost: u32,
+    /// `BYTES`, `LOST` or `ZEROS`.
+    pub content: u32,
     /// So many of them are done with, from the first one on.
     pub done: u32,
 }
+
+/// What is larger than so many times `Link::closed_bytes` is mapped to be used here and there.
+pub const CLOSED_MAX: u64 = 64;
 
 pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
@@ -102,9 +111,11 @@ pub struct Link {
     /// Non-zero: a thread of the agent waits for room in the ring, on `room`, which changes then.
     pub waits_for_room: u32,
     pub room: u32,
-    /// Non-zero: changes are to be told even where nothing is away.
+    /// Non-zero: changes are to be told even where nothing is away, and new memory is closed.
     pub tells: u32,
     pub reserved: u32,
+    /// New memory of so many bytes is closed at any time, and `CLOSED_MAX` times as much is not. 0: none is.
+    pub closed_bytes: u64,
     /// See above.
     pub take: u64,
     pub waiters: [Waiter; WAITERS],

@@ -35,6 +35,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Without a userfaultfd, new memory of this share of the budget is closed before memory is tight
+/// (`agent/windows/grow.rs`).
+const CLOSED_SHARE: u64 = 16;
+
 /// Who has connected, and how far the exchange is.
 pub struct Caller {
     pub peer: Peer,
@@ -148,7 +152,10 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
             let bell = door.source.is_link().then(new_bell).transpose()?;
             welcome(door, caller, known.as_deref(), &control_fd, bell.as_ref())?;
             let control = Arc::new(control);
-            let link = bell.map(|bell| Port::Agent(AgentLink::new(control.clone(), bell)));
+            let link = bell.map(|bell| AgentLink::new(control.clone(), bell));
+            let limit_bytes = run.engine.groups().root().limit_bytes();
+            link.iter().for_each(|link| link.set_closed_bytes(limit_bytes / CLOSED_SHARE));
+            let link = link.map(Port::Agent);
             Ok((control, link))
         }),
         false => Err(io::Error::other("it is not below memspill in the tree of processes")),

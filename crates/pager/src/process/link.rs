@@ -17,8 +17,8 @@
 use crate::process::control::ControlPage;
 use crate::process::peer::Pidfd;
 use memspill_agent::link::{
-    CUT, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LINK_AT, Link, Message, REMAP, REMOVE,
-    RING, STAGING_AT, UNMAP, WAITERS, Waiter, bytes_at, committed_of, open,
+    BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LINK_AT, LOST, Link, Message,
+    REMAP, REMOVE, RING, STAGING_AT, UNMAP, WAITERS, Waiter, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -33,6 +33,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub enum Port {
     Kernel(Uffd),
     Agent(AgentLink),
+}
+
+/// Of pages that are delivered.
+#[derive(Clone, Copy)]
+enum Content<'a> {
+    Bytes(&'a [u8]),
+    Lost,
+    Zeros,
 }
 
 /// One process's link.
@@ -165,15 +173,25 @@ impl AgentLink {
         head.load(Ordering::SeqCst) != tail.load(Ordering::SeqCst)
     }
 
-    /// Brings pages, or says that they are lost; their waiters are woken.
-    fn deliver(&self, addr: u64, pages: usize, bytes: Option<&[u8]>) -> Fill {
+    /// New memory of so many bytes is closed, whether memory is tight or not.
+    pub fn set_closed_bytes(&self, bytes: u64) {
+        // SAFETY: only the address is taken.
+        let field = unsafe { addr_of_mut!((*self.link()).closed_bytes) };
+        self.word64(field).store(bytes, Ordering::SeqCst);
+    }
+
+    /// Brings pages; their waiters are woken.
+    fn deliver(&self, addr: u64, pages: usize, content: Content<'_>) -> Fill {
         let _delivering = self.delivering.lock().expect("delivering");
         let mut done = 0;
         while done < pages {
             let count = (pages - done).min(DELIVERY_PAGES);
-            let piece = bytes.map(|bytes| &bytes[done * PAGE_SIZE..(done + count) * PAGE_SIZE]);
+            let piece = match content {
+                Content::Bytes(bytes) => Content::Bytes(&bytes[done * PAGE_SIZE..(done + count) * PAGE_SIZE]),
+                without => without,
+            };
             let at = addr + (done * PAGE_SIZE) as u64;
-            if !self.deliver_piece(at, count, piece, bytes.is_none()) {
+            if !self.deliver_piece(at, count, piece) {
                 // Nobody else may come who installs what is there.
                 self.wake_all();
                 return Fill { bytes: (done * PAGE_SIZE) as u64, stop: Stop::Again };
@@ -184,18 +202,22 @@ impl AgentLink {
         Fill { bytes: (pages * PAGE_SIZE) as u64, stop: Stop::Done }
     }
 
-    fn deliver_piece(&self, addr: u64, pages: usize, bytes: Option<&[u8]>, lost: bool) -> bool {
+    fn deliver_piece(&self, addr: u64, pages: usize, content: Content<'_>) -> bool {
         let free = (0..DELIVERIES).find(|index| self.state_of(*index).load(Ordering::SeqCst) == FREE);
         let Some(index) = free else { return false };
-        if let Some(bytes) = bytes {
+        if let Content::Bytes(bytes) = content {
             // SAFETY: the part of the file that goes with the delivery, which has room for so many pages.
             unsafe {
                 let to = self.control.file().add(bytes_at(index));
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
             }
         }
-        let (pages, lost) = (pages as u32, u32::from(lost));
-        let delivery = Delivery { state: FREE, pages, addr, lost, done: 0 };
+        let content = match content {
+            Content::Bytes(_) => BYTES,
+            Content::Lost => LOST,
+            Content::Zeros => ZEROS,
+        };
+        let delivery = Delivery { state: FREE, pages: pages as u32, addr, content, done: 0 };
         // SAFETY: the index is below DELIVERIES, and the agent leaves alone what is FREE.
         unsafe { self.delivery(index).write_volatile(delivery) };
         // A change would not know of it.
@@ -341,28 +363,28 @@ impl Port {
     pub fn copy(&self, dst: u64, src: &[u8]) -> Fill {
         match self {
             Port::Kernel(uffd) => uffd.copy(dst, src),
-            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Some(src)),
+            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Content::Bytes(src)),
         }
     }
 
     pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
         match self {
             Port::Kernel(uffd) => uffd.copy_without_wake(dst, src),
-            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Some(src)),
+            Port::Agent(link) => link.deliver(dst, src.len() / PAGE_SIZE, Content::Bytes(src)),
         }
     }
 
     pub fn zeropage(&self, dst: u64, len: u64) -> Fill {
         match self {
             Port::Kernel(uffd) => uffd.zeropage(dst, len),
-            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, Some(&vec![0; len as usize])),
+            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, Content::Zeros),
         }
     }
 
     pub fn poison(&self, dst: u64, len: u64) -> Fill {
         match self {
             Port::Kernel(uffd) => uffd.poison(dst, len),
-            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, None),
+            Port::Agent(link) => link.deliver(dst, len as usize / PAGE_SIZE, Content::Lost),
         }
     }
 
@@ -441,17 +463,17 @@ mod tests {
         write(&link, UNMAP, AT, AT + PAGE_SIZE as u64);
         assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
         assert!(matches!(events[..], [Event::Unmap { start: AT, .. }]));
-        assert_eq!(link.deliver(AT, 1, Some(&page)).stop, Stop::Again);
+        assert_eq!(link.deliver(AT, 1, Content::Bytes(&page)).stop, Stop::Again);
         write(&link, END, 0, 0);
         assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
-        assert_eq!((link.deliver(AT, 1, Some(&page)).stop, events.len()), (Stop::Done, 1));
+        assert_eq!((link.deliver(AT, 1, Content::Bytes(&page)).stop, events.len()), (Stop::Done, 1));
         assert_eq!(link.state_of(0).load(Ordering::SeqCst), FULL);
     }
 
     #[test]
     fn what_finds_no_place_is_for_later() {
         let (link, pages) = (new_link(), vec![7; PAGE_SIZE * DELIVERY_PAGES * (DELIVERIES + 1)]);
-        let fill = link.deliver(AT, DELIVERY_PAGES * (DELIVERIES + 1), Some(&pages));
+        let fill = link.deliver(AT, DELIVERY_PAGES * (DELIVERIES + 1), Content::Bytes(&pages));
         assert_eq!(fill.stop, Stop::Again);
         assert_eq!(fill.bytes as usize, PAGE_SIZE * DELIVERY_PAGES * DELIVERIES);
     }

@@ -108,10 +108,10 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, pages) {
             return NOT_OURS;
         }
-        // What is in memory beside it may not be known here.
+        // What is in memory beside it may not be known here: the agent leaves that alone.
         if let Some(link) = self.uffd.agent() {
             return match link.is_waited_for(vpn.addr()) {
-                true => fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..1]))),
+                true => fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64)),
                 false => NOT_OURS,
             };
         }

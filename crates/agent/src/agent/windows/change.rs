@@ -10,7 +10,7 @@
 //! | shmat over something                  | NONE                                                      |
 //! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
 //!
-//! A supervisor is told of each change, before anybody enters the gate again (`supervisor.rs`).
+//! New memory may be closed at once (`grow.rs`). A supervisor is told of each change, before anybody enters the gate again (`supervisor.rs`).
 //!
 //! A call that fails may have been made in part: then each page that is away is looked up in its mapping.
 //!
@@ -20,7 +20,7 @@ use core::sync::atomic::AtomicU64;
 
 use super::kernel::{self, end};
 use super::supervisor::Changing;
-use super::{exclude, gate, source, table};
+use super::{exclude, gate, grow, source, table};
 use crate::dispatch::gadget;
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
@@ -45,7 +45,11 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     let [addr, len, third, fourth, ..] = args;
     Some(match number {
         nr::MUNMAP => over(number, args, addr, len, UNMAP, drop_all),
-        nr::MMAP if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
+        nr::MMAP => match grow::mmap(args) {
+            Some(result) => result,
+            None if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
+            None => return None,
+        },
         BRK => return brk(addr),
         nr::MADVISE => match third {
             sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => {
@@ -91,7 +95,7 @@ fn is_change(advice: usize) -> bool {
 }
 
 /// The program's own call.
-fn make(number: usize, args: [usize; 6]) -> Result<usize> {
+pub fn make(number: usize, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the program's request; its memory is its own.
     unsafe { gadget::call(number, args) }
 }
@@ -145,7 +149,7 @@ fn release(seen: Word) {
 }
 
 /// The mapping is gone. Was something away there?
-fn drop_all(from: usize, to: usize) -> bool {
+pub fn drop_all(from: usize, to: usize) -> bool {
     let (mut at, mut was_away) = (from, false);
     while let Some((page, word)) = table::next(at, to) {
         let seen = table::load(word);
@@ -192,7 +196,7 @@ fn empty(from: usize, to: usize) -> bool {
 
 /// After a call that may have been made in part: what is not mapped is not away, and what is has the
 /// protection of its mapping.
-fn reconcile(from: usize, to: usize, changing: Option<&Changing>) {
+pub fn reconcile(from: usize, to: usize, changing: Option<&Changing>) {
     let mut known: Option<kernel::Mapping> = None;
     each_away(from, to, |page, word, seen| {
         if known.as_ref().is_none_or(|mapping| page >= mapping.end) {
@@ -221,12 +225,13 @@ fn brk(wanted: usize) -> Option<Result<usize>> {
     let changing = Changing::begin();
     let before = make(BRK, [0; 6]).unwrap_or(0);
     let result = make(BRK, [wanted, 0, 0, 0, 0, 0]);
-    if let Ok(after) = result
-        && after < before
-    {
-        let (start, end) = (after.next_multiple_of(PAGE), before.next_multiple_of(PAGE));
-        let was_away = drop_all(start, end);
-        changing.tell(UNMAP, start, end, 0, was_away);
+    if let Ok(after) = result {
+        let (after, before) = (after.next_multiple_of(PAGE), before.next_multiple_of(PAGE));
+        if after < before {
+            let was_away = drop_all(after, before);
+            changing.tell(UNMAP, after, before, 0, was_away);
+        }
+        grow::close_if_wanted(&changing, before, after);
     }
     Some(result)
 }
@@ -269,10 +274,17 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
         carry(old, new, carried, flags & MREMAP_DONTUNMAP != 0);
         changing.tell(REMAP, old, old + carried, new, true);
     }
+    let last = new.wrapping_add(carried).wrapping_sub(PAGE);
+    let has_grown = new_len > old_len && carried != 0;
+    let is_plain = |mapping: &kernel::Mapping| {
+        mapping.start <= last && mapping.is_plain && mapping.prot == kernel::READ_WRITE
+    };
+    if has_grown && !is_not_forked(last) && kernel::mapping_from(last).as_ref().is_some_and(is_plain) {
+        grow::close_if_wanted(&changing, new + carried, new + new_len);
+    }
     drop(changing);
     drop(alone);
-    let last = new.wrapping_add(carried).wrapping_sub(PAGE);
-    if new_len > old_len && carried != 0 && is_not_forked(last) {
+    if has_grown && is_not_forked(last) {
         exclude::exclude(new + carried, new_len - carried, FOR_FORK);
     }
     result

@@ -21,7 +21,7 @@
 //! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
-//! | `change.rs`, `fork.rs` | mappings that change |
+//! | `change.rs`, `grow.rs`, `fork.rs` | mappings that change, and new ones |
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `rules.rs` | the switch |
@@ -57,6 +57,7 @@ mod fault;
 mod fill;
 mod fork;
 mod gate;
+mod grow;
 mod kernel;
 mod rules;
 mod run;

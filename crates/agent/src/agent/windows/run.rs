@@ -76,6 +76,23 @@ pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usiz
     run.pages
 }
 
+/// The same where the pages are as new: nobody need be kept from looking.
+pub fn install_zeros(page: usize, pages: usize) -> usize {
+    let Some(word) = table::find(page) else { return 0 };
+    let prot = table::load(word).prot();
+    let mut run = Run { start: page, pages: 0, prot: prot as usize };
+    while run.pages < pages && claim(page + run.len(), prot) {
+        run.pages += 1;
+    }
+    if run.pages > 0 {
+        open(&run);
+    }
+    for (_, word) in run.words() {
+        table::finish(word, Word::EMPTY);
+    }
+    run.pages
+}
+
 pub fn claim(page: usize, prot: u64) -> bool {
     let Some(word) = table::find(page) else { return false };
     let seen = table::load(word);

@@ -20,8 +20,8 @@ use super::kernel::{self, end};
 use super::{run, table, wait};
 use crate::dispatch::gadget;
 use crate::link::{
-    DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FILE_BYTES, FREE, FULL, LINK_AT, Link, Message, RING,
-    STAGING_AT, TAKEN, WAITERS, Waiter, bytes_at,
+    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FILE_BYTES, FREE, FULL, LINK_AT, LOST,
+    Link, Message, RING, STAGING_AT, TAKEN, WAITERS, Waiter, ZEROS, bytes_at,
 };
 use crate::protocol::Control;
 use crate::sys::{PAGE, Result, nr};
@@ -264,13 +264,24 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
         };
         let seen = table::load(word);
         match seen.state() {
-            SWAPPED if content.lost != 0 => end("loses a page: its bytes cannot be read"),
+            SWAPPED if content.content == LOST => end("loses a page: its bytes cannot be read"),
+            SWAPPED if content.content == ZEROS => *done += run::install_zeros(page, pages - *done),
             SWAPPED => *done += run::install(page, pages - *done, bytes + *done * PAGE, by_window),
             EVICTING | FILLING => return Err((page, seen)),
             _ => *done += 1,
         }
     }
     Ok(())
+}
+
+/// Is new memory of so many bytes to be closed (`grow.rs`)?
+pub fn closes(len: usize) -> bool {
+    if !is_there() {
+        return false;
+    }
+    let least = word64(field!(closed_bytes)).load(Ordering::Relaxed);
+    let is_tight = word32(field!(tells)).load(Ordering::Relaxed) != 0;
+    (len as u64) < least.saturating_mul(CLOSED_MAX) && (is_tight || len as u64 >= least)
 }
 
 /// A change of mappings, by whoever is alone in the gate.

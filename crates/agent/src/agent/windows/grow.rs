@@ -1,0 +1,83 @@
+//! New memory is closed: markers stand in it before anybody has touched it. So a program that grows faults, and
+//! waits where there is no room, as it would under a userfaultfd; without that it could fill any amount before
+//! somebody looks.
+//!
+//! ```text
+//!   mmap, brk, mremap of new memory ─ alone in the gate ─ markers in all of it, each word SWAPPED ─ told as UNMAP
+//!   first touch ─▶ SIGSEGV ─▶ FAULT ─▶ the supervisor knows of no page there: room, then ZEROS for a few in a row
+//! ```
+//!
+//! What is closed: plain private memory that can be read and written, when memory is tight; and at any time what
+//! is large beside the budget (`Link::closed_bytes`). What is larger than any program would fill is left open: its
+//! markers and words are 16 bytes a page.
+//!
+//! Not closed: what is locked, populated, or a stack; what becomes writable by mprotect; what was mapped before
+//! memory was tight; and what the program has emptied (MADV_DONTNEED). The supervisor sees by looking what is
+//! touched there.
+
+use super::change::{self, make};
+use super::kernel::{self, READ_WRITE, end};
+use super::supervisor::{self, Changing};
+use super::{gate, table};
+use crate::link::UNMAP;
+use crate::sys::{self, PAGE, PROT_NONE, Result, nr};
+use crate::words::Word;
+
+const MAP_STACK: usize = 0x2_0000;
+/// Kinds of memory that are not closed.
+const OTHERS: usize = sys::MAP_GROWSDOWN | sys::MAP_LOCKED | sys::MAP_POPULATE | sys::MAP_HUGETLB | MAP_STACK;
+
+/// The result of an mmap whose memory is closed. None: it is not.
+pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
+    let [addr, len, prot, flags, ..] = args;
+    let is_plain = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && flags & sys::MAP_ANONYMOUS != 0;
+    if !is_plain || flags & OTHERS != 0 || prot != READ_WRITE || !supervisor::closes(len) {
+        return None;
+    }
+    let is_fixed = flags & sys::MAP_FIXED != 0;
+    let _alone = gate::enter_alone();
+    let changing = Changing::begin();
+    // Another thread may know the place already: it faults, and waits for the gate.
+    let first = if is_fixed { [addr, len, PROT_NONE, flags, args[4], args[5]] } else { args };
+    let made = make(nr::MMAP, first).and_then(|at| {
+        let end = at.saturating_add(len).next_multiple_of(PAGE);
+        close(&changing, at, end);
+        if is_fixed {
+            // SAFETY: the program's own request, the second half of it.
+            unsafe { kernel::protect(at, end - at, READ_WRITE) }?;
+        }
+        Ok(at)
+    });
+    if made.is_err() && is_fixed {
+        change::reconcile(addr, addr.saturating_add(len).next_multiple_of(PAGE), Some(&changing));
+    }
+    Some(made)
+}
+
+/// Closes [from, to), which is new, where it is to be. By whoever is alone in the gate, and tells of it.
+pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
+    if from < to && supervisor::closes(to - from) {
+        close(changing, from, to);
+    }
+}
+
+fn close(changing: &Changing, from: usize, to: usize) {
+    change::drop_all(from, to);
+    // What the supervisor may know of pages that were here before would be taken for these.
+    changing.tell(UNMAP, from, to, 0, true);
+    let pages = || (from..to).step_by(PAGE);
+    // SAFETY: the memory is new: nobody has touched it.
+    let is_marked = pages().all(|page| table::obtain(page).is_ok())
+        && unsafe { kernel::install_guards(from, to - from) }.is_ok();
+    if !is_marked {
+        // It stays open, as what is locked.
+        // SAFETY: as above.
+        if unsafe { kernel::remove_guards(from, to - from) }.is_err() {
+            end("cannot open new memory");
+        }
+        return;
+    }
+    for word in pages().filter_map(table::find) {
+        table::finish(word, Word::swapped(0, READ_WRITE as u64));
+    }
+}
