@@ -219,6 +219,7 @@ fn take_runs(block: &EvictorBlock, command: Command) {
     let take = windows::take_word();
     // What the command is allowed to do, as long as nobody has taken that back.
     let mut allowed = link::open(command.seq);
+    let mut is_canceled = false;
     for index in 0..count {
         // SAFETY: as in move_runs.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
@@ -231,12 +232,16 @@ fn take_runs(block: &EvictorBlock, command: Command) {
             allowed = next;
             is_allowed
         };
-        let (moved, errno) = if is_inside {
+        // A change that keeps one run waiting keeps the others waiting.
+        let (moved, errno) = if is_canceled {
+            (0, ECANCELED)
+        } else if is_inside {
             let to = windows::staging() + run.staging as usize * PAGE;
             windows::take_run(run.src_addr as usize, run.pages as usize, to, &mut commit)
         } else {
             (0, EINVAL)
         };
+        is_canceled |= errno == ECANCELED;
         run.moved = moved as u32;
         run.errno = errno;
         // SAFETY: as in move_runs.

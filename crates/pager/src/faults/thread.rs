@@ -159,7 +159,8 @@ impl<'a> FaultThread<'a> {
         // about to join, of which nothing can be moved out before; a process that forks by its agent; and one
         // that stands still, whose tracer reads its memory.
         let (evicts, joins) = match process.memory.agent() {
-            Some(agent) => (agent.is_evictor(tid), false),
+            // Without a userfaultfd the agent says who it is, and an evictor needs nothing.
+            Some(agent) => (agent.is_evictor(tid) && process.memory.uffd.agent().is_none(), false),
             None => (false, process.faults() < JOINING_FAULTS_MAX),
         };
         let urgent = evicts || joins || serves_beyond(process);

@@ -50,15 +50,18 @@ pub fn adopt_grown(run: &Run, process: &Process) {
     /// As much as is not worth the walk.
     const SLACK_BYTES: u64 = 256 << 10;
     let growth = &process.growth;
-    if process.memory.uffd.agent().is_none()
-        || !growth.is_registered()
-        || growth.unmanaged_bytes() <= growth.left_bytes() + SLACK_BYTES
-    {
+    if process.memory.uffd.agent().is_none() || !growth.is_registered() {
+        return;
+    }
+    let unmanaged_bytes = growth.unmanaged_bytes();
+    growth.set_left_bytes(growth.left_bytes().min(unmanaged_bytes));
+    if unmanaged_bytes <= growth.left_bytes() + SLACK_BYTES {
         return;
     }
     let ranges: Vec<Range> = growth.lock_ranges().ranges().iter().collect();
-    adopt(run, process, &ranges);
-    growth.set_left_bytes(growth.unmanaged_bytes());
+    if adopt(run, process, &ranges) {
+        growth.set_left_bytes(growth.unmanaged_bytes());
+    }
 }
 
 /// Wait until the events of all changes that were under way when ranges were registered, and searched again,
@@ -93,11 +96,14 @@ fn certain_of(process: &Process, ranges: &[Range]) -> Vec<Range> {
 /// its owner, without a fault.) An event that is not read yet makes MOVE refuse, and its processing takes
 /// back what was adopted. Nor is adopted what MADV_DONTNEED takes away: its pages go some time after the
 /// event was read, and must not be saved meanwhile.
-fn adopt(run: &Run, process: &Process, ranges: &[Range]) {
+///
+/// False: it broke off.
+fn adopt(run: &Run, process: &Process, ranges: &[Range]) -> bool {
     let mut registered = process.growth.lock_ranges();
     if !registered.open_pagemap(process.memory.proc_id()) {
-        return;
+        return false;
     }
+    let mut is_whole = true;
     let wanted: Ranges = ranges.iter().copied().collect();
     let near: Vec<Range> = wanted.iter().collect();
     for near in near.chunk_by(|below, above| above.0 - below.1 <= ADOPT_GAP_BYTES) {
@@ -105,8 +111,12 @@ fn adopt(run: &Run, process: &Process, ranges: &[Range]) {
         while at < end && !run.is_stopping() {
             match adopt_piece(run, process, &registered, &wanted, (at, end)) {
                 Ok(walked_to) if walked_to > at => at = walked_to,
-                Ok(_) => break,
+                Ok(_) => {
+                    is_whole = false;
+                    break;
+                }
                 Err(e) => {
+                    is_whole = false;
                     if run.settings.verbose {
                         eprintln!("memspill: PAGEMAP_SCAN of process {}: {e}", process.memory.pid());
                     }
@@ -116,6 +126,7 @@ fn adopt(run: &Run, process: &Process, ranges: &[Range]) {
         }
     }
     run.update_account();
+    is_whole && !run.is_stopping()
 }
 
 /// Adopt the first pages of a range, of those that are wanted. Returns how far that went.
@@ -127,6 +138,9 @@ fn adopt_piece(
     range: Range,
 ) -> io::Result<u64> {
     let _fill_guard = process.space.gate.enter_fill();
+    // Where nobody puts a page in place that has vanished, none may leave between the look and the table: a
+    // page of zeros that has just left has no word, and would be taken for one that is there.
+    let _batch = process.memory.uffd.agent().map(|_| process.hold_batch());
     let (present, walked_to) = registered.present(wanted, range, ADOPT_PAGES)?;
     let adopt = |(from, to): &Range| {
         process.space.adopt(run.engine.swap(), Vpn::from_addr(*from), Vpn::from_addr(*to))

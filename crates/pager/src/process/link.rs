@@ -22,7 +22,7 @@ use memspill_agent::link::{
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
-use memspill_uffd::userfaultfd::{self as uffd_abi, Event, Fill, MESSAGES_MAX, Stop, Uffd};
+use memspill_uffd::userfaultfd::{Event, Fill, Stop, Uffd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::addr_of_mut;
@@ -102,9 +102,17 @@ impl AgentLink {
         changes.load(Ordering::SeqCst) != read.load(Ordering::SeqCst)
     }
 
-    /// Read what is there, at most `most`.
-    fn read(&self, out: &mut Vec<Event>, most: usize) -> io::Result<usize> {
+    /// Read all that is there.
+    ///
+    /// The bell is silenced first: whoever writes a message later rings again. It is never rung from here,
+    /// for the other side can make that wait.
+    fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         self.silence_bell();
+        self.read_some(out, RING)
+    }
+
+    /// Read at most `most`. The bell stays as it is.
+    fn read_some(&self, out: &mut Vec<Event>, most: usize) -> io::Result<usize> {
         let [head, tail, _, changes_read] = self.counts();
         let (end, mut at) = (head.load(Ordering::SeqCst), tail.load(Ordering::SeqCst));
         if end.wrapping_sub(at) > RING as u64 {
@@ -141,10 +149,6 @@ impl AgentLink {
         }
         if count > 0 {
             self.let_write();
-        }
-        if at != head.load(Ordering::SeqCst) {
-            // Others come back for the rest.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
         Ok(count)
     }
@@ -258,7 +262,7 @@ impl AgentLink {
     }
 
     /// Whoever waits for one of these pages looks again.
-    fn wake(&self, addr: u64, pages: usize) {
+    pub fn wake(&self, addr: u64, pages: usize) {
         let end = addr + (pages * PAGE_SIZE) as u64;
         self.wake_if(|page| (addr..end).contains(&page));
     }
@@ -419,19 +423,17 @@ impl Port {
     pub fn read(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         match self {
             Port::Kernel(uffd) => uffd.read(out),
-            Port::Agent(link) => link.read(out, MESSAGES_MAX),
+            Port::Agent(link) => link.read(out),
         }
     }
 
     pub fn read_one(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         match self {
             Port::Kernel(uffd) => uffd.read_one(out),
-            Port::Agent(link) => link.read(out, 1),
+            Port::Agent(link) => link.read_some(out, 1),
         }
     }
 }
-
-const _: () = assert!(uffd_abi::MESSAGES_MAX < RING);
 
 #[cfg(test)]
 mod tests {
@@ -461,11 +463,11 @@ mod tests {
         let [_, _, changes, _] = link.counts();
         changes.fetch_add(1, Ordering::SeqCst);
         write(&link, UNMAP, AT, AT + PAGE_SIZE as u64);
-        assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
+        assert_eq!(link.read(&mut events).unwrap(), 1);
         assert!(matches!(events[..], [Event::Unmap { start: AT, .. }]));
         assert_eq!(link.deliver(AT, 1, Content::Bytes(&page)).stop, Stop::Again);
         write(&link, END, 0, 0);
-        assert_eq!(link.read(&mut events, MESSAGES_MAX).unwrap(), 1);
+        assert_eq!(link.read(&mut events).unwrap(), 1);
         assert_eq!((link.deliver(AT, 1, Content::Bytes(&page)).stop, events.len()), (Stop::Done, 1));
         assert_eq!(link.state_of(0).load(Ordering::SeqCst), FULL);
     }
@@ -486,11 +488,11 @@ mod tests {
         {
             let link = new_link();
             write(&link, kind, addr, end);
-            assert!(link.read(&mut Vec::new(), MESSAGES_MAX).is_err(), "{kind} {addr:#x} {end:#x}");
+            assert!(link.read(&mut Vec::new()).is_err(), "{kind} {addr:#x} {end:#x}");
         }
         let link = new_link();
         link.counts()[0].store(RING as u64 + 1, Ordering::SeqCst);
-        assert!(link.read(&mut Vec::new(), MESSAGES_MAX).is_err());
+        assert!(link.read(&mut Vec::new()).is_err());
     }
 
     #[test]

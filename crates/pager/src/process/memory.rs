@@ -129,6 +129,14 @@ impl Memory for ProcessMemory {
         })
     }
 
+    /// Without a userfaultfd a fault is told once. One that was read while this fill was under way is not of
+    /// those whom the delivery has woken.
+    fn filled(&self, vpn: Vpn, pages: usize) {
+        if let Some(link) = self.uffd.agent() {
+            link.wake(vpn.addr(), pages);
+        }
+    }
+
     fn put_vanished(&self, vpn: Vpn) -> Fill {
         match self.uffd.agent() {
             None => self.put_zero(vpn, 1, true),

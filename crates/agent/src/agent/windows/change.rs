@@ -51,7 +51,8 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
             None => return None,
         },
         BRK => return brk(addr),
-        nr::MADVISE => match third {
+        // An int: the upper half says nothing.
+        nr::MADVISE => match third as u32 as usize {
             sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => {
                 over(number, args, addr, len, REMOVE, empty)
             }
@@ -71,7 +72,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         }),
         nr::MREMAP => mremap(args),
         SHMAT if third & SHM_REMAP != 0 => shmat(args),
-        nr::PROCESS_MADVISE if is_change(fourth) => Err(EINVAL),
+        nr::PROCESS_MADVISE if is_change(fourth as u32 as usize) => Err(EINVAL),
         _ => return None,
     })
 }

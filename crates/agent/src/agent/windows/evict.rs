@@ -127,6 +127,9 @@ pub fn take_run(
             continue;
         }
         let mut chunk = mark(at, left.min(CHUNK));
+        // A thread that is about to install these would put old bytes where the page comes back.
+        let delivered = supervisor::first_delivered(chunk.start, chunk.start + chunk.len());
+        chunk.shorten((delivered - chunk.start) / PAGE);
         let result = match chunk.pages {
             0 => Err(why_not(at)),
             _ => chunk.take(to + taken * PAGE, &mut |pages| commit(taken + pages)),

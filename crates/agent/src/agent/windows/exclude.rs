@@ -58,11 +58,12 @@ const KEEPONFORK: usize = 19;
 /// What a call that the program is about to make asks the kernel to do later.
 pub fn before_call(number: usize, args: &[usize; 6]) {
     let [first, second, third, ..] = *args;
+    let advice = third as u32 as usize;
     match number {
         SET_TID_ADDRESS => exclude(first, 4, FOR_KERNEL),
         SET_ROBUST_LIST | RSEQ if second <= PAGE => exclude(first, second, FOR_KERNEL),
-        MADVISE if matches!(third, DONTFORK | WIPEONFORK) => exclude(first, second, FOR_FORK),
-        MADVISE if matches!(third, DOFORK | KEEPONFORK) => include(first, second, FOR_FORK),
+        MADVISE if matches!(advice, DONTFORK | WIPEONFORK) => exclude(first, second, FOR_FORK),
+        MADVISE if matches!(advice, DOFORK | KEEPONFORK) => include(first, second, FOR_FORK),
         _ => {}
     }
 }
@@ -84,7 +85,7 @@ pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     match number {
         MLOCK | MLOCK2 | MSEAL => Some((start, end)),
         MLOCKALL => Some((0, table::TOP)),
-        MADVISE if matches!(third, POPULATE_READ | POPULATE_WRITE | GUARD_REMOVE) => Some((start, end)),
+        MADVISE if matches!(third as u32 as usize, POPULATE_READ | POPULATE_WRITE | GUARD_REMOVE) => Some((start, end)),
         _ => None,
     }
 }

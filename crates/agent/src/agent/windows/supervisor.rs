@@ -253,6 +253,26 @@ pub fn install_inside(by_window: bool) -> Blocked {
     Ok(())
 }
 
+/// The first page of [start, end) that is in a delivery, or is just being installed from one; else `end`.
+/// Inside the gate.
+pub fn first_delivered(start: usize, end: usize) -> usize {
+    let mut first = end;
+    for index in 0..DELIVERIES {
+        let delivery = field!(deliveries).cast::<Delivery>().wrapping_add(index);
+        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        if word32(unsafe { &raw mut (*delivery).state }).load(Ordering::SeqCst) == FREE {
+            continue;
+        }
+        // SAFETY: the supervisor does not write it before it is FREE.
+        let content = unsafe { delivery.read_volatile() };
+        let from = (content.addr as usize).max(start);
+        if from < (content.addr as usize).saturating_add(content.pages as usize * PAGE) {
+            first = first.min(from);
+        }
+    }
+    first
+}
+
 /// `done`: pages that are done with. What was installed once may be taken out again before the rest is.
 fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) -> Blocked {
     let pages = (content.pages as usize).min(DELIVERY_PAGES);
