@@ -63,7 +63,8 @@ pub struct Waiter {
     pub page: u64,
     /// A futex that changes when the thread is to look again.
     pub woken: u32,
-    pub reserved: u32,
+    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`.
+    pub run: u32,
 }
 
 /// `Delivery::state`: the supervisor may fill it; it is filled; an agent's thread is installing it.

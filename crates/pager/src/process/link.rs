@@ -246,9 +246,13 @@ impl AgentLink {
         self.word32(unsafe { addr_of_mut!((*self.delivery(index)).state) })
     }
 
-    /// Does a thread wait for this page?
-    pub fn is_waited_for(&self, addr: u64) -> bool {
-        (0..WAITERS).any(|index| self.word64(self.waiter(index).0).load(Ordering::SeqCst) == addr)
+    /// Does a thread wait for this page? Then how many pages from it on are away, as the agent says.
+    pub fn waited_for(&self, addr: u64) -> Option<usize> {
+        let is_it = |index: &usize| self.word64(self.waiter(*index).0).load(Ordering::SeqCst) == addr;
+        let index = (0..WAITERS).find(is_it)?;
+        // SAFETY: the index is below WAITERS; only the address is taken.
+        let run = unsafe { addr_of_mut!((*self.link()).waiters[index].run) };
+        Some((self.word32(run).load(Ordering::SeqCst) as usize).clamp(1, DELIVERY_PAGES))
     }
 
     /// Of a waiter: its page, and its futex.

@@ -108,11 +108,14 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, pages) {
             return NOT_OURS;
         }
-        // What is in memory beside it may not be known here: the agent leaves that alone.
+        // What is in memory beside it may not be known here, and what cannot be accessed is not known at all:
+        // the agent says which pages are away.
         if let Some(link) = self.uffd.agent() {
-            return match link.is_waited_for(vpn.addr()) {
-                true => fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64)),
-                false => NOT_OURS,
+            return match link.waited_for(vpn.addr()) {
+                Some(run) => self.filled_in_part(pages, pages.min(run), |pages| {
+                    fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+                }),
+                None => NOT_OURS,
             };
         }
         let accessible = self.accessible(vpn, pages);

@@ -85,7 +85,9 @@ pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     match number {
         MLOCK | MLOCK2 | MSEAL => Some((start, end)),
         MLOCKALL => Some((0, table::TOP)),
-        MADVISE if matches!(third as u32 as usize, POPULATE_READ | POPULATE_WRITE | GUARD_REMOVE) => Some((start, end)),
+        MADVISE if matches!(third as u32 as usize, POPULATE_READ | POPULATE_WRITE | GUARD_REMOVE) => {
+            Some((start, end))
+        }
         _ => None,
     }
 }

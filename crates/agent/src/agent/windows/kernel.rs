@@ -76,6 +76,9 @@ pub fn close(fd: i32) {
     let _ = unsafe { gadget::call(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
+const PR_GET_DUMPABLE: usize = 3;
+const PR_SET_DUMPABLE: usize = 4;
+
 fn open(path: &CStr, flags: usize) -> Result<usize> {
     let args = [path.as_ptr() as usize, flags | sys::O_CLOEXEC, 0, 0, 0, 0];
     // SAFETY: the kernel reads the path.
@@ -85,6 +88,21 @@ fn open(path: &CStr, flags: usize) -> Result<usize> {
 /// Opens what shows this process's own memory: at the start, and in the child of a fork, whose copies show
 /// its parent's.
 pub fn open_own() -> Result<()> {
+    // SAFETY: no memory involved.
+    let prctl = |args: [usize; 2]| unsafe { gadget::call(nr::PRCTL, [args[0], args[1], 0, 0, 0, 0]) };
+    // After a setuid the files are root's, unless it is allowed to be looked at.
+    let dumpable = prctl([PR_GET_DUMPABLE, 0])?;
+    if dumpable != 1 {
+        prctl([PR_SET_DUMPABLE, 1])?;
+    }
+    let opened = open_both();
+    if dumpable != 1 {
+        prctl([PR_SET_DUMPABLE, 0])?;
+    }
+    opened
+}
+
+fn open_both() -> Result<()> {
     for (at, path, flags) in
         [(&DESCRIPTORS.mem, c"/proc/self/mem", O_RDWR), (&DESCRIPTORS.maps, c"/proc/self/maps", 0)]
     {

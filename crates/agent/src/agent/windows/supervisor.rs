@@ -177,6 +177,8 @@ pub fn ask(page: usize) {
     let waiter = waiter(index);
     // SAFETY: as above; only addresses are taken.
     let (woken, place) = unsafe { (word32(&raw mut (*waiter).woken), word64(&raw mut (*waiter).page)) };
+    // SAFETY: as above.
+    word32(unsafe { &raw mut (*waiter).run }).store(run_from(page) as u32, Ordering::SeqCst);
     loop {
         let seen = woken.load(Ordering::SeqCst);
         install_all(&gate::enter, false);
@@ -189,6 +191,11 @@ pub fn ask(page: usize) {
         }
     }
     place.store(0, Ordering::SeqCst);
+}
+
+/// How many pages from this one on are away, as far as they come at once.
+fn run_from(page: usize) -> usize {
+    (0..DELIVERY_PAGES).take_while(|index| table::state_of(page + index * PAGE) == SWAPPED).count().max(1)
 }
 
 /// The place of a waiter, whose index is below WAITERS.
