@@ -53,7 +53,7 @@ pub const SLOTS_MAX: u64 = 1 << (64 - SLOT_SHIFT);
 /// Word of an EXCLUDED page, instead of a slot: why it never leaves. The kernel touches it by itself, or it
 /// is the agent's.
 pub const FOR_KERNEL: u64 = 1;
-/// The child of a fork does not get it, or gets it empty.
+/// The child of a fork gets it empty.
 pub const FOR_FORK: u64 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

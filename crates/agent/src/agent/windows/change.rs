@@ -10,21 +10,20 @@
 //! | shmat over something                  | NONE                                                      |
 //! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
 //!
-//! New memory may be closed at once (`grow.rs`). A supervisor is told of each change, before anybody enters the gate again (`supervisor.rs`).
+//! New memory may be closed at once (`grow.rs`). A supervisor is told of each change, before anybody enters
+//! the gate again (`supervisor.rs`).
 //!
 //! A call that fails may have been made in part: then each page that is away is looked up in its mapping.
 //!
 //! In the gate nothing of the program's memory is touched: these calls take no pointers.
 
-use core::sync::atomic::AtomicU64;
-
+use super::follow::{drop_all, drop_away, each_away, make, reconcile};
 use super::kernel::{self, end};
 use super::supervisor::Changing;
-use super::{exclude, gate, grow, source, table};
-use crate::dispatch::gadget;
+use super::{exclude, gate, grow, table};
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
-use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, SWAPPED, Word};
+use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 
 const BRK: usize = 12;
 const SHMAT: usize = 30;
@@ -95,12 +94,6 @@ fn is_change(advice: usize) -> bool {
     )
 }
 
-/// The program's own call.
-pub fn make(number: usize, args: [usize; 6]) -> Result<usize> {
-    // SAFETY: the program's request; its memory is its own.
-    unsafe { gadget::call(number, args) }
-}
-
 /// A change that is no matter of the supervisor's.
 const NOT_TOLD: u32 = 0;
 
@@ -130,51 +123,6 @@ fn over(
     result
 }
 
-/// Tells of each page that is away.
-fn each_away(from: usize, to: usize, mut tell: impl FnMut(usize, &'static AtomicU64, Word)) {
-    let mut at = from;
-    while let Some((page, word)) = table::next(at, to) {
-        let seen = table::load(word);
-        if seen.state() == SWAPPED {
-            tell(page, word, seen);
-        }
-        at = page + PAGE;
-    }
-}
-
-fn release(seen: Word) {
-    if let Some(source) = source::get() {
-        // SAFETY: the reference was this word's.
-        unsafe { (source.release)(seen.slot()) };
-    }
-}
-
-/// The mapping is gone. Was something away there?
-pub fn drop_all(from: usize, to: usize) -> bool {
-    let (mut at, mut was_away) = (from, false);
-    while let Some((page, word)) = table::next(at, to) {
-        let seen = table::load(word);
-        table::finish(word, Word::EMPTY);
-        if seen.state() == SWAPPED {
-            release(seen);
-            was_away = true;
-        }
-        at = page + PAGE;
-    }
-    was_away
-}
-
-/// What was in the pages is gone, and nothing of the markers is ours. Was something away there?
-fn drop_away(from: usize, to: usize) -> bool {
-    let mut was_away = false;
-    each_away(from, to, |_, word, seen| {
-        table::finish(word, Word::EMPTY);
-        release(seen);
-        was_away = true;
-    });
-    was_away
-}
-
 /// What was in the pages is gone: they are as new.
 fn empty(from: usize, to: usize) -> bool {
     let (mut start, mut stop) = (from, from);
@@ -193,29 +141,6 @@ fn empty(from: usize, to: usize) -> bool {
     });
     remove(start, stop);
     drop_away(from, to)
-}
-
-/// After a call that may have been made in part: what is not mapped is not away, and what is has the
-/// protection of its mapping.
-pub fn reconcile(from: usize, to: usize, changing: Option<&Changing>) {
-    let mut known: Option<kernel::Mapping> = None;
-    each_away(from, to, |page, word, seen| {
-        if known.as_ref().is_none_or(|mapping| page >= mapping.end) {
-            known = kernel::mapping_from(page);
-        }
-        match &known {
-            Some(mapping) if mapping.start <= page && mapping.is_plain => {
-                table::turn(word, seen, seen.with_prot(mapping.prot as u64));
-            }
-            _ => {
-                table::finish(word, Word::EMPTY);
-                release(seen);
-                if let Some(changing) = changing {
-                    changing.tell(UNMAP, page, page + PAGE, 0, true);
-                }
-            }
-        }
-    });
 }
 
 fn brk(wanted: usize) -> Option<Result<usize>> {

@@ -1,5 +1,5 @@
 //! Pages that never leave: those that the kernel writes by itself, outside of any call, where it cannot wait
-//! for them (thread id, list of robust locks, rseq), and those that the child of a fork does not get.
+//! for them (thread id, list of robust locks, rseq), and those that the child of a fork gets empty.
 
 use super::{fill, gate, table};
 use crate::sys::PAGE;
@@ -50,8 +50,6 @@ const SET_TID_ADDRESS: usize = 218;
 const SET_ROBUST_LIST: usize = 273;
 const RSEQ: usize = 334;
 const MADVISE: usize = 28;
-const DONTFORK: usize = 10;
-const DOFORK: usize = 11;
 const WIPEONFORK: usize = 18;
 const KEEPONFORK: usize = 19;
 
@@ -62,8 +60,8 @@ pub fn before_call(number: usize, args: &[usize; 6]) {
     match number {
         SET_TID_ADDRESS => exclude(first, 4, FOR_KERNEL),
         SET_ROBUST_LIST | RSEQ if second <= PAGE => exclude(first, second, FOR_KERNEL),
-        MADVISE if matches!(advice, DONTFORK | WIPEONFORK) => exclude(first, second, FOR_FORK),
-        MADVISE if matches!(advice, DOFORK | KEEPONFORK) => include(first, second, FOR_FORK),
+        MADVISE if advice == WIPEONFORK => exclude(first, second, FOR_FORK),
+        MADVISE if advice == KEEPONFORK => include(first, second, FOR_FORK),
         _ => {}
     }
 }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! From then on each side fills, and takes out, what is its own. What the child does not inherit
-//! (MADV_DONTFORK, MADV_WIPEONFORK) is never away (`exclude.rs`).
+//! (MADV_DONTFORK: Node's whole heap) it forgets at once; what it inherits empty (MADV_WIPEONFORK) is never
+//! away (`exclude.rs`).
 //!
 //! Where a supervisor keeps the pages it copies its own table in the middle of this, when the gate is closed
 //! (`forks.rs`), and the child joins before it runs on.
@@ -21,7 +22,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{evict, fill, rules, source, supervisor, table};
+use super::{evict, fill, follow, rules, source, supervisor, table};
 use crate::sys::{PAGE, Result};
 use crate::words::SWAPPED;
 
@@ -80,7 +81,10 @@ pub fn in_child() {
         // No window can be filled. A process of one thread needs none, and this is one still.
         fill::settle_all(0, table::TOP);
         rules::switch_off();
+        return;
     }
+    // What was not inherited is nobody's, whatever its words say.
+    follow::reconcile(0, table::TOP, None);
 }
 
 fn each_slot(mut tell: impl FnMut(u64, &crate::words::Source)) {

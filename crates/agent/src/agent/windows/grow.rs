@@ -1,21 +1,21 @@
-//! New memory is closed: markers stand in it before anybody has touched it. So a program that grows faults, and
-//! waits where there is no room, as it would under a userfaultfd; without that it could fill any amount before
-//! somebody looks.
+//! New memory is closed: markers stand in it before anybody has touched it. So a program that grows faults,
+//! and waits where there is no room, as it would under a userfaultfd; without that it could fill any amount
+//! before somebody looks.
 //!
 //! ```text
-//!   mmap, brk, mremap of new memory ─ alone in the gate ─ markers in all of it, each word SWAPPED ─ told as UNMAP
-//!   first touch ─▶ SIGSEGV ─▶ FAULT ─▶ the supervisor knows of no page there: room, then ZEROS for a few in a row
+//!   mmap, brk, mremap ─ alone in the gate ─ markers in all that is new, words SWAPPED ─ told as UNMAP
+//!   first touch ─▶ SIGSEGV ─▶ FAULT ─▶ the supervisor knows of no page there: room, then ZEROS for a few
 //! ```
 //!
-//! What is closed: plain private memory that can be read and written, when memory is tight; and at any time what
-//! is large beside the budget (`Link::closed_bytes`). What is larger than any program would fill is left open: its
-//! markers and words are 16 bytes a page.
+//! What is closed: plain private memory that can be read and written, when memory is tight; and at any time
+//! what is large beside the budget (`Link::closed_bytes`). What is larger than any program would fill is left
+//! open: its markers and words are 16 bytes a page.
 //!
-//! Not closed: what is locked, populated, or a stack; what becomes writable by mprotect; what was mapped before
-//! memory was tight; and what the program has emptied (MADV_DONTNEED). The supervisor sees by looking what is
-//! touched there.
+//! Not closed: what is locked, populated, or a stack; what becomes writable by mprotect; what was mapped
+//! before memory was tight; and what the program has emptied (MADV_DONTNEED). The supervisor sees by looking
+//! what is touched there.
 
-use super::change::{self, make};
+use super::follow::{self, make};
 use super::kernel::{self, READ_WRITE, end};
 use super::supervisor::{self, Changing};
 use super::{gate, table};
@@ -49,7 +49,7 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
         Ok(at)
     });
     if made.is_err() && is_fixed {
-        change::reconcile(addr, addr.saturating_add(len).next_multiple_of(PAGE), Some(&changing));
+        follow::reconcile(addr, addr.saturating_add(len).next_multiple_of(PAGE), Some(&changing));
     }
     Some(made)
 }
@@ -62,7 +62,7 @@ pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
 }
 
 fn close(changing: &Changing, from: usize, to: usize) {
-    change::drop_all(from, to);
+    follow::drop_all(from, to);
     // What the supervisor may know of pages that were here before would be taken for these.
     changing.tell(UNMAP, from, to, 0, true);
     let pages = || (from..to).step_by(PAGE);

@@ -21,7 +21,7 @@
 //! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
-//! | `change.rs`, `grow.rs`, `fork.rs` | mappings that change, and new ones |
+//! | `change.rs`, `follow.rs`, `grow.rs`, `fork.rs` | mappings that change, their words, and new ones |
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `rules.rs` | the switch |
@@ -55,6 +55,7 @@ mod evict;
 mod exclude;
 mod fault;
 mod fill;
+mod follow;
 mod fork;
 mod gate;
 mod grow;
