@@ -489,4 +489,23 @@ static void large_vectors(void)
     }
 }
 
-const struct test call_tests[] = {{"table", table}, {"large_vectors", large_vectors}, {0, 0}};
+/* What is not there has no length: the kernel does not look at it. */
+static void no_name(void)
+{
+    arena_start(16);
+    unsigned char *memory = whole(PAGE);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, tubes) == 0);
+    for (int round = 0; round < 10; round++) {
+        struct iovec vector = {memory, 64};
+        struct msghdr message = {.msg_namelen = 0x7fffffff, .msg_iov = &vector, .msg_iovlen = 1};
+        memset(memory, round, PAGE);
+        away();
+        CHECK(write(tubes[1], "0123456789", 10) == 10);
+        CHECK(recvmsg(tubes[0], &message, 0) == 10 && !memcmp(memory, "0123456789", 10));
+        CHECK(memory[10] == round);
+    }
+    close(tubes[0]), close(tubes[1]);
+}
+
+const struct test call_tests[] = {
+    {"table", table}, {"large_vectors", large_vectors}, {"no_name", no_name}, {0, 0}};

@@ -455,6 +455,28 @@ static void rewritten_sites(void)
     CHECK(read(-1, buffer, 16) == -1 && errno == EBADF);
 }
 
+static volatile long null_at = -1;
+
+static void note_null(int signal, siginfo_t *info, void *context)
+{
+    ucontext_t *user = context;
+    null_at = user->uc_mcontext.gregs[REG_RIP];
+    siglongjmp(out, 1);
+}
+
+/* A call through a null pointer stays one, also where sites were rewritten. */
+static void null_calls(void)
+{
+    long (*volatile nothing)(void) = 0;
+    struct sigaction action = {.sa_sigaction = note_null, .sa_flags = SA_SIGINFO};
+    for (int i = 0; i < 40; i++)
+        getppid();
+    CHECK(sigaction(SIGSEGV, &action, 0) == 0);
+    if (!sigsetjmp(out, 1))
+        nothing();
+    CHECK(null_at == 0);
+}
+
 const struct test signal_tests[] = {
     {"interrupted", interrupted},
     {"restarted", restarted},
@@ -466,5 +488,6 @@ const struct test signal_tests[] = {
     {"registers", registers},
     {"coroutines", coroutines},
     {"rewritten_sites", rewritten_sites},
+    {"null_calls", null_calls},
     {0, 0},
 };

@@ -408,7 +408,9 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     block.alternate = parent.alternate;
     let depth = (parent as *const Parent as usize - block.parents.as_ptr() as usize) / size_of::<Parent>();
     block.vforks.store(depth as u32, core::sync::atomic::Ordering::Relaxed);
-    in_use::withdraw(block);
+    // The child may have been killed anywhere.
+    in_use::abandon(block);
+    block.preparing = 0;
 }
 
 /// The child's side of a vfork.

@@ -32,10 +32,15 @@ const SCRATCH: usize = 16;
 const RT_SIGPROCMASK: usize = 14;
 const RT_SIGRETURN: usize = 15;
 const CLONE: usize = 56;
+const FORK: usize = 57;
+const VFORK: usize = 58;
+const CLONE3: usize = 435;
+const SIGCHLD: usize = 17;
 const SIGALTSTACK: usize = 131;
 const ARCH_PRCTL: usize = 158;
 const ARCH_SET_GS: usize = 0x1001;
 const GETTID: usize = 186;
+const TKILL: usize = 200;
 const SIG_SETMASK: usize = 2;
 /// What the C library makes a thread with.
 const THREAD_FLAGS: usize = 0x3d_0f00;
@@ -47,10 +52,21 @@ const ALWAYS: [(usize, [usize; 3]); 4] = [
     (nr::FUTEX, [0; 3]),
     (nr::GETPID, [0; 3]),
 ];
-const THREADS: [(usize, [usize; 3]); 4] = [
+/// A new thread, and whoever makes one after another has ended.
+const THREADS: [(usize, [usize; 3]); 7] = [
     (GETTID, [0; 3]),
+    (TKILL, [0; 3]),
+    (nr::MPROTECT, [0; 3]),
+    (nr::SCHED_YIELD, [0; 3]),
     (ARCH_PRCTL, [ARCH_SET_GS, 0, 0]),
     (SIGALTSTACK, [0; 3]),
+    (nr::PRCTL, [gadget::PR_SET_SYSCALL_USER_DISPATCH, 1, 0]),
+];
+
+/// The child of a fork.
+const CHILDREN: [(usize, [usize; 3]); 3] = [
+    (GETTID, [0; 3]),
+    (nr::PRCTL, [gadget::PR_SET_SYSCALL_USER_DISPATCH, 0, 0]),
     (nr::PRCTL, [gadget::PR_SET_SYSCALL_USER_DISPATCH, 1, 0]),
 ];
 
@@ -74,7 +90,13 @@ pub fn forbids_too_much(number: usize, args: &[usize; 6]) -> bool {
     let Some([len, code]) = gadget::read::<[usize; 2]>(filter) else { return false };
     let filter = Filter { code, len: usize::from(len as u16) };
     let forbids = |list: &[(usize, [usize; 3])]| list.iter().any(|(call, args)| !filter.allows(*call, *args));
-    forbids(&ALWAYS) || filter.allows(CLONE, [THREAD_FLAGS, 0, 0]) && forbids(&THREADS)
+    let (threads, forks) = ([THREAD_FLAGS, 0, 0], [SIGCHLD, 0, 0]);
+    let has_threads = filter.allows(CLONE, threads) || filter.allows(CLONE3, [0; 3]);
+    let has_forks = has_threads
+        || filter.allows(CLONE, forks)
+        || filter.allows(FORK, [0; 3])
+        || filter.allows(VFORK, [0; 3]);
+    forbids(&ALWAYS) || has_threads && forbids(&THREADS) || has_forks && forbids(&CHILDREN)
 }
 
 /// In the program's memory.

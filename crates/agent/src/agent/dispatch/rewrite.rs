@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{enter, gadget};
 use crate::calls;
-use crate::sys::{self, nr};
+use crate::sys::{self, PAGE, nr};
 use crate::{files, region, windows};
 
 /// A site that has trapped so often is rewritten: by then it is worth it.
@@ -62,6 +62,8 @@ unsafe extern "C" {
 #[derive(Clone, Copy)]
 struct Seen {
     site: usize,
+    /// Of the call that trapped there last.
+    number: usize,
     traps: u32,
 }
 
@@ -90,7 +92,7 @@ unsafe impl Sync for Sites {}
 // In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
 static SITES: Sites = Sites {
-    seen: UnsafeCell::new([Seen { site: 0, traps: 0 }; SEEN]),
+    seen: UnsafeCell::new([Seen { site: 0, number: 0, traps: 0 }; SEEN]),
     stubs: UnsafeCell::new([Stub { next: 0, number: 0, padding: 0 }; STUBS]),
     made: AtomicUsize::new(0),
     stopped: AtomicUsize::new(0),
@@ -118,7 +120,8 @@ pub fn call_of_stub(at: usize) -> Option<(usize, usize)> {
     // SAFETY: the entries were written before they were counted, and are not changed any more.
     let stubs = unsafe { core::slice::from_raw_parts(SITES.stubs.get().cast::<Stub>(), made.min(STUBS)) };
     let index = at.wrapping_sub(stub(0)) / STUB_BYTES;
-    let found = stubs.get(index).or_else(|| stubs.iter().find(|stub| stub.padding == at))?;
+    let found =
+        stubs.get(index).or_else(|| stubs.iter().find(|stub| stub.padding != 0 && stub.padding == at))?;
     Some((found.next, found.number))
 }
 
@@ -144,8 +147,9 @@ pub fn trapped(number: usize, next: usize) {
     let seen = unsafe { &mut *SITES.seen.get() };
     let Some(seen) = seen.get_mut((site >> 1) % SEEN) else { return };
     if seen.site != site {
-        *seen = Seen { site, traps: 0 };
+        *seen = Seen { site, number, traps: 0 };
     }
+    seen.number = number;
     seen.traps += 1;
     if seen.traps == TRAPS
         && let Some(code) = Code::open()
@@ -164,7 +168,7 @@ pub fn before_first_thread() {
         for seen in unsafe { &*SITES.seen.get() } {
             // More often than at the program's start alone.
             if (2..TRAPS).contains(&seen.traps) {
-                code.rewrite_unknown(seen.site);
+                code.rewrite(seen.site, seen.number);
             }
         }
         files::each_function(|function| code.rewrite_function(function));
@@ -219,6 +223,12 @@ impl Code {
             stop(FORBIDDEN);
         }
         written
+    }
+
+    /// Not across two pages, of which the second may not be had.
+    fn write_jump(&self, at: usize, to: usize) -> Option<()> {
+        let is_within = at % PAGE + JUMP_BYTES <= PAGE;
+        (is_within && self.write(at, &jump(at, to)?)).then_some(())
     }
 
     /// As `rewrite`, of a call whose number the code says.
@@ -277,11 +287,15 @@ impl Code {
         if !is_plain(number) || region::is_own_code(site) {
             return None;
         }
-        let before = gadget::read::<[u8; 7]>(site.checked_sub(5)?)?;
+        let [prefix, before @ ..] = gadget::read::<[u8; 8]>(site.checked_sub(6)?)?;
+        // It is a part of the instruction then, which has another register.
+        if matches!(prefix, 0x40..=0x4f) {
+            return None;
+        }
         let moves = [0xb8, number as u8, (number >> 8) as u8, 0, 0, SYSCALL[0], SYSCALL[1]];
         if before == moves {
             let stub = self.make_stub(site, number, 0)?;
-            return self.write(site - 5, &jump(site - 5, stub)?).then_some(());
+            return self.write_jump(site - 5, stub);
         }
         if number == 0 && matches!(before, [_, _, _, 0x31, 0xc0, 0x0f, 0x05]) {
             let (from, to) = self.padding_near(site)?;
@@ -289,8 +303,8 @@ impl Code {
             let short = i8::try_from(from as isize - site as isize).ok()?;
             // SAFETY: there is one thread.
             unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
-            let written = self.write(from, &jump(from, stub)?);
-            return (written && self.write(site - 2, &[0xeb, short as u8])).then_some(());
+            self.write_jump(from, stub)?;
+            return self.write(site - 2, &[0xeb, short as u8]).then_some(());
         }
         None
     }
@@ -323,8 +337,14 @@ impl Code {
     fn padding_near(&self, site: usize) -> Option<(usize, usize)> {
         // SAFETY: there is one thread.
         let kept = unsafe { *SITES.padding.get() };
-        let has_room = |&(from, to): &(usize, usize)| from + JUMP_BYTES <= to && from.abs_diff(site) < SHORT;
-        if has_room(&kept) {
+        let has_room = |&(from, to): &(usize, usize)| {
+            from + JUMP_BYTES <= to && from.abs_diff(site) < SHORT && from % PAGE + JUMP_BYTES <= PAGE
+        };
+        // Another library may be there by now.
+        let is_padding = |&(from, _): &(usize, usize)| {
+            gadget::read::<[u8; 16]>(from).is_some_and(|code| nops(&code) >= JUMP_BYTES)
+        };
+        if has_room(&kept) && is_padding(&kept) {
             return Some(kept);
         }
         let code = gadget::read::<[u8; 64]>(site)?;

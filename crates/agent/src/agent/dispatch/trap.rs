@@ -72,7 +72,9 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     if signal == SIGSEGV && windows::is_on() && windows::fault(info, context) {
         return;
     }
+    // Not one that somebody sends while the access waits for its page.
     if matches!(signal, SIGSEGV | SIGBUS)
+        && info.code > 0
         && let Some(address) = gadget::recovery(context.regs.rip)
     {
         context.regs.rip = address;

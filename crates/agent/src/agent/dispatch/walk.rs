@@ -142,8 +142,13 @@ fn message(addr: usize, writes: bool, sink: Sink<'_>) {
     let Some(message) = gadget::read::<Message>(addr) else {
         return;
     };
-    sink(message.name, message.name_len as usize, writes);
-    sink(message.control, message.control_len, writes);
+    // Where there is none, nobody looks at its length.
+    if message.name != 0 {
+        sink(message.name, message.name_len as usize, writes);
+    }
+    if message.control != 0 {
+        sink(message.control, message.control_len, writes);
+    }
     vector(message.vector, message.vector_len, writes, sink);
 }
 
