@@ -9,15 +9,16 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use memspill_agent::AGENT_SO;
 use memspill_agent::calls::CALLS;
 use memspill_agent::protocol::ENV_DISPATCH;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+mod program;
+use program::{output, text};
+
 const SOURCES: [&str; 6] = ["main.c", "pager.c", "lost.c", "calls.c", "signals.c", "threads.c"];
 
 /// Calls of the table that are not made here: they would change the machine, or need what is not there.
@@ -75,40 +76,6 @@ fn built() -> Option<&'static Built> {
 /// Has a command run with its system calls trapped.
 fn trap(command: &mut Command, agent: &Path) {
     command.env("LD_PRELOAD", agent).env(ENV_DISPATCH, "1");
-}
-
-/// What a command has written, if it ends in time.
-fn output(command: &mut Command) -> Output {
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let id = child.id();
-    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let read = std::thread::spawn(move || {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            scope.spawn(|| std::io::copy(&mut stderr, &mut err).unwrap());
-            std::io::copy(&mut stdout, &mut out).unwrap();
-        });
-        (out, err)
-    });
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > TIMEOUT {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("{command:?} (process {id}) does not end");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    let (stdout, stderr) = read.join().unwrap();
-    Output { status, stdout, stderr }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs a test of the program: what it says.

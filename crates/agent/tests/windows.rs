@@ -6,15 +6,15 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use memspill_agent::AGENT_SO;
 use memspill_agent::protocol::ENV_DISPATCH;
 use memspill_agent::words::ENV_WINDOWS;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+mod program;
+use program::{output, text};
 
 struct Built {
     verify: PathBuf,
@@ -63,7 +63,7 @@ fn build() -> Option<Built> {
         assert!(status.success(), "{files:?} do not compile");
     }
     std::fs::write(&built.agent, AGENT_SO).unwrap();
-    let said = run(Command::new("true").env("LD_PRELOAD", &built.agent).envs(page(None)));
+    let said = output(Command::new("true").env("LD_PRELOAD", &built.agent).envs(page(None)));
     if !said.stderr.is_empty() {
         eprintln!("SKIPPED: {}", text(&said.stderr));
         return None;
@@ -82,40 +82,6 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a command has written, if it ends in time.
-fn run(command: &mut Command) -> Output {
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let id = child.id();
-    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let read = std::thread::spawn(move || {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            scope.spawn(|| std::io::copy(&mut stderr, &mut err).unwrap());
-            std::io::copy(&mut stdout, &mut out).unwrap();
-        });
-        (out, err)
-    });
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > TIMEOUT {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("{command:?} (process {id}) does not end");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    let (stdout, stderr) = read.join().unwrap();
-    Output { status, stdout, stderr }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 fn paged(program: &Path, built: &Built, without: Option<&'static str>) -> Command {
     let mut command = Command::new(program);
     command.env("LD_PRELOAD", &built.agent).envs(page(without));
@@ -126,7 +92,7 @@ fn paged(program: &Path, built: &Built, without: Option<&'static str>) -> Comman
 fn verify(args: &[&str], without: Option<&'static str>) -> Option<(bool, String)> {
     let built = built()?;
     let _turn = turn();
-    let output = run(paged(&built.verify, built, without).args(args));
+    let output = output(paged(&built.verify, built, without).args(args));
     let said = text(&output.stdout) + &text(&output.stderr);
     println!("{args:?}: {said}");
     Some((output.status.success() && said.contains(" 0 slots left, 0 wrong"), said))
@@ -208,12 +174,12 @@ fn taking_out_what_calls_use_is_found() {
 #[test]
 fn a_program_sees_its_own_faults_and_changes_as_ever() {
     let Some(built) = built() else { return };
-    let list = text(&run(&mut Command::new(&built.cases)).stdout);
+    let list = text(&output(&mut Command::new(&built.cases)).stdout);
     let names: Vec<&str> = list.lines().filter(|name| *name != "cost").collect();
     assert!(names.len() > 5);
     for name in names {
         let _turn = turn();
-        let output = run(paged(&built.cases, built, None).arg(name));
+        let output = output(paged(&built.cases, built, None).arg(name));
         let said = text(&output.stdout) + &text(&output.stderr);
         assert!(output.status.success() && said.ends_with("ok\n"), "{name}: {}\n{said}", output.status);
     }
@@ -223,12 +189,12 @@ fn a_program_sees_its_own_faults_and_changes_as_ever() {
 #[test]
 fn calls_find_their_pages() {
     let Some(built) = built() else { return };
-    let list = text(&run(&mut Command::new(&built.dispatch)).stdout);
+    let list = text(&output(&mut Command::new(&built.dispatch)).stdout);
     let names: Vec<&str> = list.lines().filter_map(|line| line.split(' ').nth(1)).collect();
     assert!(names.len() > 20);
     for name in names {
         let _turn = turn();
-        let output = run(paged(&built.dispatch, built, None).args([name, "armed"]));
+        let output = output(paged(&built.dispatch, built, None).args([name, "armed"]));
         let said = text(&output.stdout) + &text(&output.stderr);
         let is_skipped = said.starts_with("SKIPPED");
         assert!(is_skipped || said.ends_with("ok\n"), "{name}: {}\n{said}", output.status);
@@ -261,7 +227,7 @@ fn same(needs: &[&str], script: &str) {
             let libraries = [&built.evictor, &built.agent].map(|path| path.to_str().unwrap()).join(" ");
             command.env("LD_PRELOAD", libraries).envs(page(None)).env("EVICTOR_TALLY", &tally);
         }
-        let Output { status, stdout, stderr } = run(&mut command);
+        let Output { status, stdout, stderr } = output(&mut command);
         said.push((status, text(&stdout), text(&stderr)));
     }
     assert_eq!(said[0], said[1]);

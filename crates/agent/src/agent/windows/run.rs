@@ -30,17 +30,19 @@ impl Run {
             .map(|index| self.start + index * PAGE)
             .filter_map(|page| table::find(page).map(|word| (page, word)))
     }
+
+    /// All of it has come: nobody owns it.
+    fn end(&self) {
+        for (_, word) in self.words() {
+            table::finish(word, Word::EMPTY);
+        }
+    }
 }
 
 /// Puts bytes into as many of `pages` pages in a row as are SWAPPED and of one protection, from the first one
 /// on: how many those are. For whoever is inside the gate.
 pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usize {
-    let Some(word) = table::find(page) else { return 0 };
-    let prot = table::load(word).prot();
-    let mut run = Run { start: page, pages: 0, prot: prot as usize };
-    while run.pages < pages && claim(page + run.len(), prot) {
-        run.pages += 1;
-    }
+    let run = claim_run(page, pages);
     if run.pages == 0 {
         return 0;
     }
@@ -69,28 +71,29 @@ pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usiz
         }
         count(&COUNTERS.by_window, run.pages);
     }
-    for (_, word) in run.words() {
-        table::finish(word, Word::EMPTY);
-    }
+    run.end();
     count(&COUNTERS.brought, run.pages);
     run.pages
 }
 
 /// The same where the pages are as new: nobody need be kept from looking.
 pub fn install_zeros(page: usize, pages: usize) -> usize {
-    let Some(word) = table::find(page) else { return 0 };
-    let prot = table::load(word).prot();
+    let run = claim_run(page, pages);
+    if run.pages > 0 {
+        open(&run);
+    }
+    run.end();
+    run.pages
+}
+
+/// As many pages in a row as are SWAPPED and of one protection, from this one on, which may be none.
+fn claim_run(page: usize, pages: usize) -> Run {
+    let prot = table::find(page).map_or(0, |word| table::load(word).prot());
     let mut run = Run { start: page, pages: 0, prot: prot as usize };
     while run.pages < pages && claim(page + run.len(), prot) {
         run.pages += 1;
     }
-    if run.pages > 0 {
-        open(&run);
-    }
-    for (_, word) in run.words() {
-        table::finish(word, Word::EMPTY);
-    }
-    run.pages
+    run
 }
 
 pub fn claim(page: usize, prot: u64) -> bool {
