@@ -25,7 +25,8 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::units::{CLUSTER_SLOTS, PAGE_SIZE, Page, SlotIndex};
 
@@ -192,7 +193,13 @@ impl RamDisk {
 
 impl Backing for RamDisk {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
+        Properties {
+            slots: self.slots,
+            synchronous: true,
+            rotational: false,
+            discard: false,
+            at_rest: AtRest::InRam,
+        }
     }
 
     fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {

@@ -13,9 +13,11 @@
 //!   for tests and trials: null.rs (the template for a new one), faulty.rs, throttled.rs
 //! ```
 //!
+//! `secret.rs` keeps the keys of encrypted files in locked memory.
+//!
 //! The trait and its contract are in `memspill_engine::backing`; `tests/conformance.rs` holds every backing
-//! here to it. Unsafe code is in `arena.rs` (mappings), `ring.rs` (buffers lent to the kernel), and
-//! two system calls of `file/medium.rs`; everything above works on atomics and owned buffers.
+//! here to it. Unsafe code is in `arena.rs` and `secret.rs` (mappings), `ring.rs` (buffers lent to the
+//! kernel), and two system calls of `file/medium.rs`; everything above works on atomics and owned buffers.
 //!
 //! Two notes for processes that use this: tables and pool are large NORESERVE mappings, so
 //! `mlockall(MCL_FUTURE)` must be given `MCL_ONFAULT` with it; and the pool gives pages back with
@@ -32,14 +34,17 @@ mod places;
 pub mod pool;
 pub mod ram;
 mod ring;
+mod secret;
 pub mod throttled;
 pub mod tier;
 
 pub use compress::Algorithm;
 pub use disk::RamDisk;
 pub use faulty::{FaultPlan, FaultyBacking};
+pub use file::cpu_does_aes;
 pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
 pub use null::NullBacking;
 pub use ram::{RamBacking, RamConfig};
+pub use secret::keys_are_locked;
 pub use throttled::{ThrottleConfig, ThrottledBacking};
 pub use tier::TierBacking;

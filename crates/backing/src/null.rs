@@ -21,7 +21,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
@@ -47,7 +48,13 @@ impl NullBacking {
 impl Backing for NullBacking {
     /// What the engine must know to choose slots (`rotational`) and to decide on readahead (`synchronous`).
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
+        Properties {
+            slots: self.slots,
+            synchronous: true,
+            rotational: false,
+            discard: false,
+            at_rest: AtRest::InRam,
+        }
     }
 
     /// Keep a copy of each page: the caller's memory is used for something else as soon as this returns. One

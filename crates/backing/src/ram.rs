@@ -46,7 +46,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
@@ -546,7 +547,13 @@ impl RamBacking {
 
 impl Backing for RamBacking {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
+        Properties {
+            slots: self.slots,
+            synchronous: true,
+            rotational: false,
+            discard: false,
+            at_rest: AtRest::InRam,
+        }
     }
 
     fn write(&self, _queue: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {

@@ -208,6 +208,7 @@ impl TierBacking {
     fn let_go_of_buffer(&self, work: &mut Writeback) {
         if work.buf.take().is_some() {
             self.buffer_bytes.store(0, Ordering::Relaxed);
+            self.file.let_go_of_buffers();
         }
     }
 
@@ -269,6 +270,7 @@ impl Backing for TierBacking {
             synchronous: false,
             rotational: file.rotational,
             discard,
+            at_rest: file.at_rest,
         }
     }
 
@@ -429,6 +431,7 @@ mod tests {
             queues: 1,
             io: IoEngine::Sync,
             discard: DiscardPolicy::default(),
+            encrypt: true,
         };
         let tier = Arc::new(TierBacking::new(ram, file).unwrap());
         let mut page = Page::ZERO;

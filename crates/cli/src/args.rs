@@ -64,7 +64,7 @@ Swap devices, as with swapon; the highest priority fills first:
                                     compressed in RAM; counts against --memory-max
   ram:size=SIZE,compress=none[,prio=N]
                                     a RAM disk: pages as they are, in SIZE of RAM beside --memory-max
-  file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
+  file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off]
                                     a file or block device; where PATH is not there, a file without
                                     a name in its directory, gone with memspill
 
@@ -117,6 +117,12 @@ pub struct RunArgs {
     /// Free disk space that swap files always leave
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G")]
     pub disk_free: Size,
+
+    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; a SPEC's encrypt= goes
+    /// before it
+    #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
+    #[arg(hide_possible_values = true)]
+    pub encrypt: OnOff,
 
     /// When swap is full: kill (exit 137), or let the budget grow, with a warning
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnFull::Kill)]
@@ -184,6 +190,12 @@ pub struct DoctorArgs {
     /// Directory to check for swap files [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnOff {
+    On,
+    Off,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,6 +5,7 @@
 
 use crate::args::RunArgs;
 use crate::machine::Memory;
+use crate::message::plain;
 use crate::size;
 use crate::spec::{Fail, FailWhat, SwapSpec};
 use memspill_backing::compress::Algorithm;
@@ -27,9 +28,9 @@ use std::sync::Arc;
 /// end.
 const SLOTS_DEFAULT: u32 = 1 << 26;
 
-/// Bytes of the tables that a file behind a pool takes for each slot: two words, and some bits. They cost
-/// memory only where slots are used, and address space at once.
-const TABLES_BYTES_PER_SLOT: u64 = 17;
+/// Bytes of the tables that an encrypted file behind a pool takes for each slot: five words, and some bits.
+/// They cost memory only where slots are used, and address space at once.
+const TABLES_BYTES_PER_SLOT: u64 = 41;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
 pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
@@ -45,6 +46,8 @@ pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
 #[derive(Clone)]
 pub struct Opening {
     pub disk_free_bytes: u64,
+    /// Of files whose spec does not say.
+    pub encrypt: bool,
     pub tuning: Tuning,
     pub layout: Layout,
 }
@@ -107,9 +110,10 @@ pub fn open_one(
             let backing = with_planned_failure(disk, *fail);
             Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
         }
-        SwapSpec::File { path, size, priority, discard, fail } => {
+        SwapSpec::File { path, size, priority, discard, encrypt, fail } => {
             let config = FileConfig {
                 discard: *discard,
+                encrypt: encrypt.unwrap_or(opening.encrypt),
                 ..file_config(FilePlace::Path(path.clone()), *size, opening)
             };
             let config = within_file_limit(config, size.is_some())
@@ -120,6 +124,7 @@ pub fn open_one(
                 backing.set_tamper(bit_flip_at(*at));
             }
             let name = format!("file:{}", path.display());
+            tell_of_unlocked_key(&backing, &name);
             let backing = with_planned_failure(backing, *fail);
             Ok(device(&name, names, priority.unwrap_or(default_priority), backing, opening))
         }
@@ -168,6 +173,7 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
         let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
         format!("cannot make a swap file in {}: {e}; {mends}", dir.display())
     })?;
+    tell_of_unlocked_key(backing.file(), "default");
     Ok(device("default", &[], -1, Arc::new(backing), opening))
 }
 
@@ -179,6 +185,17 @@ fn file_config(place: FilePlace, size: Option<u64>, opening: &Opening) -> FileCo
         queues: opening.layout.queues(),
         io: IoEngine::Auto,
         discard: DiscardPolicy::default(),
+        encrypt: opening.encrypt,
+    }
+}
+
+fn tell_of_unlocked_key(file: &FileBacking, device: &str) {
+    if file.has_unlocked_key() {
+        let device = plain(device);
+        eprintln!(
+            "memspill: swap device {device}: its key is not locked in memory, so a swap of the kernel may \
+             get it: allow 64 KiB more of locked memory (ulimit -l)"
+        );
     }
 }
 

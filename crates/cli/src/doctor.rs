@@ -136,6 +136,9 @@ struct Facts {
     io_uring_disabled: Option<u64>,
     /// None: no limit.
     memlock_bytes: Option<u64>,
+    /// A key of swap files can be locked in memory; the CPU does AES.
+    keys_are_locked: bool,
+    cpu_does_aes: bool,
     child_memory: Tried,
     child_pagemap: Tried,
     ptrace_scope: Option<u64>,
@@ -197,6 +200,8 @@ impl Facts {
             io_uring: tried(probe::io_uring()),
             io_uring_disabled: number_in("/proc/sys/kernel/io_uring_disabled"),
             memlock_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+            keys_are_locked: memspill_backing::keys_are_locked(),
+            cpu_does_aes: memspill_backing::cpu_does_aes(),
             child_memory,
             child_pagemap,
             ptrace_scope: number_in("/proc/sys/kernel/yama/ptrace_scope"),
@@ -506,6 +511,7 @@ fn judge(facts: &Facts) -> Vec<Check> {
         shared_files(facts),
         io_uring(facts),
         memlock(facts),
+        encryption(facts),
         max_map_count(facts),
     ]);
     checks.extend(facts.swap_dir.as_ref().map(|dir| swap_dir(facts, dir)));
@@ -848,6 +854,20 @@ fn memlock(facts: &Facts) -> Check {
     }
 }
 
+fn encryption(facts: &Facts) -> Check {
+    const NAME: &str = "encryption";
+    const WHAT: &str = "swap files are encrypted (AES-256-GCM)";
+    if !facts.cpu_does_aes {
+        let found = format!("{WHAT}, slowly: this CPU has no instructions for it");
+        return warn(NAME, found, Some("where the disk is encrypted already: run --encrypt=off".into()));
+    }
+    if !facts.keys_are_locked {
+        let found = format!("{WHAT}, but their keys cannot be locked in memory");
+        return warn(NAME, found, Some("raise the limit on locked memory by 64 KiB (ulimit -l)".into()));
+    }
+    ok(NAME, format!("{WHAT}, by instructions of the CPU, keys in locked memory"))
+}
+
 fn max_map_count(facts: &Facts) -> Check {
     const NAME: &str = "max_map_count";
     match facts.max_map_count {
@@ -992,6 +1012,8 @@ mod tests {
             io_uring: Ok(()),
             io_uring_disabled: Some(0),
             memlock_bytes: None,
+            keys_are_locked: true,
+            cpu_does_aes: true,
             child_memory: Ok(()),
             child_pagemap: Ok(()),
             ptrace_scope: Some(1),
@@ -1061,6 +1083,10 @@ mod tests {
         let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
         let line = &judge_for(&old, Wanted::Auto)[0];
         assert!(line.level == Level::Fail && line.found.contains(", user (system call traps"), "{line:?}");
+        let unlocked = Facts { keys_are_locked: false, ..plain_user() };
+        assert!(check(&unlocked, "encryption").fix.unwrap().contains("ulimit -l"));
+        let slow = Facts { cpu_does_aes: false, ..good() };
+        assert!(check(&slow, "encryption").fix.unwrap().contains("--encrypt=off"));
         let strict = Facts { child_memory: Err(libc::EPERM), ptrace_scope: Some(2), ..facts };
         // Which does not read other processes' memory.
         assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Signal));

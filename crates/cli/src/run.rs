@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{Forks, OnFull, RunArgs, Shared};
+use crate::args::{Forks, OnFull, OnOff, RunArgs, Shared};
 use crate::devices::{self, Opening};
 use crate::exit;
 use crate::machine::Memory;
@@ -117,7 +117,8 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     }
     let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
-    let opening = Opening { disk_free_bytes, tuning: tuning.clone(), layout };
+    let encrypt = args.encrypt == OnOff::On;
+    let opening = Opening { disk_free_bytes, encrypt, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
     let wanted = args.forks.map(|forks| match forks {
         Forks::Kernel => memspill_pager::run::Forks::Kernel,

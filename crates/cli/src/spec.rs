@@ -5,7 +5,7 @@
 //!                                     pages compressed in RAM (they count against --memory-max)
 //! ram:size=SIZE,compress=none[,prio=N]
 //!                                     a RAM disk: pages as they are, beside --memory-max
-//! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]]
+//! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off]
 //!                                     a file or block device; PATH ends at the first comma
 //! ```
 //!
@@ -45,6 +45,8 @@ pub enum SwapSpec {
         size: Option<u64>,
         priority: Option<i16>,
         discard: DiscardPolicy,
+        /// None: as the run has it (`--encrypt`).
+        encrypt: Option<bool>,
         fail: Option<Fail>,
     },
 }
@@ -81,6 +83,8 @@ pub enum SpecError {
     Priority(String),
     Discard(String),
     RamDiscard,
+    Encrypt(String),
+    RamEncrypt,
     Compress(String),
     FileCompress,
     /// A RAM disk has none.
@@ -108,7 +112,10 @@ impl fmt::Display for SpecError {
                 write!(out, "{part:?} is no option: use size=SIZE or prio=N after a comma")
             }
             SpecError::Key(key) => {
-                write!(out, "unknown option {key:?}: use size=SIZE, prio=N or, for ram:, compress=HOW")
+                write!(
+                    out,
+                    "unknown option {key:?}: use size=SIZE, prio=N, compress=HOW (ram:), encrypt=off (file:)"
+                )
             }
             SpecError::Twice(key) => write!(out, "{key}= is given twice"),
             SpecError::Size(text, error) => write!(out, "size={}: {error}", text.escape_debug()),
@@ -121,6 +128,13 @@ impl fmt::Display for SpecError {
                 write!(out, "discard={text}: use discard=once, discard=pages, or discard for both")
             }
             SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
+            SpecError::Encrypt(text) => {
+                let text = text.escape_debug();
+                write!(out, "encrypt={text}: use encrypt=on or encrypt=off, beside size=SIZE and prio=N")
+            }
+            SpecError::RamEncrypt => {
+                out.write_str("ram: does not leave RAM and is not encrypted: use size=SIZE or prio=N")
+            }
             SpecError::Compress(text) => {
                 let text = text.escape_debug();
                 write!(out, "compress={text}: use compress=lz4, zstd, or with a size none, for a RAM disk")
@@ -163,9 +177,12 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
                 return Err(SpecError::RamPath(rest.to_owned()));
             }
             let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
-            let Options { size, priority, discard, compress, fail } = options;
+            let Options { size, priority, discard, encrypt, compress, fail } = options;
             if discard.is_some() {
                 return Err(SpecError::RamDiscard);
+            }
+            if encrypt.is_some() {
+                return Err(SpecError::RamEncrypt);
             }
             if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
                 return Err(SpecError::Fail(format!("flip@{at}")));
@@ -182,12 +199,13 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
             if rest.is_empty() {
                 return Err(SpecError::EmptyPath);
             }
-            let Options { size, priority, discard, compress, fail } = Options::parse(parts, ram_bytes)?;
+            let options = Options::parse(parts, ram_bytes)?;
+            let Options { size, priority, discard, encrypt, compress, fail } = options;
             if compress.is_some() {
                 return Err(SpecError::FileCompress);
             }
             let discard = discard.unwrap_or_default();
-            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, discard, fail })
+            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, discard, encrypt, fail })
         }
         _ => Err(SpecError::Kind(device.to_owned())),
     }
@@ -203,6 +221,7 @@ struct Options {
     size: Option<u64>,
     priority: Option<i16>,
     discard: Option<DiscardPolicy>,
+    encrypt: Option<bool>,
     compress: Option<Compress>,
     fail: Option<Fail>,
 }
@@ -215,6 +234,7 @@ impl Options {
         let mut size: Option<Option<u64>> = None;
         let mut priority = None;
         let mut discard = None;
+        let mut encrypt = None;
         let mut compress = None;
         let mut fail = None;
         for part in parts {
@@ -232,13 +252,15 @@ impl Options {
                 "size" => size = Some(parse_size(value, &ram_bytes)?),
                 "prio" if priority.is_some() => return Err(SpecError::Twice("prio")),
                 "prio" => priority = Some(parse_priority(value)?),
+                "encrypt" if encrypt.is_some() => return Err(SpecError::Twice("encrypt")),
+                "encrypt" => encrypt = Some(parse_encrypt(value)?),
                 "compress" if compress.is_some() => return Err(SpecError::Twice("compress")),
                 "compress" => compress = Some(parse_compress(value)?),
                 "fail" => fail = Some(parse_fail(value).ok_or_else(|| SpecError::Fail(value.to_owned()))?),
                 _ => return Err(SpecError::Key(key.to_owned())),
             }
         }
-        Ok(Options { size: size.flatten(), priority, discard, compress, fail })
+        Ok(Options { size: size.flatten(), priority, discard, encrypt, compress, fail })
     }
 }
 
@@ -259,6 +281,14 @@ fn parse_discard(part: &str) -> Option<DiscardPolicy> {
         _ => return None,
     };
     Some(DiscardPolicy { once, pages })
+}
+
+fn parse_encrypt(value: &str) -> Result<bool, SpecError> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(SpecError::Encrypt(value.to_owned())),
+    }
 }
 
 fn parse_compress(value: &str) -> Result<Compress, SpecError> {
@@ -343,8 +373,11 @@ mod tests {
     fn file() {
         let path = PathBuf::from("/var/tmp/a:b=c");
         let discard = DiscardPolicy::default();
-        let spec = SwapSpec::File { path: path.clone(), size: None, priority: None, discard, fail: None };
-        assert_eq!(read("file:/var/tmp/a:b=c"), Ok(spec));
+        for (words, encrypt) in [("", None), (",encrypt=off", Some(false)), (",encrypt=on", Some(true))] {
+            let path = path.clone();
+            let spec = SwapSpec::File { path, size: None, priority: None, discard, encrypt, fail: None };
+            assert_eq!(read(&format!("file:/var/tmp/a:b=c{words}")), Ok(spec));
+        }
         for (words, once, pages) in [
             ("prio=10,discard", true, true),
             ("discard=once,prio=10", true, false),
@@ -356,6 +389,7 @@ mod tests {
                 size: Some(8 << 30),
                 priority: Some(10),
                 discard,
+                encrypt: None,
                 fail: None,
             };
             assert_eq!(read(&format!("file:/var/tmp/a:b=c,size=8G,{words}")), Ok(spec));
@@ -393,6 +427,12 @@ mod tests {
         }
         assert_eq!(error("file:/x,discard,discard=once"), SpecError::Twice("discard"));
         assert_eq!(error("ram:size=1G,compress=none,discard"), SpecError::RamDiscard);
+        assert_eq!(error("ram:,encrypt=on"), SpecError::RamEncrypt);
+        assert_eq!(error("ram:size=1G,compress=none,encrypt=off"), SpecError::RamEncrypt);
+        for text in ["", "yes", "aes"] {
+            assert_eq!(error(&format!("file:/x,encrypt={text}")), SpecError::Encrypt(text.into()));
+        }
+        assert_eq!(error("file:/x,encrypt=on,encrypt=on"), SpecError::Twice("encrypt"));
         assert_eq!(error("ram:compress=lz4,compress=lz4"), SpecError::Twice("compress"));
         assert_eq!(error("file:/x,compress=zstd"), SpecError::FileCompress);
         assert_eq!(error("ram:size=1G,compress=none,fail=flip@3"), SpecError::Fail("flip@3".into()));

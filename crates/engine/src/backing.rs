@@ -41,6 +41,18 @@ pub struct Properties {
     /// Clusters that have become empty go to `Chore::DiscardCluster` before they are used again (kernel:
     /// SWP_PAGE_DISCARD).
     pub discard: bool,
+    pub at_rest: AtRest,
+}
+
+/// What somebody finds who gets at the medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtRest {
+    /// Nothing: pages do not leave RAM.
+    InRam,
+    /// The bytes that were in memory.
+    Plain,
+    /// What means nothing without the key, which is in RAM.
+    Encrypted,
 }
 
 /// Why a page could not be written or read.
@@ -84,6 +96,7 @@ impl BackingError {
 }
 
 /// One page to write.
+#[derive(Clone, Copy)]
 pub struct PageWrite<'a> {
     pub slot: SlotIndex,
     pub page: &'a Page,

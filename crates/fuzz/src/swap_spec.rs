@@ -27,7 +27,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
             assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
             ("ram:".to_string(), Some(*size), priority, ",compress=none", fail)
         }
-        SwapSpec::File { path, size, priority, discard, fail } => {
+        SwapSpec::File { path, size, priority, discard, encrypt, fail } => {
             let path = path.to_str().expect("text, as it was given");
             assert!(
                 !path.is_empty() && !path.contains(',') && text.starts_with(&format!("file:{path}")),
@@ -39,7 +39,12 @@ fn accepted(text: &str, spec: &SwapSpec) {
                 (false, true) => ",discard=pages",
                 (true, true) => ",discard",
             };
-            (format!("file:{path}"), *size, priority, discard, fail)
+            let encrypt = match encrypt {
+                None => "",
+                Some(true) => ",encrypt=on",
+                Some(false) => ",encrypt=off",
+            };
+            (format!("file:{path}{encrypt}"), *size, priority, discard, fail)
         }
     };
     assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");

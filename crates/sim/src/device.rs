@@ -7,7 +7,8 @@
 
 use crate::target::Lost;
 use memspill_engine_sim::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine_sim::testing::stamp::stamp_of;
 use memspill_engine_sim::testing::store::Store;
@@ -161,6 +162,7 @@ impl Backing for SimDevice {
             synchronous: self.kind != DeviceKind::Nvme,
             rotational: self.rotational,
             discard: self.discard,
+            at_rest: AtRest::InRam,
         }
     }
 

@@ -147,32 +147,25 @@ impl<Tag> Queues<Tag> {
     }
 }
 
-/// The runs of some pages, given in ascending order of slots, and for each run the places of its pages.
-pub(super) fn runs_to_write<'a>(
-    pages: &[PageWrite<'a>],
-    ascending: &[usize],
-) -> (Vec<WriteRun<'a>>, Vec<Vec<usize>>) {
+/// The runs of some pages, given in ascending order of slots.
+pub(super) fn runs_to_write<'a>(ascending: &[PageWrite<'a>]) -> Vec<WriteRun<'a>> {
     let mut runs: Vec<WriteRun<'_>> = Vec::new();
-    let mut members: Vec<Vec<usize>> = Vec::new();
     let mut last_slot = None;
-    for &index in ascending {
-        let slot = pages[index].slot;
+    for &PageWrite { slot, page } in ascending {
         assert!(last_slot != Some(slot), "slot {} twice in one batch", slot.0);
         let follows = last_slot.is_some_and(|last: SlotIndex| last.0 + 1 == slot.0);
         last_slot = Some(slot);
         match runs.last_mut() {
             Some(run) if follows && run.pages.len() < RUN_PAGES_MAX => {
-                run.pages.push(pages[index].page);
-                members.last_mut().expect("one list for each run").push(index);
+                run.pages.push(page);
             }
             _ => {
                 let offset_bytes = u64::from(slot.0) * PAGE_SIZE as u64;
-                runs.push(WriteRun { offset_bytes, pages: vec![pages[index].page] });
-                members.push(vec![index]);
+                runs.push(WriteRun { offset_bytes, pages: vec![page] });
             }
         }
     }
-    (runs, members)
+    runs
 }
 
 /// Add the page of `slot`, wanted at place `index` of a buffer, to the last run or as a new one.

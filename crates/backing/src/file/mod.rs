@@ -1,8 +1,8 @@
 //! Swap in a file or on a block device: slot i lies at byte i * 4096.
 //!
 //! ```text
-//!   write(batch) ─▶ room? ─▶ runs of neighbouring slots ─▶ one submission ─▶ wait ─▶ checksums, live bits
-//!   read(slots) ──▶ runs ──▶ submission ... reap ──▶ checksums verified ──▶ ReadDone
+//!   write(batch) ─▶ room? ─▶ sealed ─▶ runs of neighbouring slots ─▶ one submission ─▶ wait ─▶ live bits
+//!   read(slots) ──▶ runs ──▶ submission ... reap ──▶ opened, or checksums verified ──▶ ReadDone
 //!   discard ──────▶ dead bits ... housekeeping ──▶ holes punched in runs              a file
 //!                             ... housekeeping ──▶ the cluster punched or discarded   with `discard=pages`
 //! ```
@@ -12,6 +12,7 @@
 //! | `medium.rs` | the file or device: opened, locked, marked, told of what is not needed, let go of |
 //! | `space.rs`  | which slots' places hold something, the limits of space, holes                   |
 //! | `io.rs`     | runs of pages to and from the medium, and what an errno means                    |
+//! | `seal.rs`   | encryption                                                                       |
 //! | `sums.rs`   | checksums                                                                        |
 //!
 //! Over a limit of space the answer is Full, and nothing is lost. What the kernel says when it is short of
@@ -20,13 +21,16 @@
 
 mod io;
 mod medium;
+mod seal;
 mod space;
 mod sums;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use rustix::io::Errno;
@@ -37,9 +41,11 @@ pub use io::IoEngine;
 use io::Queues;
 pub use medium::FilePlace;
 use medium::Medium;
+pub use seal::cpu_does_aes;
+use seal::{Mark, SEALED_PAGES_MAX, Seal};
 use space::Space;
 use sums::Sums;
-pub use sums::{Tamper, checksum};
+pub use sums::checksum;
 
 /// What the medium is told of what is not needed, as with swapon's `discard`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -64,7 +70,12 @@ pub struct FileConfig {
     pub io: IoEngine,
     /// An error at the start where the file system or the device cannot do it.
     pub discard: DiscardPolicy,
+    /// Pages are encrypted on their way to the file, by a key that is drawn now and kept in RAM.
+    pub encrypt: bool,
 }
+
+/// Changes a page as it comes from the device: for tests of what a bad device does.
+pub type Tamper = Box<dyn Fn(SlotIndex, &mut Page) + Send + Sync>;
 
 /// What comes back with a read of the ring: all of the request but its buffer.
 struct Reading {
@@ -80,6 +91,9 @@ pub struct FileBacking {
     medium: Medium,
     space: Space,
     sums: Sums,
+    /// None: what is written is what was in memory.
+    seal: Option<Seal>,
+    tamper: OnceLock<Tamper>,
     /// Whole clusters are discarded before they are used again.
     discard: bool,
 }
@@ -106,6 +120,8 @@ impl FileBacking {
             queues: Queues::new(config.io, config.queues, medium.as_fd())?,
             space: Space::new(slots, pages_max, config.free_floor_bytes, medium.block_device)?,
             sums: Sums::new(slots)?,
+            seal: if config.encrypt { Some(Seal::new(slots)?) } else { None },
+            tamper: OnceLock::new(),
             discard: pages,
             medium,
         })
@@ -131,9 +147,20 @@ impl FileBacking {
         self.medium.disk_bytes()
     }
 
-    /// Let `tamper` change each page that comes from the device, before its checksum is looked at. Once only.
+    /// Is there a key that the kernel may write to a swap of its own, as the limit on locked memory is low?
+    pub fn has_unlocked_key(&self) -> bool {
+        self.seal.as_ref().is_some_and(|seal| !seal.key_is_locked())
+    }
+
+    /// Let `tamper` change each page that comes from the device, before it is opened and its checksum looked
+    /// at. Once only.
     pub fn set_tamper(&self, tamper: Tamper) {
-        self.sums.set_tamper(tamper);
+        assert!(self.tamper.set(tamper).is_ok(), "tamper is set once");
+    }
+
+    /// Of the memory that writes take, what is kept for the next ones.
+    pub(crate) fn let_go_of_buffers(&self) {
+        self.seal.iter().for_each(Seal::let_go_of_buffers);
     }
 
     /// Write pages to their slots and wait. `results` gets one entry per page, in order.
@@ -162,13 +189,51 @@ impl FileBacking {
             }
             has_room
         });
-        let (runs, members) = io::runs_to_write(pages, &order);
+        let Some(seal) = &self.seal else {
+            let wire: Vec<PageWrite<'_>> = order.iter().map(|&index| pages[index]).collect();
+            return self.submit(queue, &wire, &order, results, |slot, place| {
+                self.sums.record(slot, pages[order[place]].page);
+            });
+        };
+        for part in order.chunks(SEALED_PAGES_MAX) {
+            let mut buf = seal.buffer(part.len());
+            let seal_page = |(to, &index): (&mut Page, &usize)| {
+                to.0.copy_from_slice(&pages[index].page.0);
+                seal.seal(to)
+            };
+            let marks: Vec<Mark> = buf.iter_mut().zip(part).map(seal_page).collect();
+            let wire: Vec<PageWrite<'_>> = buf
+                .iter()
+                .zip(part)
+                .map(|(page, &index)| PageWrite { slot: pages[index].slot, page })
+                .collect();
+            self.submit(queue, &wire, part, results, |slot, place| {
+                self.sums.record(slot, pages[part[place]].page);
+                seal.record(slot, marks[place]);
+            });
+            seal.give_buffer(buf);
+        }
+    }
+
+    /// Write what is in `wire`, in ascending order of slots, and wait. Of what was written `record` is told,
+    /// by slot and place in `wire`; of what was not, `results` has the error, at the indices `indices`.
+    fn submit(
+        &self,
+        queue: QueueId,
+        wire: &[PageWrite<'_>],
+        indices: &[usize],
+        results: &mut [Result<(), BackingError>],
+        record: impl Fn(SlotIndex, usize),
+    ) {
+        let runs = io::runs_to_write(wire);
         let ends = self.queues.write(queue, self.medium.as_fd(), &runs);
-        for (members, end) in members.iter().zip(ends) {
-            for (place, &index) in members.iter().enumerate() {
-                let PageWrite { slot, page } = pages[index];
+        let mut first = 0;
+        for (run, end) in runs.iter().zip(ends) {
+            for place in 0..run.pages.len() {
+                let (at, index) = (first + place, indices[first + place]);
+                let slot = wire[at].slot;
                 if (place + 1) * PAGE_SIZE <= end.done_bytes {
-                    self.sums.record(slot, page);
+                    record(slot, at);
                     self.space.settle(slot);
                 } else {
                     self.space.bury(slot);
@@ -179,6 +244,7 @@ impl FileBacking {
                     });
                 }
             }
+            first += run.pages.len();
         }
     }
 
@@ -219,11 +285,22 @@ impl FileBacking {
                 results[index] = if (page + 1) * PAGE_SIZE > run.end.done_bytes {
                     Err(io::failed(run.end.error()))
                 } else {
-                    self.sums.verify(SlotIndex(first + page as u32), &mut buf[index])
+                    self.as_written(SlotIndex(first + page as u32), &mut buf[index])
                 };
             }
         }
         ReadDone { token, slots, buf, results }
+    }
+
+    /// The page that was written, from what the device returned.
+    fn as_written(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
+        if let Some(tamper) = self.tamper.get() {
+            tamper(slot, page);
+        }
+        match &self.seal {
+            Some(seal) => seal.open(slot, page),
+            None => self.sums.verify(slot, page),
+        }
     }
 
     /// A file that has a name is emptied, once.
@@ -240,6 +317,7 @@ impl FileBacking {
         self.space.close(|| self.medium.forget());
         self.queues.close();
         self.sums.release();
+        self.seal.iter().for_each(Seal::release);
     }
 }
 
@@ -255,6 +333,7 @@ impl Backing for FileBacking {
             synchronous: false,
             rotational: self.medium.rotational,
             discard: self.discard,
+            at_rest: if self.seal.is_some() { AtRest::Encrypted } else { AtRest::Plain },
         }
     }
 
@@ -289,7 +368,10 @@ impl Backing for FileBacking {
 
     fn housekeep(&self, chore: Chore) -> bool {
         match chore {
-            Chore::Maintain { .. } => return self.space.punch_some(&self.medium),
+            Chore::Maintain { .. } => {
+                self.seal.iter().for_each(Seal::tidy);
+                return self.space.punch_some(&self.medium);
+            }
             Chore::DiscardCluster(cluster) => self.space.discard_cluster(&self.medium, cluster),
             Chore::EndRun => {
                 self.empty();
@@ -304,7 +386,9 @@ impl Backing for FileBacking {
     fn usage(&self) -> Usage {
         let (write_ios_total, read_ios_total) = self.queues.ios_total();
         Usage {
-            ram_bytes: self.sums.ram_bytes() + self.space.ram_bytes(),
+            ram_bytes: self.sums.ram_bytes()
+                + self.space.ram_bytes()
+                + self.seal.as_ref().map_or(0, Seal::ram_bytes),
             file_pages: self.space.live_pages(),
             file_bytes: self.space.allocated_bytes(),
             write_ios_total,

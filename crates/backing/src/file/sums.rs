@@ -7,7 +7,6 @@
 //! give a program two pages with one sum, and the second would be lost.)
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use memspill_engine::backing::BackingError;
@@ -15,22 +14,14 @@ use memspill_engine::units::{Page, SlotIndex};
 
 use crate::arena::ZeroTable;
 
-/// Changes a page between the device and its checksum: for tests of what a bad device does.
-pub type Tamper = Box<dyn Fn(SlotIndex, &mut Page) + Send + Sync>;
-
 pub(super) struct Sums {
     table: ZeroTable,
     seed: u64,
-    tamper: OnceLock<Tamper>,
 }
 
 impl Sums {
     pub(super) fn new(slots: u32) -> io::Result<Sums> {
-        Ok(Sums { table: ZeroTable::new(slots as usize * 8)?, seed: drawn()?, tamper: OnceLock::new() })
-    }
-
-    pub(super) fn set_tamper(&self, tamper: Tamper) {
-        assert!(self.tamper.set(tamper).is_ok(), "tamper is set once");
+        Ok(Sums { table: ZeroTable::new(slots as usize * 8)?, seed: drawn()? })
     }
 
     /// `page` was written to `slot`.
@@ -45,10 +36,7 @@ impl Sums {
     }
 
     /// Look at a page as it came from the device.
-    pub(super) fn verify(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
-        if let Some(tamper) = self.tamper.get() {
-            tamper(slot, page);
-        }
+    pub(super) fn verify(&self, slot: SlotIndex, page: &Page) -> Result<(), BackingError> {
         if self.fits(slot, page) { Ok(()) } else { Err(BackingError::Checksum) }
     }
 

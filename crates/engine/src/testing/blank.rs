@@ -1,7 +1,7 @@
 //! An address space and a swap device without bytes: for tests and measurements that look at none.
 
 use crate::backing::{
-    Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use crate::memory::{Fill, Memory, PageRun, Stop, Take};
 use crate::sync::{EventCount, Ordering};
@@ -42,7 +42,13 @@ impl BlankDevice {
 
 impl Backing for BlankDevice {
     fn properties(&self) -> Properties {
-        Properties { slots: self.slots, synchronous: true, rotational: false, discard: false }
+        Properties {
+            slots: self.slots,
+            synchronous: true,
+            rotational: false,
+            discard: false,
+            at_rest: AtRest::InRam,
+        }
     }
     fn write(&self, _: QueueId, pages: &[PageWrite<'_>], results: &mut Vec<Result<(), BackingError>>) {
         let mut slots: Vec<SlotIndex> = pages.iter().map(|write| write.slot).collect();

@@ -3,7 +3,8 @@
 use super::stamp::stamp_of;
 use super::store::Store;
 use crate::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::units::{ClusterIndex, Page, SlotIndex};
@@ -147,6 +148,7 @@ impl Backing for MockBacking {
             synchronous: self.synchronous,
             rotational: self.rotational,
             discard: self.discard,
+            at_rest: AtRest::InRam,
         }
     }
 

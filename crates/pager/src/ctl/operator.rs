@@ -17,7 +17,7 @@ use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, SWAPOFF_READ, SWAPOFF_TELLS};
-use memspill_engine::backing::{Chore, QueueId};
+use memspill_engine::backing::{AtRest, Chore, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
 use memspill_engine::swapoff::{Step, SwapoffError};
@@ -148,13 +148,20 @@ fn swaps(run: &Run) -> String {
             DeviceState::Leaving => "leaving",
             DeviceState::Off => "off",
         };
+        let at_rest = match device.backing.properties().at_rest {
+            AtRest::InRam => "-",
+            AtRest::Plain => "off",
+            AtRest::Encrypted => "aes-256-gcm",
+        };
         let (size, used) = (kib(device.slots.all_slots()), kib(device.slots.used_slots()));
-        (device.name.as_str(), kind, size, used, device.priority, state)
+        (device.name.as_str(), kind, size, used, device.priority, at_rest, state)
     });
-    let mut text =
-        format!("{:<40}{:<9}{:>12}{:>12}{:>10}  {}", "Filename", "Type", "Size", "Used", "Priority", "State");
-    for (name, kind, size, used, priority, state) in rows {
-        let _ = write!(text, "\n{name:<39} {kind:<9}{size:>12}{used:>12}{priority:>10}  {state}");
+    let mut text = format!(
+        "{:<40}{:<9}{:>12}{:>12}{:>10}  {:<9}{}",
+        "Filename", "Type", "Size", "Used", "Priority", "State", "Encryption"
+    );
+    for (name, kind, size, used, priority, at_rest, state) in rows {
+        let _ = write!(text, "\n{name:<39} {kind:<9}{size:>12}{used:>12}{priority:>10}  {state:<9}{at_rest}");
     }
     text
 }

@@ -1,0 +1,248 @@
+//! What lies in the file is encrypted: AES-256-GCM, a page at a time.
+//!
+//! ```text
+//!   write:  pages ──▶ a buffer ── seal ──▶ the medium;  ended well ─▶ record(slot, mark)
+//!   read:   the medium ──▶ the reader's buffer ── open(slot) ──▶ the page, or Checksum
+//! ```
+//!
+//! *The key* is drawn for each device when it is opened, lies in locked memory (`secret.rs`), and ends with
+//! the device: nobody can read the file afterwards.
+//!
+//! *No nonce is used twice*: it is the number of the write, counted over all pages of the device, and not the
+//! number of the slot. So a slot that is written again, or whose write is repeated after an error, is
+//! encrypted in another way each time. What a slot holds was sealed under the nonce that its mark names.
+//!
+//! *A mark* is nonce and tag, 24 bytes for each slot, in RAM only. So the file has pages and nothing else,
+//! and what is read is exactly what was written last to that slot: also an older page of the same slot, or
+//! another slot's, has another tag.
+//!
+//! What it does not do: the checksum by which a page is known to be unchanged while it is in memory
+//! (`sums.rs`). It hides neither which slots are written nor when.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use memspill_engine::backing::BackingError;
+use memspill_engine::sync::lock;
+use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+use zeroize::Zeroize;
+
+use crate::arena::ZeroTable;
+use crate::secret::Secret;
+
+/// Pages that are sealed, then written, at a time: a batch of the engine's.
+pub(super) const SEALED_PAGES_MAX: usize = 128;
+/// Buffers that are kept for the next write.
+const SPARE_BUFFERS_MAX: usize = 2;
+/// Nonce and tag of a slot.
+const WORDS_PER_SLOT: usize = 3;
+
+/// By what a sealed page is opened again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    /// The number of the write, from 1.
+    write: u64,
+    tag: [u64; 2],
+}
+
+/// See the module's header.
+pub(super) struct Seal {
+    key: Secret<LessSafeKey>,
+    writes: AtomicU64,
+    marks: ZeroTable,
+    spare: Mutex<Vec<PageBuf>>,
+    /// A buffer was asked for since that was last looked at.
+    used: AtomicBool,
+    /// Bytes of all buffers, in use or spare.
+    buffer_bytes: AtomicU64,
+}
+
+impl Seal {
+    pub(super) fn new(slots: u32) -> io::Result<Seal> {
+        Ok(Seal {
+            key: Secret::new(draw_key)?,
+            writes: AtomicU64::new(0),
+            marks: ZeroTable::new(slots as usize * WORDS_PER_SLOT * 8)?,
+            spare: Mutex::default(),
+            used: AtomicBool::new(false),
+            buffer_bytes: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn key_is_locked(&self) -> bool {
+        self.key.is_locked()
+    }
+
+    /// A buffer for so many pages, to be given back by `give_buffer`.
+    pub(super) fn buffer(&self, pages: usize) -> PageBuf {
+        self.used.store(true, Ordering::Relaxed);
+        let spare = {
+            let mut spare = lock(&self.spare);
+            let fitting = spare.iter().position(|buf| buf.len() >= pages);
+            fitting.map(|at| spare.swap_remove(at))
+        };
+        spare.unwrap_or_else(|| {
+            let buf = page_buf(pages.next_power_of_two());
+            self.buffer_bytes.fetch_add((buf.len() * PAGE_SIZE) as u64, Ordering::Relaxed);
+            buf
+        })
+    }
+
+    pub(super) fn give_buffer(&self, buf: PageBuf) {
+        let mut spare = lock(&self.spare);
+        let bytes = (buf.len() * PAGE_SIZE) as u64;
+        if spare.len() < SPARE_BUFFERS_MAX {
+            spare.push(buf);
+        } else {
+            self.buffer_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Turn the page into what may be written, once.
+    pub(super) fn seal(&self, page: &mut Page) -> Mark {
+        let write = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(nonce(write), Aad::empty(), &mut page.0)
+            .expect("a page is shorter than what a nonce is good for");
+        let (words, _) = tag.as_ref().as_chunks::<8>();
+        Mark { write, tag: [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])] }
+    }
+
+    /// The slot holds what was sealed so.
+    pub(super) fn record(&self, slot: SlotIndex, mark: Mark) {
+        let first = slot.index() * WORDS_PER_SLOT;
+        for (at, word) in [mark.write, mark.tag[0], mark.tag[1]].into_iter().enumerate() {
+            self.marks.word_to_write(first + at).store(word, Ordering::Release);
+        }
+    }
+
+    /// Turn what came from the slot's place into the page again.
+    pub(super) fn open(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
+        let word = |at| self.marks.word(slot.index() * WORDS_PER_SLOT + at).load(Ordering::Acquire);
+        let mut tag = [0; 16];
+        tag[..8].copy_from_slice(&word(1).to_le_bytes());
+        tag[8..].copy_from_slice(&word(2).to_le_bytes());
+        self.key
+            .open_in_place_separate_tag(nonce(word(0)), Aad::empty(), Tag::from(tag), &mut page.0, 0..)
+            .map(drop)
+            .map_err(|_| BackingError::Checksum)
+    }
+
+    /// Let go of the spare buffers if none was asked for since this was called last.
+    pub(super) fn tidy(&self) {
+        if !self.used.swap(false, Ordering::Relaxed) {
+            self.let_go_of_buffers();
+        }
+    }
+
+    /// No slot holds anything, and none will.
+    pub(super) fn release(&self) {
+        self.marks.release();
+        self.let_go_of_buffers();
+    }
+
+    pub(super) fn let_go_of_buffers(&self) {
+        let spare: Vec<PageBuf> = std::mem::take(&mut lock(&self.spare));
+        let bytes: usize = spare.iter().map(|buf| buf.len() * PAGE_SIZE).sum();
+        self.buffer_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn ram_bytes(&self) -> u64 {
+        self.marks.ram_bytes() + self.buffer_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Does the CPU have the instructions by which encryption costs little?
+pub fn cpu_does_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+fn nonce(write: u64) -> Nonce {
+    let mut bytes = [0; ring::aead::NONCE_LEN];
+    bytes[..8].copy_from_slice(&write.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+fn draw_key() -> io::Result<LessSafeKey> {
+    let mut bytes = [0; 32];
+    let mut drawn = 0;
+    while drawn < bytes.len() {
+        drawn += rustix::rand::getrandom(&mut bytes[drawn..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("256 bits");
+    bytes.zeroize();
+    Ok(LessSafeKey::new(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(byte: u8) -> Page {
+        let mut page = Page::ZERO;
+        page.0.fill(byte);
+        page
+    }
+
+    #[test]
+    fn the_same_page_never_looks_the_same_twice() {
+        let (seal, other) = (Seal::new(9).unwrap(), Seal::new(9).unwrap());
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..100 {
+            for device in [&seal, &other] {
+                let mut sealed = page(7);
+                let mark = device.seal(&mut sealed);
+                // Blocks of 16 bytes too: no two in all of these pages are alike.
+                assert!(sealed.0.as_chunks::<16>().0.iter().all(|block| seen.insert(*block)));
+                device.record(SlotIndex(3), mark);
+                device.open(SlotIndex(3), &mut sealed).unwrap();
+                assert!(sealed.0 == page(7).0);
+            }
+        }
+    }
+
+    /// Whoever can write to the medium changes nothing unseen: not a bit, and not by what was there before.
+    #[test]
+    fn only_what_was_written_last_is_opened() {
+        let seal = Seal::new(9).unwrap();
+        let sealed = |slot: u32, byte| {
+            let mut page = page(byte);
+            let mark = seal.seal(&mut page);
+            seal.record(SlotIndex(slot), mark);
+            page
+        };
+        let old = sealed(3, 1);
+        let (new, other) = (sealed(3, 1), sealed(4, 1));
+        let open = |slot, page: &Page| seal.open(SlotIndex(slot), &mut { *page });
+        assert_eq!((open(3, &new), open(4, &other)), (Ok(()), Ok(())));
+        for wrong in [&old, &other, &Page::ZERO] {
+            assert_eq!(open(3, wrong), Err(BackingError::Checksum));
+        }
+        for bit in (0..PAGE_SIZE * 8).step_by(997) {
+            let mut changed = new;
+            changed.0[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(open(3, &changed), Err(BackingError::Checksum), "bit {bit}");
+        }
+        assert_eq!(open(8, &new), Err(BackingError::Checksum), "nothing was written there");
+    }
+
+    #[test]
+    fn buffers_are_counted_and_come_back() {
+        let seal = Seal::new(9).unwrap();
+        let buffers: Vec<PageBuf> = [100, 128, 1].map(|pages| seal.buffer(pages)).into();
+        assert_eq!(seal.ram_bytes(), (128 + 128 + 1) * 4096);
+        buffers.into_iter().for_each(|buf| seal.give_buffer(buf));
+        assert_eq!(seal.ram_bytes(), 256 * 4096);
+        assert_eq!(seal.buffer(5).len(), 128, "a spare one serves");
+        seal.tidy();
+        assert_eq!(seal.ram_bytes(), 256 * 4096, "one was asked for a moment ago");
+        seal.tidy();
+        assert_eq!(seal.ram_bytes(), 128 * 4096, "the one in use");
+    }
+}
