@@ -162,6 +162,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
+    /// Write the faults to FILE as they are served, for 'memspill sim policy'; at most 256 MiB (33 million)
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
     /// Set a tuning knob, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run --tune
     /// help' lists them
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob)]

@@ -7,9 +7,11 @@ use memspill_engine::group::Group;
 use memspill_engine::slots::{LockTotals, SlotStats};
 use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memspill_pager::run::Run;
+use memspill_pager::run::record::{FILE_MAX_BYTES, Recorded};
 use memspill_pager::supervisor::Ended;
 use serde_json::{Map, Value};
 use std::fmt::Write;
+use std::path::Path;
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -22,6 +24,23 @@ pub fn at_the_end(args: &RunArgs, ended: &Ended) {
         && let Err(e) = std::fs::write(path, json(&ended.run, Some(ended.exit_code)))
     {
         eprintln!("memspill: cannot write {}: {e}", path.display());
+    }
+    if let (Some(path), Some(recorded)) = (&args.record, ended.run.recording.end()) {
+        tell_recording(path, &recorded);
+    }
+}
+
+/// A recording that has not all of the faults.
+fn tell_recording(path: &Path, Recorded { written, left_out, error }: &Recorded) {
+    let path = path.display();
+    match error {
+        Some(e) => eprintln!("memspill: --record {path}: cannot write: {e}; {left_out} faults are not in it"),
+        None if *left_out > 0 => eprintln!(
+            "memspill: --record {path}: the first {written} faults; {left_out} more are not in it, for it \
+             takes no more than {}",
+            human(FILE_MAX_BYTES)
+        ),
+        None => {}
     }
 }
 

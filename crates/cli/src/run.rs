@@ -18,8 +18,11 @@ use memspill_pager::ctl::operator::Operator;
 use memspill_pager::door::socket::Door;
 use memspill_pager::door::source;
 use memspill_pager::limits::{self, Limits};
+use memspill_pager::run::record::Recording;
 use memspill_pager::run::{Run, Settings};
 use memspill_pager::supervisor::{self, Config};
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Least budget with which a program gets anywhere: our own tables, the frames of two batches, and some pages
@@ -131,6 +134,8 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     } else if by_agents && args.shared != Shared::None && args.verbose {
         eprintln!("memspill: shared memory is neither counted nor swapped: that needs CAP_SYS_PTRACE");
     }
+    let create = |path: &PathBuf| File::create(path).map_err(|e| format!("--record {}: {e}", path.display()));
+    let recording = args.record.as_ref().map(create).transpose()?.map(Recording::to).unwrap_or_default();
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
@@ -162,6 +167,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         door,
         layout,
         operator: Arc::new(RunOperator { opening }),
+        recording,
         limits,
     })
 }

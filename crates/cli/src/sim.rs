@@ -5,10 +5,13 @@ use crate::exit;
 use crate::output::{OutputArgs, command_line, print};
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_sim::device;
+use memspill_sim::policy::machine::Signal;
+use memspill_sim::policy::{self, recorded};
 use memspill_sim::scale::{self, Point};
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
@@ -19,7 +22,9 @@ Examples:
   memspill sim scale --cpus 1,16,256
   memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
   memspill sim soak --seed 1 --minutes 10
-  memspill sim seeds --seeds 5 --html seeds.html";
+  memspill sim seeds --seeds 5 --html seeds.html
+  memspill sim policy --signal faults
+  memspill run -m 64M --record sort.faults sort big.txt; memspill sim policy sort.faults";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -36,6 +41,8 @@ enum SimCommand {
     Soak(SoakArgs),
     /// The mechanisms of the published patch threads, old against new, beside what they reported
     Seeds(SeedsArgs),
+    /// Which pages leave: replacement policies under traces, made ones or recorded faults
+    Policy(PolicyArgs),
     /// Measure on this machine what the simulation's constants stand for
     Calibrate(CalibrateArgs),
 }
@@ -147,6 +154,59 @@ struct SeedsArgs {
 }
 
 #[derive(Args, Debug)]
+struct PolicyArgs {
+    /// Recordings of `memspill run --record`, instead of the traces that are made
+    #[arg(value_name = "FILE")]
+    recorded: Vec<PathBuf>,
+
+    /// Memory holds so many percent of the pages that a recording touches
+    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
+    fits: u32,
+
+    /// What is known of pages in memory: faults (nothing), sampled (one in 16 stands by: unmapped, and kept),
+    /// standby (each does) or bits (accessed bits); all four where none is named; repeatable
+    #[arg(long, value_name = "SIGNAL", value_enum, value_delimiter = ',', hide_possible_values = true)]
+    signal: Vec<SignalName>,
+
+    /// Pages that memory holds in the traces that are made
+    #[arg(long, value_name = "PAGES", default_value_t = policy::MEMORY_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u32).range(i64::from(recorded::MEMORY_LEAST)..=1 << 20))]
+    memory: u32,
+
+    /// Touches for each of these pages
+    #[arg(long, value_name = "N", default_value_t = policy::TOUCHES_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    touches: u32,
+
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum SignalName {
+    Faults,
+    Sampled,
+    Standby,
+    Bits,
+}
+
+impl SignalName {
+    fn signal(self) -> Signal {
+        match self {
+            SignalName::Faults => Signal::Faults,
+            SignalName::Sampled => Signal::Sampled,
+            SignalName::Standby => Signal::Standby,
+            SignalName::Bits => Signal::Bits,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
 struct CalibrateArgs {
     /// Print JSON
     #[arg(long)]
@@ -191,6 +251,7 @@ pub fn sim(args: &SimArgs) -> u8 {
         SimCommand::Scale(args) => scale(args),
         SimCommand::Soak(args) => soak(args),
         SimCommand::Seeds(args) => seeds(args),
+        SimCommand::Policy(args) => policy(args),
         SimCommand::Calibrate(args) => {
             let measures = calibrate::measure();
             print(&if args.json { calibrate::json(&measures) } else { calibrate::table(&measures) })
@@ -246,6 +307,30 @@ fn seeds(args: &SeedsArgs) -> u8 {
     let thread = args.thread.clone();
     let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
     args.output.write(&seeds::seeds(&options, command_line(), show_progress))
+}
+
+fn policy(args: &PolicyArgs) -> u8 {
+    if let Err(error) = args.output.check_page_path() {
+        return usage(&error);
+    }
+    let read = |path: &PathBuf| {
+        let bytes = std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        recorded::trace(&path.display().to_string(), &bytes, args.fits)
+    };
+    let recorded = match args.recorded.iter().map(read).collect() {
+        Ok(recorded) => recorded,
+        Err(error) => return usage(&error),
+    };
+    let mut signals: Vec<Signal> = args.signal.iter().map(|name| name.signal()).collect();
+    signals.dedup();
+    let options = policy::Options {
+        seed: args.seed,
+        memory: args.memory,
+        touches: args.touches,
+        recorded,
+        signals: if signals.is_empty() { Signal::ALL.to_vec() } else { signals },
+    };
+    args.output.write(&policy::policy(&options, command_line(), show_progress))
 }
 
 fn usage(error: &str) -> u8 {

@@ -178,7 +178,7 @@ fn stdout_that_cannot_be_written() {
 
 #[test]
 fn sim_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["sim", "seeds", "--json", "--csv"], "cannot be used with"),
         (&["sim", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory /no/such/dir"),
         (&["sim", "scale", "--html", "/"], "that is a directory"),
@@ -186,6 +186,13 @@ fn sim_says_what_is_wrong_with_its_options() {
         (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
         (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
         (&["sim", "soak", "--seed", "18446744073709551615", "--seeds", "1"], "there are no seeds above"),
+        (&["sim", "policy", "--memory", "100"], "100 is not in 1024..=1048576"),
+        (&["sim", "policy", "--signal", "telepathy"], "invalid value 'telepathy'"),
+        (&["sim", "policy", "/no/such/file"], "cannot read /no/such/file: No such file"),
+        (
+            &["sim", "policy", "/proc/version"],
+            "/proc/version: this is no recording of `memspill run --record`",
+        ),
     ];
     for (arguments, expected) in cases {
         let (code, message) = refused(arguments);
@@ -208,6 +215,8 @@ fn sim_prints_the_same_bytes_for_the_same_command() {
         assert_eq!(output(&command), output(&command));
     }
     assert_eq!(output(&["sim", "soak", "--seeds", "5"]), output(&["sim", "soak", "--seeds", "5"]));
+    let policy = ["sim", "policy", "--memory", "1024", "--touches", "10", "--csv"];
+    assert_eq!(output(&policy), output(&policy));
     let seeds = String::from_utf8(output(&["sim", "seeds", "--ms", "1", "--seeds", "1", "--csv"])).unwrap();
     for table in ["000", "001", "002", "003", "nvme", "004", "figures"] {
         assert!(

@@ -10,6 +10,7 @@ mod check;
 pub mod devices;
 pub mod engine;
 pub mod errors;
+pub mod fault_trace;
 pub mod fill;
 pub mod frames;
 pub mod gate;

@@ -19,7 +19,7 @@ use crate::fragments::{Fragmented, Fragments};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
 use crate::pagers::Pagers;
 use crate::target::{Folios, Target};
-use crate::zipf::Zipf;
+use crate::zipf::{SIX_FIFTHS, Zipf};
 use memspill_engine_sim::backing::{Backing, QueueId};
 use memspill_engine_sim::devices::Device;
 use memspill_engine_sim::engine::Engine;
@@ -194,7 +194,7 @@ fn run_setup(setup: &Setup) -> Measured {
     let processes = populate(setup, &host);
     let before = Mechanisms::of(&host);
     let zipf = (setup.pattern == Pattern::Zipf)
-        .then(|| Rc::new(Zipf::new(setup.pages_per_task * u64::from(setup.threads))));
+        .then(|| Rc::new(Zipf::new(setup.pages_per_task * u64::from(setup.threads), SIX_FIFTHS)));
     let meter = Rc::new(Meter {
         start: Cell::default(),
         end: Cell::default(),

@@ -20,6 +20,7 @@ pub mod fragments;
 mod host;
 mod object;
 mod pagers;
+pub mod policy;
 pub mod scale;
 pub mod seeds;
 mod shared;

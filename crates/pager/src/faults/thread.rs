@@ -25,6 +25,7 @@ use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting, now_us};
 use crate::run::watch;
 use crate::times::{NO_MEMORY, PUT_OFF_AGAIN};
 use memspill_engine::backing::QueueId;
+use memspill_engine::fault_trace::Touch;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::memory::Memory;
 use memspill_engine::space::Space;
@@ -177,11 +178,19 @@ impl<'a> FaultThread<'a> {
         }
         // Before the private page table: what is put there would go into the object.
         match process.memory.shared.find(addr) {
-            None => self.page_fault(process, &process.space, fault),
+            None => {
+                self.record(&process.space, fault);
+                self.page_fault(process, &process.space, fault);
+            }
             Some((object, page)) => {
                 self.shared_fault(process, object, addr, Fault { vpn: Vpn(page), ..fault })
             }
         }
+    }
+
+    /// For `--record`.
+    fn record(&self, space: &Space, fault: Fault) {
+        self.run.recording.note(Touch { space: space.id, vpn: fault.vpn, write: fault.write });
     }
 
     /// A fault on shared memory; its page is the object's.
@@ -195,6 +204,7 @@ impl<'a> FaultThread<'a> {
             }
             Some(object) => {
                 object.memory.note_waiter(fault.vpn.0, process.key, &process.memory, addr);
+                self.record(&object.space, fault);
                 self.page_fault(process, &object.space, fault);
             }
             // It has ended, or is not managed any more: the fault comes again, as one of private memory.

@@ -16,6 +16,7 @@
 //!        ├─ token                  the thread that keeps what it brings in
 //!        ├─ files                  shared memory that has a descriptor
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
+//!        ├─ recording              --record
 //!        └─ quiet                  --check
 //! ```
 //!
@@ -27,6 +28,7 @@ pub mod cpus;
 pub mod files;
 pub mod quiet;
 pub mod reads;
+pub mod record;
 pub mod token;
 pub mod watch;
 
@@ -44,6 +46,7 @@ use memspill_engine::group::Group;
 use memspill_engine::layout;
 use memspill_uffd::shmem::Id;
 use quiet::Quiet;
+use record::Recording;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -60,6 +63,7 @@ pub struct Run {
     pub advice: AdviceQueue,
     pub token: Token,
     pub files: Files,
+    pub recording: Recording,
     /// The pager that `poke_for_room` looks at first.
     next_poked: AtomicUsize,
     processes: RwLock<HashMap<u64, Arc<Process>>>,
@@ -166,7 +170,14 @@ impl Layout {
 }
 
 impl Run {
-    pub fn new(engine: Engine, cpus: Vec<PagerCpu>, layout: Layout, settings: Settings, files: Files) -> Run {
+    pub fn new(
+        engine: Engine,
+        cpus: Vec<PagerCpu>,
+        layout: Layout,
+        settings: Settings,
+        files: Files,
+        recording: Recording,
+    ) -> Run {
         Run {
             engine,
             cpus,
@@ -177,6 +188,7 @@ impl Run {
             advice: AdviceQueue::default(),
             token: Token::default(),
             files,
+            recording,
             next_poked: AtomicUsize::new(0),
             processes: RwLock::default(),
             objects: RwLock::default(),
