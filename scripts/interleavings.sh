@@ -1,7 +1,7 @@
 #!/bin/bash
-# The engine under a model checker: loom goes through every interleaving (and order of memory) of a few steps,
-# shuttle draws schedules of whole threads. What each shows is in the heads of crates/engine/tests/loom_*.rs
-# and shuttle_*.rs.
+# Model checkers: loom goes through every interleaving (and order of memory) of a few steps, shuttle draws
+# schedules of whole threads. What each test shows is in its head: crates/{engine,agent}/tests/loom_*.rs and
+# shuttle_*.rs. Of the engine it is the code itself that is run; of the agent's protocols, models.
 #
 # Each of the two builds the engine with other locks and atomics (engine/src/sync.rs), in a target directory
 # of its own, so that the usual build stays as it is.
@@ -34,11 +34,11 @@ fi
 check() {
     local checker=$1 file files=()
     shift
-    for file in crates/engine/tests/"$checker"_*.rs; do
+    for file in crates/{engine,agent}/tests/"$checker"_*.rs; do
         files+=(--test "$(basename "$file" .rs)")
     done
     RUSTFLAGS="${RUSTFLAGS:-} --cfg $checker" CARGO_TARGET_DIR=$TARGET/$checker \
-        cargo test -p memspill-engine --locked "${PROFILE[@]}" "${files[@]}" -- "$@"
+        cargo test -p memspill-engine -p memspill-agent --locked "${PROFILE[@]}" "${files[@]}" -- "$@"
 }
 
 case ${1-} in
