@@ -26,10 +26,11 @@
 //
 // ```text
 //   supervisor: open(seq) ─ command ──────────────────────────────── swap(CUT) where there is no answer
-//   evictor:     copies a chunk's bytes into staging ─ open ─▶ committed(run, pages) ─ takes them out ─ ...
+//   evictor:     a chunk's bytes into staging ─ guards in their places ─ open ─▶ committed(run, pages) ─ ...
 // ```
 //
-// From a `committed` on the bytes are in staging and the pages will be away, whenever the evictor goes on.
+// From a `committed` on the bytes are in staging and the pages are away: it is said when nothing can fail any
+// more. Where it cannot be said the bytes are put back, before anybody could touch the pages.
 
 use crate::protocol::STAGING_PAGES;
 
@@ -129,7 +130,7 @@ pub const fn open(seq: u32) -> u64 {
     (seq as u64) << 32
 }
 
-/// It has taken `pages` of its run number `run`, or is about to.
+/// It has taken `pages` of its run number `run`.
 pub const fn committed(seq: u32, run: u32, pages: u32) -> u64 {
     open(seq) | COMMITTED | (run as u64 & 0xfff) << 16 | pages as u64 & 0xffff
 }

@@ -100,6 +100,10 @@ macro_rules! supervisor {
     }};
 }
 
+#[cfg(target_arch = "x86_64")]
+#[path = "agent/by_link.rs"]
+mod by_link;
+
 struct Supervisor {
     listener: OwnedFd,
     name: String,
@@ -213,6 +217,7 @@ impl Supervisor {
 struct ControlPage {
     fd: OwnedFd,
     page: *mut Control,
+    len: usize,
 }
 
 unsafe impl Send for ControlPage {}
@@ -220,14 +225,18 @@ unsafe impl Sync for ControlPage {}
 
 impl ControlPage {
     fn new() -> Arc<Self> {
+        Self::of_len(PAGE as usize)
+    }
+
+    /// With what follows the page.
+    fn of_len(len: usize) -> Arc<Self> {
         unsafe {
             let fd = OwnedFd::from_raw_fd(libc::memfd_create(c"control".as_ptr(), libc::MFD_CLOEXEC));
-            assert_eq!(libc::ftruncate(fd.as_raw_fd(), PAGE as i64), 0);
+            assert_eq!(libc::ftruncate(fd.as_raw_fd(), len as i64), 0);
             let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let page =
-                libc::mmap(std::ptr::null_mut(), PAGE as usize, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0);
+            let page = libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0);
             assert_ne!(page, libc::MAP_FAILED);
-            Arc::new(Self { fd, page: page.cast() })
+            Arc::new(Self { fd, page: page.cast(), len })
         }
     }
 
@@ -266,7 +275,7 @@ impl ControlPage {
 
 impl Drop for ControlPage {
     fn drop(&mut self) {
-        unsafe { libc::munmap(self.page.cast(), PAGE as usize) };
+        unsafe { libc::munmap(self.page.cast(), self.len) };
     }
 }
 

@@ -180,8 +180,10 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "self")) {
         self();
-    } else if (!strcmp(mode, "buffer")) {
+    } else if (!strcmp(mode, "buffer") || !strcmp(mode, "locked")) {
         unsigned char *p = buffer();
+        if (!strcmp(mode, "locked") && mlock(p, 4 * PAGE))
+            return 5;
         printf("at %p\n", (void *)p);
         for (;;) {
             wait_line();

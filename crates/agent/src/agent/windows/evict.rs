@@ -104,8 +104,8 @@ pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
 /// Takes out of `count` pages from `start` on as many as can be, from the first one on, for the supervisor:
 /// their bytes go to `to`, where it reads them. How many went, and why no more: 0, or an errno.
 ///
-/// `commit` is asked with how many pages of all will have gone, when the bytes are there and before a page
-/// goes; if it says false, nothing more does. By the evictor, which is no thread of the program.
+/// `commit` is asked with how many pages of all have gone, when nothing can fail any more; if it says false,
+/// the last ones come back, and no more go. By the evictor, which is no thread of the program.
 pub fn take_run(
     start: usize,
     count: usize,
@@ -160,15 +160,20 @@ fn why_not(page: usize) -> i32 {
 
 impl Chunk {
     /// Puts markers in the places of the first pages, whose bytes are at `kept`, while nobody can touch them.
-    fn mark_away(&mut self, kept: usize, pages: usize) -> Result<usize> {
+    /// They are away if `commit` agrees.
+    fn mark_away(&mut self, kept: usize, pages: usize, commit: impl FnOnce() -> bool) -> Result<usize> {
         // SAFETY: the bytes are kept, and nobody can touch the pages.
-        if unsafe { kernel::install_guards(self.start, pages * PAGE) }.is_err() {
-            // A part of it may be gone.
-            put_bytes_back(self.start, kept, pages);
-            return Err(ENOMEM);
-        }
-        self.taken = u64::MAX >> (u64::BITS as usize - pages);
-        Ok(pages)
+        let result = match unsafe { kernel::install_guards(self.start, pages * PAGE) } {
+            Ok(_) if commit() => {
+                self.taken = u64::MAX >> (u64::BITS as usize - pages);
+                return Ok(pages);
+            }
+            Ok(_) => Err(ECANCELED),
+            Err(_) => Err(ENOMEM),
+        };
+        // All of it is gone, or a part.
+        put_bytes_back(self.start, kept, pages);
+        result
     }
 
     /// The pages go, those before the first one that is away or cannot be read: how many. Err: why none.
@@ -183,10 +188,11 @@ impl Chunk {
         }
         // SAFETY: there is room in staging, and the pages stand still.
         let read = unsafe { kernel::read_through(self.start, to, self.len()) } / PAGE;
-        let mut result = Err(if read == 0 { EINVAL } else { ECANCELED });
-        if read != 0 && commit(read) {
+        let mut result = Err(EINVAL);
+        if read != 0 {
             let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { READ_WRITE };
-            result = self.protect(none).map_err(|_| ENOMEM).and_then(|_| self.mark_away(to, read));
+            result = self.protect(none).map_err(|_| ENOMEM);
+            result = result.and_then(|_| self.mark_away(to, read, || commit(read)));
         }
         if self.protect(READ_WRITE).is_err() {
             end("cannot give pages their protection back (vm.max_map_count)");
