@@ -1,17 +1,21 @@
 //! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
 use crate::args::RunArgs;
+use crate::message::plain;
 use crate::size::human;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::slots::{LockTotals, SlotStats};
 use memspill_engine::units::{MAX_ORDER, Order, PAGE_SIZE};
+use memspill_pager::process::Process;
 use memspill_pager::run::Run;
 use memspill_pager::run::record::{FILE_MAX_BYTES, Recorded};
+use memspill_pager::stall::{Pressure, Share};
 use memspill_pager::supervisor::Ended;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -83,6 +87,17 @@ fn gauges(run: &Run) -> Vec<(&'static str, u64, &'static str)> {
         ("shared_pgsteal", run.account.shared_pages_out(), "pages of shared memory that were taken out"),
         ("shared_given_back", run.files.given_back(), "files that were brought back, for calls used them"),
         ("shared_left_alone", run.files.left_alone(), "files that may not be managed"),
+        ("elapsed_us", run.elapsed_us(), "time since the start"),
+        (
+            "stall_some_us",
+            run.stall.pressure().some.total_us as u64,
+            "time in which a thread waited for memory",
+        ),
+        (
+            "stall_full_us",
+            run.stall.pressure().full.total_us as u64,
+            "of that, time in which no thread ran meanwhile",
+        ),
         ("cpu_ns", cpu_time_ns(), "CPU time of memspill itself"),
         ("fault_ns_p50", fault_ns.percentile_ns(500), "time to serve a fault, once read: median"),
         ("fault_ns_p99", fault_ns.percentile_ns(990), "99 % of faults took at most this"),
@@ -105,6 +120,28 @@ pub fn table(run: &Run) -> String {
         let shown = if name.ends_with("_bytes") { human(value) } else { value.to_string() };
         let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
     }
+    for (name, share) in [("some", run.stall.pressure().some), ("full", run.stall.pressure().full)] {
+        let of_all = share.total_us * 100.0 / run.elapsed_us().max(1) as f64;
+        let Share { avg10, avg60, avg300, .. } = share;
+        let _ = writeln!(
+            text,
+            "memspill: stall {name:<18} {of_all:>12.2} %  of the time; of the last 10 s {avg10:.2} %, \
+             60 s {avg60:.2} %, 300 s {avg300:.2} %"
+        );
+    }
+    for process in living(run) {
+        let Pressure { some, full } = process.stall.pressure();
+        let (pid, faults) = (process.memory.pid(), process.faults());
+        let (resident, swapped) = (human(resident_bytes(&process)), human(swapped_bytes(&process)));
+        let _ = writeln!(
+            text,
+            "memspill: process {pid} ({}): {resident} in memory, {swapped} swapped out, {faults} faults; \
+             stall in the last 10 s: some {:.2} %, full {:.2} %",
+            command_of(pid),
+            some.avg10,
+            full.avg10,
+        );
+    }
     for (size, counts) in folios(run).filter(|(_, counts)| counts.iter().any(|(_, value, _)| *value > 0)) {
         let shown: Vec<String> = counts.iter().map(|(name, value, _)| format!("{name} {value}")).collect();
         let _ = writeln!(text, "memspill: {size:<24} {}", shown.join(", "));
@@ -125,6 +162,57 @@ pub fn table(run: &Run) -> String {
         let _ = writeln!(text, "memspill: group {:<18} {}", group.name, events.join("  "));
     }
     text
+}
+
+/// So many processes are shown by themselves: a reply to `memspill ctl` is one message.
+const PROCESSES_MAX: usize = 64;
+
+/// The processes that are managed now, those with most memory, in the order of their ids.
+fn living(run: &Run) -> Vec<Arc<Process>> {
+    let mut processes = run.processes();
+    processes.retain(|process| !command_of(process.memory.pid()).is_empty());
+    processes.sort_by_key(|process| std::cmp::Reverse(resident_bytes(process) + swapped_bytes(process)));
+    processes.truncate(PROCESSES_MAX);
+    processes.sort_by_key(|process| process.memory.pid());
+    processes
+}
+
+fn resident_bytes(process: &Process) -> u64 {
+    process.space.resident_pages() * PAGE_SIZE as u64
+}
+
+fn swapped_bytes(process: &Process) -> u64 {
+    process.space.swapped_pages() * PAGE_SIZE as u64
+}
+
+/// As the kernel cuts and names it.
+fn command_of(pid: u32) -> String {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    plain(String::from_utf8_lossy(&name).trim_end())
+}
+
+fn pressure_json(pressure: &Pressure) -> Value {
+    let share = |share: &Share| {
+        let round = |percent: f64| (percent * 100.0).round() / 100.0;
+        json!({
+            "avg10": round(share.avg10),
+            "avg60": round(share.avg60),
+            "avg300": round(share.avg300),
+            "total_us": share.total_us as u64,
+        })
+    };
+    json!({ "some": share(&pressure.some), "full": share(&pressure.full) })
+}
+
+fn process_json(process: &Process) -> Value {
+    json!({
+        "pid": process.memory.pid(),
+        "command": command_of(process.memory.pid()),
+        "resident_bytes": resident_bytes(process),
+        "swapped_bytes": swapped_bytes(process),
+        "pgfault": process.faults(),
+        "stall": pressure_json(&process.stall.pressure()),
+    })
 }
 
 /// (name, value) of a group below the budget, in cgroup v2's words.
@@ -184,6 +272,8 @@ pub fn json(run: &Run, exit_code: Option<i32>) -> String {
     for (name, value, _) in gauges(run).into_iter().chain(run.engine.stats().list()) {
         add(name, value.into());
     }
+    add("stall", pressure_json(&run.stall.pressure()));
+    add("processes", living(run).iter().map(|process| process_json(process)).collect());
     for (size, counts) in folios(run) {
         add(&size, counts.into_iter().map(|(name, value, _)| (name, value)).collect());
     }

@@ -30,8 +30,8 @@ pub struct Fault {
 /// What the caller has to do next.
 pub enum Outcome {
     Done,
-    /// A read is in flight on the caller's queue; `Engine::read_done` finishes it.
-    Pending,
+    /// A read with this token is in flight on the caller's queue; `Engine::read_done` finishes it.
+    Pending(u64),
     /// No room under the limit: call `fault` again when reclaim has freed some.
     NoRoom,
     /// The read failed for want of memory or the like, and the page is swapped out as before. Its waiters
@@ -140,6 +140,7 @@ impl Outcome {
             (again @ Outcome::Again(_), _) | (_, again @ Outcome::Again(_)) => again,
             (Outcome::NoRoom, _) | (_, Outcome::NoRoom) => Outcome::NoRoom,
             (Outcome::Pause, _) => Outcome::Pause,
+            (pending @ Outcome::Pending(_), _) => pending,
             (_, other) => other,
         }
     }

@@ -463,7 +463,7 @@ impl SwapIn<'_> {
         let token = self.reads.start(queue, job);
         match device.backing.read(queue, ReadRequest { token, slots, buf }) {
             ReadStart::Done(done) => self.read_done(done),
-            ReadStart::Pending => Outcome::Pending,
+            ReadStart::Pending => Outcome::Pending(token),
         }
     }
 

@@ -317,7 +317,7 @@ impl Thread {
             Outcome::Again(job) => self.put_off.push(job),
             Outcome::NoRoom => panic!("there is room in memory for all pages"),
             Outcome::Pause => panic!("no read here finds the machine short of anything"),
-            Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+            Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
         }
     }
 

@@ -178,7 +178,7 @@ impl Adviser<'_> {
                 match self.run.engine.install(crate::cpu(), job, &mut self.scratch) {
                     Outcome::Again(job) => put_off.push(job),
                     Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
-                    Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+                    Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
                 }
             }
         }
@@ -190,7 +190,7 @@ fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) -> bool {
     match outcome {
         Outcome::Again(job) => put_off.push(job),
         Outcome::NoRoom | Outcome::Pause => return false,
-        Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+        Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
     }
     true
 }

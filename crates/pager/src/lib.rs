@@ -29,6 +29,7 @@ pub mod run;
 mod second_signal;
 pub mod shared;
 pub mod signals;
+pub mod stall;
 pub mod supervisor;
 mod threads;
 mod times;

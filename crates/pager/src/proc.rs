@@ -546,6 +546,24 @@ pub fn last_cpu(pid: u32, tid: u32) -> Option<usize> {
     Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.number(39)
 }
 
+/// Does a thread of the process run? Not counted is `but`. None: more threads would have to be looked at than
+/// are `left`, which becomes less; or the process is gone.
+pub fn one_runs(pid: u32, but: Option<u32>, left: &mut usize) -> Option<bool> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    for task in tasks.flatten() {
+        let Some(tid) = task.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if Some(tid) == but {
+            continue;
+        }
+        *left = left.checked_sub(1)?;
+        let state = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?;
+        if state.field(3) == Some("R") {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
 /// CPU time of a process with all its threads, in ticks of 10 ms.
 pub fn cpu_ticks(pid: u32) -> Option<u64> {
     let stat = Stat::of(pid)?;

@@ -26,7 +26,8 @@
 //! Not here: what a step is expected to cost (`process/finder.rs`), and what the kernel counts (ticks of CPU
 //! time).
 
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
@@ -36,6 +37,17 @@ const fn ms(ms: u64) -> Duration {
 }
 const fn s(s: u64) -> Duration {
     Duration::from_secs(s)
+}
+
+/// µs since the first call.
+pub fn now_us() -> u64 {
+    us_of(Instant::now())
+}
+
+/// The same of a moment that was noted since then.
+pub fn us_of(moment: Instant) -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    moment.saturating_duration_since(*START.get_or_init(Instant::now)).as_micros() as u64 + 1
 }
 
 // Evictors.
@@ -232,6 +244,8 @@ pub const GIVING_BACK: Duration = s(10);
 pub const TMPFS_FULL: Duration = s(5);
 /// The largest size of the engine's tables is noted this often.
 pub const TABLES_LOOK: Duration = ms(100);
+/// It is looked this often how much time is lost to waiting for memory.
+pub const STALLS_LOOK: Duration = ms(100);
 /// The lists of each address space are tidied this often.
 pub const SPACES_TIDIED: Duration = s(2);
 /// All memory is searched for guards that came without the C library this often: some ns a page.

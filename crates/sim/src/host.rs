@@ -429,7 +429,7 @@ impl Worker {
         match outcome {
             Outcome::Again(job) => self.put_off.push(job),
             Outcome::Pause => vcpu::step(PAUSE_NS),
-            Outcome::NoRoom | Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+            Outcome::NoRoom | Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
         }
     }
 

@@ -21,9 +21,9 @@
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
-use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting, now_us};
+use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
 use crate::run::watch;
-use crate::times::{NO_MEMORY, PUT_OFF_AGAIN};
+use crate::times::{NO_MEMORY, PUT_OFF_AGAIN, now_us, us_of};
 use memspill_engine::backing::QueueId;
 use memspill_engine::fault_trace::Touch;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
@@ -45,10 +45,20 @@ pub struct FaultThread<'a> {
     cpu: CpuId,
     queue: QueueId,
     scratch: Scratch,
-    put_off: Vec<FillJob>,
+    /// Fills that met an event, and who waits for them, where that is known.
+    put_off: Vec<(FillJob, Option<Arc<Process>>)>,
+    /// Whose faults wait for reads, by the token of the read.
+    reading: HashMap<u64, Arc<Process>>,
     messages: Vec<Event>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
+}
+
+/// Does a fault still wait for its page, after it was served?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Yes,
+    No,
 }
 
 /// Processes that a pager remembers before it forgets those that have ended.
@@ -62,6 +72,7 @@ impl<'a> FaultThread<'a> {
             queue: QueueId(index),
             scratch: Scratch::default(),
             put_off: Vec::new(),
+            reading: HashMap::new(),
             messages: Vec::new(),
             known: HashMap::new(),
         }
@@ -128,32 +139,38 @@ impl<'a> FaultThread<'a> {
         }
         drop(events_guard);
         let mut messages = std::mem::take(&mut self.messages);
+        let faults = messages.iter().filter(|m| matches!(m, Event::Fault { .. })).count();
+        process.stall.in_flight.enter(faults as u64, us_of(start));
         messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.run.token.is_held_by(*tid)));
         for message in &messages {
             if let Event::Fault { addr, write, tid } = message {
-                self.serve_fault(process, *addr, *write, *tid);
-                self.shared_state().fault_ns.record(start.elapsed());
+                let waits = self.serve_fault(process, *addr, *write, *tid);
+                let now = Instant::now();
+                self.shared_state().fault_ns.record(now - start);
+                if waits == Waits::No {
+                    process.stall.in_flight.leave(us_of(now));
+                }
             }
         }
         self.messages = messages;
     }
 
     /// One fault: a call of the agent, or a page that is missing.
-    fn serve_fault(&mut self, process: &Arc<Process>, addr: u64, write: bool, tid: u32) {
+    fn serve_fault(&mut self, process: &Arc<Process>, addr: u64, write: bool, tid: u32) -> Waits {
         let vpn = Vpn::from_addr(addr);
         memspill_engine::stats::add(&self.run.engine.stats().on(self.cpu).pgfault, 1);
         if !process.is_known() && !fork::find_out_child(self.run, process, tid) {
             // It faults again, after what stood in the way has been read.
             process.memory.wake(vpn, 1);
-            return;
+            return Waits::No;
         }
         if process.descent.as_ref().is_some_and(|descent| descent.hopeless) {
             process.memory.poison(vpn);
             process.memory.wake(vpn, 1);
-            return;
+            return Waits::No;
         }
         if doorbell::is_agent_call(self.run, process, addr, tid) {
-            return;
+            return Waits::No;
         }
         // Four get a page beyond the limit, for to wait for room would be to wait for themselves: the
         // evictor, which faults only where it makes pages ready to be moved out; the child of a fork that is
@@ -180,7 +197,7 @@ impl<'a> FaultThread<'a> {
         match process.memory.shared.find(addr) {
             None => {
                 self.record(&process.space, fault);
-                self.page_fault(process, &process.space, fault);
+                self.page_fault(process, &process.space, fault)
             }
             Some((object, page)) => {
                 self.shared_fault(process, object, addr, Fault { vpn: Vpn(page), ..fault })
@@ -194,18 +211,19 @@ impl<'a> FaultThread<'a> {
     }
 
     /// A fault on shared memory; its page is the object's.
-    fn shared_fault(&mut self, process: &Arc<Process>, key: u64, addr: u64, fault: Fault) {
+    fn shared_fault(&mut self, process: &Arc<Process>, key: u64, addr: u64, fault: Fault) -> Waits {
         match self.run.object(key) {
             // Of a file, what is behind its last whole page is not managed: it is there, or it is zeros.
             Some(object) if object.is_file && fault.vpn >= object.end() => {
                 let page = Vpn::from_addr(addr).addr();
                 process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
                 process.memory.wake(Vpn::from_addr(addr), 1);
+                Waits::No
             }
             Some(object) => {
                 object.memory.note_waiter(fault.vpn.0, process.key, &process.memory, addr);
                 self.record(&object.space, fault);
-                self.page_fault(process, &object.space, fault);
+                self.page_fault(process, &object.space, fault)
             }
             // It has ended, or is not managed any more: the fault comes again, as one of private memory.
             None => {
@@ -213,39 +231,59 @@ impl<'a> FaultThread<'a> {
                 process.memory.shared.set_of(key, &[]);
                 drop(held);
                 process.memory.wake(Vpn::from_addr(addr), 1);
+                Waits::No
             }
         }
     }
 
-    fn page_fault(&mut self, process: &Arc<Process>, space: &Arc<Space>, fault: Fault) {
+    fn page_fault(&mut self, process: &Arc<Process>, space: &Arc<Space>, fault: Fault) -> Waits {
         let engine = &self.run.engine;
         let outcome = engine.fault(self.cpu, self.queue, space, fault, &mut self.scratch);
-        match outcome {
+        let waits = match outcome {
             Outcome::NoRoom => {
                 let waiting = Waiting { process: process.clone(), space: space.clone(), fault };
                 self.shared_state().add_waiting([waiting]);
+                Waits::Yes
             }
-            other => self.follow_up(other),
-        }
+            other => self.follow_up(other, Some(process)),
+        };
         self.run.kick_reclaim();
+        waits
     }
 
-    /// What is left to do after a fill was tried.
-    fn follow_up(&mut self, outcome: Outcome) {
+    /// What is left to do after a fill was tried, for which a fault of `process` waits.
+    fn follow_up(&mut self, outcome: Outcome, process: Option<&Arc<Process>>) -> Waits {
         match outcome {
-            Outcome::Again(job) => self.put_off.push(job),
+            Outcome::Again(job) => self.put_off.push((job, process.cloned())),
             // A hard limit around us had no page for a fill that was charged, or no memory for a read: the
             // waiters were woken and will fault again.
-            Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
-            Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+            Outcome::NoRoom | Outcome::Pause => {
+                std::thread::sleep(NO_MEMORY);
+                return Waits::No;
+            }
+            Outcome::Pending(token) => {
+                if let Some(process) = process {
+                    self.reading.insert(token, process.clone());
+                }
+            }
+            Outcome::Done | Outcome::Gone => return Waits::No,
+        }
+        Waits::Yes
+    }
+
+    /// The same of a fault that had to wait.
+    fn follow_up_late(&mut self, outcome: Outcome, process: Option<Arc<Process>>) {
+        let waits = self.follow_up(outcome, process.as_ref());
+        if let Some(process) = process.filter(|_| waits == Waits::No) {
+            process.stall.in_flight.leave(now_us());
         }
     }
 
     /// Fills that met an event: it has been read by now, or will be by whoever holds the gate.
     fn retry_put_off(&mut self) {
-        for job in std::mem::take(&mut self.put_off) {
+        for (job, process) in std::mem::take(&mut self.put_off) {
             let outcome = self.run.engine.install(self.cpu, job, &mut self.scratch);
-            self.follow_up(outcome);
+            self.follow_up_late(outcome, process);
         }
     }
 
@@ -271,7 +309,7 @@ impl<'a> FaultThread<'a> {
                 still_waiting.push(waiting);
                 continue;
             }
-            self.follow_up(outcome);
+            self.follow_up_late(outcome, Some(waiting.process));
         }
         shared.put_back(still_waiting);
         if without_room.is_empty() {
@@ -284,7 +322,10 @@ impl<'a> FaultThread<'a> {
     /// Serve the waiting faults of processes that get what they need beyond the budget.
     fn serve_beyond(&mut self) {
         for waiting in self.shared_state().take_waiting(serves_beyond) {
-            self.page_fault(&waiting.process, &waiting.space, Fault { urgent: true, ..waiting.fault });
+            let fault = Fault { urgent: true, ..waiting.fault };
+            if self.page_fault(&waiting.process, &waiting.space, fault) == Waits::No {
+                waiting.process.stall.in_flight.leave(now_us());
+            }
         }
     }
 
@@ -295,8 +336,9 @@ impl<'a> FaultThread<'a> {
             device.backing.reap(self.queue, &mut done);
         }
         for done in done {
+            let process = self.reading.remove(&done.token);
             let outcome = self.run.engine.read_done(self.cpu, done, &mut self.scratch);
-            self.follow_up(outcome);
+            self.follow_up_late(outcome, process);
         }
         self.run.kick_reclaim();
     }

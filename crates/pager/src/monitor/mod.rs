@@ -8,6 +8,7 @@
 //!              ├─ adopt.rs ───── pages that are there already become managed
 //!              ├─ shared.rs ──── shared memory: counted once, and managed
 //!              │  shared_files.rs ─ who uses files of shared memory, and how
+//!              ├─ stalls.rs ──── time lost to waiting for memory
 //!              ├─ unmanaged.rs ─ too much that cannot be swapped out
 //!              └─ errors.rs ──── errors of swap devices, for people
 //! ```
@@ -20,4 +21,5 @@ pub(crate) mod register;
 pub(crate) mod rounds;
 mod shared;
 mod shared_files;
+mod stalls;
 pub(crate) mod unmanaged;

@@ -12,12 +12,12 @@
 
 use crate::faults::guards;
 use crate::monitor::unmanaged::Watch;
-use crate::monitor::{account, adopt, ended, errors, register, shared};
+use crate::monitor::{account, adopt, ended, errors, register, shared, stalls};
 use crate::reclaim::fairness::Progress;
 use crate::run::{Run, Shared};
 use crate::times::{
     CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX, SHARED_LOOK,
-    SPACES_TIDIED, TABLES_LOOK,
+    SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,6 +102,7 @@ struct Monitor<'a> {
     fairness: Timer,
     tables: Timer,
     tidying: Timer,
+    stalls: Timer,
     guards: Timer,
     check: Timer,
 }
@@ -119,6 +120,7 @@ impl<'a> Monitor<'a> {
             fairness: timer(PROGRESS_LOOK),
             tables: timer(TABLES_LOOK),
             tidying: timer(SPACES_TIDIED),
+            stalls: timer(STALLS_LOOK),
             guards: timer(GUARDS_LOOK),
             check: timer(CHECK_EVERY),
         }
@@ -198,6 +200,10 @@ impl<'a> Monitor<'a> {
         if self.tidying.is_due() {
             run.engine.spaces().iter().for_each(|space| space.tidy());
             self.tidying.be_due_in(SPACES_TIDIED);
+        }
+        if self.stalls.is_due() {
+            stalls::look(run);
+            self.stalls.be_due_in(STALLS_LOOK);
         }
         if self.guards.is_due() {
             guards::forget_guarded_everywhere(run);

@@ -85,6 +85,11 @@ impl Agent {
         self.serves.load(Ordering::Acquire)
     }
 
+    /// The evictor, as a fault names it.
+    pub fn evictor_tid(&self) -> u32 {
+        self.ready.evictor_tid
+    }
+
     /// Is this the evictor, as a fault names it?
     pub fn is_evictor(&self, fault_tid: u32) -> bool {
         fault_tid == self.ready.evictor_tid

@@ -36,7 +36,8 @@ mod turn;
 pub mod wire;
 
 use crate::process::ranges::Range;
-use crate::times::EVICTOR_ANSWERS;
+use crate::stall::Stall;
+use crate::times::{EVICTOR_ANSWERS, now_us};
 use agent::Agent;
 use descent::Descent;
 use evictor::Failed;
@@ -73,6 +74,8 @@ pub struct Process {
     since: Instant,
     dying: AtomicBool,
     faults: AtomicU64,
+    /// Time in which its threads wait for memory.
+    pub stall: Stall,
 }
 
 /// Nothing of the process is moved out, nor filled: see [`Process::hold_pages`].
@@ -99,6 +102,7 @@ impl Process {
             since: Instant::now(),
             dying: AtomicBool::new(false),
             faults: AtomicU64::new(0),
+            stall: Stall::since(now_us()),
         }
     }
 

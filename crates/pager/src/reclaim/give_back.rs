@@ -187,6 +187,6 @@ fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) {
     match outcome {
         Outcome::Again(job) => put_off.push(job),
         Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
-        Outcome::Done | Outcome::Pending | Outcome::Gone => {}
+        Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
     }
 }

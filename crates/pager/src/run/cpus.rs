@@ -9,6 +9,7 @@
 use crate::histogram::Histogram;
 use crate::process::Process;
 use crate::process::link::Port;
+use crate::times::now_us;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::fill::Fault;
@@ -19,7 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Keys of the epolls that are not processes.
 pub const KEY_POKE: u64 = u64::MAX;
@@ -175,12 +176,6 @@ impl PagerCpu {
             taken
         })
     }
-}
-
-/// µs since the first call.
-pub fn now_us() -> u64 {
-    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_micros() as u64 + 1
 }
 
 /// Wait until a device has finished reads, or for less than a second.

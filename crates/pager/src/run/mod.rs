@@ -36,6 +36,8 @@ use crate::exit;
 use crate::histogram::Histogram;
 use crate::process::Process;
 use crate::shared::Object;
+use crate::stall::Stall;
+use crate::times::now_us;
 use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
@@ -60,6 +62,11 @@ pub struct Run {
     pub settings: Settings,
     pub quiet: Quiet,
     pub account: Account,
+    /// Time in which its processes wait for memory.
+    pub stall: Stall,
+    /// µs that processes waited that have ended since they were looked at.
+    stalls_rest_us: AtomicU64,
+    started_us: u64,
     pub advice: AdviceQueue,
     pub token: Token,
     pub files: Files,
@@ -185,6 +192,9 @@ impl Run {
             quiet: Quiet::new(settings.check),
             settings,
             account: Account::default(),
+            stall: Stall::since(now_us()),
+            stalls_rest_us: AtomicU64::new(0),
+            started_us: now_us(),
             advice: AdviceQueue::default(),
             token: Token::default(),
             files,
@@ -239,12 +249,23 @@ impl Run {
         if self.processes.write().expect("processes").remove(&process.key).is_none() {
             return;
         }
+        self.stalls_rest_us.fetch_add(process.stall.rest_us(now_us()), Ordering::Relaxed);
         watch::unwatch_gone(&self.cpus, process);
         let held = process.hold_pages();
         process.space.release(self.engine.swap(), crate::cpu());
         drop(held);
         self.engine.remove_space(&process.space);
         self.poke_waiting();
+    }
+
+    /// Since the start.
+    pub fn elapsed_us(&self) -> u64 {
+        now_us() - self.started_us
+    }
+
+    /// How long processes have waited that have ended since the last look.
+    pub fn take_rest_of_stalls_us(&self) -> u64 {
+        self.stalls_rest_us.swap(0, Ordering::Relaxed)
     }
 
     pub fn object(&self, key: u64) -> Option<Arc<Object>> {
