@@ -28,7 +28,7 @@ use crate::swap::Swap;
 use crate::swap_out::{Shrunk, SwapOut};
 use crate::swapoff::{Step, Swapoff, SwapoffError, SwapoffStep};
 use crate::sync::Arc;
-use crate::tuning::Tuning;
+use crate::tuning::{FolioSize, Insertion, Tuning};
 use crate::units::{CpuId, PAGE_SIZE, Vpn};
 use crate::write_out::{WriteOut, Writer};
 
@@ -99,6 +99,11 @@ impl Engine {
     // ---- address spaces -----------------------------------------------------------------------------------
 
     pub fn add_space(&self, space: Arc<Space>) {
+        let tuning = &self.swap.tuning;
+        // A folio of a set size is one position for all of it: it has pages of several roles.
+        if tuning.insertion == Insertion::Duel && tuning.folio == FolioSize::Auto {
+            space.let_duel();
+        }
         self.spaces.add(space);
     }
     pub fn remove_space(&self, space: &Arc<Space>) {

@@ -3,11 +3,12 @@
 use crate::fill::{Claim, FillJob, Outcome, ReadEnd, SwapIn, slots_of};
 use crate::memory::{Fill, Stop};
 use crate::reclaim::lru::Record;
+use crate::reclaim::queues::Coming;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
 use crate::units::Vpn;
-use crate::word::{CANCELLED, State, SwapEntry, Word};
+use crate::word::{CANCELLED, ON_TRIAL, State, SwapEntry, Word};
 
 /// Rounds of the LRU that a favoured page stays, beyond the one that it has earned.
 const FAVOUR_HEAT: u64 = 3;
@@ -126,22 +127,35 @@ impl SwapIn<'_> {
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
-        let mut records: Vec<Record> = Vec::with_capacity(end.installed.len());
-        let refaulted = self.refaulted(space, &end.installed);
-        for (claim, refaulted) in end.installed.iter().zip(refaulted) {
+        let mut records: Vec<(Record, bool)> = Vec::with_capacity(end.installed.len());
+        let (ways, resident) = (space.ways(), space.resident_pages());
+        let coming = self.coming(&end.installed);
+        let (mut soon, mut tried) = (0, 0);
+        for (claim, coming) in end.installed.iter().zip(&coming) {
             claimed(words, claim.vpn);
             let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
-            let (word, record) = space.fresh_resident(claim.vpn, u64::from(refaulted) + favour);
+            let is_soon = matches!(coming, Coming::After(distance) if *distance <= resident);
+            let (word, record) = space.fresh_resident(claim.vpn, 0);
+            let on_trial = favour == 0 && ways.puts_on_trial(claim.vpn, *coming, record.stamp());
+            let word = match on_trial {
+                true => word.with(ON_TRIAL),
+                false => word.with_heat(u64::from(is_soon) + favour),
+            };
+            (soon, tried) = (soon + u64::from(is_soon), tried + u64::from(on_trial));
             let kept = claim
                 .entry
                 .filter(|entry| claim.read == ReadEnd::Whole && self.kept.shall_keep(self.swap, *entry));
             words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
-            records.push(record);
+            records.push((record, on_trial));
             if kept.is_none() {
                 entries.extend(claim.entry);
             }
         }
-        space.push_youngest(records);
+        let counters = self.swap.stats.on(self.cpu);
+        add(&counters.workingset_refault, soon);
+        add(&counters.pgtrial, tried);
+        let came_back = end.installed.iter().filter(|claim| claim.entry.is_some());
+        space.push_arrivals(&records, came_back.map(|claim| ways.role(claim.vpn)));
         let mut uncharged = 0;
         for (claim, cancelled) in &end.dropped {
             let lost = !cancelled && claim.read == ReadEnd::Lost;
@@ -173,24 +187,25 @@ impl SwapIn<'_> {
         space.group(self.swap).uncharge(self.cpu, uncharged as u64);
     }
 
-    /// A page that comes back soon after it left belongs to the working set: one more round in the LRU.
-    /// "Soon" is the kernel's test: fewer pages have left since than are resident.
-    fn refaulted(&self, space: &Space, claims: &[Claim]) -> Vec<bool> {
-        let mut soon = vec![false; claims.len()];
-        let (now, resident) = (self.swap.eviction_clock(), space.resident_pages());
+    /// How each page comes. One that comes back before as many left as are resident belongs to the working
+    /// set (the kernel's test): it has one more round.
+    fn coming(&self, claims: &[Claim]) -> Vec<Coming> {
+        let mut coming: Vec<Coming> = claims
+            .iter()
+            .map(|claim| if claim.entry.is_some() { Coming::Unwritten } else { Coming::New })
+            .collect();
+        let now = self.swap.eviction_clock();
         let mut first = 0;
         for of_device in claims.chunk_by(|a, b| a.entry.map(|e| e.device) == b.entry.map(|e| e.device)) {
             if let Some(entry) = of_device[0].entry {
                 let slots = &self.swap.device(entry).slots;
                 slots.shadows(&slots_of(of_device), |i, shadow| {
-                    soon[first + i] = u64::from(now.wrapping_sub(shadow)) <= resident;
+                    coming[first + i] = Coming::After(now.wrapping_sub(shadow).into());
                 });
             }
             first += of_device.len();
         }
-        let refaults = soon.iter().filter(|soon| **soon).count();
-        add(&self.swap.stats.on(self.cpu).workingset_refault, refaults as u64);
-        soon
+        coming
     }
 
     fn end_of_install(

@@ -96,6 +96,8 @@ stats! {
     pgsteal,
     /// Victims that were given another round.
     pgrotated,
+    /// Pages that came back, and were put on trial.
+    pgtrial,
     /// Pages that could not be taken because they were shared or pinned.
     take_busy,
     /// Pages that could not be taken because of an event in work.

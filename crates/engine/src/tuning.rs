@@ -93,6 +93,15 @@ pub enum FolioSize {
     Fixed(Order),
 }
 
+/// Where in the order of victims a page stands that comes back (reclaim/queues.rs).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Insertion {
+    /// It is the last one.
+    Arrival,
+    /// So, or on trial, whichever brings fewer pages back.
+    Duel,
+}
+
 /// One value for each knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -111,6 +120,7 @@ pub struct Tuning {
     pub keep_clean: bool,
     pub large_folios: LargeFolios,
     pub folio: FolioSize,
+    pub insertion: Insertion,
 }
 
 impl Default for Tuning {
@@ -127,6 +137,7 @@ impl Default for Tuning {
             keep_clean: true,
             large_folios: LargeFolios::All,
             folio: FolioSize::Auto,
+            insertion: Insertion::Duel,
         }
     }
 }
@@ -176,6 +187,7 @@ const FOLIO_SIZES: [(&str, FolioSize); 11] = [
     ("2M", FolioSize::Fixed(Order(9))),
     ("auto", FolioSize::Auto),
 ];
+const INSERTIONS: [(&str, Insertion); 2] = [("arrival", Insertion::Arrival), ("duel", Insertion::Duel)];
 const FOLIO_WORDS: [&str; FOLIO_SIZES.len()] = words_of(&FOLIO_SIZES);
 
 const fn words_of<T: Copy, const N: usize>(values: &[(&'static str, T); N]) -> [&'static str; N] {
@@ -279,6 +291,14 @@ pub const KNOBS: &[Knob] = &[
         old: "4K",
         get: |t| place(&FOLIO_SIZES, t.folio),
         set: |t, value| t.folio = FOLIO_SIZES[value as usize].1,
+    },
+    Knob {
+        name: "insertion",
+        help: "what comes back leaves last; duel: or is on trial, whichever brings fewer pages back",
+        values: Values::OneOf(&[INSERTIONS[0].0, INSERTIONS[1].0]),
+        old: "arrival",
+        get: |t| place(&INSERTIONS, t.insertion),
+        set: |t, value| t.insertion = INSERTIONS[value as usize].1,
     },
 ];
 
@@ -463,6 +483,7 @@ mod tests {
             keep_clean: false,
             large_folios: LargeFolios::Split,
             folio: FolioSize::Fixed(Order::ZERO),
+            insertion: Insertion::Arrival,
         };
         assert_eq!(tuning, expected);
         let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();

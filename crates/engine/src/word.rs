@@ -44,6 +44,9 @@ pub enum State {
 pub const WANTED: u64 = 1 << 8;
 /// FILLING: the range was unmapped or removed; the filler drops what it has.
 pub const CANCELLED: u64 = 1 << 9;
+/// RESIDENT, EVICTING: it came back, and its record is in a queue for pages on trial (reclaim/queues.rs). The
+/// bit of CANCELLED, which is of another state.
+pub const ON_TRIAL: u64 = CANCELLED;
 /// FILLING: the page is read from `entry` (without the flag, it is a zero fill). RESIDENT, EVICTING: `entry`
 /// still holds the page as it came in (a kept copy), so it need not be written again if nothing was stored to
 /// it.

@@ -66,7 +66,7 @@ const TRUNKS: LockShare = LockShare {
     held: ("trunk_held_share", "trunks held"),
 };
 const LRU: LockShare = LockShare {
-    lock: "lock Lru",
+    lock: "lock Queues",
     waited: ("lru_waited_share", "LRU waited"),
     held: ("lru_held_share", "LRU held"),
 };
@@ -175,7 +175,7 @@ const fn within_noise(metric: Metric, published: Option<Published>, noise: f64) 
 
 const CACHE_LOCK: Metric = Metric::Locks("time in the swap cache's locks", &["lock CacheTrunk"]);
 const SLOT_LOCK: Metric = Metric::Locks("time in the slots' locks", &["lock ClusterState", "lock Lists"]);
-const LRU_LOCK: Metric = Metric::Locks("time in the locks of the LRU", &["lock Lru"]);
+const LRU_LOCK: Metric = Metric::Locks("time in the locks of the LRU", &["lock Queues"]);
 
 const STORES: Pattern = Pattern::Sequential;
 const MIXED: Pattern = Pattern::Random { write_percent: 20 };

@@ -1,4 +1,4 @@
-//! The LRU of one address space: a queue of records, oldest first, with lazy deletion.
+//! A queue of resident pages: records, oldest first, with lazy deletion.
 //!
 //! ```text
 //!   record: 63      28 27  16 15       0       push ─▶ [ young … old ] ─▶ pop
@@ -16,7 +16,8 @@
 //! which is 8 bytes more for each resident page, and a fault that made it grow waited while megabytes were
 //! copied.)
 //!
-//! What it does not do: know about hotness; a page with heat left is pushed again by the caller.
+//! What it does not do: know about hotness; a page with heat left is pushed again by the caller. Which queues
+//! there are, is in queues.rs.
 
 use crate::units::Vpn;
 use crate::word::STAMP_MASK;
@@ -46,8 +47,8 @@ const SEGMENT: usize = 512;
 
 #[derive(Default)]
 pub struct Lru {
-    /// No segment is empty. All but the first and the last one are full; records are added and removed at the
-    /// outer ends of those two.
+    /// No segment is empty. All but the first and the last one are full; records are added at the outer ends
+    /// of those two, and removed from the first.
     segments: VecDeque<VecDeque<Record>>,
     len: usize,
 }
@@ -71,6 +72,20 @@ impl Lru {
     pub fn pop(&mut self) -> Option<Record> {
         let segment = self.segments.front_mut()?;
         let record = segment.pop_front();
+        if segment.is_empty() {
+            self.segments.pop_front();
+        }
+        self.len -= 1;
+        record
+    }
+    /// Any record, as `draw` has it: of any segment, all of which is given before the next one is begun.
+    pub fn pop_any(&mut self, draw: u64) -> Option<Record> {
+        let full = self.segments.len().saturating_sub(1) as u64;
+        if full > 1 && self.segments[0].len() == SEGMENT {
+            self.segments.swap(0, (draw % full) as usize);
+        }
+        let segment = self.segments.front_mut()?;
+        let record = segment.swap_remove_front((draw >> 32) as usize % segment.len());
         if segment.is_empty() {
             self.segments.pop_front();
         }
@@ -156,5 +171,33 @@ mod tests {
             assert_eq!(Some(record), model.pop_front());
         }
         assert!(model.is_empty());
+    }
+
+    #[test]
+    fn any_record_is_given_once_and_none_is_kept_for_long() {
+        const RECORDS: u64 = 20 * SEGMENT as u64;
+        let mut lru = Lru::default();
+        (0..RECORDS).for_each(|n| lru.push(Record::new(Vpn(n), 0)));
+        let mut draw = 1u64;
+        let mut next = || {
+            draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            draw
+        };
+        // As in use: one comes for each that goes.
+        let mut given = Vec::new();
+        for n in RECORDS..10 * RECORDS {
+            given.push(lru.pop_any(next()).expect("there are records").vpn().0);
+            lru.push(Record::new(Vpn(n), 0));
+            assert!(lru.bytes() < 8 * (RECORDS + 3 * SEGMENT as u64) + 2048);
+        }
+        let ages: Vec<u64> = given.iter().enumerate().map(|(i, vpn)| RECORDS + i as u64 - vpn).collect();
+        let young = ages[RECORDS as usize..].iter().filter(|age| **age < RECORDS).count();
+        // By arrival none would be.
+        assert!(young > ages.len() / 3, "{young} of {}", ages.len());
+        while let Some(record) = lru.pop_any(next()) {
+            given.push(record.vpn().0);
+        }
+        given.sort_unstable();
+        assert!(given.into_iter().eq(0..10 * RECORDS));
     }
 }

@@ -1,12 +1,12 @@
 //! Where a victim is chosen.
 //!
 //! No accessed bit can be read from outside on today's kernels, so what is known of a page is when it came
-//! and whether it came back soon after it last left (heat). So: first in, first out, with another round for
-//! each degree of heat, and the swap cache as the second chance (a page that is touched while it waits there
-//! comes back without I/O).
+//! and whether it came back soon after it last left (heat). So: the queues' order (queues.rs), with another
+//! round for each degree of heat, and the swap cache as the second chance (a page that is touched while it
+//! waits there comes back without I/O).
 //!
 //! ```text
-//!   LRU: [young ............ old] ─▶ stale? drop   hot? cool it, push young   else victim
+//!   queues: [young ......... old] ─▶ stale? drop   hot? cool it, push young   else victim
 //!                                        └─ and what leaves with it:
 //!   folio=auto  those of its 64 KiB that came in the older half; where that is all of them, the aligned
 //!               block twice as large if all of its other half is so too, and so on
@@ -18,13 +18,14 @@
 
 use crate::memory::{PageRun, runs_of};
 use crate::reclaim::lru::Record;
+use crate::reclaim::queues::Source;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::swap::Swap;
 use crate::sync::lock;
 use crate::tuning::{AUTO_ORDER_MIN, FolioSize, Tuning};
 use crate::units::{CpuId, Vpn};
-use crate::word::{State, Word};
+use crate::word::{ON_TRIAL, State, Word};
 use std::ops::Range;
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
@@ -40,10 +41,10 @@ impl Space {
         let mut looks = 4 * n + 64;
         while victims.pages.len() < victims.goal && looks > 0 {
             looks -= 1;
-            let Some(record) = self.pop_oldest() else { break };
+            let Some((record, source)) = self.pop_next() else { break };
             add(&swap.stats.on(cpu).pgscan, 1);
-            if !self.consider(swap, cpu, record, &mut victims) {
-                self.push_oldest(record);
+            if !self.consider(swap, cpu, record, source, &mut victims) {
+                self.push_next(record);
                 break;
             }
         }
@@ -52,12 +53,23 @@ impl Space {
     }
 
     /// False: it leaves with others, for which there is no room in this batch.
-    fn consider(&self, swap: &Swap, cpu: CpuId, record: Record, victims: &mut Victims) -> bool {
+    fn consider(
+        &self,
+        swap: &Swap,
+        cpu: CpuId,
+        record: Record,
+        source: Source,
+        victims: &mut Victims,
+    ) -> bool {
         let vpn = record.vpn();
-        let Some(chunk) = self.chunk(vpn) else { return true };
+        let Some(chunk) = self.chunk(vpn) else {
+            self.was_stale(source);
+            return true;
+        };
         let mut words = lock(&chunk);
         let word = words[index(vpn)];
         if word.state() != State::Resident || word.stamp() != record.stamp() {
+            self.was_stale(source);
             return true;
         }
         if word.heat() > 0 {
@@ -69,7 +81,11 @@ impl Space {
         }
         let mut chunk_words = ChunkWords { words: &mut words[..], chunk: Vpn(vpn.0 - index(vpn) as u64) };
         match swap.tuning.folio {
-            FolioSize::Auto => chunk_words.choose_cold(self, index(vpn), victims),
+            FolioSize::Auto => {
+                let before = victims.pages.len() + 1;
+                chunk_words.choose_cold(self, index(vpn), victims);
+                self.gone_with(vpn, word.has(ON_TRIAL), victims.pages.len() - before);
+            }
             FolioSize::Fixed(order) => {
                 return chunk_words.choose_whole(index(vpn), order.pages() as usize, victims);
             }
@@ -145,9 +161,19 @@ impl ChunkWords<'_> {
 
     /// folio=auto. The page itself, and what is as cold around it.
     fn choose_cold(&mut self, space: &Space, at: usize, victims: &mut Victims) {
-        let age = space.age_of(self.words[at]);
+        let (age, on_trial) = (space.age_of(self.words[at]), self.words[at].has(ON_TRIAL));
+        let (ways, first_page) = (space.ways(), self.chunk.0);
+        let role = ways.role(Vpn(first_page + at as u64));
         let cold = |word: &Word| {
-            word.state() == State::Resident && word.heat() == 0 && space.age_of(*word) >= age / 2
+            word.state() == State::Resident
+                && word.heat() == 0
+                && word.has(ON_TRIAL) == on_trial
+                && space.age_of(*word) >= age / 2
+        };
+        // Blocks of other roles are no part of it, for a leader gives what it has by itself.
+        let is_of_role = |block: Range<usize>| {
+            let mut blocks = block.step_by(NEIGHBOURHOOD_PAGES);
+            blocks.all(|page| ways.role(Vpn(first_page + page as u64)) == role)
         };
         let mut pages = NEIGHBOURHOOD_PAGES;
         let mut first = at & !(pages - 1);
@@ -163,7 +189,8 @@ impl ChunkWords<'_> {
         self.take_all(first..first + pages, victims);
         while pages < self.words.len() && victims.pages.len() + pages <= victims.goal {
             let other_half = first ^ pages;
-            if !self.words[other_half..other_half + pages].iter().all(cold) {
+            let other_half_pages = other_half..other_half + pages;
+            if !is_of_role(other_half_pages.clone()) || !self.words[other_half_pages].iter().all(cold) {
                 break;
             }
             self.take_all(other_half..other_half + pages, victims);

@@ -10,7 +10,6 @@
 //! `displaced`; and a generation of 16 bits could come round while a slow device still reads.)
 
 use super::{CHUNK_PAGES, Chunk, Space, index};
-use crate::reclaim::lru::Lru;
 use crate::swap::Swap;
 use crate::sync::{Arc, Mutex, Ordering, lock};
 use crate::units::{CpuId, Vpn};
@@ -108,7 +107,7 @@ impl Space {
             return word;
         }
         let (resident, record) = self.renewed(vpn, word, word.heat());
-        lock(&self.lru).push(record);
+        lock(&self.lru).push(record, false);
         resident
     }
 
@@ -138,7 +137,7 @@ impl Space {
             for (i, word) in copy.iter_mut().enumerate().filter(|(_, w)| w.state() == State::Resident) {
                 let (fresh, record) = child.fresh_resident(Vpn(number * CHUNK_PAGES + i as u64), word.heat());
                 *word = fresh;
-                lru.push(record);
+                lru.push(record, false);
             }
             drop(lru);
             child.chunks.write().expect("chunk map").insert(number, Arc::new(Mutex::new(copy)));
@@ -197,7 +196,7 @@ impl Space {
         self.dead.store(true, Ordering::SeqCst);
         self.unmap(swap, cpu, Vpn(0), Vpn(1 << 52));
         self.set_discount(swap, 0);
-        *lock(&self.lru) = Lru::default();
+        lock(&self.lru).clear();
         lock(&self.parked).clear();
     }
 }

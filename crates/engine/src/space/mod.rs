@@ -15,12 +15,13 @@ use crate::gate::Gate;
 use crate::group::Group;
 use crate::memory::Memory;
 use crate::readahead::{HitWindow, Streams};
-use crate::reclaim::lru::{Lru, Record};
+use crate::reclaim::lru::Record;
+use crate::reclaim::queues::{Queues, Role, Source, Ways};
 use crate::reclaim::turn::Turn;
 use crate::swap::Swap;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::units::{SpaceId, Vpn};
-use crate::word::{MADE_OWN, STAMP_MASK, State, SwapEntry, WANTED, Word};
+use crate::word::{MADE_OWN, ON_TRIAL, STAMP_MASK, State, SwapEntry, WANTED, Word};
 use std::collections::BTreeMap;
 
 /// Pages in a chunk of the page table (2 MiB).
@@ -40,7 +41,7 @@ pub struct Space {
     /// None: the root.
     group: Option<Arc<Group>>,
     pub gate: Gate,
-    lru: Mutex<Lru>,
+    lru: Mutex<Queues>,
     streams: Mutex<Streams>,
     window: Mutex<HitWindow>,
     chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
@@ -71,7 +72,7 @@ impl Space {
             memory,
             group: None,
             gate: Gate::new(),
-            lru: Mutex::new(Lru::default()),
+            lru: Mutex::new(Queues::default()),
             streams: Mutex::new(Streams::default()),
             window: Mutex::new(HitWindow::default()),
             chunks: RwLock::new(BTreeMap::new()),
@@ -211,17 +212,36 @@ impl Space {
         lock(&self.window)
     }
 
-    // ---- the LRU ------------------------------------------------------------------------------------------
+    // ---- the queues of its resident pages -----------------------------------------------------------------
 
-    pub(crate) fn pop_oldest(&self) -> Option<Record> {
+    /// Two ways in which pages leave are tried on parts of it (reclaim/queues.rs).
+    pub(crate) fn let_duel(&self) {
+        lock(&self.lru).let_duel();
+    }
+    pub(crate) fn ways(&self) -> Ways {
+        lock(&self.lru).ways(self.resident_pages())
+    }
+    pub(crate) fn pop_next(&self) -> Option<(Record, Source)> {
         lock(&self.lru).pop()
     }
-    pub(crate) fn push_oldest(&self, record: Record) {
-        lock(&self.lru).push_oldest(record);
+    pub(crate) fn push_next(&self, record: Record) {
+        lock(&self.lru).push_next(record);
+    }
+    pub(crate) fn was_stale(&self, source: Source) {
+        lock(&self.lru).was_stale(source);
+    }
+    pub(crate) fn gone_with(&self, vpn: Vpn, on_trial: bool, pages: usize) {
+        lock(&self.lru).gone_with(vpn, on_trial, pages);
     }
     pub(crate) fn push_youngest(&self, records: impl IntoIterator<Item = Record>) {
         let mut lru = lock(&self.lru);
-        records.into_iter().for_each(|record| lru.push(record));
+        records.into_iter().for_each(|record| lru.push(record, false));
+    }
+    /// Pages that have come, with those on trial told; and the roles of those that were swapped out.
+    pub(crate) fn push_arrivals(&self, records: &[(Record, bool)], came_back: impl Iterator<Item = Role>) {
+        let mut lru = lock(&self.lru);
+        records.iter().for_each(|(record, on_trial)| lru.push(*record, *on_trial));
+        lru.keep_score(came_back);
     }
     /// Pages that reclaim may look at.
     pub fn evictable(&self) -> usize {
@@ -324,7 +344,7 @@ impl Space {
             for page in &new {
                 let (resident, record) = self.fresh_resident(Vpn(*page), 0);
                 words[index(Vpn(*page))] = resident;
-                lru.push(record);
+                lru.push(record, false);
             }
             adopted += new.len() as u64;
             at = end;
@@ -340,7 +360,7 @@ impl Space {
             let word = &mut lock(&chunk)[index(*vpn)];
             if word.state() == State::Resident {
                 *word = word.with(MADE_OWN);
-                lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
+                lock(&self.lru).push_next(Record::new(*vpn, word.stamp()));
             }
         }
     }
@@ -352,13 +372,13 @@ impl Space {
             if word.state() == State::Resident {
                 // A new stamp, so that its old record is stale: else the queue would grow with each call.
                 let (fresh, record) = self.fresh_resident(vpn, 0);
-                *word = word.with_stamp(fresh.stamp()).with_heat(0);
+                *word = word.with_stamp(fresh.stamp()).with_heat(0).without(ON_TRIAL);
                 records.push(record);
             }
         });
         let pages = records.len();
         let mut lru = lock(&self.lru);
-        records.into_iter().rev().for_each(|record| lru.push_oldest(record));
+        records.into_iter().rev().for_each(|record| lru.push_next(record));
         pages
     }
 
@@ -375,7 +395,7 @@ impl Space {
                 wanted.push(*vpn);
             }
             *word = word.with_state(State::Resident).without(WANTED);
-            lock(&self.lru).push_oldest(Record::new(*vpn, word.stamp()));
+            lock(&self.lru).push_next(Record::new(*vpn, word.stamp()));
         }
         wanted
     }
@@ -411,11 +431,13 @@ impl Space {
         let stale = lock(&self.lru).len() > most;
         if stale {
             // Not under the LRU's lock: it comes after the chunks'.
-            let mut records = std::mem::take(&mut *lock(&self.lru));
-            records.sweep(|r| {
-                self.word(r.vpn()).state() == State::Resident && self.word(r.vpn()).stamp() == r.stamp()
+            let mut records = lock(&self.lru).take_records();
+            records.iter_mut().for_each(|records| {
+                records.sweep(|r| {
+                    self.word(r.vpn()).state() == State::Resident && self.word(r.vpn()).stamp() == r.stamp()
+                });
             });
-            lock(&self.lru).put_before(records);
+            lock(&self.lru).put_back_records(records);
         }
     }
 
@@ -427,7 +449,7 @@ impl Space {
             let Some(chunk) = self.chunk(vpn) else { continue };
             let word = lock(&chunk)[index(vpn)];
             if word.state() == State::Resident {
-                lock(&self.lru).push(Record::new(vpn, word.stamp()));
+                lock(&self.lru).push(Record::new(vpn, word.stamp()), false);
             }
         }
     }

@@ -50,13 +50,13 @@ const POLICIES: &[Entry] = &[
     Entry {
         key: "today",
         name: "arrival",
-        help: "The engine's reclaim: who came first leaves, who comes back soon has another round.",
+        help: "As --tune insertion=arrival: who came first leaves, who comes back soon has another round.",
         make: Some(|pages, seed| Box::new(Arrivals::new(Order::Arrival, pages, seed))),
     },
     Entry {
         key: "duel",
         name: "duel",
-        help: "By arrival or bimodal, whichever brings fewer pages back for some blocks of each.",
+        help: "The engine's: by arrival or bimodal, as fewer pages come back for some blocks of each.",
         make: Some(|pages, seed| Box::new(Arrivals::new(Order::Duel, pages, seed))),
     },
     Entry {
