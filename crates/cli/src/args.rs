@@ -7,6 +7,7 @@
 //! Exit codes for a wrong command line: 125 for `run` (whose other codes are the command's), else 2.
 
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -15,6 +16,7 @@ use crate::config::parse_knob;
 use crate::exit;
 use crate::groups::GroupSpec;
 use crate::message::plain;
+use crate::serve;
 use crate::size::{self, Size};
 use crate::spec::{self, SwapSpec};
 
@@ -165,6 +167,11 @@ pub struct RunArgs {
     /// Write the faults to FILE as they are served, for 'memspill sim policy'; at most 256 MiB (33 million)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
+
+    /// Serve statistics as OpenMetrics text at http://ADDR:PORT/metrics while COMMAND runs; a PORT alone is
+    /// for this machine only
+    #[arg(long, value_name = "ADDR:PORT", value_parser = serve::parse_address)]
+    pub metrics: Option<SocketAddr>,
 
     /// Set a tuning knob, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run --tune
     /// help' lists them

@@ -1,7 +1,7 @@
 //! `memspill ctl`: look at runs that are under way, and change them.
 //!
 //! ```text
-//!   which run: --pid, --all, or the only one      what: list stats swaps swapon swapoff limit pageout cold
+//!   which run: --pid, --all, or the only one      what: list stats metrics swaps ...
 //!   ask (pager/src/ctl/words.rs) ─▶ stdout: what was asked for
 //!                                   stderr: why not, and a swapoff's progress on a terminal
 //! ```
@@ -52,6 +52,8 @@ enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Statistics as OpenMetrics text, as `run --metrics` serves them
+    Metrics,
     /// The swap devices, as in /proc/swaps (sizes in KiB)
     Swaps,
     /// Add a swap device
@@ -129,6 +131,7 @@ fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
     let request = match &args.command {
         CtlCommand::List => return list(runs),
         CtlCommand::Stats { json } => Request::Stats { json: *json },
+        CtlCommand::Metrics => Request::Metrics,
         CtlCommand::Swaps => Request::Swaps,
         CtlCommand::Swapon { spec } => Request::Swapon { spec: with_absolute_path(spec)? },
         CtlCommand::Swapoff { name } => Request::Swapoff { name: name.clone() },

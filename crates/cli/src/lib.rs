@@ -5,6 +5,7 @@
 //! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share
 //!      │             of, config.rs: knobs)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
+//!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
@@ -28,13 +29,16 @@ pub mod exec;
 mod exit;
 pub mod groups;
 pub mod machine;
+mod metrics;
 mod output;
 mod probe;
 mod report;
 mod run;
+mod serve;
 mod sim;
 pub mod size;
 pub mod spec;
+mod stats;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

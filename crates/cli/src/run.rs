@@ -10,7 +10,7 @@ use crate::devices::{self, Opening};
 use crate::exit;
 use crate::machine::Memory;
 use crate::message::plain;
-use crate::{config, doctor, exec, groups, report, size, spec};
+use crate::{config, doctor, exec, groups, metrics, report, serve, size, spec};
 use memspill_engine::devices::Device;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
@@ -22,8 +22,10 @@ use memspill_pager::run::record::Recording;
 use memspill_pager::run::{Run, Settings};
 use memspill_pager::supervisor::{self, Config};
 use std::fs::File;
+use std::io;
+use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Least budget with which a program gets anywhere: our own tables, the frames of two batches, and some pages
 /// to work with.
@@ -74,6 +76,8 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
 /// What `memspill ctl` asks of a run and the command line knows.
 struct RunOperator {
     opening: Opening,
+    /// Where metrics are asked for, until the run has begun.
+    listener: Mutex<Option<TcpListener>>,
 }
 
 impl Operator for RunOperator {
@@ -96,6 +100,15 @@ impl Operator for RunOperator {
     fn stats(&self, run: &Run, json: bool) -> String {
         if json { report::json(run, None) } else { report::table(run) }
     }
+
+    fn metrics(&self, run: &Run) -> String {
+        metrics::of_run(run)
+    }
+
+    fn started(&self, run: &Arc<Run>) -> io::Result<()> {
+        let listener = self.listener.lock().expect("listener").take();
+        listener.map_or(Ok(()), |listener| serve::serve(listener, run.clone()))
+    }
 }
 
 fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Config, String> {
@@ -117,6 +130,12 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     }
     for knob in &args.tune {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
+    }
+    let listener = args.metrics.map(serve::listen).transpose()?;
+    if let Some(Ok(address)) = listener.as_ref().map(TcpListener::local_addr)
+        && (args.verbose || args.metrics.is_some_and(|asked| asked.port() == 0))
+    {
+        eprintln!("memspill: metrics at http://{address}/metrics");
     }
     let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
@@ -166,7 +185,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         swap_max_pages: swap_max_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64),
         door,
         layout,
-        operator: Arc::new(RunOperator { opening }),
+        operator: Arc::new(RunOperator { opening, listener: Mutex::new(listener) }),
         recording,
         limits,
     })

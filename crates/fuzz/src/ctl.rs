@@ -44,7 +44,11 @@ fn asked(request: &Request) {
         Request::Swapon { spec } => {
             let _ = spec::parse_with(spec, || RAM_BYTES).map_err(|error| assert_one_line(&error.to_string()));
         }
-        Request::Sizes | Request::Stats { .. } | Request::Swaps | Request::Swapoff { .. } => {}
+        Request::Sizes
+        | Request::Stats { .. }
+        | Request::Metrics
+        | Request::Swaps
+        | Request::Swapoff { .. } => {}
     }
 }
 

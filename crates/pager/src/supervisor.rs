@@ -222,6 +222,7 @@ fn start_threads(run: &Arc<Run>, door: &Arc<Door>, operator: Arc<dyn Operator>) 
         let run = run.clone();
         spawn_thread("memspill-opener", move || files::watch_openers(&run, &watch))?;
     }
+    operator.started(run)?;
     let asked = run.clone();
     spawn_thread("memspill-ctl", move || operator::serve_callers(&asked, &operator))?;
     let (joined, door) = (run.clone(), door.clone());

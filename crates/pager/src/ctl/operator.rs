@@ -47,6 +47,10 @@ pub trait Operator: Send + Sync {
     /// How many bytes the device may hold in RAM under this budget. An error: the budget is too small.
     fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String>;
     fn stats(&self, run: &Run, json: bool) -> String;
+    /// The same as OpenMetrics text.
+    fn metrics(&self, run: &Run) -> String;
+    /// The run's threads are there, and the command is about to be started.
+    fn started(&self, run: &Arc<Run>) -> io::Result<()>;
 }
 
 /// The thread that accepts callers, until the run ends.
@@ -120,6 +124,7 @@ fn carry_out(
     match request {
         Request::Sizes => Ok(sizes(run)),
         Request::Stats { json } => Ok(operator.stats(run, json)),
+        Request::Metrics => Ok(operator.metrics(run)),
         Request::Swaps => Ok(swaps(run)),
         Request::Swapon { spec } => swapon(run, operator, &spec),
         Request::Swapoff { name } => swapoff(run, &name, caller),
@@ -136,23 +141,32 @@ fn sizes(run: &Run) -> String {
     format!("{} {} {swapped_bytes}", engine.root().limit_bytes(), engine.root().usage_bytes())
 }
 
+/// In one word.
+pub fn state_of(device: &Device) -> &'static str {
+    match device.state() {
+        DeviceState::On if device.errors.is_failing() => "failing",
+        DeviceState::On if device.full.load(Ordering::Relaxed) => "full",
+        DeviceState::On => "on",
+        DeviceState::Leaving => "leaving",
+        DeviceState::Off => "off",
+    }
+}
+
+/// How its pages lie there; `-` where they do not leave RAM.
+pub fn encryption_of(device: &Device) -> &'static str {
+    match device.backing.properties().at_rest {
+        AtRest::InRam => "-",
+        AtRest::Plain => "off",
+        AtRest::Encrypted => "aes-256-gcm",
+    }
+}
+
 /// A table like /proc/swaps, with the state of each device as its last column.
 fn swaps(run: &Run) -> String {
     let kib = |pages: u64| pages * (PAGE_SIZE as u64 >> 10);
     let rows = run.engine.devices().iter().map(|device| {
         let kind = device.name.split([':', '#']).next().unwrap_or_default();
-        let state = match device.state() {
-            DeviceState::On if device.errors.is_failing() => "failing",
-            DeviceState::On if device.full.load(Ordering::Relaxed) => "full",
-            DeviceState::On => "on",
-            DeviceState::Leaving => "leaving",
-            DeviceState::Off => "off",
-        };
-        let at_rest = match device.backing.properties().at_rest {
-            AtRest::InRam => "-",
-            AtRest::Plain => "off",
-            AtRest::Encrypted => "aes-256-gcm",
-        };
+        let (state, at_rest) = (state_of(device), encryption_of(device));
         let (size, used) = (kib(device.slots.all_slots()), kib(device.slots.used_slots()));
         (device.name.as_str(), kind, size, used, device.priority, at_rest, state)
     });

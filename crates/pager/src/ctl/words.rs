@@ -35,6 +35,8 @@ pub enum Request {
     Stats {
         json: bool,
     },
+    /// Statistics as OpenMetrics text.
+    Metrics,
     Swaps,
     Swapon {
         spec: String,
@@ -63,6 +65,7 @@ impl Request {
             Request::Sizes => vec!["sizes".into()],
             Request::Stats { json: false } => vec!["stats".into()],
             Request::Stats { json: true } => vec!["stats".into(), "json".into()],
+            Request::Metrics => vec!["metrics".into()],
             Request::Swaps => vec!["swaps".into()],
             Request::Swapon { spec } => vec!["swapon".into(), spec.clone()],
             Request::Swapoff { name } => vec!["swapoff".into(), name.clone()],
@@ -80,6 +83,7 @@ impl Request {
             ["sizes"] => Request::Sizes,
             ["stats"] => Request::Stats { json: false },
             ["stats", "json"] => Request::Stats { json: true },
+            ["metrics"] => Request::Metrics,
             ["swaps"] => Request::Swaps,
             ["swapon", spec] => Request::Swapon { spec: spec.into() },
             ["swapoff", name] => Request::Swapoff { name: name.into() },
@@ -287,6 +291,7 @@ mod tests {
             Request::Sizes,
             Request::Stats { json: false },
             Request::Stats { json: true },
+            Request::Metrics,
             Request::Swaps,
             Request::Swapon { spec: "file:/a b,size=1G".into() },
             Request::Swapoff { name: "ram:".into() },

@@ -1,0 +1,172 @@
+//! The metrics of a run that goes on: served, asked for, and read by others than ourselves.
+//!
+//! Needs a machine on which `memspill run` starts; else it says so, and passes. Where there is a Prometheus
+//! it reads them too.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use openmetrics_parser::openmetrics::parse_openmetrics;
+
+const MEMSPILL: &str = env!("CARGO_BIN_EXE_memspill");
+
+/// Ended when it goes.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+/// A run that sleeps, with a command whose name is hard to write down, and where its metrics are.
+fn run() -> Option<(Running, String)> {
+    let mut child = Command::new(MEMSPILL)
+        .args(["run", "-m", "64M", "--metrics", "0", "--", "sleep", "60"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("memspill starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let address = lines.find_map(|line| {
+        let line = line.expect("text");
+        Some(line.strip_prefix("memspill: metrics at http://")?.strip_suffix("/metrics")?.to_owned())
+    });
+    let Some(address) = address else {
+        println!("skipped: memspill run does not start on this machine");
+        let _ = child.wait();
+        return None;
+    };
+    // Nobody else reads what it has to say.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((Running(child), address))
+}
+
+/// The body of what a GET is answered with.
+fn get(address: &str, path: &str) -> Option<String> {
+    let mut server = TcpStream::connect(address).ok()?;
+    write!(server, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    server.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
+}
+
+/// All names under which the exposition has samples.
+fn names(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.split(['{', ' ']).next().unwrap_or_default().to_owned()).collect()
+}
+
+/// Until the command has joined, there is no process to speak of.
+fn with_a_process(address: &str) -> String {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let text = get(address, "/metrics").expect("metrics");
+        if text.contains("memspill_process_resident_bytes{") {
+            return text;
+        }
+        assert!(Instant::now() < until, "no process in\n{text}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_served_is_openmetrics() {
+    let Some((run, address)) = run() else { return };
+    let served = with_a_process(&address);
+    let parsed = parse_openmetrics(&served).unwrap_or_else(|error| panic!("{error:?}\n{served}"));
+    assert!(parsed.families.len() > 60, "{} families", parsed.families.len());
+    assert!(served.contains("\nmemspill_memory_max_bytes 67108864\n"), "{served}");
+    assert!(served.contains("command=\"sleep\""), "{served}");
+    assert!(get(&address, "/").is_none(), "and nothing else is");
+
+    let pid = run.0.id().to_string();
+    let asked = Command::new(MEMSPILL).args(["ctl", "--pid", &pid, "metrics"]).output().expect("ctl");
+    let asked = String::from_utf8(asked.stdout).expect("text");
+    assert_eq!(names(&asked), names(&served), "memspill ctl metrics");
+    parse_openmetrics(&asked).expect("OpenMetrics");
+
+    // The dashboard shows what there is.
+    let dashboard = include_str!("../../../contrib/grafana.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+    let targets = dashboard["panels"].as_array().expect("panels").iter().flat_map(|panel| {
+        panel["targets"]
+            .as_array()
+            .expect("targets")
+            .iter()
+            .map(|target| target["expr"].as_str().expect("expr"))
+    });
+    let known = names(&served);
+    let mut looked_at = 0;
+    for expression in targets {
+        let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        for word in expression.split(|c| !part(c)).filter(|word| word.starts_with("memspill_")) {
+            assert!(known.contains(word), "{word} of {expression} is no metric");
+            looked_at += 1;
+        }
+    }
+    assert!(looked_at > 20);
+}
+
+#[test]
+fn a_prometheus_reads_it() {
+    if Command::new("prometheus")
+        .arg("--version")
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
+        println!("skipped: there is no Prometheus here");
+        return;
+    }
+    let Some((_run, address)) = run() else { return };
+    with_a_process(&address);
+    let dir = std::env::temp_dir().join(format!("memspill-prometheus-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let config = [
+        "global: { scrape_interval: 1s, scrape_timeout: 1s }",
+        "scrape_configs:",
+        "  - job_name: memspill",
+        &format!("    static_configs: [{{ targets: ['{address}'] }}]"),
+    ]
+    .join("\n");
+    std::fs::write(dir.join("prometheus.yml"), config).unwrap();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let web = format!("127.0.0.1:{port}");
+    let prometheus = Command::new("prometheus")
+        .arg(format!("--config.file={}", dir.join("prometheus.yml").display()))
+        .arg(format!("--storage.tsdb.path={}", dir.join("data").display()))
+        .arg(format!("--web.listen-address={web}"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("prometheus starts");
+    let prometheus = Running(prometheus);
+    let until = Instant::now() + Duration::from_secs(30);
+    let asked = |query: &str| get(&web, &format!("/api/v1/query?query={query}")).unwrap_or_default();
+    loop {
+        let answer = asked("memspill_memory_max_bytes");
+        if answer.contains("\"67108864\"") {
+            break;
+        }
+        assert!(Instant::now() < until, "it has not read the budget: {answer} {}", asked("up"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Counters, summaries and labels too.
+    for (query, wanted) in [
+        ("memspill_pgfault_total", "\"value\""),
+        ("memspill_fault_seconds%7Bquantile=%220.99%22%7D", "0.99"),
+        ("memspill_process_resident_bytes", "\"command\":\"sleep\""),
+        ("memspill_run_info", "\"version\""),
+    ] {
+        let answer = asked(query);
+        assert!(answer.contains(wanted), "{query}: {answer}");
+    }
+    drop(prometheus);
+    let _ = std::fs::remove_dir_all(&dir);
+}
