@@ -41,6 +41,8 @@ pub enum Command {
     Run(RunArgs),
     /// Look at running runs and change them: swap devices, budget
     Ctl(crate::ctl::CtlArgs),
+    /// Watch all runs on one screen, and change them by keys
+    Top(crate::top::TopArgs),
     /// Say what this machine offers and lacks for memspill, and how to mend it
     Doctor(DoctorArgs),
     /// Run the engine on virtual CPUs: how it scales, and whether it breaks
@@ -53,6 +55,7 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
   memspill ctl swapon file:/data/swap,size=64G
+  memspill top
   memspill doctor
   memspill sim scale --cpus 1,16,256
   sudo memspill bench compare --limit 1G -- python3 job.py";

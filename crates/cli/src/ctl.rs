@@ -199,14 +199,19 @@ fn list(runs: &[RunSocket]) -> Result<(), String> {
         let sizes: Vec<u64> = sizes.split(' ').filter_map(|bytes| bytes.parse().ok()).collect();
         let [limit, used, swapped] = sizes[..] else { continue };
         let [limit, used, swapped] = [limit, used, swapped].map(human);
-        let _ =
-            write!(text, "\n{:>10} {limit:>12} {used:>12} {swapped:>12}  {}", run.pid, command_of(run.pid));
+        let _ = write!(
+            text,
+            "\n{:>10} {limit:>12} {used:>12} {swapped:>12}  {}",
+            run.pid,
+            command_line_of(run.pid)
+        );
     }
     print_answer(&text);
     Ok(())
 }
 
-fn command_of(pid: u32) -> String {
+/// The command line of a process, on one line.
+pub fn command_line_of(pid: u32) -> String {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&words).trim_end_matches('\0').replace(['\0', '\n', '\t'], " ");
     let short: String = text.chars().take(200).collect();
@@ -218,7 +223,8 @@ fn print_answer(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", printable(text).trim_end());
 }
 
-fn printable(text: &str) -> String {
+/// Without what moves a terminal's cursor.
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
 }
 

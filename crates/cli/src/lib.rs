@@ -7,6 +7,7 @@
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
 //!      ├─ ctl.rs     memspill ctl
+//!      ├─ top/       memspill top
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
 //!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
@@ -39,6 +40,7 @@ mod sim;
 pub mod size;
 pub mod spec;
 mod stats;
+mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => ExitCode::from(run::run(args)),
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
+        Command::Top(args) => ExitCode::from(top::top(&args)),
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
         Command::Sim(args) => ExitCode::from(sim::sim(&args)),
         Command::Bench(args) => bench::bench(args),
