@@ -164,6 +164,21 @@ pub const OP_MARK: u32 = 6;
 /// protection only.
 pub const MOVE_EXEC: u32 = 1;
 
+/// `Command::arg2` of OP_MOVE: the evictor is to run on this CPU, or anywhere.
+pub const fn move_cpu(cpu: Option<u32>) -> u32 {
+    match cpu {
+        Some(cpu) if cpu < (1 << 24) - 1 => (cpu + 1) << 8,
+        _ => 0,
+    }
+}
+
+/// The same CPU, counted from 1, or 0.
+pub const fn cpu_of_move(arg2: u32) -> u32 {
+    arg2 >> 8
+}
+
+const _: () = assert!(cpu_of_move(move_cpu(Some(0)) | MOVE_EXEC) == 1 && cpu_of_move(move_cpu(None)) == 0);
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {
@@ -172,7 +187,8 @@ pub struct Command {
     pub seq: u32,
     /// OP_MOVE, OP_POPULATE, OP_PREPARE, OP_MARK: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
-    /// OP_ZAP: number of staging pages. OP_MOVE: 0 or MOVE_EXEC.
+    /// OP_ZAP: number of staging pages. OP_MOVE: a CPU (bits 31 to 8, `move_cpu`)
+    /// and MOVE_EXEC (bit 0).
     pub arg2: u32,
 }
 

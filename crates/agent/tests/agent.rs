@@ -430,7 +430,11 @@ impl Peer {
             unsafe { (&raw mut (*self.control.page).runs[index]).write_volatile(run) };
         }
         self.seq += 1;
-        send(&self.socket, &Command { op, seq: self.seq, arg: runs.len() as u32, arg2: 0 }, &[]);
+        self.send_command(op, runs.len() as u32, 0);
+    }
+
+    fn send_command(&self, op: u32, arg: u32, arg2: u32) {
+        send(&self.socket, &Command { op, seq: self.seq, arg, arg2 }, &[]);
     }
 
     /// The Reply: (moved, errno) for each run.
@@ -743,6 +747,28 @@ fn a_managed_program_looks_as_ever_to_itself() {
     let _peer = supervisor.join(UFFD_FROM_DEVICE);
     assert_eq!(target.line(), as_ever(2));
     assert_eq!(target.end().code(), Some(0));
+}
+
+#[test]
+fn the_evictor_runs_where_it_is_told() {
+    let supervisor = supervisor!();
+    let mut target = supervisor.run("buffer");
+    let mut peer = supervisor.join(UFFD_FROM_DEVICE);
+    target.address("at");
+    let evictor = peer.evictors().remove(0);
+    let mut kept_on = |cpu: Option<u32>| {
+        peer.seq += 1;
+        peer.send_command(OP_MOVE, 0, move_cpu(cpu));
+        assert!(peer.finish_move().is_empty());
+        let status = std::fs::read_to_string(evictor.join("status")).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap().to_owned()
+    };
+    let first = kept_on(None);
+    let one = unsafe { libc::sched_getcpu() };
+    assert_eq!(kept_on(Some(one as u32)), one.to_string());
+    // No machine has it.
+    assert_eq!(kept_on(Some(1023)), one.to_string());
+    assert_eq!(kept_on(None), first);
 }
 
 #[test]

@@ -461,6 +461,12 @@ fn may_advise_in(caller: &str, other: &str, owner: u32) -> bool {
     has(CAP_SYS_NICE) && (has(CAP_SYS_PTRACE) || (is_same("Uid:") && is_same("Gid:") && is_open))
 }
 
+/// How many seccomp filters a thread has.
+pub fn seccomp_filters(tid: u32) -> Option<u32> {
+    let status = text(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
+}
+
 /// How many threads a process has.
 pub fn threads(pid: u32) -> Option<u64> {
     let directory = fs::metadata(format!("/proc/{pid}/task")).ok()?;

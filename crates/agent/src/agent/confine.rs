@@ -13,8 +13,9 @@
 //!
 //! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
 //! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
-//! futexes, the end of this process. Where there is no userfaultfd it is instead what windows need: reading
-//! and writing its own memory by a descriptor, mprotect, guards. Anything else kills the process.
+//! futexes, on which CPU it runs, the end of this process. Where there is no userfaultfd it is instead what
+//! windows need: reading and writing its own memory by a descriptor, mprotect, guards. Anything else kills
+//! the process.
 //!
 //! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
 //! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
@@ -147,6 +148,10 @@ impl Filter {
             }
         }
         filter.allow_with(nr::IOCTL, &[(1, uffdio_move as u32)]);
+        // On which CPU it runs itself.
+        for call in [nr::SCHED_GETAFFINITY, nr::SCHED_SETAFFINITY] {
+            filter.allow_with(call, &[(0, 0)]);
+        }
         filter.allow_with(nr::KILL, &[(0, sys::getpid()), (1, sys::SIGKILL as u32)]);
         for advice in [sys::MADV_POPULATE_READ, sys::MADV_POPULATE_WRITE, sys::MADV_DONTFORK] {
             filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);

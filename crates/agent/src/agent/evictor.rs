@@ -20,11 +20,12 @@
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::affinity::Affinity;
 use crate::batch::Batch;
 use crate::confine;
 use crate::protocol::{
     Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MARK, OP_MOVE, OP_POPULATE, OP_PREPARE, OP_ZAP, RUN_IN_USE,
-    RUNS_MAX, Reply, STAGING_PAGES,
+    RUNS_MAX, Reply, STAGING_PAGES, cpu_of_move,
 };
 use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
@@ -137,8 +138,12 @@ fn kept_descriptors(block: &EvictorBlock) -> [i32; 4] {
 
 fn serve_commands(block: &EvictorBlock) -> ! {
     let mut guards = true;
+    let mut affinity = Affinity::new();
     loop {
         let command = receive_command(block);
+        if command.op == OP_MOVE {
+            affinity.keep_on(cpu_of_move(command.arg2));
+        }
         match command.op {
             #[cfg(target_arch = "x86_64")]
             OP_MOVE if block.uffd < 0 => take_runs(block, command),

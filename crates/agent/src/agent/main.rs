@@ -52,6 +52,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 mod advice;
+mod affinity;
 #[cfg(target_arch = "x86_64")]
 use dispatch::batch;
 #[cfg(not(target_arch = "x86_64"))]

@@ -115,6 +115,8 @@ pub mod nr {
     pub const SENDFILE: usize = 40;
     pub const TRUNCATE: usize = 76;
     pub const FTRUNCATE: usize = 77;
+    pub const SCHED_SETAFFINITY: usize = 203;
+    pub const SCHED_GETAFFINITY: usize = 204;
     pub const FSTATFS: usize = 138;
     pub const SPLICE: usize = 275;
     pub const FALLOCATE: usize = 285;
@@ -171,6 +173,8 @@ pub mod nr {
     pub const FSTATFS: usize = 44;
     pub const TRUNCATE: usize = 45;
     pub const FTRUNCATE: usize = 46;
+    pub const SCHED_SETAFFINITY: usize = 122;
+    pub const SCHED_GETAFFINITY: usize = 123;
     pub const FALLOCATE: usize = 47;
     pub const READ: usize = 63;
     pub const READV: usize = 65;

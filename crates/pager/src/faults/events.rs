@@ -44,6 +44,12 @@ use std::time::Instant;
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was
 /// processed. False: nothing to do.
 pub fn read_locked(run: &Run, process: &Process, messages: &mut Vec<Event>) -> bool {
+    let faults = process.memory.uffd.agent().map(|link| link.read_faults(messages));
+    match faults.transpose().map(Option::flatten) {
+        Ok(Some(read)) => return read > 0,
+        Ok(None) => {}
+        Err(error) => return cannot_follow(run, process, &error),
+    }
     let seen = removals::look(run, process);
     let evictor = process.memory.agent().map(|agent| &agent.evictor);
     let control = evictor.map(|evictor| &evictor.control);
@@ -74,13 +80,15 @@ pub fn read_locked(run: &Run, process: &Process, messages: &mut Vec<Event>) -> b
     seen.iter().for_each(|seen| removals::check(run, process, seen, messages));
     match result {
         Ok(read) => read > 0,
-        // The process, or its fork, would wait for ever.
-        Err(error) => {
-            let pid = process.memory.pid();
-            run.fail(format!("cannot follow process {pid}: reading its events: {error}"));
-            false
-        }
+        Err(error) => cannot_follow(run, process, &error),
     }
+}
+
+/// The process, or its fork, would wait for ever.
+fn cannot_follow(run: &Run, process: &Process, error: &std::io::Error) -> bool {
+    let pid = process.memory.pid();
+    run.fail(format!("cannot follow process {pid}: reading its events: {error}"));
+    false
 }
 
 /// Process the events among the messages. The caller is inside the gate.

@@ -21,20 +21,21 @@
 //!
 //! What it does not do: end a process that stands still for ever; what it holds stays where it is.
 
+use crate::proc;
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::link::Port;
 use crate::process::ranges::Range;
 use crate::process::{standstill, wire};
 use crate::times::{EVICTOR_ANSWERS, EVICTOR_LOOKED_AT};
 use memspill_agent::protocol::{
-    Command, MoveRun, OP_EXIT, OP_PREPARE, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES,
+    Command, MoveRun, OP_EXIT, OP_MOVE, OP_PREPARE, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES, move_cpu,
 };
 use memspill_engine::gate::Gate;
 use memspill_engine::units::PAGE_SIZE;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Why a command has no result.
@@ -70,12 +71,23 @@ pub struct Evictor {
     /// Number of the command whose reply has not come; 0: none.
     late: AtomicU32,
     cut_off: AtomicBool,
+    /// Where it is to run, as OP_MOVE says it.
+    cpu: AtomicU32,
+    /// The call by which it goes there does not end its process.
+    may_be_kept: OnceLock<bool>,
 }
 
 impl Evictor {
     pub fn new(socket: Arc<OwnedFd>, control: Arc<ControlPage>, tid: u32, staging_addr: u64) -> Evictor {
-        let (last_seq, late, cut_off) = Default::default();
-        Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off }
+        let (last_seq, late, cut_off, cpu, may_be_kept) = Default::default();
+        Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off, cpu, may_be_kept }
+    }
+
+    /// From now on it runs on this CPU, where the one thread of its process runs that faults, or on any: then
+    /// no other CPU is interrupted for what it takes out (`agent/src/agent/affinity.rs`).
+    pub fn keep_on(&self, cpu: Option<usize>) {
+        let cpu = cpu.filter(|_| *self.may_be_kept.get_or_init(|| has_only_our_filters(self.tid)));
+        self.cpu.store(move_cpu(cpu.map(|cpu| cpu as u32)), Ordering::Relaxed);
     }
 
     /// Run one command and wait for its reply, until `deadline` at most. Only for whoever has the evictor's
@@ -99,7 +111,8 @@ impl Evictor {
         self.control.write_runs(runs);
         let seq = self.next_seq();
         before(seq);
-        wire::send(&self.socket, &Command { op, seq, arg: runs.len() as u32, arg2: flags }, &[])?;
+        let cpu = if op == OP_MOVE { self.cpu.load(Ordering::Relaxed) } else { 0 };
+        wire::send(&self.socket, &Command { op, seq, arg: runs.len() as u32, arg2: flags | cpu }, &[])?;
         if !self.answers(deadline)? {
             self.late.store(seq, Ordering::Relaxed);
             return Err(Failed::Late);
@@ -195,6 +208,15 @@ impl Evictor {
     /// Never waits: an evictor that is stopped does not take its commands.
     fn send(&self, command: Command) -> io::Result<()> {
         wire::send(&self.socket, &command, &[])
+    }
+}
+
+/// Has the evictor its own seccomp filter, those that we have too, and no more? Another one may end its
+/// process for a call that we make ourselves.
+fn has_only_our_filters(tid: u32) -> bool {
+    match (proc::seccomp_filters(tid), proc::seccomp_filters(std::process::id())) {
+        (Some(its), Some(ours)) => its <= ours + 1,
+        _ => false,
     }
 }
 

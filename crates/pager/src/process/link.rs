@@ -111,6 +111,25 @@ impl AgentLink {
         self.read_some(out, RING)
     }
 
+    /// The same where all that is there are faults, without excluding those who take pages out. None: changes
+    /// may be among the messages.
+    ///
+    /// A change is counted before its first message is written. So where none is under way, none is among
+    /// the messages that were there before that was looked at.
+    pub fn read_faults(&self, out: &mut Vec<Event>) -> io::Result<Option<usize>> {
+        self.silence_bell();
+        let [head, tail, ..] = self.counts();
+        let count = head.load(Ordering::SeqCst).wrapping_sub(tail.load(Ordering::SeqCst));
+        if self.is_changing() || count > RING as u64 {
+            return Ok(None);
+        }
+        let read = self.read_some(out, count as usize)?;
+        if out.iter().any(|message| !matches!(message, Event::Fault { .. })) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Some(read))
+    }
+
     /// Read at most `most`. The bell stays as it is.
     fn read_some(&self, out: &mut Vec<Event>, most: usize) -> io::Result<usize> {
         let [head, tail, _, changes_read] = self.counts();
@@ -474,6 +493,25 @@ mod tests {
         assert_eq!(link.read(&mut events).unwrap(), 1);
         assert_eq!((link.deliver(AT, 1, Content::Bytes(&page)).stop, events.len()), (Stop::Done, 1));
         assert_eq!(link.state_of(0).load(Ordering::SeqCst), FULL);
+    }
+
+    #[test]
+    fn faults_are_read_by_themselves_where_nothing_changes() {
+        let (link, mut events, end) = (new_link(), Vec::new(), AT + PAGE_SIZE as u64);
+        let [_, _, changes, _] = link.counts();
+        write(&link, FAULT, AT, end);
+        assert_eq!(link.read_faults(&mut events).unwrap(), Some(1));
+        changes.fetch_add(1, Ordering::SeqCst);
+        write(&link, FAULT, AT, end);
+        assert_eq!(link.read_faults(&mut events).unwrap(), None);
+        write(&link, UNMAP, AT, end);
+        write(&link, END, 0, 0);
+        assert_eq!(link.read_faults(&mut events).unwrap(), None);
+        assert_eq!(link.read(&mut events).unwrap(), 3);
+        assert_eq!(link.read_faults(&mut events[..0].to_vec()).unwrap(), Some(0));
+        // A change that was not announced.
+        write(&link, UNMAP, AT, end);
+        assert!(link.read_faults(&mut Vec::new()).is_err());
     }
 
     #[test]

@@ -12,6 +12,9 @@
 //! pagers woken, 133k with one. What was tried and lost: one exclusive waiter (wakes an idle CPU), pagers of
 //! a high priority, fewer pagers.
 //!
+//! The evictor goes to the CPU of the one thread too (`agent/src/agent/affinity.rs`): by that the same faults
+//! come 12 to 15 % faster on two CPUs, with any pager.
+//!
 //! The home is looked at again after some faults (`process/home.rs`); until then a thread that has moved is
 //! served from afar, which is slow and correct. A pager that is stuck (it waits for a batch of a process
 //! stopped in the middle of one) is nobody's home.
@@ -46,11 +49,21 @@ pub fn note_fault(cpus: &[PagerCpu], process: &Process, tid: u32) {
     }
     match process.home.note_fault(tid) {
         None => {}
-        Some(Faulted::Several) => watch_from(cpus, process, None),
+        Some(Faulted::Several) => {
+            keep_evictor_on(process, None);
+            watch_from(cpus, process, None);
+        }
         Some(Faulted::OneThread) => {
             let runs_on = crate::proc::last_cpu(process.memory.pid(), tid);
+            keep_evictor_on(process, runs_on);
             watch_from(cpus, process, runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on)));
         }
+    }
+}
+
+fn keep_evictor_on(process: &Process, cpu: Option<usize>) {
+    if let Some(agent) = process.memory.agent() {
+        agent.evictor.keep_on(cpu);
     }
 }
 

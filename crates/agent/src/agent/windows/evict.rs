@@ -3,13 +3,16 @@
 //! ```text
 //!   NONE, SWAPPED ─▶ EVICTING, page by page; the chunk ends at the first that is anything else
 //!   ... and at the first that is in use, or the agent's, or not in the mapping    looked at after marking
-//!   mprotect READ ─ victims are copied ─ and stored ─ mprotect NONE ─ GUARD_INSTALL each run ─ mprotect RW
+//!   mprotect NONE ─ the chunk is read by /proc/self/mem into staging ─ GUARD_INSTALL ─ mprotect RW
 //!   victims ─▶ SWAPPED, the others as before; whoever waits is woken
 //! ```
 //!
-//! Under READ the bytes stand still. Under NONE the kernel may zap a page and put its marker there as slowly
-//! as it likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses.
-//! Whoever faults meanwhile finds EVICTING, and waits.
+//! Under NONE the bytes stand still, and the kernel may zap a page and put its marker there as slowly as it
+//! likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses. Whoever
+//! faults meanwhile finds EVICTING, and waits.
+//!
+//! Where pages go to a `Source` (tests) they are copied under READ, as they may lie apart, and zapped under
+//! NONE.
 //!
 //! What cannot be done is not done: pages that cannot be copied, stored or guarded stay.
 
@@ -183,16 +186,17 @@ impl Chunk {
         if there == 0 {
             return Err(sys::EAGAIN);
         }
-        if self.protect(sys::PROT_READ).is_err() {
+        // The kernel's own reading needs no protection that would allow it, and each step of protection
+        // interrupts the CPUs on which other threads run.
+        let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { sys::PROT_READ };
+        if self.protect(none).is_err() {
             return Err(ENOMEM);
         }
         // SAFETY: there is room in staging, and the pages stand still.
         let read = unsafe { kernel::read_through(self.start, to, self.len()) } / PAGE;
         let mut result = Err(EINVAL);
         if read != 0 {
-            let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { READ_WRITE };
-            result = self.protect(none).map_err(|_| ENOMEM);
-            result = result.and_then(|_| self.mark_away(to, read, || commit(read)));
+            result = self.mark_away(to, read, || commit(read));
         }
         if self.protect(READ_WRITE).is_err() {
             end("cannot give pages their protection back (vm.max_map_count)");

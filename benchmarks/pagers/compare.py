@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The user pager against the kernel's, and against the program without memspill, in turns.
+"""The pagers against each other, and against the program without memspill, in turns.
 
-    sudo benchmarks/user-pager/compare.py [--rounds N] [--json FILE] [ROW...]      --list names the rows
+    sudo benchmarks/pagers/compare.py [--rounds N] [--modes M,...] [--json FILE] [ROW...]   --list: the rows
 
-Each round runs a row's program natively, under --pager=kernel (as root) and under --pager=user (as user
-65534, without any privilege), in an order that changes from round to round. A row says what is compared: the
-time that the whole run takes, or figures that the program prints (calls.c). The table has medians with their
-ranges, and the median of the ratios within rounds: above 1, the user pager is slower. With --json the
-figures of all runs are kept; a file that is there already is added to.
+Each round runs a row's program in each mode: natively, under --pager=kernel (as root), and under --pager=user
+and --pager=signal (as user 65534, without any privilege), in an order that changes from round to round. A
+row says what is compared: the time that the whole run takes, or figures that the program prints (calls.c).
+The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
+the first is slower. The last lines are geometric means over the rows that are run at half of their peak. With
+--json the figures of all runs are kept; a file that is there already is added to.
 """
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -25,7 +27,8 @@ PROGRAMS = REPO / "tests" / "programs"
 MEMSPILL = REPO / "target" / "release" / "memspill"
 WORKLOAD = REPO / "target" / "release" / "memspill-workload"
 PYTHON = "/usr/bin/python3"
-MODES = ("native", "kernel", "user")
+MODES = ("native", "kernel", "user", "signal")
+RATIOS = (("user", "kernel"), ("signal", "kernel"), ("user", "native"), ("signal", "native"))
 UNPRIVILEGED = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all",
                 "--bounding-set=-all", "--no-new-privs"]
 LIMIT_S = 120
@@ -123,33 +126,46 @@ def cell(values):
     return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
 
 
-def table(rows):
-    print("| row | figure | native | kernel | user | user / kernel | user / native |")
-    print("|---|---|---|---|---|---|---|")
+def ratios(rounds, figure, one, other):
+    """One mode's figure by another's, in each round that has both."""
+    pairs = ((of.get(one, {}).get(figure), of.get(other, {}).get(figure)) for of in rounds)
+    return [a / b for a, b in pairs if a is not None and b]
+
+
+def table(rows, modes):
+    compared = [pair for pair in RATIOS if set(pair) <= set(modes)]
+    heads = ["row", "figure", *modes, *(f"{one} / {other}" for one, other in compared)]
+    print("|", " | ".join(heads), "|")
+    print("|---" * len(heads) + "|")
+    means = {pair: [] for pair in compared}
     for name, row in rows.items():
         rounds = row["rounds"]
-        figures = dict.fromkeys(figure for one in rounds for run in one.values() for figure in run)
-        for figure in figures:
-            of = {mode: [one[mode][figure] for one in rounds if figure in one.get(mode, {})]
-                  for mode in MODES}
-
-            def ratio(to):
-                both = [one["user"][figure] / one[to][figure] for one in rounds
-                        if figure in one.get("user", {}) and figure in one.get(to, {})]
-                return cell(both)
+        for figure in dict.fromkeys(figure for one in rounds for run in one.values() for figure in run):
+            of = [[one[mode][figure] for one in rounds if figure in one.get(mode, {})] for mode in modes]
+            by = {pair: ratios(rounds, figure, *pair) for pair in compared}
             title = f"{name}, {row['budget_mib']} MiB"
-            print("|", " | ".join([title, figure, *(cell(of[mode]) for mode in MODES), ratio("kernel"),
-                                   ratio("native")]), "|")
+            print("|", " | ".join([title, figure, *map(cell, of), *map(cell, by.values())]), "|")
+            if ROWS[name][0] == "half":
+                for pair, values in by.items():
+                    means[pair] += [math.log(statistics.median(values))] if values else []
+    for (one, other), logs in means.items():
+        if logs:
+            mean = math.exp(sum(logs) / len(logs))
+            print(f"at half of the peak, {one} / {other}: geometric mean of {len(logs)} rows {mean:.2f}")
 
 
 def main():
-    words, names, rounds, file = sys.argv[1:], [], 5, None
+    words, names, rounds, file, modes = sys.argv[1:], [], 5, None, MODES
     while words:
         word = words.pop(0)
         if word == "--rounds":
             rounds = int(words.pop(0))
         elif word == "--json":
             file = pathlib.Path(words.pop(0)).resolve()
+        elif word == "--modes":
+            modes = tuple(words.pop(0).split(","))
+            if not set(modes) <= set(MODES):
+                sys.exit(f"modes are {', '.join(MODES)}")
         elif word == "--list":
             return print(*ROWS)
         elif word in ROWS:
@@ -164,12 +180,13 @@ def main():
         budget = half_of_peak(command) if budget == "half" else budget
         kept[name] = {"budget_mib": budget, "rounds": []}
         for number in range(rounds):
-            order = MODES[number % 3:] + MODES[:number % 3]
+            turn = number % len(modes)
+            order = modes[turn:] + modes[:turn]
             print(f"{name}, round {number + 1}", file=sys.stderr)
             kept[name]["rounds"].append({mode: run(mode, budget, command, prints) for mode in order})
         if file:
             file.write_text(json.dumps(kept, indent=1) + "\n")
-    table({name: kept[name] for name in names})
+    table({name: kept[name] for name in names}, modes)
 
 
 try:
