@@ -110,7 +110,7 @@ pub struct Link {
     /// Messages that were read; changes of which all was read. Written by the supervisor.
     pub tail: u64,
     pub changes_read: u64,
-    /// Non-zero: a thread of the agent waits for room in the ring, on `room`, which changes then.
+    /// So many threads of the agent wait for the supervisor to read, on `room`, which changes then.
     pub waits_for_room: u32,
     pub room: u32,
     /// Non-zero: changes are to be told even where nothing is away, and new memory is closed.

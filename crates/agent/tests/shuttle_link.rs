@@ -42,6 +42,8 @@ const WAITERS: usize = 3;
 const DELIVERIES: usize = 2;
 const DELIVERY_PAGES: usize = 2;
 const CHUNK: usize = 2;
+/// So that a second change waits.
+const UNREAD_CHANGES_MAX: u32 = 0;
 const RING: u32 = 2;
 /// Many times what it takes.
 const TRIES: u32 = 500;
@@ -296,21 +298,31 @@ impl All {
             link.writing.sleep(1);
         }
         let number = link.head.load(Ordering::Relaxed);
-        while self.without != Without::Room {
-            let seen = link.room.load(Ordering::SeqCst);
-            link.waits_for_room.store(1, Ordering::SeqCst);
-            if number.wrapping_sub(link.tail.load(Ordering::SeqCst)) < RING {
-                break;
-            }
-            self.ring();
-            link.room.sleep(seen);
+        if self.without != Without::Room {
+            self.wait_for_reader(|| number.wrapping_sub(link.tail.load(Ordering::SeqCst)) < RING);
         }
-        link.waits_for_room.store(0, Ordering::SeqCst);
         *link.ring[(number % RING) as usize].lock().unwrap() = Some(message);
         link.head.store(number + 1, Ordering::SeqCst);
         link.writing.store(0, Ordering::SeqCst);
         link.writing.wake_all();
         self.ring();
+    }
+
+    fn wait_for_reader(&self, is_enough: impl Fn() -> bool) {
+        let link = &self.link;
+        if is_enough() {
+            return;
+        }
+        link.waits_for_room.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let seen = link.room.load(Ordering::SeqCst);
+            if is_enough() {
+                break;
+            }
+            self.ring();
+            link.room.sleep(seen);
+        }
+        link.waits_for_room.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn ring(&self) {
@@ -404,6 +416,11 @@ impl All {
 
     fn change(&self, change: impl FnOnce()) {
         let link = &self.link;
+        let link = &self.link;
+        self.wait_for_reader(|| {
+            let begun = link.changes.load(Ordering::SeqCst);
+            begun.wrapping_sub(link.changes_read.load(Ordering::SeqCst)) <= UNREAD_CHANGES_MAX
+        });
         let alone = self.gate.enter_alone();
         if self.without != Without::Announce {
             link.lock.lock();

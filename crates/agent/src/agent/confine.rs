@@ -141,7 +141,10 @@ impl Filter {
             for call in [nr::PREAD64, nr::PWRITE64, nr::MPROTECT, nr::FTRUNCATE] {
                 filter.allow(call);
             }
-            filter.allow_with(nr::MMAP, &[(3, (sys::MAP_SHARED | sys::MAP_NORESERVE) as u32)]);
+            for place in [0, sys::MAP_FIXED_NOREPLACE] {
+                let flags = sys::MAP_SHARED | sys::MAP_NORESERVE | place;
+                filter.allow_with(nr::MMAP, &[(3, flags as u32)]);
+            }
             filter.allow_with(nr::IOCTL, &[(1, PROCMAP_QUERY)]);
             for advice in [sys::MADV_GUARD_INSTALL, sys::MADV_GUARD_REMOVE] {
                 filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);

@@ -33,6 +33,7 @@ pub const MAP_SHARED: usize = 0x1;
 pub const MAP_PRIVATE: usize = 0x2;
 pub const MAP_TYPE: usize = 0xf;
 pub const MAP_FIXED: usize = 0x10;
+pub const MAP_FIXED_NOREPLACE: usize = 0x10_0000;
 pub const MAP_ANONYMOUS: usize = 0x20;
 pub const MAP_GROWSDOWN: usize = 0x100;
 pub const MAP_LOCKED: usize = 0x2000;

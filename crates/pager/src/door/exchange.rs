@@ -271,8 +271,13 @@ pub fn settle(
     origin: Origin,
 ) {
     let (socket, pid, is_child) = (caller.socket.clone(), caller.peer.pid, !matches!(origin, Origin::Itself));
+    let child = is_child.then(|| caller.peer.pidfd.try_clone());
     let Err(e) = take_in(run, door, epoll, caller, ready, fd, origin) else { return };
-    send_away(door, &socket, pid, &e);
+    // If it ended itself, it would wait for ever where it unmaps what is registered: nobody reads its events.
+    let is_killed = child.is_some_and(|child| child.and_then(|child| child.kill()).is_ok());
+    if !is_killed {
+        send_away(door, &socket, pid, &e);
+    }
     if is_child {
         eprintln!("memspill: process {pid} is ended: it is the child of a fork, and cannot join: {e}");
     } else {

@@ -508,7 +508,8 @@ mod tests {
         write(&link, END, 0, 0);
         assert_eq!(link.read_faults(&mut events).unwrap(), None);
         assert_eq!(link.read(&mut events).unwrap(), 3);
-        assert_eq!(link.read_faults(&mut events[..0].to_vec()).unwrap(), Some(0));
+        events.clear();
+        assert_eq!(link.read_faults(&mut events).unwrap(), Some(0));
         // A change that was not announced.
         write(&link, UNMAP, AT, end);
         assert!(link.read_faults(&mut Vec::new()).is_err());

@@ -17,7 +17,7 @@ use memspill_agent::pidfd::{PIDFD_GET_INFO, PidfdInfo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Uid;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -60,6 +60,11 @@ impl Pidfd {
 
     pub fn try_clone(&self) -> io::Result<Pidfd> {
         Ok(Pidfd { fd: self.fd.try_clone()? })
+    }
+
+    /// Ends the process.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.fd, Signal::KILL)?)
     }
 
     /// Has it ended? If not, its id has named no other process or thread up to now.

@@ -19,8 +19,8 @@
 
 use super::follow::{drop_all, drop_away, each_away, make, reconcile};
 use super::kernel::{self, end};
-use super::supervisor::Changing;
-use super::{exclude, gate, grow, table};
+use super::supervisor::{self, Changing};
+use super::{exclude, grow, table};
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
@@ -107,7 +107,7 @@ fn over(
     kind: u32,
     follow: impl FnOnce(usize, usize) -> bool,
 ) -> Result<usize> {
-    let _alone = gate::enter_alone();
+    let _alone = supervisor::enter_to_change();
     let changing = (kind != NOT_TOLD).then(Changing::begin);
     let result = make(number, args);
     let (from, to) = (addr, addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1));
@@ -147,7 +147,7 @@ fn brk(wanted: usize) -> Option<Result<usize>> {
     if wanted == 0 {
         return None;
     }
-    let _alone = gate::enter_alone();
+    let _alone = supervisor::enter_to_change();
     let changing = Changing::begin();
     let before = make(BRK, [0; 6]).unwrap_or(0);
     let result = make(BRK, [wanted, 0, 0, 0, 0, 0]);
@@ -163,7 +163,7 @@ fn brk(wanted: usize) -> Option<Result<usize>> {
 }
 
 fn shmat(args: [usize; 6]) -> Result<usize> {
-    let _alone = gate::enter_alone();
+    let _alone = supervisor::enter_to_change();
     let changing = Changing::begin();
     let result = make(SHMAT, args);
     if let Ok(at) = result {
@@ -178,7 +178,7 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
     let [old, old_len, new_len, flags, target, _] = args;
     let round = |len: usize| len.saturating_add(PAGE - 1) & !(PAGE - 1);
     let (old_len, new_len) = (round(old_len), round(new_len));
-    let alone = gate::enter_alone();
+    let alone = supervisor::enter_to_change();
     let changing = Changing::begin();
     let result = make(nr::MREMAP, args);
     let Ok(new) = result else {

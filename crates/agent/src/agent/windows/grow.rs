@@ -18,7 +18,7 @@
 use super::follow::{self, make};
 use super::kernel::{self, READ_WRITE, end};
 use super::supervisor::{self, Changing};
-use super::{gate, table};
+use super::table;
 use crate::link::UNMAP;
 use crate::sys::{self, PAGE, PROT_NONE, Result, nr};
 use crate::words::Word;
@@ -35,7 +35,7 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
         return None;
     }
     let is_fixed = flags & sys::MAP_FIXED != 0;
-    let _alone = gate::enter_alone();
+    let _alone = supervisor::enter_to_change();
     let changing = Changing::begin();
     // Another thread may know the place already: it faults, and waits for the gate.
     let first = if is_fixed { [addr, len, PROT_NONE, flags, args[4], args[5]] } else { args };

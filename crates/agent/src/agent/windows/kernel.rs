@@ -142,6 +142,14 @@ pub fn map_file(fd: i32, at: usize, len: usize, offset: usize) -> Result<usize> 
     unsafe { gadget::call(nr::MMAP, [at, len, READ_WRITE, flags, fd as usize, offset]) }
 }
 
+/// Maps a part of a file at a place where nothing is, or where the kernel chooses.
+pub fn map_apart(fd: i32, len: usize, offset: usize, place: usize) -> Result<usize> {
+    let flags = sys::MAP_SHARED | sys::MAP_NORESERVE | sys::MAP_FIXED_NOREPLACE;
+    let args = [place, len, READ_WRITE, flags, fd as usize, offset];
+    // SAFETY: a new mapping, over none.
+    unsafe { gadget::call(nr::MMAP, args) }.or_else(|_| map_file(fd, 0, len, offset))
+}
+
 /// Private memory of the agent's own.
 pub fn map_private(len: usize) -> Result<usize> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;

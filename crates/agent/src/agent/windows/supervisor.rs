@@ -15,7 +15,7 @@ use core::cell::Cell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use super::gate::{self, Inside};
+use super::gate::{self, Alone, Inside};
 use super::kernel::{self, end};
 use super::{run, table, wait};
 use crate::dispatch::gadget;
@@ -29,6 +29,8 @@ use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
 const MADV_DONTFORK: usize = 10;
 const GETTID: usize = 186;
+/// So many changes may be unread when another one begins.
+const UNREAD_CHANGES_MAX: u64 = 4;
 /// How long to sleep on the lock before it is looked at again.
 const LOCK_MS: u32 = 100;
 
@@ -140,17 +142,7 @@ fn push(kind: u32, addr: usize, end: usize, to: usize) {
     }
     let (head, tail) = (word64(field!(head)), word64(field!(tail)));
     let number = head.load(Ordering::Relaxed);
-    let room = word32(field!(room));
-    loop {
-        let seen = room.load(Ordering::SeqCst);
-        word32(field!(waits_for_room)).store(1, Ordering::SeqCst);
-        if number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64 {
-            break;
-        }
-        ring();
-        wait::sleep(room, seen);
-    }
-    word32(field!(waits_for_room)).store(0, Ordering::SeqCst);
+    wait_for_reader(&|| number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64);
     // SAFETY: no memory involved.
     let tid = unsafe { gadget::call(GETTID, [0; 6]) }.unwrap_or(0) as u32;
     let message = Message { kind, tid, addr: addr as u64, end: end as u64, to: to as u64 };
@@ -162,6 +154,38 @@ fn push(kind: u32, addr: usize, end: usize, to: usize) {
     SHARED.writing.store(0, Ordering::SeqCst);
     wait::wake_all(&SHARED.writing);
     ring();
+}
+
+/// Waits until the supervisor has read so much that `is_enough`.
+fn wait_for_reader(is_enough: &dyn Fn() -> bool) {
+    if is_enough() {
+        return;
+    }
+    let (room, waiting) = (word32(field!(room)), word32(field!(waits_for_room)));
+    waiting.fetch_add(1, Ordering::SeqCst);
+    loop {
+        let seen = room.load(Ordering::SeqCst);
+        if is_enough() {
+            break;
+        }
+        ring();
+        wait::sleep(room, seen);
+    }
+    waiting.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Enters the gate alone, to change mappings, when few changes are unread.
+///
+/// Pages can be taken out only while none is unread: a program that changes its mappings all the time, on
+/// busy CPUs, would leave no such moment. (The kernel lets whoever changes mappings wait for each event.)
+pub fn enter_to_change() -> Alone {
+    if is_there() {
+        let (changes, read) = (word64(field!(changes)), word64(field!(changes_read)));
+        wait_for_reader(&|| {
+            changes.load(Ordering::SeqCst).wrapping_sub(read.load(Ordering::SeqCst)) <= UNREAD_CHANGES_MAX
+        });
+    }
+    gate::enter_alone()
 }
 
 fn ring() {

@@ -136,7 +136,8 @@ fn map_new_leaf(index: usize) -> Result<*mut Leaf> {
     let number = unsafe { (&raw const (*header).leaves).read_volatile() } + 1;
     let offset = leaf_offset(number);
     kernel::resize(fd, offset + size_of::<Leaf>())?;
-    let new = kernel::map_file(fd, 0, size_of::<Leaf>(), offset)? as *mut Leaf;
+    let new =
+        kernel::map_apart(fd, size_of::<Leaf>(), offset, place_of(header as usize, number))? as *mut Leaf;
     // SAFETY: as above; the index is below LEAVES.
     unsafe {
         (&raw mut (*header).leaf_of).cast::<u32>().add(index).write_volatile(number);
@@ -144,6 +145,16 @@ fn map_new_leaf(index: usize) -> Result<*mut Leaf> {
     }
     leaf_pointer(index).store(new, Ordering::Release);
     Ok(new)
+}
+
+/// Where a leaf is to lie: far from where the kernel puts mappings. A program with one thread may unmap a
+/// place, and map it again by its address as if nobody else could have taken it.
+///
+/// The header's own place, which is drawn by the kernel, says where in a TiB that nobody uses by custom.
+fn place_of(header: usize, number: u32) -> usize {
+    const APART: usize = 0x6000_0000_0000;
+    const WITHIN: usize = (1 << 40) - 1;
+    APART + (header & WITHIN & !(PAGE - 1)) + number as usize * size_of::<Leaf>()
 }
 
 /// The first page in [from, end) whose word is not NONE.
