@@ -823,7 +823,18 @@ fn the_evictor_has_its_own_descriptors_and_memory() {
 /// Make the evictor, which waits in recvfrom, call something else: as code of the program could that writes
 /// its stack.
 fn call_as_evictor(peer: &Peer, call: libc::c_long, args: [u64; 3]) {
-    let tid: i32 = peer.evictors()[0].file_name().unwrap().to_str().unwrap().parse().unwrap();
+    let evictor = peer.evictors().remove(0);
+    let tid: i32 = evictor.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    // On a busy machine it may not have come that far.
+    let waits_for_a_command = || {
+        let call = std::fs::read_to_string(evictor.join("syscall")).unwrap();
+        call.starts_with(&format!("{} ", libc::SYS_recvfrom))
+    };
+    let begun = Instant::now();
+    while !waits_for_a_command() {
+        assert!(begun.elapsed() < TIMEOUT, "the evictor does not wait for a command");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let none = std::ptr::null_mut::<libc::c_void>();
     unsafe {
         assert_eq!(libc::ptrace(libc::PTRACE_SEIZE, tid, none, none), 0);
