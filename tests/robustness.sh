@@ -27,6 +27,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
     shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
+    populate
     page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
     shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1267,6 +1268,12 @@ case_page-advice() {
         --swap "file:$SWAP/two,size=1G" "${MEMSPILL_ARGS[@]}" -- ./page-advice libc 80
     rm -f "$SWAP/one" "$SWAP/two"
     code_is 0 && clean || WHY="two files: $WHY"
+}
+
+case_populate() {
+    gcc -O1 -o populate "$TESTS/programs/populate.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 90 "${SPILL[@]}" -- ./populate 150
+    code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
 }
 
 # What the extra thread may do, and what the program may still do beside it.

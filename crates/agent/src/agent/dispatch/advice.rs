@@ -4,6 +4,7 @@
 //! |-------------------------|------------------------------------------------------------------------------|
 //! | mremap                  | the new place may be away as the old one was: calls are to touch it         |
 //! | MADV_POPULATE_*         | where the kernel meets a page that is away, the pages are touched here      |
+//! |                         | piece by piece, for a range may be more than there is room for              |
 //! | MADV_FREE               | freed at once: the kernel would take such pages later without a word, also  |
 //! |                         | between the touch and the call that reads them                              |
 //!
@@ -11,6 +12,7 @@
 
 use super::{batch, gadget, in_use};
 use crate::sys::{self, EFAULT, PAGE, Result, nr};
+use crate::windows;
 
 const PIECE: usize = 1 << 20;
 
@@ -28,8 +30,13 @@ pub fn remap(args: [usize; 6]) -> Result<usize> {
 /// Is it advice that is followed here?
 pub fn is_ours(args: [usize; 6]) -> bool {
     let [start, len, advice, ..] = args;
-    matches!(advice as u32 as usize, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE | sys::MADV_FREE)
-        && in_use::is_managed_in(start, start.saturating_add(len))
+    match advice as u32 as usize {
+        sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE if windows::is_on() => true,
+        sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE | sys::MADV_FREE => {
+            in_use::is_managed_in(start, start.saturating_add(len))
+        }
+        _ => false,
+    }
 }
 
 pub fn advise(args: [usize; 6]) -> Result<usize> {
@@ -47,6 +54,11 @@ pub fn advise(args: [usize; 6]) -> Result<usize> {
     let mut done = 0;
     while done < len {
         let (at, bytes) = (start + done, PIECE.min(len - done));
+        if windows::is_on() {
+            populate_by_windows(at, bytes, advice)?;
+            done += bytes;
+            continue;
+        }
         match call(at, bytes, advice) {
             Err(EFAULT) if touch(at, bytes, advice == sys::MADV_POPULATE_WRITE) => {}
             Err(errno) => return Err(errno),
@@ -55,6 +67,30 @@ pub fn advise(args: [usize; 6]) -> Result<usize> {
         done += bytes;
     }
     Ok(0)
+}
+
+/// Markers are nothing that the kernel populates: pages are brought first. They may have left again by then,
+/// which is less likely for one.
+fn populate_by_windows(start: usize, len: usize, advice: usize) -> Result<()> {
+    const TRIES: u32 = 1000;
+    // SAFETY: a part of the program's own request.
+    let populate = |at, len| unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) };
+    windows::bring(start, start + len);
+    match populate(start, len) {
+        Err(EFAULT) => {}
+        other => return other.map(drop),
+    }
+    for page in (start..start + len).step_by(PAGE) {
+        let mut left = TRIES;
+        while let Err(errno) = populate(page, PAGE) {
+            left -= 1;
+            if errno != EFAULT || left == 0 {
+                return Err(errno);
+            }
+            windows::bring(page, page + PAGE);
+        }
+    }
+    Ok(())
 }
 
 /// False: not all can be had.

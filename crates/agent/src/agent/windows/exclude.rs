@@ -70,22 +70,18 @@ const MLOCK: usize = 149;
 const MLOCKALL: usize = 151;
 const MLOCK2: usize = 325;
 const MSEAL: usize = 462;
-const POPULATE_READ: usize = 22;
-const POPULATE_WRITE: usize = 23;
 const GUARD_REMOVE: usize = 103;
 
 /// Memory that a call must find there, though it does not touch it as others do: [start, end). With markers
-/// in it populating fails, locked and sealed memory cannot be filled later, and the program's removal of its
-/// own guards would remove ours.
+/// in it locked and sealed memory cannot be filled later, and the program's removal of its own guards would
+/// remove ours.
 pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     let [start, len, third, ..] = *args;
     let end = start.saturating_add(len).saturating_add(PAGE - 1);
     match number {
         MLOCK | MLOCK2 | MSEAL => Some((start, end)),
         MLOCKALL => Some((0, table::TOP)),
-        MADVISE if matches!(third as u32 as usize, POPULATE_READ | POPULATE_WRITE | GUARD_REMOVE) => {
-            Some((start, end))
-        }
+        MADVISE if third as u32 as usize == GUARD_REMOVE => Some((start, end)),
         _ => None,
     }
 }
