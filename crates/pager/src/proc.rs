@@ -570,6 +570,13 @@ pub fn one_runs(pid: u32, but: Option<u32>, left: &mut usize) -> Option<bool> {
     Some(false)
 }
 
+/// Does a thread keep its CPU for as long as it likes (SCHED_FIFO, SCHED_RR, SCHED_DEADLINE)? None: it has
+/// ended.
+pub fn is_realtime(pid: u32, tid: u32) -> Option<bool> {
+    let policy: u32 = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.number(41)?;
+    Some(matches!(policy, 1 | 2 | 6))
+}
+
 /// CPU time of a process with all its threads, in ticks of 10 ms.
 pub fn cpu_ticks(pid: u32) -> Option<u64> {
     let stat = Stat::of(pid)?;

@@ -64,7 +64,10 @@ impl InFlight {
         let word = self.0.load(Ordering::Relaxed);
         let waits = word & COUNT > 0;
         let now = if waits { now_us << COUNT_BITS } else { 0 };
-        (waits, (word & TIME).wrapping_add(now) >> COUNT_BITS)
+        let waited_us = (word & TIME).wrapping_add(now) >> COUNT_BITS;
+        // A wait may have begun after the caller has looked at the clock.
+        let is_negative = waited_us >> (u64::BITS - COUNT_BITS - 1) != 0;
+        (waits, if is_negative { 0 } else { waited_us })
     }
 }
 

@@ -159,7 +159,10 @@ impl Seal {
 pub fn cpu_does_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     false
 }
 

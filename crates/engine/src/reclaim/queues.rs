@@ -224,7 +224,9 @@ impl Queues {
     /// So many pages of the block of `vpn` have gone, and their records are still there.
     pub fn gone_with(&mut self, vpn: Vpn, on_trial: bool, pages: usize) {
         let role = self.ways(0).role(vpn);
-        self.parts[role as usize].queue(on_trial).stale += pages;
+        let queue = self.parts[role as usize].queue(on_trial);
+        // The child of a fork has its records where all follow, whoever leads.
+        queue.stale = (queue.stale + pages).min(queue.lru.len());
     }
 
     /// Records, stale ones too.

@@ -50,6 +50,8 @@ pub struct FaultThread<'a> {
     /// Whose faults wait for reads, by the token of the read.
     reading: HashMap<u64, Arc<Process>>,
     messages: Vec<Event>,
+    /// Those of which there is more to be read, though nothing may say so again.
+    unread: Vec<Weak<Process>>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
 }
@@ -72,6 +74,7 @@ impl<'a> FaultThread<'a> {
             queue: QueueId(index),
             scratch: Scratch::default(),
             put_off: Vec::new(),
+            unread: Vec::new(),
             reading: HashMap::new(),
             messages: Vec::new(),
             known: HashMap::new(),
@@ -81,7 +84,8 @@ impl<'a> FaultThread<'a> {
     pub fn serve_all(&mut self) {
         let mut events = Vec::with_capacity(64);
         while !self.run.is_stopping() {
-            let limit = (!self.put_off.is_empty()).then_some(PUT_OFF_AGAIN);
+            let is_idle = self.put_off.is_empty() && self.unread.is_empty();
+            let limit = (!is_idle).then_some(PUT_OFF_AGAIN);
             if let Err(e) = self.shared_state().wait(&mut events, limit) {
                 return self.run.fail(format!("cannot wait for faults: {e}"));
             }
@@ -99,6 +103,7 @@ impl<'a> FaultThread<'a> {
                 }
             }
             self.retry_put_off();
+            self.read_on();
             self.shared_state().set_busy(false);
         }
     }
@@ -123,6 +128,23 @@ impl<'a> FaultThread<'a> {
 
     /// Read one process's messages and answer them.
     fn serve_process(&mut self, process: &Arc<Process>) {
+        self.serve_messages(process);
+        // A link's bell is silenced before it is clear that all can be read now.
+        if process.memory.uffd.agent().is_some_and(|link| link.has_messages()) {
+            self.unread.push(Arc::downgrade(process));
+        }
+    }
+
+    /// Go on with what could not be read.
+    fn read_on(&mut self) {
+        for process in std::mem::take(&mut self.unread) {
+            if let Some(process) = process.upgrade().filter(|process| !process.is_dying()) {
+                self.serve_process(&process);
+            }
+        }
+    }
+
+    fn serve_messages(&mut self, process: &Arc<Process>) {
         let start = Instant::now();
         let Some(events_guard) = process.space.gate.try_enter_events() else {
             // Another pager reads. The descriptor stays readable if it left something.

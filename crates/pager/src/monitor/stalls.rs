@@ -54,7 +54,9 @@ impl Look {
     /// Has somebody waited all the time since?
     fn still_waits(&self, process: &Process) -> bool {
         let now = Look::at(process, now_us());
-        now.waits && now.waited_us - self.waited_us == now.at_us - self.at_us
+        // A pager that looked at the clock before us may have ended a wait after it: then it is less now.
+        let waited_us = now.waited_us.checked_sub(self.waited_us);
+        now.waits && waited_us.is_some() && waited_us == now.at_us.checked_sub(self.at_us)
     }
 }
 

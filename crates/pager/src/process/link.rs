@@ -191,7 +191,8 @@ impl AgentLink {
         }
     }
 
-    fn is_readable(&self) -> bool {
+    /// Are there messages that nobody has read, whether the bell says so or not?
+    pub fn has_messages(&self) -> bool {
         let [head, tail, ..] = self.counts();
         head.load(Ordering::SeqCst) != tail.load(Ordering::SeqCst)
     }
@@ -439,7 +440,7 @@ impl Port {
     pub fn is_readable(&self) -> bool {
         match self {
             Port::Kernel(uffd) => uffd.is_readable(),
-            Port::Agent(link) => link.is_readable(),
+            Port::Agent(link) => link.has_messages(),
         }
     }
 

@@ -11,7 +11,7 @@
 //! All of it is done inside the trap's handler; what waits there waits for the pager.
 
 use super::{batch, gadget, in_use};
-use crate::sys::{self, EFAULT, PAGE, Result, nr};
+use crate::sys::{self, EFAULT, EINVAL, PAGE, Result, nr};
 use crate::windows;
 
 const PIECE: usize = 1 << 20;
@@ -69,22 +69,23 @@ pub fn advise(args: [usize; 6]) -> Result<usize> {
     Ok(0)
 }
 
-/// Markers are nothing that the kernel populates: pages are brought first. They may have left again by then,
-/// which is less likely for one.
+/// Markers are nothing that the kernel populates (EFAULT), nor are pages that are without protection for the
+/// moment of a window (EINVAL): pages are brought first. They may have left again by then, which is less
+/// likely for one.
 fn populate_by_windows(start: usize, len: usize, advice: usize) -> Result<()> {
     const TRIES: u32 = 1000;
     // SAFETY: a part of the program's own request.
     let populate = |at, len| unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) };
     windows::bring(start, start + len);
     match populate(start, len) {
-        Err(EFAULT) => {}
+        Err(EFAULT | EINVAL) => {}
         other => return other.map(drop),
     }
     for page in (start..start + len).step_by(PAGE) {
         let mut left = TRIES;
         while let Err(errno) = populate(page, PAGE) {
             left -= 1;
-            if errno != EFAULT || left == 0 {
+            if !matches!(errno, EFAULT | EINVAL) || left == 0 {
                 return Err(errno);
             }
             windows::bring(page, page + PAGE);

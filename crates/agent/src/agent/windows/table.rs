@@ -150,9 +150,10 @@ fn map_new_leaf(index: usize) -> Result<*mut Leaf> {
 /// Where a leaf is to lie: far from where the kernel puts mappings. A program with one thread may unmap a
 /// place, and map it again by its address as if nobody else could have taken it.
 ///
-/// The header's own place, which is drawn by the kernel, says where in a TiB that nobody uses by custom.
+/// The header's own place, which is drawn by the kernel, says where in a TiB that sanitizers leave alone
+/// (they have ranges up to 0x6400_0000_0000, and from 0x7000_0000_0000 on).
 fn place_of(header: usize, number: u32) -> usize {
-    const APART: usize = 0x6000_0000_0000;
+    const APART: usize = 0x6600_0000_0000;
     const WITHIN: usize = (1 << 40) - 1;
     APART + (header & WITHIN & !(PAGE - 1)) + number as usize * size_of::<Leaf>()
 }
