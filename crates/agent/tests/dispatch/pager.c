@@ -125,9 +125,6 @@ static void bring(uint64_t at)
 
 static void *pager_thread(void *arg)
 {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, 0);
     if (board)
         CHECK(syscall(LEAVE_DISPATCH) == 0);
     for (;;) {
@@ -187,7 +184,12 @@ void arena_start(size_t pages)
         board->managed_count = 1;
     }
     pthread_t thread;
+    sigset_t all, before;
+    /* From its first moment none of the program's signals is for this thread. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     CHECK(pthread_create(&thread, 0, pager_thread, 0) == 0);
+    pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
 void *whole(size_t len)

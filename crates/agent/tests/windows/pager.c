@@ -37,9 +37,6 @@ void away(void)
 static void *evict(void *arg)
 {
     unsigned seed = 1;
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, 0);
     for (;;) {
         size_t first = rand_r(&seed) % arena_pages;
         if (atomic_load(&always))
@@ -53,9 +50,15 @@ static void *evict(void *arg)
 void evict_always(int on)
 {
     pthread_t thread;
+    sigset_t all, before;
     atomic_store(&always, on);
-    if (on && !atomic_exchange(&is_evicting, 1))
-        CHECK(pthread_create(&thread, 0, evict, 0) == 0);
+    if (!on || atomic_exchange(&is_evicting, 1))
+        return;
+    /* From its first moment none of the program's signals is for this thread. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    CHECK(pthread_create(&thread, 0, evict, 0) == 0);
+    pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
 void arena_start(size_t pages)
