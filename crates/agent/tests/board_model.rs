@@ -3,7 +3,8 @@
 //! gone through. In no order may a call meet a page that is away, or the evictor wait for ever.
 //!
 //! The steps are those of the real code, each an access to memory that the others see at once, as the fences
-//! have it. What is not shown: that the fences suffice (orders of memory weaker than one after the other).
+//! have it. That the fences suffice is shown by `loom_in_use.rs`; registering, and sleeping, by
+//! `shuttle_in_use.rs`.
 //! Without any one of the rules the model must find an order that fails, or the rule would be idle.
 
 use std::collections::HashSet;

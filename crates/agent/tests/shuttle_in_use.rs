@@ -21,7 +21,7 @@
 
 mod models;
 
-use models::{Futex, explore, hunt};
+use models::{Futex, Lock, explore, hunt};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
@@ -102,7 +102,7 @@ impl Process {
         self.kernel_writes(page, value);
         self.kernel_writes(page, value);
         slot.count.store(0, Ordering::Release);
-        assert_eq!(self.touch(page), value, "a page has other bytes than were written");
+        assert_eq!(self.touch(page), value, "wrong: a page has other bytes than were written");
     }
 
     fn wait_for_batch(&self) {
@@ -134,7 +134,7 @@ impl Process {
 
     /// An access by the program itself: the pager brings what is missing.
     fn touch(&self, page: usize) -> u32 {
-        let page = &mut self.kernel.lock().unwrap().pages[page];
+        let page = &mut self.kernel.held().pages[page];
         let value = match *page {
             Page::Nothing => 0,
             Page::Here(value) | Page::Away(value) => value,
@@ -145,13 +145,13 @@ impl Process {
 
     /// An access inside a system call.
     fn kernel_writes(&self, page: usize, value: u32) {
-        let mut kernel = self.kernel.lock().unwrap();
+        let mut kernel = self.kernel.held();
         let is_missing = match kernel.pages[page] {
             Page::Nothing => kernel.is_registered[page],
             Page::Here(_) => false,
             Page::Away(_) => true,
         };
-        assert!(!is_missing, "EFAULT");
+        assert!(!is_missing, "wrong: EFAULT");
         kernel.pages[page] = Page::Here(value);
     }
 
@@ -191,7 +191,7 @@ impl Process {
         self.begin();
         let in_use = self.slots.iter().fold(false, |in_use, slot| names(slot, page) || in_use);
         if !in_use {
-            let page = &mut self.kernel.lock().unwrap().pages[page];
+            let page = &mut self.kernel.held().pages[page];
             if let Page::Here(value) = *page {
                 *page = Page::Away(value);
             }
@@ -216,14 +216,14 @@ impl Process {
 
     /// MADV_POPULATE_READ.
     fn populate(&self, page: usize) {
-        let mut kernel = self.kernel.lock().unwrap();
+        let mut kernel = self.kernel.held();
         if kernel.pages[page] == Page::Nothing && !kernel.is_registered[page] {
             kernel.pages[page] = Page::Here(0);
         }
     }
 
     fn register(&self, page: usize) {
-        self.kernel.lock().unwrap().is_registered[page] = true;
+        self.kernel.held().is_registered[page] = true;
     }
 
     fn lock(&self) {
@@ -318,13 +318,13 @@ macro_rules! controls {
 }
 
 controls! {
-    in_use_control_populate: Populate, "EFAULT";
-    in_use_control_managed_while_odd: ManagedWhileOdd, "EFAULT";
-    in_use_control_wait: Wait, "EFAULT";
+    in_use_control_populate: Populate, "wrong";
+    in_use_control_managed_while_odd: ManagedWhileOdd, "wrong";
+    in_use_control_wait: Wait, "wrong";
     in_use_control_count: Count, "deadlock";
     in_use_control_compare: Compare, "deadlock";
-    in_use_control_touch_last: TouchLast, "EFAULT";
+    in_use_control_touch_last: TouchLast, "wrong";
     in_use_control_wake_last: WakeLast, "deadlock";
-    in_use_control_lock: Lock, "EFAULT";
-    in_use_control_note_new: NoteNew, "EFAULT";
+    in_use_control_lock: Lock, "wrong";
+    in_use_control_note_new: NoteNew, "wrong";
 }

@@ -30,7 +30,7 @@ mod models;
 use memspill_agent::link::{CUT, FREE, FULL, TAKEN, committed, committed_of, open};
 use memspill_agent::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
 use models::windows::{Bytes, Gate, Inside, Kernel, NONE, PageWord, READ, READ_WRITE};
-use models::{Futex, explore, hunt};
+use models::{Futex, Lock, explore, held, hunt};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::{Arc, Mutex, RwLock};
@@ -301,7 +301,7 @@ impl All {
         if self.without != Without::Room {
             self.wait_for_reader(|| number.wrapping_sub(link.tail.load(Ordering::SeqCst)) < RING);
         }
-        *link.ring[(number % RING) as usize].lock().unwrap() = Some(message);
+        *link.ring[(number % RING) as usize].held() = Some(message);
         link.head.store(number + 1, Ordering::SeqCst);
         link.writing.store(0, Ordering::SeqCst);
         link.writing.wake_all();
@@ -348,10 +348,10 @@ impl All {
             {
                 continue;
             }
-            let mut filled = delivery.filled.lock().unwrap().clone();
+            let mut filled = delivery.filled.held().clone();
             let result = self.install(&mut filled);
             if self.without != Without::Done {
-                delivery.filled.lock().unwrap().done = filled.done;
+                delivery.filled.held().done = filled.done;
             }
             state.store(if result.is_ok() { FREE } else { FULL }, Ordering::SeqCst);
             result?;
@@ -416,7 +416,6 @@ impl All {
 
     fn change(&self, change: impl FnOnce()) {
         let link = &self.link;
-        let link = &self.link;
         self.wait_for_reader(|| {
             let begun = link.changes.load(Ordering::SeqCst);
             begun.wrapping_sub(link.changes_read.load(Ordering::SeqCst)) <= UNREAD_CHANGES_MAX
@@ -451,7 +450,7 @@ impl All {
             if self.is_ending() {
                 return;
             }
-            let command = *self.evictor.command.lock().unwrap();
+            let command = *self.evictor.command.held();
             last = command.seq;
             let moved = self.take_run(command);
             self.evictor.moved.store(moved as u32, Ordering::SeqCst);
@@ -533,7 +532,7 @@ impl All {
             .map(|page| self.kernel.read_through(page).expect("wrong: a marker is taken out"))
             .collect();
         for (page, bytes) in pages.clone().zip(&copies) {
-            self.evictor.staging.lock().unwrap()[page - to.start] = *bytes;
+            self.evictor.staging.held()[page - to.start] = *bytes;
         }
         let is_first = self.without == Without::CommitLast;
         let mut is_taken = !is_first || commit(pages.len());
@@ -567,7 +566,7 @@ impl All {
 
     fn serve_all(&self) {
         while !self.is_ending() {
-            let put_off = std::mem::take(&mut *self.engine.put_off.lock().unwrap());
+            let put_off = std::mem::take(&mut *self.engine.put_off.held());
             if put_off.is_empty() {
                 self.wait_for_bell();
             } else {
@@ -624,7 +623,7 @@ impl All {
         let (end, mut at) = (link.head.load(Ordering::SeqCst), link.tail.load(Ordering::SeqCst));
         let begun = at;
         while at != end {
-            let message = link.ring[(at % RING) as usize].lock().unwrap().take();
+            let message = link.ring[(at % RING) as usize].held().take();
             at += 1;
             link.tail.store(at, Ordering::SeqCst);
             match message.expect("wrong: no message where there is to be one") {
@@ -645,7 +644,7 @@ impl All {
 
     /// `Space::unmap`.
     fn unmap(&self, page: usize) {
-        let word = &mut self.engine.words.lock().unwrap()[page];
+        let word = &mut self.engine.words.held()[page];
         *word = match *word {
             State::Filling { .. } => State::Filling { cancelled: true },
             State::Evicting { .. } => panic!("wrong: an event meets a page that is being taken out"),
@@ -655,12 +654,12 @@ impl All {
 
     /// `SwapIn::fault`.
     fn engine_fault(&self, page: usize) {
-        let mut words = self.engine.words.lock().unwrap();
+        let mut words = self.engine.words.held();
         match words[page] {
             State::Resident => {
                 drop(words);
                 if self.without != Without::WakeResident {
-                    let _guard = self.engine.gate.read().unwrap();
+                    let _guard = held(self.engine.gate.read());
                     self.wake(page..page + 1);
                 }
             }
@@ -687,10 +686,10 @@ impl All {
 
     /// `SwapIn::install`.
     fn install_job(&self, mut job: Job) {
-        let guard = self.engine.gate.read().unwrap();
+        let guard = held(self.engine.gate.read());
         let mut dropped = Vec::new();
         {
-            let mut words = self.engine.words.lock().unwrap();
+            let mut words = self.engine.words.held();
             // One that is cancelled ends the run; what is behind it is as before.
             let pages = job.first..job.first + job.bytes.len();
             if pages.clone().any(|page| words[page] == State::Filling { cancelled: true }) {
@@ -708,12 +707,12 @@ impl All {
         let is_delivered = pages.is_empty() || is_zero_of_nobody || self.deliver(&job);
         if is_delivered {
             let state = if is_zero_of_nobody { State::None } else { State::Resident };
-            self.engine.words.lock().unwrap()[pages.clone()].fill(state);
+            self.engine.words.held()[pages.clone()].fill(state);
         }
         drop(guard);
         dropped.into_iter().for_each(|page| self.wake(page..page + 1));
         if !is_delivered {
-            self.engine.put_off.lock().unwrap().push(job);
+            self.engine.put_off.held().push(job);
             // So that one looks there.
             self.ring();
         } else if self.without != Without::WakeWaiters || is_zero_of_nobody {
@@ -726,7 +725,7 @@ impl All {
         let delivering = self.engine.delivering.lock();
         let is_free = |delivery: &&Delivery| delivery.state.load(Ordering::SeqCst) == FREE;
         let is_delivered = link.deliveries.iter().find(is_free).is_some_and(|delivery| {
-            *delivery.filled.lock().unwrap() = Filled { first: job.first, bytes: job.bytes.clone(), done: 0 };
+            *delivery.filled.held() = Filled { first: job.first, bytes: job.bytes.clone(), done: 0 };
             let locks = self.without != Without::DeliverLocked;
             locks.then(|| link.lock.lock());
             let is_changing = || {
@@ -771,12 +770,12 @@ impl All {
             // `Evictor::caught_up`.
             self.wait_for_answer(seq);
             self.adopt();
-            let batch = self.engine.batch.lock().unwrap();
+            let batch = self.engine.batch.held();
             let Some(pages) = self.choose() else { continue };
             seq += 1;
             self.link.take.store(open(seq), Ordering::SeqCst);
             let command = Command { seq, first: pages.start, pages: pages.len() };
-            *self.evictor.command.lock().unwrap() = command;
+            *self.evictor.command.held() = command;
             self.evictor.sent.store(seq, Ordering::SeqCst);
             self.evictor.sent.wake_all();
             let moved = match self.is_answered(seq) {
@@ -815,11 +814,11 @@ impl All {
 
     /// `adopt_piece`.
     fn adopt(&self) {
-        let _guard = self.engine.gate.read().unwrap();
-        let _batch = self.engine.batch.lock().unwrap();
+        let _guard = held(self.engine.gate.read());
+        let _batch = self.engine.batch.held();
         for page in 0..PAGES {
             if self.kernel.is_present(page) {
-                let word = &mut self.engine.words.lock().unwrap()[page];
+                let word = &mut self.engine.words.held()[page];
                 *word = if *word == State::None { State::Resident } else { *word };
             }
         }
@@ -827,7 +826,7 @@ impl All {
 
     /// The first pages in a row that are there.
     fn choose(&self) -> Option<Range<usize>> {
-        let mut words = self.engine.words.lock().unwrap();
+        let mut words = self.engine.words.held();
         let first = words.iter().position(|word| *word == State::Resident)?;
         let count = words[first..].iter().take_while(|word| **word == State::Resident).count();
         words[first..first + count].fill(State::Evicting { wanted: false });
@@ -844,8 +843,8 @@ impl All {
 
     /// The words of a batch; which pages are wanted.
     fn finish_batch(&self, pages: Range<usize>, moved: usize) -> Vec<usize> {
-        let copies = *self.evictor.staging.lock().unwrap();
-        let mut words = self.engine.words.lock().unwrap();
+        let copies = *self.evictor.staging.held();
+        let mut words = self.engine.words.held();
         let is_wanted = |page: &usize| words[*page] == State::Evicting { wanted: true };
         let wanted = match self.without {
             Without::Wanted => Vec::new(),
@@ -919,7 +918,7 @@ fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'st
         if let Some(bytes) = scene.away {
             all.kernel.install_guards(0..PAGES);
             all.words.iter().for_each(|word| word.finish(Word::swapped(0, READ_WRITE)));
-            all.engine.words.lock().unwrap().fill(State::Swapped(bytes));
+            all.engine.words.held().fill(State::Swapped(bytes));
         }
         let spawn = |work: Work| {
             let all = all.clone();
@@ -950,7 +949,7 @@ impl All {
         self.install_all();
         for page in 0..PAGES {
             let is_away = self.words[page].load().state() == SWAPPED;
-            let word = self.engine.words.lock().unwrap()[page];
+            let word = self.engine.words.held()[page];
             assert!(
                 !is_away && !matches!(word, State::Swapped(_)),
                 "wrong: page {page}, {word:?}, away: {is_away}"

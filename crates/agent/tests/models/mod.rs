@@ -14,9 +14,24 @@ pub use explore::explore;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
-use shuttle::sync::{Condvar, Mutex};
+use shuttle::sync::{Condvar, LockResult, Mutex, MutexGuard, PoisonError};
 use shuttle::{Config, MaxSteps, Runner};
 use std::ops::Deref;
+
+/// What is locked, though another thread has failed meanwhile: that one says what was wrong.
+pub fn held<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
+pub trait Lock<T> {
+    fn held(&self) -> MutexGuard<'_, T>;
+}
+
+impl<T> Lock<T> for Mutex<T> {
+    fn held(&self) -> MutexGuard<'_, T> {
+        held(self.lock())
+    }
+}
 
 /// Who sleeps until a word changes, as the kernel does it: it looks at the word once more when nobody can
 /// wake any more.
@@ -28,14 +43,14 @@ pub struct Sleepers {
 
 impl Sleepers {
     pub fn sleep_if(&self, is_unchanged: impl FnOnce() -> bool) {
-        let queue = self.queue.lock().unwrap();
+        let queue = self.queue.held();
         if is_unchanged() {
-            drop(self.woken.wait(queue).unwrap());
+            drop(held(self.woken.wait(queue)));
         }
     }
 
     pub fn wake_all(&self) {
-        let _queue = self.queue.lock().unwrap();
+        let _queue = self.queue.held();
         self.woken.notify_all();
     }
 }

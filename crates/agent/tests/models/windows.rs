@@ -7,12 +7,14 @@
 //! | `PageWord` | `table.rs`: `turn`, `finish`, `wait_for`; the word itself is the real one |
 //! | `Gate` | `gate.rs` |
 
-use super::{Futex, Sleepers};
+use super::{Futex, Lock, Sleepers};
 use memspill_agent::words::Word;
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::thread::panicking;
 
 /// A byte for each of two threads.
 pub type Bytes = [u8; 2];
@@ -52,7 +54,7 @@ impl<const PAGES: usize> Default for Kernel<PAGES> {
 
 impl<const PAGES: usize> Kernel<PAGES> {
     fn with<T>(&self, page: usize, step: impl FnOnce(&mut Page) -> T) -> T {
-        step(&mut self.pages.lock().unwrap()[page])
+        step(&mut self.pages.held()[page])
     }
 
     /// An access by the program, or by the kernel for it: a page of zeros comes where nothing is.
@@ -87,7 +89,7 @@ impl<const PAGES: usize> Kernel<PAGES> {
 
     /// mprotect: whole.
     pub fn protect(&self, range: Range<usize>, prot: u64) {
-        let mut pages = self.pages.lock().unwrap();
+        let mut pages = self.pages.held();
         pages[range].iter_mut().for_each(|page| page.prot = prot);
     }
 
@@ -205,6 +207,8 @@ const CHANGING: u32 = 1 << 31;
 pub struct Gate {
     state: Futex,
     changer: Futex,
+    /// Of the model's, to look whether it holds.
+    is_one_alone: AtomicBool,
     without: Without,
 }
 
@@ -260,12 +264,16 @@ impl Gate {
             self.state.sleep(seen);
             seen = self.state.load(Ordering::SeqCst);
         }
+        assert!(!self.is_one_alone.swap(true, Ordering::SeqCst), "wrong: two are alone");
         Alone(self)
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
+        if panicking() {
+            return;
+        }
         let Gate { state, without, .. } = self.0;
         if state.fetch_sub(1, Ordering::SeqCst) == CHANGING | 1 && *without != Without::LastWakes {
             state.wake_all();
@@ -275,7 +283,11 @@ impl Drop for Inside<'_> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        let Gate { state, changer, .. } = self.0;
+        if panicking() {
+            return;
+        }
+        let Gate { state, changer, is_one_alone, .. } = self.0;
+        is_one_alone.store(false, Ordering::SeqCst);
         state.fetch_and(!CHANGING, Ordering::SeqCst);
         state.wake_all();
         changer.store(0, Ordering::SeqCst);
