@@ -13,7 +13,7 @@
 //!   the evictor                      evict.rs: take_run          EVICTING; open; sent      take_by_link.rs
 //!     inside; nothing is changing    is_changing                 no answer: cut            end_batch_of_late
 //!     installs; words EVICTING       install_inside, mark        SWAPPED; what is WANTED
-//!     READ, copied, NONE             Chunk::take
+//!     NONE, copied                   Chunk::take
 //!     guards; commits; RW; SWAPPED   mark_away; take_runs, evictor.rs
 //! ```
 //!
@@ -29,7 +29,7 @@ mod models;
 
 use memspill_agent::link::{CUT, FREE, FULL, TAKEN, committed, committed_of, open};
 use memspill_agent::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
-use models::windows::{Bytes, Gate, Inside, Kernel, NONE, PageWord, READ, READ_WRITE};
+use models::windows::{Bytes, Gate, Inside, Kernel, NONE, PageWord, READ_WRITE};
 use models::{Futex, Lock, explore, held, hunt};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,6 +67,8 @@ enum Without {
     Room,
     /// The evictor takes nothing while a change is unread.
     TakeUnchanged,
+    /// Nobody can touch what it copies and takes.
+    TakeUnderNone,
     /// It commits what it takes, by a compare and exchange.
     Commit,
     /// It commits when nothing can fail any more.
@@ -526,7 +528,9 @@ impl All {
         to: Range<usize>,
         commit: &mut impl FnMut(usize) -> bool,
     ) -> bool {
-        self.kernel.protect(pages.clone(), READ);
+        if self.without != Without::TakeUnderNone {
+            self.kernel.protect(pages.clone(), NONE);
+        }
         let copies: Vec<Bytes> = pages
             .clone()
             .map(|page| self.kernel.read_through(page).expect("wrong: a marker is taken out"))
@@ -537,7 +541,6 @@ impl All {
         let is_first = self.without == Without::CommitLast;
         let mut is_taken = !is_first || commit(pages.len());
         if is_taken {
-            self.kernel.protect(pages.clone(), NONE);
             is_taken = !(self.guards_fail && thread_rng().gen_bool(0.5));
             if is_taken {
                 self.kernel.install_guards(pages.clone());
@@ -993,6 +996,7 @@ controls! {
     link_control_done: Done, COMING_BACK, "wrong";
     link_control_room: Room, EMPTYING, "wrong";
     link_control_take_unchanged: TakeUnchanged, EMPTYING, "wrong";
+    link_control_take_under_none: TakeUnderNone, COUNTING, "wrong";
     link_control_commit: Commit, COUNTING, "wrong";
     link_control_commit_last: CommitLast, LOCKED, "wrong";
     link_control_writing: Writing, FAULTING, "deadlock";
