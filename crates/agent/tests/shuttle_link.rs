@@ -36,6 +36,7 @@ use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::{Arc, Mutex, RwLock};
 use shuttle::thread;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 const PAGES: usize = 3;
 const WAITERS: usize = 3;
@@ -144,6 +145,8 @@ struct Link {
     waits_for_room: AtomicU32,
     room: Futex,
     writing: Futex,
+    /// Of the model's, to look whether it holds.
+    is_written: AtomicBool,
     bell: Futex,
 }
 
@@ -299,12 +302,14 @@ impl All {
         while self.without != Without::Writing && link.writing.swap(1, Ordering::SeqCst) != 0 {
             link.writing.sleep(1);
         }
+        assert!(!link.is_written.swap(true, Ordering::SeqCst), "wrong: two write into the ring");
         let number = link.head.load(Ordering::Relaxed);
         if self.without != Without::Room {
             self.wait_for_reader(|| number.wrapping_sub(link.tail.load(Ordering::SeqCst)) < RING);
         }
         *link.ring[(number % RING) as usize].held() = Some(message);
         link.head.store(number + 1, Ordering::SeqCst);
+        link.is_written.store(false, Ordering::SeqCst);
         link.writing.store(0, Ordering::SeqCst);
         link.writing.wake_all();
         self.ring();
@@ -999,7 +1004,7 @@ controls! {
     link_control_take_under_none: TakeUnderNone, COUNTING, "wrong";
     link_control_commit: Commit, COUNTING, "wrong";
     link_control_commit_last: CommitLast, LOCKED, "wrong";
-    link_control_writing: Writing, FAULTING, "deadlock";
+    link_control_writing: Writing, FAULTING, "wrong";
     link_control_silence_first: SilenceFirst, FAULTING, "deadlock";
     link_control_let_write: LetWrite, EMPTYING, "deadlock";
     link_control_deliver_unchanged: DeliverUnchanged, GIVEN_UP, "wrong";
