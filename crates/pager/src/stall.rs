@@ -6,7 +6,7 @@
 //!   monitor: each tenth of a second ─▶ how long somebody waited since ─▶ total, averages over 10, 60, 300 s
 //! ```
 //!
-//! *some*: at least one thread waits. It is exact: the word says how many faults are in flight, and for how
+//! *some*: at least one thread waits. The word says how many faults are in flight, and for how
 //! long there has been one. *full*: somebody waits and nobody runs. Whether a thread runs is looked at with
 //! each tick (PSI too leaves out who sleeps for another reason), so that full is some, times the share of
 //! looks at which nobody ran.
