@@ -1155,7 +1155,7 @@ case_ctl-swapoff-stop() {
     done
     sleep 0.3
     ctl_ok swaps || return
-    grep -qE "$one .* (on|full)\$" ctl.out || { no "it is not on again: $(cat ctl.out)"; return; }
+    grep -qE "$one .* (on|full) " ctl.out || { no "it is not on again: $(cat ctl.out)"; return; }
     ends 60
     code_is 0 || return
     rm "$one" "$two"
