@@ -93,8 +93,9 @@ pub struct Delivery {
     pub done: u32,
 }
 
-/// What is larger than so many times `Link::closed_bytes` is mapped to be used here and there.
-pub const CLOSED_MAX: u64 = 64;
+/// What is larger than so many times `Link::closed_bytes` is mapped to be used here and there. Where that is
+/// a sixteenth of the budget, the page tables of what is closed take a 32nd of it at most.
+pub const CLOSED_MAX: u64 = 256;
 
 pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
