@@ -547,9 +547,18 @@ impl Stat {
     }
 }
 
-/// The CPU on which a thread last ran.
-pub fn last_cpu(pid: u32, tid: u32) -> Option<usize> {
-    Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.number(39)
+/// The CPU on which a thread runs, or ran last.
+pub struct RunsOn {
+    pub cpu: usize,
+    /// It keeps that CPU for as long as it likes (SCHED_FIFO, SCHED_RR, SCHED_DEADLINE).
+    pub is_realtime: bool,
+}
+
+/// None: the thread has ended.
+pub fn runs_on(pid: u32, tid: u32) -> Option<RunsOn> {
+    let stat = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?;
+    let policy: u32 = stat.number(41)?;
+    Some(RunsOn { cpu: stat.number(39)?, is_realtime: matches!(policy, 1 | 2 | 6) })
 }
 
 /// Does a thread of the process run? Not counted is `but`. None: more threads would have to be looked at than
@@ -568,13 +577,6 @@ pub fn one_runs(pid: u32, but: Option<u32>, left: &mut usize) -> Option<bool> {
         }
     }
     Some(false)
-}
-
-/// Does a thread keep its CPU for as long as it likes (SCHED_FIFO, SCHED_RR, SCHED_DEADLINE)? None: it has
-/// ended.
-pub fn is_realtime(pid: u32, tid: u32) -> Option<bool> {
-    let policy: u32 = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.number(41)?;
-    Some(matches!(policy, 1 | 2 | 6))
 }
 
 /// CPU time of a process with all its threads, in ticks of 10 ms.
@@ -825,7 +827,7 @@ mod tests {
         let me = std::process::id();
         let statm = statm(me).expect("statm of ourselves");
         assert!(statm.anon_bytes > 0 && statm.size_bytes > statm.anon_bytes);
-        assert!(last_cpu(me, me).is_some());
+        assert!(runs_on(me, me).is_some());
         let before = cpu_ticks(me).expect("stat of ourselves");
         let begun = std::time::Instant::now();
         while cpu_ticks(me) < Some(before + 3) {

@@ -54,11 +54,10 @@ pub fn note_fault(cpus: &[PagerCpu], process: &Process, tid: u32) {
             watch_from(cpus, process, None);
         }
         Some(Faulted::OneThread) => {
-            let runs_on = crate::proc::last_cpu(process.memory.pid(), tid);
+            let runs_on = crate::proc::runs_on(process.memory.pid(), tid);
             // Beside one that does not give its CPU away the evictor would get none.
-            let gives_way = crate::proc::is_realtime(process.memory.pid(), tid) == Some(false);
-            keep_evictor_on(process, runs_on.filter(|_| gives_way));
-            watch_from(cpus, process, runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on)));
+            keep_evictor_on(process, runs_on.as_ref().filter(|on| !on.is_realtime).map(|on| on.cpu));
+            watch_from(cpus, process, runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on.cpu)));
         }
     }
 }
