@@ -120,7 +120,7 @@ fn prepare(command: &[OsString], group: Option<&Group>) -> Command {
 }
 
 /// Tells when the process ended, and leaves it to be waited for.
-fn when_ended(pid: Pid, start: Instant) -> Receiver<Duration> {
+pub fn when_ended(pid: Pid, start: Instant) -> Receiver<Duration> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
@@ -131,7 +131,10 @@ fn when_ended(pid: Pid, start: Instant) -> Receiver<Duration> {
 }
 
 /// Reads a pipe to its end, so that nobody waits for us, and keeps what `keep` makes of it.
-fn drain<R: Read + Send + 'static>(pipe: Option<R>, keep: fn(BufReader<R>) -> String) -> Receiver<String> {
+pub fn drain<R: Read + Send + 'static>(
+    pipe: Option<R>,
+    keep: fn(BufReader<R>) -> String,
+) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     if let Some(pipe) = pipe {
         thread::spawn(move || sender.send(keep(BufReader::new(pipe))));
@@ -146,7 +149,8 @@ fn first_line<R: Read>(mut pipe: BufReader<R>) -> String {
     String::from_utf8_lossy(&line).into_owned()
 }
 
-fn last_line<R: Read>(mut pipe: BufReader<R>) -> String {
+/// The last one that holds something, cut to 200 characters.
+pub fn last_line<R: Read>(mut pipe: BufReader<R>) -> String {
     let mut last = Vec::new();
     let mut line = Vec::new();
     while (&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {

@@ -39,6 +39,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command within a memory budget; what does not fit is swapped out
     Run(RunArgs),
+    /// Find the smallest budget with which a command is still fast enough
+    Size(crate::sizing::SizeArgs),
     /// Look at running runs and change them: swap devices, budget
     Ctl(crate::ctl::CtlArgs),
     /// Watch all runs on one screen, and change them by keys
@@ -54,6 +56,7 @@ pub enum Command {
 const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
+  memspill size -- python3 train.py
   memspill ctl swapon file:/data/swap,size=64G
   memspill top
   memspill doctor

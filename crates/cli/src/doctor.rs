@@ -1022,7 +1022,7 @@ mod tests {
             file_watch: Ok(()),
             huge_pages: Some("madvise".into()),
             max_map_count: Some(65_530),
-            memory: Memory { ram_bytes: 8 << 30, swap_bytes: 0, cgroup: None },
+            memory: Memory { ram_bytes: 8 << 30, swap_bytes: 0, available_bytes: 4 << 30, cgroup: None },
             swap_dir: Some(SwapDir {
                 path: "/var/tmp".into(),
                 nameless: Ok(()),

@@ -6,6 +6,7 @@
 //!      │             of, config.rs: knobs)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
+//!      ├─ sizing/    memspill size
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
@@ -38,6 +39,7 @@ mod run;
 mod serve;
 mod sim;
 pub mod size;
+mod sizing;
 pub mod spec;
 mod stats;
 mod top;
@@ -62,6 +64,7 @@ pub fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => ExitCode::from(run::run(args)),
+        Command::Size(args) => ExitCode::from(sizing::size(&args)),
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Top(args) => ExitCode::from(top::top(&args)),
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),

@@ -22,6 +22,8 @@ pub struct CgroupLimit {
 pub struct Memory {
     pub ram_bytes: u64,
     pub swap_bytes: u64,
+    /// What programs can have now without swapping, by the kernel's estimate.
+    pub available_bytes: u64,
     /// The lowest hard limit above this process, where it is lower than the RAM.
     pub cgroup: Option<CgroupLimit>,
 }
@@ -39,7 +41,14 @@ impl Memory {
             .min_by_key(|limit| limit.bytes)
             // An unlimited group of version 1 reads as 2^63 less a page: never lower than the RAM.
             .filter(|limit| limit.bytes < ram_bytes);
-        Memory { ram_bytes, swap_bytes: meminfo_bytes(&meminfo, "SwapTotal").unwrap_or(0), cgroup }
+        let swap_bytes = meminfo_bytes(&meminfo, "SwapTotal").unwrap_or(0);
+        let available_bytes = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(ram_bytes);
+        Memory { ram_bytes, swap_bytes, available_bytes, cgroup }
+    }
+
+    /// What is free of that.
+    pub fn free_bytes(&self) -> u64 {
+        self.usable_bytes().min(self.available_bytes)
     }
 
     /// What 100% means here.

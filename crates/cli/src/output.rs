@@ -3,7 +3,7 @@
 use clap::Args;
 use memspill_tables::{Form, Report};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Args, Debug)]
 pub struct OutputArgs {
@@ -27,16 +27,7 @@ pub struct OutputArgs {
 impl OutputArgs {
     /// Is there a reason why the page cannot be written? Asked before hours are measured for it.
     pub fn check_page_path(&self) -> Result<(), String> {
-        let Some(path) = &self.html else { return Ok(()) };
-        if path.is_dir() {
-            return Err(format!("--html {}: that is a directory; name a file in it", path.display()));
-        }
-        match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
-                Err(format!("--html {}: there is no directory {}", path.display(), dir.display()))
-            }
-            _ => Ok(()),
-        }
+        check_page_path(self.html.as_deref())
     }
 
     /// Returns the exit code.
@@ -57,6 +48,20 @@ impl OutputArgs {
             OutputArgs { markdown: true, .. } => Form::Markdown,
             _ => Form::Text,
         }
+    }
+}
+
+/// The same of any page.
+pub fn check_page_path(path: Option<&Path>) -> Result<(), String> {
+    let Some(path) = path else { return Ok(()) };
+    if path.is_dir() {
+        return Err(format!("--html {}: that is a directory; name a file in it", path.display()));
+    }
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
+            Err(format!("--html {}: there is no directory {}", path.display(), dir.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -14,6 +14,7 @@ use memspill_pager::run::Run;
 use memspill_pager::run::record::{FILE_MAX_BYTES, Recorded};
 use memspill_pager::stall::{Pressure, Share};
 use memspill_pager::supervisor::Ended;
+use memspill_pager::working_set::Point;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -127,6 +128,14 @@ fn pressure_json(pressure: &Pressure) -> Value {
     json!({ "some": share(&pressure.some), "full": share(&pressure.full) })
 }
 
+/// What a larger budget would have spared.
+fn budget_json(point: &Point) -> Value {
+    json!({
+        "memory_max_bytes": point.budget_bytes,
+        "refaults_left": (point.refaults_left * 1e4).round() / 1e4,
+    })
+}
+
 fn device_json(device: &Device) -> Value {
     let bytes = |slots: u64| slots * PAGE_SIZE as u64;
     json!({
@@ -172,6 +181,7 @@ pub fn json(run: &Run, exit_code: Option<i32>) -> String {
         add(stat.name, stat.value.into());
     }
     add("stall", pressure_json(&run.stall.pressure()));
+    add("budgets", run.working_set().curve().iter().map(budget_json).collect());
     add("processes", stats::living(run).iter().map(|process| process_json(process)).collect());
     for (size, counts) in stats::folios(run) {
         add(&size, counts.into_iter().map(|stat| (stat.name, stat.value)).collect());

@@ -27,10 +27,6 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// Least budget with which a program gets anywhere: our own tables, the frames of two batches, and some pages
-/// to work with.
-const MEMORY_MAX_LEAST_BYTES: u64 = 8 << 20;
-
 /// Runs the command within its budget; returns the exit code.
 pub fn run(args: RunArgs) -> u8 {
     if let Some((exit, reason)) = exec::inspect(&args.command[0]).refusal() {
@@ -66,10 +62,10 @@ pub fn run(args: RunArgs) -> u8 {
 }
 
 fn check_memory_max(bytes: u64) -> Result<(), String> {
-    if bytes >= MEMORY_MAX_LEAST_BYTES {
+    if bytes >= size::MEMORY_MAX_LEAST_BYTES {
         return Ok(());
     }
-    let (given, least) = (size::human(bytes), size::human(MEMORY_MAX_LEAST_BYTES));
+    let (given, least) = (size::human(bytes), size::human(size::MEMORY_MAX_LEAST_BYTES));
     Err(format!("{given} is too small: at least {least} are needed"))
 }
 

@@ -24,6 +24,10 @@ const PPM: u128 = 1_000_000;
 /// Digits after the point that are used; further ones are checked to be digits, and dropped.
 const FRACTION_DIGITS_MAX: usize = 12;
 
+/// Least budget with which a program gets anywhere: our own tables, the frames of two batches, and some pages
+/// to work with.
+pub const MEMORY_MAX_LEAST_BYTES: u64 = 8 << 20;
+
 /// The accepted forms, as every error says them.
 pub const FORMS: &str = "a size is a number with an optional unit, such as 512M, 2GiB, 1.5G, 10GB (powers of \
     1000), 50% (of RAM), or max";
@@ -193,6 +197,11 @@ pub fn human(bytes: u64) -> String {
         unit_bytes *= 1024;
     }
     unreachable!("the last unit takes every number")
+}
+
+/// As it can be given back to an option: `410M`, rounded up.
+pub fn short(bytes: u64) -> String {
+    format!("{}M", bytes.div_ceil(1 << 20))
 }
 
 impl fmt::Display for Size {

@@ -292,3 +292,47 @@ fn bench_seeds_says_what_is_wrong_with_its_options() {
         assert!(message.contains(expected), "{message}");
     }
 }
+
+#[test]
+fn size_says_why_it_cannot_judge() {
+    assert_eq!(refused(&["size", "no-such-command"]).0, 127);
+    assert_eq!(refused(&["size"]).0, 2);
+    let (code, line) = refused(&["size", "--within", "0%", "true"]);
+    assert!(code == 2 && line.contains("from 1% to 1000%"), "{line}");
+    let (code, line) = refused(&["size", "--html", "/no/such/dir/page.html", "true"]);
+    assert!(code == 2 && line.contains("there is no directory"), "{line}");
+    if !memspill(&["run", "-m", "64M", "--", "true"]).status.success() {
+        eprintln!("skipped: memspill run does not work here");
+        return;
+    }
+    let (code, line) = refused(&["size", "--", "sh", "-c", "echo no data >&2; exit 3"]);
+    assert!(code == 1 && line.contains("exit code 3, \"no data\""), "{line}");
+    let (code, line) = refused(&["size", "true"]);
+    assert!(code == 1 && line.contains("too short to judge"), "{line}");
+    let (code, line) = refused(&["size", "--run-option=--bogus", "true"]);
+    assert!(code == 1 && line.contains("--bogus"), "{line}");
+}
+
+/// Touches at random of 48 MiB: next to all of it is needed, and more than half of that for sure.
+#[test]
+fn size_finds_a_budget() {
+    if !memspill(&["run", "-m", "64M", "--", "true"]).status.success() {
+        eprintln!("skipped: memspill run does not work here");
+        return;
+    }
+    let page = scratch_file("size.html", b"", 0o644);
+    let own = env!("CARGO_BIN_EXE_memspill");
+    let pmbench = ["bench", "workload", "pmbench", "--size", "48M", "--seconds", "600", "--ops", "250000"];
+    let options = ["size", "--within", "50%", "--json", "--html", page.to_str().unwrap(), "--", own];
+    let output = memspill(&[&options[..], &pmbench].concat());
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
+    assert!(stderr.is_empty(), "progress is for terminals: {stderr}");
+    let answer = stdout.split("M is enough to be within 50 %").next().unwrap();
+    let budget_mib: u64 = answer.rsplit('"').next().unwrap().parse().unwrap();
+    assert!((26..=80).contains(&budget_mib), "{stdout}");
+    assert!(stdout.contains("at least so slow"), "half of it is far too little: {stdout}");
+    assert!(fs::read_to_string(&page).unwrap().contains("<svg"));
+    fs::remove_file(page).unwrap();
+}

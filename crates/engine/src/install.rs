@@ -151,6 +151,11 @@ impl SwapIn<'_> {
                 entries.extend(claim.entry);
             }
         }
+        for coming in &coming {
+            if let Coming::After(distance) = coming {
+                self.swap.refaults.count(self.cpu, *distance as u32);
+            }
+        }
         let counters = self.swap.stats.on(self.cpu);
         add(&counters.workingset_refault, soon);
         add(&counters.pgtrial, tried);

@@ -23,6 +23,7 @@ mod neighbours;
 pub mod readahead;
 mod reads;
 pub mod reclaim;
+pub mod refaults;
 pub mod slots;
 pub mod space;
 mod spaces;

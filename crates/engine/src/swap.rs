@@ -20,6 +20,7 @@ use crate::ahead::{Ahead, AheadPage, AheadSlot, Look};
 use crate::devices::{Device, Devices};
 use crate::frames::{BATCH_PAGES, CachedPage, Frames};
 use crate::group::{Group, Groups};
+use crate::refaults::Refaults;
 use crate::stats::{Stats, add};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
 use crate::tuning::Tuning;
@@ -46,6 +47,7 @@ pub struct Swap {
     pub devices: Devices,
     pub groups: Groups,
     pub stats: Stats,
+    pub refaults: Refaults,
     pub tuning: Tuning,
     pub(crate) frames: Frames,
     pub(crate) ahead: Ahead,
@@ -66,6 +68,7 @@ impl Swap {
             devices: Devices::new(devices),
             groups,
             stats: Stats::default(),
+            refaults: Refaults::default(),
             frames: Frames::new(BATCH_PAGES.max(tuning.folio_pages())),
             ahead: Ahead::default(),
             tuning,

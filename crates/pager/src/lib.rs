@@ -33,6 +33,7 @@ pub mod stall;
 pub mod supervisor;
 mod threads;
 mod times;
+pub mod working_set;
 
 use memspill_engine::units::CpuId;
 

@@ -203,6 +203,7 @@ impl<'a> Monitor<'a> {
         }
         if self.stalls.is_due() {
             stalls::look(run);
+            run.note_working_set();
             self.stalls.be_due_in(STALLS_LOOK);
         }
         if self.guards.is_due() {

@@ -123,6 +123,21 @@ fn held(engine: &Engine) -> Held {
     })
 }
 
+/// Pools in RAM: what they take, and the pages in them.
+pub fn pools(engine: &Engine) -> Pools {
+    engine.devices().iter().map(|device| device.backing.usage()).fold(Pools::default(), |sum, usage| Pools {
+        ram_bytes: sum.ram_bytes + usage.ram_bytes,
+        ram_pages: sum.ram_pages + usage.ram_pages,
+    })
+}
+
+/// See [`pools`].
+#[derive(Clone, Copy, Default)]
+pub struct Pools {
+    pub ram_bytes: u64,
+    pub ram_pages: u64,
+}
+
 /// RAM that swap devices hold and that counts against the budget.
 pub fn pool_bytes(engine: &Engine) -> u64 {
     held(engine).pool_bytes

@@ -38,6 +38,7 @@ use crate::process::Process;
 use crate::shared::Object;
 use crate::stall::Stall;
 use crate::times::now_us;
+use crate::working_set::{Counts, Held};
 use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
@@ -46,6 +47,8 @@ use memspill_engine::backing::QueueId;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::layout;
+use memspill_engine::space::Space;
+use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
 use quiet::Quiet;
 use record::Recording;
@@ -66,6 +69,8 @@ pub struct Run {
     pub stall: Stall,
     /// µs that processes waited that have ended since they were looked at.
     stalls_rest_us: AtomicU64,
+    /// How long pages were away, as of the monitor's last look.
+    working_set: Mutex<Counts>,
     started_us: u64,
     pub advice: AdviceQueue,
     pub token: Token,
@@ -194,6 +199,7 @@ impl Run {
             account: Account::default(),
             stall: Stall::since(now_us()),
             stalls_rest_us: AtomicU64::new(0),
+            working_set: Mutex::default(),
             started_us: now_us(),
             advice: AdviceQueue::default(),
             token: Token::default(),
@@ -266,6 +272,30 @@ impl Run {
     /// How long processes have waited that have ended since the last look.
     pub fn take_rest_of_stalls_us(&self) -> u64 {
         self.stalls_rest_us.swap(0, Ordering::Relaxed)
+    }
+
+    /// What pages that came back tell of larger budgets, from the start to the monitor's last look.
+    pub fn working_set(&self) -> Counts {
+        self.working_set.lock().expect("working set").clone()
+    }
+
+    /// The monitor's look.
+    pub fn note_working_set(&self) {
+        let engine = &self.engine;
+        let bytes = |of: fn(&Space) -> u64| {
+            engine.spaces().iter().map(|space| of(space)).sum::<u64>() as f64 * PAGE_SIZE as f64
+        };
+        let pools = account::pools(engine);
+        let held = Held {
+            budget_bytes: engine.root().limit_bytes() as f64,
+            resident_bytes: bytes(Space::resident_pages),
+            swapped_bytes: bytes(Space::swapped_pages),
+            pool_bytes: pools.ram_bytes as f64,
+            pooled_bytes: pools.ram_pages as f64 * PAGE_SIZE as f64,
+        };
+        let evicted_pages = engine.stats().sum(|counters| &counters.pgsteal);
+        let distances = engine.swap().refaults.distances();
+        self.working_set.lock().expect("working set").add(distances, evicted_pages, held);
     }
 
     pub fn object(&self, key: u64) -> Option<Arc<Object>> {
