@@ -137,6 +137,21 @@ pub struct RunArgs {
     #[arg(hide_possible_values = true)]
     pub on_full: OnFull,
 
+    /// When a process does next to nothing but wait for memory: warn, let the budget grow as far as memory is
+    /// free, or kill (exit 137)
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnThrash::Warn)]
+    #[arg(hide_possible_values = true)]
+    pub on_thrash: OnThrash,
+
+    /// That is the case when waiting has made it more than FACTOR times slower for a minute
+    #[arg(long, value_name = "FACTOR", default_value = "3", value_parser = parse_slowdown)]
+    pub max_slowdown: f64,
+
+    /// Another length than a minute, for tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, hide = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub thrash_window: u64,
+
     /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), user (by one for
     /// faults outside of system calls; the agent traps every system call and brings what it uses; x86-64),
     /// signal (without any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto
@@ -222,6 +237,13 @@ pub enum OnFull {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnThrash {
+    Warn,
+    Grow,
+    Kill,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shared {
     Anonymous,
     All,
@@ -240,6 +262,12 @@ pub enum Pager {
 pub enum Forks {
     Kernel,
     Agent,
+}
+
+/// Of `--max-slowdown`.
+fn parse_slowdown(text: &str) -> Result<f64, String> {
+    let factor = text.strip_suffix('x').unwrap_or(text).parse::<f64>().ok();
+    factor.filter(|factor| (1.1..=100.0).contains(factor)).ok_or("a number from 1.1 to 100, such as 5".into())
 }
 
 impl RunArgs {

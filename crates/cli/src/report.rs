@@ -1,7 +1,7 @@
 //! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
 use crate::args::RunArgs;
-use crate::size::human;
+use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -9,6 +9,7 @@ use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::ctl::operator::{encryption_of, state_of};
+use memspill_pager::ctl::thrash::would_do;
 use memspill_pager::process::Process;
 use memspill_pager::run::Run;
 use memspill_pager::run::record::{FILE_MAX_BYTES, Recorded};
@@ -26,6 +27,12 @@ pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if args.stats {
         eprint!("{}", table(&ended.run));
     }
+    if !args.stats
+        && ended.run.verdict().is_none()
+        && let Some(line) = lost_time(&ended.run)
+    {
+        eprintln!("memspill: {line}");
+    }
     if let Some(path) = &args.stats_json
         && let Err(e) = std::fs::write(path, json(&ended.run, Some(ended.exit_code)))
     {
@@ -34,6 +41,18 @@ pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if let (Some(path), Some(recorded)) = (&args.record, ended.run.recording.end()) {
         tell_recording(path, &recorded);
     }
+}
+
+/// Much of the time went in waiting: for half of a window, and by as much as is too slow.
+fn lost_time(run: &Run) -> Option<String> {
+    let lost_us = run.stall.pressure().full.total_us;
+    let share = lost_us / run.elapsed_us().max(1) as f64;
+    let is_much = lost_us >= run.settings.thrash_window.as_micros() as f64 / 2.0
+        && share > 1.0 - 1.0 / run.settings.max_slowdown;
+    let seconds = run.elapsed_us() / 1_000_000;
+    let enough = would_do(&run.working_set(), share)
+        .map_or(String::new(), |bytes| format!("; --memory-max {} would do", short(bytes)));
+    is_much.then(|| format!("{:.0} % of {seconds} s went in waiting for memory{enough}", share * 100.0))
 }
 
 /// A recording that has not all of the faults.

@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{Forks, OnFull, OnOff, RunArgs, Shared};
+use crate::args::{Forks, OnFull, OnOff, OnThrash, RunArgs, Shared};
 use crate::devices::{self, Opening};
 use crate::exit;
 use crate::machine::Memory;
@@ -14,7 +14,7 @@ use crate::{config, doctor, exec, groups, metrics, report, serve, size, spec};
 use memspill_engine::devices::Device;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
-use memspill_pager::ctl::operator::Operator;
+use memspill_pager::ctl::host::Operator;
 use memspill_pager::door::socket::Door;
 use memspill_pager::door::source;
 use memspill_pager::limits::{self, Limits};
@@ -26,6 +26,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Runs the command within its budget; returns the exit code.
 pub fn run(args: RunArgs) -> u8 {
@@ -101,6 +102,14 @@ impl Operator for RunOperator {
         metrics::of_run(run)
     }
 
+    fn budget_now(&self, _used_bytes: u64) -> Option<u64> {
+        None
+    }
+
+    fn free_bytes(&self) -> u64 {
+        Memory::of_this_machine().free_bytes()
+    }
+
     fn started(&self, run: &Arc<Run>) -> io::Result<()> {
         let listener = self.listener.lock().expect("listener").take();
         listener.map_or(Ok(()), |listener| serve::serve(listener, run.clone()))
@@ -165,6 +174,13 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
                 OnFull::Kill => memspill_pager::run::OnFull::Kill,
                 OnFull::Grow => memspill_pager::run::OnFull::Grow,
             },
+            on_thrash: match args.on_thrash {
+                OnThrash::Warn => memspill_pager::run::OnThrash::Warn,
+                OnThrash::Grow => memspill_pager::run::OnThrash::Grow,
+                OnThrash::Kill => memspill_pager::run::OnThrash::Kill,
+            },
+            max_slowdown: args.max_slowdown,
+            thrash_window: Duration::from_secs(args.thrash_window),
             verbose: args.verbose,
             check: args.check,
             forks,

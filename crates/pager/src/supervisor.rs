@@ -14,7 +14,9 @@
 //! process with an agent), by the guardian (all the rest).
 
 use crate::advice;
-use crate::ctl::operator::{self, Operator};
+use crate::ctl::budget;
+use crate::ctl::host::Operator;
+use crate::ctl::operator;
 use crate::door::porter;
 use crate::door::socket::Door;
 use crate::exit;
@@ -223,6 +225,8 @@ fn start_threads(run: &Arc<Run>, door: &Arc<Door>, operator: Arc<dyn Operator>) 
         spawn_thread("memspill-opener", move || files::watch_openers(&run, &watch))?;
     }
     operator.started(run)?;
+    let (kept, keeper) = (run.clone(), operator.clone());
+    spawn_thread("memspill-budget", move || budget::keep(&kept, &keeper))?;
     let asked = run.clone();
     spawn_thread("memspill-ctl", move || operator::serve_callers(&asked, &operator))?;
     let (joined, door) = (run.clone(), door.clone());

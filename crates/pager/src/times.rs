@@ -21,6 +21,7 @@
 //!   the monitor             changes under way at a registration      EARLIER_CHANGES  another round adopts
 //!   --check                 whoever is at work                       QUIET_POINT      the next time
 //!   ctl, either side        the other one                            CTL_*            it gives up
+//!   the budget's keeper     its next look                            BUDGET_LOOK      it looks again
 //! ```
 //!
 //! Not here: what a step is expected to cost (`process/finder.rs`), and what the kernel counts (ticks of CPU
@@ -166,6 +167,8 @@ pub const CTL_ANSWER: Duration = s(10);
 pub const CTL_CONNECT: Duration = s(2);
 /// The caller looks this often whether somebody has pressed ^C.
 pub const CTL_STEP: Duration = ms(100);
+/// It is looked this often whether the budget is to change.
+pub const BUDGET_LOOK: Duration = s(1);
 /// What a swapoff says of itself comes this often.
 pub const SWAPOFF_TELLS: Duration = ms(200);
 /// A swapoff whose read is under way waits for it in steps of this: its caller may have gone.

@@ -12,12 +12,14 @@
 //!
 //! `swapoff` names a device by its name, so no two devices that are on have the same one.
 
+use crate::ctl::budget;
+use crate::ctl::host::Operator;
 use crate::ctl::words::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
 use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, SWAPOFF_READ, SWAPOFF_TELLS};
-use memspill_engine::backing::{AtRest, Chore, QueueId};
+use memspill_engine::backing::{AtRest, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
 use memspill_engine::swapoff::{Step, SwapoffError};
@@ -33,25 +35,6 @@ use std::time::Instant;
 
 /// How many callers are served at a time.
 const CALLERS_MAX: u32 = 8;
-
-/// What a request needs from the command line's crate, which knows the options and prints the statistics.
-pub trait Operator: Send + Sync {
-    /// Open a device as `--swap` does. `before` devices have been added so far, and `names` are in use.
-    fn open_device(
-        &self,
-        spec: &str,
-        before: usize,
-        limit_bytes: u64,
-        names: &[&str],
-    ) -> Result<Device, String>;
-    /// How many bytes the device may hold in RAM under this budget. An error: the budget is too small.
-    fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String>;
-    fn stats(&self, run: &Run, json: bool) -> String;
-    /// The same as OpenMetrics text.
-    fn metrics(&self, run: &Run) -> String;
-    /// The run's threads are there, and the command is about to be started.
-    fn started(&self, run: &Arc<Run>) -> io::Result<()>;
-}
 
 /// The thread that accepts callers, until the run ends.
 pub(crate) fn serve_callers(run: &Arc<Run>, operator: &Arc<dyn Operator>) {
@@ -128,7 +111,8 @@ fn carry_out(
         Request::Swaps => Ok(swaps(run)),
         Request::Swapon { spec } => swapon(run, operator, &spec),
         Request::Swapoff { name } => swapoff(run, &name, caller),
-        Request::Limit { bytes } => set_limit(run, operator, bytes),
+        Request::Limit { bytes } => budget::set(run, operator, bytes)
+            .map(|before| format!("the budget is {bytes} bytes, it was {before}")),
         Request::Pageout { pid, ranges } => pageout(run, pid, &ranges),
         Request::Cold { pid, ranges } => cold(run, pid, &ranges),
     }
@@ -303,20 +287,6 @@ fn advise(
         objects.map(|(object, from, to)| each(&object.space, Vpn(from), Vpn(to))).sum()
     };
     Ok(ranges.iter().map(|(from, to)| own(*from, *to) + shared(*from, *to)).sum())
-}
-
-fn set_limit(run: &Arc<Run>, operator: &dyn Operator, bytes: u64) -> Result<String, String> {
-    let engine = &run.engine;
-    let limit_of = |device| operator.ram_limit_bytes(bytes, device).map(|limit_bytes| (device, limit_bytes));
-    let ram: Vec<(&Device, u64)> = engine.devices().iter().map(limit_of).collect::<Result<_, _>>()?;
-    let before = engine.root().limit_bytes();
-    engine.root().set_limit_bytes(bytes);
-    for (device, bytes) in ram {
-        device.backing.housekeep(Chore::LimitRam { bytes });
-    }
-    run.kick_reclaim();
-    run.poke_waiting();
-    Ok(format!("the budget is {bytes} bytes, it was {before}"))
 }
 
 #[cfg(test)]

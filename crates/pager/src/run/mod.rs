@@ -108,6 +108,14 @@ pub enum OnFull {
     Grow,
 }
 
+/// What to do when a run does next to nothing but wait for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnThrash {
+    Warn,
+    Grow,
+    Kill,
+}
+
 impl OnFull {
     /// Either, by what is done.
     pub fn either<T>(self, kill: T, grow: T) -> T {
@@ -122,6 +130,10 @@ impl OnFull {
 pub struct Settings {
     pub memory_max_bytes: u64,
     pub on_full: OnFull,
+    pub on_thrash: OnThrash,
+    /// Whoever is more times slower than this, over such a window, thrashes.
+    pub max_slowdown: f64,
+    pub thrash_window: Duration,
     pub verbose: bool,
     pub check: bool,
     pub shared: Shared,

@@ -1,0 +1,159 @@
+//! The budget changes while a run goes on: because somebody asks (operator.rs), because the run crawls
+//! (thrash.rs), or because what it is a part of changes (`Operator::budget_now`).
+//!
+//! ```text
+//!   thread memspill-budget, once a second:
+//!     the container's limit, or what others use of it, has changed ─▶ the budget follows
+//!     somebody has waited for most of the last minute ─▶ --on-thrash: warn, grow, kill
+//! ```
+//!
+//! A budget that somebody has set by hand is left alone from then on.
+
+use crate::ctl::host::Operator;
+use crate::ctl::thrash::{Crawling, Thrash};
+use crate::process::standstill;
+use crate::run::{OnThrash, Run};
+use crate::times::{BUDGET_LOOK, now_us};
+use memspill_engine::backing::Chore;
+use memspill_engine::devices::Device;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A budget follows when it would change by more than this part of itself.
+const FOLLOWS_PARTS: u64 = 64;
+/// A budget that cannot grow by this part of itself is said not to grow.
+const GROWS_PARTS: u64 = 16;
+/// Where refaults do not tell what would do, the budget grows by this part of itself.
+const GROWS_BLINDLY_PARTS: u64 = 2;
+
+/// Set the budget, and what devices may hold in RAM by it. Returns the one before.
+pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String> {
+    let engine = &run.engine;
+    let limit_of = |device| operator.ram_limit_bytes(bytes, device).map(|limit_bytes| (device, limit_bytes));
+    let ram: Vec<(&Device, u64)> = engine.devices().iter().map(limit_of).collect::<Result<_, _>>()?;
+    let before = engine.root().limit_bytes();
+    engine.root().set_limit_bytes(bytes);
+    for (device, bytes) in ram {
+        device.backing.housekeep(Chore::LimitRam { bytes });
+    }
+    run.kick_reclaim();
+    run.poke_waiting();
+    Ok(before)
+}
+
+/// The thread that keeps the budget.
+pub(crate) fn keep(run: &Run, operator: &Arc<dyn Operator>) {
+    let mut keeper = Keeper {
+        run,
+        operator: operator.as_ref(),
+        thrash: Thrash::new(run.settings.thrash_window, run.settings.max_slowdown),
+        looked: Instant::now(),
+        own_bytes: run.engine.root().max_bytes(),
+        warned_at_bytes: None,
+    };
+    let pause = BUDGET_LOOK.min(keeper.thrash.pause());
+    while !run.is_stopping() {
+        std::thread::sleep(pause);
+        keeper.follow();
+        if keeper.looked.elapsed() >= keeper.thrash.pause() {
+            keeper.looked = Instant::now();
+            keeper.look_for_thrash();
+        }
+    }
+}
+
+struct Keeper<'a> {
+    run: &'a Run,
+    operator: &'a dyn Operator,
+    thrash: Thrash,
+    looked: Instant,
+    /// The last budget that was not set by somebody else.
+    own_bytes: u64,
+    /// It was said that somebody crawls with this one.
+    warned_at_bytes: Option<u64>,
+}
+
+impl Keeper<'_> {
+    fn follow(&mut self) {
+        let root = self.run.engine.root();
+        if root.max_bytes() != self.own_bytes {
+            return;
+        }
+        let Some(bytes) = self.operator.budget_now(root.usage_bytes()) else { return };
+        if bytes.abs_diff(self.own_bytes) > self.own_bytes / FOLLOWS_PARTS
+            && set(self.run, self.operator, bytes).is_ok()
+        {
+            if self.run.settings.verbose {
+                eprintln!("memspill: the budget follows: {}M, it was {}M", bytes >> 20, self.own_bytes >> 20);
+            }
+            self.own_bytes = bytes;
+        }
+    }
+
+    fn look_for_thrash(&mut self) {
+        let run = self.run;
+        let mut waits = vec![(0, run.stall.pressure().full.total_us)];
+        let full_us = |key, stall: &crate::stall::Stall| (key, stall.pressure().full.total_us);
+        waits.extend(run.processes().iter().map(|process| full_us(process.key, &process.stall)));
+        if let Some(crawling) = self.thrash.look(now_us(), &waits, run.working_set()) {
+            self.act(crawling);
+        }
+    }
+
+    fn act(&mut self, crawling: Crawling) {
+        let run = self.run;
+        let who = match run.process(crawling.key) {
+            Some(process) => standstill::name(process.memory.pid()),
+            None => "this run".to_string(),
+        };
+        let percent = (crawling.share * 100.0).round();
+        let waited = format!("{who} has waited for memory {percent} % of {}", self.thrash.window_words());
+        let would_do = crawling.would_do_bytes.map(|bytes| bytes.div_ceil(1 << 20));
+        match run.settings.on_thrash {
+            OnThrash::Warn => self.warn(&waited, would_do),
+            OnThrash::Grow => self.grow(&waited, crawling.would_do_bytes),
+            OnThrash::Kill => {
+                let enough = would_do.map_or(String::new(), |mib| format!(" (about {mib}M would do)"));
+                run.kill(&format!("{waited}: raise --memory-max{enough} or --max-slowdown"));
+            }
+        }
+    }
+
+    /// Once for each budget.
+    fn warn(&mut self, waited: &str, would_do_mib: Option<u64>) {
+        let now_bytes = self.run.engine.root().max_bytes();
+        if self.warned_at_bytes.replace(now_bytes) == Some(now_bytes) {
+            return;
+        }
+        match would_do_mib {
+            Some(mib) => {
+                let pid = std::process::id();
+                eprintln!(
+                    "memspill: {waited}; about {mib}M would do (memspill ctl --pid {pid} limit {mib}M)"
+                );
+            }
+            None => eprintln!("memspill: {waited}: the budget is too small for it"),
+        }
+    }
+
+    /// To what would do, as far as there is memory.
+    fn grow(&mut self, waited: &str, would_do_bytes: Option<u64>) {
+        let now_bytes = self.run.engine.root().max_bytes();
+        let wanted_bytes = would_do_bytes.unwrap_or(now_bytes + now_bytes / GROWS_BLINDLY_PARTS);
+        let wanted_bytes = wanted_bytes.max(now_bytes + now_bytes / GROWS_PARTS);
+        let most_bytes = now_bytes.saturating_add(self.operator.free_bytes());
+        let bytes = wanted_bytes.min(most_bytes) >> 20 << 20;
+        if bytes < now_bytes + now_bytes / (2 * GROWS_PARTS) {
+            let waited = format!("{waited}, and no more memory is free");
+            return self.warn(&waited, would_do_bytes.map(|bytes| bytes.div_ceil(1 << 20)));
+        }
+        match set(self.run, self.operator, bytes) {
+            Ok(before) => {
+                eprintln!("memspill: {waited}; the budget grows from {}M to {}M", before >> 20, bytes >> 20);
+                self.own_bytes = bytes;
+                self.thrash.forget();
+            }
+            Err(reason) => self.warn(&format!("{waited} ({reason})"), None),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What a run asks of the command line's crate, which knows options, machine and statistics. It is called by
+//! the threads of `memspill ctl` and by the one that keeps the budget, never while a lock is held.
+
+use crate::run::Run;
+use memspill_engine::devices::Device;
+use std::io;
+use std::sync::Arc;
+
+/// What a request needs from the command line's crate, which knows the options and prints the statistics.
+pub trait Operator: Send + Sync {
+    /// Open a device as `--swap` does. `before` devices have been added so far, and `names` are in use.
+    fn open_device(
+        &self,
+        spec: &str,
+        before: usize,
+        limit_bytes: u64,
+        names: &[&str],
+    ) -> Result<Device, String>;
+    /// How many bytes the device may hold in RAM under this budget. An error: the budget is too small.
+    fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String>;
+    fn stats(&self, run: &Run, json: bool) -> String;
+    /// The same as OpenMetrics text.
+    fn metrics(&self, run: &Run) -> String;
+    /// What the budget is to be now that the run uses so much, where it follows something.
+    fn budget_now(&self, used_bytes: u64) -> Option<u64>;
+    /// What the machine, or the container, has free for a larger budget.
+    fn free_bytes(&self) -> u64;
+    /// The run's threads are there, and the command is about to be started.
+    fn started(&self, run: &Arc<Run>) -> io::Result<()>;
+}
