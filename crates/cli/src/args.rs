@@ -8,16 +8,18 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::budget::Budget;
 use crate::config::parse_knob;
 use crate::exit;
 use crate::groups::GroupSpec;
+use crate::machine::is_in_ram;
 use crate::message::plain;
 use crate::serve;
-use crate::size::{self, Size};
+use crate::size::Size;
 use crate::spec::{self, SwapSpec};
 
 /// Run a program in less memory than it needs: swap that lives in user space.
@@ -65,7 +67,7 @@ Examples:
 
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of
-the cgroup's limit where that is lower), plain bytes, max.
+the cgroup's limit where that is lower), plain bytes, max. For --memory-max also auto.
 
 Swap devices, as with swapon; the highest priority fills first:
   ram:[,size=SIZE][,prio=N][,compress=lz4|zstd]
@@ -99,8 +101,11 @@ pub struct RunArgs {
     /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages
     /// on their way in or out, memspill's own tables, and shared anonymous memory, each object once. Not
     /// counted: program code, files in the page cache, other shared memory.
-    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
-    pub memory_max: Size,
+    ///
+    /// A percentage follows the container's limit. `auto` is what others leave of that limit, or of the
+    /// machine's memory, less a reserve of 48 MiB or more, and follows both.
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory_max: Budget,
 
     /// Most memory that may be swapped out [default: what the devices hold]
     // Hyphens are let through to the parser of sizes, which has the better words for a negative one.
@@ -118,7 +123,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     pub swap: Vec<SwapSpec>,
 
-    /// Directory of the default swap file [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
+    /// Directory of the default swap file [default: $MEMSPILL_DIR, else $TMPDIR unless that is RAM, else
+    /// /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
 
@@ -271,6 +277,11 @@ fn parse_slowdown(text: &str) -> Result<f64, String> {
 }
 
 impl RunArgs {
+    /// Was that directory asked for by name?
+    pub fn names_swap_dir(&self) -> bool {
+        self.swap_dir.is_some() || std::env::var_os("MEMSPILL_DIR").is_some_and(|dir| !dir.is_empty())
+    }
+
     /// The directory of the default swap file.
     pub fn swap_dir(&self) -> PathBuf {
         swap_dir(self.swap_dir.clone())
@@ -279,14 +290,20 @@ impl RunArgs {
 
 /// The directory of the default swap file, from `--swap-dir` and the environment.
 pub fn swap_dir(option: Option<PathBuf>) -> PathBuf {
-    choose_dir(option, |name| std::env::var_os(name))
+    choose_dir(option, |name| std::env::var_os(name), is_in_ram)
 }
 
-/// Option, then environment, then /var/tmp: /tmp is often RAM itself. Empty counts as unset.
-fn choose_dir(option: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-    let from_environment =
-        || ["MEMSPILL_DIR", "TMPDIR"].into_iter().filter_map(variable).find(|value| !value.is_empty());
-    option.or_else(|| from_environment().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("/var/tmp"))
+/// Option, then environment, then /var/tmp: /tmp is often RAM itself, and a TMPDIR that is so is passed over.
+/// Empty counts as unset.
+fn choose_dir(
+    option: Option<PathBuf>,
+    variable: impl Fn(&str) -> Option<OsString>,
+    is_in_ram: impl Fn(&Path) -> bool,
+) -> PathBuf {
+    let variable = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let own = option.or_else(|| variable("MEMSPILL_DIR"));
+    let dir = own.or_else(|| variable("TMPDIR").filter(|dir| !is_in_ram(dir)));
+    dir.unwrap_or_else(|| PathBuf::from("/var/tmp"))
 }
 
 /// `memspill run --tune help`, before a COMMAND: which knobs there are.
@@ -349,7 +366,7 @@ mod tests {
     #[test]
     fn defaults() {
         let args = run(&["-m", "2G", "true"]);
-        assert_eq!(args.memory_max, Size::Bytes(2 << 30));
+        assert_eq!(args.memory_max, Budget::Size(Size::Bytes(2 << 30)));
         assert_eq!((args.swap_max, args.disk_free), (None, Size::Bytes(1 << 30)));
         assert_eq!((args.on_full, args.swap.len(), args.tune.len()), (OnFull::Kill, 0, 0));
         assert!(!args.stats && !args.check && !args.verbose);
@@ -429,14 +446,15 @@ mod tests {
     #[test]
     fn swap_directory() {
         let dir = |option: Option<&str>, own: &str, tmp: &str| {
-            choose_dir(option.map(PathBuf::from), |name| {
-                Some(OsString::from(if name == "MEMSPILL_DIR" { own } else { tmp }))
-            })
+            let variable = |name: &str| Some(OsString::from(if name == "MEMSPILL_DIR" { own } else { tmp }));
+            choose_dir(option.map(PathBuf::from), variable, |dir| dir.starts_with("/ram"))
         };
         assert_eq!(dir(Some("/a"), "/b", "/c"), PathBuf::from("/a"));
         assert_eq!(dir(None, "/b", "/c"), PathBuf::from("/b"));
         assert_eq!(dir(None, "", "/c"), PathBuf::from("/c"));
         assert_eq!(dir(None, "", ""), PathBuf::from("/var/tmp"));
-        assert_eq!(choose_dir(None, |_| None), PathBuf::from("/var/tmp"));
+        assert_eq!(dir(None, "", "/ram"), PathBuf::from("/var/tmp"));
+        assert_eq!(dir(None, "/ram", "/c"), PathBuf::from("/ram"), "that was asked for");
+        assert_eq!(choose_dir(None, |_| None, |_| false), PathBuf::from("/var/tmp"));
     }
 }

@@ -1,10 +1,11 @@
 //! The swap devices of a run: what `--swap` names, or the default.
 //!
 //! The default is one device: compressed RAM inside the budget, which moves its oldest pages out to an
-//! unlinked file in the swap directory when its share of the budget is used up.
+//! unlinked file in the swap directory when its share of the budget is used up. Where that directory is RAM
+//! itself, and nobody has asked for it, there is no file.
 
 use crate::args::RunArgs;
-use crate::machine::Memory;
+use crate::machine::{Memory, is_in_ram};
 use crate::message::plain;
 use crate::size;
 use crate::spec::{Fail, FailWhat, SwapSpec};
@@ -164,6 +165,16 @@ fn with_planned_failure<B: Backing + 'static>(backing: B, fail: Option<Fail>) ->
 
 fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Device, String> {
     let dir = args.swap_dir();
+    let is_in_ram = is_in_ram(&dir);
+    if is_in_ram && !args.names_swap_dir() {
+        eprintln!(
+            "memspill: {} is in RAM: no swap file is made, pages are compressed in RAM only; name a \
+             directory on a disk with --swap-dir",
+            plain(&dir.display().to_string())
+        );
+        let spec = SwapSpec::Ram { size: None, priority: None, algorithm: Algorithm::default(), fail: None };
+        return open_one(&spec, memory_max_bytes, 0, &[], opening);
+    }
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
     let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
@@ -173,6 +184,13 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
         let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
         format!("cannot make a swap file in {}: {e}; {mends}", dir.display())
     })?;
+    if is_in_ram {
+        eprintln!(
+            "memspill: swap directory {} is in RAM: what is written there frees no memory; name one on a \
+             disk with --swap-dir",
+            plain(&dir.display().to_string())
+        );
+    }
     tell_of_unlocked_key(backing.file(), "default");
     Ok(device("default", &[], -1, Arc::new(backing), opening))
 }

@@ -23,7 +23,7 @@ use memspill_pager::door::source::Pager;
 use memspill_uffd::{fanotify, shmem};
 
 use crate::args::{self, DoctorArgs, Pager as Wanted};
-use crate::machine::Memory;
+use crate::machine::{Memory, is_in_ram};
 use crate::probe::{self, feature};
 use crate::size::human;
 
@@ -256,8 +256,6 @@ impl Facts {
 
 impl SwapDir {
     fn gather(path: &Path) -> SwapDir {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        const RAMFS_MAGIC: i64 = 0x8584_58f6;
         let open = |more: OFlags| {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | more;
             rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(|error| error.raw_os_error())
@@ -267,7 +265,7 @@ impl SwapDir {
             nameless: open(OFlags::empty()),
             direct: open(OFlags::DIRECT),
             free_bytes: rustix::fs::statvfs(path).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize)),
-            in_ram: rustix::fs::statfs(path).is_ok_and(|fs| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&fs.f_type)),
+            in_ram: is_in_ram(path),
         }
     }
 }
@@ -1022,7 +1020,13 @@ mod tests {
             file_watch: Ok(()),
             huge_pages: Some("madvise".into()),
             max_map_count: Some(65_530),
-            memory: Memory { ram_bytes: 8 << 30, swap_bytes: 0, available_bytes: 4 << 30, cgroup: None },
+            memory: Memory {
+                ram_bytes: 8 << 30,
+                swap_bytes: 0,
+                available_bytes: 4 << 30,
+                pressure_percent: 0.0,
+                cgroup: None,
+            },
             swap_dir: Some(SwapDir {
                 path: "/var/tmp".into(),
                 nameless: Ok(()),

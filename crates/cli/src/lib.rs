@@ -23,6 +23,7 @@ mod message;
 
 pub mod args;
 mod bench;
+mod budget;
 pub mod config;
 mod ctl;
 pub mod devices;

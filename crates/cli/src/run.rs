@@ -6,6 +6,7 @@
 //! without permission is an error before the command runs, and the supervisor takes over.
 
 use crate::args::{Forks, OnFull, OnOff, OnThrash, RunArgs, Shared};
+use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
 use crate::machine::Memory;
@@ -73,6 +74,7 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
 /// What `memspill ctl` asks of a run and the command line knows.
 struct RunOperator {
     opening: Opening,
+    following: Mutex<Following>,
     /// Where metrics are asked for, until the run has begun.
     listener: Mutex<Option<TcpListener>>,
 }
@@ -102,8 +104,9 @@ impl Operator for RunOperator {
         metrics::of_run(run)
     }
 
-    fn budget_now(&self, _used_bytes: u64) -> Option<u64> {
-        None
+    fn budget_now(&self, used_bytes: u64) -> Option<u64> {
+        let mut following = self.following.lock().expect("following");
+        following.next_bytes(&Memory::of_this_machine(), used_bytes)
     }
 
     fn free_bytes(&self) -> u64 {
@@ -117,9 +120,16 @@ impl Operator for RunOperator {
 }
 
 fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Config, String> {
-    let ram_bytes = Memory::of_this_machine().usable_bytes();
-    let memory_max_bytes = args.memory_max.resolve(ram_bytes).unwrap_or(ram_bytes);
-    check_memory_max(memory_max_bytes).map_err(|e| format!("--memory-max {e}"))?;
+    let memory = Memory::of_this_machine();
+    let ram_bytes = memory.usable_bytes();
+    let following = Following::new(args.memory_max);
+    let memory_max_bytes = following.first_bytes(&memory);
+    let typed =
+        if args.memory_max == Budget::Auto { "--memory-max auto, by what is free:" } else { "--memory-max" };
+    check_memory_max(memory_max_bytes).map_err(|e| format!("{typed} {e}"))?;
+    if args.memory_max == Budget::Auto && args.on_thrash == OnThrash::Grow {
+        return Err("--memory-max auto takes all there is already: leave out --on-thrash=grow".into());
+    }
     Limits::refusal().map_or(Ok(()), Err)?;
     let for_user_mode = pager != source::Pager::Kernel;
     if for_user_mode && args.shared == Shared::All {
@@ -197,7 +207,11 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         swap_max_pages: swap_max_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_SIZE as u64),
         door,
         layout,
-        operator: Arc::new(RunOperator { opening, listener: Mutex::new(listener) }),
+        operator: Arc::new(RunOperator {
+            opening,
+            following: Mutex::new(following),
+            listener: Mutex::new(listener),
+        }),
         recording,
         limits,
     })

@@ -336,3 +336,30 @@ fn size_finds_a_budget() {
     assert!(fs::read_to_string(&page).unwrap().contains("<svg"));
     fs::remove_file(page).unwrap();
 }
+
+/// tmpfs is no place for a swap file: it is told, or passed over where nobody has named it.
+#[test]
+fn a_swap_directory_in_ram_is_noticed() {
+    let run = |variable: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+        command.args(["run", "-m", "64M", "true"]).env_remove("MEMSPILL_DIR").env_remove("TMPDIR");
+        command.env(variable, "/dev/shm").output().unwrap()
+    };
+    if !memspill(&["run", "-m", "64M", "--", "true"]).status.success() {
+        eprintln!("skipped: memspill run does not work here");
+        return;
+    }
+    let (named, passed_over) = (run("MEMSPILL_DIR"), run("TMPDIR"));
+    let line = String::from_utf8(named.stderr).unwrap();
+    assert!(
+        named.status.success() && line.starts_with("memspill: swap directory /dev/shm is in RAM"),
+        "{line}"
+    );
+    assert!(passed_over.status.success() && passed_over.stderr.is_empty(), "{passed_over:?}");
+}
+
+#[test]
+fn an_automatic_budget_does_not_grow_besides() {
+    let (code, line) = refused(&["run", "-m", "auto", "--on-thrash=grow", "true"]);
+    assert!(code == 125 && line.contains("leave out --on-thrash=grow"), "{line}");
+}

@@ -10,7 +10,7 @@
 //! A budget that somebody has set by hand is left alone from then on.
 
 use crate::ctl::host::Operator;
-use crate::ctl::thrash::{Crawling, Thrash};
+use crate::ctl::thrash::{Crawling, RUN, Thrash};
 use crate::process::standstill;
 use crate::run::{OnThrash, Run};
 use crate::times::{BUDGET_LOOK, now_us};
@@ -92,7 +92,7 @@ impl Keeper<'_> {
 
     fn look_for_thrash(&mut self) {
         let run = self.run;
-        let mut waits = vec![(0, run.stall.pressure().full.total_us)];
+        let mut waits = vec![(RUN, run.stall.pressure().full.total_us)];
         let full_us = |key, stall: &crate::stall::Stall| (key, stall.pressure().full.total_us);
         waits.extend(run.processes().iter().map(|process| full_us(process.key, &process.stall)));
         if let Some(crawling) = self.thrash.look(now_us(), &waits, run.working_set()) {

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// Looks in a window.
 pub const LOOKS: u32 = 12;
+/// The key of the run as a whole.
+pub const RUN: u64 = 0;
 /// A budget would do with which no more than this is lost, as a part of the time in which work is done.
 const LOST_MAX: f64 = 0.25;
 
@@ -29,7 +31,7 @@ struct Sample {
 pub struct Thrash {
     window: Duration,
     share_max: f64,
-    /// By the process's key; 0 is the run.
+    /// By the process's key, or RUN.
     waits: HashMap<u64, VecDeque<Sample>>,
     counts: VecDeque<Counts>,
 }
@@ -58,11 +60,13 @@ impl Thrash {
     /// A look: how long each (by its key) has waited by now. Who crawls most, if somebody does.
     pub fn look(&mut self, now_us: u64, waits: &[(u64, f64)], counts: Counts) -> Option<Crawling> {
         self.waits.retain(|key, _| waits.iter().any(|(living, _)| living == key));
+        // A process that is too slow is named; the run only where none is.
         let mut most: Option<(u64, f64)> = None;
         for (key, waited_us) in waits {
             let samples = self.waits.entry(*key).or_default();
             let share = share(samples, Sample { at_us: now_us, waited_us: *waited_us });
-            if share > most.map_or(self.share_max, |(_, share)| share) {
+            let is_more = most.is_none_or(|(before, most)| before == RUN || (*key != RUN && share > most));
+            if share > self.share_max && is_more {
                 most = Some((*key, share));
             }
         }
