@@ -330,7 +330,7 @@ case_agent-forks() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     compiled_agent_forks || return 0
     local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" --forks agent) PREFIX=()
-    agent_forks kinds kept unseen unmarked many fails threads || return
+    agent_forks kinds kept zeros unseen unmarked many fails threads || return
     call 120 "${SPILL[@]}" --forks agent --check -- "$WORKLOAD" fork-storm --size 128M --forks 60 --check full
     code_is 0 || { WHY="fork-storm: $WHY"; return; }
     call 60 "${SPILL[@]}" --forks agent -- \

@@ -7,6 +7,7 @@
 //   agent_forks unmarked  the same without the mark that memspill puts on memory: its child does read zeros
 //   agent_forks many      24 children that live at once, each stopped at first
 //   agent_forks kept      memory that the program keeps from its children
+//   agent_forks zeros     memory that was only read, and is written while a child comes
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -15,6 +16,7 @@
 #include <pty.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -294,6 +296,56 @@ static int kept(void) {
     return 0;
 }
 
+enum { AREAS = 2000, AREA_PAGES = 4 };
+static char *areas[AREAS];
+static atomic_int forking;
+
+static void *write_areas(void *arg) {
+    while (!atomic_load(&forking)) sched_yield();
+    for (int i = 0; i < AREAS && atomic_load(&forking) == 1; i++) {
+        areas[i][PAGE] = 1;
+        for (volatile int pause = 0; pause < 5000; pause++);
+    }
+    return arg;
+}
+
+// Of a mapping in which there is nothing but the kernel's page of zeros the child gets no copy. It has zeros
+// all the same, whatever its parent writes there before the child has joined.
+static int zeros(void) {
+    for (int round = 0; round < 4; round++) {
+        // Each a mapping by itself, with a gap behind it.
+        char *all = mmap(0, AREAS * 2 * AREA_PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (int i = 0; i < AREAS; i++) {
+            areas[i] = all + i * 2 * AREA_PAGES * PAGE;
+            mprotect(areas[i], AREA_PAGES * PAGE, PROT_READ | PROT_WRITE);
+        }
+        // Until they are found; then what is touched is served.
+        usleep(300000);
+        for (int i = 0; i < AREAS; i++)
+            if (((volatile char *)areas[i])[PAGE]) return 60;
+        pthread_t writer;
+        atomic_store(&forking, 0);
+        pthread_create(&writer, 0, write_areas, 0);
+        atomic_store(&forking, 1);
+        pid_t pid = fork();
+        if (pid < 0) return 61;
+        if (pid == 0) {
+            // Written before the fork, up to one of them.
+            int i = 0;
+            while (i < AREAS && areas[i][PAGE]) i++;
+            for (; i < AREAS; i++)
+                if (areas[i][PAGE]) _exit(62);
+            check("child", 0, 101, 1);
+            _exit(0);
+        }
+        must(pid, "child beside writes");
+        atomic_store(&forking, 2);
+        pthread_join(writer, 0);
+        munmap(all, AREAS * 2 * AREA_PAGES * PAGE);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     pages = argc > 2 ? strtoul(argv[2], 0, 0) : 128 << 20 >> 12;
@@ -308,5 +360,6 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "unmarked")) return unmark() != 30;
     if (!strcmp(what, "many")) return many();
     if (!strcmp(what, "kept")) return kept();
+    if (!strcmp(what, "zeros")) return zeros();
     return 2;
 }

@@ -116,7 +116,8 @@ pub struct Link {
     pub room: u32,
     /// Non-zero: changes are to be told even where nothing is away, and new memory is closed.
     pub tells: u32,
-    pub reserved: u32,
+    /// Non-zero: no further change is to begin; who wants to waits on `room`. Written by the supervisor.
+    pub held: u32,
     /// New memory of so many bytes is closed at any time, and `CLOSED_MAX` times as much is not. 0: none is.
     pub closed_bytes: u64,
     /// See above.

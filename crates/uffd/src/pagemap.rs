@@ -58,13 +58,14 @@ pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
 }
 
-/// The first page in [start, end) that is present, and not the kernel's page of zeros.
-pub fn first_with_content(pagemap: &File, start: u64, end: u64) -> io::Result<Option<u64>> {
-    let (mut at, mut first) = (start, None);
-    while at < end && first.is_none() {
+/// Call `found(start, end)` for runs of pages in [start, end) that are present, and not the kernel's page of
+/// zeros.
+pub fn with_content(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+    let mut at = start;
+    while at < end {
         let walked_to = scan_regions(pagemap, (at, end), PRESENT, PRESENT | ZERO_PAGE, 0, |region| {
-            if region.categories & ZERO_PAGE == 0 && first.is_none() {
-                first = Some(region.start);
+            if region.categories & ZERO_PAGE == 0 {
+                found(region.start, region.end);
             }
         })?;
         if walked_to <= at {
@@ -72,7 +73,7 @@ pub fn first_with_content(pagemap: &File, start: u64, end: u64) -> io::Result<Op
         }
         at = walked_to;
     }
-    Ok(first)
+    Ok(())
 }
 
 /// Runs of guards (MADV_GUARD_INSTALL). `Unsupported` where the kernel cannot tell.

@@ -64,8 +64,8 @@ pub struct Child {
     memory: Arc<Later>,
     /// What is marked in its parent, which it inherits with all the rest.
     ranges: Vec<Range>,
-    /// What its parent had in memory when its table was copied.
-    resident: Ranges,
+    /// What its parent had in memory when its table was copied, but for the kernel's page of zeros.
+    had: Ranges,
     inherits_in_part: bool,
     finished: Option<Finished>,
 }
@@ -213,20 +213,25 @@ fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
         space,
         memory,
         ranges: Vec::new(),
-        resident: addresses(resident),
+        had: Ranges::default(),
         inherits_in_part: false,
         finished: None,
     };
     // What changes from here on is noted.
-    let mappings = match proc::private_anonymous(process.memory.proc_id()) {
-        Ok(mappings) => mappings,
+    let mappings = proc::private_anonymous(process.memory.proc_id());
+    let agent = process.memory.agent().expect("it has forked by its agent");
+    // Without a userfaultfd the child's agent knows what it has not.
+    let had = match process.memory.uffd.agent() {
+        None => agent.with_content(addresses(resident).iter()),
+        Some(_) => Ok(Ranges::default()),
+    };
+    match mappings.and_then(|mappings| Ok((mappings, had?))) {
+        Ok((mappings, had)) => Ok(Child { ranges: process.growth.marked_of(mappings), had, ..child }),
         Err(e) => {
             give_back(run, child);
-            return Err(e);
+            Err(e)
         }
-    };
-    let ranges = process.growth.marked_of(mappings);
-    Ok(Child { ranges, ..child })
+    }
 }
 
 fn addresses(runs: Vec<(Vpn, Vpn)>) -> Ranges {
@@ -417,6 +422,9 @@ fn refuse_what_is_new(space: &Space, finished: &Finished, present: &Ranges) -> i
 }
 
 /// A page that its parent had, and has, and the child has not.
+///
+/// Pages of zeros say nothing: a mapping in which there is nothing else the kernel does not copy, and by the
+/// time that the child joins its parent may have written there.
 fn refuse_what_is_missing(
     (parent, pid): (&Process, u32),
     child: &Child,
@@ -424,7 +432,7 @@ fn refuse_what_is_missing(
     mapped: &Ranges,
     occupied: &Ranges,
 ) -> io::Result<()> {
-    let had = child.resident.common_with(&mapped.iter().collect::<Vec<_>>());
+    let had = child.had.common_with(&mapped.iter().collect::<Vec<_>>());
     let mut missing: Ranges = occupied.missing_of(&had).into_iter().collect();
     for (start, end) in finished.disturbed.iter().flat_map(places) {
         missing.remove(start, end);
@@ -436,12 +444,10 @@ fn refuse_what_is_missing(
     let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
     let missing = kept.common_with(&missing.iter().collect::<Vec<_>>());
     let Some(agent) = parent.memory.agent().filter(|agent| agent.lives()) else { return Ok(()) };
-    for (start, end) in missing {
-        if let Some(at) = agent.first_with_content(start, end)? {
-            return Err(io::Error::other(format!("it has not its parent's memory at {at:#x}")));
-        }
+    match agent.with_content(missing)?.iter().next() {
+        None => Ok(()),
+        Some((at, _)) => Err(io::Error::other(format!("it has not its parent's memory at {at:#x}"))),
     }
-    Ok(())
 }
 
 /// All places that a change has touched.

@@ -5,7 +5,7 @@ use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
 use crate::process::link::Port;
 use crate::process::peer::{Peer, Pidfd};
-use crate::process::ranges::Ranges;
+use crate::process::ranges::{Range, Ranges};
 use crate::process::standstill::Aside;
 use memspill_agent::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
@@ -121,9 +121,13 @@ impl Agent {
         Ok((present, occupied))
     }
 
-    /// The first page between two addresses that is in memory and is not the kernel's page of zeros.
-    pub fn first_with_content(&self, start: u64, end: u64) -> io::Result<Option<u64>> {
-        memspill_uffd::pagemap::first_with_content(&self.pagemap, start, end)
+    /// What of these ranges is in memory and is not the kernel's page of zeros.
+    pub fn with_content(&self, ranges: impl IntoIterator<Item = Range>) -> io::Result<Ranges> {
+        let mut found = Ranges::default();
+        for (start, end) in ranges {
+            memspill_uffd::pagemap::with_content(&self.pagemap, start, end, |from, to| found.insert(from, to))?;
+        }
+        Ok(found)
     }
 
     /// Runs of guards between two addresses.

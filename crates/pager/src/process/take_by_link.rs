@@ -65,7 +65,11 @@ impl LinkTaker<'_> {
                 self.link.open(seq);
             };
             match evictor.call_after(OP_MOVE, &remaining, 0, deadline, open) {
-                Ok(()) => drop(collect(&evictor.control, &remaining, base, &mut takes.takes)),
+                Ok(()) => {
+                    collect(&evictor.control, &remaining, base, &mut takes.takes);
+                    let met_change = |index| evictor.control.read_run(index).errno == libc::ECANCELED;
+                    self.link.note_batch((0..remaining.len()).any(met_change));
+                }
                 // Of an earlier command.
                 Err(Failed::Late) if sent.get() == 0 => return,
                 Err(Failed::Late) => return self.end_batch_of_late(sent.get(), &remaining, base, takes),

@@ -13,6 +13,7 @@
 
 use crate::proc;
 use crate::process::Process;
+use crate::process::link::AgentLink;
 use crate::process::standstill;
 use crate::reclaim::aside;
 use crate::reclaim::direct::{self, TakesShared};
@@ -223,9 +224,10 @@ impl<'a> Reclaimer<'a> {
             aside::set_aside(&process, agent);
             return 0;
         }
+        let held = process.memory.uffd.agent().and_then(AgentLink::hold_changes);
         let batch = process.hold_batch();
         let (shrunk, write_out) = take(engine, self.cpu);
-        drop(batch);
+        drop((batch, held));
         self.hand_over(&process, space, &shrunk.wanted);
         if !shrunk.busy.is_empty() {
             // Shared since a fork (perhaps one that nobody told of). Where the other one still lives, each

@@ -156,7 +156,7 @@ fn push(kind: u32, addr: usize, end: usize, to: usize) {
     ring();
 }
 
-/// Waits until the supervisor has read so much that `is_enough`.
+/// Waits until `is_enough`, by what the supervisor has read or lets go on.
 fn wait_for_reader(is_enough: &dyn Fn() -> bool) {
     if is_enough() {
         return;
@@ -174,15 +174,18 @@ fn wait_for_reader(is_enough: &dyn Fn() -> bool) {
     waiting.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Enters the gate alone, to change mappings, when few changes are unread.
+/// Enters the gate alone, to change mappings, when few changes are unread, and none are held up.
 ///
-/// Pages can be taken out only while none is unread: a program that changes its mappings all the time, on
-/// busy CPUs, would leave no such moment. (The kernel lets whoever changes mappings wait for each event.)
+/// Pages can be taken out only while no change is unread: a program that changes its mappings all the time
+/// would leave no such moment. So the supervisor holds changes up, for a batch, where the last one met one.
+/// (The kernel lets whoever changes mappings wait for each event.)
 pub fn enter_to_change() -> Alone {
     if is_there() {
         let (changes, read) = (word64(field!(changes)), word64(field!(changes_read)));
+        let held = word32(field!(held));
         wait_for_reader(&|| {
-            changes.load(Ordering::SeqCst).wrapping_sub(read.load(Ordering::SeqCst)) <= UNREAD_CHANGES_MAX
+            let unread = changes.load(Ordering::SeqCst).wrapping_sub(read.load(Ordering::SeqCst));
+            unread <= UNREAD_CHANGES_MAX && held.load(Ordering::SeqCst) == 0
         });
     }
     gate::enter_alone()
