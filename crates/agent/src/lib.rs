@@ -7,6 +7,7 @@
 pub mod calls;
 pub mod link;
 pub mod pidfd;
+pub mod pool;
 pub mod protocol;
 pub mod words;
 

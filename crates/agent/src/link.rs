@@ -29,6 +29,19 @@
 //   evictor:     a chunk's bytes into staging ─ guards in their places ─ open ─▶ committed(run, pages) ─ ...
 // ```
 //
+// A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself (early.rs);
+// the supervisor is told, and nobody waits. Where a page is stored the supervisor says by hints, the agent in
+// `Link::early` which pages it has brought:
+//
+// ```text
+//   a thread, inside its gate                      a pager
+//   0 ─▶ FETCHING   word FILLING; reads, looks,
+//        installs; word NONE
+//   FETCHING ─▶ HERE                               HERE ─▶ NOTING   the page is resident from now on
+//                                                  NOTING ─▶ 0, or HERE, where somebody has it in work
+//   a change, a fork: begin where all are 0        a page that is there is not taken out
+// ```
+//
 // From a `committed` on the bytes are in staging and the pages are away: it is said when nothing can fail any
 // more. Where it cannot be said the bytes are put back, before anybody could touch the pages.
 
@@ -97,6 +110,22 @@ pub struct Delivery {
 /// a sixteenth of the budget, the page tables of what is closed take a 32nd of it at most.
 pub const CLOSED_MAX: u64 = 256;
 
+/// A page that a thread brings by itself: an entry of `Link::early`, its address with one of these.
+pub const FETCHING: u64 = 1;
+pub const HERE: u64 = 2;
+pub const NOTING: u64 = 3;
+pub const EARLY_STATE: u64 = 3;
+pub const EARLY: usize = 16;
+
+/// Where a page is stored: it was SWAPPED when this was written.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Hint {
+    pub addr: u64,
+    pub slot: u64,
+}
+
+pub const HINTS: usize = 1024;
 pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
 pub const DELIVERIES: usize = 32;
@@ -122,6 +151,16 @@ pub struct Link {
     pub closed_bytes: u64,
     /// See above.
     pub take: u64,
+    /// Pages that threads bring by themselves. See above.
+    pub early: [u64; EARLY],
+    /// The thread that has brought each of them.
+    pub early_tids: [u32; EARLY],
+    /// Non-zero: they may, by the hints that they have. Written by the supervisor.
+    pub allows_early: u64,
+    /// Hints that were written, by the supervisor; that were read, by the agent.
+    pub hints_head: u64,
+    pub hints_tail: u64,
+    pub hints: [Hint; HINTS],
     pub waiters: [Waiter; WAITERS],
     pub deliveries: [Delivery; DELIVERIES],
     pub ring: [Message; RING],

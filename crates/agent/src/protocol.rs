@@ -127,6 +127,9 @@ pub struct Ready {
     /// What the dispatch keeps for the threads: [addr, addr + len); 0 where nothing is trapped.
     pub blocks_addr: u64,
     pub blocks_len: u64,
+    /// What the windows keep for themselves: [addr, addr + len); 0 where there is a userfaultfd.
+    pub windows_addr: u64,
+    pub windows_len: u64,
     /// Thread id of the evictor, as this process sees it and as the userfaultfd names it. It runs already.
     pub evictor_tid: u32,
     pub reserved: u32,

@@ -112,6 +112,10 @@ impl Word {
         if self.was_away() { Word(self.0 & !(STATE | AWAY | WAITED) | SWAPPED) } else { Word::EMPTY }
     }
 
+    pub const fn with_slot(self, slot: u64) -> Word {
+        Word(self.0 & ((1 << SLOT_SHIFT) - 1) | slot << SLOT_SHIFT)
+    }
+
     /// Of a page that is SWAPPED.
     pub const fn filling(self) -> Word {
         Word(self.0 & !STATE | FILLING)

@@ -178,7 +178,12 @@ fn main() {
     for ((name, make), algorithm) in all {
         let mut dice = Dice(1);
         let pages: Vec<Page> = (0..2048).map(|_| make(&mut dice)).collect();
-        let ram = RamBacking::new(RamConfig { slots: PAGES + 64, ram_limit_bytes: u64::MAX, algorithm });
+        let ram = RamBacking::new(RamConfig {
+            slots: PAGES + 64,
+            ram_limit_bytes: u64::MAX,
+            algorithm,
+            shared: false,
+        });
         let ((store, load), (store_2, load_2)) = (best(&ram, &pages, 1), best(&ram, &pages, 2));
         let (codec_store, codec_load) = codec_alone(algorithm, &pages);
         let overhead = |ram: &RamBacking| {
@@ -222,7 +227,7 @@ fn main() {
     let ((store, load), (store_2, load_2)) = (best(&disk, &pages, 1), best(&disk, &pages, 2));
     println!("RAM disk: store {store:.2}, load {load:.2} µs; by two threads {store_2:.2}, {load_2:.2}");
 
-    let pool = Pool::new();
+    let pool = Pool::default();
     let begun = Instant::now();
     let rounds = 200_000u32;
     for _ in 0..rounds {

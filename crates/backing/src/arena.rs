@@ -1,4 +1,5 @@
-//! Zeroed memory that costs nothing until it is written, and can be given back page by page.
+//! Zeroed memory that costs nothing until it is written, and can be given back page by page: private, or a
+//! part of a file in memory that other processes read (`pool_file.rs`).
 //!
 //! Two users: the pool keeps its compressed objects in such memory, so that an emptied chunk really leaves
 //! the process (MADV_DONTNEED, the resident set goes down), and the tables indexed by slot (8 bytes for each
@@ -9,23 +10,33 @@
 //! that are thrown away, never undefined behaviour. On x86-64 and aarch64 a relaxed atomic load or store of a
 //! word is the plain instruction.
 //!
-//! What it does not do: place objects, count users, fail late. Memory is anonymous and private, mapped
-//! NORESERVE. Huge pages are refused (MADV_NOHUGEPAGE): one would be resident for a single table entry, and
-//! would be split by the first page given back.
+//! What it does not do: place objects, count users, fail late. Memory is mapped NORESERVE. Huge pages are
+//! refused (MADV_NOHUGEPAGE): one would be resident for a single table entry, and would be split by the first
+//! page given back.
 #![allow(unsafe_code, reason = "mmap, munmap, madvise and the view of mapped bytes as atomics")]
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memspill_engine::units::PAGE_SIZE;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// A private anonymous mapping, all zeros at first.
+/// A mapping of its own, all zeros at first.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
+    /// What gives pages of it back.
+    gives_back: Advice,
+}
+
+/// A part of a file that begins at this offset, in bytes, page aligned.
+#[derive(Clone, Copy)]
+pub(crate) struct PartOf<'a> {
+    pub file: BorrowedFd<'a>,
+    pub offset: u64,
 }
 
 // SAFETY: the mapping is owned, lives as long as the value, and is only handed out as slices of atomics.
@@ -36,24 +47,35 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Map at least `len_bytes` bytes, rounded up to whole pages, at least one page.
     pub(crate) fn new(len_bytes: usize) -> io::Result<Mapping> {
+        Mapping::of(None, len_bytes)
+    }
+
+    /// The same of a file, which is as long, holds zeros there, and is written by nobody else; of private
+    /// memory, if there is none.
+    pub(crate) fn of(part: Option<PartOf<'_>>, len_bytes: usize) -> io::Result<Mapping> {
         let len_bytes = len_bytes.max(1).next_multiple_of(PAGE_SIZE);
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let (null, prot) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                len_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )
+            match part {
+                None => {
+                    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                    rustix::mm::mmap_anonymous(null, len_bytes, prot, flags)
+                }
+                Some(PartOf { file, offset }) => {
+                    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+                    rustix::mm::mmap(null, len_bytes, prot, flags, file, offset)
+                }
+            }
         }?;
+        let gives_back = if part.is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null without MAP_FIXED");
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontDump] {
             // SAFETY: the range is the mapping just made; neither advice changes its contents.
             // A kernel without the feature answers EINVAL, and nothing is lost.
             let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len_bytes, advice) };
         }
-        Ok(Mapping { base, len_bytes })
+        Ok(Mapping { base, len_bytes, gives_back })
     }
 
     /// The whole mapping as 64-bit words.
@@ -78,10 +100,10 @@ impl Mapping {
         // of zeros, which atomics allow at any time.
         let released = unsafe {
             let start = self.base.as_ptr().add(range_bytes.start);
-            rustix::mm::madvise(start.cast(), range_bytes.len(), Advice::LinuxDontNeed)
+            rustix::mm::madvise(start.cast(), range_bytes.len(), self.gives_back)
         };
         // Fails only where the pages are mlocked: then they stay resident, and the account would be wrong.
-        released.expect("MADV_DONTNEED on the pool: is the memory of this process mlocked?");
+        released.expect("giving back memory of the pool: is the memory of this process mlocked?");
     }
 }
 
@@ -107,9 +129,14 @@ pub(crate) struct ZeroTable {
 impl ZeroTable {
     /// A table of `len_bytes` bytes.
     pub(crate) fn new(len_bytes: usize) -> io::Result<ZeroTable> {
+        ZeroTable::of(None, len_bytes)
+    }
+
+    /// The same in a part of a file, where reading an untouched entry costs its page.
+    pub(crate) fn of(part: Option<PartOf<'_>>, len_bytes: usize) -> io::Result<ZeroTable> {
         let pages = len_bytes.div_ceil(PAGE_SIZE);
         Ok(ZeroTable {
-            map: Mapping::new(len_bytes)?,
+            map: Mapping::of(part, len_bytes)?,
             touched: Mapping::new(pages.div_ceil(8))?,
             touched_pages: AtomicU64::new(0),
         })

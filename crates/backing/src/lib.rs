@@ -32,6 +32,7 @@ pub mod file;
 pub mod null;
 mod places;
 pub mod pool;
+pub mod pool_file;
 pub mod ram;
 mod ring;
 mod secret;

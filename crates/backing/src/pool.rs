@@ -42,12 +42,13 @@
 //! number.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use memspill_engine::sync::lock;
 use memspill_engine::units::PAGE_SIZE;
 
-use crate::arena::{Mapping, ZeroTable};
+use crate::arena::{Mapping, PartOf, ZeroTable};
+use crate::pool_file::{PoolFile, ROOMS, offset_of};
 
 /// Distance of the size classes, in bytes. 32 loses 16 bytes an object on average; 64 lost 1.6 % on 2 KiB
 /// objects.
@@ -138,6 +139,12 @@ fn shapes() -> (Vec<Shape>, [u8; PAGE_SIZE / CLASS_STEP]) {
         class_of_step[step] = (shapes.len() - 1) as u8;
     }
     (shapes, class_of_step)
+}
+
+/// For objects of 1 to 4096 bytes, in steps of `CLASS_STEP`, the room that each has.
+pub(crate) fn rooms_bytes() -> [u16; ROOMS] {
+    let (shapes, class_of_step) = shapes();
+    class_of_step.map(|class| shapes[usize::from(class)].object_bytes as u16)
 }
 
 /// One chunk of a class. 32 bytes, plus 4 for each object in `Class::owners`.
@@ -278,19 +285,22 @@ pub struct Pool {
     resident_pages: AtomicU64,
     /// Bytes of `Class` tables.
     meta_bytes: AtomicU64,
+    /// Where its memory is, if others read it.
+    file: Option<Arc<PoolFile>>,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Pool::new()
+        Pool::new(None)
     }
 }
 
 impl Pool {
-    /// An empty pool. Address space is taken as it grows, 256 MiB at a time.
-    pub fn new() -> Pool {
+    /// An empty pool, in private memory or in a file. Address space is taken as it grows, 256 MiB at a time.
+    pub fn new(file: Option<Arc<PoolFile>>) -> Pool {
         let (shapes, class_of_step) = shapes();
         Pool {
+            file,
             classes: shapes.iter().map(|_| ClassSlot(Mutex::new(Class::default()))).collect(),
             shapes,
             class_of_step,
@@ -465,7 +475,8 @@ impl Pool {
             return Err(PoolFull);
         };
         if slot.get().is_none() {
-            let data = Mapping::new(PAGE_SIZE << SEGMENT_SHIFT).map_err(|_| PoolFull)?;
+            let part = self.file.as_ref().map(|file| PartOf { file: file.fd(), offset: offset_of(page) });
+            let data = Mapping::of(part, PAGE_SIZE << SEGMENT_SHIFT).map_err(|_| PoolFull)?;
             let chunk_of_page = ZeroTable::new(4 << SEGMENT_SHIFT).map_err(|_| PoolFull)?;
             let _ = slot.set(Segment { data, chunk_of_page });
         }
@@ -607,7 +618,7 @@ mod tests {
 
     #[test]
     fn every_length_fits_its_class() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         for len in 1..=PAGE_SIZE {
             let shape = pool.shapes[pool.class_of(len)];
             assert!(shape.object_bytes as usize >= len);
@@ -622,7 +633,7 @@ mod tests {
 
     #[test]
     fn bytes_survive_and_memory_returns() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         let mut live = Vec::new();
         for round in 0..3u32 {
             for i in 0..3000u32 {
@@ -655,7 +666,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "double free")]
     fn double_free_is_caught() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         let first = pool.store(1, &[1; 100], u64::MAX).unwrap();
         let _second = pool.store(2, &[2; 100], u64::MAX).unwrap();
         pool.free(first, 100);
@@ -664,7 +675,7 @@ mod tests {
 
     #[test]
     fn limit_holds_and_room_returns() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         let limit_bytes = 1 << 20;
         let mut live = Vec::new();
         while let Ok(handle) = pool.store(0, &[5; 1000], limit_bytes) {
@@ -680,7 +691,7 @@ mod tests {
 
     #[test]
     fn compaction_gives_sparse_chunks_back_and_keeps_bytes() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         let body = |i: u32| -> Vec<u8> { (0..700u32).map(|at| (at * 3 + i) as u8).collect() };
         let mut table: Vec<Option<Handle>> =
             (0..4000).map(|i| Some(pool.store(i, &body(i), u64::MAX).unwrap())).collect();

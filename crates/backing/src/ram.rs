@@ -42,8 +42,9 @@
 //! that does not decode is reported as [`BackingError::Checksum`].
 
 use std::io;
-use std::sync::Mutex;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 use memspill_engine::backing::{
     AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
@@ -52,10 +53,11 @@ use memspill_engine::backing::{
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
-use crate::arena::ZeroTable;
+use crate::arena::{PartOf, ZeroTable};
 use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
 use crate::fifo::{Entry, Fifo};
-use crate::pool::{Handle, Pool};
+use crate::pool::{Handle, Pool, rooms_bytes};
+use crate::pool_file::{PoolFile, TABLE_AT};
 
 /// Objects moved by one step of compaction: some 50 µs.
 const COMPACT_OBJECTS: usize = 128;
@@ -70,6 +72,8 @@ pub struct RamConfig {
     /// RAM that may be held, in bytes, tables included. Can be changed later by `Chore::LimitRam`.
     pub ram_limit_bytes: u64,
     pub algorithm: Algorithm,
+    /// In a file that others may read, if there can be one (`pool_file.rs`).
+    pub shared: bool,
 }
 
 /// Where the page of one slot is: an entry of the table. See the module's header for its bits.
@@ -281,6 +285,7 @@ pub struct RamBacking {
     fifo_bytes: AtomicU64,
     /// RAM held elsewhere that counts against the same limit.
     other_bytes: AtomicU64,
+    file: Option<Arc<PoolFile>>,
 }
 
 impl RamBacking {
@@ -297,17 +302,29 @@ impl RamBacking {
     /// As `new`, keeping the order of the pages for a writeback if `ordered`.
     pub(crate) fn build(config: RamConfig, ordered: bool) -> io::Result<RamBacking> {
         assert!(config.slots <= SLOTS_MAX, "a device has at most {SLOTS_MAX} slots, not {}", config.slots);
+        // Without one pages come as they do elsewhere.
+        let file = config
+            .shared
+            .then(|| PoolFile::new(config.algorithm, &rooms_bytes()).ok())
+            .flatten()
+            .map(Arc::new);
+        let part = file.as_ref().map(|file| PartOf { file: file.fd(), offset: TABLE_AT });
         Ok(RamBacking {
             slots: config.slots,
             algorithm: config.algorithm,
-            table: ZeroTable::new(config.slots as usize * 8)?,
-            pool: Pool::new(),
+            table: ZeroTable::of(part, config.slots as usize * 8)?,
+            pool: Pool::new(file.clone()),
+            file,
             limit_bytes: AtomicU64::new(config.ram_limit_bytes),
             counters: Counters::default(),
             fifo: ordered.then(Mutex::default),
             fifo_bytes: AtomicU64::new(0),
             other_bytes: AtomicU64::new(0),
         })
+    }
+
+    pub(crate) fn pool_file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.fd())
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
@@ -546,6 +563,10 @@ impl RamBacking {
 }
 
 impl Backing for RamBacking {
+    fn pool_file(&self) -> Option<BorrowedFd<'_>> {
+        RamBacking::pool_file(self)
+    }
+
     fn properties(&self) -> Properties {
         Properties {
             slots: self.slots,
@@ -663,7 +684,7 @@ pub(crate) mod tests {
     }
 
     fn unlimited(slots: u32, algorithm: Algorithm) -> RamBacking {
-        RamBacking::new(RamConfig { slots, ram_limit_bytes: u64::MAX, algorithm })
+        RamBacking::new(RamConfig { slots, ram_limit_bytes: u64::MAX, algorithm, shared: false })
     }
 
     fn store(ram: &RamBacking, slot: u32, page: &Page) -> Location {

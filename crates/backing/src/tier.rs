@@ -35,7 +35,7 @@
 //! Limits: RAM of the pool and all tables, the file's included, against the RAM limit; the file's own.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -260,6 +260,10 @@ impl TierBacking {
 }
 
 impl Backing for TierBacking {
+    fn pool_file(&self) -> Option<BorrowedFd<'_>> {
+        self.ram.pool_file()
+    }
+
     /// Not synchronous: a read may have to wait for the file.
     fn properties(&self) -> Properties {
         let file = self.file.properties();
@@ -423,7 +427,8 @@ mod tests {
     #[test]
     fn a_place_is_given_back_when_its_page_is_stored_again() {
         let slots = 100;
-        let ram = RamConfig { slots, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4 };
+        let (ram_limit_bytes, algorithm) = (1 << 20, Algorithm::Lz4);
+        let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared: false };
         let file = FileConfig {
             place: FilePlace::Temp { dir: std::env::temp_dir() },
             max_bytes: u64::from(slots) * PAGE_SIZE as u64,

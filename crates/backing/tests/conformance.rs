@@ -209,7 +209,7 @@ fn null() -> NullBacking {
     NullBacking::new(SLOTS, u64::MAX)
 }
 fn ram_config(ram_limit_bytes: u64, algorithm: Algorithm) -> RamConfig {
-    RamConfig { slots: SLOTS, ram_limit_bytes, algorithm }
+    RamConfig { slots: SLOTS, ram_limit_bytes, algorithm, shared: false }
 }
 fn ram() -> RamBacking {
     RamBacking::new(ram_config(u64::MAX, Algorithm::Lz4))

@@ -47,6 +47,8 @@ pub fn pool_alone_bytes(memory_max_bytes: u64) -> u64 {
 #[derive(Clone)]
 pub struct Opening {
     pub disk_free_bytes: u64,
+    /// Programs read their pages out of pools by themselves.
+    pub shared_pools: bool,
     /// Of files whose spec does not say.
     pub encrypt: bool,
     pub tuning: Tuning,
@@ -85,7 +87,8 @@ pub fn open_one(
         SwapSpec::Ram { size, priority, algorithm, fail } => {
             let slots = slots_here(*size);
             let ram_limit_bytes = pool_alone_bytes(memory_max_bytes);
-            let config = RamConfig { slots, ram_limit_bytes, algorithm: *algorithm };
+            let shared = opening.shared_pools;
+            let config = RamConfig { slots, ram_limit_bytes, algorithm: *algorithm, shared };
             let backing = with_planned_failure(
                 RamBacking::open(config).map_err(|e| format!("ram: {}", with_remedy(&e)))?,
                 *fail,
@@ -179,7 +182,8 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
     let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
     let ram_limit_bytes = pool_share_bytes(memory_max_bytes);
-    let ram = RamConfig { slots, ram_limit_bytes, algorithm: Algorithm::default() };
+    let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
+    let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
     let backing = TierBacking::new(ram, file).map_err(|e| {
         let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
         format!("cannot make a swap file in {}: {e}; {mends}", dir.display())

@@ -155,7 +155,8 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     let encrypt = args.encrypt == OnOff::On;
-    let opening = Opening { disk_free_bytes, encrypt, tuning: tuning.clone(), layout };
+    let shared_pools = pager == source::Pager::Signal;
+    let opening = Opening { disk_free_bytes, shared_pools, encrypt, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
     let wanted = args.forks.map(|forks| match forks {
         Forks::Kernel => memspill_pager::run::Forks::Kernel,

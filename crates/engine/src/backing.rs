@@ -20,7 +20,7 @@
 //! What it does not do: choose slots, count references, know of pages or processes.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::units::{ClusterIndex, Page, PageBuf, SlotIndex};
 
@@ -210,6 +210,12 @@ pub trait Backing: Send + Sync {
     /// Asked so only of slots that the caller holds a reference to.
     fn keeps(&self, _slot: SlotIndex, _page: Option<&Page>) -> bool {
         false
+    }
+
+    /// A file in which other processes may read the pages that are in RAM, where there is one
+    /// (memspill-backing's pool_file.rs says how).
+    fn pool_file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Do a chore. True: it is worth while to ask for the same again, as each one says. A backing to which a

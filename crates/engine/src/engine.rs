@@ -135,6 +135,14 @@ impl Engine {
         self.swap_in(cpu, scratch).fault(queue, space, fault)
     }
 
+    /// The page's owner has put it into its place by himself, by what `Memory::stored` has told him: it is
+    /// resident from now on, and nothing is read. False: somebody else has it in work, ask again.
+    ///
+    /// Only of a page that its owner keeps there until this has said true.
+    pub fn note_there(&self, cpu: CpuId, space: &Arc<Space>, vpn: Vpn, scratch: &mut Scratch) -> bool {
+        self.swap_in(cpu, scratch).note_there(space, vpn)
+    }
+
     /// MADV_WILLNEED: the first pages of [from, to) that are swapped out come in, a window of them, as far as
     /// there is room beyond what faults need.
     pub fn bring_ahead(
@@ -181,13 +189,19 @@ impl Engine {
 
     /// First half of a batch, under the space's batch lock: take about `n` pages out (more where they leave
     /// together) and make them swap-cache pages.
-    pub fn shrink(&self, cpu: CpuId, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+    pub fn shrink(&self, cpu: CpuId, space: &Arc<Space>, n: usize) -> (Shrunk, Option<WriteOut>) {
         self.swap_out(cpu).shrink(space, n)
     }
 
     /// MADV_PAGEOUT: as `shrink`, of the pages of [from, to) that are in memory, hot ones too, as many as a
     /// batch holds. Also returns where to go on.
-    pub fn pageout(&self, cpu: CpuId, space: &Space, from: Vpn, to: Vpn) -> (Shrunk, Option<WriteOut>, Vpn) {
+    pub fn pageout(
+        &self,
+        cpu: CpuId,
+        space: &Arc<Space>,
+        from: Vpn,
+        to: Vpn,
+    ) -> (Shrunk, Option<WriteOut>, Vpn) {
         self.swap_out(cpu).pageout(space, from, to)
     }
 

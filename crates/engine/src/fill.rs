@@ -75,6 +75,8 @@ pub struct FillJob {
     pub(crate) ahead: ReadWith,
     /// Page i of the buffer holds the bytes of `pages[i]`; empty for a zero fill.
     pub(crate) buf: PageBuf,
+    /// Its owner has put the page there.
+    pub(crate) is_there: bool,
 }
 
 /// Slots that are read in the request of the page that faulted, which is one page.
@@ -157,6 +159,7 @@ impl FillJob {
             pages,
             ahead: ReadWith::default(),
             buf: PageBuf::default(),
+            is_there: false,
         }
     }
 

@@ -12,6 +12,7 @@
 //! * Nothing here waits for a fault to be served.
 
 use crate::units::{Page, Vpn};
+use crate::word::SwapEntry;
 
 /// Why a fill ended. The kernel's errno, named by what it means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +94,14 @@ pub trait Memory: Send + Sync {
     /// The words of pages that were put in say so: whoever finds them FILLING from now on is not of this
     /// fill.
     fn filled(&self, _vpn: Vpn, _pages: usize) {}
+    /// Is it to be told where pages are stored (`stored`)?
+    fn wants_stored(&self) -> bool {
+        false
+    }
+    /// These pages are swapped out, and these slots hold their bytes, on their devices: so it is until a fill
+    /// puts them in, a change of the address space is told, or their device is swapped off. Inside the gate,
+    /// under a lock of the page table.
+    fn stored(&self, _pages: &[(Vpn, SwapEntry)]) {}
     /// Make the next access to the page fail (SIGBUS).
     fn poison(&self, vpn: Vpn);
     /// Wake the threads that wait for these pages; each of them repeats its access.

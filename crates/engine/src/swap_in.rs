@@ -96,6 +96,7 @@ impl SwapIn<'_> {
                     pages,
                     ahead: ReadWith::default(),
                     buf: PageBuf::default(),
+                    is_there: false,
                 };
                 match state {
                     State::None => self.install(job),
@@ -108,6 +109,30 @@ impl SwapIn<'_> {
                 }
             }
         }
+    }
+
+    /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.
+    pub fn note_there(&mut self, space: &Arc<Space>, vpn: Vpn) -> bool {
+        let chunk = space.chunk_or_new(vpn);
+        let mut words = lock(&chunk);
+        match words[index(vpn)].state() {
+            State::Swapped if !space.is_dead() => {}
+            State::Evicting | State::Filling => return false,
+            // It was brought from here meanwhile.
+            _ => return true,
+        }
+        space.group(self.swap).force_charge(self.cpu, 1);
+        let pages = self.mark_claimed(space, &mut words, &[vpn], State::Swapped);
+        drop(words);
+        let counters = self.swap.stats.on(self.cpu);
+        for counter in [&counters.pgmajfault, &counters.pswpin, &counters.swap_cache_bypass] {
+            add(counter, 1);
+        }
+        let (ahead, buf) = (ReadWith::default(), PageBuf::default());
+        let (write, favoured, is_there) = (true, false, true);
+        let space = space.clone();
+        self.install(FillJob { space, write, favoured, fault: vpn, pages, ahead, buf, is_there });
+        true
     }
 
     /// Of [from, to) the first pages in a row that are swapped out, as if they had been touched. A reserve
@@ -154,6 +179,7 @@ impl SwapIn<'_> {
                 pages,
                 ahead: ReadWith::default(),
                 buf: PageBuf::default(),
+                is_there: false,
             };
             return Brought { outcome: self.read_in(queue, job, true), next, pages: brought };
         }

@@ -28,10 +28,10 @@ use crate::space::{CHUNK_PAGES, Space, index};
 use crate::spaces::Spaces;
 use crate::stats::add;
 use crate::swap::Swap;
-use crate::sync::lock;
+use crate::sync::{Arc, lock};
 use crate::units::{CpuId, FrameId, Page, PageBuf, Vpn};
 use crate::word::{MADE_OWN, State, SwapEntry, WANTED, Word};
-use crate::write_out::WriteOut;
+use crate::write_out::{Told, WriteOut};
 
 /// What a batch achieved.
 #[derive(Default)]
@@ -56,7 +56,7 @@ pub(crate) struct SwapOut<'a> {
 
 impl SwapOut<'_> {
     /// Take about `n` pages out (more where they leave together) and make them swap-cache pages.
-    pub fn shrink(&self, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+    pub fn shrink(&self, space: &Arc<Space>, n: usize) -> (Shrunk, Option<WriteOut>) {
         let dropped = self.swap.drop_stale_ahead(self.cpu, space.group(self.swap), n);
         if dropped == n {
             return (Shrunk { taken: dropped, ..Shrunk::default() }, None);
@@ -65,7 +65,7 @@ impl SwapOut<'_> {
         (Shrunk { taken: shrunk.taken + dropped, ..shrunk }, write_out)
     }
 
-    fn shrink_space(&self, space: &Space, n: usize) -> (Shrunk, Option<WriteOut>) {
+    fn shrink_space(&self, space: &Arc<Space>, n: usize) -> (Shrunk, Option<WriteOut>) {
         let room = self.batch_room(space, n);
         if room == 0 {
             return (Shrunk::default(), None);
@@ -76,7 +76,7 @@ impl SwapOut<'_> {
 
     /// MADV_PAGEOUT: as `shrink`, of the pages of [from, to) that are in memory, hot ones too, as many as a
     /// batch holds. Also returns where to go on.
-    pub fn pageout(&self, space: &Space, from: Vpn, to: Vpn) -> (Shrunk, Option<WriteOut>, Vpn) {
+    pub fn pageout(&self, space: &Arc<Space>, from: Vpn, to: Vpn) -> (Shrunk, Option<WriteOut>, Vpn) {
         let room = self.batch_room(space, self.swap.frames.batch_pages());
         if room == 0 {
             return (Shrunk::default(), None, to);
@@ -104,7 +104,7 @@ impl SwapOut<'_> {
     }
 
     /// Take the victims out and make them swap-cache pages.
-    fn take_out(&self, space: &Space, mut runs: Vec<PageRun>) -> (Shrunk, Option<WriteOut>) {
+    fn take_out(&self, space: &Arc<Space>, mut runs: Vec<PageRun>) -> (Shrunk, Option<WriteOut>) {
         let mut shrunk = Shrunk { tried: pages_of(&runs).count(), ..Shrunk::default() };
         if runs.is_empty() {
             self.swap.groups.drain_stocks();
@@ -205,7 +205,7 @@ impl SwapOut<'_> {
     /// freed.
     fn add_to_cache(
         &self,
-        space: &Space,
+        space: &Arc<Space>,
         taken: &[TakenPage],
         places: Places,
         buf: PageBuf,
@@ -233,9 +233,11 @@ impl SwapOut<'_> {
             .collect();
         self.swap.cache_add(&pages);
         space.count_swapped(data.len() as i64);
-        let words = data.iter().zip(&entries).map(|(s, entry)| (s.vpn, Word::swapped(*entry)));
-        set_words(space, words, wanted);
-        Some(WriteOut { pages })
+        let places = || data.iter().zip(&entries).map(|(s, entry)| (s.vpn, *entry));
+        set_words(space, places().map(|(vpn, entry)| (vpn, Word::swapped(entry))), wanted);
+        let told =
+            space.memory.wants_stored().then(|| Told { space: space.clone(), pages: places().collect() });
+        Some(WriteOut { pages, told })
     }
 
     /// The slots of `data`: those of the taken pages that need one. Frees the slots that are left over.

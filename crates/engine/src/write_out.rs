@@ -13,14 +13,44 @@ use crate::backing::{BackingError, PageWrite, QueueId};
 use crate::devices::Device;
 use crate::frames::CachedPage;
 use crate::kept::Kept;
+use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::swap::Swap;
-use crate::sync::{Arc, Ordering};
-use crate::units::{CpuId, PageBuf};
+use crate::sync::{Arc, Ordering, lock};
+use crate::units::{CpuId, PageBuf, SlotIndex, Vpn};
+use crate::word::{State, SwapEntry};
 
 /// A batch in the swap cache, to be given to `Engine::write_out`.
 pub struct WriteOut {
     pub(crate) pages: Vec<CachedPage>,
+    pub(crate) told: Option<Told>,
+}
+
+/// Who is to be told where the pages of a batch are stored (`Memory::stored`).
+pub(crate) struct Told {
+    pub space: Arc<Space>,
+    /// Ascending.
+    pub pages: Vec<(Vpn, SwapEntry)>,
+}
+
+impl Told {
+    /// While these slots are still in the swap cache, so that they belong to no other page, nor to the same
+    /// one at a later time. What has come back meanwhile is left out.
+    fn tell(&self, is_stored: impl Fn(SwapEntry) -> bool) {
+        let _guard = self.space.gate.enter_fill();
+        for of_chunk in self.pages.chunk_by(|a, b| a.0.0 / CHUNK_PAGES == b.0.0 / CHUNK_PAGES) {
+            let chunk = self.space.chunk_or_new(of_chunk[0].0);
+            let words = lock(&chunk);
+            let is_there = |(vpn, entry): &&(Vpn, SwapEntry)| {
+                let word = words[index(*vpn)];
+                word.state() == State::Swapped && word.entry() == *entry && is_stored(*entry)
+            };
+            let stored: Vec<(Vpn, SwapEntry)> = of_chunk.iter().filter(is_there).copied().collect();
+            if !stored.is_empty() {
+                self.space.memory.stored(&stored);
+            }
+        }
+    }
 }
 
 /// One CPU's writing of a batch.
@@ -35,7 +65,7 @@ impl Writer<'_> {
     /// Write the batch, and take what was written out of the swap cache. Returns how many pages could not be
     /// written.
     pub fn write(&self, batch: WriteOut) -> usize {
-        self.write_pages(&batch.pages, false)
+        self.write_pages(&batch.pages, batch.told.as_ref(), false)
     }
 
     /// Try again to write what could not be written. Returns how many are still unwritten.
@@ -54,24 +84,32 @@ impl Writer<'_> {
             }
         }
         swap.free_orphans(self.cpu, &orphans);
-        self.write_pages(&needed, true)
+        self.write_pages(&needed, None, true)
     }
 
     /// `again`: their write has failed before.
-    fn write_pages(&self, pages: &[CachedPage], again: bool) -> usize {
+    fn write_pages(&self, pages: &[CachedPage], told: Option<&Told>, again: bool) -> usize {
         let mut failed = Vec::new();
         for n in 0..self.swap.devices.len() {
             let of_device: Vec<CachedPage> =
                 pages.iter().filter(|p| p.entry.device as usize == n).copied().collect();
             if !of_device.is_empty() {
-                self.write_to(&self.swap.devices[n], &of_device, again, &mut failed);
+                let written = self.write_to(&self.swap.devices[n], &of_device, again, &mut failed);
+                self.leave_cache(&self.swap.devices[n], n, &written, told);
             }
         }
         self.swap.unwritten.add(&failed);
         failed.len()
     }
 
-    fn write_to(&self, device: &Device, pages: &[CachedPage], again: bool, failed: &mut Vec<CachedPage>) {
+    /// Returns the slots that were written.
+    fn write_to(
+        &self,
+        device: &Device,
+        pages: &[CachedPage],
+        again: bool,
+        failed: &mut Vec<CachedPage>,
+    ) -> Vec<SlotIndex> {
         let buffers: Vec<(Arc<PageBuf>, usize)> = self.swap.frames.get_many(pages.iter().map(|p| p.frame));
         let writes: Vec<PageWrite> = pages
             .iter()
@@ -99,8 +137,16 @@ impl Writer<'_> {
             device.note_room();
         }
         add(&self.swap.stats.on(self.cpu).pswpout, written.len() as u64);
+        written
+    }
+
+    /// What was written to device number `n` leaves the swap cache.
+    fn leave_cache(&self, device: &Device, n: usize, written: &[SlotIndex], told: Option<&Told>) {
+        if let Some(told) = told {
+            told.tell(|entry| usize::from(entry.device) == n && written.contains(&entry.slot));
+        }
         let shadow = self.swap.eviction_clock();
-        self.swap.cache_delete(self.cpu, device, &written, Some(shadow));
+        self.swap.cache_delete(self.cpu, device, written, Some(shadow));
     }
 
     fn note_error(&self, device: &Device, error: &BackingError, again: bool) {

@@ -163,7 +163,7 @@ fn ask() -> Result<()> {
     let count = prepared.ranges as usize;
     let mut ranges = 0;
     if count > 0 {
-        let [Some(file), _] = fds else { return Err(EPROTO) };
+        let [Some(file), ..] = fds else { return Err(EPROTO) };
         let args = [0, count * 16, sys::PROT_READ, sys::MAP_PRIVATE | sys::MAP_POPULATE, file.0 as usize, 0];
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
         ranges = unsafe { sys::syscall(nr::MMAP, args) }?;

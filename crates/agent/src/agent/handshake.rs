@@ -91,6 +91,8 @@ pub fn try_join(kind: u32, fork: [u8; 16]) -> Option<()> {
         image_len: image_len as u64,
         blocks_addr: made.blocks.0 as u64,
         blocks_len: made.blocks.1 as u64,
+        windows_addr: own_windows().0 as u64,
+        windows_len: own_windows().1 as u64,
         evictor_tid: made.evictor_tid,
         reserved: 0,
     };
@@ -121,6 +123,8 @@ const NOT_READY: Ready = Ready {
     image_len: 0,
     blocks_addr: 0,
     blocks_len: 0,
+    windows_addr: 0,
+    windows_len: 0,
     evictor_tid: 0,
     reserved: 0,
 };
@@ -136,8 +140,8 @@ struct Prepared {
     blocks: (usize, usize),
 }
 
-fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<Prepared> {
-    let [Some(control), second] = fds else {
+fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<Prepared> {
+    let [Some(control), second, pool] = fds else {
         return Err(EPROTO);
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
@@ -162,7 +166,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 2], socket: &Fd) -> Result<
         }
         (UFFD_GIVEN, Some(given)) => Some(given),
         (UFFD_LINK, Some(bell)) => {
-            connect_link(&control, &bell)?;
+            connect_link(&control, &bell, pool.as_ref())?;
             None
         }
         _ => return Err(EPROTO),
@@ -219,12 +223,12 @@ fn prepare_to_trap() -> Result<(usize, usize)> {
 
 /// Has the process paged by windows, by what the supervisor has sent. Err: that is not possible here.
 #[cfg(target_arch = "x86_64")]
-fn connect_link(control: &Fd, bell: &Fd) -> Result<()> {
-    crate::windows::connect(control.0, bell.0)
+fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>) -> Result<()> {
+    crate::windows::connect(control.0, bell.0, pool.map(|pool| pool.0))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn connect_link(_control: &Fd, _bell: &Fd) -> Result<()> {
+fn connect_link(_control: &Fd, _bell: &Fd, _pool: Option<&Fd>) -> Result<()> {
     Err(sys::ENOSYS)
 }
 
@@ -233,6 +237,15 @@ fn disconnect_link() {
     if crate::windows::has_supervisor() {
         crate::windows::disconnect();
     }
+}
+
+/// What the windows keep for themselves.
+fn own_windows() -> (usize, usize) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::windows::has_supervisor() {
+        return crate::windows::own_memory();
+    }
+    (0, 0)
 }
 
 /// None of this is to be taken out.
@@ -489,19 +502,20 @@ pub fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
     }
 }
 
-/// One message and up to two descriptors. None: a message of another size, so a supervisor of another
+/// One message and up to three descriptors. None: a message of another size, so a supervisor of another
 /// version.
-pub fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
+pub fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 3])> {
     let mut message = MaybeUninit::<T>::zeroed();
     let mut iov = IoVec { base: message.as_mut_ptr() as usize, len: size_of::<T>() };
-    let mut rights = Rights::<2> { len: 0, level: 0, kind: 0, fds: [-1; 2] };
+    // Four, for the alignment.
+    let mut rights = Rights::<4> { len: 0, level: 0, kind: 0, fds: [-1; 4] };
     let mut header = MsgHdr {
         name: 0,
         name_len: 0,
         iov: &raw mut iov,
         iov_len: 1,
         control: &raw mut rights as usize,
-        control_len: size_of::<Rights<2>>(),
+        control_len: size_of::<Rights<4>>(),
         flags: 0,
     };
     let received = loop {
@@ -519,7 +533,7 @@ pub fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 2])> {
             Ok(received) => break received,
         }
     };
-    let mut fds = [None, None];
+    let mut fds = [None, None, None];
     if header.control_len >= RIGHTS_HEADER && rights.level == SOL_SOCKET && rights.kind == SCM_RIGHTS {
         let count = (rights.len - RIGHTS_HEADER) / size_of::<i32>();
         for (slot, &fd) in fds.iter_mut().zip(&rights.fds).take(count) {

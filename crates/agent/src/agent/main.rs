@@ -79,6 +79,8 @@ mod link;
 mod own_marks;
 #[path = "../pidfd.rs"]
 mod pidfd;
+#[path = "../pool.rs"]
+mod pool;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;

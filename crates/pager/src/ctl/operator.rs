@@ -196,6 +196,9 @@ fn swapoff(run: &Arc<Run>, name: &str, caller: &OwnedFd) -> Result<String, Strin
             format!("no swap device {name}; on are: {}", names.join(", "))
         })?;
     let refused = |error: &dyn std::fmt::Display| format!("swapoff {}: {error}", device.name);
+    if device.backing.pool_file().is_some() {
+        run.end_early();
+    }
     engine.swapoff_begin(place).map_err(|e| refused(&e))?;
     if !std::ptr::eq(device, &engine.devices()[place]) {
         // The device went off since it was looked up, and another one has its place. The caller does not mean

@@ -13,6 +13,7 @@ use crate::door::socket::Door;
 use crate::door::source::{Pager, UffdSource};
 use crate::faults::fork;
 use crate::monitor::register;
+use crate::proc;
 use crate::process::Process;
 use crate::process::agent::{Agent, own_ranges};
 use crate::process::control::ControlPage;
@@ -31,9 +32,9 @@ use memspill_engine::units::{PAGE_SIZE, SpaceId};
 use memspill_uffd::userfaultfd::Uffd;
 use rustix::event::epoll::{EventData, EventFlags};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// Without a userfaultfd, new memory of this share of the budget is closed before memory is tight
 /// (`agent/windows/grow.rs`).
@@ -150,9 +151,17 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 control.set_forks();
             }
             let bell = door.source.is_link().then(new_bell).transpose()?;
-            welcome(door, caller, known.as_deref(), &control_fd, bell.as_ref())?;
+            let pool = run.shared_pool().filter(|_| may_read_pool(&caller.peer));
+            let pool_file = pool.as_ref().and_then(|(_, device)| device.backing.pool_file());
+            welcome(
+                door,
+                caller,
+                known.as_deref(),
+                &control_fd,
+                bell.as_ref().map(|bell| (bell, pool_file)),
+            )?;
             let control = Arc::new(control);
-            let link = bell.map(|bell| AgentLink::new(control.clone(), bell));
+            let link = bell.map(|bell| AgentLink::new(control.clone(), bell, pool.map(|(number, _)| number)));
             let limit_bytes = run.engine.groups().root().limit_bytes();
             link.iter().for_each(|link| link.set_closed_bytes(limit_bytes / CLOSED_SHARE));
             let link = link.map(Port::Agent);
@@ -171,6 +180,13 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     Ok(Greeted::Welcomed)
 }
 
+/// The pool holds the pages of all: it is for those who have the rights that we have, and are in no sandbox.
+fn may_read_pool(peer: &Peer) -> bool {
+    static OURS: OnceLock<Option<u32>> = OnceLock::new();
+    let ours = *OURS.get_or_init(|| proc::seccomp_filters(std::process::id()));
+    peer.uid == rustix::process::geteuid() && ours.is_some() && proc::seccomp_filters(peer.pid) == ours
+}
+
 /// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the
 /// child of a process that was not registered) make one.
 fn welcome(
@@ -178,7 +194,7 @@ fn welcome(
     caller: &Caller,
     known: Option<&Process>,
     control_fd: &OwnedFd,
-    bell: Option<&OwnedFd>,
+    link: Option<(&OwnedFd, Option<BorrowedFd<'_>>)>,
 ) -> io::Result<()> {
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {
@@ -187,8 +203,8 @@ fn welcome(
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
         (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
         (None, UffdSource::Link) => {
-            let bell = bell.ok_or(io::ErrorKind::InvalidData)?;
-            (UFFD_LINK, vec![control, bell.as_fd()])
+            let (bell, pool) = link.ok_or(io::ErrorKind::InvalidData)?;
+            (UFFD_LINK, [control, bell.as_fd()].into_iter().chain(pool).collect())
         }
     };
     wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)

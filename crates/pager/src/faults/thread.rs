@@ -129,10 +129,36 @@ impl<'a> FaultThread<'a> {
     /// Read one process's messages and answer them.
     fn serve_process(&mut self, process: &Arc<Process>) {
         self.serve_messages(process);
+        self.note_early(process);
         // A link's bell is silenced before it is clear that all can be read now.
-        if process.memory.uffd.agent().is_some_and(|link| link.has_messages()) {
+        if process.memory.uffd.agent().is_some_and(|link| link.has_messages() || link.has_early()) {
             self.unread.push(Arc::downgrade(process));
         }
+    }
+
+    /// Pages that threads of the process have brought by themselves, out of a pool.
+    fn note_early(&mut self, process: &Arc<Process>) {
+        let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
+        let (run, cpu, scratch) = (self.run, self.cpu, &mut self.scratch);
+        link.note_early(|page, tid| {
+            // A change that was made before, and is not told yet, may have moved the page to where it is.
+            let guard = process.space.gate.enter_fill();
+            let is_settled = !link.is_changing();
+            drop(guard);
+            if !is_settled {
+                return false;
+            }
+            let vpn = Vpn::from_addr(page);
+            let is_noted = run.engine.note_there(cpu, &process.space, vpn, scratch);
+            if is_noted {
+                memspill_engine::stats::add(&run.engine.stats().on(cpu).pgfault, 1);
+                process.count_fault();
+                watch::note_fault(&run.cpus, process, tid);
+                run.recording.note(Touch { space: process.space.id, vpn, write: true });
+            }
+            is_noted
+        });
+        run.kick_reclaim();
     }
 
     /// Go on with what could not be read.

@@ -125,7 +125,9 @@ impl Agent {
     pub fn with_content(&self, ranges: impl IntoIterator<Item = Range>) -> io::Result<Ranges> {
         let mut found = Ranges::default();
         for (start, end) in ranges {
-            memspill_uffd::pagemap::with_content(&self.pagemap, start, end, |from, to| found.insert(from, to))?;
+            memspill_uffd::pagemap::with_content(&self.pagemap, start, end, |from, to| {
+                found.insert(from, to)
+            })?;
         }
         Ok(found)
     }
@@ -157,13 +159,13 @@ impl Agent {
     }
 
     /// The agent's own ranges: never to be managed.
-    pub fn own_ranges(&self) -> [(u64, u64); 7] {
+    pub fn own_ranges(&self) -> [(u64, u64); 8] {
         own_ranges(&self.ready)
     }
 }
 
 /// Where the agent's own memory is, as it says itself.
-pub fn own_ranges(r: &Ready) -> [(u64, u64); 7] {
+pub fn own_ranges(r: &Ready) -> [(u64, u64); 8] {
     let page = PAGE_SIZE as u64;
     let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;
     [
@@ -174,6 +176,7 @@ pub fn own_ranges(r: &Ready) -> [(u64, u64); 7] {
         (r.control_addr, page),
         (r.image_addr, r.image_len),
         (r.blocks_addr, r.blocks_len),
+        (r.windows_addr, r.windows_len),
     ]
     .map(|(addr, len)| (addr, addr.saturating_add(len)))
 }

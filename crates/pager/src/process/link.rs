@@ -18,8 +18,9 @@ use crate::process::control::{ControlPage, Forbidden};
 use crate::process::peer::Pidfd;
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
-    BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LINK_AT, LOST, Link, Message,
-    REMAP, REMOVE, RING, STAGING_AT, UNMAP, WAITERS, Waiter, ZEROS, bytes_at, committed_of, open,
+    BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_STATE, END, FAULT, FREE, FULL, HERE,
+    HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, STAGING_AT, UNMAP, WAITERS,
+    Waiter, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -55,6 +56,8 @@ pub struct AgentLink {
     delivering: Mutex<()>,
     /// The last batch that was to be taken out has met a change.
     has_met_change: AtomicBool,
+    /// Whose file the agent reads: the number of a device.
+    pool: Option<u8>,
 }
 
 /// While this lives the process begins no further change of its mappings.
@@ -68,8 +71,17 @@ impl Drop for Held<'_> {
 }
 
 impl AgentLink {
-    pub fn new(control: Arc<ControlPage>, bell: OwnedFd) -> AgentLink {
-        AgentLink { control, bell, alive: OnceLock::new(), delivering: Mutex::default(), has_met_change: AtomicBool::new(false) }
+    pub fn new(control: Arc<ControlPage>, bell: OwnedFd, pool: Option<u8>) -> AgentLink {
+        let link = AgentLink {
+            control,
+            bell,
+            alive: OnceLock::new(),
+            delivering: Mutex::default(),
+            has_met_change: AtomicBool::new(false),
+            pool,
+        };
+        link.allow_early(pool.is_some());
+        link
     }
 
     /// Whose address space it is.
@@ -129,7 +141,9 @@ impl AgentLink {
         self.held_word().store(1, Ordering::SeqCst);
         let held = Held(self);
         let begun = Instant::now();
-        while (self.is_changing() || self.control.is_forbidden(Forbidden::Event)) && begun.elapsed() < CHANGES_HELD {
+        while (self.is_changing() || self.control.is_forbidden(Forbidden::Event))
+            && begun.elapsed() < CHANGES_HELD
+        {
             std::thread::sleep(CHANGE_STEP);
         }
         Some(held)
@@ -140,7 +154,7 @@ impl AgentLink {
         self.word32(unsafe { addr_of_mut!((*self.link()).held) })
     }
 
-    fn is_changing(&self) -> bool {
+    pub fn is_changing(&self) -> bool {
         let [_, _, changes, read] = self.counts();
         changes.load(Ordering::SeqCst) != read.load(Ordering::SeqCst)
     }
@@ -364,6 +378,84 @@ impl AgentLink {
         self.word64(unsafe { addr_of_mut!((*self.link()).take) })
     }
 
+    /// May threads of the process bring pages by themselves? Where slots are about to be given other pages,
+    /// without a fill or a change: no more from here on.
+    pub fn allow_early(&self, allows: bool) {
+        // SAFETY: only the address is taken.
+        self.word64(unsafe { addr_of_mut!((*self.link()).allows_early) })
+            .store(allows.into(), Ordering::SeqCst);
+    }
+
+    /// Of what device slots are to be told.
+    pub fn pool(&self) -> Option<u8> {
+        self.pool
+    }
+
+    /// These pages, by their addresses, are in these slots. Not told where a change would not know of it, or
+    /// the agent has not read what was told before.
+    pub fn hint(&self, hints: &[Hint]) {
+        let _delivering = self.delivering.lock().expect("delivering");
+        if !self.control.lock() {
+            return;
+        }
+        if !self.is_changing() {
+            let link = self.link();
+            // SAFETY: only addresses are taken.
+            let (head, tail) =
+                unsafe { (addr_of_mut!((*link).hints_head), addr_of_mut!((*link).hints_tail)) };
+            let (head, tail) = (self.word64(head), self.word64(tail));
+            let (mut at, read) = (head.load(Ordering::SeqCst), tail.load(Ordering::SeqCst));
+            let room = (HINTS as u64).saturating_sub(at.wrapping_sub(read)) as usize;
+            for hint in hints.iter().take(room) {
+                // SAFETY: the index is below HINTS; the agent does not read it before the head says so.
+                unsafe {
+                    addr_of_mut!((*link).hints).cast::<Hint>().add(at as usize % HINTS).write_volatile(*hint);
+                }
+                at = at.wrapping_add(1);
+            }
+            head.store(at, Ordering::SeqCst);
+        }
+        self.control.unlock();
+    }
+
+    /// Has the process brought pages that are not noted?
+    pub fn has_early(&self) -> bool {
+        (0..EARLY).any(|index| self.early(index).load(Ordering::SeqCst) & EARLY_STATE == HERE)
+    }
+
+    /// What the process has brought by itself: of each page, and the thread that has brought it, `note` says
+    /// whether it has been noted, or is to be told again later. One at a time has a page: told twice it might
+    /// have left in between.
+    pub fn note_early(&self, mut note: impl FnMut(u64, u32) -> bool) {
+        let mut is_any_noted = false;
+        for index in 0..EARLY {
+            let entry = self.early(index);
+            let seen = entry.load(Ordering::SeqCst);
+            let page = seen & !EARLY_STATE;
+            let noting = page | NOTING;
+            if seen & EARLY_STATE != HERE
+                || entry.compare_exchange(seen, noting, Ordering::SeqCst, Ordering::SeqCst).is_err()
+            {
+                continue;
+            }
+            let is_page = page.is_multiple_of(PAGE_SIZE as u64) && page < crate::USER_END;
+            // SAFETY: in bounds.
+            let tid = unsafe { addr_of_mut!((*self.link()).early_tids[index]).read_volatile() };
+            let is_noted = !is_page || note(page, tid);
+            entry.store(if is_noted { 0 } else { seen }, Ordering::SeqCst);
+            is_any_noted |= is_noted;
+        }
+        if is_any_noted {
+            self.let_write();
+        }
+    }
+
+    fn early(&self, index: usize) -> &AtomicU64 {
+        assert!(index < EARLY, "there are {EARLY} entries");
+        // SAFETY: in bounds; only the address is taken.
+        self.word64(unsafe { addr_of_mut!((*self.link()).early[index]) })
+    }
+
     /// A page of staging.
     pub fn read_staging(&self, page: u32, into: &mut Page) {
         assert!(page < STAGING_PAGES, "staging has {STAGING_PAGES} pages");
@@ -511,7 +603,7 @@ mod tests {
     fn new_link() -> AgentLink {
         use rustix::event::{EventfdFlags, eventfd};
         let (control, _fd) = ControlPage::with_link().unwrap();
-        AgentLink::new(Arc::new(control), eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+        AgentLink::new(Arc::new(control), eventfd(0, EventfdFlags::NONBLOCK).unwrap(), None)
     }
 
     /// As an agent does.

@@ -11,8 +11,10 @@ use crate::process::link::Port;
 use crate::process::shared::SharedMappings;
 use crate::process::take::Taker;
 use crate::process::take_by_link::LinkTaker;
+use memspill_agent::link::Hint;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
+use memspill_engine::word::SwapEntry;
 use memspill_uffd::userfaultfd;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -145,6 +147,20 @@ impl Memory for ProcessMemory {
             None => self.put_zero(vpn, 1, true),
             // What an agent takes out it tells of: the page is there, or on its way.
             Some(_) => Fill { pages: 0, stop: Stop::Exists },
+        }
+    }
+
+    fn wants_stored(&self) -> bool {
+        self.uffd.agent().is_some_and(|link| link.pool().is_some())
+    }
+
+    fn stored(&self, pages: &[(Vpn, SwapEntry)]) {
+        let Some(link) = self.uffd.agent() else { return };
+        let of_pool = pages.iter().filter(|(_, entry)| Some(entry.device) == link.pool());
+        let hint = |(vpn, entry): &(Vpn, SwapEntry)| Hint { addr: vpn.addr(), slot: entry.slot.0.into() };
+        let hints: Vec<Hint> = of_pool.map(hint).collect();
+        if !hints.is_empty() {
+            link.hint(&hints);
         }
     }
 

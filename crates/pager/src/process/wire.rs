@@ -25,7 +25,7 @@ messages!(Hello, Welcome, Ready, Go, Command, Reply, Prepared, Forked);
 pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     // SAFETY: T is plain data without padding, and lives across the call.
     let bytes = unsafe { std::slice::from_raw_parts((message as *const T).cast::<u8>(), size_of::<T>()) };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));

@@ -180,12 +180,23 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Take a batch out of the space whose turn it is; of the next one, where its process cannot answer.
+    /// Take a batch out of the space whose turn it is; of the next one, where that gives nothing, or its
+    /// process cannot answer.
     fn shrink_some(&mut self) -> usize {
+        /// More that give nothing are looked at after a moment: theirs is in work, or cannot leave at all.
+        const EMPTY_MAX: usize = 8;
+        let mut empty = 0;
         while let Some(space) = self.run.engine.pick_space() {
             let taken = self.shrink(&space, BATCH_PAGES);
-            if taken > 0 || !space.is_aside() {
+            if taken > 0 {
                 return taken;
+            }
+            if !space.is_aside() {
+                space.pass_over();
+                empty += 1;
+            }
+            if empty == EMPTY_MAX {
+                break;
             }
         }
         0

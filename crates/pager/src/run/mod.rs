@@ -44,6 +44,7 @@ use advice::AdviceQueue;
 use cpus::PagerCpu;
 use files::Files;
 use memspill_engine::backing::QueueId;
+use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::layout;
@@ -92,6 +93,8 @@ pub struct Run {
     stopping: AtomicBool,
     /// The first reason to end everything; the main thread acts on it.
     verdict: Mutex<Option<Verdict>>,
+    /// A device whose file programs read is swapped off, or was.
+    is_early_over: AtomicBool,
 }
 
 /// Why the supervisor must end the run by itself.
@@ -221,6 +224,7 @@ impl Run {
             processes: RwLock::default(),
             objects: RwLock::default(),
             next_key: AtomicU64::new(1),
+            is_early_over: AtomicBool::new(false),
             reclaim_wanted: AtomicBool::new(false),
             reclaim_calls: (Mutex::new(0), Condvar::new()),
             look_wanted: (Mutex::new(false), Condvar::new()),
@@ -252,14 +256,39 @@ impl Run {
         process.space.start_level_with(&self.engine.spaces());
         self.engine.add_space(process.space.clone());
         self.processes.write().expect("processes").insert(process.key, process.clone());
+        self.end_early_if_over(&process);
         watch::watch_new(&self.cpus, &process)
     }
 
     /// The same for the child of a fork by the agent, whose space is known already and has been set aside.
     pub fn add_inherited(&self, process: Arc<Process>) -> std::io::Result<()> {
         self.processes.write().expect("processes").insert(process.key, process.clone());
+        self.end_early_if_over(&process);
         process.space.set_aside(false, &self.engine.spaces());
         watch::watch_new(&self.cpus, &process)
+    }
+
+    /// The device in whose file programs may find their pages by themselves, and its place.
+    pub fn shared_pool(&self) -> Option<(u8, &Device)> {
+        let devices = || self.engine.devices().iter().enumerate();
+        let (place, device) =
+            devices().find(|(_, device)| device.is_on() && device.backing.pool_file().is_some())?;
+        Some((place as u8, device)).filter(|_| !self.is_early_over.load(Ordering::SeqCst))
+    }
+
+    /// Before slots of a device get other pages, while their own are away: nobody reads its file any more.
+    pub fn end_early(&self) {
+        self.is_early_over.store(true, Ordering::SeqCst);
+        self.processes().iter().for_each(|process| self.end_early_if_over(process));
+    }
+
+    /// After it can be found: whoever ends it for all either finds the process, or is seen here.
+    fn end_early_if_over(&self, process: &Process) {
+        if let Some(link) = process.memory.uffd.agent()
+            && self.is_early_over.load(Ordering::SeqCst)
+        {
+            link.allow_early(false);
+        }
     }
 
     /// The address space is gone: free everything that it held.

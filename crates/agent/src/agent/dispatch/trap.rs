@@ -173,6 +173,9 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
                 say("may not set a seccomp filter that forbids what memspill's user pager needs");
                 return Err(EINVAL);
             }
+            if windows::is_on() {
+                windows::leave_pool();
+            }
             make(block, context);
             Ok(Answer::GoOn)
         }

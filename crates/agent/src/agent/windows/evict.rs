@@ -23,7 +23,7 @@ use super::gate;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::source::{self, COUNTERS};
-use super::{supervisor, table, uses, wait};
+use super::{noted, supervisor, table, uses, wait};
 use crate::protocol::RUN_IN_USE;
 use crate::sys::{self, ECANCELED, EINVAL, ENOMEM, PAGE, Result};
 use crate::words::{CHUNK, EXCLUDED, NONE, SWAPPED, Source, Word};
@@ -69,12 +69,12 @@ struct Evictor {
 #[unsafe(link_section = ".data")]
 static EVICTOR: Evictor = Evictor { lock: AtomicU32::new(0), staging: AtomicUsize::new(0) };
 
-/// Makes staging. Returns where it is.
-pub fn make() -> Result<(usize, usize)> {
-    let len = CHUNK * PAGE;
-    let staging = kernel::map_private(len)?;
+/// Bytes of staging, private memory.
+pub const OWN_BYTES: usize = CHUNK * PAGE;
+
+/// Staging is here.
+pub fn use_staging(staging: usize) {
     EVICTOR.staging.store(staging, Ordering::Relaxed);
-    Ok((staging, len))
 }
 
 /// In the child of a fork: nobody takes pages out.
@@ -133,6 +133,9 @@ pub fn take_run(
         // A thread that is about to install these would put old bytes where the page comes back.
         let delivered = supervisor::first_delivered(chunk.start, chunk.start + chunk.len());
         chunk.shorten((delivered - chunk.start) / PAGE);
+        // The supervisor would take what it is told later for true of the page that has left.
+        let early = noted::first(chunk.start, chunk.start + chunk.len());
+        chunk.shorten((early - chunk.start) / PAGE);
         let result = match chunk.pages {
             0 => Err(why_not(at)),
             _ => chunk.take(to + taken * PAGE, &mut |pages| commit(taken + pages)),
@@ -150,11 +153,16 @@ pub fn take_run(
 /// Why nothing could be marked: said by an errno, for the supervisor.
 fn why_not(page: usize) -> i32 {
     let state = table::state_of(page);
-    if state == EXCLUDED {
+    // The agent's own stays for good: taken for what a call uses, it would be tried again with each batch.
+    if state == EXCLUDED || uses::first_kept(page, page + PAGE, false) == page {
         return EINVAL;
     }
     match kernel::mapping_from(page) {
-        Some(mapping) if mapping.start <= page && (mapping.prot != READ_WRITE || !mapping.is_plain) => EINVAL,
+        Some(mapping)
+            if mapping.start <= page && !(kernel::is_writable(mapping.prot) && mapping.is_plain) =>
+        {
+            EINVAL
+        }
         Some(mapping) if mapping.start <= page && state == NONE => RUN_IN_USE,
         Some(mapping) if mapping.start <= page => sys::EAGAIN,
         _ => ENOENT,
@@ -198,7 +206,7 @@ impl Chunk {
         if read != 0 {
             result = self.mark_away(to, read, || commit(read));
         }
-        if self.protect(READ_WRITE).is_err() {
+        if self.protect(self.prot).is_err() {
             end("cannot give pages their protection back (vm.max_map_count)");
         }
         source::count(&COUNTERS.taken, result.unwrap_or(0));
@@ -221,13 +229,15 @@ fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
 struct Chunk {
     start: usize,
     pages: usize,
+    /// Of their mapping.
+    prot: usize,
     slots: [u64; CHUNK],
     taken: u64,
 }
 
 /// Turns words to EVICTING, as far as they can be.
 fn mark(start: usize, count: usize) -> Chunk {
-    let mut chunk = Chunk { start, pages: 0, slots: [0; CHUNK], taken: 0 };
+    let mut chunk = Chunk { start, pages: 0, prot: READ_WRITE, slots: [0; CHUNK], taken: 0 };
     while chunk.pages < count {
         let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
         let seen = table::load(word);
@@ -239,7 +249,8 @@ fn mark(start: usize, count: usize) -> Chunk {
     let kept = uses::first_kept(start, start + chunk.len(), rules::holds(Rule::InUse));
     chunk.shorten((kept - start) / PAGE);
     let end = match kernel::mapping_from(start) {
-        Some(mapping) if mapping.start <= start && mapping.prot == READ_WRITE && mapping.is_plain => {
+        Some(mapping) if mapping.start <= start && kernel::is_writable(mapping.prot) && mapping.is_plain => {
+            chunk.prot = mapping.prot;
             mapping.end
         }
         _ => start,
@@ -275,7 +286,7 @@ impl Chunk {
             let slot = self.slots.get(index).copied().unwrap_or(0);
             let is_taken = self.taken >> index & 1 != 0;
             let before = table::load(word).as_before();
-            table::finish(word, if is_taken { Word::swapped(slot, READ_WRITE as u64) } else { before });
+            table::finish(word, if is_taken { Word::swapped(slot, self.prot as u64) } else { before });
         }
     }
 
@@ -310,14 +321,14 @@ fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
         }
     }
     if chunk.taken != 0 {
-        let during = if rules::holds(Rule::None) { sys::PROT_NONE } else { READ_WRITE };
+        let during = if rules::holds(Rule::None) { sys::PROT_NONE } else { chunk.prot };
         if chunk.protect(during).is_ok() {
             install_guards(chunk, source, victims);
         } else {
             put_back(chunk, source, 0, chunk.pages);
         }
     }
-    if chunk.protect(READ_WRITE).is_err() {
+    if chunk.protect(chunk.prot).is_err() {
         end("cannot give pages their protection back (vm.max_map_count)");
     }
     chunk.taken.count_ones() as usize

@@ -20,7 +20,7 @@ use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::run::{Run, claim, open, protect};
 use super::source::{self, COUNTERS, count};
-use super::{supervisor, table};
+use super::{early, linked, noted, supervisor, table};
 use crate::dispatch::thread;
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Source, Word};
@@ -36,7 +36,12 @@ pub fn settle(page: usize) -> bool {
         let inside = gate::enter();
         let seen = table::load(word);
         match seen.state() {
-            SWAPPED if supervisor::is_there() => {
+            SWAPPED if linked::is_there() => {
+                if early::bring(&inside, page, word) {
+                    drop(inside);
+                    noted::tell();
+                    return true;
+                }
                 drop(inside);
                 supervisor::ask(page);
                 has_waited = true;

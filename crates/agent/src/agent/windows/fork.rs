@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{evict, fill, follow, rules, source, supervisor, table};
+use super::{early, evict, fill, follow, linked, rules, source, supervisor, table};
 use crate::sys::{PAGE, Result};
 use crate::words::SWAPPED;
 
@@ -38,10 +38,10 @@ static FORKED: Forked = Forked { words: AtomicI32::new(-1) };
 /// Before the clone, when all that it touches is there: nothing may fault until `ends`. `ready`: has the
 /// supervisor hold what it has of this process, where there is one; from then on nothing leaves.
 pub fn begins(ready: impl FnOnce() -> Result<()>) -> Result<()> {
-    let alone = gate::enter_alone();
+    let alone = supervisor::enter_to_change();
     ready()?;
     // What was brought in between is known as such; what comes later is away in the child.
-    if supervisor::is_there() {
+    if linked::is_there() {
         supervisor::install_alone();
     }
     let words = table::copy()?;
@@ -70,7 +70,8 @@ pub fn ends(is_made: bool) {
 pub fn in_child() {
     gate::reset();
     evict::reset();
-    supervisor::forget();
+    early::forget();
+    linked::forget();
     if table::adopt(FORKED.words.swap(-1, Ordering::Relaxed)).is_err() {
         end("cannot say which of its pages are away: no memory for their words");
     }

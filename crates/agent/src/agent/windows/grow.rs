@@ -31,7 +31,7 @@ const OTHERS: usize = sys::MAP_GROWSDOWN | sys::MAP_LOCKED | sys::MAP_POPULATE |
 pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
     let [addr, len, prot, flags, ..] = args;
     let is_plain = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && flags & sys::MAP_ANONYMOUS != 0;
-    if !is_plain || flags & OTHERS != 0 || prot != READ_WRITE || !supervisor::closes(len) {
+    if !is_plain || flags & OTHERS != 0 || !kernel::is_writable(prot) || !supervisor::closes(len) {
         return None;
     }
     let is_fixed = flags & sys::MAP_FIXED != 0;
@@ -41,10 +41,10 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
     let first = if is_fixed { [addr, len, PROT_NONE, flags, args[4], args[5]] } else { args };
     let made = make(nr::MMAP, first).and_then(|at| {
         let end = at.saturating_add(len).next_multiple_of(PAGE);
-        close(&changing, at, end);
+        close(&changing, at, end, prot);
         if is_fixed {
             // SAFETY: the program's own request, the second half of it.
-            unsafe { kernel::protect(at, end - at, READ_WRITE) }?;
+            unsafe { kernel::protect(at, end - at, prot) }?;
         }
         Ok(at)
     });
@@ -57,11 +57,11 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
 /// Closes [from, to), which is new, where it is to be. By whoever is alone in the gate, and tells of it.
 pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
     if from < to && supervisor::closes(to - from) {
-        close(changing, from, to);
+        close(changing, from, to, READ_WRITE);
     }
 }
 
-fn close(changing: &Changing, from: usize, to: usize) {
+fn close(changing: &Changing, from: usize, to: usize, prot: usize) {
     follow::drop_all(from, to);
     // What the supervisor may know of pages that were here before would be taken for these.
     changing.tell(UNMAP, from, to, 0, true);
@@ -78,6 +78,6 @@ fn close(changing: &Changing, from: usize, to: usize) {
         return;
     }
     for word in pages().filter_map(table::find) {
-        table::finish(word, Word::swapped(0, READ_WRITE as u64));
+        table::finish(word, Word::swapped(0, prot as u64));
     }
 }

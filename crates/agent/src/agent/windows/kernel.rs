@@ -2,8 +2,8 @@
 //! which mapping is where.
 //!
 //! Some descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
-//! that has no protection at all; /proc/self/maps; the file with the words; a supervisor's bell. They are
-//! opened high, and the program cannot close them (`descriptors.rs`).
+//! that has no protection at all; /proc/self/maps; the file with the words; a supervisor's bell and pool.
+//! They are opened high, and the program cannot close them (`descriptors.rs`).
 
 use core::ffi::CStr;
 use core::mem::size_of;
@@ -13,6 +13,11 @@ use crate::dispatch::gadget;
 use crate::sys::{self, PAGE, Result, nr};
 
 pub const READ_WRITE: usize = sys::PROT_READ | sys::PROT_WRITE;
+/// Can it be read and written? It may be executed too.
+pub const fn is_writable(prot: usize) -> bool {
+    prot & READ_WRITE == READ_WRITE
+}
+
 const MADV_POPULATE_READ: usize = 22;
 
 const F_DUPFD_CLOEXEC: usize = 1030;
@@ -29,6 +34,8 @@ pub struct Descriptors {
     pub words: AtomicI32,
     /// By which a supervisor is called.
     pub bell: AtomicI32,
+    /// Its pool, to be read.
+    pub pool: AtomicI32,
 }
 
 /// In .data by force: this is not to be swapped out.
@@ -38,11 +45,12 @@ pub static DESCRIPTORS: Descriptors = Descriptors {
     maps: AtomicI32::new(-1),
     words: AtomicI32::new(-1),
     bell: AtomicI32::new(-1),
+    pool: AtomicI32::new(-1),
 };
 
 impl Descriptors {
-    pub fn all(&self) -> [i32; 4] {
-        [&self.mem, &self.maps, &self.words, &self.bell].map(|fd| fd.load(Ordering::Relaxed))
+    pub fn all(&self) -> [i32; 5] {
+        [&self.mem, &self.maps, &self.words, &self.bell, &self.pool].map(|fd| fd.load(Ordering::Relaxed))
     }
 }
 
@@ -207,6 +215,15 @@ pub unsafe fn read_through(at: usize, to: usize, len: usize) -> usize {
     let fd = DESCRIPTORS.mem.load(Ordering::Relaxed) as usize;
     // SAFETY: the caller's promise.
     unsafe { gadget::call(nr::PREAD64, [fd, to, len, at, 0, 0]) }.unwrap_or(0)
+}
+
+/// Reads a file: how many bytes.
+///
+/// # Safety
+/// `to` has room for as many bytes.
+pub unsafe fn read_at(fd: i32, to: usize, len: usize, offset: u64) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::PREAD64, [fd as usize, to, len, offset as usize, 0, 0]) }.unwrap_or(0)
 }
 
 #[repr(C)]

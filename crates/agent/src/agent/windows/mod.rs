@@ -24,6 +24,8 @@
 //! | `change.rs`, `follow.rs`, `grow.rs`, `fork.rs` | mappings that change, their words, and new ones |
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
+//! | `linked.rs` | what is shared with it |
+//! | `early.rs`, `noted.rs` | a page read out of its pool, by the thread that needs it |
 //! | `rules.rs` | the switch |
 //!
 //! What must hold:
@@ -51,6 +53,7 @@ use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE,
 
 mod change;
 mod descriptors;
+mod early;
 mod evict;
 mod exclude;
 mod fault;
@@ -60,6 +63,8 @@ mod fork;
 mod gate;
 mod grow;
 mod kernel;
+mod linked;
+mod noted;
 mod rules;
 mod run;
 mod source;
@@ -68,23 +73,29 @@ mod table;
 mod uses;
 mod wait;
 
+pub use early::leave as leave_pool;
 pub use evict::take_run;
 pub use fork::{begins as fork_begins, ends as fork_ends, in_child};
+pub use linked::{is_there as has_supervisor, staging};
+pub use noted::take_hints_outside as take_hints;
 pub use rules::is_on;
-pub use supervisor::{is_there as has_supervisor, staging, take_word};
+pub use supervisor::take_word;
 
-/// Pages are kept by the supervisor that has sent these two descriptors, to a new program or to the child of
-/// a fork, whose windows are on. Before the evictor is made, which needs the descriptors.
-pub fn connect(control: i32, bell: i32) -> Result<()> {
+/// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
+/// program or to the child of a fork, whose windows are on. Before the evictor is made, which needs the
+/// descriptors.
+pub fn connect(control: i32, bell: i32, pool: Option<i32>) -> Result<()> {
     if !is_on() {
         start(b"1")?;
     }
-    supervisor::connect(control, bell)
+    linked::connect(control, bell)?;
+    early::connect(pool);
+    Ok(())
 }
 
 /// The agent has not joined.
 pub fn disconnect() {
-    supervisor::disconnect();
+    linked::disconnect();
     rules::switch_off();
 }
 
@@ -94,9 +105,14 @@ pub fn keep_region(start: usize, len: usize, ident: usize) {
     uses::keep(uses::IDENT, ident, PAGE);
 }
 
+/// Private memory that is the agent's: where it is, and how long.
+pub fn own_memory() -> (usize, usize) {
+    uses::kept(uses::WINDOWS)
+}
+
 /// The descriptors that the evictor needs.
 pub fn descriptors() -> [i32; 3] {
-    let [mem, maps, words, _] = kernel::DESCRIPTORS.all();
+    let [mem, maps, words, ..] = kernel::DESCRIPTORS.all();
     [mem, maps, words]
 }
 
@@ -111,11 +127,12 @@ pub fn start(asked: &[u8]) -> Result<()> {
         _ => return Err(EINVAL),
     };
     kernel::open_own()?;
-    let leaves = table::make()?;
-    let staging = evict::make()?;
-    uses::keep(uses::LEAVES, leaves.0, leaves.1);
-    uses::keep(uses::STAGING, staging.0, staging.1);
-    try_out(staging.0)?;
+    let own = kernel::map_private(table::OWN_BYTES + evict::OWN_BYTES)?;
+    table::make(own)?;
+    let staging = own + table::OWN_BYTES;
+    evict::use_staging(staging);
+    uses::keep(uses::WINDOWS, own, table::OWN_BYTES + evict::OWN_BYTES);
+    try_out(staging)?;
     // What the kernel knows of the first thread: its id, its robust list, rseq.
     let thread = thread_pointer();
     exclude::exclude(thread.wrapping_sub(PAGE), 2 * PAGE, FOR_KERNEL);
@@ -170,7 +187,12 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         TAKE_OUT => Some(Ok(evict::take_out(first, second, third as u64))),
         FILL_AT_ONCE => Some(Ok(rules::set_fill_at_once(first))),
         WINDOW_COUNTS => Some(Ok(source::COUNTERS.read(first) as usize)),
-        _ => descriptors::answer(number, args).or_else(|| change::answer(number, args)),
+        _ => {
+            if early::ends_with(number) {
+                early::leave();
+            }
+            descriptors::answer(number, args).or_else(|| change::answer(number, args))
+        }
     }
 }
 

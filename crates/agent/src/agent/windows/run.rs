@@ -46,34 +46,39 @@ pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usiz
     if run.pages == 0 {
         return 0;
     }
+    fill(&run, bytes, by_window);
+    run.end();
+    run.pages
+}
+
+/// Puts bytes into a run.
+pub fn fill(run: &Run, bytes: usize, by_window: bool) {
     if !by_window && thread::is_alone() || !rules::holds(Rule::Window) {
         let is_writable = run.prot & READ_WRITE == READ_WRITE;
         if !is_writable {
-            protect(&run, READ_WRITE);
+            protect(run, READ_WRITE);
         }
-        open(&run);
+        open(run);
         // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
         unsafe { copy_nonoverlapping(bytes as *const u8, run.start as *mut u8, run.len()) };
         if !is_writable {
-            protect(&run, run.prot);
+            protect(run, run.prot);
         }
     } else {
         if run.prot != 0 {
-            protect(&run, 0);
+            protect(run, 0);
         }
-        open(&run);
+        open(run);
         // SAFETY: the pages are FILLING; the bytes are as many.
         if !unsafe { kernel::write_through(run.start, bytes, run.len()) } {
             end("cannot bring a page back: /proc/self/mem does not write it");
         }
         if run.prot != 0 {
-            protect(&run, run.prot);
+            protect(run, run.prot);
         }
         count(&COUNTERS.by_window, run.pages);
     }
-    run.end();
     count(&COUNTERS.brought, run.pages);
-    run.pages
 }
 
 /// The same where the pages are as new: nobody need be kept from looking.

@@ -12,114 +12,24 @@
 //! What it does not do: say what of a process may be taken out.
 
 use core::cell::Cell;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::gate::{self, Alone, Inside};
-use super::kernel::{self, end};
-use super::{run, table, wait};
+use super::kernel::end;
+use super::linked::{control, field, file, is_there, push, wait_for_reader, word32, word64};
+use super::{noted, run, table, wait};
 use crate::dispatch::gadget;
 use crate::link::{
-    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FILE_BYTES, FREE, FULL, LINK_AT, LOST,
-    Link, Message, RING, STAGING_AT, TAKEN, WAITERS, Waiter, ZEROS, bytes_at,
+    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, TAKEN, WAITERS, Waiter,
+    ZEROS, bytes_at,
 };
-use crate::protocol::Control;
-use crate::sys::{PAGE, Result, nr};
+use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
-const MADV_DONTFORK: usize = 10;
-const GETTID: usize = 186;
 /// So many changes may be unread when another one begins.
 const UNREAD_CHANGES_MAX: u64 = 4;
 /// How long to sleep on the lock before it is looked at again.
 const LOCK_MS: u32 = 100;
-
-struct Shared {
-    /// The whole file; null where there is no supervisor.
-    file: AtomicPtr<u8>,
-    bell: AtomicI32,
-    /// Held while a message is written.
-    writing: AtomicU32,
-}
-
-/// In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data")]
-static SHARED: Shared =
-    Shared { file: AtomicPtr::new(null_mut()), bell: AtomicI32::new(-1), writing: AtomicU32::new(0) };
-
-/// From now on pages are kept by the supervisor that has sent these: the control file, and its bell, which
-/// stays open. While the process has one thread.
-pub fn connect(control: i32, bell: i32) -> Result<()> {
-    let file = kernel::map_file(control, 0, FILE_BYTES, 0)?;
-    // SAFETY: a new mapping; it is only kept from children, which get one of their own.
-    unsafe { gadget::call(nr::MADVISE, [file, FILE_BYTES, MADV_DONTFORK, 0, 0, 0]) }?;
-    let high = kernel::high_copy(bell)?;
-    kernel::DESCRIPTORS.bell.store(high, Ordering::Relaxed);
-    SHARED.bell.store(high, Ordering::Relaxed);
-    SHARED.writing.store(0, Ordering::Relaxed);
-    SHARED.file.store(file as *mut u8, Ordering::Release);
-    Ok(())
-}
-
-/// It will not be: the process is not managed.
-pub fn disconnect() {
-    let file = SHARED.file.swap(null_mut(), Ordering::AcqRel);
-    if !file.is_null() {
-        // SAFETY: nobody uses the mapping any more.
-        let _ = unsafe { gadget::call(nr::MUNMAP, [file as usize, FILE_BYTES, 0, 0, 0, 0]) };
-    }
-    close_bell();
-}
-
-/// The child of a fork has none of it, until it joins.
-pub fn forget() {
-    SHARED.file.store(null_mut(), Ordering::Release);
-    close_bell();
-}
-
-fn close_bell() {
-    let bell = SHARED.bell.swap(-1, Ordering::Relaxed);
-    kernel::DESCRIPTORS.bell.store(-1, Ordering::Relaxed);
-    if bell >= 0 {
-        kernel::close(bell);
-    }
-}
-
-pub fn is_there() -> bool {
-    !SHARED.file.load(Ordering::Acquire).is_null()
-}
-
-/// Staging, where the supervisor reads it.
-pub fn staging() -> usize {
-    SHARED.file.load(Ordering::Relaxed) as usize + STAGING_AT
-}
-
-fn link() -> *mut Link {
-    SHARED.file.load(Ordering::Relaxed).wrapping_add(LINK_AT).cast()
-}
-
-fn control() -> *mut Control {
-    SHARED.file.load(Ordering::Relaxed).cast()
-}
-
-/// A field of the link.
-macro_rules! field {
-    ($($path:tt)*) => {
-        // SAFETY: the file is mapped for as long as the process lives; indices are in bounds by their loops;
-        // only the address is taken.
-        unsafe { &raw mut (*link()).$($path)* }
-    };
-}
-
-fn word32(field: *mut u32) -> &'static AtomicU32 {
-    // SAFETY: in the file, which stays mapped; both sides access it as an atomic.
-    unsafe { AtomicU32::from_ptr(field) }
-}
-
-fn word64(field: *mut u64) -> &'static AtomicU64 {
-    // SAFETY: as above.
-    unsafe { AtomicU64::from_ptr(field) }
-}
 
 pub fn take_word() -> &'static AtomicU64 {
     word64(field!(take))
@@ -135,67 +45,35 @@ pub fn is_changing() -> bool {
     unread || abort.load(Ordering::SeqCst) != 0
 }
 
-/// Writes a message, and rings.
-fn push(kind: u32, addr: usize, end: usize, to: usize) {
-    while SHARED.writing.swap(1, Ordering::SeqCst) != 0 {
-        wait::sleep(&SHARED.writing, 1);
-    }
-    let (head, tail) = (word64(field!(head)), word64(field!(tail)));
-    let number = head.load(Ordering::Relaxed);
-    wait_for_reader(&|| number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64);
-    // SAFETY: no memory involved.
-    let tid = unsafe { gadget::call(GETTID, [0; 6]) }.unwrap_or(0) as u32;
-    let message = Message { kind, tid, addr: addr as u64, end: end as u64, to: to as u64 };
-    let index = number as usize % RING;
-    let place = field!(ring).cast::<Message>().wrapping_add(index);
-    // SAFETY: the place is free, and the index below RING.
-    unsafe { place.write_volatile(message) };
-    head.store(number + 1, Ordering::SeqCst);
-    SHARED.writing.store(0, Ordering::SeqCst);
-    wait::wake_all(&SHARED.writing);
-    ring();
-}
-
-/// Waits until `is_enough`, by what the supervisor has read or lets go on.
-fn wait_for_reader(is_enough: &dyn Fn() -> bool) {
-    if is_enough() {
-        return;
-    }
-    let (room, waiting) = (word32(field!(room)), word32(field!(waits_for_room)));
-    waiting.fetch_add(1, Ordering::SeqCst);
-    loop {
-        let seen = room.load(Ordering::SeqCst);
-        if is_enough() {
-            break;
-        }
-        ring();
-        wait::sleep(room, seen);
-    }
-    waiting.fetch_sub(1, Ordering::SeqCst);
-}
-
 /// Enters the gate alone, to change mappings, when few changes are unread, and none are held up.
 ///
 /// Pages can be taken out only while no change is unread: a program that changes its mappings all the time
 /// would leave no such moment. So the supervisor holds changes up, for a batch, where the last one met one.
 /// (The kernel lets whoever changes mappings wait for each event.)
+///
+/// What threads bring by themselves must be known too: a page of which the supervisor still thinks that it is
+/// away would be away where it is moved to, or in a child.
 pub fn enter_to_change() -> Alone {
+    loop {
+        let closed = noted::Closed::begin();
+        wait_to_change();
+        let alone = gate::enter_alone();
+        drop(closed);
+        if noted::is_empty() {
+            return alone;
+        }
+    }
+}
+
+fn wait_to_change() {
     if is_there() {
         let (changes, read) = (word64(field!(changes)), word64(field!(changes_read)));
         let held = word32(field!(held));
         wait_for_reader(&|| {
             let unread = changes.load(Ordering::SeqCst).wrapping_sub(read.load(Ordering::SeqCst));
-            unread <= UNREAD_CHANGES_MAX && held.load(Ordering::SeqCst) == 0
+            unread <= UNREAD_CHANGES_MAX && held.load(Ordering::SeqCst) == 0 && noted::is_empty()
         });
     }
-    gate::enter_alone()
-}
-
-fn ring() {
-    let one = 1u64;
-    let bell = SHARED.bell.load(Ordering::Relaxed) as usize;
-    // SAFETY: the kernel reads 8 bytes.
-    let _ = unsafe { gadget::call(nr::WRITE, [bell, &raw const one as usize, 8, 0, 0, 0]) };
 }
 
 /// Waits for a page that was SWAPPED, until it is something else. Outside of the gate.
@@ -220,9 +98,13 @@ pub fn ask(page: usize) {
     place.store(0, Ordering::SeqCst);
 }
 
-/// How many pages from this one on are away, as far as they come at once.
+/// How many pages from this one on are away, as far as they come at once: as they are protected, too. Zeros
+/// for what cannot be accessed would count, and could not be taken out.
 fn run_from(page: usize) -> usize {
-    (0..DELIVERY_PAGES).take_while(|index| table::state_of(page + index * PAGE) == SWAPPED).count().max(1)
+    let word_at = |index: usize| table::find(page + index * PAGE).map(table::load);
+    let Some(first) = word_at(0) else { return 1 };
+    let is_alike = |word: Word| word.state() == SWAPPED && word.prot() == first.prot();
+    (0..DELIVERY_PAGES).take_while(|index| word_at(*index).is_some_and(is_alike)).count().max(1)
 }
 
 /// The place of a waiter, whose index is below WAITERS.
@@ -276,7 +158,7 @@ pub fn install_inside(by_window: bool) -> Blocked {
         }
         // SAFETY: the supervisor does not write it before it is FREE.
         let content = unsafe { delivery.read_volatile() };
-        let bytes = SHARED.file.load(Ordering::Relaxed) as usize + bytes_at(index);
+        let bytes = file() as usize + bytes_at(index);
         let mut done = content.done as usize;
         let installed = install(&content, bytes, &mut done, by_window);
         // SAFETY: as above.
@@ -377,6 +259,8 @@ impl Drop for Changing {
 
 /// Installs what has been delivered, alone in the gate.
 pub fn install_alone() {
+    // Of the pages as they were before.
+    noted::drop_hints();
     if install_inside(false).is_err() {
         end("finds a page in the hands of another thread, where there can be none");
     }

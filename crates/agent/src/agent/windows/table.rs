@@ -29,17 +29,19 @@ static LEAF_AT: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".data")]
 static MAKING: AtomicU32 = AtomicU32::new(0);
 
-/// Makes an empty table. Returns where memory of the agent's own is that could be taken for the program's.
-pub fn make() -> Result<(usize, usize)> {
+/// Bytes of private memory that a table needs.
+pub const OWN_BYTES: usize = LEAVES * size_of::<usize>();
+
+/// Makes an empty table. `leaf_at`: private memory for it, of zeros.
+pub fn make(leaf_at: usize) -> Result<()> {
     let fd = new_file()?;
     let header = kernel::map_file(fd, 0, size_of::<Header>(), 0)? as *mut Header;
-    let leaf_at = kernel::map_private(LEAVES * size_of::<usize>())?;
     // SAFETY: the mapping is new, and as large as the struct.
     unsafe { (&raw mut (*header).magic).write_volatile(WORDS_MAGIC) };
     kernel::DESCRIPTORS.words.store(fd, Ordering::Relaxed);
     LEAF_AT.store(leaf_at, Ordering::Relaxed);
     HEADER.store(header, Ordering::Release);
-    Ok((leaf_at, LEAVES * size_of::<usize>()))
+    Ok(())
 }
 
 fn new_file() -> Result<i32> {

@@ -17,11 +17,10 @@ use crate::protocol::{RangeInUse, SLOT_RANGES};
 use crate::sys::PAGE;
 
 /// What is whose place in the list: `keep`.
-pub const LEAVES: usize = 0;
-pub const STAGING: usize = 1;
-pub const REGION: usize = 2;
-pub const IDENT: usize = 3;
-const OWN_MAX: usize = 4;
+pub const WINDOWS: usize = 0;
+pub const REGION: usize = 1;
+pub const IDENT: usize = 2;
+const OWN_MAX: usize = 3;
 
 /// Ranges of the agent's own memory, (start, end), beside the blocks of the threads.
 struct Own {
@@ -42,6 +41,12 @@ pub fn keep(which: usize, start: usize, len: usize) {
         start_at.store(start, Ordering::SeqCst);
         end_at.store(start + len, Ordering::SeqCst);
     }
+}
+
+/// What was kept so: where it is, and how long.
+pub fn kept(which: usize) -> (usize, usize) {
+    let at = |list: &[AtomicUsize; OWN_MAX]| list.get(which).map_or(0, |place| place.load(Ordering::SeqCst));
+    (at(&OWN.start), at(&OWN.end).saturating_sub(at(&OWN.start)))
 }
 
 /// The first page in [start, end) that must stay; `end` if there is none. Looks at slots and hazards only if

@@ -1,0 +1,203 @@
+//! A page comes back early: the thread that needs it reads it out of the supervisor's pool by itself, and
+//! goes on. `link.rs` draws what it tells the supervisor, `pool.rs` what it reads.
+//!
+//! ```text
+//!   hints ─▶ a word SWAPPED has a slot
+//!   SWAPPED ─▶ FILLING, and an entry FETCHING
+//!   location ─ object ─ location: the same?  ─ no delivery has the page, and it is still allowed?
+//!       yes: filled; word NONE, entry HERE        no: SWAPPED, without a slot, and it is asked for
+//! ```
+//!
+//! Are these the bytes of the page? A hint is true until the page is filled by the supervisor, which delivers
+//! it (a delivery stays for as long as the page is FILLING), until a change, which nobody begins while one is
+//! inside the gate, or until its device is swapped off, before which it is no longer allowed. Each of these
+//! comes before the slot is used for another page. So if, after the reading, none of it has happened, the
+//! slot was the page's.
+//!
+//! Why is the hint true in the first place? The supervisor writes it when the page is stored, while the slot
+//! cannot be anyone else's, and as it delivers: while no change is unread. A page that comes back and leaves
+//! again does so by a later command to the evictor, which reads all hints before it takes anything. A change
+//! drops those that are unread.
+//!
+//! What must hold:
+//!
+//! - From FETCHING on nothing changes mappings, nobody forks and the page is not taken out, until the
+//!   supervisor has noted it (`noted.rs`).
+//! - What the pool holds is not trusted, only read.
+//! - Whoever gets other rights than the process had reads the pool no more: it has the memory of others.
+//!
+//! What it does not do: read ahead. A page behind the last one is asked for, and comes with others.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use super::gate::{self, Inside};
+use super::kernel::{self, DESCRIPTORS};
+use super::linked::{field, word64};
+use super::run::{self, Run};
+use super::{noted, supervisor, table};
+use crate::dispatch::thread;
+use crate::pool::{self, HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, ROOMS};
+use crate::sys::PAGE;
+use crate::words::{SWAPPED, Word};
+
+struct State {
+    header: UnsafeCell<Header>,
+    /// The page that was needed last.
+    last: AtomicUsize,
+}
+
+// SAFETY: the header is written while the process has one thread.
+unsafe impl Sync for State {}
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static STATE: State = State {
+    header: UnsafeCell::new(Header { magic: 0, algorithm: 0, rooms_bytes: [0; ROOMS] }),
+    last: AtomicUsize::new(0),
+};
+
+/// The supervisor has sent its pool. While the process has one thread.
+pub fn connect(pool: Option<i32>) {
+    let Some(fd) = pool else { return };
+    let header = STATE.header.get();
+    // SAFETY: nobody reads it yet, and it is of integers.
+    let read = unsafe { kernel::read_at(fd, header as usize, HEADER_BYTES, 0) };
+    // SAFETY: as above.
+    let is_known = unsafe { (*header).magic == MAGIC && (*header).algorithm == LZ4 };
+    if read == HEADER_BYTES
+        && is_known
+        && let Ok(high) = kernel::high_copy(fd)
+    {
+        DESCRIPTORS.pool.store(high, Ordering::SeqCst);
+    }
+}
+
+/// The child of a fork has no pool before it joins.
+pub fn forget() {
+    noted::reset();
+    close();
+}
+
+fn close() {
+    let fd = DESCRIPTORS.pool.swap(-1, Ordering::SeqCst);
+    if fd >= 0 {
+        kernel::close(fd);
+    }
+}
+
+/// The process gets other rights: it reads the memory of others no more.
+pub fn leave() {
+    if DESCRIPTORS.pool.load(Ordering::SeqCst) >= 0 {
+        let _alone = gate::enter_alone();
+        close();
+    }
+}
+
+/// Is it a call by which a process gets other rights? (Filters of system calls are seen elsewhere.)
+pub fn ends_with(number: usize) -> bool {
+    const CALLS: [usize; 14] = [
+        105, // setuid
+        106, // setgid
+        113, // setreuid
+        114, // setregid
+        116, // setgroups
+        117, // setresuid
+        119, // setresgid
+        122, // setfsuid
+        123, // setfsgid
+        126, // capset
+        161, // chroot
+        272, // unshare
+        308, // setns
+        444, // landlock_create_ruleset
+    ];
+    CALLS.contains(&number)
+}
+
+/// Brings a page that is SWAPPED. False: it is to be asked for.
+pub fn bring(_inside: &Inside, page: usize, word: &AtomicU64) -> bool {
+    // Whoever goes through memory in order is better served by the supervisor, which reads ahead.
+    let last = STATE.last.swap(page, Ordering::Relaxed);
+    if page.wrapping_sub(last) == PAGE || DESCRIPTORS.pool.load(Ordering::SeqCst) < 0 {
+        return false;
+    }
+    if table::load(word).slot() == 0 {
+        noted::take_hints();
+    }
+    let seen = table::load(word);
+    if seen.state() != SWAPPED || seen.slot() == 0 || !is_allowed() {
+        return false;
+    }
+    let Some(index) = noted::claim(page) else { return false };
+    if noted::is_closed() || !table::turn(word, seen, seen.filling()) {
+        noted::give_back(index);
+        return false;
+    }
+    let mut bytes = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
+    // SAFETY: bytes of any value are good; what is not written is not used.
+    let bytes = unsafe { &mut *bytes.as_mut_ptr().cast::<[u8; PAGE_BYTES]>() };
+    let is_right = read(seen.slot(), bytes) && is_allowed() && {
+        fence(Ordering::SeqCst);
+        supervisor::first_delivered(page, page + PAGE) != page
+    };
+    if !is_right {
+        table::finish(word, Word::swapped(0, seen.prot()));
+        noted::give_back(index);
+        return false;
+    }
+    run::fill(&Run { start: page, pages: 1, prot: seen.prot() as usize }, bytes.as_ptr() as usize, false);
+    table::finish(word, Word::EMPTY);
+    // SAFETY: only threads that are armed touch what may be away.
+    let tid = unsafe { thread::current().tid };
+    noted::here(index, page, tid);
+    true
+}
+
+fn is_allowed() -> bool {
+    word64(field!(allows_early)).load(Ordering::SeqCst) != 0
+}
+
+/// Reads a slot's page. False: it is not in the pool, or no longer where it was.
+fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
+    let fd = DESCRIPTORS.pool.load(Ordering::Relaxed);
+    // SAFETY: written once, before there was a second thread.
+    let header = unsafe { &*STATE.header.get() };
+    let Some(word) = location(fd, slot) else { return false };
+    match pool::locate(word, header) {
+        Location::Same(value) => {
+            for place in page.as_chunks_mut::<8>().0 {
+                *place = value.to_ne_bytes();
+            }
+            // It is all in the one word.
+            true
+        }
+        Location::Object { offset, len } => {
+            let mut block = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
+            // SAFETY: `len` is a page at most, by what it is made of; as many bytes are used as were read.
+            let (read, block) = unsafe {
+                let at = block.as_mut_ptr().cast::<u8>();
+                let read = kernel::read_at(fd, at as usize, len.min(PAGE_BYTES), offset);
+                (read, core::slice::from_raw_parts(at, read.min(PAGE_BYTES)))
+            };
+            if read != len || !location(fd, slot).is_some_and(|again| pool::is_same_place(word, again)) {
+                return false;
+            }
+            match block.first_chunk::<PAGE_BYTES>() {
+                Some(whole) => *page = *whole,
+                None => return pool::decompress(block, page),
+            }
+            true
+        }
+        Location::Elsewhere => false,
+    }
+}
+
+fn location(fd: i32, slot: u64) -> Option<u64> {
+    let mut word = 0u64;
+    let len = size_of::<u64>();
+    // SAFETY: there is room for a word.
+    let read = unsafe { kernel::read_at(fd, &raw mut word as usize, len, pool::location_at(slot)) };
+    (read == len).then_some(word)
+}

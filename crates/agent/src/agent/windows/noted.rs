@@ -1,0 +1,155 @@
+//! What a thread brings by itself is noted in the mapping that is shared with the supervisor, until that has
+//! taken it in; and where pages are stored the supervisor notes there (`link.rs` draws both, `early.rs` says
+//! why they are true).
+//!
+//! What must hold:
+//!
+//! - An entry that is not free keeps its page in its place: it is not taken out, nothing changes mappings and
+//!   nobody forks. For the supervisor takes what the entry says for true whenever it reads it.
+//! - Hints are read, and dropped, inside the gate.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::gate;
+use super::linked::{self, field, link, word64};
+use super::table;
+use crate::link::{EARLY, EARLY_STATE, FETCHING, HERE, HINTS, Hint, Link};
+use crate::pool::SLOTS_END;
+use crate::words::{SLOTS_MAX, SWAPPED};
+
+/// The supervisor is called when so many pages wait to be noted, or when somebody waits for it.
+const TOLD_AT: usize = 4;
+
+struct State {
+    /// Changes that wait for all entries to be free.
+    closed: AtomicUsize,
+    /// Held while hints are read.
+    reading: AtomicUsize,
+}
+
+/// In .data by force: this is not to be swapped out.
+#[unsafe(link_section = ".data")]
+static STATE: State = State { closed: AtomicUsize::new(0), reading: AtomicUsize::new(0) };
+
+/// In the child of a fork, where nobody waits.
+pub fn reset() {
+    STATE.closed.store(0, Ordering::SeqCst);
+    STATE.reading.store(0, Ordering::SeqCst);
+}
+
+/// While this lives no thread begins to bring a page by itself.
+pub struct Closed(());
+
+impl Closed {
+    pub fn begin() -> Closed {
+        STATE.closed.fetch_add(1, Ordering::SeqCst);
+        Closed(())
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        STATE.closed.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Does a change wait?
+pub fn is_closed() -> bool {
+    STATE.closed.load(Ordering::SeqCst) != 0
+}
+
+fn entry(index: usize) -> &'static AtomicU64 {
+    let index = index % EARLY;
+    word64(field!(early[index]))
+}
+
+/// Has the supervisor noted all that threads have brought?
+pub fn is_empty() -> bool {
+    !linked::is_there() || (0..EARLY).all(|index| entry(index).load(Ordering::SeqCst) == 0)
+}
+
+/// The first page of [start, end) that a thread has brought, and that is not noted; else `end`.
+pub fn first(start: usize, end: usize) -> usize {
+    let page_of = |index| (entry(index).load(Ordering::SeqCst) & !EARLY_STATE) as usize;
+    (0..EARLY).map(page_of).filter(|page| (start..end).contains(page)).min().unwrap_or(end)
+}
+
+/// An entry for a page that is to be brought.
+pub fn claim(page: usize) -> Option<usize> {
+    let taken = page as u64 | FETCHING;
+    (0..EARLY).find(|index| {
+        let entry = entry(*index);
+        entry.load(Ordering::Relaxed) == 0
+            && entry.compare_exchange(0, taken, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    })
+}
+
+/// It was not brought.
+pub fn give_back(index: usize) {
+    entry(index).store(0, Ordering::SeqCst);
+    linked::wake_waiting();
+}
+
+/// The page of an entry is in its place, by this thread.
+pub fn here(index: usize, page: usize, tid: u32) {
+    let by = field!(early_tids[index % EARLY]);
+    // SAFETY: in the file, which stays mapped.
+    unsafe { by.write_volatile(tid) };
+    entry(index).store(page as u64 | HERE, Ordering::SeqCst);
+}
+
+/// The supervisor is called, if it is time. Outside of the gate.
+pub fn tell() {
+    let waiting = (0..EARLY).filter(|index| entry(*index).load(Ordering::Relaxed) != 0).count();
+    if waiting >= TOLD_AT || is_closed() {
+        linked::ring();
+    }
+}
+
+/// As `take_hints`, by the evictor, before a command.
+pub fn take_hints_outside() {
+    const GATE_MS: u32 = 20;
+    // A change drops them, else.
+    if let Some(inside) = gate::enter_within(GATE_MS) {
+        while !take_hints() {}
+        drop(inside);
+    }
+}
+
+/// Words get the slots that the supervisor has told. Inside the gate. False: another thread is just at it.
+pub fn take_hints() -> bool {
+    if STATE.reading.swap(1, Ordering::SeqCst) != 0 {
+        return false;
+    }
+    let (head, tail) = (word64(field!(hints_head)), word64(field!(hints_tail)));
+    let (end, mut at) = (head.load(Ordering::SeqCst), tail.load(Ordering::SeqCst));
+    while at != end && end.wrapping_sub(at) <= HINTS as u64 {
+        apply(hint(at as usize % HINTS));
+        at = at.wrapping_add(1);
+    }
+    tail.store(end, Ordering::SeqCst);
+    STATE.reading.store(0, Ordering::SeqCst);
+    true
+}
+
+fn hint(index: usize) -> Hint {
+    let link: *mut Link = link();
+    // SAFETY: the file is mapped, and the index below HINTS; any bytes are a hint.
+    unsafe { (&raw const (*link).hints).cast::<Hint>().add(index).read_volatile() }
+}
+
+fn apply(hint: Hint) {
+    if hint.slot == 0 || hint.slot >= SLOTS_END.min(SLOTS_MAX) {
+        return;
+    }
+    let Some(word) = table::find(hint.addr as usize) else { return };
+    let seen = table::load(word);
+    if seen.state() == SWAPPED && seen.slot() == 0 {
+        table::turn(word, seen, seen.with_slot(hint.slot));
+    }
+}
+
+/// What was told is of the pages as they were before a change. Alone in the gate.
+pub fn drop_hints() {
+    word64(field!(hints_tail)).store(word64(field!(hints_head)).load(Ordering::SeqCst), Ordering::SeqCst);
+}

@@ -1,0 +1,138 @@
+//! What the agent reads out of a pool that a supervisor shares is what the supervisor put there.
+
+use memspill_agent::pool::{
+    HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, decompress, is_same_place, locate, location_at,
+};
+use memspill_backing::Algorithm;
+use memspill_backing::ram::{RamBacking, RamConfig};
+use memspill_engine::backing::{Backing, PageWrite, QueueId};
+use memspill_engine::units::{Page, SlotIndex};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+fn random(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// Pages of every kind: the same word, runs of few words, words from a small book, noise.
+fn page_of(number: u64) -> Page {
+    let mut seed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut page = Page::ZERO;
+    let kind = number % 8;
+    let book: Vec<u64> = (0..1 + number % 40).map(|_| random(&mut seed) >> (number % 5 * 13)).collect();
+    let mut last = 0;
+    for word in page.0.chunks_exact_mut(8) {
+        let drawn = random(&mut seed);
+        last = match kind {
+            0 => [0, u64::MAX, 0x1234_5678_1234_5678, 0xff00_0000_0000, 0xffff_ffff_ffff_ff12, 7]
+                [number as usize / 8 % 6],
+            1 if !drawn.is_multiple_of(32) => last,
+            2..=4 => book[drawn as usize % book.len()],
+            5 => drawn & (0x0101_0101_0101_0101 * (number % 7)),
+            6 if drawn.is_multiple_of(3) => 0,
+            _ => drawn,
+        };
+        word.copy_from_slice(&last.to_ne_bytes());
+    }
+    // Repetitions at every distance.
+    if kind == 3 {
+        let period = 1 + number as usize % 23;
+        for at in period..3000 {
+            page.0[at] = page.0[at - period];
+        }
+    }
+    page
+}
+
+struct Reader(File, Header);
+
+impl Reader {
+    fn of(pool: &RamBacking) -> Reader {
+        let file = File::from(pool.pool_file().expect("a file").try_clone_to_owned().unwrap());
+        let mut bytes = [0u8; HEADER_BYTES];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        let rooms = std::array::from_fn(|i| u16::from_ne_bytes([bytes[8 + 2 * i], bytes[9 + 2 * i]]));
+        Reader(file, Header { magic: word(0), algorithm: word(4), rooms_bytes: rooms })
+    }
+
+    fn word(&self, slot: u32) -> u64 {
+        let mut word = [0u8; 8];
+        self.0.read_exact_at(&mut word, location_at(slot.into())).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    fn page(&self, slot: u32) -> Option<[u8; PAGE_BYTES]> {
+        let mut page = [0u8; PAGE_BYTES];
+        match locate(self.word(slot), &self.1) {
+            Location::Same(value) => {
+                page.chunks_exact_mut(8).for_each(|at| at.copy_from_slice(&value.to_ne_bytes()))
+            }
+            Location::Object { offset, len } => {
+                let mut block = vec![0u8; len];
+                self.0.read_exact_at(&mut block, offset).unwrap();
+                if len == PAGE_BYTES {
+                    page.copy_from_slice(&block);
+                } else if !decompress(&block, &mut page) {
+                    return None;
+                }
+            }
+            Location::Elsewhere => return None,
+        }
+        Some(page)
+    }
+}
+
+#[test]
+fn every_page_of_a_pool_is_read_as_it_was_written() {
+    const PAGES: u32 = 6000;
+    let (ram_limit_bytes, algorithm) = (u64::MAX, Algorithm::Lz4);
+    let pool = RamBacking::new(RamConfig { slots: PAGES + 2, ram_limit_bytes, algorithm, shared: true });
+    let reader = Reader::of(&pool);
+    assert_eq!((reader.1.magic, reader.1.algorithm), (MAGIC, LZ4));
+    let (mut same, mut blocks, mut whole) = (0, 0, 0);
+    for slot in 1..=PAGES {
+        let page = page_of(slot.into());
+        let mut results = Vec::new();
+        pool.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page: &page }], &mut results);
+        assert!(results[0].is_ok());
+        match locate(reader.word(slot), &reader.1) {
+            Location::Same(_) => same += 1,
+            Location::Object { len: PAGE_BYTES, .. } => whole += 1,
+            Location::Object { .. } => blocks += 1,
+            Location::Elsewhere => panic!("page {slot} is not in the pool"),
+        }
+    }
+    assert!(same > 300 && blocks > 1000 && whole > 300, "{same} {blocks} {whole}");
+    for slot in 1..=PAGES {
+        assert!(reader.page(slot) == Some(page_of(slot.into()).0), "page {slot}");
+    }
+    let before = reader.word(7);
+    pool.discard(&[SlotIndex(7)]);
+    assert_eq!(reader.page(7), None);
+    assert!(!is_same_place(before, reader.word(7)));
+    assert_eq!(reader.page(PAGES + 1), None, "a slot that was never used");
+}
+
+#[test]
+fn blocks_that_are_none_are_refused() {
+    let mut page = [0u8; PAGE_BYTES];
+    let mut seed = 42;
+    for length in 0..400 {
+        for _ in 0..200 {
+            let block: Vec<u8> = (0..length).map(|_| random(&mut seed) as u8).collect();
+            // A page by chance is not expected, a panic or a write elsewhere would be seen.
+            let _ = decompress(&block, &mut page);
+        }
+    }
+    let zeros = lz4_flex::block::compress(&[0u8; PAGE_BYTES]);
+    assert!(decompress(&zeros, &mut page) && page == [0; PAGE_BYTES]);
+    for end in 0..zeros.len() {
+        assert!(!decompress(&zeros[..end], &mut page), "a part of a block of {end} bytes");
+    }
+    assert!(!decompress(&lz4_flex::block::compress(&[0u8; PAGE_BYTES - 1]), &mut page));
+    assert!(!decompress(&lz4_flex::block::compress(&[0u8; PAGE_BYTES + 1]), &mut page));
+}

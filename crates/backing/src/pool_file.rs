@@ -1,0 +1,77 @@
+//! A file in memory that holds a pool and its table, so that another process can read pages out of it by
+//! itself: the agent of a program that is paged without a userfaultfd (its `pool.rs` is the reader).
+//!
+//! ```text
+//!   0          4 KiB                          32 GiB
+//!   ┌──────────┬──────────────────────────────┬───────────────────────────────────────────┐
+//!   │ Header   │ table: a location for a slot │ pages of chunks, by number (`Handle`)     │
+//!   └──────────┴──────────────────────────────┴───────────────────────────────────────────┘
+//! ```
+//!
+//! The header is, in native byte order: `MAGIC` (4 bytes), the algorithm (4 bytes; 1: LZ4, 2: zstd), and for
+//! objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes).
+//!
+//! Reading follows the protocol of `pool.rs`: the location, the object, the location again. A reader can do
+//! no more than read: whoever has the file under another user id, or in a sandbox, cannot write it. (A
+//! process of the same user could open it anew, for writing, as it could do worse to us in other ways.)
+//!
+//! What it does not do: say whose page is in a slot. Who reads must know that from elsewhere.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use memspill_engine::units::PAGE_SIZE;
+use rustix::fs::MemfdFlags;
+use rustix::process::{Resource, getrlimit};
+
+use crate::compress::Algorithm;
+
+/// Where the table begins, in bytes.
+pub const TABLE_AT: u64 = 4096;
+/// Where the pages begin: the table of 2^31 slots ends before.
+pub const PAGES_AT: u64 = 1 << 35;
+/// So that a reader knows what it has.
+pub const MAGIC: u32 = 0x6d73_7001;
+/// As long as all pages that handles can name.
+const FILE_BYTES: u64 = PAGES_AT + (PAGE_SIZE as u64) * (1 << 28);
+
+const HEADER_BYTES: usize = 8 + 2 * ROOMS;
+
+const _: () = assert!(TABLE_AT + (1 << 31) * 8 <= PAGES_AT);
+
+/// Objects of up to 32 bytes, of up to 64, ... Each has a room of its own size.
+pub const ROOMS: usize = 128;
+
+/// An empty file, to be mapped part by part.
+pub struct PoolFile(OwnedFd);
+
+impl PoolFile {
+    pub fn new(algorithm: Algorithm, rooms_bytes: &[u16; ROOMS]) -> io::Result<PoolFile> {
+        // The kernel would end us for it.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < FILE_BYTES) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let file = rustix::fs::memfd_create("memspill-pool", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, FILE_BYTES)?;
+        let algorithm: u32 = match algorithm {
+            Algorithm::Lz4 => 1,
+            Algorithm::Zstd => 2,
+        };
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(&MAGIC.to_ne_bytes());
+        header.extend_from_slice(&algorithm.to_ne_bytes());
+        header.extend(rooms_bytes.iter().flat_map(|bytes| bytes.to_ne_bytes()));
+        assert!(header.len() == HEADER_BYTES);
+        let written = rustix::io::pwrite(&file, &header, 0)?;
+        if written == header.len() { Ok(PoolFile(file)) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where a page of chunks lies in the file, in bytes.
+pub const fn offset_of(page: u32) -> u64 {
+    PAGES_AT + page as u64 * PAGE_SIZE as u64
+}
