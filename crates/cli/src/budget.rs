@@ -59,6 +59,11 @@ impl Following {
         }
     }
 
+    /// May it ever change?
+    pub fn follows(&self) -> bool {
+        matches!(self.budget, Budget::Auto | Budget::Size(Size::RamPpm(_)))
+    }
+
     /// A look, while the run uses so much. None: it stays as it is.
     pub fn next_bytes(&mut self, memory: &Memory, used_bytes: u64) -> Option<u64> {
         let bytes = match self.budget {
@@ -105,6 +110,7 @@ mod tests {
     #[test]
     fn a_size_stays_and_a_share_follows_the_limit() {
         let mut fixed = Following::new(Budget::Size(Size::Bytes(MIB * 100)));
+        assert!(!fixed.follows() && Following::new(Budget::Auto).follows());
         assert_eq!(fixed.first_bytes(&container(1000, 9000, 0.0)), 100 * MIB);
         assert_eq!(fixed.next_bytes(&container(50, 9000, 0.0), 0), None);
         let mut share = Following::new("80%".parse().unwrap());

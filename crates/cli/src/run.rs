@@ -106,7 +106,7 @@ impl Operator for RunOperator {
 
     fn budget_now(&self, used_bytes: u64) -> Option<u64> {
         let mut following = self.following.lock().expect("following");
-        following.next_bytes(&Memory::of_this_machine(), used_bytes)
+        following.follows().then(|| following.next_bytes(&Memory::of_this_machine(), used_bytes)).flatten()
     }
 
     fn free_bytes(&self) -> u64 {

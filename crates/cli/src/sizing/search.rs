@@ -20,6 +20,9 @@ const RESOLUTION_PARTS: u64 = 16;
 const RUNS_MAX: usize = 12;
 /// Of the time that may be lost, this share is aimed for: what refaults say is no better than that.
 const AIM: f64 = 0.9;
+/// A run that was stopped would have lost so many times what its stalls say, as a guess. If that is too much
+/// the next budget is enough, and a run that is enough takes less time than one that is not.
+const STOPPED_LOSES: f64 = 3.0;
 /// Of a run that was stopped no less than this part was done, however long it had waited.
 const DONE_LEAST: f64 = 0.02;
 
@@ -124,6 +127,8 @@ impl Search {
     /// By the refaults of a run that was too slow.
     fn would_do(&self, attempt: &Attempt) -> Option<u64> {
         let lost = self.slowdown(attempt) - 1.0;
+        // One that was stopped began with time in which it did not wait, and would have got slower yet.
+        let lost = if attempt.end == End::Stopped { lost * STOPPED_LOSES } else { lost };
         budget_with(&attempt.curve, AIM * (self.allowed - 1.0) / lost)
     }
 
