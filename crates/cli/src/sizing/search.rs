@@ -112,6 +112,8 @@ impl Search {
         }
         let middle_bytes = low_bytes + (high_bytes - low_bytes) / 2;
         let predicted = self.would_do(low).unwrap_or(middle_bytes);
+        // What refaults said was too little once: half of the way is no worse than what they say now.
+        let predicted = if self.in_a_row(false) > 0 { predicted.max(middle_bytes) } else { predicted };
         let next_bytes = if predicted + gap_bytes > high_bytes && enough.is_some() {
             middle_bytes.max(high_bytes.saturating_sub(gap_bytes << self.in_a_row(true)))
         } else if predicted < low_bytes + gap_bytes {
