@@ -319,10 +319,10 @@ static int zeros(void) {
             areas[i] = all + i * 2 * AREA_PAGES * PAGE;
             mprotect(areas[i], AREA_PAGES * PAGE, PROT_READ | PROT_WRITE);
         }
-        // Until they are found; then what is touched is served.
-        usleep(300000);
         for (int i = 0; i < AREAS; i++)
             if (((volatile char *)areas[i])[PAGE]) return 60;
+        // Until they are found.
+        usleep(500000);
         pthread_t writer;
         atomic_store(&forking, 0);
         pthread_create(&writer, 0, write_areas, 0);
