@@ -77,6 +77,8 @@ pub struct FillJob {
     pub(crate) buf: PageBuf,
     /// Its owner has put the page there.
     pub(crate) is_there: bool,
+    /// The program has said that it will need the pages: none of them is on trial.
+    pub(crate) is_advised: bool,
 }
 
 /// Slots that are read in the request of the page that faulted, which is one page.
@@ -160,6 +162,7 @@ impl FillJob {
             ahead: ReadWith::default(),
             buf: PageBuf::default(),
             is_there: false,
+            is_advised: self.is_advised,
         }
     }
 

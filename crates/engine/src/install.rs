@@ -95,7 +95,7 @@ impl SwapIn<'_> {
         let mut entries = Vec::new();
         {
             let mut words = lock(&chunk);
-            self.finish_words(&space, &mut words, job.favoured, &end, &mut entries);
+            self.finish_words(&space, &mut words, (job.favoured, job.is_advised), &end, &mut entries);
         }
         for (claim, cancelled) in &end.dropped {
             if !cancelled {
@@ -126,7 +126,7 @@ impl SwapIn<'_> {
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
-        favoured: bool,
+        (favoured, is_advised): (bool, bool),
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
@@ -139,7 +139,8 @@ impl SwapIn<'_> {
             let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
             let is_soon = matches!(coming, Coming::After(distance) if *distance <= resident);
             let (word, record) = space.fresh_resident(claim.vpn, 0);
-            let on_trial = favour == 0 && ways.puts_on_trial(claim.vpn, *coming, record.stamp());
+            let on_trial =
+                favour == 0 && !is_advised && ways.puts_on_trial(claim.vpn, *coming, record.stamp());
             let word = match on_trial {
                 true => word.with(ON_TRIAL),
                 false => word.with_heat(u64::from(is_soon) + favour),

@@ -97,6 +97,7 @@ impl SwapIn<'_> {
                     ahead: ReadWith::default(),
                     buf: PageBuf::default(),
                     is_there: false,
+                    is_advised: false,
                 };
                 match state {
                     State::None => self.install(job),
@@ -129,9 +130,9 @@ impl SwapIn<'_> {
             add(counter, 1);
         }
         let (ahead, buf) = (ReadWith::default(), PageBuf::default());
-        let (write, favoured, is_there) = (true, false, true);
+        let (write, favoured, is_there, is_advised) = (true, false, true, false);
         let space = space.clone();
-        self.install(FillJob { space, write, favoured, fault: vpn, pages, ahead, buf, is_there });
+        self.install(FillJob { space, write, favoured, fault: vpn, pages, ahead, buf, is_there, is_advised });
         true
     }
 
@@ -180,6 +181,7 @@ impl SwapIn<'_> {
                 ahead: ReadWith::default(),
                 buf: PageBuf::default(),
                 is_there: false,
+                is_advised: true,
             };
             return Brought { outcome: self.read_in(queue, job, true), next, pages: brought };
         }
