@@ -1256,7 +1256,7 @@ case_guards() {
 case_page-advice() {
     gcc -O1 -pthread -o page-advice "$TESTS/programs/page_advice.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local way budget other
-    for way in "libc 1G 0" "syscall 1G 0" "libc 64M 80" "syscall 64M 80"; do
+    for way in "syscall 1G 0" "libc 64M 80"; do
         read -r way budget other <<<"$way"
         call 60 "$MEMSPILL" run --memory-max $budget --check --stats-json stats.json --swap-dir "$SWAP" \
             "${MEMSPILL_ARGS[@]}" -- ./page-advice $way $other
