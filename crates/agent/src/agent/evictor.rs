@@ -222,11 +222,10 @@ fn move_runs(block: &EvictorBlock, command: Command) {
 fn take_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let take = windows::take_word();
-    // Before anything leaves: a hint is of a page that is away, and may come back and leave again.
-    windows::take_hints();
     // What the command is allowed to do, as long as nobody has taken that back.
     let mut allowed = link::open(command.seq);
-    let mut is_canceled = false;
+    // Before anything leaves: a hint is of a page that is away, and may come back and leave again.
+    let mut is_canceled = !windows::take_hints();
     for index in 0..count {
         // SAFETY: as in move_runs.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };

@@ -8,11 +8,11 @@
 //!   nobody forks. For the supervisor takes what the entry says for true whenever it reads it.
 //! - Hints are read, and dropped, inside the gate.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::gate;
 use super::linked::{self, field, link, word64};
-use super::table;
+use super::{table, wait};
 use crate::link::{EARLY, EARLY_STATE, FETCHING, HERE, HINTS, Hint, Link};
 use crate::pool::SLOTS_END;
 use crate::words::{SLOTS_MAX, SWAPPED};
@@ -24,12 +24,12 @@ struct State {
     /// Changes that wait for all entries to be free.
     closed: AtomicUsize,
     /// Held while hints are read.
-    reading: AtomicUsize,
+    reading: AtomicU32,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static STATE: State = State { closed: AtomicUsize::new(0), reading: AtomicUsize::new(0) };
+static STATE: State = State { closed: AtomicUsize::new(0), reading: AtomicU32::new(0) };
 
 /// In the child of a fork, where nobody waits.
 pub fn reset() {
@@ -106,14 +106,18 @@ pub fn tell() {
     }
 }
 
-/// As `take_hints`, by the evictor, before a command.
-pub fn take_hints_outside() {
+/// As `take_hints`, by the evictor, before a command. False: they could not be read, and nothing may be taken
+/// out. A page that leaves now would get the slot that it had before.
+#[must_use]
+pub fn take_hints_outside() -> bool {
     const GATE_MS: u32 = 20;
-    // A change drops them, else.
-    if let Some(inside) = gate::enter_within(GATE_MS) {
-        while !take_hints() {}
-        drop(inside);
+    let Some(inside) = gate::enter_within(GATE_MS) else { return false };
+    while !take_hints() {
+        // Whoever is at it may wait for this very CPU. He wakes nobody: it is rare.
+        wait::sleep_for(&STATE.reading, 1, 1);
     }
+    drop(inside);
+    true
 }
 
 /// Words get the slots that the supervisor has told. Inside the gate. False: another thread is just at it.
