@@ -111,8 +111,7 @@ fi
 stage "form" tests/tidy.sh
 stage "checks of form find what is planted" tests/tidy.sh --self-test
 stage "build" cargo build --release --workspace --locked
-# Examples are compiled by the lints.
-stage "cargo's tests" cargo test --release --workspace --locked --lib --bins --tests
+stage "cargo's tests" cargo test --release --workspace --locked
 # Two small builds, for the most part; by themselves they are done in three minutes.
 stage "interleavings" timeout -k 20 900 scripts/interleavings.sh --short
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
