@@ -65,7 +65,7 @@ def ready(agent, control, uffd, evictor):
     control_page = private + 16 * PAGE
     map_at(control_page, PAGE, control)
     addresses = [REGION, doorbells, ident, private, 16 * PAGE, control_page, private, PAGE]
-    socket.send_fds(agent, [struct.pack("<Ii10QII", MAGIC, 0, *addresses, 0, 0, evictor, 0)], [uffd])
+    socket.send_fds(agent, [struct.pack("<Ii12QII", MAGIC, 0, *addresses, 0, 0, 0, 0, evictor, 0)], [uffd])
     return struct.unpack("<Ii", agent.recv(100)) == (MAGIC, 0)
 
 
