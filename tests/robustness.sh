@@ -1169,6 +1169,10 @@ case_ctl-limit() {
     ctl limit 1M && { no "a budget of 1 MiB is taken"; return; }
     grep -q 'too small: at least 8.0 MiB' ctl.out || { no "it says: $(cat ctl.out)"; return; }
     ctl_ok limit 64M || return
+    # It has waited until the rest had left.
+    ctl_ok stats --json || return
+    $PYTHON -c 'import json; assert json.load(open("ctl.out"))["memory_bytes"] <= 66 << 20' ||
+        { no "over the new budget: $(grep memory_bytes ctl.out)"; return; }
     local end=$((SECONDS + 6)) bytes=
     until [ "${bytes:-0}" -gt 0 ] && [ "$bytes" -le $((72 << 20)) ]; do
         [ $SECONDS -ge $end ] && { no "it uses $bytes bytes of 64 MiB"; return; }

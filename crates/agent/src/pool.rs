@@ -188,7 +188,9 @@ fn repeat(page: &mut [u8; PAGE_BYTES], done: usize, offset: usize, len: usize) -
     let mut to = done;
     while to < end {
         let from = if to - done >= apart - offset { to - apart } else { to - offset };
-        match load(page, from).filter(|_| to - from >= STEP).and_then(|some| store(page, to, some)) {
+        // Nearer ones lie in part where nothing has been written yet.
+        let far = if to - from >= STEP { load(page, from) } else { None };
+        match far.and_then(|some| store(page, to, some)) {
             Some(()) => to += STEP,
             None => {
                 *page.get_mut(to)? = *page.get(to - offset)?;

@@ -11,17 +11,18 @@
 //! The header is, in native byte order: `MAGIC` (4 bytes), the algorithm (4 bytes; 1: LZ4, 2: zstd), and for
 //! objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes).
 //!
-//! Reading follows the protocol of `pool.rs`: the location, the object, the location again. A reader can do
-//! no more than read: whoever has the file under another user id, or in a sandbox, cannot write it. (A
-//! process of the same user could open it anew, for writing, as it could do worse to us in other ways.)
+//! Reading follows the protocol of `pool.rs`: the location, the object, the location again. A reader gets a
+//! descriptor that is open for reading only, and nobody can make the file shorter, which would end us by
+//! SIGBUS. (A process of the same user that sees our /proc could open it anew, for writing, as it could do
+//! worse to us in other ways.)
 //!
 //! What it does not do: say whose page is in a slot. Who reads must know that from elsewhere.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use memspill_engine::units::PAGE_SIZE;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::compress::Algorithm;
@@ -43,7 +44,10 @@ const _: () = assert!(TABLE_AT + (1 << 31) * 8 <= PAGES_AT);
 pub const ROOMS: usize = 128;
 
 /// An empty file, to be mapped part by part.
-pub struct PoolFile(OwnedFd);
+pub struct PoolFile {
+    file: OwnedFd,
+    for_readers: OwnedFd,
+}
 
 impl PoolFile {
     pub fn new(algorithm: Algorithm, rooms_bytes: &[u16; ROOMS]) -> io::Result<PoolFile> {
@@ -51,8 +55,12 @@ impl PoolFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|most| most < FILE_BYTES) {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let file = rustix::fs::memfd_create("memspill-pool", MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("memspill-pool", flags)?;
         rustix::fs::ftruncate(&file, FILE_BYTES)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let by_name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let for_readers = rustix::fs::open(by_name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let algorithm: u32 = match algorithm {
             Algorithm::Lz4 => 1,
             Algorithm::Zstd => 2,
@@ -63,11 +71,20 @@ impl PoolFile {
         header.extend(rooms_bytes.iter().flat_map(|bytes| bytes.to_ne_bytes()));
         assert!(header.len() == HEADER_BYTES);
         let written = rustix::io::pwrite(&file, &header, 0)?;
-        if written == header.len() { Ok(PoolFile(file)) } else { Err(io::ErrorKind::WriteZero.into()) }
+        if written == header.len() {
+            Ok(PoolFile { file, for_readers })
+        } else {
+            Err(io::ErrorKind::WriteZero.into())
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
+    }
+
+    /// To be given to others.
+    pub(crate) fn for_readers(&self) -> BorrowedFd<'_> {
+        self.for_readers.as_fd()
     }
 }
 

@@ -324,7 +324,7 @@ impl RamBacking {
     }
 
     pub(crate) fn pool_file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(|file| file.fd())
+        self.file.as_ref().map(|file| file.for_readers())
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {

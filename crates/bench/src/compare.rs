@@ -73,8 +73,8 @@ pub struct Comparison {
     pub interrupted: Option<i32>,
 }
 
-/// Runs it all. `note` is told of each run.
-pub fn compare(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Comparison, Stop> {
+/// Runs it all. `note` is told of each run, with how many are done, and of how many.
+pub fn compare(options: &Options, note: &mut dyn FnMut(&str, usize, usize)) -> Result<Comparison, Stop> {
     signals::install().or_else(|error| Stop::refuse(format!("signals: {error}")))?;
     let swap_before = may_run(options)?;
     let cgroups = match options.kernel_swap {
@@ -82,6 +82,11 @@ pub fn compare(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Comparis
         _ => Some(Cgroups::find()?),
     };
     let bench = Bench { options, scratch: Scratch::make(&options.dir)?, cgroups };
+    let (total, mut done) = (runs_in_all(options), 0);
+    let note = &mut |text: &str| {
+        done += 1;
+        note(text, done, total);
+    };
     let mut comparison = bench.learn(note, swap_before)?;
     for number in 1..=options.pairs {
         match bench.pair(number, &comparison.sizes, note) {
@@ -94,6 +99,15 @@ pub fn compare(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Comparis
         }
     }
     Ok(comparison)
+}
+
+fn runs_in_all(options: &Options) -> usize {
+    let to_learn = match options.kernel_swap {
+        KernelSwap::None => 0,
+        KernelSwap::Zram if options.ratio.is_none() => 2,
+        KernelSwap::Zram | KernelSwap::File => 1,
+    };
+    to_learn + 2 * options.pairs as usize
 }
 
 /// What is needed is there, and nobody else's swap would be filled before ours. Gives the swap that is on

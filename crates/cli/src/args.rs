@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::budget::Budget;
 use crate::config::parse_knob;
@@ -321,6 +321,25 @@ pub fn usage_exit(arguments: &[OsString]) -> u8 {
     if is_run { exit::OWN_FAILURE } else { exit::USAGE }
 }
 
+/// The command that was meant, and its whole name: `memspill ctl limit`.
+pub fn command_meant(arguments: &[OsString]) -> (clap::Command, String) {
+    let mut command = Cli::command();
+    command.build();
+    for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
+        if let Some(next) = command.find_subcommand(word) {
+            command = next.clone();
+        }
+    }
+    let name = command.get_bin_name().unwrap_or("memspill").to_owned();
+    (command, name)
+}
+
+/// A subcommand is due, and nothing came: who typed this wants to see what there is.
+pub fn lacks_subcommand(error: &clap::Error) -> bool {
+    use clap::error::ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingSubcommand};
+    matches!(error.kind(), MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand)
+}
+
 /// clap's error as one line: what is wrong and the likely name that was meant, without the usage that
 /// follows.
 pub fn one_line(error: &clap::Error) -> String {
@@ -345,7 +364,6 @@ pub fn one_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn run(arguments: &[&str]) -> RunArgs {
         match Cli::try_parse_from(["memspill", "run"].iter().chain(arguments)).map(|cli| cli.command) {
@@ -441,6 +459,19 @@ mod tests {
         assert_eq!(code(&["memspill", "run", "--bogus"]), 125);
         assert_eq!(code(&["memspill", "doctor", "--bogus"]), 2);
         assert_eq!(code(&["memspill"]), 2);
+    }
+
+    #[test]
+    fn the_command_that_was_meant_is_named() {
+        let meant = |words: &str| {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            command_meant(&words).1
+        };
+        assert_eq!(meant("memspill"), "memspill");
+        assert_eq!(meant("memspill --bogus"), "memspill");
+        assert_eq!(meant("memspill ctl --pid 4711 limit"), "memspill ctl limit");
+        assert_eq!(meant("memspill sim policy --seed x"), "memspill sim policy");
+        assert_eq!(meant("memspill run -m 64M top"), "memspill run", "that is the program's name");
     }
 
     #[test]

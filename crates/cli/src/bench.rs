@@ -7,13 +7,14 @@
 use crate::exit;
 use crate::machine::{self, Memory};
 use crate::output::{OutputArgs, command_line};
+use crate::progress::Progress;
 use crate::size::{self, Size};
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_bench::plan::{KernelSwap, Mode, Options, Work};
 use memspill_bench::{Stop, compare, seeds};
 use memspill_workloads::command::{self, Program};
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -188,6 +189,15 @@ pub fn bench(args: BenchArgs) -> ExitCode {
     }
 }
 
+/// A line for each run that was, and how many are left.
+fn told_on_terminal() -> impl FnMut(&str, usize, usize) {
+    let mut progress = Progress::new();
+    move |text, done, total| {
+        progress.note(text);
+        progress.show_left(&format!("{done} of {total} runs"), done as u64, total as u64);
+    }
+}
+
 fn run_compare(args: &CompareArgs) -> u8 {
     let options = match options(args) {
         Ok(options) => options,
@@ -196,12 +206,10 @@ fn run_compare(args: &CompareArgs) -> u8 {
             return exit::USAGE;
         }
     };
-    let mut note = |text: &str| {
-        if std::io::stderr().is_terminal() {
-            eprintln!("memspill: {text}");
-        }
-    };
-    let comparison = match compare::compare(&options, &mut note) {
+    let mut told = told_on_terminal();
+    let comparison = compare::compare(&options, &mut told);
+    drop(told);
+    let comparison = match comparison {
         Ok(comparison) => comparison,
         Err(Stop::Refused(reason)) => {
             eprintln!("memspill: {reason}");
@@ -241,12 +249,10 @@ fn run_seeds(args: &SeedsArgs) -> u8 {
             return exit::USAGE;
         }
     };
-    let mut note = |text: &str| {
-        if std::io::stderr().is_terminal() {
-            eprintln!("memspill: {text}");
-        }
-    };
-    match seeds::seeds(&options, &mut note) {
+    let mut told = told_on_terminal();
+    let ran = seeds::seeds(&options, &mut told);
+    drop(told);
+    match ran {
         Ok((report, interrupted)) => {
             let exit = args.output.write(&report);
             interrupted.map_or(exit, |signal| 128 + signal as u8)

@@ -3,7 +3,7 @@
 //! ```text
 //!   which run: --pid, --all, or the only one      what: list stats metrics swaps ...
 //!   ask (pager/src/ctl/words.rs) ─▶ stdout: what was asked for
-//!                                   stderr: why not, and a swapoff's progress on a terminal
+//!                                   stderr: why not, and on a terminal how far what takes long is
 //! ```
 //!
 //! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. What a run says is shown
@@ -11,13 +11,14 @@
 
 use crate::exit;
 use crate::machine::Memory;
+use crate::progress::Progress;
 use crate::size::{self, Size, human};
 use crate::spec::{self, SwapSpec};
 use clap::{Args, Subcommand};
 use memspill_pager::ctl::words::{Request, RunSocket, parse_range, runs};
 use memspill_pager::signals::Interrupts;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::Write as _;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,7 +69,7 @@ enum CtlCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Change the budget (--memory-max); what is over it is swapped out
+    /// Change the budget (--memory-max), and wait until what is over it is swapped out; ^C ends the waiting
     Limit {
         #[arg(value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
         size: Size,
@@ -155,26 +156,23 @@ fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
 }
 
 fn send_request(run: &RunSocket, request: &Request) -> Result<String, String> {
-    let on_terminal = std::io::stderr().is_terminal();
     let interrupts = match request {
-        Request::Swapoff { .. } => {
+        Request::Swapoff { .. } | Request::Limit { .. } => {
             Some(Interrupts::block().map_err(|e| format!("cannot block signals: {e}"))?)
         }
         _ => None,
     };
-    let mut told = false;
-    let progress = |left: &str| {
-        if on_terminal {
-            told = true;
-            eprint!("\rmemspill: {:>12} pages left", printable(left));
-            let _ = std::io::stderr().flush();
-        }
-    };
-    let result = run.ask(request, progress, || interrupts.as_ref().is_some_and(Interrupts::came));
-    if told {
-        eprintln!();
+    let mut line = Progress::new();
+    let progress = |done, total| line.show_left(&far(request, done, total), done, total);
+    run.ask(request, progress, || interrupts.as_ref().is_some_and(Interrupts::came))
+}
+
+/// How far a request is that takes long.
+pub fn far(request: &Request, done: u64, total: u64) -> String {
+    match request {
+        Request::Swapoff { name } => format!("swapoff {name}: {done} of {total} pages"),
+        _ => format!("{} of {} have left memory", human(done), human(total)),
     }
-    result
 }
 
 /// A SPEC with its path made absolute: the run may be in another directory.
@@ -195,7 +193,7 @@ fn list(runs: &[RunSocket]) -> Result<(), String> {
     let mut text = format!("{:>10} {:>12} {:>12} {:>12}  COMMAND", "PID", "BUDGET", "USED", "SWAPPED");
     for run in runs {
         // One that ends meanwhile is no run any more.
-        let Ok(sizes) = run.ask(&Request::Sizes, |_| (), || false) else { continue };
+        let Ok(sizes) = run.ask(&Request::Sizes, |_, _| (), || false) else { continue };
         let sizes: Vec<u64> = sizes.split(' ').filter_map(|bytes| bytes.parse().ok()).collect();
         let [limit, used, swapped] = sizes[..] else { continue };
         let [limit, used, swapped] = [limit, used, swapped].map(human);

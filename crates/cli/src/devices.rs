@@ -23,6 +23,8 @@ use memspill_engine::units::PAGE_SIZE;
 use memspill_engine::word::ENTRY_DEVICES_MAX;
 use memspill_pager::limits;
 use memspill_pager::run::Layout;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Slots of a device whose size is not given (256 GiB): tables are made as slots are used, the disk sets the
@@ -122,8 +124,8 @@ pub fn open_one(
             };
             let config = within_file_limit(config, size.is_some())
                 .map_err(|e| format!("file:{}: {e}", path.display()))?;
-            let backing = FileBacking::open(config)
-                .map_err(|e| format!("file:{}: {}", path.display(), with_remedy(&e)))?;
+            let backing =
+                FileBacking::open(config).map_err(|e| format!("file:{}", why_not_opened(path, &e)))?;
             if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
                 backing.set_tamper(bit_flip_at(*at));
             }
@@ -255,6 +257,21 @@ fn within_file_limit(config: FileConfig, asked_for: bool) -> Result<FileConfig, 
 /// The text of an error, with what mends it where a limit of this process is the cause.
 fn with_remedy(error: &std::io::Error) -> String {
     limits::remedy(error).map_or(error.to_string(), |mends| format!("{error}; {mends}"))
+}
+
+/// The path, why the swap file could not be opened, and what mends it.
+fn why_not_opened(path: &Path, error: &std::io::Error) -> String {
+    let name = path.display();
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            format!("{name}: permission denied: name a file in a directory that you may write to")
+        }
+        ErrorKind::NotFound => {
+            let dir = path.parent().unwrap_or(path).display();
+            format!("{name}: there is no directory {dir}")
+        }
+        _ => format!("{name}: {}", with_remedy(error)),
+    }
 }
 
 /// Slot 0 is never used, so a device of a given size has one more.

@@ -158,7 +158,7 @@ pub fn inspect(name: &OsStr) -> Inspection {
     let path = std::env::var_os("PATH");
     match find(name, path.as_deref()) {
         Found::At(command) => inspect_file(&command),
-        Found::Denied(path) => Inspection::NotExecutable(path, "permission denied".to_owned()),
+        Found::Denied(path) => denied(path),
         Found::Nowhere => Inspection::NotFound(name.to_owned()),
     }
 }
@@ -203,6 +203,17 @@ fn look_at(path: PathBuf) -> Found {
     }
 }
 
+fn denied(path: PathBuf) -> Inspection {
+    let reason = match std::fs::metadata(&path) {
+        Ok(there) if there.is_dir() => "it is a directory",
+        Ok(there) if there.is_file() && there.mode() & 0o111 == 0 => {
+            "permission denied (chmod +x makes a program of it)"
+        }
+        _ => "permission denied",
+    };
+    Inspection::NotExecutable(path, reason.to_owned())
+}
+
 /// As execve decides, for the effective user: also no for a file on a noexec mount.
 fn may_execute(path: &Path) -> bool {
     rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
@@ -228,7 +239,7 @@ pub fn inspect_file(command: &Path) -> Inspection {
         };
         match look_at(interpreter.clone()) {
             Found::At(file) => current = file,
-            Found::Denied(file) => return Inspection::NotExecutable(file, "permission denied".to_owned()),
+            Found::Denied(file) => return denied(file),
             Found::Nowhere => return Inspection::NoInterpreter { script: current, interpreter },
         }
     }

@@ -11,7 +11,7 @@
 //!      ├─ top/       memspill top
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
-//!      └─ sim.rs     memspill sim (output.rs: the forms of its tables)
+//!      └─ sim.rs     memspill sim (output.rs: the forms of its tables; progress.rs: a line on a terminal)
 //! ```
 //!
 //! What memspill has to say goes to stderr with `memspill: ` before it (message.rs); stdout belongs to the
@@ -35,6 +35,7 @@ pub mod machine;
 mod metrics;
 mod output;
 mod probe;
+mod progress;
 mod report;
 mod run;
 mod serve;
@@ -82,7 +83,11 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
         return 0;
     }
     let exit = args::usage_exit(arguments);
-    let command = if exit == exit::OWN_FAILURE { "memspill run" } else { "memspill" };
-    eprintln!("memspill: {} (see {command} --help)", args::one_line(error));
+    let (mut command, name) = args::command_meant(arguments);
+    if args::lacks_subcommand(error) {
+        eprint!("{}", command.render_help());
+    } else {
+        eprintln!("memspill: {} (see {} --help)", args::one_line(error), name);
+    }
     exit
 }

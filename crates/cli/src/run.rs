@@ -9,10 +9,12 @@ use crate::args::{Forks, OnFull, OnOff, OnThrash, RunArgs, Shared};
 use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
+use crate::groups::GroupSpec;
 use crate::machine::Memory;
 use crate::message::plain;
 use crate::{config, doctor, exec, groups, metrics, report, serve, size, spec};
 use memspill_engine::devices::Device;
+use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::ctl::host::Operator;
@@ -75,6 +77,7 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
 struct RunOperator {
     opening: Opening,
     following: Mutex<Following>,
+    groups: Vec<GroupSpec>,
     /// Where metrics are asked for, until the run has begun.
     listener: Mutex<Option<TcpListener>>,
 }
@@ -94,6 +97,10 @@ impl Operator for RunOperator {
     fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String> {
         check_memory_max(limit_bytes)?;
         Ok(devices::ram_limit_bytes(device, limit_bytes))
+    }
+
+    fn groups(&self, limit_bytes: u64) -> Result<Vec<GroupConfig>, String> {
+        groups::rules(&self.groups, limit_bytes).map(|rules| rules.groups)
     }
 
     fn stats(&self, run: &Run, json: bool) -> String {
@@ -211,6 +218,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         operator: Arc::new(RunOperator {
             opening,
             following: Mutex::new(following),
+            groups: args.group.clone(),
             listener: Mutex::new(listener),
         }),
         recording,

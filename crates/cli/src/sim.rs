@@ -3,14 +3,14 @@
 use crate::config::parse_knob;
 use crate::exit;
 use crate::output::{OutputArgs, command_line, print};
+use crate::progress::Progress;
 use clap::{Args, Subcommand, ValueEnum};
 use memspill_sim::device;
 use memspill_sim::policy::machine::Signal;
 use memspill_sim::policy::{self, recorded};
-use memspill_sim::scale::{self, Point};
+use memspill_sim::scale;
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -292,9 +292,16 @@ fn scale(args: &ScaleArgs) -> u8 {
         ms: args.ms,
         tune: args.tune.clone(),
     };
-    let most = args.cpus.iter().max().unwrap_or(&0);
-    let progress = |point: &Point| show_progress(&format!("{} of {most} CPUs", point.cpus));
-    match scale::scale(&options, progress) {
+    let mut progress = Progress::new();
+    // The time of a point grows with its CPUs.
+    let work = |points: &[u32]| points.iter().map(|cpus| u64::from(*cpus)).sum();
+    let begins = |at: usize, cpus: u32| {
+        let (done, total) = (work(&args.cpus[..at]), work(&args.cpus));
+        progress.show_left(&format!("{cpus} CPUs, {} of {}", at + 1, args.cpus.len()), done, total);
+    };
+    let points = scale::scale(&options, begins);
+    drop(progress);
+    match points {
         Ok(points) => args.output.write(&scale::report(&options, &points, command_line())),
         Err(error) => usage(&error.to_string()),
     }
@@ -306,7 +313,12 @@ fn seeds(args: &SeedsArgs) -> u8 {
     }
     let thread = args.thread.clone();
     let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
-    args.output.write(&seeds::seeds(&options, command_line(), show_progress))
+    let mut progress = Progress::new();
+    let report = seeds::seeds(&options, command_line(), |done, total, name| {
+        progress.show_left(&format!("{done} of {total} settings, {name}"), done as u64, total as u64);
+    });
+    drop(progress);
+    args.output.write(&report)
 }
 
 fn policy(args: &PolicyArgs) -> u8 {
@@ -330,7 +342,12 @@ fn policy(args: &PolicyArgs) -> u8 {
         recorded,
         signals: if signals.is_empty() { Signal::ALL.to_vec() } else { signals },
     };
-    args.output.write(&policy::policy(&options, command_line(), show_progress))
+    let mut progress = Progress::new();
+    let report = policy::policy(&options, command_line(), |done, total, name| {
+        progress.show_left(&format!("{done} of {total} traces, {name}"), done as u64, total as u64);
+    });
+    drop(progress);
+    args.output.write(&report)
 }
 
 fn usage(error: &str) -> u8 {
@@ -345,6 +362,7 @@ fn soak(args: &SoakArgs) -> u8 {
         return exit::USAGE;
     };
     let mut coverage = Coverage::new();
+    let mut progress = Progress::new();
     for seed in args.seed..end {
         // What is wrong is a panic, wherever in the engine or in the checks it happens.
         std::panic::set_hook(Box::new(move |panic| {
@@ -354,18 +372,9 @@ fn soak(args: &SoakArgs) -> u8 {
         }));
         soak::history(seed, &mut coverage);
         let done = seed - args.seed + 1;
-        if done.is_multiple_of(500) {
-            show_progress(&format!("{done} of {histories} histories"));
-        }
+        progress.show_left(&format!("{done} of {histories} histories"), done, histories);
     }
-    drop(std::panic::take_hook());
+    drop((std::panic::take_hook(), progress));
     let text = if args.json { soak::json } else { soak::table };
     print(&text(args.seed, histories, &coverage))
-}
-
-/// Shows a line of progress where stderr is a terminal.
-fn show_progress(text: &str) {
-    if std::io::stderr().is_terminal() {
-        eprintln!("memspill: {text}");
-    }
 }

@@ -56,18 +56,25 @@ fn a_wrong_command_line_of_run_is_125() {
 }
 
 #[test]
+fn a_swap_file_that_cannot_be_made_is_said_with_its_mend() {
+    let spec = "file:/no/such/directory/swap,size=1G";
+    let (exit, line) = refused(&["run", "-m", "1G", "--swap", spec, "true"]);
+    assert_eq!(exit, 125, "{line}");
+    assert!(line.ends_with("swap: there is no directory /no/such/directory\n"), "{line}");
+}
+
+#[test]
 fn any_other_wrong_command_line_is_2() {
-    for arguments in [&[][..], &["rum"], &["--bogus"], &["doctor", "--bogus"], &["doctor", "extra"]] {
+    for arguments in [&["rum"][..], &["--bogus"], &["doctor", "--bogus"], &["doctor", "extra"]] {
         assert_eq!(refused(arguments).0, 2, "{arguments:?}");
     }
 }
 
 #[test]
 fn a_wrong_command_line_of_ctl_is_2() {
-    let cases: [(&[&str], &str); 7] = [
-        (&["ctl"], "subcommand"),
+    let cases: [(&[&str], &str); 6] = [
         (&["ctl", "swapof", "x"], "swapof"),
-        (&["ctl", "swapoff"], "<NAME>"),
+        (&["ctl", "swapoff"], "<NAME> (see memspill ctl swapoff --help)"),
         (&["ctl", "limit", "0"], "must be more than zero"),
         (&["ctl", "--pid", "1", "--all", "swaps"], "cannot be used with"),
         (&["ctl", "--pid", "x", "swaps"], "--pid"),
@@ -77,6 +84,35 @@ fn a_wrong_command_line_of_ctl_is_2() {
         let (exit, line) = refused(arguments);
         assert!(exit == 2 && line.contains(words), "{line}");
     }
+}
+
+#[test]
+fn without_a_subcommand_there_is_help_and_2() {
+    for (arguments, words) in [(&[][..], "memspill run"), (&["ctl"], "swapoff"), (&["sim"], "policy")] {
+        let output = memspill(arguments);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+        assert!(text.contains("Usage: memspill") && text.contains(words), "{text}");
+    }
+}
+
+/// On a terminal of its own, by script(1).
+fn on_terminal(command: &str) -> String {
+    let command = format!("{} {command}", env!("CARGO_BIN_EXE_memspill"));
+    let output = Command::new("script").args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).output();
+    String::from_utf8(output.expect("script(1)").stdout).unwrap()
+}
+
+#[test]
+fn progress_is_one_line_on_a_terminal_and_none_elsewhere() {
+    const SIM: &str = "sim scale --cpus 1,2 --ms 1";
+    let output = memspill(&SIM.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let shown = on_terminal(SIM);
+    let (line, wipe) = ("\r\x1b[Kmemspill: 1 CPUs, 1 of 2", "\r\x1b[K");
+    let after = shown.strip_prefix(line).unwrap_or_else(|| panic!("{shown:?}"));
+    let table = after.rsplit(wipe).next().unwrap();
+    assert_eq!(table.replace('\r', ""), String::from_utf8(output.stdout).unwrap());
 }
 
 #[test]
@@ -106,9 +142,10 @@ fn a_command_that_is_not_there_is_127() {
 fn a_command_that_cannot_be_executed_is_126() {
     let file = scratch_file("plain", b"text", 0o644);
     let (exit, line) = refused(&["run", "-m", "1G", file.to_str().unwrap()]);
-    assert!(exit == 126 && line.ends_with("cannot be executed: permission denied\n"), "{line}");
+    assert!(exit == 126 && line.contains("cannot be executed: permission denied (chmod +x"), "{line}");
     fs::remove_file(file).unwrap();
-    assert_eq!(refused(&["run", "-m", "1G", "/"]).0, 126);
+    let (exit, line) = refused(&["run", "-m", "1G", "/"]);
+    assert_eq!((exit, line.as_str()), (126, "memspill: / cannot be executed: it is a directory\n"));
     let cut = scratch_file("cut", b"\x7fELF\x02\x01\x01", 0o755);
     let (exit, line) = refused(&["run", "-m", "1G", cut.to_str().unwrap()]);
     assert!(exit == 126 && line.contains("not a complete ELF file"), "{line}");

@@ -185,6 +185,14 @@ impl Group {
         let limit_bytes = limit_bytes.min(self.high_bytes());
         self.gap_bytes.store((limit_bytes / 64).clamp(512 << 10, 2 << 20), Ordering::Relaxed);
     }
+    /// All of its limits anew; of swap only where it had one when it was made.
+    pub fn set_limits(&self, config: &GroupConfig) {
+        self.high_bytes.store(config.high_bytes, Ordering::Relaxed);
+        self.set_limit_bytes(config.max_bytes);
+        if self.swap_max_pages() != u64::MAX {
+            self.swap_max_pages.store(config.swap_max_pages, Ordering::Relaxed);
+        }
+    }
     pub fn high_bytes(&self) -> u64 {
         self.high_bytes.load(Ordering::Relaxed)
     }

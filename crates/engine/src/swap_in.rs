@@ -114,12 +114,14 @@ impl SwapIn<'_> {
 
     /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.
     pub fn note_there(&mut self, space: &Arc<Space>, vpn: Vpn) -> bool {
-        let chunk = space.chunk_or_new(vpn);
+        // What nobody knows of is not away.
+        let Some(chunk) = space.chunk(vpn) else { return true };
         let mut words = lock(&chunk);
         match words[index(vpn)].state() {
             State::Swapped if !space.is_dead() => {}
             State::Evicting | State::Filling => return false,
-            // It was brought from here meanwhile.
+            // It was brought from here meanwhile. (Or it could not be read from here, and its owner was the
+            // first: then it stays with him for good.)
             _ => return true,
         }
         space.group(self.swap).force_charge(self.cpu, 1);

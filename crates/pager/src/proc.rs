@@ -8,7 +8,7 @@ use memspill_uffd::shmem::Id;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file of /proc as text. A process may give itself a name that is not UTF-8, and map a file with such a
 /// name: those bytes are read as U+FFFD.
@@ -467,6 +467,29 @@ pub fn seccomp_filters(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
+/// What a process may do, as far as /proc tells: two with the same rights see and reach the same. (It does not
+/// tell of Landlock, which asks for `NoNewPrivs` of whoever has no capabilities.)
+#[derive(PartialEq, Eq, Debug)]
+pub struct Rights {
+    status: Vec<String>,
+    namespaces: [PathBuf; 2],
+    /// Device and inode of its root directory.
+    root: (u64, u64),
+}
+
+pub fn rights(pid: u32) -> Option<Rights> {
+    const FIELDS: [&str; 6] = ["Uid:", "Gid:", "Groups:", "CapEff:", "NoNewPrivs:", "Seccomp_filters:"];
+    let status = text(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| status.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let namespace = |name: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
+    let root = fs::metadata(format!("/proc/{pid}/root")).ok()?;
+    Some(Rights {
+        status: FIELDS.into_iter().map(field).collect::<Option<_>>()?,
+        namespaces: [namespace("user")?, namespace("mnt")?],
+        root: (root.dev(), root.ino()),
+    })
+}
+
 /// How many threads a process has.
 pub fn threads(pid: u32) -> Option<u64> {
     let directory = fs::metadata(format!("/proc/{pid}/task")).ok()?;
@@ -677,6 +700,33 @@ mod tests {
         assert!(!may_advise_in("", "", 0) && !may_advise_in(&status(mine, nice), "", 7));
         let me = std::process::id();
         assert!(!may_advise(me, u32::MAX), "nobody has that number");
+    }
+
+    #[test]
+    fn rights_differ_where_something_was_given_up() {
+        let me = std::process::id();
+        let own = rights(me).expect("of ourselves");
+        assert_eq!(rights(me).as_ref(), Some(&own));
+        let rights_under = |words: &[&str]| {
+            let mut child = std::process::Command::new(words[0])
+                .args(&words[1..])
+                .args(["sh", "-c", "echo; read end"])
+                .stdin(std::process::Stdio::piped())
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .expect("a child");
+            let mut line = String::new();
+            BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it runs");
+            let found = rights(child.id());
+            drop(child.stdin.take());
+            child.wait().expect("its end");
+            found.expect("of a child")
+        };
+        assert_eq!(rights_under(&["env"]), own);
+        if own.status.iter().any(|line| line == "NoNewPrivs:\t0") {
+            assert_ne!(rights_under(&["setpriv", "--no-new-privs"]), own);
+        }
+        assert_eq!(rights(u32::MAX), None);
     }
 
     #[test]

@@ -171,8 +171,12 @@ pub const CTL_CONNECT: Duration = s(2);
 pub const CTL_STEP: Duration = ms(100);
 /// It is looked this often whether the budget is to change.
 pub const BUDGET_LOOK: Duration = s(1);
-/// What a swapoff says of itself comes this often.
-pub const SWAPOFF_TELLS: Duration = ms(200);
+/// What a request that takes long says of itself comes this often.
+pub const CTL_TELLS: Duration = ms(200);
+/// It is looked this often whether what is over a lower budget has left.
+pub const LIMIT_LOOK: Duration = ms(5);
+/// What has not become less for so long is not waited for any more.
+pub const LIMIT_STUCK: Duration = s(3);
 /// A swapoff whose read is under way waits for it in steps of this: its caller may have gone.
 pub const SWAPOFF_READ: Duration = ms(2);
 /// The listening socket has failed: a pause before the next accept.

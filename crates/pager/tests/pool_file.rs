@@ -8,6 +8,7 @@ use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_engine::backing::{Backing, PageWrite, QueueId};
 use memspill_engine::units::{Page, SlotIndex};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 fn random(seed: &mut u64) -> u64 {
@@ -115,6 +116,20 @@ fn every_page_of_a_pool_is_read_as_it_was_written() {
     assert_eq!(reader.page(7), None);
     assert!(!is_same_place(before, reader.word(7)));
     assert_eq!(reader.page(PAGES + 1), None, "a slot that was never used");
+}
+
+#[test]
+fn a_reader_can_only_read() {
+    const SLOTS: u32 = 100;
+    let (algorithm, ram_limit_bytes) = (Algorithm::Lz4, 1 << 30);
+    let pool = RamBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes, algorithm, shared: true });
+    let Reader(file, _) = Reader::of(&pool);
+    assert!(file.write_at(&[1], location_at(1)).is_err() && file.set_len(0).is_err());
+    // Who can open it anew can do worse, but does not end the supervisor by SIGBUS.
+    let anew = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    assert!(anew.set_len(4096).is_err() && anew.set_len(1 << 45).is_err());
+    let len_bytes = file.metadata().unwrap().len();
+    assert!(len_bytes > location_at(u64::from(SLOTS)) && anew.set_len(len_bytes).is_ok());
 }
 
 #[test]

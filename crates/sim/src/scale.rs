@@ -81,17 +81,16 @@ pub struct Point {
     pub measured: Measured,
 }
 
-/// Measure each number of CPUs; `done` is told of each.
-pub fn scale(options: &Options, mut done: impl FnMut(&Point)) -> Result<Vec<Point>, TuningError> {
+/// Measure each number of CPUs. Before each `begins` is told how many are done, and which one this is.
+pub fn scale(options: &Options, mut begins: impl FnMut(usize, u32)) -> Result<Vec<Point>, TuningError> {
     let tuning = Tuning::parse(options.tune.iter().map(String::as_str))?;
     let mut points: Vec<Point> = Vec::new();
     for cpus in &options.cpus {
+        begins(points.len(), *cpus);
         let measured = bench::measure(&options.setup(*cpus, tuning.clone()));
         let per_cpu = measured.pages_per_s() / f64::from(*cpus);
         let first = points.first().map_or(per_cpu, |p| p.measured.pages_per_s() / f64::from(p.cpus));
-        let point = Point { cpus: *cpus, efficiency: per_cpu / first, measured };
-        done(&point);
-        points.push(point);
+        points.push(Point { cpus: *cpus, efficiency: per_cpu / first, measured });
     }
     Ok(points)
 }

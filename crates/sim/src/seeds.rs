@@ -40,12 +40,18 @@ pub struct Options {
     pub thread: Option<String>,
 }
 
-/// Measure all; `done` is told the name of each that was.
-pub fn seeds(options: &Options, command: String, mut done: impl FnMut(&str)) -> Report {
+/// Measure all. Before each setting `begins` is told how many are done, of how many, and its name.
+pub fn seeds(options: &Options, command: String, mut begins: impl FnMut(usize, usize, &str)) -> Report {
     let mut figures = Vec::new();
-    let asked = THREADS.iter().filter(|thread| options.thread.as_deref().is_none_or(|id| thread.id == id));
+    let asked = || THREADS.iter().filter(|thread| options.thread.as_deref().is_none_or(|id| thread.id == id));
+    let total = asked().flat_map(|thread| thread.cases).map(|case| case.settings.len()).sum();
+    let mut done = 0;
+    let mut next = |name: &str| {
+        begins(done, total, name);
+        done += 1;
+    };
     let mut tables: Vec<Table> =
-        asked.map(|thread| table(thread, options, &mut figures, &mut done)).collect();
+        asked().map(|thread| table(thread, options, &mut figures, &mut next)).collect();
     tables.push(figures::table(figures));
     let seeds = match options.seeds {
         1 => "One seed.".into(),
@@ -63,7 +69,7 @@ pub fn seeds(options: &Options, command: String, mut done: impl FnMut(&str)) -> 
     }
 }
 
-fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, done: &mut impl FnMut(&str)) -> Table {
+fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, next: &mut impl FnMut(&str)) -> Table {
     let mut table = Table {
         id: thread.id,
         title: thread.title.into(),
@@ -78,7 +84,7 @@ fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, done: &mut 
         if !case.of_then.is_empty() {
             table.notes.push(format!("{}: with {}.", case.machine, case.of_then.join(" ")));
         }
-        let settings = measure_all(thread, case, options, &mut table.notes, done);
+        let settings = measure_all(thread, case, options, &mut table.notes, next);
         let Some((_, first)) = settings.first() else { continue };
         let group = format!("{}: {}", thread.title, case.machine);
         for (n, (setting, runs)) in settings.iter().enumerate() {
@@ -99,10 +105,11 @@ fn measure_all(
     case: &Case,
     options: &Options,
     notes: &mut Vec<String>,
-    done: &mut impl FnMut(&str),
+    next: &mut impl FnMut(&str),
 ) -> Vec<(&'static Setting, Rc<Vec<Measured>>)> {
     let mut measured: Vec<(Key, &Setting, Rc<Vec<Measured>>)> = Vec::new();
     for setting in case.settings {
+        next(&format!("{}: {}: {}", thread.title, case.machine, setting.name()));
         let tuning = match setting.tuning(case) {
             Ok(tuning) => tuning,
             Err(error) => {
@@ -120,7 +127,6 @@ fn measure_all(
                 Rc::new(seeds.map(run).collect())
             }
         };
-        done(&format!("{}: {}: {}", thread.title, case.machine, setting.name()));
         measured.push((key, setting, runs));
     }
     measured.into_iter().map(|(_, setting, runs)| (setting, runs)).collect()

@@ -49,7 +49,7 @@ fn options(seed: u64, tune: &[&str]) -> Options {
 fn the_same_command_prints_the_same_and_another_seed_something_else() {
     let output = |seed| {
         let options = options(seed, &[]);
-        let points = scale::scale(&options, |_| ()).unwrap();
+        let points = scale::scale(&options, |_, _| ()).unwrap();
         Form::Json.of(&scale::report(&options, &points, "scale".into()))
     };
     let first = output(1);
@@ -129,7 +129,7 @@ fn readahead_follows_its_hits() {
 
 #[test]
 fn an_unknown_knob_is_refused() {
-    let error = scale::scale(&options(1, &["slot-batch=0"]), |_| ()).unwrap_err();
+    let error = scale::scale(&options(1, &["slot-batch=0"]), |_, _| ()).unwrap_err();
     assert_eq!(error.to_string(), "slot-batch cannot be `0`; values: 1..64");
 }
 
@@ -139,7 +139,7 @@ fn the_pagers_arrangement_scales_and_what_it_was_does_not() {
         let arrangement = Arrangement::Pager { pagers: None, reclaimers: None, back };
         let options = Options { cpus: vec![cpus], arrangement, threads: 1, ms: 4, ..options(1, &[]) };
         let options = Options { cpus_per_socket: 64, kind: DeviceKind::Ram, ..options };
-        scale::scale(&options, |_| ()).unwrap()[0].measured.pages_per_s() / f64::from(cpus)
+        scale::scale(&options, |_, _| ()).unwrap()[0].measured.pages_per_s() / f64::from(cpus)
     };
     let one = per_cpu(1, Back::default());
     let many = per_cpu(32, Back::default());
@@ -153,6 +153,6 @@ fn the_pagers_arrangement_serves_processes_of_several_threads() {
     let pagers = Arrangement::Pager { pagers: None, reclaimers: None, back: Back::default() };
     let options = Options { cpus: vec![1, 12], threads: 12, arrangement: pagers, ..options(1, &[]) };
     let options = Options { kind: DeviceKind::RamDisk, ..options };
-    let points = scale::scale(&options, |_| ()).unwrap();
+    let points = scale::scale(&options, |_, _| ()).unwrap();
     assert!(points[1].measured.pages_per_s() > 2.0 * points[0].measured.pages_per_s());
 }

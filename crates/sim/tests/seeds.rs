@@ -9,7 +9,7 @@ const MS: u64 = 2;
 
 fn report(first_seed: u64) -> Report {
     let options = Options { first_seed, seeds: 1, ms: MS, thread: None };
-    seeds::seeds(&options, "seeds".into(), |_| ())
+    seeds::seeds(&options, "seeds".into(), |_, _, _| ())
 }
 
 fn table<'a>(report: &'a Report, id: &str) -> &'a Table {
@@ -101,7 +101,7 @@ fn every_setting_is_measured_and_the_mechanisms_show() {
 #[test]
 fn each_published_figure_has_one_beside_it_and_a_verdict_and_seeds_have_a_spread() {
     let options = Options { first_seed: 1, seeds: 2, ms: 1, thread: None };
-    let report = seeds::seeds(&options, "seeds".into(), |_| ());
+    let report = seeds::seeds(&options, "seeds".into(), |_, _, _| ());
     let figures = table(&report, "figures");
     for thread in ["000", "001", "002", "003", "004"] {
         assert!(figures.rows.iter().any(|row| row.group.starts_with(thread)), "{thread} has no figure");

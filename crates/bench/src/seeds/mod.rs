@@ -39,10 +39,19 @@ pub fn ids() -> Vec<&'static str> {
     MECHANISMS.iter().map(|mechanism| mechanism.id).collect()
 }
 
-/// Runs it all. `note` is told of each run. A signal ends it: then the report is of what was complete, and
+/// Runs it all. `note` is told of each run, with how many are done, and of how many. A signal ends it: then the report is of what was complete, and
 /// the number of the signal is with it.
-pub fn seeds(options: &Options, note: &mut dyn FnMut(&str)) -> Result<(Report, Option<i32>), Stop> {
+pub fn seeds(
+    options: &Options,
+    note: &mut dyn FnMut(&str, usize, usize),
+) -> Result<(Report, Option<i32>), Stop> {
     signals::install().or_else(|error| Stop::refuse(format!("signals: {error}")))?;
+    let settings: usize = chosen(options).flat_map(|m| m.cases).map(|case| case.settings.len()).sum();
+    let (total, mut done) = (settings * options.pairs as usize, 0);
+    let note = &mut |text: &str| {
+        done += 1;
+        note(text, done, total);
+    };
     let bench = Bench {
         options,
         scratch: Scratch::make(&options.dir)?,
@@ -50,6 +59,10 @@ pub fn seeds(options: &Options, note: &mut dyn FnMut(&str)) -> Result<(Report, O
         note,
     };
     bench.all()
+}
+
+fn chosen(options: &Options) -> impl Iterator<Item = &'static Mechanism> {
+    MECHANISMS.iter().filter(|m| options.only.is_empty() || options.only.iter().any(|id| id == m.id))
 }
 
 struct Bench<'a> {
@@ -62,11 +75,8 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn all(mut self) -> Result<(Report, Option<i32>), Stop> {
         self.try_out()?;
-        let chosen = MECHANISMS
-            .iter()
-            .filter(|m| self.options.only.is_empty() || self.options.only.iter().any(|id| id == m.id));
         let mut measured: Vec<(&Mechanism, Vec<Outcome>)> = Vec::new();
-        for mechanism in chosen {
+        for mechanism in chosen(self.options) {
             measured.push((mechanism, Vec::new()));
             for case in mechanism.cases {
                 let (outcome, signal) = self.case(mechanism, case)?;

@@ -16,6 +16,7 @@ mod show;
 
 use crate::machine::Memory;
 use crate::output;
+use crate::progress::Progress;
 use crate::size::{MEMORY_MAX_LEAST_BYTES, human, short};
 use crate::{exec, exit};
 use attempt::Ran;
@@ -23,7 +24,6 @@ use clap::Args;
 use memspill_bench::{Stop, signals};
 use search::{Attempt, End, Search};
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,8 +43,6 @@ const FREE_ONCE_S: f64 = 60.0;
 const STOPPED_AT: f64 = 1.5;
 /// What is too slow by less than this is tried once more: times differ from run to run.
 const NEARLY: f64 = 1.1;
-/// Progress is shown this often.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, override_usage = "memspill size [OPTIONS] [--] COMMAND [ARG]...")]
@@ -89,9 +87,9 @@ pub fn size(args: &SizeArgs) -> u8 {
         eprintln!("memspill: {error}");
         return exit::USAGE;
     }
-    let mut sizing = Sizing { args, runs: 0 };
+    let mut sizing = Sizing { args, runs: 0, free_s: None, progress: Progress::new() };
     let found = signals::install().map_err(|e| Stop::Refused(e.to_string())).and_then(|()| sizing.find());
-    sizing.clear_progress();
+    drop(sizing);
     match found {
         Ok((search, peak_bytes)) => tell(args, &search, peak_bytes),
         Err(Stop::Refused(reason)) => {
@@ -105,12 +103,16 @@ pub fn size(args: &SizeArgs) -> u8 {
 struct Sizing<'a> {
     args: &'a SizeArgs,
     runs: usize,
+    /// What the command takes without limit, once that is known.
+    free_s: Option<f64>,
+    progress: Progress,
 }
 
 impl Sizing<'_> {
     /// The search when it is over, and the most memory that the command took.
     fn find(&mut self) -> Result<(Search, u64), Stop> {
         let (free_s, peak_bytes) = self.run_free()?;
+        self.free_s = Some(free_s);
         let allowed = 1.0 + self.args.within;
         let mut search = Search::new(free_s, peak_bytes, allowed, MEMORY_MAX_LEAST_BYTES);
         let deadline = Duration::from_secs_f64(free_s * allowed * STOPPED_AT);
@@ -185,25 +187,16 @@ impl Sizing<'_> {
         self.runs += 1;
         let (n, what) =
             (self.runs, if deadline == Duration::MAX { "no limit" } else { &short(budget_bytes) });
-        let mut shown = Duration::ZERO;
+        let of_free = self.free_s.map(|free_s| format!(" ({free_s:.1} s without)")).unwrap_or_default();
+        let progress = &mut self.progress;
         let ran =
             attempt::run(&self.args.command, &self.args.run_option, budget_bytes, deadline, |so_far| {
-                if std::io::stderr().is_terminal() && so_far >= shown {
-                    eprint!("\r\x1b[Kmemspill: run {n}, {what}: {:.1} s", so_far.as_secs_f64());
-                    let _ = std::io::stderr().flush();
-                    shown = so_far + PROGRESS_EVERY;
-                }
+                progress.show(&format!("run {n}, {what}: {:.1} s{of_free}", so_far.as_secs_f64()));
             })?;
         // Not the command's failure, but memspill's: there is no use in going on.
         match ran.exit_code() == i32::from(exit::OWN_FAILURE) && ran.said.starts_with("memspill: ") {
             true => Err(Stop::Refused(ran.said["memspill: ".len()..].to_string())),
             false => Ok(ran),
-        }
-    }
-
-    fn clear_progress(&self) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[K");
         }
     }
 }

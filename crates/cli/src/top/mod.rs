@@ -12,6 +12,7 @@
 mod model;
 mod screen;
 
+use crate::ctl::far;
 use crate::exit;
 use crate::machine::Memory;
 use crate::size;
@@ -67,7 +68,7 @@ pub fn top(args: &TopArgs) -> u8 {
 fn look(screen: &mut Screen) -> io::Result<()> {
     let mut answered = Vec::new();
     for run in runs()? {
-        let Ok(text) = run.ask(&Request::Stats { json: true }, |_| (), || false) else { continue };
+        let Ok(text) = run.ask(&Request::Stats { json: true }, |_, _| (), || false) else { continue };
         let Ok(stats) = serde_json::from_str(&text) else { continue };
         screen.runs.update(run.pid, command_of(run.pid), &stats, disk_read_bytes(run.pid));
         answered.push(run.pid);
@@ -241,7 +242,7 @@ fn ask(screen: &mut Screen, pid: u32, request: Request, tell: &Sender<String>) {
     screen.message = "under way ...".into();
     let tell = tell.clone();
     let run = move || {
-        let progress = |left: &str| _ = tell.send(format!("swapoff: {left} pages left"));
+        let progress = |done, total| _ = tell.send(far(&request, done, total));
         let asked = |run: &RunSocket| run.ask(&request, progress, || false);
         let run = runs().ok().and_then(|runs| runs.into_iter().find(|run| run.pid == pid));
         let said = match run.as_ref().map(asked) {

@@ -13,7 +13,7 @@ use crate::ctl::host::Operator;
 use crate::ctl::thrash::{Crawling, RUN, Thrash};
 use crate::process::standstill;
 use crate::run::{OnThrash, Run};
-use crate::times::{BUDGET_LOOK, now_us};
+use crate::times::{BUDGET_LOOK, CTL_TELLS, LIMIT_LOOK, LIMIT_STUCK, now_us};
 use memspill_engine::backing::Chore;
 use memspill_engine::devices::Device;
 use std::sync::Arc;
@@ -26,19 +26,48 @@ const GROWS_PARTS: u64 = 16;
 /// Where refaults do not tell what would do, the budget grows by this part of itself.
 const GROWS_BLINDLY_PARTS: u64 = 2;
 
-/// Set the budget, and what devices may hold in RAM by it. Returns the one before.
+/// Set the budget, and by it what devices may hold in RAM, and groups have. Returns the one before.
 pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String> {
     let engine = &run.engine;
     let limit_of = |device| operator.ram_limit_bytes(bytes, device).map(|limit_bytes| (device, limit_bytes));
     let ram: Vec<(&Device, u64)> = engine.devices().iter().map(limit_of).collect::<Result<_, _>>()?;
+    let groups = operator.groups(bytes)?;
     let before = engine.root().limit_bytes();
     engine.root().set_limit_bytes(bytes);
+    let below = engine.groups().all().iter().skip(1);
+    below.zip(&groups).for_each(|(group, config)| group.set_limits(config));
     for (device, bytes) in ram {
         device.backing.housekeep(Chore::LimitRam { bytes });
     }
     run.kick_reclaim();
     run.poke_waiting();
     Ok(before)
+}
+
+/// Wait until no more than these bytes are used, or what is over them does not become less. `goes_on` is told
+/// now and then how many have left, and of how many; if it returns false nobody waits any more. Returns how
+/// many are still over.
+pub fn until_within(run: &Run, bytes: u64, mut goes_on: impl FnMut(u64, u64) -> bool) -> u64 {
+    let over_bytes = || run.engine.root().usage_bytes().saturating_sub(bytes);
+    let total = over_bytes();
+    let mut least = total;
+    let (mut fell, mut told) = (Instant::now(), Instant::now());
+    loop {
+        let over = over_bytes();
+        if over < least {
+            (least, fell) = (over, Instant::now());
+        }
+        if over == 0 || fell.elapsed() > LIMIT_STUCK || run.is_stopping() {
+            return over;
+        }
+        if told.elapsed() > CTL_TELLS {
+            told = Instant::now();
+            if !goes_on(total.saturating_sub(over), total) {
+                return over;
+            }
+        }
+        std::thread::sleep(LIMIT_LOOK);
+    }
 }
 
 /// The thread that keeps the budget.

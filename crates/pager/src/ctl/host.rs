@@ -3,6 +3,7 @@
 
 use crate::run::Run;
 use memspill_engine::devices::Device;
+use memspill_engine::group::GroupConfig;
 use std::io;
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ pub trait Operator: Send + Sync {
     ) -> Result<Device, String>;
     /// How many bytes the device may hold in RAM under this budget. An error: the budget is too small.
     fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String>;
+    /// The groups below the root, in their order, with their limits under this budget. An error: it is too
+    /// small for one of them.
+    fn groups(&self, limit_bytes: u64) -> Result<Vec<GroupConfig>, String>;
     fn stats(&self, run: &Run, json: bool) -> String;
     /// The same as OpenMetrics text.
     fn metrics(&self, run: &Run) -> String;

@@ -4,6 +4,7 @@
 //!   thread memspill-ctl:  accept ─▶ same user or root? fewer than 8 being served? ─▶ a thread for this one
 //!   that thread:          one request within 5 s ─▶ carry it out ─▶ answer ─▶ end
 //!     swapoff             step by step; progress five times a second; stops if the caller closes its half
+//!     limit               set at once; then as above, until what is over it has left
 //! ```
 //!
 //! The run never waits for a caller: these threads take the same short locks as all others, and a caller that
@@ -18,7 +19,7 @@ use crate::ctl::words::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
 use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
-use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, SWAPOFF_READ, SWAPOFF_TELLS};
+use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
 use memspill_engine::backing::{AtRest, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
@@ -93,6 +94,11 @@ fn serve(caller: &OwnedFd, carry_out: impl FnOnce(Request) -> Result<String, Str
     answer(caller, &reply.map_or_else(Reply::Refused, Reply::Done));
 }
 
+/// The caller has sent its request: what can still come is only the end of its half.
+fn is_given_up(caller: &OwnedFd) -> bool {
+    matches!(ctl::receive(caller, REQUEST_BYTES_MAX, RecvFlags::DONTWAIT), Ok(None))
+}
+
 /// Send an answer. A caller that is gone, or does not read, does without it.
 fn answer(caller: &OwnedFd, reply: &Reply) {
     let _ = ctl::send(caller, &reply.encode());
@@ -111,8 +117,7 @@ fn carry_out(
         Request::Swaps => Ok(swaps(run)),
         Request::Swapon { spec } => swapon(run, operator, &spec),
         Request::Swapoff { name } => swapoff(run, &name, caller),
-        Request::Limit { bytes } => budget::set(run, operator, bytes)
-            .map(|before| format!("the budget is {bytes} bytes, it was {before}")),
+        Request::Limit { bytes } => limit(run, operator, bytes, caller),
         Request::Pageout { pid, ranges } => pageout(run, pid, &ranges),
         Request::Cold { pid, ranges } => cold(run, pid, &ranges),
     }
@@ -184,6 +189,19 @@ fn swapon(run: &Arc<Run>, operator: &dyn Operator, spec: &str) -> Result<String,
     Ok(format!("{name} is on"))
 }
 
+fn limit(run: &Arc<Run>, operator: &dyn Operator, bytes: u64, caller: &OwnedFd) -> Result<String, String> {
+    let before = budget::set(run, operator, bytes)?;
+    let over_bytes = budget::until_within(run, bytes, |done, total| {
+        answer(caller, &Reply::Progress { done, total });
+        !is_given_up(caller)
+    });
+    let over = match over_bytes {
+        0 => String::new(),
+        over_bytes => format!("; {over_bytes} bytes over it have not left yet"),
+    };
+    Ok(format!("the budget is {bytes} bytes, it was {before}{over}"))
+}
+
 fn swapoff(run: &Arc<Run>, name: &str, caller: &OwnedFd) -> Result<String, String> {
     let engine = &run.engine;
     let is_meant = |device: &Device| {
@@ -227,6 +245,7 @@ fn swapoff(run: &Arc<Run>, name: &str, caller: &OwnedFd) -> Result<String, Strin
 fn until_off(run: &Arc<Run>, place: usize, caller: &OwnedFd) -> Result<(), SwapoffError> {
     let engine = &run.engine;
     let queue = run.layout.ctl_queue();
+    let total = engine.devices()[place].slots.used_slots();
     let mut last_progress = Instant::now();
     loop {
         let step = {
@@ -238,13 +257,13 @@ fn until_off(run: &Arc<Run>, place: usize, caller: &OwnedFd) -> Result<(), Swapo
             Step::Wait => wait_for_read(&engine.devices()[place], queue),
             Step::Moved(_) => {}
         }
-        if last_progress.elapsed() > SWAPOFF_TELLS {
+        if last_progress.elapsed() > CTL_TELLS {
             last_progress = Instant::now();
-            answer(caller, &Reply::Progress(engine.devices()[place].slots.used_slots().to_string()));
+            let left = engine.devices()[place].slots.used_slots();
+            answer(caller, &Reply::Progress { done: total.saturating_sub(left), total });
             run.update_account();
         }
-        // The caller has sent its request: what can still come is only the end of its half.
-        if matches!(ctl::receive(caller, REQUEST_BYTES_MAX, RecvFlags::DONTWAIT), Ok(None)) {
+        if is_given_up(caller) {
             engine.swapoff_stop();
         }
     }

@@ -7,7 +7,7 @@
 //!         the listener is process PID; the caller has the run's user id or is root
 //!   ctl ─ one request ─▶ run       one message: words with a NUL between them
 //!   ctl ◀─ progress ... ─ done | refused       a message each; the first byte says which
-//!   ctl ─ closes its half, or ends ─▶ run: stops a request that takes long (swapoff)
+//!   ctl ─ closes its half, or ends ─▶ run: stops a request that takes long (swapoff, limit)
 //! ```
 //!
 //! Messages are packets (SOCK_SEQPACKET), so a message arrives whole or not at all. Neither side trusts what
@@ -129,8 +129,11 @@ pub fn parse_range(text: &str) -> Result<(u64, u64), String> {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// The request is being carried out; more replies follow.
-    Progress(String),
+    /// The request is being carried out; more replies follow. Pages of a swapoff, bytes of a limit.
+    Progress {
+        done: u64,
+        total: u64,
+    },
     Done(String),
     Refused(String),
 }
@@ -138,7 +141,7 @@ pub enum Reply {
 impl Reply {
     pub fn encode(&self) -> Vec<u8> {
         let (kind, text) = match self {
-            Reply::Progress(text) => (b'p', text),
+            Reply::Progress { done, total } => (b'p', &format!("{done} {total}")),
             Reply::Done(text) => (b'd', text),
             Reply::Refused(text) => (b'r', text),
         };
@@ -150,7 +153,11 @@ impl Reply {
         let (kind, text) = message.split_first().ok_or_else(garbled)?;
         let text = std::str::from_utf8(text).map_err(|_| garbled())?.to_string();
         match kind {
-            b'p' => Ok(Reply::Progress(text)),
+            b'p' => {
+                let (done, total) = text.split_once(' ').ok_or_else(garbled)?;
+                let number = |text: &str| text.parse().map_err(|_| garbled());
+                Ok(Reply::Progress { done: number(done)?, total: number(total)? })
+            }
             b'd' => Ok(Reply::Done(text)),
             b'r' => Ok(Reply::Refused(text)),
             _ => Err(garbled()),
@@ -239,12 +246,12 @@ impl RunSocket {
         Ok(socket)
     }
 
-    /// Send a request and wait for the last reply. `interrupted` is called now and then; once it returns
+    /// Send a request and wait for the last reply; `progress` gets what is done, and of how much. `interrupted` is called now and then; once it returns
     /// true, the run is told to stop a request that takes long.
     pub fn ask(
         &self,
         request: &Request,
-        mut progress: impl FnMut(&str),
+        mut progress: impl FnMut(u64, u64),
         mut interrupted: impl FnMut() -> bool,
     ) -> Result<String, String> {
         let gone = |_| format!("the run of memspill with process id {} has ended", self.pid);
@@ -256,7 +263,7 @@ impl RunSocket {
         loop {
             match receive(&socket, REPLY_BYTES_MAX, RecvFlags::empty()) {
                 Ok(Some(message)) => match Reply::decode(&message)? {
-                    Reply::Progress(text) => progress(&text),
+                    Reply::Progress { done, total } => progress(done, total),
                     Reply::Done(text) => return Ok(text),
                     Reply::Refused(text) => return Err(text),
                 },
@@ -302,7 +309,8 @@ mod tests {
         for request in requests {
             assert_eq!(Request::decode(&request.encode()), Ok(request));
         }
-        for reply in [Reply::Progress("1".into()), Reply::Done(String::new()), Reply::Refused("no".into())] {
+        let progress = Reply::Progress { done: 0, total: u64::MAX };
+        for reply in [progress, Reply::Done(String::new()), Reply::Refused("no".into())] {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
         }
     }
@@ -323,7 +331,7 @@ mod tests {
         for message in garbage {
             assert!(Request::decode(message).is_err(), "{message:?}");
         }
-        for message in [&b""[..], b"x", b"d\xff"] {
+        for message in [&b""[..], b"x", b"d\xff", b"p", b"p1", b"p1 -2", b"p1 2 3"] {
             assert!(Reply::decode(message).is_err(), "{message:?}");
         }
     }

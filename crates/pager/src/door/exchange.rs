@@ -13,7 +13,7 @@ use crate::door::socket::Door;
 use crate::door::source::{Pager, UffdSource};
 use crate::faults::fork;
 use crate::monitor::register;
-use crate::proc;
+use crate::proc::{self, Rights};
 use crate::process::Process;
 use crate::process::agent::{Agent, own_ranges};
 use crate::process::control::ControlPage;
@@ -182,9 +182,9 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
 
 /// The pool holds the pages of all: it is for those who have the rights that we have, and are in no sandbox.
 fn may_read_pool(peer: &Peer) -> bool {
-    static OURS: OnceLock<Option<u32>> = OnceLock::new();
-    let ours = *OURS.get_or_init(|| proc::seccomp_filters(std::process::id()));
-    peer.uid == rustix::process::geteuid() && ours.is_some() && proc::seccomp_filters(peer.pid) == ours
+    static OURS: OnceLock<Option<Rights>> = OnceLock::new();
+    let ours = OURS.get_or_init(|| proc::rights(std::process::id()));
+    ours.is_some() && proc::rights(peer.pid) == *ours
 }
 
 /// `known`: the child of a fork, whose userfaultfd came with the fork event. Others (a fresh program, the

@@ -39,6 +39,7 @@ use memspill_agent::protocol::{MAGIC, Prepared};
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;
 use memspill_engine::units::{Page, SpaceId, Vpn};
+use memspill_engine::word::SwapEntry;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -122,6 +123,18 @@ impl Memory for Later {
 
     fn put_vanished(&self, vpn: Vpn) -> Fill {
         self.0.get().map_or(NOTHING, |memory| memory.put_vanished(vpn))
+    }
+
+    fn filled(&self, vpn: Vpn, pages: usize) {
+        self.0.get().inspect(|memory| memory.filled(vpn, pages));
+    }
+
+    fn wants_stored(&self) -> bool {
+        self.0.get().is_some_and(|memory| memory.wants_stored())
+    }
+
+    fn stored(&self, pages: &[(Vpn, SwapEntry)]) {
+        self.0.get().inspect(|memory| memory.stored(pages));
     }
 
     fn poison(&self, vpn: Vpn) {

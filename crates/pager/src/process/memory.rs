@@ -168,7 +168,13 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, 1) {
             return;
         }
-        self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
+        let told = self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
+        // Its slot becomes another page's, and the agent, which knows that slot, has not been told.
+        if let Some(link) = self.uffd.agent()
+            && told.stop != memspill_uffd::userfaultfd::Stop::Done
+        {
+            link.allow_early(false);
+        }
     }
 
     fn wake(&self, vpn: Vpn, pages: usize) {

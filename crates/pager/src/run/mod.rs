@@ -55,7 +55,7 @@ use quiet::Quiet;
 use record::Recording;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use token::Token;
 
@@ -95,6 +95,8 @@ pub struct Run {
     verdict: Mutex<Option<Verdict>>,
     /// A device whose file programs read is swapped off, or was.
     is_early_over: AtomicBool,
+    /// Of the device whose pool programs may read; None: of none.
+    shared_place: OnceLock<Option<usize>>,
 }
 
 /// Why the supervisor must end the run by itself.
@@ -225,6 +227,7 @@ impl Run {
             objects: RwLock::default(),
             next_key: AtomicU64::new(1),
             is_early_over: AtomicBool::new(false),
+            shared_place: OnceLock::new(),
             reclaim_wanted: AtomicBool::new(false),
             reclaim_calls: (Mutex::new(0), Condvar::new()),
             look_wanted: (Mutex::new(false), Condvar::new()),
@@ -268,11 +271,17 @@ impl Run {
         watch::watch_new(&self.cpus, &process)
     }
 
-    /// The device in whose file programs may find their pages by themselves, and its place.
+    /// The device in whose file programs may find their pages by themselves, and its place. It is one device
+    /// for as long as the run lasts: the child of a fork knows slots from its parent.
     pub fn shared_pool(&self) -> Option<(u8, &Device)> {
+        let can_be = |device: &Device| device.is_on() && device.backing.pool_file().is_some();
         let devices = || self.engine.devices().iter().enumerate();
-        let (place, device) =
-            devices().find(|(_, device)| device.is_on() && device.backing.pool_file().is_some())?;
+        let first = || devices().find(|(_, device)| can_be(device)).map(|(place, _)| place);
+        let place = match self.shared_place.get() {
+            Some(place) => *place,
+            None => *self.shared_place.get_or_init(first),
+        }?;
+        let (_, device) = devices().find(|(at, device)| *at == place && can_be(device))?;
         Some((place as u8, device)).filter(|_| !self.is_early_over.load(Ordering::SeqCst))
     }
 

@@ -116,8 +116,8 @@ struct Result {
     outcomes: Vec<Outcome>,
 }
 
-/// Simulate all; `done` is told of each trace that was.
-pub fn policy(options: &Options, command: String, mut done: impl FnMut(&str)) -> Report {
+/// Simulate all. Before each trace `begins` is told how many are done, of how many, and its name.
+pub fn policy(options: &Options, command: String, mut begins: impl FnMut(usize, usize, &str)) -> Report {
     let made = match options.recorded.is_empty() {
         true => {
             let length = options.memory as usize * options.touches as usize;
@@ -131,6 +131,7 @@ pub fn policy(options: &Options, command: String, mut done: impl FnMut(&str)) ->
     // The measure of all: the first policy, by faults alone.
     let mut measure = Vec::new();
     for (n, trace) in traces.iter().enumerate() {
+        begins(n, traces.len(), &trace.name);
         let bound = opt::opt(&trace.accesses, trace.pages, trace.memory);
         let run = |entry: &Entry, signal| match entry.make {
             Some(make) => {
@@ -144,7 +145,6 @@ pub fn policy(options: &Options, command: String, mut done: impl FnMut(&str)) ->
             let outcomes = POLICIES.iter().map(|entry| run(entry, *signal)).collect();
             results.push(Result { trace: trace.name.clone(), outcomes });
         }
-        done(&format!("{} of {} traces: {}", n + 1, traces.len(), trace.name));
     }
     let mut tables = Vec::new();
     for (signal, results) in &by_signal {

@@ -97,7 +97,7 @@ pub fn leave() {
 
 /// Is it a call by which a process gets other rights? (Filters of system calls are seen elsewhere.)
 pub fn ends_with(number: usize) -> bool {
-    const CALLS: [usize; 14] = [
+    const CALLS: [usize; 15] = [
         105, // setuid
         106, // setgid
         113, // setreuid
@@ -108,6 +108,7 @@ pub fn ends_with(number: usize) -> bool {
         122, // setfsuid
         123, // setfsgid
         126, // capset
+        155, // pivot_root
         161, // chroot
         272, // unshare
         308, // setns

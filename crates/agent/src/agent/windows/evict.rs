@@ -26,7 +26,7 @@ use super::source::{self, COUNTERS};
 use super::{noted, supervisor, table, uses, wait};
 use crate::protocol::RUN_IN_USE;
 use crate::sys::{self, ECANCELED, EINVAL, ENOMEM, PAGE, Result};
-use crate::words::{CHUNK, EXCLUDED, NONE, SWAPPED, Source, Word};
+use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Source, Word};
 
 const ENOENT: i32 = 2;
 /// How long a batch waits for a change of mappings, which waits for no batch.
@@ -156,6 +156,10 @@ fn why_not(page: usize) -> i32 {
     // The agent's own stays for good: taken for what a call uses, it would be tried again with each batch.
     if state == EXCLUDED || uses::first_kept(page, page + PAGE, false) == page {
         return EINVAL;
+    }
+    // Its protection is that of a window.
+    if matches!(state, EVICTING | FILLING) {
+        return sys::EAGAIN;
     }
     match kernel::mapping_from(page) {
         Some(mapping)

@@ -96,6 +96,7 @@ pub fn connect(control: i32, bell: i32, pool: Option<i32>) -> Result<()> {
 /// The agent has not joined.
 pub fn disconnect() {
     linked::disconnect();
+    early::forget();
     rules::switch_off();
 }
 

@@ -56,6 +56,8 @@ pub fn is_changing() -> bool {
 pub fn enter_to_change() -> Alone {
     loop {
         let closed = noted::Closed::begin();
+        // While all deliveries are FULL the supervisor may have in its hands what it is to note.
+        install_all(&gate::enter, false);
         wait_to_change();
         let alone = gate::enter_alone();
         drop(closed);
