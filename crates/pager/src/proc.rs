@@ -467,8 +467,8 @@ pub fn seccomp_filters(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
-/// What a process may do, as far as /proc tells: two with the same rights see and reach the same. (It does not
-/// tell of Landlock, which asks for `NoNewPrivs` of whoever has no capabilities.)
+/// What a process may do, as far as /proc tells: two with the same rights see and reach the same. (It does
+/// not tell of Landlock, which asks for `NoNewPrivs` of whoever has no capabilities.)
 #[derive(PartialEq, Eq, Debug)]
 pub struct Rights {
     status: Vec<String>,

@@ -39,7 +39,8 @@ pub fn ids() -> Vec<&'static str> {
     MECHANISMS.iter().map(|mechanism| mechanism.id).collect()
 }
 
-/// Runs it all. `note` is told of each run, with how many are done, and of how many. A signal ends it: then the report is of what was complete, and
+/// Runs it all. `note` is told of each run, with how many are done, and of how many. A signal ends it:
+/// then the report is of what was complete, and
 /// the number of the signal is with it.
 pub fn seeds(
     options: &Options,

@@ -246,8 +246,9 @@ impl RunSocket {
         Ok(socket)
     }
 
-    /// Send a request and wait for the last reply; `progress` gets what is done, and of how much. `interrupted` is called now and then; once it returns
-    /// true, the run is told to stop a request that takes long.
+    /// Send a request and wait for the last reply; `progress` gets what is done, and of how much.
+    /// `interrupted` is called now and then; once it returns true, the run is told to stop a request that
+    /// takes long.
     pub fn ask(
         &self,
         request: &Request,
