@@ -12,7 +12,7 @@
 //!   a thread that changes                                      taken out; a slot          swap_out.rs
 //!     closed; all entries are 0      enter_to_change           hint, while it is stored   Told::tell
 //!     alone; drops hints             install_alone           another program
-//!     MADV_DONTNEED; told            change.rs                 takes free slots, writes, frees them
+//!     drops pages, moves; told       change.rs                 takes free slots, writes, frees them
 //!                                                              moves objects to the disk
 //! ```
 //!
@@ -96,6 +96,8 @@ enum State {
 enum Message {
     Fault(usize),
     Remove(usize),
+    /// The first page is where the second was.
+    Remap(usize, usize),
     End,
 }
 
@@ -266,6 +268,19 @@ impl All {
         }
     }
 
+    /// Writes into a page, and moves it onto the other one.
+    fn move_and_count(&self, who: usize, times: u8) {
+        for n in 1..=times {
+            self.access(0, |bytes| {
+                bytes[who] = n;
+                n
+            });
+            self.move_onto(0, 1);
+            assert_eq!(self.access(1, |bytes| bytes[who]), n, "wrong: what was moved is lost");
+            assert_eq!(self.access(0, |bytes| bytes[who]), 0, "wrong: what was moved away came back");
+        }
+    }
+
     /// Looks at pages that another one empties.
     fn look(&self, times: u8) {
         (0..times).for_each(|_| (0..PAGES).for_each(|page| _ = self.access(page, |_| 0)));
@@ -388,6 +403,9 @@ impl All {
     fn ask(&self, page: usize) {
         for tries in 0.. {
             assert!(tries < TRIES, "wrong: a page never comes");
+            if tries > 0 {
+                thread::yield_now();
+            }
             let seen = self.link.woken.load(Ordering::SeqCst);
             self.install_outside();
             if self.words[page].load().state() != SWAPPED {
@@ -450,6 +468,28 @@ impl All {
 
     /// MADV_DONTNEED (`change.rs`).
     fn discard(&self, page: usize) {
+        self.change(|| {
+            self.kernel.drop_pages(page..page + 1);
+            if self.words[page].load().state() == SWAPPED {
+                self.kernel.remove_guards(page..page + 1);
+                self.words[page].finish(Word::EMPTY);
+            }
+            self.push(Message::Remove(page));
+        });
+    }
+
+    /// mremap.
+    fn move_onto(&self, from: usize, to: usize) {
+        self.change(|| {
+            self.kernel.move_page(from, to);
+            let word = self.words[from].load();
+            self.words[from].finish(Word::EMPTY);
+            self.words[to].finish(word);
+            self.push(Message::Remap(from, to));
+        });
+    }
+
+    fn change(&self, change: impl FnOnce()) {
         let link = &self.link;
         let alone = loop {
             link.closed.fetch_add(1, Ordering::SeqCst);
@@ -458,6 +498,7 @@ impl All {
                 if self.all_noted() && !self.is_changing() {
                     break;
                 }
+                thread::yield_now();
                 self.ring();
                 link.woken.sleep(seen);
             }
@@ -474,12 +515,7 @@ impl All {
             link.hints_tail.store(link.hints_head.load(Ordering::SeqCst), Ordering::SeqCst);
         }
         assert!(self.install_inside().is_ok(), "wrong: a page in the hands of another one");
-        self.kernel.drop_pages(page..page + 1);
-        if self.words[page].load().state() == SWAPPED {
-            self.kernel.remove_guards(page..page + 1);
-            self.words[page].finish(Word::EMPTY);
-        }
-        self.push(Message::Remove(page));
+        change();
         self.push(Message::End);
         drop(alone);
     }
@@ -533,6 +569,7 @@ impl All {
             if self.is_ending.load(Ordering::SeqCst) != 0 {
                 return;
             }
+            thread::yield_now();
             self.link.bell.sleep(seen);
         }
     }
@@ -541,12 +578,17 @@ impl All {
         let mut faults = Vec::new();
         {
             // Changes are followed alone, and while no batch is under way.
-            let _batch = self.engine.batch.held();
             let _alone = held(self.engine.gate.write());
+            let _batch = self.engine.batch.held();
             while let Some(message) = self.link.ring.held().pop_front() {
                 match message {
                     Message::Fault(page) => faults.push(page),
                     Message::Remove(page) => self.unmap(page),
+                    Message::Remap(from, to) => {
+                        self.unmap(to);
+                        let mut words = self.engine.words.held();
+                        words[to] = std::mem::take(&mut words[from]);
+                    }
                     Message::End => _ = self.link.changes_read.fetch_add(1, Ordering::SeqCst),
                 }
             }
@@ -627,7 +669,8 @@ impl All {
             let is_noted = self.note(page_of(seen).expect("a page"));
             entry.store(if is_noted { 0 } else { seen }, Ordering::SeqCst);
             if !is_noted {
-                // It is looked at again.
+                // It is looked at again, when others have come to something.
+                thread::yield_now();
                 self.ring();
             }
         }
@@ -653,7 +696,14 @@ impl All {
         }
     }
 
+    /// Tells of what is away at first, and takes pages out, again and again.
     fn reclaim(&self, rounds: u32) {
+        for page in 0..PAGES {
+            let word = self.engine.words.held()[page];
+            if let State::Swapped(slot) = word {
+                self.tell(page, slot);
+            }
+        }
         for round in 0..rounds {
             let page = round as usize % PAGES;
             self.adopt(page);
@@ -661,6 +711,8 @@ impl All {
             {
                 let mut words = self.engine.words.held();
                 if words[page] != State::Resident {
+                    drop((words, batch));
+                    thread::yield_now();
                     continue;
                 }
                 words[page] = State::Evicting;
@@ -714,8 +766,8 @@ impl All {
     fn be_others(&self, times: u32) {
         for round in 0..times {
             let slot = self.pool.store(FOREIGN);
-            self.pool.write_back(1 + round as usize % (SLOTS - 1));
             self.pool.free(slot);
+            self.pool.write_back(1 + round as usize % (SLOTS - 1));
         }
     }
 
@@ -749,17 +801,19 @@ struct Scene {
 
 const COUNTING: Scene = Scene {
     program: [|all| all.count(0, 3), |all| all.count(1, 3)],
-    rounds: 8,
-    other: |all| all.be_others(8),
+    rounds: 12,
+    other: |all| all.be_others(12),
     pagers: 1,
 };
 const TWO_PAGERS: Scene = Scene { pagers: 2, ..COUNTING };
 const EMPTYING: Scene = Scene { program: [|all| all.empty_and_count(0, 3), |all| all.look(3)], ..COUNTING };
+const MOVING: Scene = Scene { program: [|all| all.move_and_count(0, 4), |all| all.look(4)], ..COUNTING };
 const SWAPOFF: Scene = Scene {
     other: |all| {
-        all.be_others(2);
         all.swap_off();
-        all.be_others(4);
+        let taken = [all.pool.store(FOREIGN), all.pool.store(FOREIGN)];
+        (0..20).for_each(|_| thread::yield_now());
+        taken.into_iter().for_each(|slot| all.pool.free(slot));
     },
     ..COUNTING
 };
@@ -777,6 +831,11 @@ fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'st
             is_ending: AtomicU32::default(),
         });
         all.link.allows.store(1, Ordering::SeqCst);
+        for page in 0..PAGES {
+            all.kernel.install_guards(page..page + 1);
+            all.words[page].finish(Word::swapped(0, READ_WRITE));
+            all.engine.words.held()[page] = State::Swapped(all.pool.store(Bytes::default()));
+        }
         let spawn = |work: Work| {
             let all = all.clone();
             thread::spawn(move || work(&all))
@@ -804,10 +863,15 @@ impl All {
         self.install_outside();
         while !self.link.entries.iter().all(|entry| entry.load(Ordering::SeqCst) == 0) || self.is_changing() {
             let seen = self.link.woken.load(Ordering::SeqCst);
+            thread::yield_now();
             self.ring();
             if self.link.entries.iter().any(|entry| entry.load(Ordering::SeqCst) != 0) {
                 self.link.woken.sleep(seen);
             }
+        }
+        // A pager that has just delivered is not done with the slot.
+        while self.engine.words.held().contains(&State::Filling) {
+            thread::yield_now();
         }
         for page in 0..PAGES {
             let word = self.engine.words.held()[page];
@@ -829,7 +893,7 @@ fn early_every_count_is_right() {
 
 #[test]
 fn early_nothing_comes_back_of_what_was_given_up() {
-    explore(play(Without::Nothing, EMPTYING));
+    [EMPTYING, MOVING].into_iter().for_each(|scene| explore(play(Without::Nothing, scene)));
 }
 
 #[test]
@@ -854,13 +918,13 @@ controls! {
     early_control_delivered: Delivered, COUNTING, "wrong";
     early_control_still_allowed: StillAllowed, SWAPOFF, "wrong";
     early_control_entry: Entry, COUNTING, "wrong";
-    early_control_noted_first: NotedFirst, EMPTYING, "wrong";
-    early_control_drop_hints: DropHints, EMPTYING, "wrong";
+    early_control_noted_first: NotedFirst, MOVING, "wrong";
+    early_control_drop_hints: DropHints, MOVING, "wrong";
     early_control_hints_first: HintsFirst, COUNTING, "wrong";
     early_control_leave_entries: LeaveEntries, COUNTING, "wrong";
-    early_control_hint_unchanged: HintUnchanged, EMPTYING, "wrong";
+    early_control_hint_unchanged: HintUnchanged, MOVING, "wrong";
     early_control_hint_while_stored: HintWhileStored, COUNTING, "wrong";
     early_control_noting: Noting, TWO_PAGERS, "wrong";
-    early_control_note_unchanged: NoteUnchanged, EMPTYING, "wrong";
+    early_control_note_unchanged: NoteUnchanged, MOVING, "wrong";
     early_control_end_before_move: EndBeforeMove, SWAPOFF, "wrong";
 }

@@ -137,6 +137,13 @@ impl<const PAGES: usize> Kernel<PAGES> {
         self.with(page, |page| *page = Page { prot, content: Content::Nothing });
     }
 
+    /// mremap onto another page: markers go along.
+    pub fn move_page(&self, from: usize, to: usize) {
+        let mut pages = self.pages.held();
+        pages[to] = pages[from];
+        pages[from] = Page { prot: READ_WRITE, content: Content::Nothing };
+    }
+
     /// MADV_DONTNEED: markers stay.
     pub fn drop_pages(&self, range: Range<usize>) {
         for page in range {

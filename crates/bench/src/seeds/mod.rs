@@ -39,9 +39,8 @@ pub fn ids() -> Vec<&'static str> {
     MECHANISMS.iter().map(|mechanism| mechanism.id).collect()
 }
 
-/// Runs it all. `note` is told of each run, with how many are done, and of how many. A signal ends it:
-/// then the report is of what was complete, and
-/// the number of the signal is with it.
+/// Runs it all. `note` is told of each run, with how many are done, and of how many. A signal ends it: then
+/// the report is of what was complete, and the number of the signal is with it.
 pub fn seeds(
     options: &Options,
     note: &mut dyn FnMut(&str, usize, usize),

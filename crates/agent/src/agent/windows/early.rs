@@ -26,6 +26,8 @@
 //! - What the pool holds is not trusted, only read.
 //! - Whoever gets other rights than the process had reads the pool no more: it has the memory of others.
 //!
+//! `crates/agent/tests/shuttle_early.rs` is the model of all this.
+//!
 //! What it does not do: read ahead. A page behind the last one is asked for, and comes with others.
 
 use core::cell::UnsafeCell;
