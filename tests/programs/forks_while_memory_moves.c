@@ -10,8 +10,8 @@
 // It prints what it finds wrong. A child may die of SIGBUS (memory of which it cannot be said what it is):
 // that is counted.
 //
-// usage: forks_while_memory_moves SECONDS fork|raw|moves|unmaps: who is of the lowest class; raw: who forks,
-// by a system call of which the C library knows nothing.
+// usage: forks_while_memory_moves SECONDS fork|raw|moves|unmaps|fro: who is of the lowest class; raw: who
+// forks, by a system call of which the C library knows nothing; fro: nobody, and memory moves all the time.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -35,7 +35,7 @@ enum { PAGE = 4096, MOVED = 3, RENEWED = 3, MOVED_PAGES = 3600, RENEWED_PAGES = 
 
 static double end;
 static atomic_ulong filled[RENEWED];
-static int lowest_moves, lowest_unmaps, raw;
+static int lowest_moves, lowest_unmaps, raw, fro;
 static atomic_long moves, renewals;
 
 static double seconds(void) {
@@ -93,7 +93,7 @@ static void *mover(void *number) {
             printf("region %d lost page %zu: %lx\n", region, page, *word(to, page));
             exit(1);
         }
-        usleep(rand_r(&seed) % 12000);
+        if (!fro) usleep(rand_r(&seed) % 12000);
     }
     return NULL;
 }
@@ -161,6 +161,7 @@ int main(int argc, char **argv) {
     lowest_moves = argc > 2 && !strcmp(argv[2], "moves");
     lowest_unmaps = argc > 2 && !strcmp(argv[2], "unmaps");
     raw = argc > 2 && !strcmp(argv[2], "raw");
+    fro = argc > 2 && !strcmp(argv[2], "fro");
     pthread_t threads[MOVED + RENEWED];
     for (int region = 0; region < MOVED; region++) {
         map(MOVED_AT(region, 0), MOVED_PAGES);
@@ -173,7 +174,7 @@ int main(int argc, char **argv) {
     share_a_cpu();
     long forks = 0, sigbus = 0;
     while (seconds() < end) {
-        be_lowest(!lowest_moves && !lowest_unmaps);
+        be_lowest(!lowest_moves && !lowest_unmaps && !fro);
         pid_t child = raw ? syscall(SYS_fork) : fork();
         be_lowest(0);
         if (child == 0) _exit(check(forks));

@@ -85,7 +85,7 @@ impl Drop for EventGuard<'_> {
 }
 
 fn backoff(spins: &mut u32) {
-    *spins += 1;
+    *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(256) {
         crate::sync::yield_now();
     } else {

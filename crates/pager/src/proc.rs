@@ -386,11 +386,6 @@ pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     with_flags(smaps, |has| has("um") && !has("wf"))
 }
 
-/// Ranges that are registered with a userfaultfd for missing pages now. Walks all page tables.
-pub fn registered(pid: u32) -> io::Result<Vec<(u64, u64)>> {
-    Ok(with_flags(&smaps(pid)?, |has| has("um")))
-}
-
 pub fn smaps(pid: u32) -> io::Result<String> {
     text(format!("/proc/{pid}/smaps"))
 }

@@ -12,7 +12,8 @@
 //! *Order.* Of two changes by two threads the second may be told first. That matters where memory moves or
 //! the process forks. So then all is read until no change is under way (`is_changing`: until then no fill
 //! succeeds either, so nobody loses by it), and what is registered where in the end says what came first:
-//! `order/`. Nothing is registered while anything is changing.
+//! `order/`. If something has changed by the time that this was looked at, all begins anew. Nothing is
+//! registered while anything is changing.
 //!
 //! ```text
 //!   told                              read on?
@@ -38,6 +39,7 @@ use crate::run::Run;
 use crate::times::{CHANGE_ENDS, CHANGE_STEP, MOVE_LOCK_AGAIN};
 use memspill_engine::units::{CpuId, PAGE_SIZE, Vpn};
 use memspill_uffd::userfaultfd::{Event, Uffd};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -96,9 +98,19 @@ pub fn process_events(run: &Arc<Run>, cpu: CpuId, process: &Arc<Process>, messag
     let batch = process.hold_batch();
     let mut told = Told::default();
     let mut faults = Vec::new();
-    let settled = !may_be_out_of_order(process, messages) || read_until_settled(run, process, messages);
-    faults.extend(messages.drain(..).filter_map(|message| told.take_in(message)));
-    let changes = told.changes_as_made(process);
+    let mut settled = !may_be_out_of_order(process, messages) || read_until_settled(run, process, messages);
+    let begun = Instant::now();
+    let changes = loop {
+        faults.extend(messages.drain(..).filter_map(|message| told.take_in(message)));
+        if let Some(changes) = told.changes_as_made(process) {
+            break changes;
+        }
+        if begun.elapsed() > CHANGE_ENDS {
+            settled = false;
+            break told.changes.clone();
+        }
+        settled &= read_until_settled(run, process, messages);
+    };
     process.fork.note(changes.iter().map(|change| match *change {
         Change::Unmap { start, end } => Disturbed::Unmapped((start, end)),
         Change::Remove { start, end } => Disturbed::Dropped((start, end)),
@@ -168,17 +180,37 @@ impl Told {
             || shared.any() && (self.mapped_again || shared.is_doubtful())
     }
 
-    /// The changes as they were made, as far as it matters and can be known.
-    fn changes_as_made(&self, process: &Process) -> Vec<Change> {
+    /// The changes as they were made, as far as it matters and can be known. None: what is registered had to
+    /// be looked at, and something has changed since. More is to be read first: a thread whose move has just
+    /// been read moves the same memory on, and then what is registered says nothing of what was told.
+    fn changes_as_made(&self, process: &Process) -> Option<Vec<Change>> {
         let mut changes = self.changes.clone();
         let is_ordered = process.memory.uffd.agent().is_some();
-        if !is_ordered && changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
-            let pid = process.memory.proc_id();
-            // Gone: then nothing is there any more, and any order will do.
-            moves::put_in_order(&mut changes, || proc::registered(pid).unwrap_or_default());
+        if is_ordered || !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
+            return Some(changes);
         }
-        changes
+        let has_looked = Cell::new(false);
+        moves::put_in_order(&mut changes, &|range| {
+            has_looked.set(true);
+            is_some_registered(process, range)
+        });
+        (!has_looked.get() || !process.memory.uffd.is_changing()).then_some(changes)
     }
+}
+
+/// Is some of this registered? Either nearly all of it is, or nothing: so a few pages are asked. (A process that
+/// is gone has nothing, and any order will do.)
+fn is_some_registered(process: &Process, (start, end): (u64, u64)) -> bool {
+    const ASKED_MAX: u64 = 64;
+    let (uffd, shared) = (&process.memory.uffd, process.memory.shared.any());
+    let is_registered = |addr: u64| match shared {
+        true => uffd.is_registered_shared(addr),
+        false => uffd.is_registered(addr),
+    };
+    let page = PAGE_SIZE as u64;
+    let step = (end - start).div_ceil(ASKED_MAX).next_multiple_of(page);
+    let asked = (start..end).step_by(step as usize).chain([end - page]);
+    asked.into_iter().any(|addr| is_registered(addr) == Some(true))
 }
 
 /// A change of the address space is made in its page table too.

@@ -558,6 +558,13 @@ impl Port {
         }
     }
 
+    pub fn is_registered(&self, addr: u64) -> Option<bool> {
+        match self {
+            Port::Kernel(uffd) => uffd.is_registered(addr),
+            Port::Agent(_) => Some(false),
+        }
+    }
+
     pub fn is_registered_shared(&self, addr: u64) -> Option<bool> {
         match self {
             Port::Kernel(uffd) => uffd.is_registered_shared(addr),

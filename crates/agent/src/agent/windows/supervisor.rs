@@ -56,8 +56,6 @@ pub fn is_changing() -> bool {
 pub fn enter_to_change() -> Alone {
     loop {
         let closed = noted::Closed::begin();
-        // While all deliveries are FULL the supervisor may have in its hands what it is to note.
-        install_all(&gate::enter, false);
         wait_to_change();
         let alone = gate::enter_alone();
         drop(closed);
@@ -69,6 +67,8 @@ pub fn enter_to_change() -> Alone {
 
 fn wait_to_change() {
     if is_there() {
+        // While all deliveries are FULL the supervisor may have in its hands what it is to note.
+        install_all(&gate::enter, false);
         let (changes, read) = (word64(field!(changes)), word64(field!(changes_read)));
         let held = word32(field!(held));
         wait_for_reader(&|| {

@@ -14,29 +14,30 @@
 use crate::faults::order::change::{Change, grouped};
 use crate::process::ranges::Ranges;
 
-/// Put what freed a range before the REMAP that moved memory there, where it was told after it. `registered`
-/// says what is registered now: if that is where the memory was moved to, it was not freed since.
+/// Put what freed a range before the REMAP that moved memory there, where it was told after it.
+/// `is_registered` says whether something of a range is registered now: if that is where the memory was moved
+/// to, it was not freed since. It is asked only where it matters, and must be true of the moment after all
+/// these changes and before any other one.
 ///
 /// What was told is believed where it leads to what is there. Memory that moves to and fro is told of many
 /// times in one reading: then what left a place comes after what was moved there and before what is moved
 /// there next, and nothing is out of order.
-pub fn put_in_order(changes: &mut [Change], registered: impl Fn() -> Vec<(u64, u64)>) {
-    if !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
-        return;
-    }
-    let registered = registered();
+pub fn put_in_order(changes: &mut [Change], is_registered: &IsRegistered) {
     for numbers in grouped(changes) {
         let told: Vec<Change> = numbers.iter().map(|number| changes[*number]).collect();
-        if !leads_to(&told, &registered) {
-            let made = one_earlier(&told, &registered).unwrap_or_else(|| all_earlier(told, &registered));
+        if !leads_to(&told, is_registered) {
+            let made = one_earlier(&told, is_registered).unwrap_or_else(|| all_earlier(told, is_registered));
             numbers.iter().zip(made).for_each(|(number, change)| changes[*number] = change);
         }
     }
 }
 
-/// After these changes, in this order, may this be registered? Memory that was moved is followed: where it
+/// Is some of this range registered?
+type IsRegistered<'a> = dyn Fn((u64, u64)) -> bool + 'a;
+
+/// After these changes, in this order, may what is registered be so? Memory that was moved is followed: where it
 /// was unmapped, or has moved on, nothing is registered.
-fn leads_to(changes: &[Change], registered: &[(u64, u64)]) -> bool {
+fn leads_to(changes: &[Change], is_registered: &IsRegistered) -> bool {
     let (mut moved_there, mut left) = (Ranges::default(), Ranges::default());
     for change in changes {
         match *change {
@@ -49,7 +50,7 @@ fn leads_to(changes: &[Change], registered: &[(u64, u64)]) -> bool {
             Change::Remove { .. } => {}
         }
     }
-    !registered.iter().any(|(start, end)| left.intersects(*start, *end))
+    !left.iter().any(is_registered)
 }
 
 /// What was moved into this range is there no more.
@@ -60,7 +61,7 @@ fn note_left(moved_there: &mut Ranges, left: &mut Ranges, start: u64, end: u64) 
 }
 
 /// One of these was told too late.
-fn one_earlier(told: &[Change], registered: &[(u64, u64)]) -> Option<Vec<Change>> {
+fn one_earlier(told: &[Change], is_registered: &IsRegistered) -> Option<Vec<Change>> {
     let pairs = (1..told.len()).flat_map(|late| (0..late).rev().map(move |early| (late, early)));
     pairs
         .filter(|(late, early)| made_room(&told[*late], &told[*early]).is_some())
@@ -70,7 +71,7 @@ fn one_earlier(told: &[Change], registered: &[(u64, u64)]) -> Option<Vec<Change>
             made.insert(early, freed);
             made
         })
-        .find(|made| leads_to(made, registered))
+        .find(|made| leads_to(made, is_registered))
 }
 
 /// Where `other` may have freed what `moved` was moved to.
@@ -86,14 +87,13 @@ fn made_room(other: &Change, moved: &Change) -> Option<(u64, u64)> {
 
 /// Several were told too late: each of them comes before the move to what it freed, if that is where
 /// something is.
-fn all_earlier(told: Vec<Change>, registered: &[(u64, u64)]) -> Vec<Change> {
-    let is_there = |(start, end): (u64, u64)| registered.iter().any(|(from, to)| *from < end && start < *to);
+fn all_earlier(told: Vec<Change>, is_registered: &IsRegistered) -> Vec<Change> {
     let mut told: Vec<(usize, Change)> = told.into_iter().enumerate().collect();
     let mut at = 0;
     while at < told.len() {
         let (number, moved) = told[at];
         let is_late = |(other, change): &(usize, Change)| {
-            *other > number && made_room(change, &moved).is_some_and(is_there)
+            *other > number && made_room(change, &moved).is_some_and(is_registered)
         };
         match told[at + 1..].iter().position(is_late) {
             // Looked at next, for it may be a REMAP that was told too early itself. What is put here has been
@@ -121,6 +121,10 @@ mod tests {
         changes.iter().map(name).collect()
     }
 
+    fn among(registered: &[(u64, u64)]) -> impl Fn((u64, u64)) -> bool + '_ {
+        |(start, end)| registered.iter().any(|(from, to)| *from < end && start < *to)
+    }
+
     fn remap(from: u64, to: u64) -> Change {
         Change::Remap { from, to, len: 10 }
     }
@@ -131,7 +135,7 @@ mod tests {
     #[test]
     fn what_freed_a_range_comes_before_what_moved_there() {
         let sorted = |mut changes: Vec<Change>, registered: &[(u64, u64)]| {
-            put_in_order(&mut changes, || registered.to_vec());
+            put_in_order(&mut changes, &among(registered));
             names(&changes)
         };
         // What was moved to 100 is there: the unmapping was before.
@@ -166,14 +170,14 @@ mod tests {
             let told = cycle(turns);
             let at = if turns % 2 == 1 { 100 } else { 20 };
             let mut changes = told.clone();
-            put_in_order(&mut changes, || vec![(at, at + 10), (500, 600)]);
+            put_in_order(&mut changes, &among(&[(at, at + 10), (500, 600)]));
             assert_eq!(changes, told);
         }
         // Beside it another one, of which something was told too late.
         let mut changes = cycle(3);
         changes.insert(1, Change::Remap { from: 300, to: 500, len: 10 });
         changes.push(Change::Unmap { start: 500, end: 510 });
-        put_in_order(&mut changes, || vec![(100, 110), (500, 510)]);
+        put_in_order(&mut changes, &among(&[(100, 110), (500, 510)]));
         let of = |wanted: std::ops::Range<u64>| -> Vec<Change> {
             changes.iter().copied().filter(|change| wanted.contains(&change.ranges()[0].0)).collect()
         };
