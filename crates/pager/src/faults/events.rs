@@ -198,8 +198,8 @@ impl Told {
     }
 }
 
-/// Is some of this registered? Either nearly all of it is, or nothing: so a few pages are asked. (A process that
-/// is gone has nothing, and any order will do.)
+/// Is some of this registered? Either nearly all of it is, or nothing: so a few pages are asked. (A process
+/// that is gone has nothing, and any order will do.)
 fn is_some_registered(process: &Process, (start, end): (u64, u64)) -> bool {
     const ASKED_MAX: u64 = 64;
     let (uffd, shared) = (&process.memory.uffd, process.memory.shared.any());

@@ -35,8 +35,8 @@ pub fn put_in_order(changes: &mut [Change], is_registered: &IsRegistered) {
 /// Is some of this range registered?
 type IsRegistered<'a> = dyn Fn((u64, u64)) -> bool + 'a;
 
-/// After these changes, in this order, may what is registered be so? Memory that was moved is followed: where it
-/// was unmapped, or has moved on, nothing is registered.
+/// After these changes, in this order, may what is registered be so? Memory that was moved is followed: where
+/// it was unmapped, or has moved on, nothing is registered.
 fn leads_to(changes: &[Change], is_registered: &IsRegistered) -> bool {
     let (mut moved_there, mut left) = (Ranges::default(), Ranges::default());
     for change in changes {
