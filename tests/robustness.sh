@@ -27,7 +27,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
     shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate
+    populate opened
     page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
     shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1277,6 +1277,12 @@ case_page-advice() {
 case_populate() {
     gcc -O1 -o populate "$TESTS/programs/populate.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 90 "${SPILL[@]}" -- ./populate 150
+    code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
+}
+
+case_opened() {
+    gcc -O1 -pthread -o opened "$TESTS/programs/opened.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 90 "${SPILL[@]}" --check -- ./opened 192
     code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
 }
 

@@ -118,9 +118,10 @@ suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 840 tests/robustness.sh --kills 4
 suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
     python verify-threads
-suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target by_auto
+suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target opened by_auto
 export -f verifier
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
+suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with --pager=signal mprotect-4
 begin "all stages passed"

@@ -5,7 +5,7 @@
 //! | munmap, mmap over something, brk back | NONE                                                      |
 //! | madvise: DONTNEED, FREE               | NONE; and the markers go, or old bytes would come back    |
 //! | madvise: GUARD_INSTALL                | NONE; the markers are the program's now                   |
-//! | mprotect, pkey_mprotect               | another protection                                        |
+//! | mprotect, pkey_mprotect               | another protection; what was never touched may be closed  |
 //! | mremap                                | go where the pages go                                     |
 //! | shmat over something                  | NONE                                                      |
 //! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
@@ -47,6 +47,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         nr::MMAP => match grow::mmap(args) {
             Some(result) => result,
             None if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
+            None if grow::is_stack(fourth) => grow::map_stack(args),
             None => return None,
         },
         BRK => return brk(addr),
@@ -63,12 +64,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
             exclude::exclude(addr, len, FOR_KERNEL);
             over(number, args, addr, len, NOT_TOLD, |_, _| false)
         }
-        nr::MPROTECT | PKEY_MPROTECT => over(number, args, addr, len, NOT_TOLD, |from, to| {
-            each_away(from, to, |_, word, seen| {
-                table::turn(word, seen, seen.with_prot(third as u64));
-            });
-            false
-        }),
+        nr::MPROTECT | PKEY_MPROTECT => protect(number, args),
         nr::MREMAP => mremap(args),
         SHMAT if third & SHM_REMAP != 0 => shmat(args),
         nr::PROCESS_MADVISE if is_change(fourth as u32 as usize) => Err(EINVAL),
@@ -110,13 +106,39 @@ fn over(
     let _alone = supervisor::enter_to_change();
     let changing = (kind != NOT_TOLD).then(Changing::begin);
     let result = make(number, args);
-    let (from, to) = (addr, addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1));
+    let (from, to) = pages_of(addr, len);
     // DONTNEED says ENOMEM where something was not mapped, and has done the rest.
     if result.is_ok() || result == Err(sys::ENOMEM) && number == nr::MADVISE {
         let was_away = follow(from, to);
         if let Some(changing) = changing {
             changing.tell(kind, from, to, 0, was_away);
         }
+    } else {
+        reconcile(from, to, changing.as_ref());
+    }
+    result
+}
+
+/// [from, to) of whole pages, for a call that rounds its length up.
+fn pages_of(addr: usize, len: usize) -> (usize, usize) {
+    (addr, addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1))
+}
+
+/// Another protection, which is no matter of the supervisor's but for what is closed first.
+fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
+    let [addr, len, prot, ..] = args;
+    let (from, to) = pages_of(addr, len);
+    let _alone = supervisor::enter_to_change();
+    let closes = addr.is_multiple_of(PAGE) && to < table::TOP && grow::closes_opened(len, prot);
+    let changing = closes.then(Changing::begin);
+    if let Some(changing) = &changing {
+        grow::close_untouched(changing, from, to);
+    }
+    let result = make(number, args);
+    if result.is_ok() {
+        each_away(from, to, |_, word, seen| {
+            table::turn(word, seen, seen.with_prot(prot as u64));
+        });
     } else {
         reconcile(from, to, changing.as_ref());
     }

@@ -11,9 +11,14 @@
 //! what is large beside the budget (`Link::closed_bytes`). What is larger than any program would fill is left
 //! open: its markers and words are 16 bytes a page.
 //!
-//! Not closed: what is locked, populated, or a stack; what becomes writable by mprotect; what was mapped
-//! before memory was tight; and what the program has emptied (MADV_DONTNEED). The supervisor sees by looking
-//! what is touched there.
+//! Memory that was reserved without access, and is opened by mprotect as it is needed (arenas of malloc,
+//! heaps of runtimes), is new when it can be written for the first time. What of it was never touched, by the
+//! kernel's word, is closed before the call, while nobody can write there.
+//!
+//! Not closed: what is locked, populated, or a stack; what was mapped before memory was tight; and what the
+//! program has emptied (MADV_DONTNEED). The supervisor sees by looking what is touched there.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::follow::{self, make};
 use super::kernel::{self, READ_WRITE, end};
@@ -24,6 +29,14 @@ use crate::sys::{self, PAGE, PROT_NONE, Result, nr};
 use crate::words::Word;
 
 const MAP_STACK: usize = 0x2_0000;
+/// Shorter ranges that mprotect opens are left alone: each is a message to the supervisor.
+const OPENED_MIN: usize = 16 * PAGE;
+
+/// The last stack that was mapped: its protection is set next, by the C library. In .data by force: this is
+/// not to be swapped out.
+#[unsafe(link_section = ".data")]
+static STACK: AtomicUsize = AtomicUsize::new(0);
+
 /// Kinds of memory that are not closed.
 const OTHERS: usize = sys::MAP_GROWSDOWN | sys::MAP_LOCKED | sys::MAP_POPULATE | sys::MAP_HUGETLB | MAP_STACK;
 
@@ -58,6 +71,52 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
 pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
     if from < to && supervisor::closes(to - from) {
         close(changing, from, to, READ_WRITE);
+    }
+}
+
+pub fn is_stack(flags: usize) -> bool {
+    flags & MAP_STACK != 0
+}
+
+/// Maps a stack, which is not closed when it gets its protection either: a thread touches little of it.
+pub fn map_stack(args: [usize; 6]) -> Result<usize> {
+    let made = make(nr::MMAP, args);
+    if let Ok(at) = made {
+        STACK.store(at, Ordering::Relaxed);
+    }
+    made
+}
+
+/// Is memory of so many bytes to be closed that is about to get this protection?
+pub fn closes_opened(len: usize, prot: usize) -> bool {
+    len >= OPENED_MIN && kernel::is_writable(prot) && supervisor::closes(len)
+}
+
+/// Closes what of [from, to) was never touched, and cannot be written yet. By whoever is alone in the gate,
+/// and makes it writable next.
+pub fn close_untouched(changing: &Changing, from: usize, to: usize) {
+    let mut at = from;
+    while let Some(mapping) = kernel::mapping_from(at).filter(|mapping| mapping.start < to) {
+        let (start, end) = (mapping.start.max(at), mapping.end.min(to));
+        let is_stack = (mapping.start..mapping.end).contains(&STACK.load(Ordering::Relaxed));
+        if mapping.is_plain && !kernel::is_writable(mapping.prot) && !is_stack {
+            kernel::each_untouched(start, end, |from, to| {
+                close_unknown(changing, from, to, mapping.prot);
+            });
+        }
+        at = mapping.end;
+    }
+}
+
+/// Closes what of [from, to) has no word: what has one is away, or is to stay.
+fn close_unknown(changing: &Changing, from: usize, to: usize, prot: usize) {
+    let mut at = from;
+    while at < to {
+        let known = table::next(at, to).map_or(to, |(page, _)| page);
+        if known - at >= OPENED_MIN {
+            close(changing, at, known, prot);
+        }
+        at = known + PAGE;
     }
 }
 

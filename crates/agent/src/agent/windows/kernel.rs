@@ -2,7 +2,8 @@
 //! which mapping is where.
 //!
 //! Some descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
-//! that has no protection at all; /proc/self/maps; the file with the words; a supervisor's bell and pool.
+//! that has no protection at all; /proc/self/maps and pagemap; the file with the words; a supervisor's bell
+//! and pool.
 //! They are opened high, and the program cannot close them (`descriptors.rs`).
 
 use core::ffi::CStr;
@@ -31,6 +32,7 @@ const MFD_CLOEXEC: usize = 1;
 pub struct Descriptors {
     pub mem: AtomicI32,
     pub maps: AtomicI32,
+    pub pagemap: AtomicI32,
     pub words: AtomicI32,
     /// By which a supervisor is called.
     pub bell: AtomicI32,
@@ -43,14 +45,16 @@ pub struct Descriptors {
 pub static DESCRIPTORS: Descriptors = Descriptors {
     mem: AtomicI32::new(-1),
     maps: AtomicI32::new(-1),
+    pagemap: AtomicI32::new(-1),
     words: AtomicI32::new(-1),
     bell: AtomicI32::new(-1),
     pool: AtomicI32::new(-1),
 };
 
 impl Descriptors {
-    pub fn all(&self) -> [i32; 5] {
-        [&self.mem, &self.maps, &self.words, &self.bell, &self.pool].map(|fd| fd.load(Ordering::Relaxed))
+    pub fn all(&self) -> [i32; 6] {
+        [&self.mem, &self.maps, &self.pagemap, &self.words, &self.bell, &self.pool]
+            .map(|fd| fd.load(Ordering::Relaxed))
     }
 }
 
@@ -103,17 +107,19 @@ pub fn open_own() -> Result<()> {
     if dumpable != 1 {
         prctl([PR_SET_DUMPABLE, 1])?;
     }
-    let opened = open_both();
+    let opened = open_all();
     if dumpable != 1 {
         prctl([PR_SET_DUMPABLE, 0])?;
     }
     opened
 }
 
-fn open_both() -> Result<()> {
-    for (at, path, flags) in
-        [(&DESCRIPTORS.mem, c"/proc/self/mem", O_RDWR), (&DESCRIPTORS.maps, c"/proc/self/maps", 0)]
-    {
+fn open_all() -> Result<()> {
+    for (at, path, flags) in [
+        (&DESCRIPTORS.mem, c"/proc/self/mem", O_RDWR),
+        (&DESCRIPTORS.maps, c"/proc/self/maps", 0),
+        (&DESCRIPTORS.pagemap, c"/proc/self/pagemap", 0),
+    ] {
         // First of all no longer the parent's.
         let old = at.swap(-1, Ordering::Relaxed);
         if old >= 0 {
@@ -309,6 +315,70 @@ fn ask(query: &mut Query) -> Result<usize> {
     let fd = DESCRIPTORS.maps.load(Ordering::Relaxed) as usize;
     // SAFETY: the kernel reads and writes the struct, and the name where there is room for one.
     unsafe { gadget::call(nr::IOCTL, [fd, PROCMAP_QUERY, query as *mut Query as usize, 0, 0, 0]) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    max_pages: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    returned: u64,
+}
+const PAGEMAP_SCAN: usize = 0xc060_6610;
+const _: () = assert!(size_of::<Scan>() == 0x60);
+/// Something is there, or was: a page, an entry of the kernel's swap, a marker.
+const IS_OCCUPIED: u64 = 1 << 3 | 1 << 4;
+const REGIONS: usize = 32;
+
+/// Ranges of [from, to) in which no page was ever touched, in order; of memory that is full of holes the
+/// first of them. None are passed on where the kernel does not say.
+pub fn each_untouched(from: usize, to: usize, mut found: impl FnMut(usize, usize)) {
+    let mut regions = [Region { start: 0, end: 0, categories: 0 }; REGIONS];
+    let mut scan = Scan {
+        size: size_of::<Scan>() as u64,
+        flags: 0,
+        start: from as u64,
+        end: to as u64,
+        walk_end: 0,
+        regions: regions.as_mut_ptr() as u64,
+        regions_len: REGIONS as u64,
+        max_pages: 0,
+        inverted: 0,
+        all_of: 0,
+        any_of: IS_OCCUPIED,
+        returned: IS_OCCUPIED,
+    };
+    let fd = DESCRIPTORS.pagemap.load(Ordering::Relaxed) as usize;
+    // SAFETY: the kernel reads and writes the struct, and no more regions than there is room for.
+    let scanned = unsafe { gadget::call(nr::IOCTL, [fd, PAGEMAP_SCAN, &raw mut scan as usize, 0, 0, 0]) };
+    let Ok(count) = scanned else { return };
+    let mut at = from;
+    for region in regions.iter().take(count) {
+        if at < region.start as usize {
+            found(at, region.start as usize);
+        }
+        at = region.end as usize;
+    }
+    let end = (scan.walk_end as usize).min(to);
+    if at < end {
+        found(at, end);
+    }
 }
 
 /// Ends the process, whose memory cannot be what it was, with a line on its stderr.

@@ -113,7 +113,7 @@ pub fn own_memory() -> (usize, usize) {
 
 /// The descriptors that the evictor needs.
 pub fn descriptors() -> [i32; 3] {
-    let [mem, maps, words, ..] = kernel::DESCRIPTORS.all();
+    let [mem, maps, _, words, ..] = kernel::DESCRIPTORS.all();
     [mem, maps, words]
 }
 
