@@ -189,6 +189,17 @@ impl RamDisk {
         users.store(0, Ordering::Release);
         true
     }
+
+    fn copy_out(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
+        self.check(slot);
+        if !self.held.is_set(slot.0) {
+            return Err(BackingError::Empty);
+        }
+        for (bytes, word) in page.0.as_chunks_mut::<8>().0.iter_mut().zip(self.words_of(slot.0)) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        Ok(())
+    }
 }
 
 impl Backing for RamDisk {
@@ -228,18 +239,12 @@ impl Backing for RamDisk {
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
         let ReadRequest { token, slots, mut buf } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
-        let copy = |(slot, page): (&SlotIndex, &mut Page)| {
-            self.check(*slot);
-            if !self.held.is_set(slot.0) {
-                return Err(BackingError::Empty);
-            }
-            for (bytes, word) in page.0.as_chunks_mut::<8>().0.iter_mut().zip(self.words_of(slot.0)) {
-                *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-            }
-            Ok(())
-        };
-        let results = slots.iter().zip(&mut buf).map(copy).collect();
+        let results = slots.iter().zip(&mut buf).map(|(slot, page)| self.copy_out(*slot, page)).collect();
         ReadStart::Done(ReadDone { token, slots, buf, results })
+    }
+
+    fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
+        Some(self.copy_out(slot, page))
     }
 
     fn discard(&self, slots: &[SlotIndex]) {

@@ -610,6 +610,14 @@ impl Backing for RamBacking {
         ReadStart::Done(ReadDone { token, slots, buf, results })
     }
 
+    fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
+        with_scratch(|codec, scratch| match self.load(slot.0, page, codec, scratch) {
+            Loaded::Here => Some(Ok(())),
+            Loaded::Failed(error) => Some(Err(error)),
+            Loaded::InFile(_) => None,
+        })
+    }
+
     fn discard(&self, slots: &[SlotIndex]) {
         let mut delta = Delta::default();
         for slot in slots {

@@ -356,6 +356,10 @@ impl Backing for TierBacking {
         self.file.read_some(queue, request, &wanted, results)
     }
 
+    fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
+        self.ram.read_now(slot, page)
+    }
+
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
         self.file.reap(queue, done);
     }

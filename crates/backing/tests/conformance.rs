@@ -147,6 +147,12 @@ fn expect(backing: &dyn Backing, queue: u32, wanted: &[(u32, Page)]) {
     for (index, (slot, page)) in wanted.iter().enumerate() {
         assert_eq!(done.results[index], Ok(()), "read of slot {slot}");
         assert!(done.buf[index].0 == page.0, "slot {slot} came back with other bytes");
+        // What is at hand is the same, and not worth keeping.
+        let mut now = page_of(*slot, 0xa5a5);
+        if let Some(result) = backing.read_now(SlotIndex(*slot), &mut now) {
+            assert_eq!(result, Ok(()), "read of slot {slot}, at once");
+            assert!(now.0 == page.0, "slot {slot} came back with other bytes, at once");
+        }
     }
 }
 

@@ -176,8 +176,8 @@ pub enum Chore {
     Close,
 }
 
-/// Five methods make a backing. The others are for one whose reads take time (`reap`, `poll_fd`), whose
-/// writes are dear (`keeps`), or that has something to tidy up (`housekeep`).
+/// Five methods make a backing. The others are for one whose reads take time (`reap`, `poll_fd`) or none
+/// (`read_now`), whose writes are dear (`keeps`), or that has something to tidy up (`housekeep`).
 pub trait Backing: Send + Sync {
     fn properties(&self) -> Properties;
 
@@ -187,6 +187,12 @@ pub trait Backing: Send + Sync {
 
     /// Start a read. Never blocks on a device.
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart;
+
+    /// Read one page here and now, if its bytes are in RAM: no device, no queue, nothing on the heap. None:
+    /// it has to go by `read`. Where this gives a page, its slot is not worth keeping (`keeps`) afterwards.
+    fn read_now(&self, _slot: SlotIndex, _page: &mut Page) -> Option<Result<(), BackingError>> {
+        None
+    }
 
     /// The slots' contents are not needed any more. Tolerates slots that hold nothing.
     fn discard(&self, slots: &[SlotIndex]);

@@ -3,7 +3,7 @@
 use crate::fill::{Claim, FillJob, Outcome, ReadEnd, SwapIn, slots_of};
 use crate::memory::{Fill, Stop};
 use crate::reclaim::lru::Record;
-use crate::reclaim::queues::Coming;
+use crate::reclaim::queues::{Coming, Ways};
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
@@ -130,39 +130,25 @@ impl SwapIn<'_> {
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
-        let mut records: Vec<(Record, bool)> = Vec::with_capacity(end.installed.len());
         let (ways, resident) = (space.ways(), space.resident_pages());
         let coming = self.coming(&end.installed);
-        let (mut soon, mut tried) = (0, 0);
+        let mut arrivals: Vec<Arrival> = Vec::with_capacity(end.installed.len());
         for (claim, coming) in end.installed.iter().zip(&coming) {
             claimed(words, claim.vpn);
-            let favour = if favoured && claim.entry.is_some() { FAVOUR_HEAT } else { 0 };
-            let is_soon = matches!(coming, Coming::After(distance) if *distance <= resident);
-            let (word, record) = space.fresh_resident(claim.vpn, 0);
-            let on_trial =
-                favour == 0 && !is_advised && ways.puts_on_trial(claim.vpn, *coming, record.stamp());
-            let word = match on_trial {
-                true => word.with(ON_TRIAL),
-                false => word.with_heat(u64::from(is_soon) + favour),
-            };
-            (soon, tried) = (soon + u64::from(is_soon), tried + u64::from(on_trial));
+            let favoured = favoured && claim.entry.is_some();
+            let arrival = Arrival::of(space, ways, resident, (claim.vpn, *coming), favoured, is_advised);
+            let word = arrival.word;
+            arrivals.push(arrival);
             let kept = claim
                 .entry
                 .filter(|entry| claim.read == ReadEnd::Whole && self.kept.shall_keep(self.swap, *entry));
             words[index(claim.vpn)] = kept.map_or(word, |entry| word.with_kept(entry));
-            records.push((record, on_trial));
             if kept.is_none() {
                 entries.extend(claim.entry);
             }
         }
-        for coming in &coming {
-            if let Coming::After(distance) = coming {
-                self.swap.refaults.count(self.cpu, *distance as u32);
-            }
-        }
-        let counters = self.swap.stats.on(self.cpu);
-        add(&counters.workingset_refault, soon);
-        add(&counters.pgtrial, tried);
+        self.count_arrivals(&arrivals, coming);
+        let records: Vec<(Record, bool)> = arrivals.iter().map(|a| (a.record, a.on_trial)).collect();
         let came_back = end.installed.iter().filter(|claim| claim.entry.is_some());
         space.push_arrivals(&records, came_back.map(|claim| ways.role(claim.vpn)));
         let mut uncharged = 0;
@@ -194,6 +180,26 @@ impl SwapIn<'_> {
         }
         space.count_resident(-uncharged);
         space.group(self.swap).uncharge(self.cpu, uncharged as u64);
+    }
+
+    /// Count how they came.
+    pub(crate) fn count_arrivals<'a>(
+        &self,
+        arrivals: impl IntoIterator<Item = &'a Arrival>,
+        coming: impl IntoIterator<Item = Coming>,
+    ) {
+        for coming in coming {
+            if let Coming::After(distance) = coming {
+                self.swap.refaults.count(self.cpu, distance as u32);
+            }
+        }
+        let (mut soon, mut tried) = (0, 0);
+        for arrival in arrivals {
+            (soon, tried) = (soon + u64::from(arrival.is_soon), tried + u64::from(arrival.on_trial));
+        }
+        let counters = self.swap.stats.on(self.cpu);
+        add(&counters.workingset_refault, soon);
+        add(&counters.pgtrial, tried);
     }
 
     /// How each page comes. One that comes back before as many left as are resident belongs to the working
@@ -264,6 +270,36 @@ impl SwapIn<'_> {
     }
 }
 
+/// A page that was put in place: its word, and where it goes.
+pub(crate) struct Arrival {
+    pub word: Word,
+    pub record: Record,
+    pub on_trial: bool,
+    /// It came back before as many left as are resident.
+    is_soon: bool,
+}
+
+impl Arrival {
+    pub fn of(
+        space: &Space,
+        ways: Ways,
+        resident_pages: u64,
+        (vpn, coming): (Vpn, Coming),
+        favoured: bool,
+        is_advised: bool,
+    ) -> Arrival {
+        let favour = if favoured { FAVOUR_HEAT } else { 0 };
+        let is_soon = matches!(coming, Coming::After(distance) if distance <= resident_pages);
+        let (word, record) = space.fresh_resident(vpn, 0);
+        let on_trial = !favoured && !is_advised && ways.puts_on_trial(vpn, coming, record.stamp());
+        let word = match on_trial {
+            true => word.with(ON_TRIAL),
+            false => word.with_heat(u64::from(is_soon) + favour),
+        };
+        Arrival { word, record, on_trial, is_soon }
+    }
+}
+
 /// What came of a job, page by page.
 struct End {
     installed: Vec<Claim>,
@@ -289,7 +325,7 @@ impl Default for End {
 }
 
 /// The word of a page that this thread has claimed.
-fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
+pub(crate) fn claimed(words: &[Word; CHUNK_PAGES as usize], vpn: Vpn) -> Word {
     let word = words[index(vpn)];
     assert_eq!(word.state(), State::Filling, "page {vpn:?} was taken from its filler");
     word

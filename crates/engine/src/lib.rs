@@ -18,6 +18,7 @@ pub mod group;
 mod install;
 mod kept;
 pub mod layout;
+mod lean;
 pub mod memory;
 mod neighbours;
 pub mod readahead;

@@ -168,6 +168,21 @@ impl Swap {
         });
     }
 
+    /// As `free` of one entry.
+    pub(crate) fn free_one(&self, cpu: CpuId, entry: SwapEntry) {
+        let device = self.device(entry);
+        let (frame, is_dying) = device.slots.put_one(entry.slot);
+        frame.into_iter().for_each(|frame| self.uncharge_ahead(cpu, self.ahead.take(frame)));
+        if !is_dying {
+            return;
+        }
+        device.backing.discard(&[entry.slot]);
+        device.note_room();
+        if let Some(group) = device.slots.release_one(cpu, entry.slot) {
+            self.groups.by_id(group).uncharge_swap(1);
+        }
+    }
+
     /// Discard the copies of slots that have lost their last reference, make the slots free, and uncharge
     /// their owners.
     fn discard_and_release(&self, cpu: CpuId, device: &Device, freed: &[SlotIndex]) {

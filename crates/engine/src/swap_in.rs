@@ -80,6 +80,15 @@ impl SwapIn<'_> {
                 let folio = self.folio_window(&words[..], vpn, state, window);
                 let folio =
                     folio.filter(|block| block.len() as u64 > window.pages.max(self.most_read_ahead(entry)));
+                if state == State::Swapped && window.pages == 1 && folio.is_none() && !self.reads_ahead(entry)
+                {
+                    if !self.claim_lean(space, &mut words[index(vpn)], fault) {
+                        add(&self.swap.stats.on(self.cpu).allocstall, 1);
+                        return Outcome::NoRoom;
+                    }
+                    drop(words);
+                    return self.bring_lean(queue, space, &chunk, fault, entry);
+                }
                 let claims = folio
                     .and_then(|block| self.claim_folio(space, &mut words, vpn, block))
                     .or_else(|| self.claim(space, &mut words, fault, window, state));
@@ -333,7 +342,7 @@ impl SwapIn<'_> {
     }
 
     /// Charge a page; where there is no room, pages that were read ahead make some.
-    fn charge_one(&self, group: &Group) -> bool {
+    pub(crate) fn charge_one(&self, group: &Group) -> bool {
         loop {
             if group.try_charge(self.cpu, 1, 0) {
                 return true;
@@ -412,7 +421,7 @@ impl SwapIn<'_> {
     }
 
     /// Find the bytes of the claimed pages: in the swap cache, or on their devices. `is_counted`: as a fault.
-    fn read_in(&mut self, queue: QueueId, mut job: FillJob, is_counted: bool) -> Outcome {
+    pub(crate) fn read_in(&mut self, queue: QueueId, mut job: FillJob, is_counted: bool) -> Outcome {
         let mut buf = self.scratch.buffer(job.pages.len());
         let (mut missing, mut ahead): (Vec<usize>, Vec<usize>) = Default::default();
         let mut first = 0;

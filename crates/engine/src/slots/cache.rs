@@ -198,6 +198,15 @@ impl Slots {
         }
     }
 
+    /// Is the slot's page in the swap cache? If not, its shadow.
+    pub(crate) fn look(&self, slot: SlotIndex) -> (bool, Option<u32>) {
+        let word = self.cluster(slot).lock().word(slot);
+        match word.payload() {
+            Payload::Shadow(shadow) => (false, Some(shadow)),
+            _ => (word.frame().is_some(), None),
+        }
+    }
+
     /// As `shadow` for each slot in use: `found` gets the place and the shadow of each that has one.
     pub fn shadows(&self, slots: &[SlotIndex], mut found: impl FnMut(usize, u32)) {
         let mut at = 0;

@@ -44,6 +44,19 @@ impl Slots {
         frames
     }
 
+    /// As `put` of one slot: the frame that has gone with it, and whether it is dying now.
+    pub(crate) fn put_one(&self, slot: SlotIndex) -> (Option<FrameId>, bool) {
+        let _old = self.old_locks.slots();
+        self.cluster(slot).lock().put(slot)
+    }
+
+    /// As `release` of one slot: its owner, if it has one.
+    pub(crate) fn release_one(&self, cpu: CpuId, slot: SlotIndex) -> Option<GroupId> {
+        let owner = self.groups.clear(slot, 1);
+        self.release_of_cluster(cpu, &[slot]);
+        Some(owner).filter(|owner| owner.0 != 0)
+    }
+
     /// Make dying slots free. Returns how many belonged to each group, for uncharging; those of no group are
     /// left out.
     ///
@@ -53,18 +66,23 @@ impl Slots {
         let owners = self.clear_owners(freed);
         let in_one_cluster = |a: &SlotIndex, b: &SlotIndex| a.cluster() == b.cluster();
         for run in freed.chunk_by(in_one_cluster) {
-            let old = self.old_locks.slots();
-            let mut state = self.cluster(run[0]).lock();
-            run.iter().for_each(|slot| state.release(*slot));
-            // The cluster goes to nonfull only when its CPU has left it. Until then no other CPU should come
-            // here, and the cluster would change lists at each batch.
-            let in_use = self.is_current_of(state.taken_by, state.order(), run[0].cluster());
-            self.move_to_proper_list(run[0].cluster(), &mut state, in_use);
-            drop(state);
-            drop(old);
-            self.free.add(cpu, run.len() as u64);
+            self.release_of_cluster(cpu, run);
         }
         owners
+    }
+
+    /// Those of one cluster, whose owners have been cleared.
+    fn release_of_cluster(&self, cpu: CpuId, run: &[SlotIndex]) {
+        let old = self.old_locks.slots();
+        let mut state = self.cluster(run[0]).lock();
+        run.iter().for_each(|slot| state.release(*slot));
+        // The cluster goes to nonfull only when its CPU has left it. Until then no other CPU should come
+        // here, and the cluster would change lists at each batch.
+        let in_use = self.is_current_of(state.taken_by, state.order(), run[0].cluster());
+        self.move_to_proper_list(run[0].cluster(), &mut state, in_use);
+        drop(state);
+        drop(old);
+        self.free.add(cpu, run.len() as u64);
     }
 
     /// Take the ids out of the map, by runs of one owner. Before the release, after which the slots may be

@@ -7,7 +7,7 @@ use crate::backing::{
     Usage,
 };
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
-use crate::units::{ClusterIndex, Page, SlotIndex};
+use crate::units::{ClusterIndex, Page, SlotIndex, page_buf};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Stamps whose read has failed: pages that may be poisoned.
@@ -178,6 +178,18 @@ impl Backing for MockBacking {
         }
         inner.started.entry(queue.0).or_default().push_back(request);
         ReadStart::Pending
+    }
+
+    fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
+        let mut inner = self.lock();
+        if !self.synchronous || inner.pending {
+            return None;
+        }
+        inner.store.begin_read(&[slot]);
+        let request = ReadRequest { token: 0, slots: vec![slot], buf: page_buf(1) };
+        let mut done = inner.finish(&self.lost, request);
+        *page = done.buf[0];
+        done.results.pop()
     }
 
     fn discard(&self, slots: &[SlotIndex]) {

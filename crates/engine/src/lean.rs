@@ -1,0 +1,133 @@
+//! The lean way in, of most faults under pressure: one page, whose bytes are at hand.
+//!
+//! ```text
+//!   SWAPPED, no window ─▶ claim ─▶ not in the swap cache ─▶ Backing::read_now ─▶ gate ─ COPY ─ RESIDENT
+//!                                  in the swap cache, or has to wait for a device:   as others (`read_in`)
+//!                                  anything but a whole page that was put in place:  as others (`install`)
+//! ```
+//!
+//! The same steps in the same order as in swap_in.rs and install.rs, without what several pages need: no
+//! list, no job, no table of reads, nothing on the heap. Whatever is not the rule goes on there, with the
+//! page claimed and its bytes in a job.
+//!
+//! What it does not do: keep copies (what is at hand is in RAM), bring other pages.
+
+use crate::backing::QueueId;
+use crate::devices::Device;
+use crate::fill::{Claim, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn};
+use crate::install::{Arrival, claimed};
+use crate::memory::Stop;
+use crate::reclaim::queues::Coming;
+use crate::space::{Chunk, Space, index};
+use crate::stats::add;
+use crate::sync::{Arc, lock};
+use crate::units::PageBuf;
+use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, Word};
+
+impl SwapIn<'_> {
+    /// Claim a page that is swapped out. False: there is no room for it.
+    pub(crate) fn claim_lean(&self, space: &Space, word: &mut Word, fault: Fault) -> bool {
+        let group = space.group(self.swap);
+        if fault.urgent {
+            group.force_charge(self.cpu, 1);
+        } else if !self.charge_one(group) {
+            return false;
+        }
+        *word = word.with_state(State::Filling).with(HAS_ENTRY);
+        space.count_resident(1);
+        space.count_swapped(-1);
+        true
+    }
+
+    /// Bring the page, which is claimed.
+    pub(crate) fn bring_lean(
+        &mut self,
+        queue: QueueId,
+        space: &Arc<Space>,
+        chunk: &Chunk,
+        fault: Fault,
+        entry: SwapEntry,
+    ) -> Outcome {
+        let swap = self.swap;
+        let device = swap.device(entry);
+        let (is_cached, shadow) = device.slots.look(entry.slot);
+        if is_cached {
+            return self.read_in(queue, job_of(space, fault, entry, ReadEnd::None, PageBuf::default()), true);
+        }
+        let mut buf = self.scratch.buffer(1);
+        let Some(result) = device.backing.read_now(entry.slot, &mut buf[0]) else {
+            self.scratch.give_back(buf);
+            return self.read_in(queue, job_of(space, fault, entry, ReadEnd::None, PageBuf::default()), true);
+        };
+        let counters = swap.stats.on(self.cpu);
+        add(&counters.swap_cache_bypass, 1);
+        add(&counters.pgmajfault, 1);
+        let read = self.note_read(device, &result);
+        if read == ReadEnd::Whole && self.install_lean(space, chunk, fault, entry, shadow, &buf) {
+            self.scratch.give_back(buf);
+            return Outcome::Done;
+        }
+        self.install(job_of(space, fault, entry, read, buf))
+    }
+
+    /// Put the page in place. False: nothing has been done.
+    fn install_lean(
+        &mut self,
+        space: &Arc<Space>,
+        chunk: &Chunk,
+        fault: Fault,
+        entry: SwapEntry,
+        shadow: Option<u32>,
+        buf: &PageBuf,
+    ) -> bool {
+        let vpn = fault.vpn;
+        let guard = space.gate.enter_fill();
+        if claimed(&lock(chunk), vpn).has(CANCELLED) || space.memory.put(vpn, &buf[..1]).stop != Stop::Done {
+            return false;
+        }
+        let now = self.swap.eviction_clock();
+        let coming =
+            shadow.map_or(Coming::Unwritten, |shadow| Coming::After(now.wrapping_sub(shadow).into()));
+        let mut words = lock(chunk);
+        claimed(&words, vpn);
+        let (ways, resident) = (space.ways(), space.resident_pages());
+        let arrival = Arrival::of(space, ways, resident, (vpn, coming), fault.favoured, false);
+        words[index(vpn)] = arrival.word;
+        self.count_arrivals([&arrival], [coming]);
+        space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
+        drop(words);
+        drop(guard);
+        self.swap.free_one(self.cpu, entry);
+        space.memory.filled(vpn, 1);
+        true
+    }
+
+    /// Count what has become of the read of one page.
+    fn note_read(&self, device: &Device, result: &Result<(), crate::backing::BackingError>) -> ReadEnd {
+        let counters = self.swap.stats.on(self.cpu);
+        let read = ReadEnd::of(result);
+        match read {
+            ReadEnd::Later => add(&self.swap.stats.rare().read_again, 1),
+            ReadEnd::Lost => add(&counters.read_errors, 1),
+            ReadEnd::Whole | ReadEnd::None => add(&counters.pswpin, 1),
+        }
+        if let Err(error) = result {
+            device.errors.note_read(error);
+        }
+        read
+    }
+}
+
+fn job_of(space: &Arc<Space>, fault: Fault, entry: SwapEntry, read: ReadEnd, buf: PageBuf) -> FillJob {
+    FillJob {
+        space: space.clone(),
+        write: fault.write,
+        favoured: fault.favoured,
+        fault: fault.vpn,
+        pages: vec![Claim { vpn: fault.vpn, entry: Some(entry), read }],
+        ahead: ReadWith::default(),
+        buf,
+        is_there: false,
+        is_advised: false,
+    }
+}
