@@ -47,6 +47,10 @@ const POLLHUP: i16 = 16;
 const MOVE_PAGES: u32 = 64;
 /// As far as descriptors are closed one by one.
 const FDS_MAX: usize = 1 << 16;
+/// The lock is looked at so often before it is slept on: 1 to 2 µs. A pager holds it for one read of
+/// messages, which takes less; sleeping and being woken takes several µs of each side, and the pager has a
+/// fault to serve.
+const MOVE_LOCK_SPINS: u32 = 100;
 /// How long to sleep on the lock before looking whether the supervisor still lives.
 const LOCK_TIMEOUT_MS: u32 = 100;
 
@@ -424,8 +428,11 @@ fn move_locked(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
 
 /// Takes the lock of the control page: 0 free, 1 held, 2 held and somebody may sleep.
 fn acquire_move_lock(lock: &AtomicU32, socket: i32) {
-    if lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-        return;
+    for _ in 0..MOVE_LOCK_SPINS {
+        if lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return;
+        }
+        core::hint::spin_loop();
     }
     while lock.swap(2, Ordering::Acquire) != 0 {
         let waited = sys::futex_wait(lock, 2, LOCK_TIMEOUT_MS);

@@ -63,6 +63,9 @@ enum Waits {
     No,
 }
 
+/// One process's messages are read so often before others have their turn.
+const READS_IN_A_ROW: u32 = 4;
+
 /// Processes that a pager remembers before it forgets those that have ended.
 const KNOWN_MAX: usize = 256;
 
@@ -90,21 +93,26 @@ impl<'a> FaultThread<'a> {
                 return self.run.fail(format!("cannot wait for faults: {e}"));
             }
             let _work = self.run.quiet.begin_work();
-            self.shared_state().set_busy(true);
-            for event in &events {
+            // A look at the clock is a part of what a fault costs: one for the first event.
+            let mut now = Instant::now();
+            self.shared_state().set_busy(Some(now));
+            for (number, event) in events.iter().enumerate() {
+                if number > 0 {
+                    now = Instant::now();
+                }
                 match event.data.u64() {
                     KEY_POKE => self.serve_waiting(),
                     KEY_READS => self.reap_reads(),
                     key => {
                         if let Some(process) = self.process(key) {
-                            self.serve_process(&process);
+                            self.serve_process(&process, now);
                         }
                     }
                 }
             }
             self.retry_put_off();
             self.read_on();
-            self.shared_state().set_busy(false);
+            self.shared_state().set_busy(None);
         }
     }
 
@@ -127,8 +135,15 @@ impl<'a> FaultThread<'a> {
     }
 
     /// Read one process's messages and answer them.
-    fn serve_process(&mut self, process: &Arc<Process>) {
-        self.serve_messages(process);
+    fn serve_process(&mut self, process: &Arc<Process>, now: Instant) {
+        let mut faults = self.serve_messages(process, now);
+        // Where several threads fault, others have meanwhile; after a lone fault nearly never.
+        for _ in 0..READS_IN_A_ROW {
+            if faults < 2 {
+                break;
+            }
+            faults = self.serve_messages(process, Instant::now());
+        }
         self.note_early(process);
         // A link's bell is silenced before it is clear that all can be read now.
         if process.memory.uffd.agent().is_some_and(|link| link.has_messages() || link.has_early()) {
@@ -165,22 +180,22 @@ impl<'a> FaultThread<'a> {
     fn read_on(&mut self) {
         for process in std::mem::take(&mut self.unread) {
             if let Some(process) = process.upgrade().filter(|process| !process.is_dying()) {
-                self.serve_process(&process);
+                self.serve_process(&process, Instant::now());
             }
         }
     }
 
-    fn serve_messages(&mut self, process: &Arc<Process>) {
-        let start = Instant::now();
+    /// Returns how many faults were read.
+    fn serve_messages(&mut self, process: &Arc<Process>, start: Instant) -> usize {
         let Some(events_guard) = process.space.gate.try_enter_events() else {
             // Another pager reads. The descriptor stays readable if it left something.
             std::thread::yield_now();
-            return;
+            return 0;
         };
         self.messages.clear();
         if !events::read_locked(self.run, process, &mut self.messages) {
             drop(events_guard);
-            return;
+            return 0;
         }
         if self.messages.iter().any(|m| !matches!(m, Event::Fault { .. })) {
             events::process_events(self.run, self.cpu, process, &mut self.messages);
@@ -192,7 +207,7 @@ impl<'a> FaultThread<'a> {
         messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.run.token.is_held_by(*tid)));
         for message in &messages {
             if let Event::Fault { addr, write, tid } = message {
-                let waits = self.serve_fault(process, *addr, *write, *tid);
+                let waits = self.serve_fault(process, *addr, *write, *tid, start);
                 let now = Instant::now();
                 self.shared_state().fault_ns.record(now - start);
                 if waits == Waits::No {
@@ -201,10 +216,18 @@ impl<'a> FaultThread<'a> {
             }
         }
         self.messages = messages;
+        faults
     }
 
     /// One fault: a call of the agent, or a page that is missing.
-    fn serve_fault(&mut self, process: &Arc<Process>, addr: u64, write: bool, tid: u32) -> Waits {
+    fn serve_fault(
+        &mut self,
+        process: &Arc<Process>,
+        addr: u64,
+        write: bool,
+        tid: u32,
+        read_at: Instant,
+    ) -> Waits {
         let vpn = Vpn::from_addr(addr);
         memspill_engine::stats::add(&self.run.engine.stats().on(self.cpu).pgfault, 1);
         if !process.is_known() && !fork::find_out_child(self.run, process, tid) {
@@ -234,7 +257,7 @@ impl<'a> FaultThread<'a> {
             process.count_fault();
             watch::note_fault(&self.run.cpus, process, tid);
         }
-        let favoured = !evicts && self.run.token.note_fault(tid, now_us());
+        let favoured = !evicts && self.run.token.note_fault(tid, us_of(read_at));
         let fault = Fault { vpn, write, urgent, favoured };
         // What was read of the maps while something was changing may show what is not there any more: then
         // the fault would come again for ever.

@@ -9,9 +9,31 @@ const FAULTS_BETWEEN_LOOKS: u32 = 32;
 
 const ALL: u32 = u32::MAX;
 const REMOVED: u32 = u32::MAX - 1;
+const IN_TURNS: u32 = u32::MAX - 2;
+
+/// Who watches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watchers {
+    /// Each message wakes all.
+    All,
+    /// Each wakes one of them.
+    InTurns,
+    /// This pager and no other.
+    One(usize),
+}
+
+impl Watchers {
+    fn word(self) -> u32 {
+        match self {
+            Watchers::All => ALL,
+            Watchers::InTurns => IN_TURNS,
+            Watchers::One(pager) => pager as u32,
+        }
+    }
+}
 
 pub struct Home {
-    /// Index of the only pager that watches, `ALL`, or `REMOVED`.
+    /// `Watchers::word`, or `REMOVED`.
     pager: AtomicU32,
     /// Faults since the last look, the first one's thread, and whether others have faulted too.
     faults: AtomicU32,
@@ -57,18 +79,19 @@ impl Home {
         Some(if several { Faulted::Several } else { Faulted::OneThread })
     }
 
-    pub fn is_all(&self) -> bool {
-        self.pager.load(Ordering::Relaxed) == ALL
+    pub fn is(&self, watchers: Watchers) -> bool {
+        self.pager.load(Ordering::Relaxed) == watchers.word()
     }
 
-    pub fn is_only(&self, pager: usize) -> bool {
-        self.pager.load(Ordering::Relaxed) == pager as u32
+    /// Has it one pager?
+    pub fn is_one(&self) -> bool {
+        ![ALL, IN_TURNS, REMOVED].contains(&self.pager.load(Ordering::Relaxed))
     }
 
-    /// Change who watches to the one pager, or to all. `watch` makes it so, and says whether that went well.
-    /// Nothing is done if it is so already, or somebody else is just changing it.
-    pub fn change(&self, wanted: Option<usize>, watch: impl FnOnce() -> bool) {
-        let wanted = wanted.map_or(ALL, |index| index as u32);
+    /// Change who watches. `watch` makes it so, and says whether that went well. Nothing is done if it is so
+    /// already, or somebody else is just changing it.
+    pub fn change(&self, wanted: Watchers, watch: impl FnOnce() -> bool) {
+        let wanted = wanted.word();
         let Ok(_change) = self.change.try_lock() else { return };
         let now = self.pager.load(Ordering::Relaxed);
         if now != wanted && now != REMOVED && watch() {
@@ -102,11 +125,14 @@ mod tests {
     #[test]
     fn of_a_process_that_is_gone_nothing_is_watched() {
         let home = Home::default();
-        home.change(Some(1), || true);
-        assert!(home.is_only(1) && !home.is_all());
-        home.change(None, || false);
-        assert!(home.is_only(1), "it did not go well");
+        home.change(Watchers::One(1), || true);
+        assert!(home.is(Watchers::One(1)) && home.is_one());
+        home.change(Watchers::InTurns, || false);
+        assert!(home.is(Watchers::One(1)), "it did not go well");
+        home.change(Watchers::InTurns, || true);
+        assert!(home.is(Watchers::InTurns) && !home.is_one());
         home.remove(|| ());
-        home.change(None, || unreachable!("nobody begins to"));
+        home.change(Watchers::All, || unreachable!("nobody begins to"));
+        assert!(!home.is_one());
     }
 }

@@ -9,7 +9,7 @@
 use crate::histogram::Histogram;
 use crate::process::Process;
 use crate::process::link::Port;
-use crate::times::now_us;
+use crate::times::{now_us, us_of};
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::fill::Fault;
@@ -20,7 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Keys of the epolls that are not processes.
 pub const KEY_POKE: u64 = u64::MAX;
@@ -68,6 +68,14 @@ impl PagerCpu {
         Ok(())
     }
 
+    /// The same, in turns with others: of those who watch so and wait, one is woken. One that is at work, or
+    /// was woken and has not come yet, does not keep the next message from the others.
+    pub fn watch_in_turns(&self, uffd: &Port, key: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        epoll::add(&self.epoll, uffd, epoll::EventData::new_u64(key), flags)?;
+        Ok(())
+    }
+
     pub fn unwatch(&self, uffd: &Port) {
         // It may be gone already: the kernel forgets a closed descriptor by itself.
         let _ = epoll::delete(&self.epoll, uffd);
@@ -93,8 +101,8 @@ impl PagerCpu {
     }
 
     /// The thread is at work, or waits again.
-    pub fn set_busy(&self, busy: bool) {
-        self.busy_since_us.store(if busy { now_us() } else { 0 }, Ordering::Relaxed);
+    pub fn set_busy(&self, since: Option<Instant>) {
+        self.busy_since_us.store(since.map_or(0, us_of), Ordering::Relaxed);
     }
 
     pub fn busy_for(&self) -> Option<Duration> {

@@ -1,26 +1,32 @@
 //! Which pagers a process's faults wake.
 //!
 //! ```text
-//!   faults of several threads   ALL       eight pagers are woken, of fewer all; the one on the CPU that
+//!   a new process               ALL       eight pagers are woken, of fewer all; the one on the CPU that
 //!                                         faulted comes first
+//!   faults of several threads   IN TURNS  of the same pagers, one that waits is woken (EPOLLEXCLUSIVE)
 //!   faults of one thread        HOME(n)   only the pager on the CPU where that thread last ran
 //! ```
+//!
+//! Of several threads, while one pager serves, the next fault wakes the next pager. Woken all by each fault,
+//! most of them came for nothing, for some µs of a CPU on which a thread could have run (four threads at
+//! random on two CPUs: 5 % of all CPU time). One pager for all four was as good there, and would be too few
+//! on more CPUs.
 //!
 //! Waking the pager on the faulting CPU is a switch; waking one more on an idle CPU sends it an interrupt (4
 //! to 5 µs for the thread that faulted, in a virtual machine), takes that CPU from reclaim, and now and then
 //! the late one steals a fault and serves it from afar. Random faults of one process: 85k accesses/s with all
-//! pagers woken, 133k with one. What was tried and lost: one exclusive waiter (wakes an idle CPU), pagers of
-//! a high priority, fewer pagers.
+//! pagers woken, 133k with one. What was tried and lost for one thread: one exclusive waiter (wakes an idle
+//! CPU), pagers of a high priority, fewer pagers.
 //!
 //! The evictor goes to the CPU of the one thread too (`agent/src/agent/affinity.rs`): by that the same faults
 //! come 12 to 15 % faster on two CPUs, with any pager.
 //!
 //! The home is looked at again after some faults (`process/home.rs`); until then a thread that has moved is
 //! served from afar, which is slow and correct. A pager that is stuck (it waits for a batch of a process
-//! stopped in the middle of one) is nobody's home.
+//! stopped in the middle of one) is nobody's home, and whoever it may have been woken for wakes all.
 
 use crate::process::Process;
-use crate::process::home::Faulted;
+use crate::process::home::{Faulted, Home, Watchers};
 use crate::run::cpus::PagerCpu;
 use crate::times::PAGER_STUCK;
 use memspill_engine::layout;
@@ -51,13 +57,14 @@ pub fn note_fault(cpus: &[PagerCpu], process: &Process, tid: u32) {
         None => {}
         Some(Faulted::Several) => {
             keep_evictor_on(process, None);
-            watch_from(cpus, process, None);
+            watch_from(cpus, process, Watchers::InTurns);
         }
         Some(Faulted::OneThread) => {
             let runs_on = crate::proc::runs_on(process.memory.pid(), tid);
             // Beside one that does not give its CPU away the evictor would get none.
             keep_evictor_on(process, runs_on.as_ref().filter(|on| !on.is_realtime).map(|on| on.cpu));
-            watch_from(cpus, process, runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on.cpu)));
+            let home = runs_on.and_then(|on| cpus.iter().position(|p| p.cpu == on.cpu));
+            watch_from(cpus, process, home.map_or(Watchers::All, Watchers::One));
         }
     }
 }
@@ -70,7 +77,7 @@ fn keep_evictor_on(process: &Process, cpu: Option<usize>) {
 
 /// All faults that have come lately are of one thread?
 pub fn one_thread_faults(processes: &[Arc<Process>]) -> bool {
-    let mut at_home = processes.iter().filter(|process| !process.home.is_all());
+    let mut at_home = processes.iter().filter(|process| process.home.is_one());
     at_home.next().is_some() && at_home.next().is_none()
 }
 
@@ -78,27 +85,36 @@ pub fn one_thread_faults(processes: &[Arc<Process>]) -> bool {
 pub fn release_stuck(cpus: &[PagerCpu], processes: &[Arc<Process>]) {
     for (index, cpu) in cpus.iter().enumerate() {
         if cpu.busy_for().is_some_and(|busy| busy > PAGER_STUCK) {
-            let at_home = processes.iter().filter(|process| process.home.is_only(index));
-            at_home.for_each(|process| watch_from(cpus, process, None));
+            let may_wait = |home: &Home| home.is(Watchers::One(index)) || home.is(Watchers::InTurns);
+            let waiting = processes.iter().filter(|process| may_wait(&process.home));
+            waiting.for_each(|process| watch_from(cpus, process, Watchers::All));
         }
     }
 }
 
 /// First pagers begin to watch, then others cease, so that no fault is unseen in between (epoll reports what
-/// is readable when it is added).
-fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Option<usize>) {
+/// is readable when it is added). Who watches already begins anew, for it may be in another way; the only one
+/// that does comes last, so that somebody watches if a pager cannot begin.
+fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Watchers) {
     let uffd = &process.memory.uffd;
     process.home.change(wanted, || {
-        let is_wanted = |pager| wanted.map_or_else(|| watches(cpus, pager, process), |w| w == pager);
-        for (_, cpu) in cpus.iter().enumerate().filter(|(i, _)| is_wanted(*i)) {
-            match cpu.watch(uffd, process.key) {
-                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return false,
-                _ => {}
+        let is_wanted = |pager: &usize| match wanted {
+            Watchers::One(one) => one == *pager,
+            Watchers::All | Watchers::InTurns => watches(cpus, *pager, process),
+        };
+        let (mut beginners, others): (Vec<usize>, Vec<usize>) = (0..cpus.len()).partition(is_wanted);
+        beginners.sort_by_key(|pager| process.home.is(Watchers::One(*pager)));
+        for pager in beginners {
+            cpus[pager].unwatch(uffd);
+            let began = match wanted {
+                Watchers::InTurns => cpus[pager].watch_in_turns(uffd, process.key),
+                Watchers::All | Watchers::One(_) => cpus[pager].watch(uffd, process.key),
+            };
+            if began.is_err() {
+                return false;
             }
         }
-        for (_, cpu) in cpus.iter().enumerate().filter(|(i, _)| !is_wanted(*i)) {
-            cpu.unwatch(uffd);
-        }
+        others.into_iter().for_each(|pager| cpus[pager].unwatch(uffd));
         true
     });
 }
