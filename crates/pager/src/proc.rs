@@ -612,6 +612,11 @@ pub fn exit_code_of_all_but_one(pid: u32) -> Option<u32> {
     ended.then(|| stat.number::<u32>(52).unwrap_or(0) >> 8 & 0xff)
 }
 
+/// Faults of the process that needed no I/O, those included that a userfaultfd has served. None: it is gone.
+pub fn minor_faults(pid: u32) -> Option<u64> {
+    Stat::of(pid)?.number(10)
+}
+
 /// Stopped by a signal or a tracer?
 pub fn is_stopped(pid: u32) -> bool {
     Stat::of(pid).is_some_and(|stat| stat.is_stopped())

@@ -231,9 +231,11 @@ pub const PROCESS_YOUNG: Duration = ms(100);
 /// looked at again later.
 pub const EARLIER_CHANGES: Duration = ms(100);
 pub const EARLIER_CHANGES_STEP: Duration = us(50);
-/// What is shared since a fork is measured this often, and the tenth part of the time at most: the walk costs
-/// tens of ns a page.
+/// What is shared since a fork is measured this often while it changes, and the tenth part of the time at
+/// most: the walk costs tens of ns a page.
 pub const SHARED_LOOK: Duration = ms(10);
+/// The same where nothing tells that it changes, and the hundredth part of the time.
+pub const SHARED_LOOK_ANYWAY: Duration = ms(200);
 /// A call whose event was read has ended by then, and so has its thread's part in it.
 pub const CALL_ENDS: Duration = s(1);
 /// Shared memory of a process that is younger than this is not looked for: it may end soon.

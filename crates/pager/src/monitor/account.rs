@@ -120,6 +120,37 @@ pub fn may_share_pages(run: &Run) -> bool {
     sharers > 1 || run.engine.root().discount_pages() > 0
 }
 
+/// Who may share pages since a fork, and how many faults of theirs the kernel has served by itself: the first
+/// write to a shared page is one, by which its writer gets a page of its own.
+#[derive(Default, Debug)]
+pub struct Sharers {
+    keys: Vec<u64>,
+    faults: u64,
+}
+
+/// So many pages may have become somebody's own, unnoticed for a while.
+const OWN_UNNOTICED: u64 = 256;
+
+impl Sharers {
+    pub fn now(run: &Run) -> Sharers {
+        let mut sharers = Sharers::default();
+        for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
+            let faults = proc::minor_faults(process.memory.proc_id()).unwrap_or(0);
+            sharers.keys.push(process.key);
+            // Those that we have served are among them.
+            sharers.faults = sharers.faults.wrapping_add(faults).wrapping_sub(process.faults());
+        }
+        sharers.keys.sort_unstable();
+        sharers
+    }
+
+    /// Do they share what they shared then, as far as this tells?
+    pub fn are_as(&self, then: &Sharers) -> bool {
+        let more = self.faults.wrapping_sub(then.faults) as i64;
+        self.keys == then.keys && more.unsigned_abs() < OWN_UNNOTICED
+    }
+}
+
 /// After a fork pages are in two address spaces and once in memory: find out how many.
 pub fn measure_shared(run: &Run) {
     for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
@@ -136,6 +167,18 @@ pub fn measure_shared(run: &Run) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sharers_change_when_one_comes_or_has_written() {
+        let sharers = |keys: &[u64], faults| Sharers { keys: keys.to_vec(), faults };
+        let then = sharers(&[3, 5], 10);
+        assert!(sharers(&[3, 5], 10 + OWN_UNNOTICED - 1).are_as(&then));
+        assert!(!sharers(&[3, 5], 10 + OWN_UNNOTICED).are_as(&then));
+        // A fault that was told twice.
+        assert!(sharers(&[3, 5], 9).are_as(&then));
+        assert!(sharers(&[3, 5], 0u64.wrapping_sub(2)).are_as(&then));
+        assert!(!sharers(&[3, 5, 6], 10).are_as(&then) && !sharers(&[3], 10).are_as(&then));
+    }
 
     #[test]
     fn of_many_small_processes_the_largest_are_chosen() {

@@ -11,13 +11,14 @@
 //! Memory that has once been tight stays so: what is registered is not unregistered again.
 
 use crate::faults::guards;
+use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
 use crate::monitor::{account, adopt, ended, errors, register, shared, stalls};
 use crate::reclaim::fairness::Progress;
 use crate::run::{Run, Shared};
 use crate::times::{
     CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX, SHARED_LOOK,
-    SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
+    SHARED_LOOK_ANYWAY, SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ const FILL_BYTES_PER_MS: u64 = 6 << 20;
 const SLOW_GROWTH_BYTES: u64 = 1 << 20;
 /// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
 const SHARED_PART: u32 = 10;
+/// The same where nothing tells that it has changed.
+const SHARED_ANYWAY_PART: u32 = 100;
 
 /// The monitor thread.
 pub fn keep_watch(run: &Arc<Run>) {
@@ -99,6 +102,10 @@ struct Monitor<'a> {
     objects: shared::Watch,
     progress: Progress,
     shared: Timer,
+    /// When it is measured though nothing tells of a change: nothing does where memory is unmapped.
+    shared_anyway: Timer,
+    /// As it was measured last.
+    sharers: Sharers,
     fairness: Timer,
     tables: Timer,
     tidying: Timer,
@@ -117,6 +124,8 @@ impl<'a> Monitor<'a> {
             objects: shared::Watch::new(run.settings.shared == Shared::All),
             progress: Progress::default(),
             shared: timer(SHARED_LOOK),
+            shared_anyway: timer(SHARED_LOOK),
+            sharers: Sharers::default(),
             fairness: timer(PROGRESS_LOOK),
             tables: timer(TABLES_LOOK),
             tidying: timer(SPACES_TIDIED),
@@ -185,9 +194,16 @@ impl<'a> Monitor<'a> {
     fn do_chores(&mut self) {
         let run = self.run;
         if account::may_share_pages(run) && self.shared.is_due() {
-            let begun = Instant::now();
-            account::measure_shared(run);
-            self.shared.be_due_in(SHARED_LOOK + (SHARED_PART - 1) * begun.elapsed());
+            let sharers = Sharers::now(run);
+            if self.shared_anyway.is_due() || !sharers.are_as(&self.sharers) {
+                let begun = Instant::now();
+                account::measure_shared(run);
+                self.sharers = sharers;
+                self.shared.be_due_in(SHARED_LOOK + (SHARED_PART - 1) * begun.elapsed());
+                self.shared_anyway.be_due_in(SHARED_LOOK_ANYWAY.max(SHARED_ANYWAY_PART * begun.elapsed()));
+            } else {
+                self.shared.be_due_in(SHARED_LOOK);
+            }
         }
         if run.is_memory_tight() && self.fairness.is_due() {
             self.progress.look(&run.processes());
