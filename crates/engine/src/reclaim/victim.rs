@@ -31,14 +31,17 @@ use std::ops::Range;
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
 const NEIGHBOURHOOD_PAGES: usize = 1 << AUTO_ORDER_MIN.0;
 
+/// So many records are looked at before a call comes back without a page: less than a ms.
+const LOOKS_FOR_ONE: usize = 8192;
+
 impl Space {
     /// Choose `n` pages, more where they leave together, but at most `room`; mark them EVICTING, and return
     /// them as ascending runs.
     pub(crate) fn choose_victims(&self, swap: &Swap, cpu: CpuId, n: usize, room: usize) -> Vec<PageRun> {
         let mut victims = Victims { pages: Vec::with_capacity(room), goal: n.min(room), room };
-        // Heat is finite, so a queue of hot pages only is cold after some rounds; the bound keeps one call
-        // short.
-        let mut looks = 4 * n + 64;
+        // Heat is finite, so a queue of hot pages only is cold after some rounds; the bounds keep one call
+        // short. The first page is looked for longer: whoever gets none sleeps, while faults wait for room.
+        let mut looks = LOOKS_FOR_ONE;
         while victims.pages.len() < victims.goal && looks > 0 {
             looks -= 1;
             let Some((record, source)) = self.pop_next() else { break };
@@ -46,6 +49,9 @@ impl Space {
             if !self.consider(swap, cpu, record, source, &mut victims) {
                 self.push_next(record);
                 break;
+            }
+            if !victims.pages.is_empty() {
+                looks = looks.min(4 * n + 64);
             }
         }
         victims.pages.sort_unstable();
@@ -221,3 +227,24 @@ impl ChunkWords<'_> {
 
 const _: () =
     assert!(CHUNK_PAGES.is_multiple_of(NEIGHBOURHOOD_PAGES as u64), "a neighbourhood lies in one chunk");
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::memory::pages_of;
+    use crate::sync::Arc;
+    use crate::testing::blank::BlankMemory;
+    use crate::units::SpaceId;
+
+    #[test]
+    fn where_all_pages_are_hot_some_leave_all_the_same() {
+        const PAGES: u64 = 1500;
+        let engine = Engine::new(Vec::new(), 64 << 20, Tuning::default());
+        let space = Space::new(SpaceId(1), Arc::new(BlankMemory));
+        space.adopt(engine.swap(), Vpn(0), Vpn(PAGES));
+        space.visit_words(Vpn(0), Vpn(PAGES), |_, word| *word = word.with_heat(3));
+        let victims = space.choose_victims(engine.swap(), CpuId(0), 64, 64);
+        assert_eq!(pages_of(&victims).count(), 64);
+    }
+}

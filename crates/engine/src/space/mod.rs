@@ -288,7 +288,7 @@ impl Space {
     }
 
     /// Visit the words of [from, to) that lie in existing chunks, one chunk lock at a time.
-    fn visit_words(&self, from: Vpn, to: Vpn, mut visit: impl FnMut(Vpn, &mut Word)) {
+    pub(crate) fn visit_words(&self, from: Vpn, to: Vpn, mut visit: impl FnMut(Vpn, &mut Word)) {
         let (first, last) = (from.0 / CHUNK_PAGES, to.0.div_ceil(CHUNK_PAGES));
         if first >= last {
             return;
