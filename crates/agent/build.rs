@@ -26,11 +26,14 @@ fn main() {
         "memspill's agent runs on Linux, on x86_64 and aarch64"
     );
 
+    // The agent is loaded by programs of the GNU C library, whichever memspill itself is linked with. So a
+    // memspill for musl has the same agent as another.
+    let target = var("TARGET").replace("-linux-musl", "-linux-gnu");
     let out = PathBuf::from(var("OUT_DIR")).join("libmemspill_agent.so");
     let mut rustc = Command::new(var("RUSTC"));
     rustc
         .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
-        .args(["--target", &var("TARGET")])
+        .args(["--target", &target])
         .args([
             "-C",
             "panic=abort",

@@ -178,10 +178,13 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
 }
 
 /// Let glibc's malloc have two arenas at most: each reserves 64 MiB, and by default there are up to eight for
-/// each CPU.
+/// each CPU. (musl, with which a static memspill can be linked, has none.)
 fn limit_malloc_arenas() {
+    #[cfg(target_env = "gnu")]
     // SAFETY: this sets a number that malloc reads before it makes another arena.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2)
+    };
 }
 
 /// The limit on memory that is the smallest, and what mends it.
