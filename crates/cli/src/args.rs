@@ -340,6 +340,24 @@ pub fn lacks_subcommand(error: &clap::Error) -> bool {
     matches!(error.kind(), MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand)
 }
 
+/// What was meant, where a newcomer most often errs: nothing says how much memory, or what to run, or that it
+/// is `run` that runs something. None: clap's own hint, or the help, is the better answer.
+pub fn mend(error: &clap::Error, name: &str) -> Option<&'static str> {
+    use clap::error::{ContextKind, ErrorKind};
+    let is_guessed = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand]
+        .iter()
+        .any(|kind| error.get(*kind).is_some());
+    match (error.kind(), name) {
+        (ErrorKind::MissingRequiredArgument, "memspill run") => {
+            Some("such as: memspill run -m 2G -- python3 train.py")
+        }
+        (ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument, "memspill") if !is_guessed => {
+            Some("to run a command: memspill run -m 2G -- COMMAND")
+        }
+        _ => None,
+    }
+}
+
 /// clap's error as one line: what is wrong and the likely name that was meant, without the usage that
 /// follows.
 pub fn one_line(error: &clap::Error) -> String {

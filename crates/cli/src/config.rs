@@ -10,14 +10,14 @@
 //! Names and values are those of `--tune`, which is read after the file and so goes before it. Nothing else
 //! stands there: what a job may use is said where the job is started.
 
-use crate::message::plain;
+use crate::message::{plain, words};
 use memspill_engine::tuning::Tuning;
 use std::path::Path;
 use toml::{Table, Value};
 
 /// Turns the knobs that the file names.
 pub fn read(path: &Path, tuning: &mut Tuning) -> Result<(), String> {
-    let text = std::fs::read_to_string(path).map_err(|e| e.to_string());
+    let text = std::fs::read_to_string(path).map_err(|e| words(&e));
     text.and_then(|text| apply(&text, tuning)).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 

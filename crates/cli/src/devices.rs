@@ -6,7 +6,7 @@
 
 use crate::args::RunArgs;
 use crate::machine::{Memory, is_in_ram};
-use crate::message::plain;
+use crate::message::{plain, words};
 use crate::size;
 use crate::spec::{Fail, FailWhat, SwapSpec};
 use memspill_backing::compress::Algorithm;
@@ -187,8 +187,13 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
     let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
     let backing = TierBacking::new(ram, file).map_err(|e| {
-        let mends = limits::remedy(&e).unwrap_or_else(|| "name another directory with --swap-dir".to_owned());
-        format!("cannot make a swap file in {}: {e}; {mends}", dir.display())
+        let other = if e.kind() == ErrorKind::NotFound {
+            "make it, or name another directory with --swap-dir"
+        } else {
+            "name another directory with --swap-dir"
+        };
+        let mends = limits::remedy(&e).unwrap_or_else(|| other.to_owned());
+        format!("cannot make a swap file in {}: {}; {mends}", dir.display(), words(&e))
     })?;
     if is_in_ram {
         eprintln!(

@@ -24,6 +24,7 @@ use memspill_uffd::{fanotify, shmem};
 
 use crate::args::{self, DoctorArgs, Pager as Wanted};
 use crate::machine::{Memory, is_in_ram};
+use crate::message::words;
 use crate::probe::{self, feature};
 use crate::size::human;
 
@@ -358,9 +359,7 @@ fn fail(name: &'static str, found: impl Into<String>, fix: Option<String>) -> Ch
 
 /// What an errno means, in strerror's words without its number.
 fn reason(errno: i32) -> String {
-    let text = io::Error::from_raw_os_error(errno).to_string();
-    let words = text.split(" (os error").next().unwrap_or_default();
-    words.to_lowercase()
+    words(&io::Error::from_raw_os_error(errno))
 }
 
 /// What only the kernel pager needs.

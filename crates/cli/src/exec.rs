@@ -127,7 +127,15 @@ impl Inspection {
             Inspection::NotExecutable(path, reason) => {
                 (exit::NOT_EXECUTABLE, format!("{} cannot be executed: {reason}", path.display()))
             }
-            Inspection::NotFound(name) => (exit::NOT_FOUND, format!("{} was not found", name.display())),
+            Inspection::NotFound(name) => {
+                let (shown, is_path) = (name.display(), name.as_bytes().contains(&b'/'));
+                let line = match Path::new(name).exists() {
+                    _ if is_path => format!("{shown} was not found"),
+                    true => format!("{shown} was not found in PATH; the one in this directory is ./{shown}"),
+                    false => format!("{shown} was not found in PATH"),
+                };
+                (exit::NOT_FOUND, line)
+            }
             Inspection::NoInterpreter { script, interpreter } => (
                 exit::NOT_FOUND,
                 format!(

@@ -57,8 +57,7 @@ use crate::args::{Cli, Command};
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if args::asks_for_knobs(&arguments) {
-        print!("{}", memspill_engine::tuning::Tuning::help());
-        return ExitCode::SUCCESS;
+        return ExitCode::from(output::print(&memspill_engine::tuning::Tuning::help()));
     }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -87,7 +86,8 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
     if args::lacks_subcommand(error) {
         eprint!("{}", command.render_help());
     } else {
-        eprintln!("memspill: {} (see {} --help)", args::one_line(error), name);
+        let mend = args::mend(error, &name).map_or(String::new(), |mend| format!("; {mend}"));
+        eprintln!("memspill: {}{mend} (see {name} --help)", args::one_line(error));
     }
     exit
 }

@@ -15,6 +15,12 @@ macro_rules! eprint {
     }};
 }
 
+/// What the system says of an error, in lower case and without its number.
+pub fn words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
 /// A line as it can be shown: characters that would end it, or move a terminal's cursor, are written out.
 pub fn plain(line: &str) -> String {
     line.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()

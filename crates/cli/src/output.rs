@@ -1,7 +1,9 @@
 //! `--json`, `--csv`, `--markdown` and `--html FILE`: a report in the form that was asked for.
 
+use crate::message::words;
 use clap::Args;
 use memspill_tables::{Form, Report};
+use rustix::fs::{Access, access};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -53,15 +55,28 @@ impl OutputArgs {
 
 /// The same of any page.
 pub fn check_page_path(path: Option<&Path>) -> Result<(), String> {
+    check_path("--html", path)
+}
+
+/// The same of any file that is written in the end, which `option` names.
+pub fn check_path(option: &str, path: Option<&Path>) -> Result<(), String> {
     let Some(path) = path else { return Ok(()) };
+    let shown = path.display();
     if path.is_dir() {
-        return Err(format!("--html {}: that is a directory; name a file in it", path.display()));
+        return Err(format!("{option} {shown}: that is a directory; name a file in it"));
     }
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
-            Err(format!("--html {}: there is no directory {}", path.display(), dir.display()))
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !dir.is_dir() {
+        return Err(format!("{option} {shown}: there is no directory {}", dir.display()));
+    }
+    let is_there = path.exists();
+    let written = if is_there { path } else { dir };
+    match access(written, Access::WRITE_OK) {
+        Err(error) => {
+            let what = if is_there { "it" } else { "in its directory" };
+            Err(format!("{option} {shown}: this user may not write {what}: {}", words(&error.into())))
         }
-        _ => Ok(()),
+        Ok(()) => Ok(()),
     }
 }
 

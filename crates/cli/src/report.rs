@@ -1,6 +1,7 @@
 //! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
 use crate::args::RunArgs;
+use crate::message::words;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
 use memspill_engine::devices::Device;
@@ -36,7 +37,7 @@ pub fn at_the_end(args: &RunArgs, ended: &Ended) {
     if let Some(path) = &args.stats_json
         && let Err(e) = std::fs::write(path, json(&ended.run, Some(ended.exit_code)))
     {
-        eprintln!("memspill: cannot write {}: {e}", path.display());
+        eprintln!("memspill: cannot write {}: {}", path.display(), words(&e));
     }
     if let (Some(path), Some(recorded)) = (&args.record, ended.run.recording.end()) {
         tell_recording(path, &recorded);

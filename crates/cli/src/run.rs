@@ -11,8 +11,8 @@ use crate::devices::{self, Opening};
 use crate::exit;
 use crate::groups::GroupSpec;
 use crate::machine::Memory;
-use crate::message::plain;
-use crate::{config, doctor, exec, groups, metrics, report, serve, size, spec};
+use crate::message::{plain, words};
+use crate::{config, doctor, exec, groups, metrics, output, report, serve, size, spec};
 use memspill_engine::devices::Device;
 use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
@@ -70,8 +70,17 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
         return Ok(());
     }
     let (given, least) = (size::human(bytes), size::human(size::MEMORY_MAX_LEAST_BYTES));
-    Err(format!("{given} is too small: at least {least} are needed"))
+    // Who gives so few bytes has left out a unit.
+    let meant = if bytes < UNIT_LEFT_OUT_BYTES {
+        format!("; a size without a unit is in bytes, {bytes}M is {bytes} MiB")
+    } else {
+        String::new()
+    };
+    Err(format!("{given} is too small: at least {least} are needed{meant}"))
 }
+
+/// A page: no budget is that small.
+const UNIT_LEFT_OUT_BYTES: u64 = PAGE_SIZE as u64;
 
 /// What `memspill ctl` asks of a run and the command line knows.
 struct RunOperator {
@@ -138,6 +147,8 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         return Err("--memory-max auto takes all there is already: leave out --on-thrash=grow".into());
     }
     Limits::refusal().map_or(Ok(()), Err)?;
+    output::check_path("--stats-json", args.stats_json.as_deref())?;
+    output::check_path("--record", args.record.as_deref())?;
     let for_user_mode = pager != source::Pager::Kernel;
     if for_user_mode && args.shared == Shared::All {
         return Err("--shared=all needs the kernel pager, see 'memspill doctor'".into());
@@ -148,7 +159,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
         .clone()
         .or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
     if let Some(path) = config {
-        config::read(&path, &mut tuning)?;
+        config::read(&path, &mut tuning).map_err(|e| format!("--config {e}"))?;
     }
     for knob in &args.tune {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
@@ -176,7 +187,9 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     } else if by_agents && args.shared != Shared::None && args.verbose {
         eprintln!("memspill: shared memory is neither counted nor swapped: that needs CAP_SYS_PTRACE");
     }
-    let create = |path: &PathBuf| File::create(path).map_err(|e| format!("--record {}: {e}", path.display()));
+    let create = |path: &PathBuf| {
+        File::create(path).map_err(|e| format!("--record {}: {}", path.display(), words(&e)))
+    };
     let recording = args.record.as_ref().map(create).transpose()?.map(Recording::to).unwrap_or_default();
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups)

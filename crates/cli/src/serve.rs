@@ -6,6 +6,7 @@
 //!
 //! What it does not do: know who asks. By default only this machine can.
 
+use crate::message::words;
 use crate::metrics;
 use memspill_pager::run::Run;
 use std::io::{self, Read, Write};
@@ -29,7 +30,14 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Before the command starts, so that an address that is taken is an error then.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address).map_err(|error| format!("--metrics {address}: {error}: give another PORT"))
+    TcpListener::bind(address).map_err(|error| {
+        let mends = match error.kind() {
+            io::ErrorKind::AddrNotAvailable => "that is no address of this machine",
+            io::ErrorKind::PermissionDenied => "give a PORT of 1024 or above",
+            _ => "give another PORT",
+        };
+        format!("--metrics {address}: {}: {mends}", words(&error))
+    })
 }
 
 /// Answer until the run ends.

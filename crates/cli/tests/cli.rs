@@ -56,6 +56,48 @@ fn a_wrong_command_line_of_run_is_125() {
 }
 
 #[test]
+fn what_a_newcomer_types_is_answered_with_what_would_do() {
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["python3", "job.py"], 2, "to run a command: memspill run -m 2G -- COMMAND"),
+        (&["-m", "1G", "python3"], 2, "to run a command: memspill run -m 2G -- COMMAND"),
+        (&["run", "python3", "job.py"], 125, "such as: memspill run -m 2G -- python3"),
+        (&["run", "-m", "100", "true"], 125, "a size without a unit is in bytes, 100M is 100 MiB"),
+        (&["run", "-m", "1M", "true"], 125, "at least 8.0 MiB are needed\n"),
+        (&["run", "-m", "64M", "--swap-dir", "/no/such", "true"], 125, "make it, or name another directory"),
+        (&["run", "-m", "64M", "--stats-json", "/no/such/x", "true"], 125, "is no directory /no/such"),
+        (&["run", "-m", "64M", "--record", "/tmp", "true"], 125, "name a file in it"),
+    ];
+    for (arguments, code, words) in cases {
+        let (exit, line) = refused(arguments);
+        assert!(exit == code && line.contains(words) && !line.contains("os error"), "{exit} {line}");
+    }
+}
+
+#[test]
+fn the_command_is_in_this_directory_and_not_in_path() {
+    let file = scratch_file("here", b"#!/bin/sh\n", 0o755);
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+    let output =
+        command.args(["run", "-m", "64M", name]).current_dir(file.parent().unwrap()).output().unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert!(line.contains(&format!("not found in PATH; the one in this directory is ./{name}")), "{line}");
+    assert_eq!(output.status.code(), Some(127));
+    fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn what_cannot_be_printed_is_an_error_and_no_panic() {
+    for arguments in [&["run", "--tune", "help"][..]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+        let output = command.args(arguments).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
+        assert!(output.stderr.starts_with(b"memspill: cannot write"), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
 fn a_swap_file_that_cannot_be_made_is_said_with_its_mend() {
     let spec = "file:/no/such/directory/swap,size=1G";
     let (exit, line) = refused(&["run", "-m", "1G", "--swap", spec, "true"]);
@@ -130,7 +172,7 @@ fn asking_a_run_that_is_not_there_is_1() {
 #[test]
 fn a_command_that_is_not_there_is_127() {
     let (exit, line) = refused(&["run", "-m", "1G", "no-such-command"]);
-    assert_eq!((exit, line.as_str()), (127, "memspill: no-such-command was not found\n"));
+    assert_eq!((exit, line.as_str()), (127, "memspill: no-such-command was not found in PATH\n"));
     assert_eq!(refused(&["run", "-m", "1G", "/no/such/command"]).0, 127);
     let script = scratch_file("lost", b"#!/no/such/interpreter\n", 0o755);
     let (exit, line) = refused(&["run", "-m", "1G", script.to_str().unwrap()]);

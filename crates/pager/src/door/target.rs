@@ -110,7 +110,10 @@ impl Target {
             COMMAND_UNCONNECTED => {
                 format!("killed: the agent in {program} did not connect in {} s", limit.as_secs())
             }
-            _ => format!("killed: {program} runs without memspill's agent, outside the budget"),
+            _ => format!(
+                "killed: {program} runs without memspill's agent, outside the budget: it is static, or was \
+                 started without LD_PRELOAD"
+            ),
         })
     }
 

@@ -25,6 +25,8 @@ use std::time::Instant;
 /// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room
 /// in RAM again.
 const POOL_PARTS: u64 = 8;
+/// What mends most of it.
+const RAISE: &str = "raise --memory-max";
 
 /// What one reclaimer remembers.
 #[derive(Default)]
@@ -143,15 +145,34 @@ fn give_up(run: &Run, full: bool) {
         (true, Some(device), _) => {
             (format!("nothing can be written to swap device {}", device.name), "name another one with --swap")
         }
-        (true, None, _) => ("the swap is full".into(), "raise --swap-max, --swap size= or free disk space"),
-        (false, _, Some(error)) => (error, "raise --memory-max"),
+        (true, None, _) => full_swap(run),
+        (false, _, Some(error)) => (error, RAISE),
         (false, _, None) => {
             let bytes = group.usage_bytes() >> 20;
             let why = format!("cannot be swapped out ({})", what_counts(run));
-            (format!("{bytes} MiB of the budget {why}"), "raise --memory-max")
+            // Behind a pool that has taken the budget there is no file: else it had made room.
+            let is_of_pool = account::pool_bytes(&run.engine) > group.limit_bytes() / 2;
+            let fix =
+                if is_of_pool { "add a swap file (--swap file:PATH), or raise --memory-max" } else { RAISE };
+            (format!("{bytes} MiB of the budget {why}"), fix)
         }
     };
     run.no_way_out(group, None, &reason, fix);
+}
+
+/// The limit that is reached, or else the devices that have no room, and what makes room.
+fn full_swap(run: &Run) -> (String, &'static str) {
+    let mib = |pages: u64| (pages * PAGE_SIZE as u64) >> 20;
+    let root = run.engine.root();
+    if !root.has_swap() {
+        return (format!("--swap-max {} MiB is used up", mib(root.swap_max_pages())), "raise it");
+    }
+    let devices = run.engine.devices().iter().filter(|device| !device.is_off());
+    let held: Vec<String> = devices
+        .map(|device| format!("{} holds {} MiB", device.name, mib(device.slots.used_slots())))
+        .collect();
+    let fix = "free disk space, lower --disk-free, or name more swap with --swap";
+    (format!("the swap is full: {}", held.join(", ")), fix)
 }
 
 fn no_swap_left(run: &Run, group: &Group) {
