@@ -53,6 +53,10 @@ pub enum Command {
     Sim(crate::sim::SimArgs),
     /// Measure memspill with the published swap benchmarks
     Bench(crate::bench::BenchArgs),
+    /// Print what bash, zsh or fish needs to complete memspill's options
+    Completions(crate::completions::CompletionsArgs),
+    /// Write the man pages into a directory
+    Man(crate::manual::ManArgs),
 }
 
 const TOP_EXAMPLES: &str = "\

@@ -11,7 +11,8 @@
 //!      ├─ top/       memspill top
 //!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
-//!      └─ sim.rs     memspill sim (output.rs: the forms of its tables; progress.rs: a line on a terminal)
+//!      ├─ sim.rs     memspill sim (output.rs: the forms of its tables; progress.rs: a line on a terminal)
+//!      └─ completions.rs, manual.rs    the options for shells and for man(1)
 //! ```
 //!
 //! What memspill has to say goes to stderr with `memspill: ` before it (message.rs); stdout belongs to the
@@ -24,6 +25,7 @@ mod message;
 pub mod args;
 mod bench;
 mod budget;
+mod completions;
 pub mod config;
 mod ctl;
 pub mod devices;
@@ -32,6 +34,7 @@ pub mod exec;
 mod exit;
 pub mod groups;
 pub mod machine;
+mod manual;
 mod metrics;
 mod output;
 mod probe;
@@ -49,7 +52,7 @@ mod top;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Cli, Command};
 
@@ -71,6 +74,8 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
         Command::Sim(args) => ExitCode::from(sim::sim(&args)),
         Command::Bench(args) => bench::bench(args),
+        Command::Completions(args) => ExitCode::from(completions::completions(&args, &Cli::command())),
+        Command::Man(args) => ExitCode::from(manual::man(&args, Cli::command())),
     }
 }
 

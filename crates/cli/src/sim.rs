@@ -144,8 +144,8 @@ struct SeedsArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     ms: u64,
 
-    /// The tables of one thread alone
-    #[arg(long, value_name = "THREAD")]
+    /// The tables of one thread alone, of 000, 001, 002, 003 and 004
+    #[arg(long, value_name = "THREAD", hide_possible_values = true)]
     #[arg(value_parser = ["000", "001", "002", "003", "004"])]
     thread: Option<String>,
 

@@ -88,13 +88,30 @@ fn the_command_is_in_this_directory_and_not_in_path() {
 
 #[test]
 fn what_cannot_be_printed_is_an_error_and_no_panic() {
-    for arguments in [&["run", "--tune", "help"][..]] {
+    for arguments in [&["run", "--tune", "help"][..], &["completions", "bash"]] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
         let output = command.args(arguments).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
         assert!(output.stderr.starts_with(b"memspill: cannot write"), "{arguments:?}: {output:?}");
     }
+}
+
+#[test]
+fn man_pages_are_of_all_that_help_shows() {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("man-{}", std::process::id()));
+    assert!(memspill(&["man", dir.to_str().unwrap()]).status.success());
+    let page = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    for name in ["memspill.1", "memspill-size.1", "memspill-ctl-swapoff.1", "memspill-sim-policy.1"] {
+        assert!(page(name).contains(".TH "), "{name}");
+    }
+    let run = page("memspill-run.1");
+    assert!(run.contains("\\-\\-memory\\-max") && run.contains(".SH EXAMPLES"), "{run}");
+    assert!(!run.contains("thrash\\-window"), "that is hidden");
+    assert!(!dir.join("memspill-bench-workload.1").exists(), "so is that");
+    fs::remove_dir_all(&dir).unwrap();
+    let (exit, line) = refused(&["man", "/proc/none"]);
+    assert!(exit == 1 && line.contains("cannot write man pages to /proc/none"), "{line}");
 }
 
 #[test]
