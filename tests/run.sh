@@ -120,6 +120,7 @@ suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supe
     python verify-threads
 suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target opened by_auto
 export -f verifier
+suite "packages" 120 tests/packages.sh man completions-bash completions-zsh completions-fish deb make ninja
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8
