@@ -1460,11 +1460,11 @@ case_forks-while-moving() {
     clean
 }
 
-# of_pager USER SIGNAL ELSE: what goes with the pager of the runs.
+# of_pager USER SIGNAL ELSE: what goes with the pager of the runs; thread is as signal.
 of_pager() {
     case " ${MEMSPILL_ARGS[*]} " in
     *" --pager=user "*) echo "$1" ;;
-    *" --pager=signal "*) echo "$2" ;;
+    *" --pager=signal "* | *" --pager=thread "*) echo "$2" ;;
     *) echo "$3" ;;
     esac
 }

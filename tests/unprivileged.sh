@@ -5,7 +5,8 @@
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
   --full  large sizes, and more kills
-  --pager=signal  that pager, and its cases; by_auto runs under a filter that refuses userfaultfd, io_uring
+  --pager=signal, --pager=thread  that pager, and its cases; with signal by_auto runs under a filter that
+          refuses userfaultfd and io_uring
   --list  names of both
 Needs root, to become that user (65534); the repository must be readable for all."
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,8 +24,8 @@ PAGER=user
 for word; do
     case $word in
     --pager=user) ;;
-    --pager=signal)
-        PAGER=signal
+    --pager=signal|--pager=thread)
+        PAGER=${word#--pager=}
         # The main stack stays in memory (deep-stack), and so does memory that nothing presses (page-advice).
         for name in deep-stack page-advice; do CASES=("${CASES[@]/#$name/}"); done
         CASES=(${CASES[@]})

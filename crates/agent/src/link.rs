@@ -77,9 +77,13 @@ pub struct Waiter {
     pub page: u64,
     /// A futex that changes when the thread is to look again.
     pub woken: u32,
-    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`.
+    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`; with
+    /// `RUN_CLOSED` where nothing was ever in them.
     pub run: u32,
 }
+
+pub const RUN_CLOSED: usize = 1 << 16;
+const _: () = assert!(DELIVERY_PAGES < RUN_CLOSED);
 
 /// `Delivery::state`: the supervisor may fill it; it is filled; an agent's thread is installing it.
 pub const FREE: u32 = 0;

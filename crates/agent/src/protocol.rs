@@ -51,6 +51,9 @@ pub const UFFD_USER_MODE: u32 = 4;
 /// fds = [control, eventfd]: none; the process is paged by windows (`agent/windows/`), and the control file
 /// has what takes a userfaultfd's place (`link.rs`). All system calls are trapped.
 pub const UFFD_LINK: u32 = 5;
+/// The same; pages are away in memory that is registered with a userfaultfd of the agent's own, for faults of
+/// user mode only (`agent/windows/holes.rs`).
+pub const UFFD_LINK_REGISTERED: u32 = 6;
 
 /// Most pages in staging: two halves, so that one can be read while the other fills.
 pub const STAGING_PAGES: u32 = 256;

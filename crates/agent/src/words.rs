@@ -7,8 +7,8 @@
 //           ┌──────────────────┬────────────┬──────┬──────┬───────┬──────┐
 //           │ slot             │ 0          │ away │waited│ x w r │ state│
 //           └──────────────────┴────────────┴──────┴──────┴───────┴──────┘
-//            where the bytes are             │      │      └ of its mapping, as PROT_*
-//            EXCLUDED: why                   │      └ somebody sleeps until the state changes
+//            where the bytes are; all ones:  │      │      └ of its mapping, as PROT_*
+//            nowhere, zeros. EXCLUDED: why   │      └ somebody sleeps until the state changes
 //                                            └ EVICTING: it was SWAPPED before
 //
 //                 ┌──────── evicted ─────────────┐
@@ -48,7 +48,9 @@ const AWAY: u64 = 1 << 7;
 const SLOT_SHIFT: u32 = 16;
 
 /// Slots are below this.
-pub const SLOTS_MAX: u64 = 1 << (64 - SLOT_SHIFT);
+pub const SLOTS_MAX: u64 = (1 << (64 - SLOT_SHIFT)) - 1;
+/// In the place of a slot: nothing is kept, the page is zeros.
+const CLOSED: u64 = SLOTS_MAX;
 
 /// Word of an EXCLUDED page, instead of a slot: why it never leaves. The kernel touches it by itself, or it
 /// is the agent's.
@@ -64,6 +66,15 @@ impl Word {
 
     pub const fn swapped(slot: u64, prot: u64) -> Word {
         Word(SWAPPED | (prot << PROT_SHIFT) & PROT | slot << SLOT_SHIFT)
+    }
+
+    /// SWAPPED, and nothing was ever there: zeros, when there is room.
+    pub const fn closed(prot: u64) -> Word {
+        Word::swapped(CLOSED, prot)
+    }
+
+    pub const fn is_closed(self) -> bool {
+        self.slot() == CLOSED
     }
 
     pub const fn excluded(why: u64) -> Word {
@@ -133,6 +144,7 @@ const _: () = {
     let evicting = word.evicting().waited_for();
     assert!(evicting.state() == EVICTING && evicting.is_waited_for() && evicting.was_away());
     assert!(evicting.as_before().0 == word.0);
+    assert!(Word::closed(3).is_closed() && Word::closed(3).filling().is_closed() && !word.is_closed());
     assert!(Word::EMPTY.evicting().waited_for().as_before().0 == NONE);
     assert!(word.filling().state() == FILLING && word.filling().slot() == word.slot());
     assert!(word.with_prot(1).prot() == 1 && word.with_prot(1).slot() == word.slot());
@@ -166,7 +178,11 @@ pub struct Header {
 pub struct Leaf {
     /// Set before a word of the group is anything but NONE.
     pub groups: [u64; LEAF_GROUPS / 64],
-    pub reserved: [u64; 512 - LEAF_GROUPS / 64],
+    /// Where pages are away in registered memory (holes.rs): all that is plain memory in the group is
+    /// registered; some of it may be, or was.
+    pub registered: [u64; LEAF_GROUPS / 64],
+    pub was_registered: [u64; LEAF_GROUPS / 64],
+    pub reserved: [u64; 512 - 3 * LEAF_GROUPS / 64],
     pub words: [u64; LEAF_WORDS],
 }
 
@@ -196,7 +212,8 @@ pub struct Source {
 }
 
 /// With this variable in its environment the agent pages its process by windows: "1", or a rule to leave out
-/// ("without-none", "without-window", "without-in-use"), by which tests show that the rule is not idle.
+/// ("without-none", "without-window", "without-in-use"), by which tests show that the rule is not idle;
+/// "registered": pages are away in memory that is registered with a userfaultfd of the agent's own.
 pub const ENV_WINDOWS: &str = "MEMSPILL_WINDOWS";
 /// System calls that no kernel has. From now on pages go to and come from this `Source`.
 pub const USE_SOURCE: usize = 0x6d75;

@@ -164,9 +164,10 @@ pub struct RunArgs {
 
     /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), user (by one for
     /// faults outside of system calls; the agent traps every system call and brings what it uses; x86-64),
-    /// signal (without any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto
+    /// thread (as user, but each thread brings its own pages; new, and taken only by name), signal (without
+    /// any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto
     ///
-    /// See 'memspill doctor' for what is possible here. With user and signal each system call costs 2
+    /// See 'memspill doctor' for what is possible here. With all but kernel each system call costs 2
     /// microseconds more, and shared memory is left alone. See docs/operating.md.
     #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
     #[arg(hide_possible_values = true)]
@@ -266,6 +267,7 @@ pub enum Pager {
     Kernel,
     User,
     Signal,
+    Thread,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

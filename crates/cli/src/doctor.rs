@@ -372,7 +372,7 @@ const USERFAULTFDS: [&str; 4] = ["uffd MOVE", "uffd events", CHILD_MEMORY, "user
 fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
     let mut checks = judge(facts);
     let takes = possible(facts, wanted);
-    let is_user = wanted == Wanted::User || takes == Some(Pager::User);
+    let is_user = matches!(wanted, Wanted::User | Wanted::Thread) || takes == Some(Pager::User);
     let is_signal = wanted == Wanted::Signal || takes == Some(Pager::Signal);
     for check in &mut checks {
         check.level = match (is_user || is_signal, check.level) {
@@ -427,6 +427,7 @@ fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
         Wanted::Kernel => kernel_obstacle(facts).is_none().then_some(Pager::Kernel),
         Wanted::User => user_obstacle(facts).is_none().then_some(Pager::User),
         Wanted::Signal => signal_obstacle(facts).is_none().then_some(Pager::Signal),
+        Wanted::Thread => user_obstacle(facts).is_none().then_some(Pager::Thread),
         Wanted::Auto => [Wanted::Kernel, Wanted::User, Wanted::Signal]
             .into_iter()
             .find_map(|wanted| possible(facts, wanted)),
@@ -440,6 +441,9 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
     let signal = || because(signal_obstacle(facts));
     match (takes, wanted) {
         (Some(Pager::Kernel), _) => ok(NAME, "kernel: faults inside system calls are served as all others"),
+        (Some(Pager::Thread), _) => {
+            ok(NAME, "thread: system calls are trapped, and each thread brings its pages on SIGBUS")
+        }
         (Some(Pager::User), Wanted::User) => {
             ok(NAME, "user: system calls are trapped, and their memory is brought first")
         }
@@ -458,7 +462,7 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
         }
         (None, Wanted::Signal) => fail(NAME, format!("signal is not possible{}", signal()), None),
         (None, Wanted::Kernel) => fail(NAME, format!("kernel is not possible{}", kernel()), None),
-        (None, Wanted::User) => fail(NAME, format!("user is not possible{}", user()), None),
+        (None, Wanted::User | Wanted::Thread) => fail(NAME, format!("user is not possible{}", user()), None),
         (None, Wanted::Auto) => {
             let all = format!("kernel{}, user{} nor signal{}", kernel(), user(), signal());
             fail(NAME, format!("none is possible: neither {all}"), None)

@@ -173,7 +173,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     let encrypt = args.encrypt == OnOff::On;
-    let shared_pools = pager == source::Pager::Signal;
+    let shared_pools = matches!(pager, source::Pager::Signal | source::Pager::Thread);
     let opening = Opening { disk_free_bytes, shared_pools, encrypt, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
     let wanted = args.forks.map(|forks| match forks {

@@ -14,8 +14,8 @@
 //! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
 //! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
 //! futexes, on which CPU it runs, the end of this process. Where there is no userfaultfd it is instead what
-//! windows need: reading and writing its own memory by a descriptor, mprotect, guards. Anything else kills
-//! the process.
+//! windows need: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
+//! registering by a userfaultfd of the process's own. Anything else kills the process.
 //!
 //! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
 //! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
@@ -24,6 +24,7 @@
 use crate::protocol::STAGING_PAGES;
 use crate::region::EvictorBlock;
 use crate::sys::{self, PAGE, nr};
+use crate::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_ZEROPAGE};
 
 /// Above all ranges that users, services and containers get (2^31 to 2^32 - 3 is nobody's).
 const ID: usize = 4_000_000_000;
@@ -59,8 +60,8 @@ pub fn drop_rights(keeps_ids: bool) {
 }
 
 /// Called by the evictor itself, when it has no other preparation left.
-pub fn install_filter(block: &EvictorBlock, uffdio_move: usize) {
-    let filter = Filter::new(block.staging, uffdio_move, block.uffd < 0);
+pub fn install_filter(block: &EvictorBlock) {
+    let filter = Filter::new(block.staging, block.uffd < 0);
     #[repr(C)]
     struct Program {
         len: u16,
@@ -114,9 +115,11 @@ const THIS_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const THIS_ARCH: u32 = 0xc000_00b7;
 
-const INSNS_MAX: usize = 120;
+const INSNS_MAX: usize = 160;
 /// What tells which mapping is where.
 const PROCMAP_QUERY: u32 = 0xc068_6611;
+/// What tells which pages are there.
+const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
 struct Filter {
     code: [Insn; INSNS_MAX],
@@ -124,7 +127,7 @@ struct Filter {
 }
 
 impl Filter {
-    fn new(staging: usize, uffdio_move: usize, by_windows: bool) -> Filter {
+    fn new(staging: usize, by_windows: bool) -> Filter {
         let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
         filter.push(LOAD, 0, 0, ARCH);
         filter.push(IF_EQUAL, 1, 0, THIS_ARCH);
@@ -145,12 +148,17 @@ impl Filter {
                 let flags = sys::MAP_SHARED | sys::MAP_NORESERVE | place;
                 filter.allow_with(nr::MMAP, &[(3, flags as u32)]);
             }
-            filter.allow_with(nr::IOCTL, &[(1, PROCMAP_QUERY)]);
-            for advice in [sys::MADV_GUARD_INSTALL, sys::MADV_GUARD_REMOVE] {
+            for request in [PROCMAP_QUERY, PAGEMAP_SCAN] {
+                filter.allow_with(nr::IOCTL, &[(1, request)]);
+            }
+            for request in [UFFDIO_REGISTER, UFFDIO_COPY, UFFDIO_ZEROPAGE] {
+                filter.allow_with(nr::IOCTL, &[(1, request as u32)]);
+            }
+            for advice in [sys::MADV_GUARD_INSTALL, sys::MADV_GUARD_REMOVE, sys::MADV_DONTNEED] {
                 filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
             }
         }
-        filter.allow_with(nr::IOCTL, &[(1, uffdio_move as u32)]);
+        filter.allow_with(nr::IOCTL, &[(1, UFFDIO_MOVE as u32)]);
         // On which CPU it runs itself.
         for call in [nr::SCHED_GETAFFINITY, nr::SCHED_SETAFFINITY] {
             filter.allow_with(call, &[(0, 0)]);

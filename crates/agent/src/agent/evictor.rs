@@ -29,6 +29,7 @@ use crate::protocol::{
 };
 use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
+use crate::uffd::{MoveArg, UFFDIO_MOVE};
 #[cfg(target_arch = "x86_64")]
 use crate::{link, windows};
 
@@ -53,20 +54,6 @@ const FDS_MAX: usize = 1 << 16;
 const MOVE_LOCK_SPINS: u32 = 100;
 /// How long to sleep on the lock before looking whether the supervisor still lives.
 const LOCK_TIMEOUT_MS: u32 = 100;
-
-#[repr(C)]
-struct UffdioMove {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    /// Out: bytes moved, or a negative errno.
-    moved: i64,
-}
-
-/// `_IOWR(0xAA, 0x05, struct uffdio_move)`.
-const UFFDIO_MOVE: usize = 3 << 30 | size_of::<UffdioMove>() << 16 | 0xaa << 8 | 0x05;
-const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05);
 
 /// Starts the thread, and returns its id; it gets ready, says so in `EvictorBlock::started`, and then waits
 /// for `EvictorBlock::go`.
@@ -96,9 +83,13 @@ extern "C" fn thread_main(block: usize) -> ! {
         let _ = sys::syscall(nr::CHDIR, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
         let kept = kept_descriptors(block);
         let mut first = 0;
-        for fd in kept.into_iter().map(|fd| fd as usize).chain([1 << 32]) {
-            let (from, end) = (first, fd);
-            first = first.max(fd + 1);
+        while first < 1 << 32 {
+            let later = kept
+                .iter()
+                .map(|fd| *fd as u32 as usize)
+                .filter(|fd| *fd >= first && *fd <= i32::MAX as usize);
+            let (from, end) = (first, later.min().unwrap_or(1 << 32));
+            first = end + 1;
             if from < end && sys::syscall(nr::CLOSE_RANGE, [from, end - 1, 0, 0, 0, 0]).is_err() {
                 // Forbidden by a sandbox. A pipe that stays open here would keep its reader waiting for ever.
                 for fd in from..end.min(FDS_MAX) {
@@ -107,7 +98,7 @@ extern "C" fn thread_main(block: usize) -> ! {
             }
         }
     }
-    confine::install_filter(block, UFFDIO_MOVE);
+    confine::install_filter(block);
     block.started.store(1, Ordering::Release);
     sys::futex_wake(&block.started);
     loop {
@@ -122,22 +113,14 @@ extern "C" fn thread_main(block: usize) -> ! {
     serve_commands(block)
 }
 
-/// What this thread needs, ascending; the same one several times, where there are fewer.
-fn kept_descriptors(block: &EvictorBlock) -> [i32; 4] {
-    let mut kept = [block.socket; 4];
+/// What this thread needs; -1, or the same one several times, where that is less.
+fn kept_descriptors(block: &EvictorBlock) -> [i32; 6] {
     #[cfg(target_arch = "x86_64")]
     if block.uffd < 0 {
-        let [mem, maps, words] = crate::windows::descriptors();
-        kept = [block.socket, mem, maps, words];
+        let [mem, maps, pagemap, words, uffd] = crate::windows::descriptors();
+        return [block.socket, mem, maps, pagemap, words, uffd];
     }
-    if block.uffd >= 0 {
-        kept = [block.socket, block.uffd, block.socket, block.uffd];
-    }
-    // Sorted, without a panic in it.
-    let [a, b, c, d] = kept;
-    let ((a, b), (c, d)) = ((a.min(b), a.max(b)), (c.min(d), c.max(d)));
-    let (e, f) = (a.max(c), b.min(d));
-    [a.min(c), e.min(f), e.max(f), b.max(d)]
+    [block.socket, block.uffd, block.uffd, block.uffd, block.uffd, block.uffd]
 }
 
 fn serve_commands(block: &EvictorBlock) -> ! {
@@ -349,9 +332,9 @@ fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
     while moved < run.pages {
         chunk = chunk.min(run.pages - moved);
         let offset = u64::from(moved) * PAGE as u64;
-        let mut arg = UffdioMove {
-            dst: block.staging as u64 + u64::from(run.staging) * PAGE as u64 + offset,
-            src: run.src_addr.wrapping_add(offset),
+        let mut arg = MoveArg {
+            to: block.staging as u64 + u64::from(run.staging) * PAGE as u64 + offset,
+            from: run.src_addr.wrapping_add(offset),
             len: u64::from(chunk) * PAGE as u64,
             mode: 0,
             moved: 0,
@@ -387,8 +370,8 @@ fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
 
 /// As `move_locked`, with staging as executable as the source: the kernel moves between equal protections
 /// only.
-fn move_executable(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
-    let (addr, len) = (arg.dst as usize, arg.len as usize);
+fn move_executable(block: &EvictorBlock, arg: &mut MoveArg) -> Result<()> {
+    let (addr, len) = (arg.to as usize, arg.len as usize);
     // SAFETY: pages of staging, which only this thread and the supervisor use.
     let protect = |prot| unsafe { sys::syscall(nr::MPROTECT, [addr, len, prot, 0, 0, 0]) };
     // A sandbox may forbid it: then such memory stays where it is.
@@ -398,7 +381,7 @@ fn move_executable(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
     result
 }
 
-fn move_locked(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
+fn move_locked(block: &EvictorBlock, arg: &mut MoveArg) -> Result<()> {
     // SAFETY: the control page is mapped for as long as this thread lives, and both words are aligned.
     let (lock, abort) = unsafe {
         (
@@ -413,10 +396,7 @@ fn move_locked(block: &EvictorBlock, arg: &mut UffdioMove) -> Result<()> {
         // SAFETY: the destination is staging. The source is what the supervisor chose: taking pages out of a
         // managed range is what this thread is for, and whoever touches them gets them back from the pager.
         unsafe {
-            sys::syscall(
-                nr::IOCTL,
-                [block.uffd as usize, UFFDIO_MOVE, arg as *mut UffdioMove as usize, 0, 0, 0],
-            )
+            sys::syscall(nr::IOCTL, [block.uffd as usize, UFFDIO_MOVE, arg as *mut MoveArg as usize, 0, 0, 0])
         }
         .map(|_| ())
     };

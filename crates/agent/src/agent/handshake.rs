@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering;
 
 use crate::protocol::{
     Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK,
-    UFFD_NONE, UFFD_USER_MODE, Welcome,
+    UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 #[cfg(target_arch = "x86_64")]
@@ -145,7 +145,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
         return Err(EPROTO);
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
-    let traps = matches!(source, UFFD_USER_MODE | UFFD_LINK);
+    let traps = matches!(source, UFFD_USER_MODE | UFFD_LINK | UFFD_LINK_REGISTERED);
     let blocks = if traps { prepare_to_trap()? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
@@ -165,8 +165,8 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
             Some(Fd(made? as i32))
         }
         (UFFD_GIVEN, Some(given)) => Some(given),
-        (UFFD_LINK, Some(bell)) => {
-            connect_link(&control, &bell, pool.as_ref())?;
+        (UFFD_LINK | UFFD_LINK_REGISTERED, Some(bell)) => {
+            connect_link(&control, &bell, pool.as_ref(), source == UFFD_LINK_REGISTERED)?;
             None
         }
         _ => return Err(EPROTO),
@@ -223,12 +223,12 @@ fn prepare_to_trap() -> Result<(usize, usize)> {
 
 /// Has the process paged by windows, by what the supervisor has sent. Err: that is not possible here.
 #[cfg(target_arch = "x86_64")]
-fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>) -> Result<()> {
-    crate::windows::connect(control.0, bell.0, pool.map(|pool| pool.0))
+fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>, registers: bool) -> Result<()> {
+    crate::windows::connect(control.0, bell.0, pool.map(|pool| pool.0), registers)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn connect_link(_control: &Fd, _bell: &Fd, _pool: Option<&Fd>) -> Result<()> {
+fn connect_link(_control: &Fd, _bell: &Fd, _pool: Option<&Fd>, _registers: bool) -> Result<()> {
     Err(sys::ENOSYS)
 }
 

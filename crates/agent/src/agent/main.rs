@@ -89,6 +89,7 @@ mod remap;
 #[cfg(target_arch = "x86_64")]
 mod site;
 mod sys;
+mod uffd;
 #[cfg(target_arch = "x86_64")]
 mod windows;
 #[allow(dead_code, reason = "the other side uses the rest")]

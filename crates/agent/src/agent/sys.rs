@@ -15,6 +15,7 @@ pub const EINTR: i32 = 4;
 pub const EIO: i32 = 5;
 pub const EAGAIN: i32 = 11;
 pub const ENOMEM: i32 = 12;
+pub const EBUSY: i32 = 16;
 pub const EFAULT: i32 = 14;
 pub const EINVAL: i32 = 22;
 #[cfg(not(target_arch = "x86_64"))]

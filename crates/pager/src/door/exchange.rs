@@ -25,7 +25,7 @@ use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, KIND_FORKS, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
-    UFFD_LINK, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId};
@@ -99,12 +99,12 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     }
     let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {
         (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
-        (_, Pager::User | Pager::Signal, Some(libc::ENOSYS)) => {
+        (_, Pager::User | Pager::Signal | Pager::Thread, Some(libc::ENOSYS)) => {
             "its system calls cannot be trapped: there is no Syscall User \
              Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
                 .into()
         }
-        (_, Pager::User | Pager::Signal, Some(libc::EBUSY)) => {
+        (_, Pager::User | Pager::Signal | Pager::Thread, Some(libc::EBUSY)) => {
             "its system calls cannot be trapped: it uses %gs, or had a \
              second thread before memspill's agent was loaded"
                 .into()
@@ -202,9 +202,10 @@ fn welcome(
         (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
         (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
-        (None, UffdSource::Link) => {
+        (None, UffdSource::Link | UffdSource::RegisteredLink) => {
             let (bell, pool) = link.ok_or(io::ErrorKind::InvalidData)?;
-            (UFFD_LINK, [control, bell.as_fd()].into_iter().chain(pool).collect())
+            let kind = if door.source.pager() == Pager::Thread { UFFD_LINK_REGISTERED } else { UFFD_LINK };
+            (kind, [control, bell.as_fd()].into_iter().chain(pool).collect())
         }
     };
     wire::send(&*caller.socket, &Welcome { magic: MAGIC, uffd_source }, &fds)

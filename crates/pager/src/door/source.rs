@@ -17,6 +17,9 @@ pub enum UffdSource {
     UserMode,
     /// There are none: the agent pages its process by windows, and its link takes their place.
     Link,
+    /// The same; the agent has a userfaultfd of its own, for faults of user mode only, which takes the
+    /// place of guard markers.
+    RegisteredLink,
 }
 
 /// Who serves the faults that the kernel itself has, inside system calls.
@@ -28,6 +31,8 @@ pub enum Pager {
     User,
     /// The agent, by SIGSEGV, and before each call: there is no userfaultfd.
     Signal,
+    /// The same, in memory that is registered with a userfaultfd of the agent's own.
+    Thread,
 }
 
 impl UffdSource {
@@ -36,11 +41,12 @@ impl UffdSource {
             UffdSource::Device(_) | UffdSource::Syscall => Pager::Kernel,
             UffdSource::UserMode => Pager::User,
             UffdSource::Link => Pager::Signal,
+            UffdSource::RegisteredLink => Pager::Thread,
         }
     }
 
     pub fn is_link(&self) -> bool {
-        matches!(self, UffdSource::Link)
+        matches!(self, UffdSource::Link | UffdSource::RegisteredLink)
     }
 }
 
@@ -57,6 +63,7 @@ pub fn find_source(pager: Pager, wanted: Option<Forks>) -> Result<(UffdSource, u
         Pager::Kernel => find_full(wanted),
         Pager::User => find_for_user_mode().map(|(source, features)| (source, features, Forks::Agent)),
         Pager::Signal => Ok((UffdSource::Link, 0, Forks::Agent)),
+        Pager::Thread => find_for_user_mode().map(|_| (UffdSource::RegisteredLink, 0, Forks::Agent)),
     }
 }
 
@@ -95,7 +102,7 @@ fn find_full(wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> 
     let features = NEEDED | uffd_abi::FEATURE_EVENT_FORK;
     let device = match &source {
         UffdSource::Device(device) => Some(device.as_fd()),
-        UffdSource::Syscall | UffdSource::UserMode | UffdSource::Link => None,
+        UffdSource::Syscall | UffdSource::UserMode | UffdSource::Link | UffdSource::RegisteredLink => None,
     };
     let second = Uffd::of_self(device).map_err(|e| explained("no second userfaultfd", e))?;
     match second.api(features) {

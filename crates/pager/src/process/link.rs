@@ -19,8 +19,8 @@ use crate::process::peer::Pidfd;
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
     BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_STATE, END, FAULT, FREE, FULL, HERE,
-    HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, STAGING_AT, UNMAP, WAITERS,
-    Waiter, ZEROS, bytes_at, committed_of, open,
+    HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP,
+    WAITERS, Waiter, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -325,11 +325,20 @@ impl AgentLink {
 
     /// Does a thread wait for this page? Then how many pages from it on are away, as the agent says.
     pub fn waited_for(&self, addr: u64) -> Option<usize> {
+        self.run_waited_for(addr).map(|run| (run & !RUN_CLOSED).clamp(1, DELIVERY_PAGES))
+    }
+
+    /// Does a thread wait for this page, in which nothing was ever, as the agent says?
+    pub fn is_waited_for_as_new(&self, addr: u64) -> bool {
+        self.run_waited_for(addr).is_some_and(|run| run & RUN_CLOSED != 0)
+    }
+
+    fn run_waited_for(&self, addr: u64) -> Option<usize> {
         let is_it = |index: &usize| self.word64(self.waiter(*index).0).load(Ordering::SeqCst) == addr;
         let index = (0..WAITERS).find(is_it)?;
         // SAFETY: the index is below WAITERS; only the address is taken.
         let run = unsafe { addr_of_mut!((*self.link()).waiters[index].run) };
-        Some((self.word32(run).load(Ordering::SeqCst) as usize).clamp(1, DELIVERY_PAGES))
+        Some(self.word32(run).load(Ordering::SeqCst) as usize)
     }
 
     /// Of a waiter: its page, and its futex.

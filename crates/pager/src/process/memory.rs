@@ -145,6 +145,10 @@ impl Memory for ProcessMemory {
     fn put_vanished(&self, vpn: Vpn) -> Fill {
         match self.uffd.agent() {
             None => self.put_zero(vpn, 1, true),
+            // It was emptied without a word, or taken for a page where none was.
+            Some(link) if link.is_waited_for_as_new(vpn.addr()) => {
+                fill(self.uffd.zeropage(vpn.addr(), PAGE_SIZE as u64))
+            }
             // What an agent takes out it tells of: the page is there, or on its way.
             Some(_) => Fill { pages: 0, stop: Stop::Exists },
         }

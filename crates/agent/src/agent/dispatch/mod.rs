@@ -67,7 +67,7 @@ mod hold;
 mod in_use;
 mod pieces;
 mod rewrite;
-mod signals;
+pub mod signals;
 pub mod thread;
 mod trap;
 mod walk;
@@ -86,7 +86,7 @@ const GET_ROBUST_LIST: usize = 274;
 /// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
 const ENOSYS: i32 = 38;
 /// EBUSY: the program uses %gs, or has more than one thread already.
-const EBUSY: i32 = 16;
+use crate::sys::EBUSY;
 
 /// Whether `arm` can do its work here, and where it will keep what it needs: (address, bytes). Nothing that
 /// the program sees has changed. `own_threads`: the agent's.

@@ -69,7 +69,7 @@ mod nr {
 /// The handler that the kernel calls.
 pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     let signal = signal as usize;
-    if signal == SIGSEGV && windows::is_on() && windows::fault(info, context) {
+    if matches!(signal, SIGSEGV | SIGBUS) && windows::is_on() && windows::fault(info, context) {
         return;
     }
     // Not one that somebody sends while the access waits for its page.

@@ -19,8 +19,9 @@
 
 use super::follow::{drop_all, drop_away, each_away, make, reconcile};
 use super::kernel::{self, end};
+use super::moving::Moving;
 use super::supervisor::{self, Changing};
-use super::{exclude, grow, table};
+use super::{exclude, grow, holes, table};
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
@@ -47,7 +48,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         nr::MMAP => match grow::mmap(args) {
             Some(result) => result,
             None if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
-            None if grow::is_stack(fourth) => grow::map_stack(args),
+            None if fourth & sys::MAP_ANONYMOUS != 0 => grow::map_open(args),
             None => return None,
         },
         BRK => return brk(addr),
@@ -57,6 +58,12 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
                 over(number, args, addr, len, REMOVE, empty)
             }
             sys::MADV_GUARD_INSTALL => over(number, args, addr, len, REMOVE, drop_away),
+            sys::MADV_GUARD_REMOVE if holes::are_registered() => {
+                over(number, args, addr, len, NOT_TOLD, |from, to| {
+                    holes::register_again(from, to);
+                    false
+                })
+            }
             _ => return None,
         },
         // The agent's handlers cannot touch such memory.
@@ -105,7 +112,7 @@ fn over(
 ) -> Result<usize> {
     let _alone = supervisor::enter_to_change();
     let changing = (kind != NOT_TOLD).then(Changing::begin);
-    let result = make(number, args);
+    let result = make(number, holes::emptied_at_once(number, args));
     let (from, to) = pages_of(addr, len);
     // DONTNEED says ENOMEM where something was not mapped, and has done the rest.
     if result.is_ok() || result == Err(sys::ENOMEM) && number == nr::MADVISE {
@@ -147,6 +154,11 @@ fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
 
 /// What was in the pages is gone: they are as new.
 fn empty(from: usize, to: usize) -> bool {
+    if holes::are_registered() {
+        let was_away = drop_away(from, to);
+        holes::register_again(from, to);
+        return was_away;
+    }
     let (mut start, mut stop) = (from, from);
     let remove = |start: usize, stop: usize| {
         // SAFETY: the program has given the bytes up, and nobody is filling.
@@ -179,6 +191,7 @@ fn brk(wanted: usize) -> Option<Result<usize>> {
             let was_away = drop_all(after, before);
             changing.tell(UNMAP, after, before, 0, was_away);
         }
+        table::forget_registered(before, after);
         grow::close_if_wanted(&changing, before, after);
     }
     Some(result)
@@ -202,8 +215,10 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
     let (old_len, new_len) = (round(old_len), round(new_len));
     let alone = supervisor::enter_to_change();
     let changing = Changing::begin();
-    let result = make(nr::MREMAP, args);
+    let moving = Moving::begin(old, old_len)?;
+    let result = moving.make(args);
     let Ok(new) = result else {
+        moving.failed();
         reconcile(old, old.saturating_add(old_len), Some(&changing));
         if flags & MREMAP_FIXED != 0 {
             reconcile(target, target.saturating_add(new_len), Some(&changing));
@@ -222,6 +237,9 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
         carry(old, new, carried, flags & MREMAP_DONTUNMAP != 0);
         changing.tell(REMAP, old, old + carried, new, true);
     }
+    table::forget_registered(new + carried, new + new_len);
+    let stays = if flags & MREMAP_DONTUNMAP != 0 && new != old { carried } else { 0 };
+    moving.done(new, new_len, stays);
     let last = new.wrapping_add(carried).wrapping_sub(PAGE);
     let has_grown = new_len > old_len && carried != 0;
     let is_plain = |mapping: &kernel::Mapping| {

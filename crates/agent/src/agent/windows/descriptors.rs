@@ -8,7 +8,6 @@ use crate::sys::{self, Result, nr};
 const DUP2: usize = 33;
 const DUP3: usize = 292;
 const EBADF: i32 = 9;
-const EBUSY: i32 = 16;
 const CLOSE_RANGE_CLOEXEC: usize = 4;
 
 fn is_ours(fd: usize) -> bool {
@@ -20,7 +19,7 @@ fn is_ours(fd: usize) -> bool {
 pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     match number {
         nr::CLOSE if is_ours(args[0]) => Some(Err(EBADF)),
-        DUP2 | DUP3 if is_ours(args[1]) => Some(Err(EBUSY)),
+        DUP2 | DUP3 if is_ours(args[1]) => Some(Err(sys::EBUSY)),
         nr::CLOSE_RANGE if args[2] & CLOSE_RANGE_CLOEXEC == 0 => close_around(args),
         _ => None,
     }

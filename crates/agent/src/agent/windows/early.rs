@@ -130,7 +130,7 @@ pub fn bring(_inside: &Inside, page: usize, word: &AtomicU64) -> bool {
         noted::take_hints();
     }
     let seen = table::load(word);
-    if seen.state() != SWAPPED || seen.slot() == 0 || !is_allowed() {
+    if seen.state() != SWAPPED || seen.slot() == 0 || seen.is_closed() || !is_allowed() {
         return false;
     }
     let Some(index) = noted::claim(page) else { return false };

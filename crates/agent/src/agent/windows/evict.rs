@@ -11,6 +11,9 @@
 //! likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses. Whoever
 //! faults meanwhile finds EVICTING, and waits.
 //!
+//! Where pages are away in registered memory (`holes.rs`) UFFDIO_MOVE does all of this at once, for pages
+//! that are the process's own; those that are shared with the child of a fork go by the steps above.
+//!
 //! Where pages go to a `Source` (tests) they are copied under READ, as they may lie apart, and zapped under
 //! NONE.
 //!
@@ -20,6 +23,7 @@ use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::gate;
+use super::holes;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::source::{self, COUNTERS};
@@ -69,12 +73,13 @@ struct Evictor {
 #[unsafe(link_section = ".data")]
 static EVICTOR: Evictor = Evictor { lock: AtomicU32::new(0), staging: AtomicUsize::new(0) };
 
-/// Bytes of staging, private memory.
-pub const OWN_BYTES: usize = CHUNK * PAGE;
+/// Bytes of staging, private memory: a chunk that is copied there, and one that is moved.
+pub const OWN_BYTES: usize = 2 * CHUNK * PAGE;
 
 /// Staging is here.
 pub fn use_staging(staging: usize) {
     EVICTOR.staging.store(staging, Ordering::Relaxed);
+    uses::keep(uses::STAGING, staging + CHUNK * PAGE, CHUNK * PAGE);
 }
 
 /// In the child of a fork: nobody takes pages out.
@@ -88,6 +93,9 @@ pub fn reset() {
 pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
     let Some(source) = source::get() else { return 0 };
     if !start.is_multiple_of(PAGE) || start >= table::TOP {
+        return 0;
+    }
+    if holes::make_ready(start).is_err() {
         return 0;
     }
     while EVICTOR.lock.swap(1, Ordering::SeqCst) != 0 {
@@ -118,6 +126,9 @@ pub fn take_run(
     let mut taken = 0;
     while taken < count {
         let (at, left) = (start + taken * PAGE, count - taken);
+        if let Err(errno) = holes::make_ready(at) {
+            return (taken, errno);
+        }
         let Some(inside) = gate::enter_within(GATE_MS) else { return (taken, ECANCELED) };
         if supervisor::is_changing() {
             return (taken, ECANCELED);
@@ -178,7 +189,7 @@ impl Chunk {
     /// They are away if `commit` agrees.
     fn mark_away(&mut self, kept: usize, pages: usize, commit: impl FnOnce() -> bool) -> Result<usize> {
         // SAFETY: the bytes are kept, and nobody can touch the pages.
-        let result = match unsafe { kernel::install_guards(self.start, pages * PAGE) } {
+        let result = match unsafe { holes::dig(self.start, pages * PAGE) } {
             Ok(_) if commit() => {
                 self.taken = u64::MAX >> (u64::BITS as usize - pages);
                 return Ok(pages);
@@ -193,10 +204,18 @@ impl Chunk {
 
     /// The pages go, those before the first one that is away or cannot be read: how many. Err: why none.
     fn take(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
+        // What the supervisor takes for a page is none.
+        let is_closed = self.words(0).next().is_some_and(|(_, word)| table::load(word).is_closed());
         let there = self.words(0).take_while(|(_, word)| !table::load(word).was_away()).count();
         self.shorten(there);
         if there == 0 {
-            return Err(sys::EAGAIN);
+            return Err(if is_closed { ENOENT } else { sys::EAGAIN });
+        }
+        if holes::are_registered() {
+            match self.take_by_move(to, commit) {
+                Err(sys::EBUSY | EINVAL) => {}
+                other => return other,
+            }
         }
         // The kernel's own reading needs no protection that would allow it, and each step of protection
         // interrupts the CPUs on which other threads run.
@@ -220,6 +239,10 @@ impl Chunk {
 
 /// Writes the bytes of pages where they were.
 fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
+    if holes::are_registered() {
+        // What is locked was not emptied.
+        return holes::copy_missing(at, bytes, pages * PAGE, true);
+    }
     // SAFETY: nobody can touch the pages, and their bytes come back.
     let done = unsafe {
         kernel::remove_guards(at, pages * PAGE).is_ok() && kernel::write_through(at, bytes, pages * PAGE)
@@ -242,7 +265,7 @@ struct Chunk {
 /// Turns words to EVICTING, as far as they can be.
 fn mark(start: usize, count: usize) -> Chunk {
     let mut chunk = Chunk { start, pages: 0, prot: READ_WRITE, slots: [0; CHUNK], taken: 0 };
-    while chunk.pages < count {
+    while chunk.pages < count && holes::may_leave(start + chunk.pages * PAGE) {
         let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
         let seen = table::load(word);
         if !matches!(seen.state(), NONE | SWAPPED) || !table::turn(word, seen, seen.evicting()) {
@@ -291,6 +314,51 @@ impl Chunk {
             let is_taken = self.taken >> index & 1 != 0;
             let before = table::load(word).as_before();
             table::finish(word, if is_taken { Word::swapped(slot, self.prot as u64) } else { before });
+        }
+    }
+
+    /// The same by UFFDIO_MOVE, which is one step for whoever looks. Err: nothing has gone. EBUSY: what is
+    /// first is shared with a child, or pinned.
+    fn take_by_move(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
+        let (staging, _) = uses::kept(uses::STAGING);
+        // SAFETY: the pages are EVICTING, and staging is empty.
+        let result = unsafe { holes::move_pages(self.start, staging, self.pages) };
+        // Whatever the kernel says, it may have moved some.
+        let moved = if result.is_ok() { self.pages } else { moved_into(staging, self.pages) };
+        // SAFETY: so many pages are in staging, and there is room for them.
+        unsafe { core::ptr::copy_nonoverlapping(staging as *const u8, to as *mut u8, moved * PAGE) };
+        let is_away = moved != 0 && commit(moved);
+        let taken = if is_away { moved } else { 0 };
+        if result.is_err() || !is_away {
+            self.bring_back_behind(staging, taken);
+        }
+        empty_staging(staging, self.pages);
+        source::count(&COUNTERS.taken, taken);
+        match (moved, taken) {
+            (0, _) => Err(result.err().unwrap_or(EINVAL)),
+            (_, 0) => Err(ECANCELED),
+            _ => {
+                self.taken = u64::MAX >> (u64::BITS as usize - taken);
+                Ok(taken)
+            }
+        }
+    }
+
+    /// What is in staging behind the first `taken` pages goes back where it was.
+    fn bring_back_behind(&self, staging: usize, taken: usize) {
+        let end = staging + self.pages * PAGE;
+        let mut at = staging + taken * PAGE;
+        let back = |from: usize, to: usize| {
+            if from < to {
+                holes::copy(self.start + (from - staging), from, to - from);
+            }
+        };
+        if at < end {
+            kernel::each_untouched(at, end, |from, to| {
+                back(at, from);
+                at = to;
+            });
+            back(at, end);
         }
     }
 
@@ -355,6 +423,24 @@ fn copy_victims(chunk: &Chunk, wanted: u64) -> (u64, usize) {
     (victims, count)
 }
 
+/// How many pages are in staging, from the first one on, after a move that did not end well. Since Linux 6.18
+/// one may be moved and not counted.
+fn moved_into(staging: usize, pages: usize) -> usize {
+    let mut moved = pages;
+    kernel::each_untouched(staging, staging + pages * PAGE, |from, _| {
+        moved = moved.min((from - staging) / PAGE);
+    });
+    moved
+}
+
+/// Nothing is in staging, for the next chunk.
+fn empty_staging(staging: usize, pages: usize) {
+    // SAFETY: what was there is in its place, or where it is kept.
+    if unsafe { holes::dig(staging, pages * PAGE) }.is_err() {
+        end("cannot empty what it takes pages out by");
+    }
+}
+
 /// Puts markers in the places of what was taken, run by run.
 fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
     let mut index = 0;
@@ -366,7 +452,7 @@ fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
         }
         let at = chunk.start + index * PAGE;
         // SAFETY: the bytes are kept, and nobody can touch the pages.
-        if unsafe { kernel::install_guards(at, run * PAGE) }.is_err() {
+        if unsafe { holes::dig(at, run * PAGE) }.is_err() {
             // A part of it may be gone.
             restore(chunk, victims, index, run);
             put_back(chunk, source, index, run);

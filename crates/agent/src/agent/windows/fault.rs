@@ -1,4 +1,4 @@
-//! A SIGSEGV: a page that is away, or a fault of the program's own.
+//! A SIGSEGV or SIGBUS: a page that is away, or a fault of the program's own.
 //!
 //! ```text
 //!   word SWAPPED            filled             ┐
@@ -13,14 +13,16 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use super::{evict, fill, gate, kernel, table};
+use super::{evict, fill, gate, holes, kernel, table};
 use crate::dispatch::context::{Context, Info};
+use crate::dispatch::signals::SIGBUS;
 use crate::dispatch::thread;
 use crate::sys::{PAGE, PROT_EXEC};
 use crate::words::{EXCLUDED, NONE};
 
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
+const BUS_ADRERR: i32 = 2;
 /// Bits of the processor's error code.
 const WRITE: usize = 2;
 const FETCH: usize = 16;
@@ -33,14 +35,18 @@ pub fn handle(info: &Info, context: &mut Context) -> bool {
         return true;
     }
     let page = info.call_address & !(PAGE - 1);
-    if !matches!(info.code, SEGV_MAPERR | SEGV_ACCERR) || page >= table::TOP {
+    let is_fault = match info.signal as usize {
+        SIGBUS => info.code == BUS_ADRERR && holes::are_registered(),
+        _ => matches!(info.code, SEGV_MAPERR | SEGV_ACCERR),
+    };
+    if !is_fault || page >= table::TOP {
         return false;
     }
-    fill::settle(page) || is_over(page, context.regs.error)
+    fill::settle(page) || is_over(page, context.regs.error, info.signal as usize == SIGBUS)
 }
 
 /// Whether the access that failed would not fail now.
-fn is_over(page: usize, error: usize) -> bool {
+fn is_over(page: usize, error: usize, is_missing: bool) -> bool {
     // SAFETY: only threads that are armed touch what may be away.
     let hazard = unsafe { &thread::current().hazard };
     hazard.store(page, Ordering::SeqCst);
@@ -48,6 +54,7 @@ fn is_over(page: usize, error: usize) -> bool {
     // A word that has changed meanwhile is looked at again in the next fault.
     let inside = gate::enter();
     let is_over = !matches!(table::state_of(page), NONE | EXCLUDED)
+        || is_missing && holes::is_there_by_now(page)
         || kernel::populate(page, error & WRITE != 0) && (error & FETCH == 0 || is_code(page));
     drop(inside);
     hazard.store(0, Ordering::SeqCst);

@@ -4,6 +4,7 @@
 //!   SWAPPED ─▶ FILLING by compare and exchange: one owner; so its neighbours, as far as they are SWAPPED too
 //!   one thread in the process:   GUARD_REMOVE ─ bytes are copied into the pages
 //!   else, a window:              mprotect NONE ─ GUARD_REMOVE ─ bytes by /proc/self/mem ─ mprotect as it was
+//!   a userfaultfd:               UFFDIO_COPY (`holes.rs`)
 //!   FILLING ─▶ NONE, whoever waits is woken
 //! ```
 //!
@@ -20,7 +21,7 @@ use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::run::{Run, claim, open, protect};
 use super::source::{self, COUNTERS, count};
-use super::{early, linked, noted, supervisor, table};
+use super::{early, holes, linked, noted, supervisor, table};
 use crate::dispatch::thread;
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Source, Word};
@@ -87,17 +88,19 @@ fn fill(_inside: &Inside, page: usize, prot: u64) {
         run.pages += 1;
     }
     let Some(source) = source::get() else { end("has pages away, and nowhere to read them from") };
-    if thread::is_alone() || !rules::holds(Rule::Window) {
+    if holes::are_registered() {
+        fill_by_copy(&run, &source);
+        count(&COUNTERS.by_window, run.pages);
+    } else if thread::is_alone() || !rules::holds(Rule::Window) {
         fill_in_place(&run, &source);
     } else {
         fill_by_window(&run, &source);
         count(&COUNTERS.by_window, run.pages);
     }
     for (_, word) in run.words() {
-        let slot = table::load(word).slot();
+        let filled = table::load(word);
         table::finish(word, Word::EMPTY);
-        // SAFETY: the reference was this word's.
-        unsafe { (source.release)(slot) };
+        source::release(filled);
     }
     count(&COUNTERS.brought, run.pages);
 }
@@ -106,6 +109,19 @@ fn read(source: &Source, word: &AtomicU64, to: usize) {
     // SAFETY: there is room for a page.
     if unsafe { (source.load)(table::load(word).slot(), to as *mut u8) } != 0 {
         end("loses a page: its bytes cannot be read");
+    }
+}
+
+fn fill_by_copy(run: &Run, source: &Source) {
+    // On the stack, which is the agent's.
+    let mut bytes = MaybeUninit::<[u8; PAGE]>::uninit();
+    for (page, word) in run.words() {
+        if table::load(word).is_closed() {
+            holes::zeros(page, PAGE);
+            continue;
+        }
+        read(source, word, bytes.as_mut_ptr() as usize);
+        holes::copy(page, bytes.as_ptr() as usize, PAGE);
     }
 }
 

@@ -29,14 +29,12 @@ pub fn each_away(from: usize, to: usize, mut tell: impl FnMut(usize, &'static At
 }
 
 fn release(seen: Word) {
-    if let Some(source) = source::get() {
-        // SAFETY: the reference was this word's.
-        unsafe { (source.release)(seen.slot()) };
-    }
+    source::release(seen);
 }
 
 /// The mapping is gone. Was something away there?
 pub fn drop_all(from: usize, to: usize) -> bool {
+    table::forget_registered(from, to);
     let (mut at, mut was_away) = (from, false);
     while let Some((page, word)) = table::next(at, to) {
         let seen = table::load(word);

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{early, evict, fill, follow, linked, rules, source, supervisor, table};
+use super::{early, evict, fill, follow, holes, linked, rules, source, supervisor, table};
 use crate::sys::{PAGE, Result};
 use crate::words::SWAPPED;
 
@@ -76,7 +76,7 @@ pub fn in_child() {
         end("cannot say which of its pages are away: no memory for their words");
     }
     if kernel::open_own().is_err() {
-        if source::get().is_none() {
+        if source::get().is_none() || holes::are_registered() {
             end("cannot page the child of a fork: /proc/self/mem does not open");
         }
         // No window can be filled. A process of one thread needs none, and this is one still.
@@ -86,6 +86,7 @@ pub fn in_child() {
     }
     // What was not inherited is nobody's, whatever its words say.
     follow::reconcile(0, table::TOP, None);
+    holes::in_child();
 }
 
 fn each_slot(mut tell: impl FnMut(u64, &crate::words::Source)) {
@@ -93,7 +94,7 @@ fn each_slot(mut tell: impl FnMut(u64, &crate::words::Source)) {
     let mut at = 0;
     while let Some((page, word)) = table::next(at, table::TOP) {
         let seen = table::load(word);
-        if seen.state() == SWAPPED {
+        if seen.state() == SWAPPED && !seen.is_closed() {
             tell(seen.slot(), &source);
         }
         at = page + PAGE;

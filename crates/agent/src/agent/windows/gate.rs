@@ -87,6 +87,25 @@ pub fn enter_alone() -> Alone {
     Alone
 }
 
+/// The same; None: others do not come to an end.
+pub fn enter_alone_within(limit_ms: u32) -> Option<Alone> {
+    let mut waited_ms = 0;
+    while GATE.changer.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        if waited_ms == limit_ms {
+            return None;
+        }
+        wait::sleep_for(&GATE.changer, 1, 1);
+        waited_ms += 1;
+    }
+    let mut seen = GATE.state.fetch_or(CHANGING, Ordering::SeqCst) | CHANGING;
+    // Whoever is inside does not stay.
+    while seen != CHANGING {
+        wait::sleep(&GATE.state, seen);
+        seen = GATE.state.load(Ordering::SeqCst);
+    }
+    Some(Alone)
+}
+
 impl Drop for Alone {
     fn drop(&mut self) {
         GATE.state.fetch_and(!CHANGING, Ordering::SeqCst);

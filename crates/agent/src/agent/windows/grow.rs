@@ -21,6 +21,8 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::follow::{self, make};
+use super::gate;
+use super::holes;
 use super::kernel::{self, READ_WRITE, end};
 use super::supervisor::{self, Changing};
 use super::table;
@@ -74,15 +76,18 @@ pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
     }
 }
 
-pub fn is_stack(flags: usize) -> bool {
-    flags & MAP_STACK != 0
-}
-
-/// Maps a stack, which is not closed when it gets its protection either: a thread touches little of it.
-pub fn map_stack(args: [usize; 6]) -> Result<usize> {
+/// Maps memory that is not closed. A stack is not closed either when it gets its protection: a thread touches
+/// little of it.
+pub fn map_open(args: [usize; 6]) -> Result<usize> {
+    let [_, len, _, flags, ..] = args;
+    // Nothing is taken out there before it is known that the place is another one.
+    let _alone = holes::are_registered().then(gate::enter_alone);
     let made = make(nr::MMAP, args);
     if let Ok(at) = made {
-        STACK.store(at, Ordering::Relaxed);
+        table::forget_registered(at, at.saturating_add(len));
+        if flags & MAP_STACK != 0 {
+            STACK.store(at, Ordering::Relaxed);
+        }
     }
     made
 }
@@ -124,6 +129,11 @@ fn close(changing: &Changing, from: usize, to: usize, prot: usize) {
     follow::drop_all(from, to);
     // What the supervisor may know of pages that were here before would be taken for these.
     changing.tell(UNMAP, from, to, 0, true);
+    if holes::are_registered() {
+        // Where that fails it stays open, as what is locked.
+        let _ = holes::register(from, to);
+        return;
+    }
     let pages = || (from..to).step_by(PAGE);
     // SAFETY: the memory is new: nobody has touched it.
     let is_marked = pages().all(|page| table::obtain(page).is_ok())
@@ -137,6 +147,6 @@ fn close(changing: &Changing, from: usize, to: usize, prot: usize) {
         return;
     }
     for word in pages().filter_map(table::find) {
-        table::finish(word, Word::swapped(0, prot as u64));
+        table::finish(word, Word::closed(prot as u64));
     }
 }

@@ -38,6 +38,8 @@ pub struct Descriptors {
     pub bell: AtomicI32,
     /// Its pool, to be read.
     pub pool: AtomicI32,
+    /// By which memory is registered in which pages are away (`holes.rs`).
+    pub uffd: AtomicI32,
 }
 
 /// In .data by force: this is not to be swapped out.
@@ -49,17 +51,18 @@ pub static DESCRIPTORS: Descriptors = Descriptors {
     words: AtomicI32::new(-1),
     bell: AtomicI32::new(-1),
     pool: AtomicI32::new(-1),
+    uffd: AtomicI32::new(-1),
 };
 
 impl Descriptors {
-    pub fn all(&self) -> [i32; 6] {
-        [&self.mem, &self.maps, &self.pagemap, &self.words, &self.bell, &self.pool]
+    pub fn all(&self) -> [i32; 7] {
+        [&self.mem, &self.maps, &self.pagemap, &self.words, &self.bell, &self.pool, &self.uffd]
             .map(|fd| fd.load(Ordering::Relaxed))
     }
 }
 
 /// Moves a descriptor to a high number.
-fn high(fd: usize) -> usize {
+pub fn high(fd: usize) -> usize {
     for from in HIGH {
         // SAFETY: makes a descriptor; no memory involved.
         if let Ok(high) = unsafe { gadget::call(nr::FCNTL, [fd, F_DUPFD_CLOEXEC, from, 0, 0, 0]) } {
@@ -346,9 +349,21 @@ const _: () = assert!(size_of::<Scan>() == 0x60);
 const IS_OCCUPIED: u64 = 1 << 3 | 1 << 4;
 const REGIONS: usize = 32;
 
-/// Ranges of [from, to) in which no page was ever touched, in order; of memory that is full of holes the
-/// first of them. None are passed on where the kernel does not say.
+/// Ranges of [from, to) in which nothing is in the place of any page, in order: what was never touched, or
+/// has been emptied.
 pub fn each_untouched(from: usize, to: usize, mut found: impl FnMut(usize, usize)) {
+    let mut at = from;
+    while at < to {
+        let next = untouched_from(at, to, &mut found);
+        if next <= at {
+            end("cannot read which of its pages are there");
+        }
+        at = next;
+    }
+}
+
+/// The same of the first part: where it ends.
+fn untouched_from(from: usize, to: usize, found: &mut impl FnMut(usize, usize)) -> usize {
     let mut regions = [Region { start: 0, end: 0, categories: 0 }; REGIONS];
     let mut scan = Scan {
         size: size_of::<Scan>() as u64,
@@ -367,7 +382,7 @@ pub fn each_untouched(from: usize, to: usize, mut found: impl FnMut(usize, usize
     let fd = DESCRIPTORS.pagemap.load(Ordering::Relaxed) as usize;
     // SAFETY: the kernel reads and writes the struct, and no more regions than there is room for.
     let scanned = unsafe { gadget::call(nr::IOCTL, [fd, PAGEMAP_SCAN, &raw mut scan as usize, 0, 0, 0]) };
-    let Ok(count) = scanned else { return };
+    let Ok(count) = scanned else { return from };
     let mut at = from;
     for region in regions.iter().take(count) {
         if at < region.start as usize {
@@ -379,6 +394,7 @@ pub fn each_untouched(from: usize, to: usize, mut found: impl FnMut(usize, usize
     if at < end {
         found(at, end);
     }
+    end
 }
 
 /// Ends the process, whose memory cannot be what it was, with a line on its stderr.

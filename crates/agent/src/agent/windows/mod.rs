@@ -18,6 +18,8 @@
 //! |---|---|
 //! | `gate.rs`, `wait.rs` | who may be at work at the same time; sleeping |
 //! | `table.rs` | the words: where they are, which steps they take |
+//! | `holes.rs` | what stands where a page is away; memory that is registered |
+//! | `moving.rs` | mremap there |
 //! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
@@ -62,8 +64,10 @@ mod follow;
 mod fork;
 mod gate;
 mod grow;
+pub mod holes;
 mod kernel;
 mod linked;
+mod moving;
 mod noted;
 mod rules;
 mod run;
@@ -84,9 +88,9 @@ pub use supervisor::take_word;
 /// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
 /// program or to the child of a fork, whose windows are on. Before the evictor is made, which needs the
 /// descriptors.
-pub fn connect(control: i32, bell: i32, pool: Option<i32>) -> Result<()> {
+pub fn connect(control: i32, bell: i32, pool: Option<i32>, registers: bool) -> Result<()> {
     if !is_on() {
-        start(b"1")?;
+        start(if registers { b"registered" } else { b"1" })?;
     }
     linked::connect(control, bell)?;
     early::connect(pool);
@@ -112,22 +116,25 @@ pub fn own_memory() -> (usize, usize) {
 }
 
 /// The descriptors that the evictor needs.
-pub fn descriptors() -> [i32; 3] {
-    let [mem, maps, _, words, ..] = kernel::DESCRIPTORS.all();
-    [mem, maps, words]
+pub fn descriptors() -> [i32; 5] {
+    let [mem, maps, pagemap, words, .., uffd] = kernel::DESCRIPTORS.all();
+    [mem, maps, pagemap, words, uffd]
 }
 
 /// Makes the process one that can be paged by windows, as the variable in the environment asks for it. Before
 /// its calls are trapped, while it has one thread. Err: it cannot be done here.
 pub fn start(asked: &[u8]) -> Result<()> {
     let without = match asked {
-        b"1" => None,
+        b"1" | b"registered" => None,
         b"without-none" => Some(rules::Rule::None),
         b"without-window" => Some(rules::Rule::Window),
         b"without-in-use" => Some(rules::Rule::InUse),
         _ => return Err(EINVAL),
     };
     kernel::open_own()?;
+    if asked == b"registered" {
+        holes::open_descriptor()?;
+    }
     let own = kernel::map_private(table::OWN_BYTES + evict::OWN_BYTES)?;
     table::make(own)?;
     let staging = own + table::OWN_BYTES;
@@ -152,6 +159,9 @@ fn thread_pointer() -> usize {
 
 /// Does with a page of the agent's all that is done with pages later.
 fn try_out(page: usize) -> Result<()> {
+    if holes::are_registered() {
+        return holes::try_out();
+    }
     let bytes = [7u8; 64];
     // SAFETY: the page is the agent's, and nobody touches it meanwhile.
     unsafe {

@@ -8,7 +8,7 @@ use core::sync::atomic::AtomicU64;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::source::{COUNTERS, count};
-use super::table;
+use super::{holes, table};
 use crate::dispatch::thread;
 use crate::sys::PAGE;
 use crate::words::{SWAPPED, Word};
@@ -53,7 +53,10 @@ pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usiz
 
 /// Puts bytes into a run.
 pub fn fill(run: &Run, bytes: usize, by_window: bool) {
-    if !by_window && thread::is_alone() || !rules::holds(Rule::Window) {
+    if holes::are_registered() {
+        holes::copy(run.start, bytes, run.len());
+        count(&COUNTERS.by_window, run.pages);
+    } else if !by_window && thread::is_alone() || !rules::holds(Rule::Window) {
         let is_writable = run.prot & READ_WRITE == READ_WRITE;
         if !is_writable {
             protect(run, READ_WRITE);
@@ -84,7 +87,9 @@ pub fn fill(run: &Run, bytes: usize, by_window: bool) {
 /// The same where the pages are as new: nobody need be kept from looking.
 pub fn install_zeros(page: usize, pages: usize) -> usize {
     let run = claim_run(page, pages);
-    if run.pages > 0 {
+    if run.pages > 0 && holes::are_registered() {
+        holes::zeros(run.start, run.len());
+    } else if run.pages > 0 {
         open(&run);
     }
     run.end();

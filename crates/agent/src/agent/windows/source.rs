@@ -4,7 +4,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::words::Source;
+use crate::words::{Source, Word};
 
 struct Kept {
     source: UnsafeCell<Option<Source>>,
@@ -38,6 +38,14 @@ pub fn get() -> Option<Source> {
     }
     // SAFETY: it is written no more.
     unsafe { *KEPT.source.get() }
+}
+
+/// The reference of a word's is given back.
+pub fn release(word: Word) {
+    if let Some(source) = get().filter(|_| !word.is_closed()) {
+        // SAFETY: the reference was the word's.
+        unsafe { (source.release)(word.slot()) };
+    }
 }
 
 /// What happened, for tests and measurements.

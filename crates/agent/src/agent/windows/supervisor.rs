@@ -20,8 +20,8 @@ use super::linked::{control, field, file, is_there, push, wait_for_reader, word3
 use super::{noted, run, table, wait};
 use crate::dispatch::gadget;
 use crate::link::{
-    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, TAKEN, WAITERS, Waiter,
-    ZEROS, bytes_at,
+    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, RUN_CLOSED, TAKEN,
+    WAITERS, Waiter, ZEROS, bytes_at,
 };
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
@@ -85,13 +85,14 @@ pub fn ask(page: usize) {
     // SAFETY: as above; only addresses are taken.
     let (woken, place) = unsafe { (word32(&raw mut (*waiter).woken), word64(&raw mut (*waiter).page)) };
     // SAFETY: as above.
-    word32(unsafe { &raw mut (*waiter).run }).store(run_from(page) as u32, Ordering::SeqCst);
+    let run = word32(unsafe { &raw mut (*waiter).run });
     loop {
         let seen = woken.load(Ordering::SeqCst);
         install_all(&gate::enter, false);
         if table::state_of(page) != SWAPPED {
             break;
         }
+        run.store(run_from(page) as u32, Ordering::SeqCst);
         push(FAULT, page, page + PAGE, 0);
         while woken.load(Ordering::SeqCst) == seen {
             wait::sleep(woken, seen);
@@ -101,12 +102,15 @@ pub fn ask(page: usize) {
 }
 
 /// How many pages from this one on are away, as far as they come at once: as they are protected, too. Zeros
-/// for what cannot be accessed would count, and could not be taken out.
+/// for what cannot be accessed would count, and could not be taken out. With `RUN_CLOSED` where that is so.
 fn run_from(page: usize) -> usize {
     let word_at = |index: usize| table::find(page + index * PAGE).map(table::load);
     let Some(first) = word_at(0) else { return 1 };
-    let is_alike = |word: Word| word.state() == SWAPPED && word.prot() == first.prot();
-    (0..DELIVERY_PAGES).take_while(|index| word_at(*index).is_some_and(is_alike)).count().max(1)
+    let is_alike = |word: Word| {
+        word.state() == SWAPPED && word.prot() == first.prot() && word.is_closed() == first.is_closed()
+    };
+    let count = (0..DELIVERY_PAGES).take_while(|index| word_at(*index).is_some_and(is_alike)).count();
+    count.max(1) | if first.is_closed() { RUN_CLOSED } else { 0 }
 }
 
 /// The place of a waiter, whose index is below WAITERS.

@@ -17,7 +17,7 @@ use crate::words::{
 
 /// Above this there is no memory of a program.
 pub const TOP: usize = 1 << ADDRESS_BITS;
-const GROUP_BYTES: usize = GROUP_WORDS * PAGE;
+pub const GROUP_BYTES: usize = GROUP_WORDS * PAGE;
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
@@ -81,6 +81,96 @@ fn group_of(leaf: *mut Leaf, addr: usize) -> (&'static AtomicU64, u64) {
     // SAFETY: the index is within the leaf.
     let bits = atomic(unsafe { (&raw mut (*leaf).groups).cast::<u64>().add(group / 64) });
     (bits, 1 << (group % 64))
+}
+
+#[derive(Clone, Copy)]
+enum Note {
+    Registered,
+    WasRegistered,
+}
+
+/// The bits of a note, of 64 groups, and that of the group at an address.
+fn note_of(leaf: *mut Leaf, addr: usize, note: Note) -> (&'static AtomicU64, u64) {
+    let group = (addr >> PAGE_BITS & (LEAF_WORDS - 1)) / GROUP_WORDS;
+    // SAFETY: only addresses are taken; the index is within the arrays.
+    let bits = unsafe {
+        let list = match note {
+            Note::Registered => (&raw mut (*leaf).registered).cast::<u64>(),
+            Note::WasRegistered => (&raw mut (*leaf).was_registered).cast::<u64>(),
+        };
+        atomic(list.add(group / 64))
+    };
+    (bits, 1 << (group % 64))
+}
+
+fn has_note(addr: usize, note: Note) -> bool {
+    addr < TOP
+        && leaf(addr >> LEAF_BITS).is_some_and(|leaf| {
+            let (bits, bit) = note_of(leaf, addr, note);
+            bits.load(Ordering::SeqCst) & bit != 0
+        })
+}
+
+/// Is all plain memory in the 2 MiB at an address registered, for sure?
+pub fn is_registered(addr: usize) -> bool {
+    has_note(addr, Note::Registered)
+}
+
+/// May some of it be?
+pub fn was_registered(addr: usize) -> bool {
+    has_note(addr, Note::WasRegistered)
+}
+
+/// All of it is. Some word of it has been obtained.
+pub fn note_registered(addr: usize) {
+    if let Some(leaf) = leaf(addr >> LEAF_BITS) {
+        let (bits, bit) = note_of(leaf, addr, Note::Registered);
+        bits.fetch_or(bit, Ordering::SeqCst);
+    }
+}
+
+/// Something in [from, to) is. Where nothing was ever missing there is no leaf yet; it is made.
+pub fn note_was_registered(from: usize, to: usize) {
+    let mut at = from;
+    while at < to {
+        if obtain(at).is_err() {
+            kernel::end("cannot note what is registered: no memory");
+        }
+        if let Some(leaf) = leaf(at >> LEAF_BITS) {
+            let (bits, bit) = note_of(leaf, at, Note::WasRegistered);
+            bits.fetch_or(bit, Ordering::SeqCst);
+        }
+        at = (at / GROUP_BYTES + 1) * GROUP_BYTES;
+    }
+}
+
+/// Something is mapped anew in [from, to), or no more.
+pub fn forget_registered(from: usize, to: usize) {
+    let mut at = from;
+    while at < to.min(TOP) {
+        let Some(leaf) = leaf(at >> LEAF_BITS) else {
+            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
+            continue;
+        };
+        let (bits, bit) = note_of(leaf, at, Note::Registered);
+        bits.fetch_and(!bit, Ordering::SeqCst);
+        at = (at / GROUP_BYTES + 1) * GROUP_BYTES;
+    }
+}
+
+/// The first group from an address on of which something may be registered.
+pub fn next_was_registered(from: usize) -> Option<usize> {
+    let mut at = from & !(GROUP_BYTES - 1);
+    while at < TOP {
+        if leaf(at >> LEAF_BITS).is_none() {
+            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
+        } else if was_registered(at) {
+            return Some(at);
+        } else {
+            at += GROUP_BYTES;
+        }
+    }
+    None
 }
 
 /// The word of a page. None: it is NONE, and was never anything else.

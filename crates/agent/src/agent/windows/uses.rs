@@ -20,7 +20,9 @@ use crate::sys::PAGE;
 pub const WINDOWS: usize = 0;
 pub const REGION: usize = 1;
 pub const IDENT: usize = 2;
-const OWN_MAX: usize = 3;
+/// To which pages are moved.
+pub const STAGING: usize = 3;
+const OWN_MAX: usize = 4;
 
 /// Ranges of the agent's own memory, (start, end), beside the blocks of the threads.
 struct Own {

@@ -22,6 +22,11 @@ pub fn sleep_for(word: &AtomicU32, seen: u32, limit_ms: u32) {
     let _ = unsafe { gadget::call(nr::FUTEX, args) };
 }
 
+/// Sleeps for so long.
+pub fn pause(ms: u32) {
+    sleep_for(&AtomicU32::new(0), 0, ms);
+}
+
 pub fn wake_all(word: &AtomicU32) {
     // SAFETY: the word is alive for the call.
     let _ =
