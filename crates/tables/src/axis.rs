@@ -1,7 +1,10 @@
-//! Axes: from a value to a place, and where the ticks are. Logarithmic, since what is compared are ratios.
+//! Axes: from a value to a place, and where the ticks are. Logarithmic, since what is compared are ratios;
+//! over time, from 0.
 //!
 //! Logarithms may differ in their last bit between machines; places are printed in tenths of a pixel, which
 //! hides it.
+
+use crate::number::Unit;
 
 /// From the logarithms `low..high` to pixels `from..to`.
 pub struct Axis {
@@ -56,9 +59,68 @@ impl Axis {
     }
 }
 
+/// Round marks from 0 to at least `most`, six at most; the last one is where the axis ends.
+pub fn marks(most: f64, unit: Unit) -> Vec<f64> {
+    let most = if most.is_finite() && most > 0.0 { most } else { 1.0 };
+    let step = match unit {
+        Unit::Bytes => (most / 5.0).max(1.0).log2().ceil().exp2(),
+        _ => round_step(most / 5.0),
+    };
+    (0..=(most / step).ceil() as i32).map(|i| f64::from(i) * step).collect()
+}
+
+/// 1, 2 or 5 times a power of ten, no less than `least`.
+fn round_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0].map(|f| f * power).into_iter().find(|step| *step >= least * 0.999).unwrap_or(10.0 * power)
+}
+
+/// Marks on an axis of seconds, seven at most, none beyond `end_s`: each a number of whole seconds, minutes,
+/// hours or days, where it is so long.
+pub fn moments(end_s: f64) -> Vec<f64> {
+    const STEPS_S: [f64; 18] = [
+        1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0,
+        21600.0, 43200.0, 86400.0,
+    ];
+    let end_s = if end_s.is_finite() { end_s.max(0.0) } else { 0.0 };
+    let least = end_s / 6.0;
+    let step = match STEPS_S.into_iter().find(|step| *step >= least) {
+        _ if end_s < 4.0 => round_step(least.max(1e-3)),
+        Some(step) => step,
+        None => round_step(least / 86400.0) * 86400.0,
+    };
+    (0..=(end_s / step * 1.001) as i32).map(|i| f64::from(i) * step).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_are_few_and_hold_all() {
+        const MIB: f64 = 1048576.0;
+        assert_eq!(marks(100.0 * MIB, Unit::Bytes).last(), Some(&(128.0 * MIB)));
+        assert_eq!(marks(23_456.0, Unit::PerSecond), [0.0, 5e3, 10e3, 15e3, 20e3, 25e3]);
+        assert_eq!(marks(1.0, Unit::Share).len(), 6);
+        for most in [0.0, f64::NAN, f64::INFINITY, 1e-9, 0.3, 7.0, 1e18] {
+            for unit in [Unit::Bytes, Unit::PerSecond] {
+                let marks = marks(most, unit);
+                assert!((2..=7).contains(&marks.len()), "{most} {unit:?}: {marks:?}");
+                assert!(!most.is_finite() || *marks.last().unwrap() >= most * 0.999, "{most}: {marks:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn moments_are_whole_and_within() {
+        assert_eq!(moments(10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        assert_eq!(moments(7200.0).last(), Some(&7200.0));
+        for end_s in [0.0, 0.2, 1.0, 3.9, 59.0, 3601.0, 86400.0, 1e7, 1e9, f64::NAN] {
+            let moments = moments(end_s);
+            assert!((1..=9).contains(&moments.len()), "{end_s}: {moments:?}");
+            assert!(moments.iter().all(|s| !(*s > end_s * 1.001)), "{end_s}: {moments:?}");
+        }
+    }
 
     #[test]
     fn ticks_are_round_few_and_on_the_axis() {

@@ -7,88 +7,10 @@
 //! ```
 
 use crate::axis::Axis;
-use crate::escape::escaped;
 use crate::model::{Report, Row, Spread, Table};
 use crate::number::{Unit, shown, unit_name};
+use crate::picture::{Picture, cut};
 use std::fmt::Write;
-
-/// An SVG in the making, in pixels.
-struct Picture {
-    width: f64,
-    height: f64,
-    body: String,
-}
-
-impl Picture {
-    fn new(width: f64, height: f64) -> Picture {
-        Picture { width, height, body: String::new() }
-    }
-    fn text(&mut self, class: &str, x: f64, y: f64, text: &str) {
-        let _ =
-            writeln!(self.body, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(text));
-    }
-    fn line(&mut self, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-        let _ = writeln!(
-            self.body,
-            "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
-        );
-    }
-    fn bar(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64)) {
-        let _ = writeln!(
-            self.body,
-            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
-             rx=\"2\"/>"
-        );
-    }
-    fn dot(&mut self, x: f64, y: f64, says: &str) {
-        let says = escaped(says);
-        let _ = writeln!(
-            self.body,
-            "<circle class=\"new\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"><title>{says}</title></circle>"
-        );
-    }
-    fn diamond(&mut self, x: f64, y: f64, says: &str) {
-        const R: f64 = 5.5;
-        let _ = writeln!(
-            self.body,
-            "<path class=\"published\" d=\"M{:.1} {y:.1} L{x:.1} {:.1} L{:.1} {y:.1} L{x:.1} {:.1} \
-             Z\"><title>{}</title></path>",
-            x - R,
-            y - R,
-            x + R,
-            y + R,
-            escaped(says)
-        );
-    }
-    fn path(&mut self, class: &str, points: &[(f64, f64)]) {
-        let mut way = String::new();
-        for (i, (x, y)) in points.iter().enumerate() {
-            let _ = write!(way, "{}{x:.1} {y:.1}", if i == 0 { "M" } else { " L" });
-        }
-        let _ = writeln!(self.body, "<path class=\"{class}\" d=\"{way}\"/>");
-    }
-    /// `says`: the whole picture in words.
-    fn finish(self, says: &str) -> String {
-        format!(
-            "<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0} {:.0}\" width=\"{:.0}\" \
-             height=\"{:.0}\">\n{}</svg>\n",
-            escaped(says),
-            self.width,
-            self.height,
-            self.width,
-            self.height,
-            self.body
-        )
-    }
-}
-
-/// As much of a label as fits.
-fn cut(text: &str, characters: usize) -> String {
-    if text.chars().count() <= characters {
-        return text.to_string();
-    }
-    text.chars().take(characters - 1).chain(['…']).collect()
-}
 
 // ---- changes ----------------------------------------------------------------------------------------------
 

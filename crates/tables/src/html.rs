@@ -3,8 +3,9 @@
 
 use crate::chart;
 use crate::escape::escaped;
-use crate::model::{Chart, Place, Report, Row, Table};
+use crate::model::{Chart, Drawn, Place, Report, Row, Table};
 use crate::number::{Unit, unit_name};
+use crate::over_time;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
@@ -42,8 +43,11 @@ fn section(page: &mut String, table: &Table) {
         for chart in &table.charts {
             figure(page, table, *chart);
         }
-        rows(page, table);
-        columns(page, table);
+        // What all is for charts is no table for people.
+        if table.rows.iter().any(|row| !row.detail) {
+            rows(page, table);
+            columns(page, table);
+        }
     }
     notes(page, &table.notes);
     page.push_str("</section>\n");
@@ -55,6 +59,9 @@ fn figure(page: &mut String, table: &Table, chart: Chart) {
         Chart::Line { column } => {
             (column, chart::line(table, column).map(|p| (String::new(), p)).into_iter().collect())
         }
+        Chart::Time { title, columns, drawn, limit } => {
+            return figure_over_time(page, table, title, &over_time::Wanted { columns, drawn, limit });
+        }
     };
     let Some(column) = table.column(key).map(|i| &table.columns[i]).filter(|_| !pictures.is_empty()) else {
         return;
@@ -63,7 +70,7 @@ fn figure(page: &mut String, table: &Table, chart: Chart) {
     let _ = writeln!(page, "<figure>\n<figcaption>{}</figcaption>", escaped(head.trim_end()));
     match chart {
         Chart::Bars { .. } => page.push_str("<div class=\"panels\">\n"),
-        Chart::Line { .. } => page.push_str(
+        _ => page.push_str(
             "<p class=\"key\"><span class=\"new-key\">●</span> measured <span class=\"faint\">╌</span> \
              in proportion to the first</p>\n<div class=\"scroll\">\n",
         ),
@@ -78,18 +85,35 @@ fn figure(page: &mut String, table: &Table, chart: Chart) {
     page.push_str("</div>\n</figure>\n");
 }
 
+fn figure_over_time(page: &mut String, table: &Table, title: &str, wanted: &over_time::Wanted) {
+    let Some(picture) = over_time::picture(table, wanted) else { return };
+    let mark = if wanted.drawn == Drawn::Stacked { "■" } else { "━" };
+    let _ = write!(page, "<figure>\n<figcaption>{} <span class=\"key\">", escaped(title));
+    let named = |key: &str| table.column(key).map(|i| &table.columns[i]);
+    for (i, column) in wanted.columns.iter().filter_map(|key| named(key)).take(over_time::COLOURS).enumerate()
+    {
+        let (help, name) = (escaped(column.help), escaped(column.name));
+        let _ = write!(page, "<span title=\"{help}\"><span class=\"k{i}\">{mark}</span> {name}</span> ");
+    }
+    if let Some(column) = wanted.limit.and_then(named) {
+        let (help, name) = (escaped(column.help), escaped(column.name));
+        let _ = write!(page, "<span title=\"{help}\"><span class=\"limit-key\">╌</span> {name}</span>");
+    }
+    let _ = write!(page, "</span></figcaption>\n<div class=\"scroll time\">\n{picture}</div>\n</figure>\n");
+}
+
 fn rows(page: &mut String, table: &Table) {
     let places = table.places();
     let title = escaped(&table.title);
     let _ = write!(
         page,
-        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Table: \
-         {title}\">\n<table>\n<thead><tr>\
-         <th scope=\"col\">{}</th>",
-        escaped(table.row_name)
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Table: {title}\">\n<table>\n"
     );
-    places.iter().for_each(|place| page.push_str(&head(table, *place)));
-    page.push_str("</tr></thead>\n");
+    if has_names(table) {
+        let _ = write!(page, "<thead><tr><th scope=\"col\">{}</th>", escaped(table.row_name));
+        places.iter().for_each(|place| page.push_str(&head(table, *place)));
+        page.push_str("</tr></thead>\n");
+    }
     for (group, group_rows) in table.groups() {
         page.push_str("<tbody>\n");
         if !group.is_empty() {
@@ -131,7 +155,15 @@ fn cell(table: &Table, row: &Row, place: Place) -> String {
     format!("<td{class}>{}{range}</td>", escaped(&cell.shown(unit)))
 }
 
+/// Where rows say all, columns have no names.
+fn has_names(table: &Table) -> bool {
+    table.columns.iter().any(|column| !column.name.is_empty())
+}
+
 fn columns(page: &mut String, table: &Table) {
+    if !has_names(table) {
+        return;
+    }
     page.push_str("<details><summary>What the columns say</summary>\n<dl>\n");
     for place in table.places() {
         let Place::Column(i) = place else { continue };

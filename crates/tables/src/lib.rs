@@ -5,7 +5,7 @@
 //!                          ├─▶ json.rs      for programs: all that is known
 //!                          ├─▶ csv.rs       one line for each cell
 //!                          ├─▶ markdown.rs  for a README
-//!                          └─▶ html.rs      one page by itself, with charts (chart.rs, axis.rs)
+//!                          └─▶ html.rs      one page by itself, with charts (chart.rs, over_time.rs)
 //! ```
 //!
 //! Every form is a function of the report: no clock, no random number, no order of a hash map, nothing
@@ -21,10 +21,12 @@ pub mod json;
 mod markdown;
 mod model;
 pub mod number;
+mod over_time;
+mod picture;
 pub mod published;
 mod text;
 
-pub use model::{Cell, Chart, Column, Published, Report, Row, Spread, Table};
+pub use model::{Cell, Chart, Column, Drawn, Published, Report, Row, Spread, Table};
 pub use number::Unit;
 
 /// Forms that go to a terminal or a pipe; the HTML page is written besides ([`html`]).

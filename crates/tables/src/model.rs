@@ -56,7 +56,7 @@ pub struct Row {
     /// One for each column.
     pub cells: Vec<Cell>,
     pub published: Option<Published>,
-    /// Only JSON and CSV have it: the tail of a long list.
+    /// Only JSON and CSV have it, and charts over time: the tail of a long list.
     pub detail: bool,
 }
 
@@ -91,6 +91,17 @@ pub enum Chart {
     Bars { column: &'static str, one_scale: bool },
     /// The setting is a number: the column against it, both logarithmic, beside proportion to the first.
     Line { column: &'static str },
+    /// The setting is a time in seconds, from 0: columns against it, on a scale from 0.
+    Time { title: &'static str, columns: &'static [&'static str], drawn: Drawn, limit: Option<&'static str> },
+}
+
+/// How several columns stand in one chart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drawn {
+    /// Areas on top of each other, for parts of a whole.
+    Stacked,
+    /// Lines, each from 0.
+    Lines,
 }
 
 /// A place in a row, for those who render it.

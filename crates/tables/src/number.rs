@@ -14,6 +14,8 @@ pub enum Unit {
     /// More or less than something else, 0 is the same.
     Change,
     Count,
+    /// In powers of 1024.
+    Bytes,
     Words,
 }
 
@@ -26,6 +28,7 @@ pub fn shown(value: f64, unit: Unit) -> String {
         Unit::Seconds => time(value * 1e9),
         Unit::Share => format!("{:.1} %", value * 100.0),
         Unit::Change => format!("{:+.1} %", value * 100.0),
+        Unit::Bytes => bytes(value),
         _ => scaled(value),
     }
 }
@@ -36,7 +39,8 @@ pub fn unit_name(unit: Unit) -> &'static str {
         Unit::PerSecond => "/s",
         Unit::PerPage => "/page",
         Unit::PerThousandPages => "/1000 pages",
-        Unit::Nanoseconds | Unit::Seconds | Unit::Share | Unit::Change | Unit::Count | Unit::Words => "",
+        Unit::Nanoseconds | Unit::Seconds | Unit::Share | Unit::Change => "",
+        Unit::Count | Unit::Bytes | Unit::Words => "",
     }
 }
 
@@ -51,6 +55,7 @@ pub fn unit_key(unit: Unit) -> &'static str {
         Unit::Share => "share",
         Unit::Change => "change",
         Unit::Count => "count",
+        Unit::Bytes => "bytes",
         Unit::Words => "words",
     }
 }
@@ -72,6 +77,22 @@ fn time(ns: f64) -> String {
         v if v >= 999.5 => format!("{} µs", digits(ns / 1e3)),
         _ => format!("{} ns", plain(ns)),
     }
+}
+
+/// `96.0 MiB`, `1.50 GiB`.
+fn bytes(value: f64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if value.abs() < 1024.0 {
+        return format!("{} B", plain(value));
+    }
+    // What would be printed as 1024 is 1 of the next.
+    let mut scaled = value / 1024.0;
+    let mut unit = 0;
+    while scaled.abs() >= 1023.5 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    format!("{} {}", digits(scaled), UNITS[unit])
 }
 
 /// Counts without places.
@@ -115,6 +136,12 @@ mod tests {
             (0.159, Unit::Change, "+15.9 %"),
             (-0.622, Unit::Change, "-62.2 %"),
             (f64::NAN, Unit::Change, "-"),
+            (0.0, Unit::Bytes, "0 B"),
+            (1023.0, Unit::Bytes, "1023 B"),
+            (1536.0, Unit::Bytes, "1.50 KiB"),
+            (1_048_575.0, Unit::Bytes, "1.00 MiB"),
+            (100.7 * 1048576.0, Unit::Bytes, "101 MiB"),
+            (1e30, Unit::Bytes, "867361737988 EiB"),
         ];
         for (value, unit, expected) in cases {
             assert_eq!(shown(value, unit), expected, "{value} {unit:?}");

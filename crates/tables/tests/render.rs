@@ -1,7 +1,7 @@
 //! Every form of one report with hostile text in it: nothing breaks out, nothing is lost, and JSON reads
 //! back.
 
-use memspill_tables::{Cell, Chart, Column, Form, Published, Report, Row, Spread, Table, Unit, html};
+use memspill_tables::{Cell, Chart, Column, Drawn, Form, Published, Report, Row, Spread, Table, Unit, html};
 use serde_json::Value;
 
 const HOSTILE: &str = "a<b>&\"c\"|d,'e'\\\n</title><script>alert(1)</script>\u{1}é";
@@ -210,4 +210,53 @@ fn an_empty_table_says_its_notes() {
     }
     serde_json::from_str::<Value>(&Form::Json.of(&report)).unwrap();
     assert_eq!(unclosed(&html(&report)), Vec::<&str>::new());
+}
+
+/// Rows that are moments, of which people see only the charts.
+fn over_time(moments: &[&str]) -> Report {
+    let mut report = report();
+    let table = &mut report.tables[0];
+    let row = table.rows[0].clone();
+    table.rows = moments
+        .iter()
+        .map(|moment| Row { setting: moment.to_string(), group: String::new(), detail: true, ..row.clone() })
+        .collect();
+    table.columns[0].name = "a <b>";
+    let columns = &["rate_per_s", "no such column"][..];
+    let chart = |drawn, limit| Chart::Time { title: "over & over", columns, drawn, limit };
+    table.charts = vec![chart(Drawn::Stacked, Some("rate_per_s")), chart(Drawn::Lines, None)];
+    report
+}
+
+#[test]
+fn charts_over_time_stand_without_their_table() {
+    let page = html(&over_time(&["0.5", "1", "2.5"]));
+    assert_eq!(unclosed(&page), Vec::<&str>::new());
+    assert_eq!(page.matches("<svg").count(), 2);
+    assert_eq!(page.matches("over &amp; over").count(), 2);
+    assert!(page.contains("a &lt;b&gt;") && !page.contains("a <b>"));
+    assert!(!page.contains("<table>"), "its rows are for the charts");
+    assert!(page.contains("<title>1.0 s: a &lt;b&gt; 2.00 k/s"), "a pointer shows the values");
+    assert_eq!((page.matches("class=\"limit\"").count(), page.matches("class=\"area s0\"").count()), (1, 1));
+    for number in ["NaN", "inf"] {
+        assert!(!page.contains(number), "{number}");
+    }
+}
+
+#[test]
+fn a_chart_over_time_needs_two_moments() {
+    for moments in [&[][..], &["1"], &["soon", "later"], &["1", "NaN"]] {
+        let page = html(&over_time(moments));
+        assert!(!page.contains("class=\"scroll time\""), "{moments:?}");
+        assert_eq!(unclosed(&page), Vec::<&str>::new());
+    }
+}
+
+#[test]
+fn columns_without_names_have_no_head() {
+    let mut report = report();
+    report.tables[0].columns.iter_mut().for_each(|column| column.name = "");
+    let page = html(&report);
+    assert_eq!(unclosed(&page), Vec::<&str>::new());
+    assert!(!page.contains("<thead>") && !page.contains("<details>") && page.contains("<tbody>"));
 }
