@@ -6,6 +6,7 @@
 //!      │             of, config.rs: knobs)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
+//!      │             (reporting/: the page of --report)
 //!      ├─ sizing/    memspill size
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
@@ -40,6 +41,7 @@ mod output;
 mod probe;
 mod progress;
 mod report;
+mod reporting;
 mod run;
 mod serve;
 mod sim;
@@ -48,6 +50,12 @@ mod sizing;
 pub mod spec;
 mod stats;
 mod top;
+
+/// Parsers of what the programs of a run can have a say in, for `crates/fuzz`.
+#[doc(hidden)]
+pub mod untrusted {
+    pub use crate::reporting::find_places;
+}
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -76,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Completions(args) => ExitCode::from(completions::completions(&args, &Cli::command())),
         Command::Man(args) => ExitCode::from(manual::man(&args, Cli::command())),
+        Command::ResolveNames => ExitCode::from(reporting::resolve_names()),
     }
 }
 

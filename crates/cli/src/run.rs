@@ -12,6 +12,7 @@ use crate::exit;
 use crate::groups::GroupSpec;
 use crate::machine::Memory;
 use crate::message::{plain, words};
+use crate::reporting::Reporting;
 use crate::{config, doctor, exec, groups, metrics, output, report, serve, size, spec};
 use memspill_engine::devices::Device;
 use memspill_engine::group::GroupConfig;
@@ -51,17 +52,29 @@ pub fn run(args: RunArgs) -> u8 {
             return exit::OWN_FAILURE;
         }
     };
-    match prepare(&args, pager, limits)
+    let mut reporting = None;
+    match prepare(&args, pager, limits, &mut reporting)
         .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
     {
         Ok(ended) => {
             report::at_the_end(&args, &ended);
+            reporting.inspect(|reporting| reporting.end(&args, &ended));
             ended.exit_code as u8
         }
         Err(reason) => {
+            reporting.inspect(|reporting| reporting.discard());
             eprintln!("memspill: {}", plain(&reason));
             exit::OWN_FAILURE
         }
+    }
+}
+
+fn name_of(pager: source::Pager) -> &'static str {
+    match pager {
+        source::Pager::Kernel => "kernel",
+        source::Pager::User => "user",
+        source::Pager::Signal => "signal",
+        source::Pager::Thread => "thread",
     }
 }
 
@@ -89,6 +102,7 @@ struct RunOperator {
     groups: Vec<GroupSpec>,
     /// Where metrics are asked for, until the run has begun.
     listener: Mutex<Option<TcpListener>>,
+    reporting: Option<Arc<Reporting>>,
 }
 
 impl Operator for RunOperator {
@@ -130,12 +144,19 @@ impl Operator for RunOperator {
     }
 
     fn started(&self, run: &Arc<Run>) -> io::Result<()> {
+        self.reporting.as_ref().map_or(Ok(()), |reporting| reporting.watch(run))?;
         let listener = self.listener.lock().expect("listener").take();
         listener.map_or(Ok(()), |listener| serve::serve(listener, run.clone()))
     }
 }
 
-fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Config, String> {
+/// `reporting`: what is opened of it is there even where something fails after it.
+fn prepare(
+    args: &RunArgs,
+    pager: source::Pager,
+    limits: Limits,
+    reporting: &mut Option<Arc<Reporting>>,
+) -> Result<Config, String> {
     let memory = Memory::of_this_machine();
     let ram_bytes = memory.usable_bytes();
     let following = Following::new(args.memory_max);
@@ -194,6 +215,7 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
+    *reporting = Reporting::open(args, name_of(pager))?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
         command: args.command.clone(),
@@ -233,8 +255,10 @@ fn prepare(args: &RunArgs, pager: source::Pager, limits: Limits) -> Result<Confi
             following: Mutex::new(following),
             groups: args.group.clone(),
             listener: Mutex::new(listener),
+            reporting: reporting.clone(),
         }),
         recording,
+        sampling: reporting.as_ref().map(|reporting| reporting.sampling()).unwrap_or_default(),
         limits,
     })
 }

@@ -1,11 +1,13 @@
-//! /proc/PID/statm, maps, smaps and smaps_rollup (`crates/pager/src/proc.rs`).
+//! /proc/PID/statm, maps, smaps, smaps_rollup and syscall (`crates/pager/src/proc.rs`); what is mapped at an
+//! address (`crates/cli/src/reporting/places.rs`).
 //!
 //! An input is read as each of these files, and as numbers of which well-formed ones are made.
 
 use crate::Bytes;
+use memspill_cli::untrusted::find_places;
 use memspill_pager::proc::{
-    Mapping, MappingKind, inherited_in, locked_and_pinned_in, manageable_in, pss_anon_bytes_in,
-    shared_maps_in, statm_in,
+    Mapping, MappingKind, inherited_in, instruction_in, locked_and_pinned_in, manageable_in,
+    pss_anon_bytes_in, shared_maps_in, statm_in,
 };
 use memspill_pager::process::ranges::Ranges;
 use std::fmt::Write;
@@ -18,6 +20,11 @@ pub fn check(input: &[u8]) {
     let _ = statm_in(&text);
     let _ = pss_anon_bytes_in(&text);
     let _ = locked_and_pinned_in(&text);
+    let _ = instruction_in(input);
+    let wanted = [0, 0x1000, 0x2_0000, USER_END, u64::MAX];
+    let places = find_places(input, &wanted).expect("bytes can be read");
+    assert!(places.iter().all(|place| wanted.iter().any(|addr| place.holds(*addr))), "{places:x?}");
+    assert!(places.iter().all(|place| !place.name.contains(char::is_control)), "{places:?}");
     let shared = shared_maps_in(input).mappings;
     assert!(shared.iter().all(|m| m.start < m.end), "{shared:x?}");
     let ranges_of = |mappings: Vec<Mapping>| mappings.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>();

@@ -29,6 +29,7 @@ use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
 use crate::run::files::Files;
 use crate::run::record::Recording;
+use crate::run::sampling::Sampling;
 use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited};
@@ -61,6 +62,7 @@ pub struct Config {
     pub limits: Limits,
     pub operator: Arc<dyn Operator>,
     pub recording: Recording,
+    pub sampling: Sampling,
 }
 
 /// How a run ended.
@@ -145,14 +147,25 @@ fn set_up(
     let no_thread = |e| limits::explained("cannot start a thread", e);
     let second_signal = SecondSignal::start(forwarded, guardian).map_err(no_thread)?;
     let Config {
-        devices, tuning, settings, layout, groups, swap_max_pages, door, operator, recording, ..
+        devices,
+        tuning,
+        settings,
+        layout,
+        groups,
+        swap_max_pages,
+        door,
+        operator,
+        recording,
+        sampling,
+        ..
     } = config;
     let cpus = pager_cpus(layout, &devices).map_err(|e| limits::explained("cannot watch for faults", e))?;
     let root = GroupConfig { swap_max_pages, ..GroupConfig::root(settings.memory_max_bytes) };
     let groups: Vec<GroupConfig> = std::iter::once(root).chain(groups).collect();
     let engine = Engine::with_groups(devices, &groups, tuning);
     let files = Files::new(watch_of(&settings), held, guardian);
-    let (run, door) = (Arc::new(Run::new(engine, cpus, layout, settings, files, recording)), Arc::new(door));
+    let run = Arc::new(Run::new(engine, cpus, layout, settings, files, recording, sampling));
+    let door = Arc::new(door);
     crate::panics::install(&run);
     Limits::leave_room_for_processes()
         .map_err(|e| limits::explained("no descriptors are left for the command's processes", e))?;

@@ -149,7 +149,7 @@ fn mark_words(mark: f64, unit: Unit) -> String {
 /// A mark's: `40 s`, `3 min`, `2 h`.
 fn moment_words(s: f64) -> String {
     let (number, unit) = match s {
-        s if s == 0.0 => return "0".into(),
+        0.0 => return "0".into(),
         s if s % 86400.0 == 0.0 => (s / 86400.0, "d"),
         s if s % 3600.0 == 0.0 => (s / 3600.0, "h"),
         s if s % 60.0 == 0.0 => (s / 60.0, "min"),

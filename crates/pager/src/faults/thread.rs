@@ -22,6 +22,7 @@ use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
+use crate::run::sampling::Countdown;
 use crate::run::watch;
 use crate::times::{NO_MEMORY, PUT_OFF_AGAIN, now_us, us_of};
 use memspill_engine::backing::QueueId;
@@ -54,6 +55,8 @@ pub struct FaultThread<'a> {
     unread: Vec<Weak<Process>>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
+    /// To the next fault that is noted for a report.
+    countdown: Countdown,
 }
 
 /// Does a fault still wait for its page, after it was served?
@@ -81,6 +84,7 @@ impl<'a> FaultThread<'a> {
             reading: HashMap::new(),
             messages: Vec::new(),
             known: HashMap::new(),
+            countdown: Countdown::new(index),
         }
     }
 
@@ -155,6 +159,7 @@ impl<'a> FaultThread<'a> {
     fn note_early(&mut self, process: &Arc<Process>) {
         let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
         let (run, cpu, scratch) = (self.run, self.cpu, &mut self.scratch);
+        let countdown = &mut self.countdown;
         link.note_early(|page, tid| {
             // A change that was made before, and is not told yet, may have moved the page to where it is.
             let guard = process.space.gate.enter_fill();
@@ -170,6 +175,10 @@ impl<'a> FaultThread<'a> {
                 process.count_fault();
                 watch::note_fault(&run.cpus, process, tid);
                 run.recording.note(Touch { space: process.space.id, vpn, write: true });
+                if run.sampling.is_due(countdown) {
+                    // The thread has gone on.
+                    run.sampling.note(process.key, page, || None);
+                }
             }
             is_noted
         });
@@ -256,6 +265,7 @@ impl<'a> FaultThread<'a> {
         if !evicts {
             process.count_fault();
             watch::note_fault(&self.run.cpus, process, tid);
+            self.sample(process, addr, tid);
         }
         let favoured = !evicts && self.run.token.note_fault(tid, us_of(read_at));
         let fault = Fault { vpn, write, urgent, favoured };
@@ -273,6 +283,18 @@ impl<'a> FaultThread<'a> {
             Some((object, page)) => {
                 self.shared_fault(process, object, addr, Fault { vpn: Vpn(page), ..fault })
             }
+        }
+    }
+
+    /// For `--report`.
+    fn sample(&mut self, process: &Process, addr: u64, tid: u32) {
+        if self.run.sampling.is_due(&mut self.countdown) {
+            // The thread sleeps in its fault until that is served. Over a link it sleeps in its agent.
+            let instruction = || match process.memory.uffd.agent() {
+                None => crate::proc::instruction(process.memory.pid(), tid),
+                Some(_) => None,
+            };
+            self.run.sampling.note(process.key, addr, instruction);
         }
     }
 

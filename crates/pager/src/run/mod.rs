@@ -17,6 +17,7 @@
 //!        ├─ files                  shared memory that has a descriptor
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
 //!        ├─ recording              --record
+//!        ├─ sampling               --report: some of the faults
 //!        └─ quiet                  --check
 //! ```
 //!
@@ -29,6 +30,7 @@ pub mod files;
 pub mod quiet;
 pub mod reads;
 pub mod record;
+pub mod sampling;
 pub mod token;
 pub mod watch;
 
@@ -53,6 +55,7 @@ use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
 use quiet::Quiet;
 use record::Recording;
+use sampling::Sampling;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
@@ -77,6 +80,7 @@ pub struct Run {
     pub token: Token,
     pub files: Files,
     pub recording: Recording,
+    pub sampling: Sampling,
     /// The pager that `poke_for_room` looks at first.
     next_poked: AtomicUsize,
     processes: RwLock<HashMap<u64, Arc<Process>>>,
@@ -206,6 +210,7 @@ impl Run {
         settings: Settings,
         files: Files,
         recording: Recording,
+        sampling: Sampling,
     ) -> Run {
         Run {
             engine,
@@ -222,6 +227,7 @@ impl Run {
             token: Token::default(),
             files,
             recording,
+            sampling,
             next_poked: AtomicUsize::new(0),
             processes: RwLock::default(),
             objects: RwLock::default(),
@@ -317,6 +323,12 @@ impl Run {
     /// Since the start.
     pub fn elapsed_us(&self) -> u64 {
         now_us() - self.started_us
+    }
+
+    /// To which time since the start it is known how long was waited: the monitor looks now and then.
+    pub fn stalls_known_us(&self) -> u64 {
+        let now_us = now_us();
+        (now_us - self.started_us).saturating_sub(self.stall.since_look_us(now_us))
     }
 
     /// How long processes have waited that have ended since the last look.

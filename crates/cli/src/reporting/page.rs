@@ -1,0 +1,618 @@
+//! The page: tables and charts of what was seen of a run. How they look is the tables crate's.
+
+use crate::args::RunArgs;
+use crate::output::command_line;
+use crate::reporting::faulted::{Faulted, Where};
+use crate::reporting::history::History;
+use crate::reporting::names::{Code, Name};
+use crate::reporting::watched::Watched;
+use crate::size::{human, short};
+use crate::stats::{self, Stat, Unit as StatUnit};
+use memspill_pager::ctl::thrash::would_do;
+use memspill_pager::run::Run;
+use memspill_pager::supervisor::Ended;
+use memspill_tables::{Cell, Chart, Column, Drawn, Report, Row, Table, Unit};
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// So many processes, mappings and functions are listed.
+const ROWS_MAX: usize = 25;
+/// Budgets that are listed differ by this part.
+const BUDGETS_PARTS: u64 = 8;
+
+/// How the report was asked for, and where.
+pub struct Asked {
+    pub machine: String,
+    /// One fault in so many is looked at.
+    pub every: u32,
+    /// Where the program was, too.
+    pub instructions: bool,
+    pub pager: &'static str,
+}
+
+/// All but functions, of which only the places are known yet.
+pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Report {
+    let run = &ended.run;
+    let time = over_time(&watched.history, watched.cost);
+    let mut tables = vec![in_short(ended, watched), time, processes(run, watched)];
+    tables.push(mappings(asked, &watched.faulted));
+    tables.push(functions(asked, &watched.faulted, &[], None));
+    tables.extend([budgets(run), devices(run, watched), groups(run)].into_iter().flatten());
+    tables.extend([settings(asked, args), statistics(run)]);
+    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    Report {
+        title: format!("memspill run: {}", crate::message::plain(&command.join(" "))),
+        command: command_line(),
+        machine: asked.machine.clone(),
+        seed: None,
+        notes: Vec::new(),
+        tables,
+    }
+}
+
+/// Names have come.
+pub fn name_functions(report: &mut Report, asked: &Asked, faulted: &Faulted, codes: &[Code], names: &[Name]) {
+    let table = functions(asked, faulted, codes, Some(names));
+    report.tables.iter_mut().filter(|old| old.id == table.id).for_each(|old| *old = table.clone());
+}
+
+// ---- how tables are made ----------------------------------------------------------------------------------
+
+fn column(key: &'static str, name: &'static str, unit: Unit, help: &'static str) -> Column {
+    Column { key, name, unit, help }
+}
+
+fn row(setting: String, cells: Vec<Cell>) -> Row {
+    Row { group: String::new(), setting, cells, published: None, detail: false }
+}
+
+fn table(
+    id: &'static str,
+    title: &str,
+    row_name: &'static str,
+    columns: Vec<Column>,
+    rows: Vec<Row>,
+) -> Table {
+    let (notes, charts) = (Vec::new(), Vec::new());
+    Table { id, title: title.into(), row_name, columns, rows, notes, change: None, charts }
+}
+
+fn words_table(id: &'static str, title: &str, rows: Vec<(&str, String)>) -> Table {
+    let rows = rows.into_iter().map(|(name, words)| row(name.into(), vec![Cell::Words(words)])).collect();
+    table(id, title, "", vec![column("value", "", Unit::Words, "As it was.")], rows)
+}
+
+fn number(value: u64) -> Cell {
+    Cell::once(value as f64)
+}
+
+fn share(part: u64, of: u64) -> Cell {
+    Cell::once(part as f64 / of.max(1) as f64)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn seconds(us: u64) -> String {
+    memspill_tables::number::shown(us as f64 / 1e6, Unit::Seconds)
+}
+
+// ---- the tables, from above -------------------------------------------------------------------------------
+
+fn in_short(ended: &Ended, watched: &Watched) -> Table {
+    let run = &ended.run;
+    let elapsed_us = run.elapsed_us();
+    let pressure = run.stall.pressure();
+    let of_time = |us: f64| us / elapsed_us.max(1) as f64;
+    let lost = of_time(pressure.full.total_us);
+    let points = watched.history.points();
+    let swapped_bytes = points.iter().map(|point| point.held.swapped_bytes).max().unwrap_or(0);
+    let file_bytes = points.iter().map(|point| point.held.file_bytes).max().unwrap_or(0);
+    let end = match run.verdict() {
+        Some(verdict) => format!("exit code {}: {}", ended.exit_code, verdict.message),
+        None => format!("exit code {}", ended.exit_code),
+    };
+    let root = run.engine.root();
+    let mut rows = vec![
+        ("ended", end),
+        ("took", seconds(elapsed_us)),
+        (
+            "budget",
+            format!("{}, at the end {}", human(run.settings.memory_max_bytes), human(root.limit_bytes())),
+        ),
+        ("counted against it", format!("{} at most", human(root.peak_bytes()))),
+        ("swapped out", format!("{} at most; {} of disk at most", human(swapped_bytes), human(file_bytes))),
+        ("faults", format!("{}", run.engine.stats().sum(|counters| &counters.pgfault))),
+        (
+            "waited for memory",
+            format!(
+                "{} of the time somebody, {} nobody ran meanwhile",
+                percent(of_time(pressure.some.total_us)),
+                percent(lost)
+            ),
+        ),
+    ];
+    if let Some(bytes) = would_do(&run.working_set(), lost) {
+        rows.push(("what would do", format!("--memory-max {}, by how long pages were away", short(bytes))));
+    }
+    words_table("short", "In short", rows)
+}
+
+fn over_time(history: &History, cost: Duration) -> Table {
+    let columns = vec![
+        column("resident_bytes", "resident", Unit::Bytes, "Managed pages in memory."),
+        column("pool_bytes", "pool", Unit::Bytes, "Pages that are swapped out, compressed in RAM."),
+        column(
+            "other_bytes",
+            "other",
+            Unit::Bytes,
+            "All else that is counted: memory that is not managed, or not yet; tables; memspill's own.",
+        ),
+        column("budget_bytes", "budget", Unit::Bytes, "--memory-max, as it was then."),
+        column(
+            "swapped_bytes",
+            "swapped out",
+            Unit::Bytes,
+            "Pages that are swapped out, as programs see them.",
+        ),
+        column("file_bytes", "in files", Unit::Bytes, "Disk that swap files hold."),
+        column("faults_per_s", "faults", Unit::PerSecond, "Faults that reached memspill."),
+        column("pages_in_per_s", "pages in", Unit::PerSecond, "Pages read from slots, readahead included."),
+        column("pages_out_per_s", "pages out", Unit::PerSecond, "Pages written to slots."),
+        column("stall_some", "somebody waits", Unit::Share, "At least one thread waits for memory."),
+        column("stall_full", "nobody runs", Unit::Share, "Somebody waits, and no thread runs meanwhile."),
+    ];
+    let rows = history.points().iter().zip(history.rates()).map(|(point, rates)| {
+        let (held, bytes) = (point.held, number);
+        let cells = vec![
+            bytes(held.resident_bytes),
+            bytes(held.pool_bytes),
+            bytes(held.other_bytes),
+            bytes(held.budget_bytes),
+            bytes(held.swapped_bytes),
+            bytes(held.file_bytes),
+            Cell::once(rates.faults_per_s),
+            Cell::once(rates.pages_in_per_s),
+            Cell::once(rates.pages_out_per_s),
+            Cell::once(rates.stall_some),
+            Cell::once(rates.stall_full),
+        ];
+        Row { detail: true, ..row(format!("{:.3}", point.at_us as f64 / 1e6), cells) }
+    });
+    let chart = |title, columns, drawn, limit| Chart::Time { title, columns, drawn, limit };
+    let charts = vec![
+        chart(
+            "Memory that counts",
+            &["resident_bytes", "pool_bytes", "other_bytes"][..],
+            Drawn::Stacked,
+            Some("budget_bytes"),
+        ),
+        chart("Swapped out", &["swapped_bytes", "file_bytes"], Drawn::Lines, None),
+        chart("Faults", &["faults_per_s", "pages_in_per_s", "pages_out_per_s"], Drawn::Lines, None),
+        chart("Time waited for memory", &["stall_some", "stall_full"], Drawn::Lines, None),
+    ];
+    let mut table = Table { charts, ..table("time", "Over time", "seconds", columns, rows.collect()) };
+    let cost = seconds(cost.as_micros() as u64);
+    let bucket = seconds(history.bucket_us());
+    table.notes = vec![
+        "Until memory is near the budget nothing is managed, and all of it is \"other\".".into(),
+        format!("A point for each {bucket}: of the looks in it the one with most memory; rates are means."),
+        format!("To look at the run took memspill {cost} of CPU time."),
+    ];
+    table
+}
+
+fn processes(run: &Run, watched: &Watched) -> Table {
+    let all_faults = run.engine.stats().sum(|counters| &counters.pgfault);
+    let mut processes = watched.seen.processes();
+    processes.retain(|seen| seen.faults > 0 || seen.resident_most_bytes > 0);
+    let columns = vec![
+        column("command", "command", Unit::Words, "As the kernel names it."),
+        column("faults", "faults", Unit::Count, "Faults that reached memspill."),
+        column("share", "of all", Unit::Share, "Share of all faults."),
+        column("resident", "resident", Unit::Bytes, "The most managed memory that it had at a look."),
+        column("swapped", "swapped out", Unit::Bytes, "The most that was swapped out at a look."),
+        column("some", "somebody waits", Unit::Nanoseconds, "Time in which one of its threads waited."),
+        column("full", "nobody runs", Unit::Nanoseconds, "Of that, time in which none of its threads ran."),
+        column("seen", "seen for", Unit::Nanoseconds, "From the first look at it to the last."),
+    ];
+    let ns = |us: u64| Cell::once(us as f64 * 1e3);
+    let mut rows: Vec<Row> = Vec::new();
+    for seen in processes.iter().take(ROWS_MAX) {
+        let cells = vec![
+            Cell::Words(seen.command.clone()),
+            number(seen.faults),
+            share(seen.faults, all_faults),
+            number(seen.resident_most_bytes),
+            number(seen.swapped_most_bytes),
+            ns(seen.stall_some_us),
+            ns(seen.stall_full_us),
+            ns(seen.last_us - seen.first_us),
+        ];
+        rows.push(row(seen.pid.to_string(), cells));
+    }
+    let listed: u64 = processes.iter().take(ROWS_MAX).map(|seen| seen.faults).sum();
+    let others = all_faults.saturating_sub(listed);
+    if others > 0 {
+        let mut cells = vec![Cell::Words(String::new()), number(others), share(others, all_faults)];
+        cells.resize(columns.len(), Cell::Nothing);
+        rows.push(row("others".into(), cells));
+    }
+    let mut table = table("processes", "Processes", "process", columns, rows);
+    if processes.is_empty() {
+        table.notes = vec!["Memory was never short: none was managed, and none has faulted.".into()];
+        return table;
+    }
+    table.notes = vec![
+        "Those with most faults. Others came and went between two looks, or did less; those of memspill's \
+         own thread in each process are among theirs."
+            .into(),
+    ];
+    table
+}
+
+fn mappings(asked: &Asked, faulted: &Faulted) -> Table {
+    let total = faulted.mappings.total();
+    let columns = vec![
+        column("mapping", "mapping", Unit::Words, "What is at the addresses, by /proc/PID/maps."),
+        column("samples", "samples", Unit::Count, "Faults that were looked at."),
+        column("share", "of all", Unit::Share, "Share of those that were looked at."),
+    ];
+    let mut rows: Vec<Row> = Vec::new();
+    let mut listed = 0;
+    for ((command, place), count) in faulted.mappings.sorted().into_iter().take(ROWS_MAX) {
+        listed += count;
+        rows.push(row(or_unknown(command), vec![Cell::Words(place), number(count), share(count, total)]));
+    }
+    if total > listed {
+        let cells = vec![Cell::Words(String::new()), number(total - listed), share(total - listed, total)];
+        rows.push(row("others".into(), cells));
+    }
+    let mut table = table("mappings", "Who faulted most: mappings", "command", columns, rows);
+    let every = asked.every;
+    table.notes = vec![match total {
+        0 => format!("No fault was looked at. (About one in {every} is.)"),
+        _ => format!("About one fault in {every} was looked at."),
+    }];
+    if faulted.left_out > 0 {
+        let left_out = faulted.left_out;
+        table
+            .notes
+            .push(format!("{left_out} more were not, for they came too fast: their shares are unknown."));
+    }
+    table
+}
+
+fn or_unknown(command: String) -> String {
+    if command.is_empty() { "(unknown)".into() } else { command }
+}
+
+/// Where the program was, put together by function and line.
+fn functions(asked: &Asked, faulted: &Faulted, codes: &[Code], names: Option<&[Name]>) -> Table {
+    let total = faulted.instructions.total();
+    let columns = vec![
+        column("source", "source", Unit::Words, "File and line, where the program has debug information."),
+        column("module", "module", Unit::Words, "The file that was mapped."),
+        column("samples", "samples", Unit::Count, "Faults that were looked at."),
+        column("share", "of all", Unit::Share, "Share of those with an instruction."),
+    ];
+    let lines = lines(faulted, codes, names);
+    let mut rows: Vec<Row> = Vec::new();
+    let listed: u64 = lines.iter().take(ROWS_MAX).map(|(_, count)| count).sum();
+    for (line, count) in lines.into_iter().take(ROWS_MAX) {
+        let words = [line.source, line.module].map(Cell::Words);
+        rows.push(row(
+            line.function,
+            words.into_iter().chain([number(count), share(count, total)]).collect(),
+        ));
+    }
+    if total > listed {
+        let words = [Cell::Words(String::new()), Cell::Words(String::new())];
+        let cells = words.into_iter().chain([number(total - listed), share(total - listed, total)]);
+        rows.push(row("others".into(), cells.collect()));
+    }
+    let mut table = table("functions", "Who faulted most: functions", "function", columns, rows);
+    table.notes = notes_of_functions(asked, faulted);
+    if total > 0 && names.is_none() {
+        table.notes.push("The names of functions were not looked up: memspill was ended before that.".into());
+    }
+    table
+}
+
+fn notes_of_functions(asked: &Asked, faulted: &Faulted) -> Vec<String> {
+    if !asked.instructions {
+        return vec!["--trace-faults N notes where the program was at one fault in N.".into()];
+    }
+    if asked.pager == "signal" {
+        return vec![
+            "The signal pager does not tell the instruction that faults: each thread serves its fault in \
+             memspill's agent. Under --pager=kernel and --pager=user it is known."
+                .into(),
+        ];
+    }
+    let (with, without) = (faulted.instructions.total(), faulted.without_instruction);
+    match (with, without) {
+        (0, 0) => Vec::new(),
+        (0, _) => vec![
+            "The kernel did not show where threads were: that takes the right to trace them (ptrace).".into(),
+        ],
+        (_, 0) => Vec::new(),
+        _ => vec![format!("Of {without} of {} faults the instruction could not be read.", with + without)],
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct SourceLine {
+    function: String,
+    source: String,
+    module: String,
+}
+
+/// With how many samples, the most first.
+fn lines(faulted: &Faulted, codes: &[Code], names: Option<&[Name]>) -> Vec<(SourceLine, u64)> {
+    let known: HashMap<&Code, &Name> = codes.iter().zip(names.into_iter().flatten()).collect();
+    let mut counts: HashMap<SourceLine, u64> = HashMap::new();
+    for (place, count) in faulted.instructions.sorted() {
+        let line = match &place {
+            Where::InFile(code) => source_line(code, known.get(code).copied()),
+            Where::Elsewhere { command, place } => SourceLine {
+                function: "(no file)".into(),
+                source: String::new(),
+                module: format!("{place} of {}", or_unknown(command.clone())),
+            },
+        };
+        *counts.entry(line).or_default() += count;
+    }
+    let mut counts: Vec<(SourceLine, u64)> = counts.into_iter().collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    counts
+}
+
+fn source_line(code: &Code, name: Option<&Name>) -> SourceLine {
+    let module = end_of_path(&code.path, 1);
+    let function = match name {
+        Some(name) if !name.function.is_empty() => name.function.clone(),
+        Some(name) if !name.address.is_empty() => format!("{module}+0x{}", name.address),
+        _ => format!("{module}, at byte 0x{:x} of the file", code.offset),
+    };
+    let source = name.map_or(String::new(), |name| end_of_path(&name.source, 2));
+    SourceLine { function, source, module: code.path.clone() }
+}
+
+/// The last parts of a path, which tell files apart well enough.
+fn end_of_path(path: &str, parts: usize) -> String {
+    let all: Vec<&str> = path.split('/').collect();
+    all[all.len().saturating_sub(parts)..].join("/")
+}
+
+/// What refaults say of larger budgets.
+fn budgets(run: &Run) -> Option<Table> {
+    let mut curve = run.working_set().curve();
+    let mut last_bytes = 0;
+    curve.retain(|point| {
+        let is_far = point.budget_bytes >= last_bytes + last_bytes / BUDGETS_PARTS;
+        last_bytes = if is_far { point.budget_bytes } else { last_bytes };
+        is_far
+    });
+    let rows: Vec<Row> = curve
+        .iter()
+        .take(ROWS_MAX)
+        .map(|point| row(short(point.budget_bytes), vec![Cell::once(point.refaults_left)]))
+        .collect();
+    let help = "Of the pages that had to be read again, the share that would have been read again even so.";
+    let columns = vec![column("refaults_left", "read again even so", Unit::Share, help)];
+    let mut table = table("budgets", "What a larger budget would have spared", "budget", columns, rows);
+    table.charts = vec![Chart::Bars { column: "refaults_left", one_scale: true }];
+    (!curve.is_empty()).then_some(table)
+}
+
+fn devices(run: &Run, watched: &Watched) -> Option<Table> {
+    let columns = vec![
+        column("size", "size", Unit::Bytes, "What it can hold."),
+        column("used", "used", Unit::Bytes, "The most that was in its slots at a look."),
+        column("priority", "priority", Unit::Count, "The highest fills first."),
+        column("writes", "writes", Unit::Count, "Requests to write, each of pages that lie in a row."),
+        column("reads", "reads", Unit::Count, "Requests to read."),
+        column("moved", "pool to file", Unit::Count, "Pages moved from the pool to the file."),
+        column("encryption", "encryption", Unit::Words, "Of what leaves RAM."),
+    ];
+    let usage: Vec<_> = run.engine.devices().ever_added().map(|device| device.backing.usage()).collect();
+    let rows: Vec<Row> = watched
+        .seen
+        .devices
+        .iter()
+        .zip(usage)
+        .map(|(device, usage)| {
+            let cells = vec![
+                number(device.size_bytes),
+                number(device.used_most_bytes),
+                Cell::once(f64::from(device.priority)),
+                number(usage.write_ios_total),
+                number(usage.read_ios_total),
+                number(usage.written_back_pages_total),
+                Cell::Words(device.encryption.into()),
+            ];
+            row(device.name.clone(), cells)
+        })
+        .collect();
+    (!rows.is_empty()).then(|| table("devices", "Swap devices", "device", columns, rows))
+}
+
+fn groups(run: &Run) -> Option<Table> {
+    let columns = vec![
+        column("peak", "most", Unit::Bytes, "The most that the group held."),
+        column("high", "over high", Unit::Count, "Times that it was over memory.high."),
+        column("max", "at max", Unit::Count, "Times that it was at memory.max."),
+        column("swap_max", "at swap.max", Unit::Count, "Times that it was at swap.max."),
+    ];
+    let groups = run.engine.groups().all().iter().skip(1);
+    let rows: Vec<Row> = groups
+        .map(|group| {
+            let value = |name: &str| {
+                let stats = stats::of_group(group);
+                stats.iter().find(|stat| stat.name == name).map_or(Cell::Nothing, |stat| number(stat.value))
+            };
+            let names =
+                ["group_memory_peak_bytes", "group_events_high", "group_events_max", "group_events_swap_max"];
+            row(group.name.clone(), names.map(value).into())
+        })
+        .collect();
+    (!rows.is_empty()).then(|| table("groups", "Memory groups", "group", columns, rows))
+}
+
+fn settings(asked: &Asked, args: &RunArgs) -> Table {
+    let directory = std::env::current_dir().map_or("unknown".into(), |dir| dir.display().to_string());
+    let path = |path: &Path| path.display().to_string();
+    let mut rows = vec![
+        ("memspill", env!("CARGO_PKG_VERSION").into()),
+        ("written", utc(SystemTime::now())),
+        ("directory", directory),
+        ("machine", asked.machine.clone()),
+        ("pager", asked.pager.into()),
+        ("--swap-dir", path(&args.swap_dir())),
+        ("--on-full", format!("{:?}", args.on_full).to_lowercase()),
+        ("--on-thrash", format!("{:?}", args.on_thrash).to_lowercase()),
+        ("--max-slowdown", args.max_slowdown.to_string()),
+        ("--shared", format!("{:?}", args.shared).to_lowercase()),
+        ("--encrypt", format!("{:?}", args.encrypt).to_lowercase()),
+        ("--tune", if args.tune.is_empty() { "as it ships".into() } else { args.tune.join(" ") }),
+    ];
+    if let Some(config) = &args.config {
+        rows.push(("--config", path(config)));
+    }
+    words_table("settings", "Settings and machine", rows)
+}
+
+fn statistics(run: &Run) -> Table {
+    let shown = |stat: &Stat| {
+        let unit = match stat.unit {
+            StatUnit::Bytes => Unit::Bytes,
+            StatUnit::Ns | StatUnit::Us => Unit::Nanoseconds,
+            StatUnit::None => Unit::Count,
+        };
+        let scale = if stat.unit == StatUnit::Us { 1e3 } else { 1.0 };
+        memspill_tables::number::shown(stat.value as f64 * scale, unit)
+    };
+    let rows = stats::of_run(run)
+        .iter()
+        .map(|stat| {
+            let cells = vec![Cell::Words(shown(stat)), Cell::Words(stat.help.trim().into())];
+            row(stat.name.into(), cells)
+        })
+        .collect();
+    let columns = vec![
+        column("value", "value", Unit::Words, "At the end."),
+        column("help", "what it is", Unit::Words, "What is counted."),
+    ];
+    table("statistics", "All statistics", "name", columns, rows)
+}
+
+/// `2026-11-24 19:20:33 UTC`.
+fn utc(time: SystemTime) -> String {
+    let s = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (mut days, s) = (s / 86_400, s % 86_400);
+    let is_leap =
+        |year: u64| (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let day = days + 1;
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", s / 3600, s / 60 % 60, s % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reporting::history::{Held, Point, Sums};
+
+    #[test]
+    fn dates() {
+        let at = |s: u64| utc(UNIX_EPOCH + Duration::from_secs(s));
+        assert_eq!(at(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(at(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(at(1_735_689_599), "2024-12-31 23:59:59 UTC");
+        assert_eq!(at(4_107_542_400), "2100-03-01 00:00:00 UTC");
+    }
+
+    fn code(path: &str, offset: u64) -> Code {
+        Code { path: path.into(), inode: 7, offset }
+    }
+
+    #[test]
+    fn samples_of_a_line_are_one_row_and_what_has_no_name_has_a_place() {
+        let mut faulted = Faulted::new();
+        for (offset, count) in [(0x10, 3), (0x14, 4), (0x20, 5), (0x30, 1)] {
+            faulted.instructions.add(Where::InFile(code("/usr/bin/prog", offset)), count);
+        }
+        let compiled = Where::Elsewhere { command: "java".into(), place: "[anon] 1 to 2 MiB".into() };
+        faulted.instructions.add(compiled, 2);
+        let codes = faulted.codes();
+        let name = |code: &Code| match code.offset {
+            0x10 | 0x14 => Name {
+                address: "1010".into(),
+                function: "hot<T>".into(),
+                source: "/home/me/src/hot.c:8".into(),
+            },
+            0x20 => Name { address: "1020".into(), ..Name::default() },
+            _ => Name::default(),
+        };
+        let names: Vec<Name> = codes.iter().map(name).collect();
+        let lines = lines(&faulted, &codes, Some(&names));
+        let shown: Vec<(String, String, u64)> =
+            lines.iter().map(|(line, count)| (line.function.clone(), line.source.clone(), *count)).collect();
+        let line = |function: &str, source: &str, count| (function.to_string(), source.to_string(), count);
+        assert_eq!(
+            shown,
+            [
+                line("hot<T>", "src/hot.c:8", 7),
+                line("prog+0x1020", "", 5),
+                line("(no file)", "", 2),
+                line("prog, at byte 0x30 of the file", "", 1),
+            ]
+        );
+        assert_eq!(lines[2].0.module, "[anon] 1 to 2 MiB of java");
+    }
+
+    #[test]
+    fn charts_over_time_are_of_columns_that_are_there() {
+        let mut history = History::new();
+        for second in 1..100u64 {
+            let held = Held { budget_bytes: 64 << 20, resident_bytes: second << 19, ..Held::default() };
+            let sums = Sums { faults: second * 1000, stalls_at_us: second * 1_000_000, ..Sums::default() };
+            history.add(Point { at_us: second * 1_000_000, held, sums });
+        }
+        let table = over_time(&history, Duration::ZERO);
+        assert!(table.rows.iter().all(|row| row.cells.len() == table.columns.len()));
+        for chart in &table.charts {
+            let Chart::Time { columns, limit, .. } = chart else { panic!("{chart:?}") };
+            assert!(columns.iter().chain(limit).all(|key| table.column(key).is_some()), "{chart:?}");
+        }
+        let (title, command, machine) = ("a <b>".into(), "x".into(), "y".into());
+        let page = memspill_tables::html(&Report {
+            title,
+            command,
+            machine,
+            seed: None,
+            notes: Vec::new(),
+            tables: vec![table],
+        });
+        assert_eq!(page.matches("<svg").count(), 4);
+        assert!(page.contains("resident: at most 49.5 MiB, after 1 min 39 s."), "{page}");
+        assert!(page.contains("faults: at most 1.00 k/s"), "the picture in words");
+        assert!(!page.contains("<table>"), "points are for the charts");
+        assert!(page.len() < 200_000, "{} bytes", page.len());
+    }
+}
