@@ -1,16 +1,11 @@
 //! The default swap: compressed RAM in front of a file (kernel: zswap over a swap file).
 //!
 //! ```text
-//!             ┌────────────── RamBacking ──────────────┐   oldest first,
-//!   write ──▶ │ young: LZ4 ── above 80 % ──▶ old: zstd │ ── above 97 %, down to 94 % ──▶ FileBacking
-//!      │      └────────────────────────────────────────┘   Chore::Maintain
-//!      └── pool at its limit, or page does not compress ─────────────────────────────▶
+//!             ┌──────── RamBacking ─────────┐
+//!   write ──▶ │ pool, up to the RAM limit   │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
+//!      │      └─────────────────────────────┘            Chore::Maintain
+//!      └── pool at its limit, or page does not compress ───────────────────────────────────▶
 //! ```
-//!
-//! *Before pages have to leave the pool they are compressed once more*, all but the youngest: zstd leaves 0.6
-//! to 0.7 of what LZ4 does of the heaps of real programs. It takes 10 µs a page, off the fault path, and 3 µs
-//! more at the read, which from the file would take 60 to 100. Under accesses at random 9 to 12 % of the
-//! faults came from the file so, where it had been 48 %.
 //!
 //! A page has a place in the file that is not its slot's: places are taken in runs (`places.rs`), so that a
 //! batch is one request or a few. When each slot had its own place, 867,152 pages of a hash map went to the
@@ -27,8 +22,8 @@
 //! *Two writes to one place of the file have no order*, so there are never two: a place is taken for one
 //! write, and given back when that has ended, or when the page has been read and let go.
 //!
-//! *Only one writeback runs at a time*, or one that compresses, and it alone sets wb: so where it finds wb
-//! set, the object is the one that it has copied.
+//! *Only one writeback runs at a time*, and it alone sets wb: so where it finds wb set, the object is the one
+//! that it has copied.
 //!
 //! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it
 //! leaves. Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the
@@ -61,15 +56,9 @@ use crate::ram::{Accepts, Delta, Loaded, LocationKind, RamBacking, RamConfig, Re
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 8;
 /// Writeback starts above this share of the RAM limit, in percent.
-const HIGH_PERCENT: u64 = 97;
+const HIGH_PERCENT: u64 = 95;
 /// It stops below this one.
-const LOW_PERCENT: u64 = 94;
-
-/// Pages that came into the pool last, with this share of the RAM limit, in percent, are not compressed once
-/// more.
-const YOUNG_PERCENT: u64 = 5;
-/// The oldest of the others are, above this share of the RAM limit.
-const CONDENSE_PERCENT: u64 = 80;
+const LOW_PERCENT: u64 = 85;
 
 #[derive(Default)]
 struct Writeback {
@@ -246,14 +235,6 @@ impl TierBacking {
         let was_draining = self.draining.load(Ordering::Relaxed);
         let mark = self.percent_of_limit(if was_draining { LOW_PERCENT } else { HIGH_PERCENT });
         let mut draining = held > mark;
-        // First, so that little has to be moved out.
-        let mut condensed = 0;
-        let is_nearly_full = held > self.percent_of_limit(CONDENSE_PERCENT);
-        if is_nearly_full && self.ram.young_bytes() > self.percent_of_limit(YOUNG_PERCENT) {
-            let mut delta = Delta::default();
-            condensed = self.ram.condense(&mut delta);
-            self.ram.apply(delta);
-        }
         if draining {
             draining = self.write_back(queue, &mut work);
         }
@@ -263,7 +244,7 @@ impl TierBacking {
         }
         let untidy = self.ram.housekeep(Chore::Maintain { queue });
         let punching = self.file.housekeep(Chore::Maintain { queue });
-        draining || condensed > 0 || untidy || punching
+        draining || untidy || punching
     }
 
     /// As `Chore::GiveRam`.
@@ -445,85 +426,6 @@ mod tests {
     use crate::compress::Algorithm;
     use crate::file::{DiscardPolicy, FilePlace, IoEngine};
     use crate::ram::tests::{Moment, NEXT};
-
-    /// A page is compressed once more while another is stored to its slot, or it is discarded: what was made
-    /// of it is let go.
-    #[test]
-    fn what_is_stored_meanwhile_stays() {
-        let file = FileConfig {
-            place: FilePlace::Temp { dir: std::env::temp_dir() },
-            max_bytes: 1 << 20,
-            free_floor_bytes: 0,
-            queues: 1,
-            io: IoEngine::Sync,
-            discard: DiscardPolicy::default(),
-            encrypt: true,
-        };
-        let ram =
-            RamConfig { slots: 100, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4, shared: false };
-        let tier = Arc::new(TierBacking::new(ram, file).unwrap());
-        let read = |tier: &TierBacking| {
-            let (slots, buf) = (vec![SlotIndex(7)], page_buf(1));
-            let ReadStart::Done(mut done) = tier.read(QueueId(0), ReadRequest { token: 0, slots, buf })
-            else {
-                panic!("it is in RAM")
-            };
-            done.results.remove(0).map(|()| done.buf[0].0)
-        };
-        // What zstd makes much shorter than LZ4 does: few different letters, in no order.
-        let page = |seed: u32| {
-            let mut page = Page::ZERO;
-            let mut state = seed;
-            for byte in &mut page.0 {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                *byte = b"abcd"[(state >> 30) as usize];
-            }
-            page
-        };
-        let write = |tier: &TierBacking, page: &Page| {
-            let mut results = Vec::new();
-            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page }], &mut results);
-            assert_eq!(results, [Ok(())]);
-        };
-        let condense = |tier: &TierBacking| {
-            let mut delta = Delta::default();
-            assert_eq!(tier.ram.condense(&mut delta), 1);
-            tier.ram.apply(delta);
-        };
-        let (first, second) = (page(1), page(2));
-        write(&tier, &first);
-        let young = tier.usage();
-        let (held, other) = (tier.clone(), second);
-        let overtake = move || {
-            let write = move || {
-                let mut results = Vec::new();
-                held.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page: &other }], &mut results);
-            };
-            std::thread::spawn(write).join().unwrap();
-        };
-        NEXT.set(Some((Moment::Condensed, Box::new(overtake))));
-        condense(&tier);
-        assert!(NEXT.take().is_none());
-        assert!(read(&tier) == Ok(second.0), "the later page is there");
-        assert_eq!((tier.usage().ram_pages, tier.usage().zstd_pages), (1, 0));
-        let held = tier.clone();
-        NEXT.set(Some((Moment::Condensed, Box::new(move || held.discard(&[SlotIndex(7)])))));
-        condense(&tier);
-        assert!(NEXT.take().is_none());
-        assert_eq!(read(&tier), Err(BackingError::Empty));
-        assert_eq!((tier.usage().ram_pages, tier.usage().ram_compressed_bytes), (0, 0));
-        // Left alone it is shorter, and goes to the file from there.
-        write(&tier, &first);
-        condense(&tier);
-        let old = tier.usage();
-        assert_eq!((old.ram_pages, old.zstd_pages), (1, 1));
-        assert!(old.ram_compressed_bytes * 4 < young.ram_compressed_bytes * 3, "{old:?}, {young:?}");
-        assert!(read(&tier) == Ok(first.0));
-        assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
-        assert_eq!((tier.usage().zstd_pages, tier.usage().file_pages), (0, 1));
-        tier.discard(&[SlotIndex(7)]);
-        assert_eq!(tier.ram.young_bytes(), 0);
-    }
 
     /// A page goes to the file while another is stored to its slot: its place is given back.
     #[test]

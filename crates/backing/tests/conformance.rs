@@ -48,12 +48,11 @@ fn page_of(slot: u32, version: u32) -> Page {
         0 => {}
         1 => page.0.as_chunks_mut::<8>().0.fill(1.5f64.to_ne_bytes()),
         2 => page.0.as_chunks_mut::<8>().0.fill(dice.roll().to_ne_bytes()),
-        3 => {
+        3 | 4 => {
             for chunk in page.0.as_chunks_mut::<8>().0 {
                 *chunk = dice.roll().to_ne_bytes();
             }
         }
-        4 => page.0.iter_mut().for_each(|byte| *byte = b"abcd"[dice.below(4) as usize]),
         kind => {
             let noisy = (kind - 4) as usize * 100;
             for chunk in page.0[..noisy * 8].as_chunks_mut::<8>().0 {
@@ -78,13 +77,6 @@ fn noise_page(slot: u32) -> Page {
 fn half_page(slot: u32) -> Page {
     let mut page = noise_page(slot);
     page.0[2048..].fill(0);
-    page
-}
-
-/// Few different letters, in no order: zstd makes it much shorter than LZ4 does.
-fn letters_page(slot: u32) -> Page {
-    let mut page = noise_page(slot);
-    page.0.iter_mut().for_each(|byte| *byte = b"abcd"[usize::from(*byte % 4)]);
     page
 }
 
@@ -1185,38 +1177,12 @@ fn tier_moves_the_oldest_pages_out() {
     // A lower limit moves more; a rewrite of a page in the file counts it once.
     once(&tier, Chore::LimitRam { bytes: 2 << 20 });
     settle(&tier);
-    assert!(tier.usage().ram_bytes <= (2 << 20) * 98 / 100, "{:?}", tier.usage());
+    assert!(tier.usage().ram_bytes <= (2 << 20) * 96 / 100, "{:?}", tier.usage());
     for slot in 1..200 {
         write_good(&tier, 0, &[(slot, half_page(slot + 1))]);
     }
     let usage = tier.usage();
     assert_eq!(usage.ram_pages + usage.file_pages, 5999, "{usage:?}");
-}
-
-/// Before pages go to the file they are compressed once more, and more of them stay.
-#[test]
-fn a_tier_holds_more_by_zstd() {
-    let stays = |page: fn(u32) -> Page| {
-        let tier = tier(4 << 20);
-        for slot in 1..4000u32 {
-            write_good(&tier, 0, &[(slot, page(slot))]);
-            if slot % 32 == 0 {
-                while maintain(&tier, 1) {}
-            }
-        }
-        for slot in 1..4000 {
-            expect(&tier, 0, &[(slot, page(slot))]);
-        }
-        let usage = tier.usage();
-        assert!(usage.ram_bytes <= 4 << 20 && usage.zstd_pages <= usage.ram_pages, "{usage:?}");
-        assert_eq!(usage.ram_pages + usage.file_pages, 3999, "{usage:?}");
-        discard(&tier, &(1..4000).collect::<Vec<u32>>());
-        assert_eq!((tier.usage().zstd_pages, tier.usage().ram_compressed_bytes), (0, 0));
-        usage
-    };
-    let letters = stays(letters_page);
-    assert!(letters.zstd_pages * 10 > letters.ram_pages * 8 && letters.ram_pages > 2400, "{letters:?}");
-    assert_eq!(stays(half_page).zstd_pages, 0, "what zstd does not make shorter stays as it is");
 }
 
 /// Whatever their slots: what leaves the pool together is written by few requests.

@@ -140,8 +140,6 @@ pub struct Usage {
     pub same_filled_pages: u64,
     /// Pages stored raw because they did not compress.
     pub incompressible_pages: u64,
-    /// Pages stored in RAM that were compressed once more, by a stronger algorithm.
-    pub zstd_pages: u64,
     /// Pages stored in the file.
     pub file_pages: u64,
     /// Bytes of the file allocated on disk, as far as known.
