@@ -4,7 +4,8 @@
     sudo benchmarks/pagers/compare.py [--rounds N] [--modes M,...] [--json FILE] [ROW...]   --list: the rows
 
 Each round runs a row's program in each mode: natively, under --pager=kernel (as root), and under
---pager=user, signal and thread (as user 65534, without any privilege), in an order that changes from round to round. A
+--pager=user, signal and thread (as user 65534, without any privilege), in an order that changes from
+round to round. A
 row says what is compared: the time that the whole run takes, or figures that the program prints (calls.c).
 The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
 the first is slower. The last lines are geometric means over the rows that are run at half of their peak. With
@@ -28,8 +29,8 @@ MEMSPILL = REPO / "target" / "release" / "memspill"
 WORKLOAD = REPO / "target" / "release" / "memspill-workload"
 PYTHON = "/usr/bin/python3"
 MODES = ("native", "kernel", "user", "signal", "thread")
-RATIOS = (("user", "kernel"), ("signal", "kernel"), ("thread", "kernel"), ("thread", "user"), ("user", "native"),
-          ("signal", "native"), ("thread", "native"))
+RATIOS = (("user", "kernel"), ("signal", "kernel"), ("thread", "kernel"), ("thread", "user"),
+          ("user", "native"), ("signal", "native"), ("thread", "native"))
 UNPRIVILEGED = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all",
                 "--bounding-set=-all", "--no-new-privs"]
 LIMIT_S = 120

@@ -336,7 +336,7 @@ impl<'a> FaultThread<'a> {
             Outcome::NoRoom => {
                 let waiting = Waiting { process: process.clone(), space: space.clone(), fault };
                 self.shared_state().add_waiting([waiting]);
-                // Room that was made in between was told to nobody: the reclaimer did not see this fault wait.
+                // Room that was made in between was told to nobody: reclaim did not see this fault wait.
                 if !space.group(engine.swap()).full() {
                     self.shared_state().poke();
                 }
