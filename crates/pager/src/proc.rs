@@ -386,6 +386,21 @@ pub fn inherited_in(smaps: &str) -> Vec<(u64, u64)> {
     with_flags(smaps, |has| has("um") && !has("wf"))
 }
 
+/// Is each mapping that the process has of a shared object registered with a userfaultfd for missing pages?
+/// None: it has none, or has ended. Walks all page tables.
+pub fn has_registered(pid: u32, object: Id) -> Option<bool> {
+    has_registered_in(&smaps(pid).ok()?, object)
+}
+
+/// The same for the file's text.
+pub fn has_registered_in(smaps: &str, object: Id) -> Option<bool> {
+    let registered = with_flags(smaps, |has| has("um"));
+    let mappings = shared_maps_in(smaps.as_bytes()).mappings.into_iter();
+    let mut answers = mappings.filter(|m| m.object == object).map(|m| registered.contains(&(m.start, m.end)));
+    let first = answers.next()?;
+    Some(first && answers.all(|is_registered| is_registered))
+}
+
 pub fn smaps(pid: u32) -> io::Result<String> {
     text(format!("/proc/{pid}/smaps"))
 }
@@ -850,6 +865,16 @@ mod tests {
                       31 20 0:28 / /mnt rw - tmpfs none rw,huge=within_size";
         let huge = |minor| may_be_huge_in(mounts, libc::makedev(0, minor));
         assert_eq!((huge(27), huge(28), huge(29)), (false, true, true));
+    }
+
+    #[test]
+    fn a_shared_object_is_registered_by_all_its_mappings() {
+        let smaps = "7f00-7f01 rw-s 00000000 00:01 77   /dev/zero (deleted)\nVmFlags: rd wr sh um \n\
+                     7f01-7f02 rw-s 00000000 00:01 78   /dev/zero (deleted)\nVmFlags: rd wr sh um \n\
+                     7f03-7f04 rw-s 00001000 00:01 78   /dev/zero (deleted)\nVmFlags: rd wr sh \n";
+        let id = |ino| Id { dev: libc::makedev(0, 1), ino };
+        let answers = [77, 78, 79].map(|ino| has_registered_in(smaps, id(ino)));
+        assert_eq!(answers, [Some(true), Some(false), None]);
     }
 
     #[test]

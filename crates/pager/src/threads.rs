@@ -4,8 +4,10 @@
 //! Only of a thread that does not run does the kernel say in which call it is. Of one that runs, or is about
 //! to, it is known to have left a call by the CPU time that it has had since ([`Busy`]).
 
+use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 /// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
 const CALL_CPU_NS: u64 = 10_000_000;
@@ -31,6 +33,12 @@ pub fn waiting_call_in(text: &str) -> Option<WaitingCall> {
     let number: i64 = fields.next()?.parse().ok().filter(|number| *number >= 0)?;
     let mut argument = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
     Some(WaitingCall { number, args: [argument()?, argument()?, argument()?] })
+}
+
+/// The CPU time that the calling thread has had.
+pub fn cpu_of_caller() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Threads that may still be inside a system call in which they were when this was made.

@@ -85,6 +85,8 @@ pub const MOVE_LOCK_AGAIN: Duration = ms(1);
 pub const CHANGE_ENDS: Duration = s(1);
 /// Between two looks whether a change has ended: whoever is in the middle of one needs a CPU.
 pub const CHANGE_STEP: Duration = us(20);
+/// Who is to join an object of shared memory is asked again for so long while something in it changes.
+pub const JOIN_ASKED: Duration = ms(2);
 /// Changes of a process are held up for so long, before a batch, until those that have begun are followed.
 pub const CHANGES_HELD: Duration = ms(5);
 /// The child of a fork that was killed while it waited for its first fault is gone within this time.

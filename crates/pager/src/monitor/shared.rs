@@ -4,9 +4,14 @@
 //!   found     in the maps of processes that have grown by other than private memory
 //!   counted   by what the object itself has in memory, whoever has touched it
 //!   joining   registered in all who have it mapped: look at all processes, register, look at all again
-//!   adopted   a look has found nothing new, no fork or clone was under way before it: pages may leave
+//!   adopted   a look has found nothing new, no clone from before was under way: pages may leave
 //!   ended     nobody has it mapped
 //! ```
+//!
+//! A program may fork all the time, so a look without a fork under way may never come. It need not: the child
+//! of a registered mapping has it registered, and the kernel says so (VmFlags of smaps) of a child that is
+//! not known here yet. What would lose data is a child whose fork began before its parent was registered:
+//! adoption waits until no thread can be in such a fork (`busy`), and such a child is in the next look.
 //!
 //! All of an object is managed or nothing of it. Who has it mapped and is not registered would make a page of
 //! zeros where one is swapped out. So it stays as it is, counted, while
@@ -39,8 +44,8 @@ use crate::reclaim::give_back::abandon;
 use crate::run::files::were_calls_over;
 use crate::run::{Run, Shared};
 use crate::shared::{Object, SharedMemory};
-use crate::threads::Busy;
-use crate::times::{SHARED_OBJECTS_LOOK, SHARED_YOUNG, STRANGERS_LOOK};
+use crate::threads::{self, Busy};
+use crate::times::{CHANGE_STEP, JOIN_ASKED, SHARED_OBJECTS_LOOK, SHARED_YOUNG, STRANGERS_LOOK};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
@@ -56,7 +61,7 @@ const MANAGED_BYTES_MIN: u64 = 64 << 10;
 const MANAGED_MAX: usize = 256;
 /// What an object has that is not in its page table: less than this may be pages on their way.
 const UNMANAGED_BYTES_MIN: u64 = 1 << 20;
-/// Looks at maps take this part of the time at most.
+/// Looks at maps take this part of a CPU at most.
 const PART: u32 = 20;
 /// Pages are adopted in pieces of so many.
 const ADOPT_BYTES: u64 = 8 << 20;
@@ -66,7 +71,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 pub struct Watch {
     looked: HashMap<u64, Looked>,
     objects: BTreeMap<Id, Counted>,
-    /// All processes were looked at, and that took so long.
+    /// All processes were looked at, and that took so much CPU time.
     last_scan: Instant,
     took: Duration,
     last_check: Instant,
@@ -90,6 +95,7 @@ struct Looked {
     /// Its size without private memory, then.
     other_bytes: u64,
     at: Instant,
+    /// CPU time.
     took: Duration,
 }
 
@@ -191,9 +197,10 @@ impl Watch {
     }
 
     fn read_maps(&mut self, process: &Arc<Process>, other_bytes: u64) {
-        let (at, pid) = (Instant::now(), process.memory.proc_id());
+        let (at, begun, pid) = (Instant::now(), threads::cpu_of_caller(), process.memory.proc_id());
         let Ok(maps) = proc::shared_maps(pid) else { return };
-        self.looked.insert(process.key, Looked { other_bytes, at, took: at.elapsed() });
+        let took = threads::cpu_of_caller().saturating_sub(begun);
+        self.looked.insert(process.key, Looked { other_bytes, at, took });
         for SharedMapping { start, end, object, kind, .. } in maps.mappings {
             let is_file = kind == SharedKind::File;
             if is_file && (!self.counts_files || self.tmpfs.get(&object.dev) == Some(&false)) {
@@ -291,14 +298,16 @@ impl Watch {
         self.busy.retain(|key, _| keys.contains(key));
         let clones_ended: Vec<u64> =
             self.busy.iter_mut().filter_map(|(key, busy)| busy.is_over().then_some(*key)).collect();
-        let begun = Instant::now();
+        // On a busy machine a look of 3 ms of CPU time takes 100 ms: by that measure there were two looks in
+        // the time that memory may be too much.
+        let begun = threads::cpu_of_caller();
         let all = scan(run);
         let files = wanted.iter().map(|(id, _)| *id).filter(|id| self.objects[id].is_file);
         let managed = run.objects().into_iter().filter(|object| object.is_file && object.is_adopted());
         let managed: Vec<Arc<Object>> = managed.collect();
         let ids: Vec<Id> = files.chain(managed.iter().map(|object| object.id())).collect();
         let mut uses = (!ids.is_empty()).then(|| look_at_files(run, &all, &ids)).flatten();
-        (self.last_scan, self.took) = (Instant::now(), begun.elapsed());
+        (self.last_scan, self.took) = (Instant::now(), threads::cpu_of_caller().saturating_sub(begun));
         if is_check {
             self.last_check = Instant::now();
             self.check(run, &all, settled);
@@ -349,15 +358,17 @@ impl Watch {
             .map(|mapper| (mapper, of_object(&mapper.maps, id)))
             .filter(|(_, mappings)| !mappings.is_empty())
             .collect();
-        let known: Option<Vec<(&Arc<Process>, &Mapper)>> = mappers
-            .iter()
-            .filter(|(mapper, _)| !is_twin(mapper, all))
-            .map(|(mapper, _)| Some((mapper.process.as_ref()?, *mapper)))
-            .collect();
-        let Some(known) = known.filter(|known| !known.is_empty()) else { return Ok(()) };
-        if mappers.iter().any(|(mapper, mappings)| is_held(mapper, mappings)) {
+        let held = mappers.iter().any(|(mapper, mappings)| is_held(mapper, mappings));
+        let others = mappers.iter().filter(|(mapper, _)| !is_twin(mapper, all));
+        let (known, unknown): (Vec<&Mapper>, Vec<&Mapper>) =
+            others.map(|(mapper, _)| *mapper).partition(|mapper| mapper.process.is_some());
+        // Who has a file open is asked of those who are known.
+        let is_child = |mapper: &&Mapper| !is_file && proc::has_registered(mapper.pid, id).unwrap_or(false);
+        if held || known.is_empty() || !unknown.iter().all(is_child) {
             return Ok(());
         }
+        let known: Vec<(&Arc<Process>, &Mapper)> =
+            known.into_iter().filter_map(|mapper| Some((mapper.process.as_ref()?, mapper))).collect();
         let object = match run.object_of(id) {
             Some(object) => object,
             None => open(run, id, is_file, known[0].1)?,
@@ -366,13 +377,15 @@ impl Watch {
         for (process, mapper) in &known {
             let registered = register(run, process, mapper.pid, &object);
             // From here on each of its clones is told, and each change of what was registered now. Who is in
-            // a call from before is waited for.
+            // a call from before is waited for. Whom a fork has registered was never in such a call.
+            let is_forked = !is_file && process.descent.is_some() && matches!(registered, Registered::Before);
             let is_first = process.growth.is_registered() && !self.busy.contains_key(&process.key);
-            if is_first || matches!(registered, Registered::Now) {
+            if is_first && !is_forked || matches!(registered, Registered::Now) {
                 self.busy.insert(process.key, Busy::of(mapper.pid)?);
             }
+            let was_in_call = self.busy.contains_key(&process.key) && !clones_ended.contains(&process.key);
             match registered {
-                Registered::Before => is_new |= !clones_ended.contains(&process.key),
+                Registered::Before => is_new |= was_in_call,
                 Registered::Now | Registered::Later => is_new = true,
                 Registered::Never => {
                     object.set_given_back();
@@ -385,18 +398,21 @@ impl Watch {
                 }
             }
         }
-        if is_new || !settled || known.iter().any(|(process, _)| process.memory.uffd.is_changing()) {
+        if is_new || is_file && !settled {
             return Ok(());
         }
-        // The kernel is asked as well: it would cost data if one were not.
+        // The kernel is asked as well: it would cost data if one were not. One after the other: who was
+        // registered stays so, and so do its children.
         for (process, mapper) in &known {
-            match has_joined(process, mapper.pid, id) {
+            match has_joined_soon(process, mapper.pid, id) {
                 Some(true) => {}
                 Some(false) => {
                     let _held = process.hold_pages();
                     process.memory.shared.set_of(object.key, &[]);
                     return Ok(());
                 }
+                // It has ended, and was in our list of who is registered.
+                None if process.is_dying() || proc::has_ended(mapper.pid) => {}
                 None => return Ok(()),
             }
         }
@@ -494,6 +510,18 @@ fn has_joined(process: &Process, pid: u32, id: Id) -> Option<bool> {
     look_at(process, pid, |maps| is_registered(process, maps.mappings.iter().filter(|m| m.object == id)))
 }
 
+/// The same, where it can be said in a moment: forks go on all the time in some programs.
+fn has_joined_soon(process: &Process, pid: u32, id: Id) -> Option<bool> {
+    let begun = Instant::now();
+    loop {
+        let answer = has_joined(process, pid, id);
+        if answer.is_some() || proc::has_ended(pid) || begun.elapsed() > JOIN_ASKED {
+            return answer;
+        }
+        std::thread::sleep(CHANGE_STEP);
+    }
+}
+
 /// The same for all managed objects. The list of what the process has mapped is put right too, should it lack
 /// one: a mapping that a program has made longer in place, by its own instructions.
 fn put_right(run: &Run, process: &Process, pid: u32, ids: &HashMap<Id, usize>) -> Option<bool> {
@@ -525,7 +553,7 @@ fn is_held(mapper: &Mapper, mappings: &[SharedMapping]) -> bool {
     pinned_bytes > 0
         || mapper.maps.has_device
         || locked_bytes > 0 && is_locked()
-        || mapper.process.as_ref().is_none_or(|process| direct::has(process))
+        || mapper.process.as_ref().is_some_and(|process| direct::has(process))
 }
 
 /// Who uses these files. None: that cannot be said.
