@@ -20,14 +20,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-REPO = HERE.parent.parent
-PROGRAMS = REPO / "tests" / "programs"
-MEMSPILL = REPO / "target" / "release" / "memspill"
-WORKLOAD = REPO / "target" / "release" / "memspill-workload"
-PYTHON = "/usr/bin/python3"
+sys.path.insert(0, str(HERE.parent))
+from programs import (MEMSPILL, WORKLOAD, Run, half_of_peak, java, make_input, make_java, node,  # noqa: E402
+                      print_table, python, spread, sqlite)
+
 MODES = ("native", "kernel", "user", "signal", "thread")
 RATIOS = (("user", "kernel"), ("signal", "kernel"), ("thread", "kernel"), ("thread", "user"),
           ("user", "native"), ("signal", "native"), ("thread", "native"))
@@ -63,13 +61,12 @@ ROWS = {
     "faults-2": (64, [calls, "faults", "192", "2"], True),
     "redis": (1024, redis(8), True),
     "forks": (256, shell("for i in $(seq 200); do /bin/true; done"), False),
-    "numpy": ("half", [PYTHON, PROGRAMS / "numpy_job.py", "120"], False),
-    "python": ("half", [PYTHON, PROGRAMS / "dicts.py", "4"], False),
-    "sqlite": ("half", ["sqlite3", ":memory:", "create table size(n); insert into size values(150000)",
-                        f".read {PROGRAMS}/job.sql"], False),
+    "numpy": ("half", python("numpy_job.py", 120), False),
+    "python": ("half", python("dicts.py", 4), False),
+    "sqlite": ("half", sqlite(150_000), False),
     "gcc": ("half", ["gcc", "-O2", "-c", work / "big.c", "-o", "/dev/null"], False),
-    "node": ("half", ["node", PROGRAMS / "job.js", "5"], False),
-    "java": ("half", ["java", "-Xmx300m", "-cp", work, "Job", "6"], False),
+    "node": ("half", node(5), False),
+    "java": ("half", java(work, 6), False),
 }
 
 
@@ -77,55 +74,29 @@ def prepare(names):
     work.chmod(0o755)
     subprocess.run(["gcc", "-O2", "-pthread", "-o", calls, HERE / "calls.c"], check=True)
     if "gcc" in names:
-        with open(work / "big.c", "w") as out:
-            subprocess.run([PYTHON, PROGRAMS / "make_c.py", "500", "1"], stdout=out, check=True)
+        make_input(work / "big.c", "make_c.py", 500, 1)
     if "java" in names:
-        subprocess.run(["javac", "-d", work, PROGRAMS / "Job.java"], check=True)
-
-
-def half_of_peak(command):
-    """In MiB."""
-    spot = work / "peak"
-    spot.unlink(missing_ok=True)
-    subprocess.run([PYTHON, PROGRAMS / "peak.py", spot, "--", *map(str, command)], check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return max(int(spot.read_text()) // 2048, 24)
+        make_java(work)
 
 
 def run(mode, budget, command, prints):
     """Figures of one run: NAME: number; {} where it failed."""
-    command = [str(word) for word in command]
     if mode != "native":
-        command = [str(MEMSPILL), "run", "-m", f"{budget}M", f"--pager={mode}", "--", *command]
+        command = [MEMSPILL, "run", "-m", f"{budget}M", f"--pager={mode}", "--", *command]
     if mode != "kernel":
         command = UNPRIVILEGED + command
-    start = time.monotonic()
-    try:
-        done = subprocess.run(command, cwd="/tmp", capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        print(f"  {mode}: not done after {LIMIT_S} s", file=sys.stderr)
-        return {}
-    took = time.monotonic() - start
-    if done.returncode != 0:
-        print(f"  {mode}: ends with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
+    done = Run(work, command, LIMIT_S)
+    if not done.in_time or done.code != 0:
+        why = done.why_failed() if done.in_time else f"not done after {LIMIT_S} s"
+        print(f"  {mode}: {why}", file=sys.stderr)
         return {}
     if not prints:
-        return {"seconds": took}
+        return {"seconds": done.seconds}
     figures = {}
-    for line in done.stdout.splitlines():
+    for line in done.out.decode().splitlines():
         if len(words := line.split()) == 2:
             figures[words[0]] = float(words[1])
     return figures
-
-
-def short(number):
-    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
-
-
-def cell(values):
-    if not values:
-        return "-"
-    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
 
 
 def ratios(rounds, figure, one, other):
@@ -137,8 +108,7 @@ def ratios(rounds, figure, one, other):
 def table(rows, modes):
     compared = [pair for pair in RATIOS if set(pair) <= set(modes)]
     heads = ["row", "figure", *modes, *(f"{one} / {other}" for one, other in compared)]
-    print("|", " | ".join(heads), "|")
-    print("|---" * len(heads) + "|")
+    lines = []
     means = {pair: [] for pair in compared}
     for name, row in rows.items():
         rounds = row["rounds"]
@@ -146,10 +116,11 @@ def table(rows, modes):
             of = [[one[mode][figure] for one in rounds if figure in one.get(mode, {})] for mode in modes]
             by = {pair: ratios(rounds, figure, *pair) for pair in compared}
             title = f"{name}, {row['budget_mib']} MiB"
-            print("|", " | ".join([title, figure, *map(cell, of), *map(cell, by.values())]), "|")
+            lines.append([title, figure, *map(spread, of), *map(spread, by.values())])
             if ROWS[name][0] == "half":
                 for pair, values in by.items():
                     means[pair] += [math.log(statistics.median(values))] if values else []
+    print_table(heads, lines)
     for (one, other), logs in means.items():
         if logs:
             mean = math.exp(sum(logs) / len(logs))
@@ -179,7 +150,7 @@ def main():
     prepare(names)
     for name in names:
         budget, command, prints = ROWS[name]
-        budget = half_of_peak(command) if budget == "half" else budget
+        budget = half_of_peak(work, command) if budget == "half" else budget
         kept[name] = {"budget_mib": budget, "rounds": []}
         for number in range(rounds):
             turn = number % len(modes)

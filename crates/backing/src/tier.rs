@@ -386,6 +386,7 @@ impl Backing for TierBacking {
             file_bytes: file.file_bytes,
             written_back_pages_total: self.written_back_pages.load(Ordering::Relaxed),
             write_ios_total: file.write_ios_total,
+            file_written_pages_total: file.file_written_pages_total,
             read_ios_total: file.read_ios_total,
             ..ram
         }

@@ -482,6 +482,7 @@ mod contract {
         let nothing = Usage {
             written_back_pages_total: rest.written_back_pages_total,
             write_ios_total: rest.write_ios_total,
+            file_written_pages_total: rest.file_written_pages_total,
             read_ios_total: rest.read_ios_total,
             ram_bytes: rest.ram_bytes,
             ..Usage::default()
@@ -1207,6 +1208,8 @@ fn writeback_is_a_log() {
     let usage = tier.usage();
     assert!(usage.written_back_pages_total > 3000, "{usage:?}");
     assert!(usage.write_ios_total * 8 < usage.written_back_pages_total, "{usage:?}");
+    // No page was refused by the pool.
+    assert_eq!(usage.file_written_pages_total, usage.written_back_pages_total + tier.overtaken_pages_total());
     for (slot, version) in versions {
         expect(&tier, 0, &[(slot, half_page(version))]);
     }

@@ -111,6 +111,11 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
             all(|u| u.write_ios_total),
             "writes to swap files, each of pages that lie in a row",
         ),
+        sum(
+            "swap_file_written_pages",
+            all(|u| u.file_written_pages_total),
+            "pages that those writes were for",
+        ),
         sum("swap_read_ios", all(|u| u.read_ios_total), "reads of swap files"),
         sum("shared_objects", run.account.shared_objects(), "objects of shared memory that were managed"),
         now(

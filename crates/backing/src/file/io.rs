@@ -48,6 +48,7 @@ pub(super) struct Queues<Tag> {
     queues: u32,
     /// Requests so far, each for a run.
     write_ios: AtomicU64,
+    written_pages: AtomicU64,
     read_ios: AtomicU64,
 }
 
@@ -67,6 +68,7 @@ impl<Tag> Queues<Tag> {
             rings: if use_rings { (0..queues).map(rings).collect::<io::Result<_>>()? } else { Vec::new() },
             queues,
             write_ios: AtomicU64::new(0),
+            written_pages: AtomicU64::new(0),
             read_ios: AtomicU64::new(0),
         })
     }
@@ -75,8 +77,11 @@ impl<Tag> Queues<Tag> {
         if self.rings.is_empty() { IoEngine::Sync } else { IoEngine::Uring }
     }
 
-    pub(super) fn ios_total(&self) -> (u64, u64) {
-        (self.write_ios.load(Ordering::Relaxed), self.read_ios.load(Ordering::Relaxed))
+    /// Write requests, the pages that they were for, and read requests.
+    pub(super) fn totals(&self) -> (u64, u64, u64) {
+        let [write_ios, written_pages, read_ios] =
+            [&self.write_ios, &self.written_pages, &self.read_ios].map(|count| count.load(Ordering::Relaxed));
+        (write_ios, written_pages, read_ios)
     }
 
     /// Nothing where the queue has no rings.
@@ -88,6 +93,8 @@ impl<Tag> Queues<Tag> {
     /// Write the runs and wait: how each has ended.
     pub(super) fn write(&self, queue: QueueId, file: BorrowedFd<'_>, runs: &[WriteRun<'_>]) -> Vec<RunEnd> {
         self.write_ios.fetch_add(runs.len() as u64, Ordering::Relaxed);
+        let pages: usize = runs.iter().map(|run| run.pages.len()).sum();
+        self.written_pages.fetch_add(pages as u64, Ordering::Relaxed);
         match self.rings(queue) {
             Some(rings) if !runs.is_empty() => {
                 let mut ring = lock(&rings.write);

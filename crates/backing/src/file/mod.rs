@@ -384,7 +384,7 @@ impl Backing for FileBacking {
     }
 
     fn usage(&self) -> Usage {
-        let (write_ios_total, read_ios_total) = self.queues.ios_total();
+        let (write_ios_total, file_written_pages_total, read_ios_total) = self.queues.totals();
         Usage {
             ram_bytes: self.sums.ram_bytes()
                 + self.space.ram_bytes()
@@ -392,6 +392,7 @@ impl Backing for FileBacking {
             file_pages: self.space.live_pages(),
             file_bytes: self.space.allocated_bytes(),
             write_ios_total,
+            file_written_pages_total,
             read_ios_total,
             ..Usage::default()
         }
