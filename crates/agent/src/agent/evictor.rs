@@ -240,6 +240,7 @@ fn take_runs(block: &EvictorBlock, command: Command) {
         // SAFETY: as in move_runs.
         unsafe { slot.write_volatile(run) };
     }
+    windows::empty_staging();
     send_reply(block, command, count);
 }
 

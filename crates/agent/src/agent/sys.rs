@@ -14,6 +14,7 @@ pub const EPERM: i32 = 1;
 pub const EINTR: i32 = 4;
 pub const EIO: i32 = 5;
 pub const EAGAIN: i32 = 11;
+pub const ENOENT: i32 = 2;
 pub const ENOMEM: i32 = 12;
 pub const EBUSY: i32 = 16;
 pub const EFAULT: i32 = 14;

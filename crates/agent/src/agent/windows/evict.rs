@@ -22,17 +22,16 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::gate;
+use super::gate::{self, Inside};
 use super::holes;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
 use super::source::{self, COUNTERS};
 use super::{noted, supervisor, table, uses, wait};
 use crate::protocol::RUN_IN_USE;
-use crate::sys::{self, ECANCELED, EINVAL, ENOMEM, PAGE, Result};
+use crate::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, PAGE, Result};
 use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Source, Word};
 
-const ENOENT: i32 = 2;
 /// How long a batch waits for a change of mappings, which waits for no batch.
 const GATE_MS: u32 = 20;
 
@@ -67,11 +66,55 @@ struct Evictor {
     lock: AtomicU32,
     /// Room for a chunk.
     staging: AtomicUsize,
+    /// Pages were moved to so many places of the staging for that, from the first one on.
+    moved: AtomicUsize,
+    known: Known,
+}
+
+/// A mapping of plain memory that can be written, as it was looked up last. A command often takes pages of
+/// one mapping, each from elsewhere in it. By the one that takes pages out.
+struct Known {
+    /// `Inside::changed` then.
+    changed: AtomicU64,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    prot: AtomicUsize,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static EVICTOR: Evictor = Evictor { lock: AtomicU32::new(0), staging: AtomicUsize::new(0) };
+static EVICTOR: Evictor = Evictor {
+    lock: AtomicU32::new(0),
+    staging: AtomicUsize::new(0),
+    moved: AtomicUsize::new(0),
+    known: Known {
+        changed: AtomicU64::new(0),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        prot: AtomicUsize::new(0),
+    },
+};
+
+impl Known {
+    /// End and protection of such a mapping at this place.
+    fn at(&self, inside: &Inside, at: usize) -> Option<(usize, usize)> {
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        if self.changed.load(Ordering::Relaxed) != inside.changed() || !(start..end).contains(&at) {
+            let mapping = kernel::mapping_from(at).filter(|mapping| {
+                mapping.start <= at && kernel::is_writable(mapping.prot) && mapping.is_plain
+            })?;
+            self.start.store(mapping.start, Ordering::Relaxed);
+            self.end.store(mapping.end, Ordering::Relaxed);
+            self.prot.store(mapping.prot, Ordering::Relaxed);
+            self.changed.store(inside.changed(), Ordering::Relaxed);
+        }
+        Some((self.end.load(Ordering::Relaxed), self.prot.load(Ordering::Relaxed)))
+    }
+
+    fn forget(&self) {
+        self.end.store(0, Ordering::Relaxed);
+    }
+}
 
 /// Bytes of staging, private memory: a chunk that is copied there, and one that is moved.
 pub const OWN_BYTES: usize = 2 * CHUNK * PAGE;
@@ -85,6 +128,8 @@ pub fn use_staging(staging: usize) {
 /// In the child of a fork: nobody takes pages out.
 pub fn reset() {
     EVICTOR.lock.store(0, Ordering::Relaxed);
+    EVICTOR.moved.store(0, Ordering::Relaxed);
+    EVICTOR.known.forget();
 }
 
 /// Takes out those of `count` pages from `start` on whose bit `wanted` has. Returns how many went.
@@ -102,7 +147,7 @@ pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
         wait::sleep(&EVICTOR.lock, 1);
     }
     let inside = gate::enter();
-    let mut chunk = mark(start, count.min(CHUNK).min((table::TOP - start) / PAGE));
+    let mut chunk = mark(&inside, start, count.min(CHUNK).min((table::TOP - start) / PAGE));
     let taken = if chunk.pages == 0 { 0 } else { evict(&mut chunk, &source, wanted) };
     chunk.end();
     drop(inside);
@@ -140,7 +185,7 @@ pub fn take_run(
             }
             continue;
         }
-        let mut chunk = mark(at, left.min(CHUNK));
+        let mut chunk = mark(&inside, at, left.min(CHUNK));
         // A thread that is about to install these would put old bytes where the page comes back.
         let delivered = supervisor::first_delivered(chunk.start, chunk.start + chunk.len());
         chunk.shorten((delivered - chunk.start) / PAGE);
@@ -263,7 +308,7 @@ struct Chunk {
 }
 
 /// Turns words to EVICTING, as far as they can be.
-fn mark(start: usize, count: usize) -> Chunk {
+fn mark(inside: &Inside, start: usize, count: usize) -> Chunk {
     let mut chunk = Chunk { start, pages: 0, prot: READ_WRITE, slots: [0; CHUNK], taken: 0 };
     while chunk.pages < count && holes::may_leave(start + chunk.pages * PAGE) {
         let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
@@ -275,13 +320,8 @@ fn mark(start: usize, count: usize) -> Chunk {
     }
     let kept = uses::first_kept(start, start + chunk.len(), rules::holds(Rule::InUse));
     chunk.shorten((kept - start) / PAGE);
-    let end = match kernel::mapping_from(start) {
-        Some(mapping) if mapping.start <= start && kernel::is_writable(mapping.prot) && mapping.is_plain => {
-            chunk.prot = mapping.prot;
-            mapping.end
-        }
-        _ => start,
-    };
+    let (end, prot) = EVICTOR.known.at(inside, start).unwrap_or((start, READ_WRITE));
+    chunk.prot = prot;
     chunk.shorten((end - start) / PAGE);
     chunk
 }
@@ -320,8 +360,8 @@ impl Chunk {
     /// The same by UFFDIO_MOVE, which is one step for whoever looks. Err: nothing has gone. EBUSY: what is
     /// first is shared with a child, or pinned.
     fn take_by_move(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
-        let (staging, _) = uses::kept(uses::STAGING);
-        // SAFETY: the pages are EVICTING, and staging is empty.
+        let staging = room_to_move(self.pages);
+        // SAFETY: the pages are EVICTING, and nothing is there.
         let result = unsafe { holes::move_pages(self.start, staging, self.pages) };
         // Whatever the kernel says, it may have moved some.
         let moved = if result.is_ok() { self.pages } else { moved_into(staging, self.pages) };
@@ -332,7 +372,6 @@ impl Chunk {
         if result.is_err() || !is_away {
             self.bring_back_behind(staging, taken);
         }
-        empty_staging(staging, self.pages);
         source::count(&COUNTERS.taken, taken);
         match (moved, taken) {
             (0, _) => Err(result.err().unwrap_or(EINVAL)),
@@ -433,10 +472,21 @@ fn moved_into(staging: usize, pages: usize) -> usize {
     moved
 }
 
-/// Nothing is in staging, for the next chunk.
-fn empty_staging(staging: usize, pages: usize) {
+/// Where in staging so many pages can be moved to. What was moved before stays there until there is no room,
+/// or the command is done: to empty it costs a call, and an interrupt for each CPU on which other threads run.
+fn room_to_move(pages: usize) -> usize {
+    if EVICTOR.moved.load(Ordering::Relaxed) + pages > CHUNK {
+        empty_staging();
+    }
+    let before = EVICTOR.moved.fetch_add(pages, Ordering::Relaxed);
+    uses::kept(uses::STAGING).0 + before * PAGE
+}
+
+/// Nothing is left in staging. By the evictor, after a command.
+pub fn empty_staging() {
+    let pages = EVICTOR.moved.swap(0, Ordering::Relaxed);
     // SAFETY: what was there is in its place, or where it is kept.
-    if unsafe { holes::dig(staging, pages * PAGE) }.is_err() {
+    if pages != 0 && unsafe { holes::dig(uses::kept(uses::STAGING).0, pages * PAGE) }.is_err() {
         end("cannot empty what it takes pages out by");
     }
 }

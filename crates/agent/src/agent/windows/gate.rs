@@ -14,7 +14,7 @@
 //!
 //! The child of a fork has a copy, taken while its parent's gate was closed: it makes a new one.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::wait;
 
@@ -24,13 +24,22 @@ pub struct Gate {
     state: AtomicU32,
     /// Held by the one that changes, or waits to.
     changer: AtomicU32,
+    /// How often somebody was alone.
+    changed: AtomicU64,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static GATE: Gate = Gate { state: AtomicU32::new(0), changer: AtomicU32::new(0) };
+static GATE: Gate = Gate { state: AtomicU32::new(0), changer: AtomicU32::new(0), changed: AtomicU64::new(0) };
 
 pub struct Inside;
+
+impl Inside {
+    /// What is true of mappings stays true until this is another number.
+    pub fn changed(&self) -> u64 {
+        GATE.changed.load(Ordering::SeqCst)
+    }
+}
 
 /// Enters together with others.
 pub fn enter() -> Inside {
@@ -84,6 +93,7 @@ pub fn enter_alone() -> Alone {
         wait::sleep(&GATE.state, seen);
         seen = GATE.state.load(Ordering::SeqCst);
     }
+    GATE.changed.fetch_add(1, Ordering::SeqCst);
     Alone
 }
 
@@ -103,6 +113,7 @@ pub fn enter_alone_within(limit_ms: u32) -> Option<Alone> {
         wait::sleep(&GATE.state, seen);
         seen = GATE.state.load(Ordering::SeqCst);
     }
+    GATE.changed.fetch_add(1, Ordering::SeqCst);
     Some(Alone)
 }
 

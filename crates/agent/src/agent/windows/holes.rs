@@ -37,7 +37,7 @@ use core::sync::atomic::Ordering;
 use super::kernel::{self, DESCRIPTORS, end};
 use super::{gate, rules, table, uses, wait};
 use crate::dispatch::gadget;
-use crate::sys::{self, EAGAIN, ENOMEM, PAGE, Result, nr};
+use crate::sys::{self, EAGAIN, ENOENT, ENOMEM, PAGE, Result, nr};
 use crate::uffd::{
     API, ApiArg, CopyArg, FEATURE_MOVE, FEATURE_SIGBUS, MODE_MISSING, MoveArg, RangeArg, RegisterArg,
     UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
@@ -48,7 +48,6 @@ const USER_MODE_ONLY: usize = 1;
 /// Nobody waits for a message.
 const DONT_WAKE: u64 = 1;
 const EEXIST: i32 = 17;
-const ENOENT: i32 = 2;
 
 /// How long the one that registers waits for others.
 const ALONE_MS: u32 = 20;

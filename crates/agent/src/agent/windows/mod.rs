@@ -78,7 +78,7 @@ mod uses;
 mod wait;
 
 pub use early::leave as leave_pool;
-pub use evict::take_run;
+pub use evict::{empty_staging, take_run};
 pub use fork::{begins as fork_begins, ends as fork_ends, in_child};
 pub use linked::{is_there as has_supervisor, staging};
 pub use noted::take_hints_outside as take_hints;
