@@ -473,7 +473,7 @@ fn moved_into(staging: usize, pages: usize) -> usize {
 }
 
 /// Where in staging so many pages can be moved to. What was moved before stays there until there is no room,
-/// or the command is done: to empty it costs a call, and an interrupt for each CPU on which other threads run.
+/// or the command is done: to empty it costs a call, and an interrupt on each CPU where a thread of it runs.
 fn room_to_move(pages: usize) -> usize {
     if EVICTOR.moved.load(Ordering::Relaxed) + pages > CHUNK {
         empty_staging();
