@@ -119,7 +119,7 @@ pub const FETCHING: u64 = 1;
 pub const HERE: u64 = 2;
 pub const NOTING: u64 = 3;
 pub const EARLY_STATE: u64 = 3;
-pub const EARLY: usize = 16;
+pub const EARLY: usize = 64;
 
 /// Where a page is stored: it was SWAPPED when this was written.
 #[repr(C)]

@@ -167,6 +167,19 @@ pub fn map_apart(fd: i32, len: usize, offset: usize, place: usize) -> Result<usi
     unsafe { gadget::call(nr::MMAP, args) }.or_else(|_| map_file(fd, 0, len, offset))
 }
 
+/// Maps a part of a file to be read only.
+pub fn map_to_read(fd: i32, len: usize, offset: usize) -> Result<usize> {
+    let flags = sys::MAP_SHARED | sys::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    unsafe { gadget::call(nr::MMAP, [0, len, sys::PROT_READ, flags, fd as usize, offset]) }
+}
+
+/// Unmaps what is the agent's own.
+pub fn unmap(at: usize, len: usize) {
+    // SAFETY: nobody uses it any more.
+    let _ = unsafe { gadget::call(nr::MUNMAP, [at, len, 0, 0, 0, 0]) };
+}
+
 /// Private memory of the agent's own.
 pub fn map_private(len: usize) -> Result<usize> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;

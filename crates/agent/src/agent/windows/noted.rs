@@ -18,7 +18,7 @@ use crate::pool::SLOTS_END;
 use crate::words::{SLOTS_MAX, SWAPPED};
 
 /// The supervisor is called when so many pages wait to be noted, or when somebody waits for it.
-const TOLD_AT: usize = 4;
+const TOLD_AT: usize = 16;
 
 struct State {
     /// Changes that wait for all entries to be free.
