@@ -1441,7 +1441,8 @@ fn never_lies(inner: impl Backing) {
 
 #[test]
 fn throttle_delays_and_wakes() {
-    let delay = Duration::from_millis(20);
+    // So long that a busy machine does not spend it between two lines.
+    let delay = Duration::from_millis(200);
     let config = ThrottleConfig { queues: QUEUES, read_delay: delay, write_delay: Duration::ZERO };
     let slow = ThrottledBacking::new(ram(), config).unwrap();
     write_good(&slow, 0, &[(1, page_of(1, 0)), (2, page_of(2, 0))]);
