@@ -5,17 +5,18 @@
 
 Each round runs a row's program in each mode: natively, under --pager=kernel (as root), and under
 --pager=user, signal and thread (as user 65534, without any privilege), in an order that changes from
-round to round. A
-row says what is compared: the time that the whole run takes, or figures that the program prints (calls.c).
-The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
+round to round. A row says what is compared: the time that the whole run takes, or figures that the program
+prints (calls.c). The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
 the first is slower. The last lines are geometric means over the rows that are run at half of their peak. With
---json the figures of all runs are kept; a file that is there already is added to.
+--json the figures of all runs are kept; a file that is there already is added to. ^C ends it with the table of
+the rounds that are complete.
 """
 import json
 import math
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -148,6 +149,16 @@ def main():
     names = names or list(ROWS)
     kept = json.loads(file.read_text()) if file and file.exists() else {}
     prepare(names)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        measure(names, rounds, modes, kept, file)
+    except KeyboardInterrupt:
+        print("stopped: what follows is of the rounds that are complete", file=sys.stderr)
+    table({name: kept[name] for name in names if name in kept}, modes)
+
+
+def measure(names, rounds, modes, kept, file):
+    """Each round is kept as soon as it is complete: all rows take an hour."""
     for name in names:
         budget, command, prints = ROWS[name]
         budget = half_of_peak(work, command) if budget == "half" else budget
@@ -157,9 +168,8 @@ def main():
             order = modes[turn:] + modes[:turn]
             print(f"{name}, round {number + 1}", file=sys.stderr)
             kept[name]["rounds"].append({mode: run(mode, budget, command, prints) for mode in order})
-        if file:
-            file.write_text(json.dumps(kept, indent=1) + "\n")
-    table({name: kept[name] for name in names}, modes)
+            if file:
+                file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 try:
