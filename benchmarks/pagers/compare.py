@@ -6,10 +6,12 @@
 Each round runs a row's program in each mode: natively, under --pager=kernel (as root), and under
 --pager=user, signal and thread (as user 65534, without any privilege), in an order that changes from
 round to round. A row says what is compared: the time that the whole run takes, or figures that the program
-prints (calls.c). The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
+prints (calls.c).
+
+The table has medians with their ranges, and the medians of the ratios within rounds, which are above 1 where
 the first is slower. The last lines are geometric means over the rows that are run at half of their peak. With
---json the figures of all runs are kept; a file that is there already is added to. ^C ends it with the table of
-the rounds that are complete.
+--json the figures of all runs are kept; a file that is there already is added to. ^C ends it with the table
+of the rounds that are complete.
 """
 import json
 import math
