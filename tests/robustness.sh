@@ -295,7 +295,22 @@ case_static-c() {
     echo 'int main(void) { return 0; }' >static.c
     gcc -static static.c -o static 2>/dev/null || { SKIP="gcc -static does not work here"; return; }
     call 20 "${SPILL[@]}" -- ./static
-    code_is 125 && says static && clean
+    code_is 125 && says static && clean || return
+    # One that the command becomes is known by looking, within a second; one that is a launcher for a moment
+    # does no harm.
+    cat >later.c <<'END'
+#include <unistd.h>
+int main(int count, char **words) { return count > 1 ? execvp(words[1], words + 1) : sleep(20); }
+END
+    gcc -static later.c -o later || { no "gcc -static does not work"; return 1; }
+    local start took
+    start=$(now)
+    call 20 "${SPILL[@]}" -- sh -c 'exec ./later'
+    code_is 125 && says 'later is statically linked' && clean || return
+    took=$(since "$start")
+    awk -v s="$took" 'BEGIN { exit !(s < 3) }' || { no "seen after $took s"; return 1; }
+    call 20 "${SPILL[@]}" -- sh -c 'exec ./later sh -c "exit 7"'
+    code_is 7 && clean
 }
 
 case_static-go() {

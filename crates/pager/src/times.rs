@@ -148,8 +148,10 @@ pub const AHEAD_GIVEN_UP: Duration = ms(500);
 pub const EXCHANGE_ENDS: Duration = s(30);
 /// The door is shut for this long when there is no descriptor or no memory for the next caller.
 pub const DOOR_SHUT: Duration = ms(50);
-/// A command without a loader is known only by the time that passes without an agent.
+/// A command with its loader in it and nothing else is known only by the time that passes without an agent.
 pub const COMMAND_UNLOADED: Duration = s(10);
+/// A command without a loader gets none, but it may be a launcher that becomes another program at once.
+pub const COMMAND_STATIC: Duration = ms(500);
 /// The agent is in the command, but constructors of other libraries may run before it.
 pub const COMMAND_UNCONNECTED: Duration = s(60);
 /// The main thread looks this often whether the command is managed: while it is, ...

@@ -2,12 +2,13 @@
 //!
 //! Its agent comes in before the program's first instruction, so a command without one would run outside the
 //! budget. The loader may have ignored the agent (it could not open it, LD_PRELOAD was taken away), the
-//! program may have no loader, the agent may have been refused. In each case the run ends: a budget that does
-//! not hold is worse than none.
+//! program may have no loader (it is static), the agent may have been refused. In each case the run ends: a
+//! budget that does not hold is worse than none.
 //!
 //! ```text
 //!   started ──▶ without ── agent comes in ──▶ with ── its socket closes: exit, or exec ──▶ without
-//!                  └─ other libraries are mapped and the agent is not, or nothing came for long: refuse
+//!                  └─ it is static, other libraries are mapped and the agent is not, or nothing came for
+//!                     long: refuse
 //! ```
 //!
 //! This is for the one process that was asked for. What it starts may be unmanaged (docs: what is managed).
@@ -16,7 +17,8 @@ use crate::exit;
 use crate::proc;
 use crate::process::standstill;
 use crate::times::{
-    COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_UNCONNECTED, COMMAND_UNLOADED,
+    COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_STATIC, COMMAND_UNCONNECTED,
+    COMMAND_UNLOADED,
 };
 use std::fs;
 use std::sync::Mutex;
@@ -102,6 +104,7 @@ impl Target {
             // On its way out, or in the middle of an exec.
             Loaded::Nothing => return None,
             Loaded::Agent => COMMAND_UNCONNECTED,
+            Loaded::Unclear if !is_loader(&program) && has_no_loader(pid) => COMMAND_STATIC,
             Loaded::Unclear => COMMAND_UNLOADED,
             Loaded::Others if has_auditors() => COMMAND_UNLOADED,
             Loaded::Others => Duration::ZERO,
@@ -110,9 +113,13 @@ impl Target {
             COMMAND_UNCONNECTED => {
                 format!("killed: the agent in {program} did not connect in {} s", limit.as_secs())
             }
+            COMMAND_STATIC => format!(
+                "killed: {program} is statically linked and runs without memspill's agent, outside the \
+                 budget: use a dynamically linked build"
+            ),
             _ => format!(
-                "killed: {program} runs without memspill's agent, outside the budget: it is static, or was \
-                 started without LD_PRELOAD"
+                "killed: {program} runs without memspill's agent, outside the budget: it was started \
+                 without LD_PRELOAD, or its loader did not follow it"
             ),
         })
     }
@@ -130,6 +137,23 @@ impl Target {
 /// Auditing libraries (rtld-audit(7)) are mapped before the agent.
 fn has_auditors() -> bool {
     std::env::var_os("LD_AUDIT").is_some_and(|value| !value.is_empty())
+}
+
+/// By the kernel's own word on what it has executed: the address of the loader, AT_BASE, is 0. The loader,
+/// run as a command, has none either.
+fn has_no_loader(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/auxv")).is_ok_and(|auxv| auxiliary(&auxv, libc::AT_BASE) == Some(0))
+}
+
+/// A value of the vector of pairs in /proc/PID/auxv, which is empty while a program starts.
+fn auxiliary(auxv: &[u8], key: u64) -> Option<u64> {
+    let words = auxv.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    let words: Vec<u64> = words.collect();
+    words.as_chunks::<2>().0.iter().find(|[name, _]| *name == key).map(|[_, value]| *value)
+}
+
+fn is_loader(file: &str) -> bool {
+    file.rsplit('/').next().is_some_and(|name| name.starts_with("ld-"))
 }
 
 #[derive(PartialEq, Eq, Debug)]
@@ -154,8 +178,6 @@ fn loaded(maps: &str, program: &str) -> Loaded {
     if files.is_empty() {
         return Loaded::Nothing;
     }
-    let name = |file: &str| file.rsplit('/').next().unwrap_or_default().to_owned();
-    let is_loader = |file: &str| name(file).starts_with("ld-");
     if files.iter().any(|file| file.starts_with("/memfd:memspill-agent")) {
         Loaded::Agent
     } else if !is_loader(program) && files.iter().any(|file| *file != program && !is_loader(file)) {
@@ -190,6 +212,20 @@ mod tests {
         assert_eq!(look(&[program, "/lib/libc.so.6", loader]), Loaded::Others);
         // The loader run as a command maps the program before the agent.
         assert_eq!(loaded(&maps(&[loader, program]), loader), Loaded::Unclear);
+    }
+
+    #[test]
+    fn a_program_has_a_loader_by_the_kernels_word() {
+        let vector = |pairs: &[(u64, u64)]| -> Vec<u8> {
+            pairs.iter().flat_map(|(name, value)| [*name, *value]).flat_map(u64::to_le_bytes).collect()
+        };
+        let with = |base| vector(&[(libc::AT_PAGESZ, 4096), (libc::AT_BASE, base), (0, 0)]);
+        assert_eq!(auxiliary(&with(0x7f00_0000_0000), libc::AT_BASE), Some(0x7f00_0000_0000));
+        assert_eq!(auxiliary(&with(0), libc::AT_BASE), Some(0));
+        assert_eq!(auxiliary(&[], libc::AT_BASE), None, "while it starts");
+        assert_eq!(auxiliary(&with(0)[..20], libc::AT_BASE), None);
+        assert!(!has_no_loader(std::process::id()), "tests are linked dynamically");
+        assert!(is_loader("/lib64/ld-linux-x86-64.so.2") && !is_loader("/usr/bin/ld") && !is_loader(""));
     }
 
     #[test]
