@@ -45,14 +45,38 @@ fn run() -> Option<(Running, String)> {
     Some((Running(child), address))
 }
 
-/// The body of what a GET is answered with.
+/// The body of what a GET is answered with. By HTTP/1.0, in which it comes in one piece.
 fn get(address: &str, path: &str) -> Option<String> {
     let mut server = TcpStream::connect(address).ok()?;
-    write!(server, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    write!(server, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
     let mut answer = String::new();
     server.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
-    head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
+    (head.split(' ').nth(1) == Some("200")).then(|| body.to_owned())
+}
+
+/// What Prometheus has for a query: an object for each series.
+fn series(web: &str, query: &str) -> Vec<serde_json::Value> {
+    let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let answer = get(web, &format!("/api/v1/query?query={encoded}")).unwrap_or_default();
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
+    answer["data"]["result"].as_array().cloned().unwrap_or_default()
+}
+
+/// The queries of the dashboard, each with the labels that its legend names.
+fn queries_of_the_dashboard() -> Vec<(String, Vec<String>)> {
+    let dashboard = include_str!("../../../contrib/grafana.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    let legend = |text: &str| {
+        let parts = text.split("{{").skip(1).filter_map(|part| part.split("}}").next());
+        parts.map(str::to_owned).collect()
+    };
+    targets
+        .map(|target| (target["expr"].as_str().expect("expr"), target["legendFormat"].as_str()))
+        .map(|(expression, text)| (expression.to_owned(), legend(text.expect("a legend"))))
+        .collect()
 }
 
 /// All names under which the exposition has samples.
@@ -91,18 +115,9 @@ fn what_is_served_is_openmetrics() {
     parse_openmetrics(&asked).expect("OpenMetrics");
 
     // The dashboard shows what there is.
-    let dashboard = include_str!("../../../contrib/grafana.json");
-    let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
-    let targets = dashboard["panels"].as_array().expect("panels").iter().flat_map(|panel| {
-        panel["targets"]
-            .as_array()
-            .expect("targets")
-            .iter()
-            .map(|target| target["expr"].as_str().expect("expr"))
-    });
     let known = names(&served);
     let mut looked_at = 0;
-    for expression in targets {
+    for (expression, _) in queries_of_the_dashboard() {
         let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         for word in expression.split(|c| !part(c)).filter(|word| word.starts_with("memspill_")) {
             assert!(known.contains(word), "{word} of {expression} is no metric");
@@ -148,24 +163,25 @@ fn a_prometheus_reads_it() {
         .expect("prometheus starts");
     let prometheus = Running(prometheus);
     let until = Instant::now() + Duration::from_secs(30);
-    let asked = |query: &str| get(&web, &format!("/api/v1/query?query={query}")).unwrap_or_default();
-    loop {
-        let answer = asked("memspill_memory_max_bytes");
-        if answer.contains("\"67108864\"") {
-            break;
+    // The first that it has: a rate takes two readings.
+    let first = |query: &str| loop {
+        if let Some(first) = series(&web, query).into_iter().next() {
+            return first;
         }
-        assert!(Instant::now() < until, "it has not read the budget: {answer} {}", asked("up"));
+        assert!(Instant::now() < until, "nothing for {query}; {:?}", series(&web, "up"));
         std::thread::sleep(Duration::from_millis(100));
-    }
-    // Counters, summaries and labels too.
-    for (query, wanted) in [
-        ("memspill_pgfault_total", "\"value\""),
-        ("memspill_fault_seconds%7Bquantile=%220.99%22%7D", "0.99"),
-        ("memspill_process_resident_bytes", "\"command\":\"sleep\""),
-        ("memspill_run_info", "\"version\""),
-    ] {
-        let answer = asked(query);
-        assert!(answer.contains(wanted), "{query}: {answer}");
+    };
+    assert_eq!(first("memspill_memory_max_bytes")["value"][1], "67108864");
+    assert_eq!(first("memspill_process_resident_bytes")["metric"]["command"], "sleep");
+    assert!(first("memspill_run_info")["metric"]["version"].is_string());
+    assert_eq!(first("memspill_fault_seconds{quantile=\"0.99\"}")["metric"]["quantile"], "0.99");
+    // What Grafana puts for its variables.
+    for (expression, labels) in queries_of_the_dashboard() {
+        let query = expression.replace("$instance", ".*").replace("$__rate_interval", "1m");
+        let found = first(&query);
+        for label in labels {
+            assert!(found["metric"][&label].is_string(), "{query} has no label {label}: {found}");
+        }
     }
     drop(prometheus);
     let _ = std::fs::remove_dir_all(&dir);
