@@ -426,9 +426,12 @@ fn size_finds_a_budget() {
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
     assert!(stderr.is_empty(), "progress is for terminals: {stderr}");
-    let answer = stdout.split("M is enough to be within 50 %").next().unwrap();
-    let budget_mib: u64 = answer.rsplit('"').next().unwrap().parse().unwrap();
-    assert!((26..=80).contains(&budget_mib), "{stdout}");
+    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let rows = &report["tables"][0]["rows"];
+    let bytes = |row: usize| rows[row]["cells"]["memory_max_bytes"]["median"].as_f64().unwrap();
+    let (peak_mib, budget_mib) = (bytes(0) / 1_048_576.0, bytes(1) / 1_048_576.0);
+    assert!((48.0..80.0).contains(&peak_mib) && (26.0..=80.0).contains(&budget_mib), "{stdout}");
+    assert!(stdout.contains(&format!("{budget_mib}M is enough to be within 50 %")), "{stdout}");
     assert!(stdout.contains("at least so slow"), "half of it is far too little: {stdout}");
     assert!(fs::read_to_string(&page).unwrap().contains("<svg"));
     fs::remove_file(page).unwrap();

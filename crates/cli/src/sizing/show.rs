@@ -101,29 +101,56 @@ pub fn report(search: &Search, peak_bytes: u64, lines: &[Line], answer: &str) ->
         published: None,
         detail: false,
     };
-    let column = |key, name, unit, help| Column { key, name, unit, help };
+    let known = Column { key: "known", name: "known", unit: Unit::Words, help: "How that is known." };
     let table = Table {
         id: "size",
         title: "Budgets".into(),
         row_name: "budget",
-        columns: vec![
-            column("memory_max_bytes", "bytes", Unit::Count, "The budget."),
-            column("slowdown", "slowdown", Unit::Count, "Time as a multiple of that without limit."),
-            column("known", "known", Unit::Words, "How that is known."),
-        ],
+        columns: [budget_and_slowdown("bytes", Unit::Count), vec![known]].concat(),
         rows: lines.iter().map(row).collect(),
         notes: Vec::new(),
         change: None,
         charts: vec![Chart::Bars { column: "slowdown", one_scale: true }],
     };
     let free = format!("Without limit {:.2} s, {} at most.", search.free_s, human(peak_bytes));
+    let tables = vec![short_table(search, peak_bytes), table];
     Report {
         title: "How much memory is enough".into(),
         command: command_line(),
         machine: crate::machine::described(),
         seed: None,
         notes: vec![free, answer.into()],
-        tables: vec![table],
+        tables,
+    }
+}
+
+fn budget_and_slowdown(name: &'static str, unit: Unit) -> Vec<Column> {
+    let help = "Time as a multiple of that without limit.";
+    vec![
+        Column { key: "memory_max_bytes", name, unit, help: "The budget." },
+        Column { key: "slowdown", name: "slowdown", unit: Unit::Count, help },
+    ]
+}
+
+/// What was looked for: the memory that the command takes and, where there is one, the budget that is enough.
+fn short_table(search: &Search, peak_bytes: u64) -> Table {
+    let row = |setting: &str, bytes: u64, slowdown: f64| Row {
+        group: String::new(),
+        setting: setting.into(),
+        cells: vec![Cell::once(bytes as f64), Cell::once(slowdown)],
+        published: None,
+        detail: false,
+    };
+    let enough = search.answer().map(|a| row("enough", a.budget_bytes, search.slowdown(a)));
+    Table {
+        id: "answer",
+        title: "Answer".into(),
+        row_name: "",
+        columns: budget_and_slowdown("memory", Unit::Bytes),
+        rows: [row("without limit", peak_bytes, 1.0)].into_iter().chain(enough).collect(),
+        notes: Vec::new(),
+        change: None,
+        charts: Vec::new(),
     }
 }
 
