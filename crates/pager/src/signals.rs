@@ -188,4 +188,9 @@ impl Interrupts {
     pub fn came(&self) -> bool {
         self.0.wait(Duration::ZERO).is_some()
     }
+
+    /// Until one comes.
+    pub fn wait(&self) {
+        while self.0.wait(Duration::from_secs(3600)).is_none() {}
+    }
 }

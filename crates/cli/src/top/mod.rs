@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Whatever happens, the terminal is as it was afterwards: at the end, after signals, and before a panic says
-//! its words.
+//! its words. Signals have a thread of their own: where the terminal has gone, crossterm reads its end over
+//! and over and does not come back.
 
 mod model;
 mod screen;
@@ -25,9 +26,13 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use screen::{Question, Screen};
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A signal is noticed, and a key answered, within this time.
+/// Held by who writes to the terminal.
+static DRAWING: Mutex<()> = Mutex::new(());
+
+/// What a request has said is shown within this time.
 const STEP: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
@@ -136,12 +141,25 @@ fn full_screen(args: &TopArgs) -> io::Result<()> {
     let interrupts = Interrupts::block()?;
     // It also lets a panic give the terminal back first.
     let mut terminal = ratatui::try_init()?;
-    let result = show(args, &mut terminal, &interrupts);
-    ratatui::restore();
+    let end_by_signal = move || {
+        interrupts.wait();
+        // Nothing is drawn any more.
+        let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+        give_back();
+        std::process::exit(0)
+    };
+    let started = std::thread::Builder::new().name("signals".into()).spawn(end_by_signal);
+    let result = started.and_then(|_| show(args, &mut terminal));
+    give_back();
     result
 }
 
-fn show(args: &TopArgs, terminal: &mut DefaultTerminal, interrupts: &Interrupts) -> io::Result<()> {
+/// The terminal, where it is still there. (ratatui's own tells stderr, and panics where that is gone too.)
+fn give_back() {
+    let _ = ratatui::try_restore();
+}
+
+fn show(args: &TopArgs, terminal: &mut DefaultTerminal) -> io::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut screen = Screen::default();
     let (tell, told): (Sender<String>, Receiver<String>) = channel();
@@ -152,17 +170,15 @@ fn show(args: &TopArgs, terminal: &mut DefaultTerminal, interrupts: &Interrupts)
             if let Some(message) = told.try_iter().last() {
                 screen.message = message;
             }
+            let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
             terminal.draw(|frame| screen.draw(frame))?;
-            // While a request is under way, keys and signals are for it too.
+            drop(drawing);
             let left = next.saturating_duration_since(Instant::now());
             if event::poll(left.min(STEP))?
                 && let Event::Key(key) = event::read()?
                 && key.kind != KeyEventKind::Release
                 && press(&mut screen, key, &tell) == Pressed::Quit
             {
-                return Ok(());
-            }
-            if interrupts.came() {
                 return Ok(());
             }
         }
