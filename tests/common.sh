@@ -124,6 +124,27 @@ wanted() {
     return 1
 }
 
+# run_cases NAME...: case_NAME of each of these that is wanted, and the end. A case that fails returns
+# non-zero, with the reason in WHY; one that cannot run here says why in SKIP.
+run_cases() {
+    local name
+    for name in "${NAMES[@]}"; do
+        [[ " $* " == *" $name "* ]] || { echo "unknown case '$name': $*" >&2; exit 2; }
+    done
+    for name; do
+        wanted "$name" || continue
+        WHY= SKIP=
+        if ! "case_$name"; then
+            fail "$name" "$WHY"
+        elif [ -n "$SKIP" ]; then
+            skip "$name" "$SKIP"
+        else
+            ok "$name"
+        fi
+    done
+    finish
+}
+
 have() { command -v "$1" >/dev/null 2>&1; }
 now() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }

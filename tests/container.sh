@@ -16,7 +16,6 @@ option() {
     return 1
 }
 parse_options "$@"
-[ ${#NAMES[@]} -gt 0 ] || NAMES=("${ALL[@]}")
 
 PYTHON=/usr/bin/python3
 CONTAINER=(podman --runtime runc --cgroup-manager cgroupfs run --rm --network none
@@ -32,7 +31,6 @@ for _ in range(3):
         os._exit(0 if all(d[i] == "x%d" % i for i in range(0, len(d), 3)) else 5)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))'
 
-WHY=
 contained() { timeout 120 "${CONTAINER[@]}" "$@" >"$WORK/out" 2>"$WORK/err"; }
 # is RIGHT COMMAND...: under memspill it prints what it should.
 is() {
@@ -70,26 +68,8 @@ case_supervisor-killed() {
     [ "$code" = 137 ] && [ "${left:-99}" -le 4 ] || { WHY="code $code, $left processes left"; return 1; }
 }
 
-if [ "$(id -u)" != 0 ] || ! command -v podman >/dev/null || ! command -v runc >/dev/null; then
-    printf 'SKIP (needs root, podman and runc)\n0 passed, 0 failed, %s skipped\n' ${#NAMES[@]}
-    exit 0
+if [ "$(id -u)" != 0 ] || ! have podman || ! have runc; then
+    for name in "${ALL[@]}"; do wanted "$name" && skip "$name" "needs root, podman and runc"; done
+    finish
 fi
-PASSED=0 FAILED=0 SKIPPED=0
-for name in "${NAMES[@]}"; do
-    WHY= SKIP=
-    if ! declare -F "case_$name" >/dev/null; then
-        echo "unknown case '$name': ${ALL[*]}" >&2
-        exit 2
-    elif ! "case_$name"; then
-        FAILED=$((FAILED + 1))
-        echo "$name: FAIL: $WHY"
-    elif [ -n "$SKIP" ]; then
-        SKIPPED=$((SKIPPED + 1))
-        echo "$name: SKIP ($SKIP)"
-    else
-        PASSED=$((PASSED + 1))
-        echo "$name: ok"
-    fi
-done
-echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
-[ $FAILED = 0 ]
+run_cases "${ALL[@]}"

@@ -21,12 +21,10 @@ option() {
     esac
 }
 parse_options "$@"
-[ ${#NAMES[@]} -gt 0 ] || NAMES=("${ALL[@]}")
 PATH=$(dirname "$MEMSPILL"):$PATH
 JOB='rows = [str(i) * 45 for i in range(10**6)]; print(sum(r.count("7") for r in rows))'
 BUDGET=(--memory-max 100M)
 
-WHY=
 no() { WHY=$1; return 1; }
 # is RIGHT COMMAND...: it prints that.
 is() {
@@ -151,22 +149,4 @@ case_notebook() {
     [ -z "$WHY" ]
 }
 
-PASSED=0 FAILED=0 SKIPPED=0
-for name in "${NAMES[@]}"; do
-    WHY= SKIP=
-    if ! declare -F "case_$name" >/dev/null; then
-        echo "unknown case '$name': ${ALL[*]}" >&2
-        exit 2
-    elif ! "case_$name"; then
-        FAILED=$((FAILED + 1))
-        echo "$name: FAIL: $WHY"
-    elif [ -n "$SKIP" ]; then
-        SKIPPED=$((SKIPPED + 1))
-        echo "$name: SKIP ($SKIP)"
-    else
-        PASSED=$((PASSED + 1))
-        echo "$name: ok"
-    fi
-done
-echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
-[ $FAILED = 0 ]
+run_cases "${ALL[@]}"
