@@ -211,8 +211,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// For --report: find out at about one fault in N where the program was, by function and line; N = 1
-    /// takes some microseconds for each fault
+    /// For --report: find out at about one fault in N where the program was, by function and line; not known
+    /// with --pager=signal and thread. N = 1 takes some microseconds for each fault
     #[arg(long, value_name = "N", requires = "report")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub trace_faults: Option<u32>,

@@ -117,14 +117,21 @@ impl History {
 
     /// From the point before, or from the start, to each point.
     pub fn rates(&self) -> Vec<Rates> {
-        let start = Point::default();
-        let before = std::iter::once(&start).chain(&self.points);
         let mut rates: Vec<Rates> = Vec::with_capacity(self.points.len());
-        for (before, point) in before.zip(&self.points) {
+        for (at, point) in self.points.iter().enumerate() {
             let last = rates.last().copied().unwrap_or_default();
-            rates.push(rates_between(before, point, last));
+            rates.push(rates_between(&self.before(at), point, last));
         }
         rates
+    }
+
+    /// A run may end right after a look. What is counted over so short a time is chance: then it is the point
+    /// before that.
+    fn before(&self, at: usize) -> Point {
+        let back =
+            |steps: usize| at.checked_sub(steps).map_or(Point::default(), |before| self.points[before]);
+        let is_short = self.points[at].at_us - back(1).at_us < self.bucket_us / 2;
+        if is_short { back(2) } else { back(1) }
     }
 }
 
@@ -211,6 +218,19 @@ mod tests {
         none.end(10, Sums::default());
         assert_eq!(none.points().len(), 1);
         assert_eq!(none.rates()[0], Rates::default());
+    }
+
+    #[test]
+    fn an_end_right_after_a_look_has_no_rate_of_its_own() {
+        let mut history = History::new();
+        for quarter in 0..4 {
+            history.add(look(quarter * S / 4 + S / 5, 1));
+        }
+        history.end(S + S / 100, Sums { faults: 1045, ..Sums::default() });
+        // 95 in 60 ms would be 1583.
+        let rates = history.rates();
+        assert_eq!((rates.len(), rates[4].faults_per_s.round()), (5, 1113.0));
+        assert!(rates[..4].iter().all(|rate| (rate.faults_per_s - 1000.0).abs() < 1.0));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use crate::args::RunArgs;
 use crate::output::command_line;
 use crate::reporting::faulted::{Faulted, Where};
-use crate::reporting::history::History;
+use crate::reporting::history::{History, Point, Rates};
 use crate::reporting::names::{Code, Name};
+use crate::reporting::seen::{DeviceSeen, ProcessSeen};
 use crate::reporting::watched::Watched;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit as StatUnit};
+use memspill_engine::backing::Usage;
 use memspill_pager::ctl::thrash::would_do;
 use memspill_pager::run::Run;
 use memspill_pager::supervisor::Ended;
@@ -78,6 +80,32 @@ fn table(
     Table { id, title: title.into(), row_name, columns, rows, notes, change: None, charts }
 }
 
+/// A column, and what it shows of a row's subject.
+type Shown<T> = (Column, fn(&T) -> Cell);
+
+fn columns_of<T>(shown: &[Shown<T>]) -> Vec<Column> {
+    shown.iter().map(|(column, _)| column.clone()).collect()
+}
+
+fn cells_of<T>(shown: &[Shown<T>], of: &T) -> Vec<Cell> {
+    shown.iter().map(|(_, cell)| cell(of)).collect()
+}
+
+/// Words, and how many samples these have.
+fn sampled<const N: usize>(words: [Column; N], of_what: &'static str) -> Vec<Column> {
+    let samples = column("samples", "samples", Unit::Count, "Faults that were looked at.");
+    words.into_iter().chain([samples, column("share", "of all", Unit::Share, of_what)]).collect()
+}
+
+/// What is not listed: a row with its count and share after `words` columns.
+fn others(total: u64, listed: u64, words: usize, columns: usize) -> Option<Row> {
+    let left = total.checked_sub(listed).filter(|left| *left > 0)?;
+    let mut cells = vec![Cell::Words(String::new()); words];
+    cells.extend([number(left), share(left, total)]);
+    cells.resize(columns, Cell::Nothing);
+    Some(row("others".into(), cells))
+}
+
 fn words_table(id: &'static str, title: &str, rows: Vec<(&str, String)>) -> Table {
     let rows = rows.into_iter().map(|(name, words)| row(name.into(), vec![Cell::Words(words)])).collect();
     table(id, title, "", vec![column("value", "", Unit::Words, "As it was.")], rows)
@@ -89,6 +117,10 @@ fn number(value: u64) -> Cell {
 
 fn share(part: u64, of: u64) -> Cell {
     Cell::once(part as f64 / of.max(1) as f64)
+}
+
+fn ns(us: u64) -> Cell {
+    Cell::once(us as f64 * 1e3)
 }
 
 fn percent(share: f64) -> String {
@@ -141,45 +173,66 @@ fn in_short(ended: &Ended, watched: &Watched) -> Table {
 }
 
 fn over_time(history: &History, cost: Duration) -> Table {
-    let columns = vec![
-        column("resident_bytes", "resident", Unit::Bytes, "Managed pages in memory."),
-        column("pool_bytes", "pool", Unit::Bytes, "Pages that are swapped out, compressed in RAM."),
-        column(
-            "other_bytes",
-            "other",
-            Unit::Bytes,
-            "All else that is counted: memory that is not managed, or not yet; tables; memspill's own.",
+    let shown: [Shown<(&Point, Rates)>; 11] = [
+        (column("resident_bytes", "resident", Unit::Bytes, "Managed pages in memory."), |(point, _)| {
+            number(point.held.resident_bytes)
+        }),
+        (
+            column("pool_bytes", "pool", Unit::Bytes, "Pages that are swapped out, compressed in RAM."),
+            |(point, _)| number(point.held.pool_bytes),
         ),
-        column("budget_bytes", "budget", Unit::Bytes, "--memory-max, as it was then."),
-        column(
-            "swapped_bytes",
-            "swapped out",
-            Unit::Bytes,
-            "Pages that are swapped out, as programs see them.",
+        (
+            column(
+                "other_bytes",
+                "other",
+                Unit::Bytes,
+                "All else that is counted: memory that is not managed, or not yet; tables; memspill's own.",
+            ),
+            |(point, _)| number(point.held.other_bytes),
         ),
-        column("file_bytes", "in files", Unit::Bytes, "Disk that swap files hold."),
-        column("faults_per_s", "faults", Unit::PerSecond, "Faults that reached memspill."),
-        column("pages_in_per_s", "pages in", Unit::PerSecond, "Pages read from slots, readahead included."),
-        column("pages_out_per_s", "pages out", Unit::PerSecond, "Pages written to slots."),
-        column("stall_some", "somebody waits", Unit::Share, "At least one thread waits for memory."),
-        column("stall_full", "nobody runs", Unit::Share, "Somebody waits, and no thread runs meanwhile."),
+        (column("budget_bytes", "budget", Unit::Bytes, "--memory-max, as it was then."), |(point, _)| {
+            number(point.held.budget_bytes)
+        }),
+        (
+            column(
+                "swapped_bytes",
+                "swapped out",
+                Unit::Bytes,
+                "Pages that are swapped out, as programs see them.",
+            ),
+            |(point, _)| number(point.held.swapped_bytes),
+        ),
+        (column("file_bytes", "in files", Unit::Bytes, "Disk that swap files hold."), |(point, _)| {
+            number(point.held.file_bytes)
+        }),
+        (column("faults_per_s", "faults", Unit::PerSecond, "Faults that reached memspill."), |(_, rates)| {
+            Cell::once(rates.faults_per_s)
+        }),
+        (
+            column(
+                "pages_in_per_s",
+                "pages in",
+                Unit::PerSecond,
+                "Pages read from slots, readahead included.",
+            ),
+            |(_, rates)| Cell::once(rates.pages_in_per_s),
+        ),
+        (column("pages_out_per_s", "pages out", Unit::PerSecond, "Pages written to slots."), |(_, rates)| {
+            Cell::once(rates.pages_out_per_s)
+        }),
+        (
+            column("stall_some", "somebody waits", Unit::Share, "At least one thread waits for memory."),
+            |(_, rates)| Cell::once(rates.stall_some),
+        ),
+        (
+            column("stall_full", "nobody runs", Unit::Share, "Somebody waits, and no thread runs meanwhile."),
+            |(_, rates)| Cell::once(rates.stall_full),
+        ),
     ];
-    let rows = history.points().iter().zip(history.rates()).map(|(point, rates)| {
-        let (held, bytes) = (point.held, number);
-        let cells = vec![
-            bytes(held.resident_bytes),
-            bytes(held.pool_bytes),
-            bytes(held.other_bytes),
-            bytes(held.budget_bytes),
-            bytes(held.swapped_bytes),
-            bytes(held.file_bytes),
-            Cell::once(rates.faults_per_s),
-            Cell::once(rates.pages_in_per_s),
-            Cell::once(rates.pages_out_per_s),
-            Cell::once(rates.stall_some),
-            Cell::once(rates.stall_full),
-        ];
-        Row { detail: true, ..row(format!("{:.3}", point.at_us as f64 / 1e6), cells) }
+    let points = history.points().iter().zip(history.rates());
+    let rows = points.map(|point| {
+        let name = format!("{:.3}", point.0.at_us as f64 / 1e6);
+        Row { detail: true, ..row(name, cells_of(&shown, &point)) }
     });
     let chart = |title, columns, drawn, limit| Chart::Time { title, columns, drawn, limit };
     let charts = vec![
@@ -193,7 +246,8 @@ fn over_time(history: &History, cost: Duration) -> Table {
         chart("Faults", &["faults_per_s", "pages_in_per_s", "pages_out_per_s"], Drawn::Lines, None),
         chart("Time waited for memory", &["stall_some", "stall_full"], Drawn::Lines, None),
     ];
-    let mut table = Table { charts, ..table("time", "Over time", "seconds", columns, rows.collect()) };
+    let mut table =
+        Table { charts, ..table("time", "Over time", "seconds", columns_of(&shown), rows.collect()) };
     let cost = seconds(cost.as_micros() as u64);
     let bucket = seconds(history.bucket_us());
     table.notes = vec![
@@ -208,38 +262,49 @@ fn processes(run: &Run, watched: &Watched) -> Table {
     let all_faults = run.engine.stats().sum(|counters| &counters.pgfault);
     let mut processes = watched.seen.processes();
     processes.retain(|seen| seen.faults > 0 || seen.resident_most_bytes > 0);
-    let columns = vec![
-        column("command", "command", Unit::Words, "As the kernel names it."),
-        column("faults", "faults", Unit::Count, "Faults that reached memspill."),
-        column("share", "of all", Unit::Share, "Share of all faults."),
-        column("resident", "resident", Unit::Bytes, "The most managed memory that it had at a look."),
-        column("swapped", "swapped out", Unit::Bytes, "The most that was swapped out at a look."),
-        column("some", "somebody waits", Unit::Nanoseconds, "Time in which one of its threads waited."),
-        column("full", "nobody runs", Unit::Nanoseconds, "Of that, time in which none of its threads ran."),
-        column("seen", "seen for", Unit::Nanoseconds, "From the first look at it to the last."),
+    let shown: [Shown<(&ProcessSeen, u64)>; 8] = [
+        (column("command", "command", Unit::Words, "As the kernel names it."), |(seen, _)| {
+            Cell::Words(seen.command.clone())
+        }),
+        (column("faults", "faults", Unit::Count, "Faults that reached memspill."), |(seen, _)| {
+            number(seen.faults)
+        }),
+        (column("share", "of all", Unit::Share, "Share of all faults."), |(seen, all_faults)| {
+            share(seen.faults, *all_faults)
+        }),
+        (
+            column("resident", "resident", Unit::Bytes, "The most managed memory that it had at a look."),
+            |(seen, _)| number(seen.resident_most_bytes),
+        ),
+        (
+            column("swapped", "swapped out", Unit::Bytes, "The most that was swapped out at a look."),
+            |(seen, _)| number(seen.swapped_most_bytes),
+        ),
+        (
+            column("some", "somebody waits", Unit::Nanoseconds, "Time in which one of its threads waited."),
+            |(seen, _)| ns(seen.stall_some_us),
+        ),
+        (
+            column(
+                "full",
+                "nobody runs",
+                Unit::Nanoseconds,
+                "Of that, time in which none of its threads ran.",
+            ),
+            |(seen, _)| ns(seen.stall_full_us),
+        ),
+        (
+            column("seen", "seen for", Unit::Nanoseconds, "From the first look at it to the last."),
+            |(seen, _)| ns(seen.last_us - seen.first_us),
+        ),
     ];
-    let ns = |us: u64| Cell::once(us as f64 * 1e3);
-    let mut rows: Vec<Row> = Vec::new();
-    for seen in processes.iter().take(ROWS_MAX) {
-        let cells = vec![
-            Cell::Words(seen.command.clone()),
-            number(seen.faults),
-            share(seen.faults, all_faults),
-            number(seen.resident_most_bytes),
-            number(seen.swapped_most_bytes),
-            ns(seen.stall_some_us),
-            ns(seen.stall_full_us),
-            ns(seen.last_us - seen.first_us),
-        ];
-        rows.push(row(seen.pid.to_string(), cells));
-    }
-    let listed: u64 = processes.iter().take(ROWS_MAX).map(|seen| seen.faults).sum();
-    let others = all_faults.saturating_sub(listed);
-    if others > 0 {
-        let mut cells = vec![Cell::Words(String::new()), number(others), share(others, all_faults)];
-        cells.resize(columns.len(), Cell::Nothing);
-        rows.push(row("others".into(), cells));
-    }
+    let listed = &processes[..processes.len().min(ROWS_MAX)];
+    let listed = listed.iter().map(|seen| (*seen, all_faults));
+    let mut rows: Vec<Row> =
+        listed.clone().map(|of| row(of.0.pid.to_string(), cells_of(&shown, &of))).collect();
+    let columns = columns_of(&shown);
+    let listed: u64 = listed.map(|(seen, _)| seen.faults).sum();
+    rows.extend(others(all_faults, listed, 1, columns.len()));
     let mut table = table("processes", "Processes", "process", columns, rows);
     if processes.is_empty() {
         table.notes = vec!["Memory was never short: none was managed, and none has faulted.".into()];
@@ -255,21 +320,15 @@ fn processes(run: &Run, watched: &Watched) -> Table {
 
 fn mappings(asked: &Asked, faulted: &Faulted) -> Table {
     let total = faulted.mappings.total();
-    let columns = vec![
-        column("mapping", "mapping", Unit::Words, "What is at the addresses, by /proc/PID/maps."),
-        column("samples", "samples", Unit::Count, "Faults that were looked at."),
-        column("share", "of all", Unit::Share, "Share of those that were looked at."),
-    ];
+    let what = column("mapping", "mapping", Unit::Words, "What is at the addresses, by /proc/PID/maps.");
+    let columns = sampled([what], "Share of those that were looked at.");
     let mut rows: Vec<Row> = Vec::new();
     let mut listed = 0;
     for ((command, place), count) in faulted.mappings.sorted().into_iter().take(ROWS_MAX) {
         listed += count;
         rows.push(row(or_unknown(command), vec![Cell::Words(place), number(count), share(count, total)]));
     }
-    if total > listed {
-        let cells = vec![Cell::Words(String::new()), number(total - listed), share(total - listed, total)];
-        rows.push(row("others".into(), cells));
-    }
+    rows.extend(others(total, listed, 1, columns.len()));
     let mut table = table("mappings", "Who faulted most: mappings", "command", columns, rows);
     let every = asked.every;
     table.notes = vec![match total {
@@ -292,12 +351,10 @@ fn or_unknown(command: String) -> String {
 /// Where the program was, put together by function and line.
 fn functions(asked: &Asked, faulted: &Faulted, codes: &[Code], names: Option<&[Name]>) -> Table {
     let total = faulted.instructions.total();
-    let columns = vec![
-        column("source", "source", Unit::Words, "File and line, where the program has debug information."),
-        column("module", "module", Unit::Words, "The file that was mapped."),
-        column("samples", "samples", Unit::Count, "Faults that were looked at."),
-        column("share", "of all", Unit::Share, "Share of those with an instruction."),
-    ];
+    let source =
+        column("source", "source", Unit::Words, "File and line, where the program has debug information.");
+    let module = column("module", "module", Unit::Words, "The file that was mapped.");
+    let columns = sampled([source, module], "Share of those with an instruction.");
     let lines = lines(faulted, codes, names);
     let mut rows: Vec<Row> = Vec::new();
     let listed: u64 = lines.iter().take(ROWS_MAX).map(|(_, count)| count).sum();
@@ -308,11 +365,7 @@ fn functions(asked: &Asked, faulted: &Faulted, codes: &[Code], names: Option<&[N
             words.into_iter().chain([number(count), share(count, total)]).collect(),
         ));
     }
-    if total > listed {
-        let words = [Cell::Words(String::new()), Cell::Words(String::new())];
-        let cells = words.into_iter().chain([number(total - listed), share(total - listed, total)]);
-        rows.push(row("others".into(), cells.collect()));
-    }
+    rows.extend(others(total, listed, 2, columns.len()));
     let mut table = table("functions", "Who faulted most: functions", "function", columns, rows);
     table.notes = notes_of_functions(asked, faulted);
     if total > 0 && names.is_none() {
@@ -325,12 +378,12 @@ fn notes_of_functions(asked: &Asked, faulted: &Faulted) -> Vec<String> {
     if !asked.instructions {
         return vec!["--trace-faults N notes where the program was at one fault in N.".into()];
     }
-    if asked.pager == "signal" {
-        return vec![
-            "The signal pager does not tell the instruction that faults: each thread serves its fault in \
-             memspill's agent. Under --pager=kernel and --pager=user it is known."
-                .into(),
-        ];
+    if matches!(asked.pager, "signal" | "thread") {
+        return vec![format!(
+            "Not known here: with --pager={} a thread that faults is in memspill's agent by the time that \
+             memspill hears of it. With --pager=kernel and --pager=user functions are known.",
+            asked.pager
+        )];
     }
     let (with, without) = (faulted.instructions.total(), faulted.without_instruction);
     match (with, without) {
@@ -409,57 +462,53 @@ fn budgets(run: &Run) -> Option<Table> {
 }
 
 fn devices(run: &Run, watched: &Watched) -> Option<Table> {
-    let columns = vec![
-        column("size", "size", Unit::Bytes, "What it can hold."),
-        column("used", "used", Unit::Bytes, "The most that was in its slots at a look."),
-        column("priority", "priority", Unit::Count, "The highest fills first."),
-        column("writes", "writes", Unit::Count, "Requests to write, each of pages that lie in a row."),
-        column("reads", "reads", Unit::Count, "Requests to read."),
-        column("moved", "pool to file", Unit::Count, "Pages moved from the pool to the file."),
-        column("encryption", "encryption", Unit::Words, "Of what leaves RAM."),
+    let shown: [Shown<(&DeviceSeen, Usage)>; 7] = [
+        (column("size", "size", Unit::Bytes, "What it can hold."), |(device, _)| number(device.size_bytes)),
+        (column("used", "used", Unit::Bytes, "The most that was in its slots at a look."), |(device, _)| {
+            number(device.used_most_bytes)
+        }),
+        (column("priority", "priority", Unit::Count, "The highest fills first."), |(device, _)| {
+            Cell::once(f64::from(device.priority))
+        }),
+        (
+            column("writes", "writes", Unit::Count, "Requests to write, each of pages that lie in a row."),
+            |(_, usage)| number(usage.write_ios_total),
+        ),
+        (column("reads", "reads", Unit::Count, "Requests to read."), |(_, usage)| {
+            number(usage.read_ios_total)
+        }),
+        (
+            column("moved", "pool to file", Unit::Count, "Pages moved from the pool to the file."),
+            |(_, usage)| number(usage.written_back_pages_total),
+        ),
+        (column("encryption", "encryption", Unit::Words, "Of what leaves RAM."), |(device, _)| {
+            Cell::Words(device.encryption.into())
+        }),
     ];
-    let usage: Vec<_> = run.engine.devices().ever_added().map(|device| device.backing.usage()).collect();
-    let rows: Vec<Row> = watched
-        .seen
-        .devices
-        .iter()
-        .zip(usage)
-        .map(|(device, usage)| {
-            let cells = vec![
-                number(device.size_bytes),
-                number(device.used_most_bytes),
-                Cell::once(f64::from(device.priority)),
-                number(usage.write_ios_total),
-                number(usage.read_ios_total),
-                number(usage.written_back_pages_total),
-                Cell::Words(device.encryption.into()),
-            ];
-            row(device.name.clone(), cells)
-        })
-        .collect();
-    (!rows.is_empty()).then(|| table("devices", "Swap devices", "device", columns, rows))
+    let usage = run.engine.devices().ever_added().map(|device| device.backing.usage());
+    let devices = watched.seen.devices.iter().zip(usage);
+    let rows: Vec<Row> = devices.map(|of| row(of.0.name.clone(), cells_of(&shown, &of))).collect();
+    (!rows.is_empty()).then(|| table("devices", "Swap devices", "device", columns_of(&shown), rows))
 }
 
 fn groups(run: &Run) -> Option<Table> {
-    let columns = vec![
-        column("peak", "most", Unit::Bytes, "The most that the group held."),
-        column("high", "over high", Unit::Count, "Times that it was over memory.high."),
-        column("max", "at max", Unit::Count, "Times that it was at memory.max."),
-        column("swap_max", "at swap.max", Unit::Count, "Times that it was at swap.max."),
-    ];
+    let columns = [
+        ("group_memory_peak_bytes", "most", Unit::Bytes, "The most that the group held."),
+        ("group_events_high", "over high", Unit::Count, "Times that it was over memory.high."),
+        ("group_events_max", "at max", Unit::Count, "Times that it was at memory.max."),
+        ("group_events_swap_max", "at swap.max", Unit::Count, "Times that it was at swap.max."),
+    ]
+    .map(|(key, name, unit, help)| column(key, name, unit, help));
     let groups = run.engine.groups().all().iter().skip(1);
     let rows: Vec<Row> = groups
         .map(|group| {
-            let value = |name: &str| {
-                let stats = stats::of_group(group);
-                stats.iter().find(|stat| stat.name == name).map_or(Cell::Nothing, |stat| number(stat.value))
-            };
-            let names =
-                ["group_memory_peak_bytes", "group_events_high", "group_events_max", "group_events_swap_max"];
-            row(group.name.clone(), names.map(value).into())
+            let stats = stats::of_group(group);
+            let value = |column: &Column| stats.iter().find(|stat| stat.name == column.key);
+            let cell = |column| value(column).map_or(Cell::Nothing, |stat| number(stat.value));
+            row(group.name.clone(), columns.iter().map(cell).collect())
         })
         .collect();
-    (!rows.is_empty()).then(|| table("groups", "Memory groups", "group", columns, rows))
+    (!rows.is_empty()).then(|| table("groups", "Memory groups", "group", columns.into(), rows))
 }
 
 fn settings(asked: &Asked, args: &RunArgs) -> Table {
