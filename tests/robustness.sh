@@ -19,7 +19,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
     swap-file-old read-error wrong-bytes write-error write-error-all write-error-other fork-advice
     remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers guards privileges
+    ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers top-hangup
+    guards privileges
     last-thread locked-once writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
@@ -264,6 +265,12 @@ case_not-executable() {
         call 20 "${SPILL[@]}" -- "$what"
         code_is 126 && says && clean || return
     done
+    # Nothing can be seen of a program that may be run and not read; the line says what would do.
+    [ "$(id -u)" = 0 ] && have setpriv || return 0
+    cp /bin/true unread && chmod 711 unread "$WORK"
+    call 20 setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all \
+        "$MEMSPILL" run --memory-max $BUDGET --swap-dir /var/tmp -- "$WORK/unread"
+    code_is 125 && says 'chmod \+r' && clean
 }
 
 case_not-found() {
@@ -1229,6 +1236,24 @@ command_of_run() {
     done
 }
 rss() { awk '/^RssAnon/ { print $2 * 1024 }' /proc/"$(command_of_run)"/status; } # in bytes
+
+# Its terminal goes: so does it.
+case_top-hangup() {
+    call 30 $PYTHON -c 'import os, pty, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], [sys.argv[1], "top"])
+os.read(terminal, 1)
+os.close(terminal)
+for _ in range(100):
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended:
+        sys.exit(not os.WIFEXITED(status))
+    time.sleep(0.1)
+os.kill(pid, 9)
+sys.exit(1)' "$MEMSPILL"
+    code_is 0 && clean
+}
 
 # Bad input, nothing, another user, a run that ends or is stopped.
 case_ctl-strangers() {

@@ -92,6 +92,16 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
     Err(format!("{given} is too small: at least {least} are needed{meant}"))
 }
 
+fn more_than_there_is(memory_max_bytes: u64, memory: &Memory) -> String {
+    let where_ = if memory.cgroup.is_some() { "container" } else { "machine" };
+    format!(
+        "--memory-max {} is more than the {} of this {where_}: nothing is swapped out before the kernel runs \
+         short; -m auto takes what is free",
+        size::human(memory_max_bytes),
+        size::human(memory.usable_bytes())
+    )
+}
+
 /// A page: no budget is that small.
 const UNIT_LEFT_OUT_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -164,6 +174,9 @@ fn prepare(
     let typed =
         if args.memory_max == Budget::Auto { "--memory-max auto, by what is free:" } else { "--memory-max" };
     check_memory_max(memory_max_bytes).map_err(|e| format!("{typed} {e}"))?;
+    if memory_max_bytes > ram_bytes {
+        eprintln!("memspill: {}", more_than_there_is(memory_max_bytes, &memory));
+    }
     if args.memory_max == Budget::Auto && args.on_thrash == OnThrash::Grow {
         return Err("--memory-max auto takes all there is already: leave out --on-thrash=grow".into());
     }

@@ -459,6 +459,16 @@ fn a_swap_directory_in_ram_is_noticed() {
 }
 
 #[test]
+fn a_budget_that_the_machine_has_not_is_told() {
+    let output = memspill(&["run", "-m", "1P", "--", "true"]);
+    let line = String::from_utf8(output.stderr).unwrap();
+    if output.status.success() {
+        assert!(line.starts_with("memspill: --memory-max 1.0 PiB is more than the "), "{line}");
+        assert!(line.contains("-m auto") && line.lines().count() == 1, "{line}");
+    }
+}
+
+#[test]
 fn an_automatic_budget_does_not_grow_besides() {
     let (code, line) = refused(&["run", "-m", "auto", "--on-thrash=grow", "true"]);
     assert!(code == 125 && line.contains("leave out --on-thrash=grow"), "{line}");

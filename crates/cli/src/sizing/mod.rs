@@ -153,7 +153,10 @@ impl Sizing<'_> {
             let code = ran.exit_code();
             if code != 0 {
                 let reason = reason_of(&ran, code);
-                return Err(Stop::Refused(format!("the command fails without a limit too: {reason}")));
+                return Err(Stop::Refused(format!(
+                    "the command fails without a limit: {reason}; its input is empty here and its output \
+                     thrown away: does it run by itself?"
+                )));
             }
             if ran.number("pgsteal") > 0 {
                 let free = human(free_bytes);

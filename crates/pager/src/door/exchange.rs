@@ -109,6 +109,10 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
              second thread before memspill's agent was loaded"
                 .into()
         }
+        (_, _, Some(libc::EACCES)) => {
+            "permission denied: is its file one that may be run and not read? Make it readable (chmod +r)"
+                .into()
+        }
         _ => error.to_string(),
     };
     if door.target.is_command(pid) {
