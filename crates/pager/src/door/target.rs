@@ -97,9 +97,14 @@ impl Target {
         }
         let waited = state.since.elapsed();
         drop(state);
-        let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-        let program = program.to_string_lossy();
+        let executed = || fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let program = executed()?;
         let maps = proc::text(format!("/proc/{pid}/maps")).ok()?;
+        // It may have ended, or called exec, between two pieces of its maps: then the agent's is in none.
+        if executed()? != program {
+            return None;
+        }
+        let program = program.to_string_lossy();
         let limit = match loaded(&maps, &program) {
             // On its way out, or in the middle of an exec.
             Loaded::Nothing => return None,
