@@ -74,7 +74,7 @@ fn bar(slowdown: f64) -> String {
 /// For a terminal.
 pub fn text(search: &Search, peak_bytes: u64, lines: &[Line]) -> String {
     let mut text = format!("without limit {:.2} s, {} at most\n\n", search.free_s, human(peak_bytes));
-    let _ = writeln!(text, "{:>9}  {:>9}  {:<26}", "budget", "slowdown", "");
+    let _ = writeln!(text, "{:>9}  {:>9}", "budget", "slowdown");
     for line in lines {
         let failed = matches!(line.known, Known::Failed(_));
         let slowdown = if failed { "-".into() } else { format!("{:.2} x", line.slowdown) };
