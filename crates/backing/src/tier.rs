@@ -388,6 +388,7 @@ impl Backing for TierBacking {
             write_ios_total: file.write_ios_total,
             file_written_pages_total: file.file_written_pages_total,
             read_ios_total: file.read_ios_total,
+            read_us_total: file.read_us_total,
             ..ram
         }
     }

@@ -484,6 +484,7 @@ mod contract {
             write_ios_total: rest.write_ios_total,
             file_written_pages_total: rest.file_written_pages_total,
             read_ios_total: rest.read_ios_total,
+            read_us_total: rest.read_us_total,
             ram_bytes: rest.ram_bytes,
             ..Usage::default()
         };

@@ -22,6 +22,7 @@ use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_engine::word::ENTRY_DEVICES_MAX;
 use memspill_pager::limits;
+use memspill_pager::pool_share;
 use memspill_pager::run::Layout;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -36,8 +37,8 @@ const SLOTS_DEFAULT: u32 = 1 << 26;
 const TABLES_BYTES_PER_SLOT: u64 = 41;
 
 /// The compressed pool's share of the budget, when a file stands behind it.
-pub fn pool_share_bytes(memory_max_bytes: u64) -> u64 {
-    limits::pool_bytes(memory_max_bytes / 5 * 2)
+pub fn pool_share_bytes(memory_max_bytes: u64, percent: u32) -> u64 {
+    limits::pool_bytes(memory_max_bytes / 100 * u64::from(percent))
 }
 
 /// The pool's share of the budget when no file stands behind it: nearly all. The program works in the rest.
@@ -137,13 +138,13 @@ pub fn open_one(
     }
 }
 
-/// What a device may hold in RAM, under this budget.
-pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64) -> u64 {
+/// What a device may hold in RAM, under this budget and with this share for pools in front of files.
+pub fn ram_limit_bytes(device: &Device, memory_max_bytes: u64, pool_share_percent: u32) -> u64 {
     // Only a device of RAM alone reads without waiting; for files and RAM disks the figure means nothing.
     if device.backing.properties().synchronous {
         pool_alone_bytes(memory_max_bytes)
     } else {
-        pool_share_bytes(memory_max_bytes)
+        pool_share_bytes(memory_max_bytes, pool_share_percent)
     }
 }
 
@@ -183,7 +184,7 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
     let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
-    let ram_limit_bytes = pool_share_bytes(memory_max_bytes);
+    let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::at_first(&opening.tuning));
     let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
     let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
     let backing = TierBacking::new(ram, file).map_err(|e| {

@@ -127,9 +127,14 @@ impl Operator for RunOperator {
         devices::open_one(&spec, limit_bytes, before, names, &self.opening)
     }
 
-    fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String> {
+    fn ram_limit_bytes(
+        &self,
+        limit_bytes: u64,
+        pool_share_percent: u32,
+        device: &Device,
+    ) -> Result<u64, String> {
         check_memory_max(limit_bytes)?;
-        Ok(devices::ram_limit_bytes(device, limit_bytes))
+        Ok(devices::ram_limit_bytes(device, limit_bytes, pool_share_percent))
     }
 
     fn groups(&self, limit_bytes: u64) -> Result<Vec<GroupConfig>, String> {

@@ -149,6 +149,8 @@ pub struct Usage {
     /// Requests to the device so far: each for a run of pages that lie there in a row.
     pub write_ios_total: u64,
     pub read_ios_total: u64,
+    /// What the read requests took, each from its start until it was collected.
+    pub read_us_total: u64,
     /// Pages that the write requests were for.
     pub file_written_pages_total: u64,
 }

@@ -102,6 +102,15 @@ pub enum Insertion {
     Duel,
 }
 
+/// How much of the budget the compressed pool may take where a file stands behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolShare {
+    /// Percent, always.
+    Fixed(u32),
+    /// What refaults say is best.
+    Follows,
+}
+
 /// One value for each knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -121,6 +130,7 @@ pub struct Tuning {
     pub large_folios: LargeFolios,
     pub folio: FolioSize,
     pub insertion: Insertion,
+    pub pool_share: PoolShare,
 }
 
 impl Default for Tuning {
@@ -138,6 +148,7 @@ impl Default for Tuning {
             large_folios: LargeFolios::All,
             folio: FolioSize::Auto,
             insertion: Insertion::Duel,
+            pool_share: PoolShare::Follows,
         }
     }
 }
@@ -188,6 +199,16 @@ const FOLIO_SIZES: [(&str, FolioSize); 11] = [
     ("auto", FolioSize::Auto),
 ];
 const INSERTIONS: [(&str, Insertion); 2] = [("arrival", Insertion::Arrival), ("duel", Insertion::Duel)];
+const POOL_SHARES: [(&str, PoolShare); 7] = [
+    ("20", PoolShare::Fixed(20)),
+    ("30", PoolShare::Fixed(30)),
+    ("40", PoolShare::Fixed(40)),
+    ("50", PoolShare::Fixed(50)),
+    ("60", PoolShare::Fixed(60)),
+    ("70", PoolShare::Fixed(70)),
+    ("auto", PoolShare::Follows),
+];
+const POOL_SHARE_WORDS: [&str; POOL_SHARES.len()] = words_of(&POOL_SHARES);
 const FOLIO_WORDS: [&str; FOLIO_SIZES.len()] = words_of(&FOLIO_SIZES);
 
 const fn words_of<T: Copy, const N: usize>(values: &[(&'static str, T); N]) -> [&'static str; N] {
@@ -299,6 +320,14 @@ pub const KNOBS: &[Knob] = &[
         old: "arrival",
         get: |t| place(&INSERTIONS, t.insertion),
         set: |t, value| t.insertion = INSERTIONS[value as usize].1,
+    },
+    Knob {
+        name: "pool-share",
+        help: "percent of the budget for the pool in front of a file; auto: what brings fewest waits",
+        values: Values::OneOf(&POOL_SHARE_WORDS),
+        old: "40",
+        get: |t| place(&POOL_SHARES, t.pool_share),
+        set: |t, value| t.pool_share = POOL_SHARES[value as usize].1,
     },
 ];
 
@@ -484,6 +513,7 @@ mod tests {
             large_folios: LargeFolios::Split,
             folio: FolioSize::Fixed(Order::ZERO),
             insertion: Insertion::Arrival,
+            pool_share: PoolShare::Fixed(40),
         };
         assert_eq!(tuning, expected);
         let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();

@@ -3,6 +3,7 @@
 use crate::assert_one_line;
 use memspill_cli::devices::{pool_alone_bytes, pool_share_bytes};
 use memspill_cli::size::{Size, human, parse_nonzero};
+use memspill_pager::pool_share::PERCENT_MAX;
 
 pub fn check(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
@@ -32,7 +33,8 @@ fn accepted(text: &str, size: Size) {
             near(text, bytes);
             printed(bytes);
             // What a budget of this size leaves to the devices, and the least that `ctl limit` does with it.
-            assert!(pool_share_bytes(bytes) <= pool_alone_bytes(bytes) && pool_alone_bytes(bytes) <= bytes);
+            let share_bytes = pool_share_bytes(bytes, PERCENT_MAX);
+            assert!(share_bytes <= pool_alone_bytes(bytes) && pool_alone_bytes(bytes) <= bytes);
         }
         Size::RamPpm(ppm) => {
             assert_eq!(size.resolve(1_000_000), Some(ppm));

@@ -175,6 +175,8 @@ pub const CTL_CONNECT: Duration = s(2);
 pub const CTL_STEP: Duration = ms(100);
 /// It is looked this often whether the budget is to change.
 pub const BUDGET_LOOK: Duration = s(1);
+/// It is looked this often whether the pool's share of the budget is to change.
+pub const POOL_SHARE_LOOK: Duration = ms(250);
 /// What a request that takes long says of itself comes this often.
 pub const CTL_TELLS: Duration = ms(200);
 /// It is looked this often whether what is over a lower budget has left.

@@ -130,6 +130,25 @@ impl Counts {
     }
 }
 
+/// How many refaults of these distances would be left (second) with so many pages more in memory (first):
+/// points in their order, from what there are.
+pub fn depths(distances: &[f64; BUCKETS], evicted_pages: f64) -> Vec<(f64, f64)> {
+    let refaults: f64 = distances.iter().sum();
+    let (mut more_pages, mut back) = (0.0, 0.0);
+    let mut points = vec![(0.0, refaults)];
+    for (bucket, count) in distances.iter().enumerate() {
+        // Half of a bucket's pages are back by its middle.
+        let gone = 1.0 - (back + count / 2.0) / evicted_pages.max(refaults).max(1.0);
+        more_pages += (least_of(bucket + 1) - least_of(bucket)) as f64 * gone;
+        back += count;
+        points.push((more_pages, refaults - back));
+        if back >= refaults {
+            break;
+        }
+    }
+    points
+}
+
 /// With this budget, this share of the refaults would be left.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Point {

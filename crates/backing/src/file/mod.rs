@@ -27,6 +27,8 @@ mod sums;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use memspill_engine::backing::{
     AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
@@ -82,6 +84,7 @@ struct Reading {
     token: u64,
     slots: Vec<SlotIndex>,
     results: Vec<Result<(), BackingError>>,
+    started: Instant,
 }
 
 /// See the module's header.
@@ -96,6 +99,8 @@ pub struct FileBacking {
     tamper: OnceLock<Tamper>,
     /// Whole clusters are discarded before they are used again.
     discard: bool,
+    /// From the start of each read until it is collected.
+    read_us: AtomicU64,
 }
 
 impl FileBacking {
@@ -123,6 +128,7 @@ impl FileBacking {
             seal: if config.encrypt { Some(Seal::new(slots)?) } else { None },
             tamper: OnceLock::new(),
             discard: pages,
+            read_us: AtomicU64::new(0),
             medium,
         })
     }
@@ -268,7 +274,7 @@ impl FileBacking {
                 results[index] = Err(BackingError::Empty);
             }
         }
-        let op = ReadOp { tag: Reading { token, slots, results }, buf, runs };
+        let op = ReadOp { tag: Reading { token, slots, results, started: Instant::now() }, buf, runs };
         match self.queues.read(queue, self.medium.as_fd(), op) {
             None => ReadStart::Pending,
             Some(op) => ReadStart::Done(self.finish(op)),
@@ -277,7 +283,9 @@ impl FileBacking {
 
     /// Verify what came from the device.
     fn finish(&self, op: ReadOp<Reading>) -> ReadDone {
-        let ReadOp { tag: Reading { token, slots, mut results }, mut buf, runs } = op;
+        let ReadOp { tag: Reading { token, slots, mut results, started }, mut buf, runs } = op;
+        let took_us = started.elapsed().as_micros() as u64;
+        self.read_us.fetch_add(took_us * runs.len() as u64, Ordering::Relaxed);
         for run in runs {
             let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
             for page in 0..run.pages {
@@ -394,6 +402,7 @@ impl Backing for FileBacking {
             write_ios_total,
             file_written_pages_total,
             read_ios_total,
+            read_us_total: self.read_us.load(Ordering::Relaxed),
             ..Usage::default()
         }
     }

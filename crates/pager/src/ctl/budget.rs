@@ -4,6 +4,7 @@
 //! ```text
 //!   thread memspill-budget, once a second:
 //!     the container's limit, or what others use of it, has changed ─▶ the budget follows
+//!     what waits cost says so, four times a second (../pool_share.rs) ─▶ another share for the pool
 //!     somebody has waited for most of the last minute ─▶ --on-thrash: warn, grow, kill
 //! ```
 //!
@@ -11,11 +12,14 @@
 
 use crate::ctl::host::Operator;
 use crate::ctl::thrash::{Crawling, RUN, Thrash};
+use crate::pool_share::{Counts, Follower, Shared};
 use crate::process::standstill;
 use crate::run::{OnThrash, Run};
-use crate::times::{BUDGET_LOOK, CTL_TELLS, LIMIT_LOOK, LIMIT_STUCK, now_us};
+use crate::times::{BUDGET_LOOK, CTL_TELLS, LIMIT_LOOK, LIMIT_STUCK, POOL_SHARE_LOOK, now_us};
 use memspill_engine::backing::Chore;
 use memspill_engine::devices::Device;
+use memspill_engine::space::Space;
+use memspill_engine::tuning::PoolShare;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,7 +33,9 @@ const GROWS_BLINDLY_PARTS: u64 = 2;
 /// Set the budget, and by it what devices may hold in RAM, and groups have. Returns the one before.
 pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String> {
     let engine = &run.engine;
-    let limit_of = |device| operator.ram_limit_bytes(bytes, device).map(|limit_bytes| (device, limit_bytes));
+    let share = run.pool_share_percent();
+    let limit_of =
+        |device| operator.ram_limit_bytes(bytes, share, device).map(|limit_bytes| (device, limit_bytes));
     let ram: Vec<(&Device, u64)> = engine.devices().iter().map(limit_of).collect::<Result<_, _>>()?;
     let groups = operator.groups(bytes)?;
     let before = engine.root().limit_bytes();
@@ -79,11 +85,18 @@ pub(crate) fn keep(run: &Run, operator: &Arc<dyn Operator>) {
         looked: Instant::now(),
         own_bytes: run.engine.root().max_bytes(),
         warned_at_bytes: None,
+        pool_share: (run.engine.tuning().pool_share == PoolShare::Follows).then(Follower::new),
     };
-    let pause = BUDGET_LOOK.min(keeper.thrash.pause());
+    let follows = keeper.pool_share.is_some();
+    let pause = if follows { POOL_SHARE_LOOK } else { BUDGET_LOOK }.min(keeper.thrash.pause());
+    let mut followed = Instant::now();
     while !run.is_stopping() {
         std::thread::sleep(pause);
-        keeper.follow();
+        keeper.share_out();
+        if followed.elapsed() >= BUDGET_LOOK {
+            followed = Instant::now();
+            keeper.follow();
+        }
         if keeper.looked.elapsed() >= keeper.thrash.pause() {
             keeper.looked = Instant::now();
             keeper.look_for_thrash();
@@ -100,9 +113,53 @@ struct Keeper<'a> {
     own_bytes: u64,
     /// It was said that somebody crawls with this one.
     warned_at_bytes: Option<u64>,
+    pool_share: Option<Follower>,
 }
 
 impl Keeper<'_> {
+    /// Between the pool and the pages in memory, where the share of the pool follows. There is one such pool
+    /// at most.
+    fn share_out(&mut self) {
+        let (run, Some(follower)) = (self.run, &mut self.pool_share) else { return };
+        let engine = &run.engine;
+        let is_tier = |device: &&Device| {
+            let usage = device.backing.usage();
+            device.is_on() && !device.backing.properties().synchronous && usage.ram_pages > 0
+        };
+        let Some(device) = engine.devices().iter().find(is_tier) else { return };
+        let budget_bytes = engine.root().max_bytes();
+        let limit_of = |percent| self.operator.ram_limit_bytes(budget_bytes, percent, device);
+        let before = run.pool_share_percent();
+        let Ok(pool_limit_bytes) = limit_of(before) else { return };
+        let usage = device.backing.usage();
+        let pages = |of: fn(&Space) -> u64| engine.spaces().iter().map(|space| of(space)).sum::<u64>();
+        let counts = Counts {
+            distances: engine.swap().refaults.distances(),
+            evicted_pages: engine.stats().sum(|counters| &counters.pgsteal),
+            major_faults: engine.stats().sum(|counters| &counters.pgmajfault),
+            file_reads: usage.read_ios_total,
+            file_read_us: usage.read_us_total,
+        };
+        let shared = Shared {
+            resident_pages: pages(Space::resident_pages),
+            swapped_pages: pages(Space::swapped_pages),
+            pool_bytes: usage.ram_bytes,
+            pool_limit_bytes,
+            pool_pages: usage.ram_pages,
+        };
+        let percent = follower.look(&counts, &shared);
+        if percent == before {
+            return;
+        }
+        let Ok(bytes) = limit_of(percent) else { return };
+        run.set_pool_share_percent(percent);
+        device.backing.housekeep(Chore::LimitRam { bytes });
+        run.kick_reclaim();
+        if run.settings.verbose {
+            eprintln!("memspill: the pool may take {percent} % of the budget, it was {before} %");
+        }
+    }
+
     fn follow(&mut self) {
         let root = self.run.engine.root();
         if root.max_bytes() != self.own_bytes {

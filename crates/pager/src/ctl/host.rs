@@ -17,8 +17,14 @@ pub trait Operator: Send + Sync {
         limit_bytes: u64,
         names: &[&str],
     ) -> Result<Device, String>;
-    /// How many bytes the device may hold in RAM under this budget. An error: the budget is too small.
-    fn ram_limit_bytes(&self, limit_bytes: u64, device: &Device) -> Result<u64, String>;
+    /// How many bytes the device may hold in RAM under this budget, where a pool in front of a file may take
+    /// so much of it. An error: the budget is too small.
+    fn ram_limit_bytes(
+        &self,
+        limit_bytes: u64,
+        pool_share_percent: u32,
+        device: &Device,
+    ) -> Result<u64, String>;
     /// The groups below the root, in their order, with their limits under this budget. An error: it is too
     /// small for one of them.
     fn groups(&self, limit_bytes: u64) -> Result<Vec<GroupConfig>, String>;

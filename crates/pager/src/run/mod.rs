@@ -36,6 +36,7 @@ pub mod watch;
 
 use crate::exit;
 use crate::histogram::Histogram;
+use crate::pool_share;
 use crate::process::Process;
 use crate::shared::Object;
 use crate::stall::Stall;
@@ -57,7 +58,7 @@ use quiet::Quiet;
 use record::Recording;
 use sampling::Sampling;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use token::Token;
@@ -75,6 +76,8 @@ pub struct Run {
     stalls_rest_us: AtomicU64,
     /// How long pages were away, as of the monitor's last look.
     working_set: Mutex<Counts>,
+    /// What a pool in front of a file may take of the budget.
+    pool_share_percent: AtomicU32,
     started_us: u64,
     pub advice: AdviceQueue,
     pub token: Token,
@@ -212,6 +215,7 @@ impl Run {
         recording: Recording,
         sampling: Sampling,
     ) -> Run {
+        let pool_share_percent = pool_share::at_first(engine.tuning());
         Run {
             engine,
             cpus,
@@ -222,6 +226,7 @@ impl Run {
             stall: Stall::since(now_us()),
             stalls_rest_us: AtomicU64::new(0),
             working_set: Mutex::default(),
+            pool_share_percent: AtomicU32::new(pool_share_percent),
             started_us: now_us(),
             advice: AdviceQueue::default(),
             token: Token::default(),
@@ -334,6 +339,14 @@ impl Run {
     /// How long processes have waited that have ended since the last look.
     pub fn take_rest_of_stalls_us(&self) -> u64 {
         self.stalls_rest_us.swap(0, Ordering::Relaxed)
+    }
+
+    pub fn pool_share_percent(&self) -> u32 {
+        self.pool_share_percent.load(Ordering::Relaxed)
+    }
+
+    pub fn set_pool_share_percent(&self, percent: u32) {
+        self.pool_share_percent.store(percent, Ordering::Relaxed);
     }
 
     /// What pages that came back tell of larger budgets, from the start to the monitor's last look.
