@@ -21,7 +21,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers top-hangup
     guards privileges
-    last-thread locked-once writable-code torn-mapping network-namespace nested door-strangers
+    last-thread locked-once locked-kept writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
     limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze second-signal
@@ -1355,6 +1355,18 @@ case_locked-once() {
     gcc -O1 -o locked-once "$TESTS/programs/locked_once.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 60 "${SPILL[@]}" --check -- ./locked-once 100
     code_is 0 && clean
+}
+
+# All memory is locked and stays so, memspill's own part of the process too; what comes later leaves.
+case_locked-kept() {
+    call 60 "${SPILL[@]}" --check --stats-json stats.json -- $PYTHON -c 'import ctypes, sys
+if ctypes.CDLL(None).mlockall(1): sys.exit(77)
+rows = [str(i) * 45 for i in range(400_000)]
+print(sum(r.count("7") for r in rows))'
+    [ "$CODE" = 77 ] && { SKIP="may not lock its memory"; return; }
+    code_is 0 && [ "$(cat out)" = 9000000 ] || { no "it prints $(head -c 100 out)"; return; }
+    [ "$(grep -oP '"pswpout": \K\d+' stats.json)" -gt 1000 ] || { no "nothing has left"; return; }
+    clean
 }
 
 # Writable and executable memory is swapped like any other.

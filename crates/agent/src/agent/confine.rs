@@ -154,7 +154,12 @@ impl Filter {
             for request in [UFFDIO_REGISTER, UFFDIO_COPY, UFFDIO_ZEROPAGE] {
                 filter.allow_with(nr::IOCTL, &[(1, request as u32)]);
             }
-            for advice in [sys::MADV_GUARD_INSTALL, sys::MADV_GUARD_REMOVE, sys::MADV_DONTNEED] {
+            for advice in [
+                sys::MADV_GUARD_INSTALL,
+                sys::MADV_GUARD_REMOVE,
+                sys::MADV_DONTNEED,
+                sys::MADV_DONTNEED_LOCKED,
+            ] {
                 filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
             }
         }

@@ -124,7 +124,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
     }
     let key = run.new_key();
     let memory = Arc::new(ProcessMemory::new(Port::Kernel(child), parent.memory.for_user_mode, 0));
-    memory.shared.set(parent.memory.shared.list());
+    memory.shared.inherit(&parent.memory.shared);
     let group = parent.space.group(run.engine.swap()).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));
     parent.space.fork_into(run.engine.swap(), crate::cpu(), &space);

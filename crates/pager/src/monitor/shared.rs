@@ -10,8 +10,9 @@
 //!
 //! A program may fork all the time, so a look without a fork under way may never come. It need not: the child
 //! of a registered mapping has it registered, and the kernel says so (VmFlags of smaps) of a child that is
-//! not known here yet. What would lose data is a child whose fork began before its parent was registered:
-//! adoption waits until no thread can be in such a fork (`busy`), and such a child is in the next look.
+//! not known here yet; and it has its parent's list. What would lose data is a child whose fork began before
+//! its parent was registered: adoption waits until no thread can be in such a fork (`busy`), and such a child
+//! is in the next look.
 //!
 //! All of an object is managed or nothing of it. Who has it mapped and is not registered would make a page of
 //! zeros where one is swapped out. So it stays as it is, counted, while
@@ -353,70 +354,71 @@ impl Watch {
         settled: bool,
         clones_ended: &[u64],
     ) -> io::Result<()> {
-        let mappers: Vec<(&Mapper, Vec<SharedMapping>)> = all
-            .iter()
-            .map(|mapper| (mapper, of_object(&mapper.maps, id)))
-            .filter(|(_, mappings)| !mappings.is_empty())
-            .collect();
-        let held = mappers.iter().any(|(mapper, mappings)| is_held(mapper, mappings));
-        let others = mappers.iter().filter(|(mapper, _)| !is_twin(mapper, all));
+        let mappers = mappers_of(all, id);
         let (known, unknown): (Vec<&Mapper>, Vec<&Mapper>) =
-            others.map(|(mapper, _)| *mapper).partition(|mapper| mapper.process.is_some());
+            mappers.iter().partition(|mapper| mapper.process.is_some());
         // Who has a file open is asked of those who are known.
-        let is_child = |mapper: &&Mapper| !is_file && proc::has_registered(mapper.pid, id).unwrap_or(false);
-        if held || known.is_empty() || !unknown.iter().all(is_child) {
+        if known.is_empty() || is_file && !unknown.is_empty() || is_any_held(&mappers, all, id) {
             return Ok(());
         }
-        let known: Vec<(&Arc<Process>, &Mapper)> =
-            known.into_iter().filter_map(|mapper| Some((mapper.process.as_ref()?, mapper))).collect();
         let object = match run.object_of(id) {
             Some(object) => object,
-            None => open(run, id, is_file, known[0].1)?,
+            None => open(run, id, is_file, known[0])?,
         };
         let mut is_new = false;
-        for (process, mapper) in &known {
+        for mapper in &known {
+            let Some(process) = &mapper.process else { continue };
             let registered = register(run, process, mapper.pid, &object);
-            // From here on each of its clones is told, and each change of what was registered now. Who is in
-            // a call from before is waited for. Whom a fork has registered was never in such a call.
-            let is_forked = !is_file && process.descent.is_some() && matches!(registered, Registered::Before);
-            let is_first = process.growth.is_registered() && !self.busy.contains_key(&process.key);
-            if is_first && !is_forked || matches!(registered, Registered::Now) {
-                self.busy.insert(process.key, Busy::of(mapper.pid)?);
-            }
-            let was_in_call = self.busy.contains_key(&process.key) && !clones_ended.contains(&process.key);
-            match registered {
-                Registered::Before => is_new |= was_in_call,
-                Registered::Now | Registered::Later => is_new = true,
-                Registered::Never => {
-                    object.set_given_back();
-                    abandon(run, &object);
-                    self.never.insert(id);
-                    if is_file {
-                        run.files.never_manage(id);
-                    }
-                    return Ok(());
+            if matches!(registered, Registered::Never) {
+                object.set_given_back();
+                abandon(run, &object);
+                self.never.insert(id);
+                if is_file {
+                    run.files.never_manage(id);
                 }
+                return Ok(());
             }
+            let is_forked = !is_file && process.descent.is_some();
+            is_new |= self.is_new(process, mapper.pid, &object, &registered, is_forked, clones_ended)?;
         }
-        if is_new || is_file && !settled {
+        if is_new || is_file && !settled || !have_joined(&known, &object) {
             return Ok(());
         }
-        // The kernel is asked as well: it would cost data if one were not. One after the other: who was
-        // registered stays so, and so do its children.
-        for (process, mapper) in &known {
-            match has_joined_soon(process, mapper.pid, id) {
-                Some(true) => {}
-                Some(false) => {
-                    let _held = process.hold_pages();
-                    process.memory.shared.set_of(object.key, &[]);
-                    return Ok(());
-                }
-                // It has ended, and was in our list of who is registered.
-                None if process.is_dying() || proc::has_ended(mapper.pid) => {}
-                None => return Ok(()),
-            }
+        if !is_file && !are_children_registered(run, &unknown, &object) {
+            return Ok(());
         }
         adopt(run, &object)
+    }
+
+    /// May a child of this process be unknown, that has the object mapped and not registered?
+    ///
+    /// From the registering on each of its clones is told. Who is in a call from before is waited for. Whom a
+    /// fork has registered (`is_forked`) was never in such a call.
+    fn is_new(
+        &mut self,
+        process: &Process,
+        pid: u32,
+        object: &Object,
+        registered: &Registered,
+        is_forked: bool,
+        clones_ended: &[u64],
+    ) -> io::Result<bool> {
+        let was_before = matches!(registered, Registered::Before);
+        let is_first = process.growth.is_registered() && !self.busy.contains_key(&process.key);
+        if is_first && !(is_forked && was_before) || matches!(registered, Registered::Now) {
+            match Busy::of(pid) {
+                Ok(busy) => _ = self.busy.insert(process.key, busy),
+                Err(error) => {
+                    // It would pass for one that was waited for.
+                    let _held = process.hold_pages();
+                    process.memory.shared.set_may_lack(object.key, true);
+                    process.memory.shared.set_of(object.key, &[]);
+                    return Err(error);
+                }
+            }
+        }
+        let was_in_call = self.busy.contains_key(&process.key) && !clones_ended.contains(&process.key);
+        Ok(!was_before || was_in_call)
     }
 
     /// Adopted objects: is anything as it should not be?
@@ -486,6 +488,54 @@ fn of_object(maps: &SharedMaps, id: Id) -> Vec<SharedMapping> {
     maps.mappings.iter().filter(|mapping| mapping.object == id).copied().collect()
 }
 
+/// Who has the object mapped, of these.
+fn mappers_of(all: &[Mapper], id: Id) -> Vec<&Mapper> {
+    all.iter().filter(|mapper| mapper.maps.mappings.iter().any(|mapping| mapping.object == id)).collect()
+}
+
+/// Something of the object is not to leave yet, or not to be looked at: see the module's header. The child of
+/// a vfork may still fork, or open files; it has its parent's memory for a moment only.
+fn is_any_held(mappers: &[&Mapper], all: &[Mapper], id: Id) -> bool {
+    mappers.iter().any(|mapper| is_twin(mapper, all) || is_held(mapper, &of_object(&mapper.maps, id)))
+}
+
+/// Do all of these have it registered? The kernel is asked as well: it would cost data if one had not. One
+/// after the other: who was registered stays so, and so do its children.
+fn have_joined(known: &[&Mapper], object: &Object) -> bool {
+    known.iter().all(|mapper| {
+        let Some(process) = &mapper.process else { return false };
+        match has_joined_soon(process, mapper.pid, object.id()) {
+            Some(true) => true,
+            Some(false) => {
+                let _held = process.hold_pages();
+                process.memory.shared.set_of(object.key, &[]);
+                false
+            }
+            // It has ended, and was in our list of who is registered.
+            None => process.is_dying() || proc::has_ended(mapper.pid),
+        }
+    })
+}
+
+/// Are all children registered that were not known when it was looked (`before`), and all that have come
+/// since; and does our list of each say so? Of a child that lacks the object in our list, its faults would be
+/// taken for those of private memory.
+///
+/// Asked last: it walks page tables, and says more the later it is asked.
+fn are_children_registered(run: &Run, before: &[&Mapper], object: &Object) -> bool {
+    let id = object.id();
+    let now = scan(run);
+    let mappers = mappers_of(&now, id);
+    let is_listed = |process: &Process| !process.memory.shared.of(object.key).is_empty();
+    let is_registered = |mapper: &&Mapper| proc::has_registered(mapper.pid, id) == Some(true);
+    !is_any_held(&mappers, &now, id)
+        && mappers.iter().all(|mapper| mapper.process.as_ref().is_none_or(|process| is_listed(process)))
+        && mappers.iter().filter(|mapper| mapper.process.is_none()).all(is_registered)
+        // Who has ended meanwhile may have left a child that is like it.
+        && before.iter().all(is_registered)
+        && !run.processes().iter().any(|process| process.memory.shared.may_lack(object.key))
+}
+
 /// Does the kernel say that each of these mappings is registered? None: it cannot be said now.
 fn is_registered<'a>(process: &Process, mapped: impl Iterator<Item = &'a SharedMapping>) -> Option<bool> {
     let uffd = &process.memory.uffd;
@@ -553,7 +603,10 @@ fn is_held(mapper: &Mapper, mappings: &[SharedMapping]) -> bool {
     pinned_bytes > 0
         || mapper.maps.has_device
         || locked_bytes > 0 && is_locked()
-        || mapper.process.as_ref().is_some_and(|process| direct::has(process))
+        || match &mapper.process {
+            Some(process) => direct::has(process),
+            None => proc::has_direct_io(mapper.pid).unwrap_or(true),
+        }
 }
 
 /// Who uses these files. None: that cannot be said.
@@ -644,6 +697,8 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
     if before == now {
         return Registered::Before;
     }
+    // A child may have it registered from here on, and not have it in its list.
+    process.memory.shared.set_may_lack(object.key, true);
     process.memory.shared.set_of(object.key, &now);
     let mut done = before.clone();
     for m in now.iter().filter(|m| !before.contains(m)) {
@@ -670,6 +725,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         process.memory.shared.set_of(object.key, &before);
         return Registered::Later;
     }
+    process.memory.shared.set_may_lack(object.key, false);
     drop(held);
     Registered::Now
 }

@@ -32,6 +32,8 @@ pub struct SharedMappings {
     /// It was read while something was changing: it is read again with the next event.
     doubtful: AtomicBool,
     list: RwLock<Vec<Mapped>>,
+    /// Objects that were registered, and taken off the list again: children may have them registered, too.
+    taken_off: RwLock<Vec<u64>>,
 }
 
 const PAGE: u64 = memspill_engine::units::PAGE_SIZE as u64;
@@ -63,6 +65,28 @@ impl SharedMappings {
     pub fn set_of(&self, object: u64, mappings: &[Mapped]) {
         let others = self.list().into_iter().filter(|mapped| mapped.object != object);
         self.set(others.chain(mappings.iter().copied()).collect());
+    }
+
+    /// In a child: all is as in its parent.
+    pub fn inherit(&self, parent: &SharedMappings) {
+        self.set(parent.list());
+        *self.taken_off.write().expect("shared mappings") =
+            parent.taken_off.read().expect("shared mappings").clone();
+    }
+
+    /// From now on, and in children, this object may be registered and not be in the list; or it is not so
+    /// any more.
+    pub fn set_may_lack(&self, object: u64, may_lack: bool) {
+        let mut taken_off = self.taken_off.write().expect("shared mappings");
+        taken_off.retain(|other| *other != object);
+        if may_lack {
+            taken_off.push(object);
+        }
+    }
+
+    /// May the object be mapped and registered here, though the list lacks it?
+    pub fn may_lack(&self, object: u64) -> bool {
+        self.taken_off.read().expect("shared mappings").contains(&object) && self.of(object).is_empty()
     }
 
     pub fn of(&self, object: u64) -> Vec<Mapped> {
@@ -99,6 +123,22 @@ impl SharedMappings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_may_lack_what_its_parent_has_taken_off() {
+        let (parent, child) = (SharedMappings::default(), SharedMappings::default());
+        let mapped = [Mapped { start: 0x5000, end: 0x8000, first_page: 0, object: 1 }];
+        parent.set_may_lack(1, true);
+        parent.set_of(1, &mapped);
+        assert!(!parent.may_lack(1));
+        parent.set_of(1, &[]);
+        child.inherit(&parent);
+        parent.set_of(1, &mapped);
+        parent.set_may_lack(1, false);
+        assert!(child.may_lack(1) && !child.may_lack(2) && !parent.may_lack(1));
+        child.set_of(1, &mapped);
+        assert!(!child.may_lack(1));
+    }
 
     #[test]
     fn an_address_is_a_page_of_an_object() {

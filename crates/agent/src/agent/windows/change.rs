@@ -34,7 +34,6 @@ const DONTFORK: usize = 10;
 const DOFORK: usize = 11;
 const KEEPONFORK: usize = 19;
 const POPULATE_READ: usize = 22;
-const DONTNEED_LOCKED: usize = 24;
 
 const SHM_REMAP: usize = 0o40000;
 const MREMAP_FIXED: usize = 2;
@@ -54,7 +53,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         BRK => return brk(addr),
         // An int: the upper half says nothing.
         nr::MADVISE => match third as u32 as usize {
-            sys::MADV_DONTNEED | sys::MADV_FREE | DONTNEED_LOCKED => {
+            sys::MADV_DONTNEED | sys::MADV_FREE | sys::MADV_DONTNEED_LOCKED => {
                 over(number, args, addr, len, REMOVE, empty)
             }
             sys::MADV_GUARD_INSTALL => over(number, args, addr, len, REMOVE, drop_away),
@@ -91,7 +90,7 @@ fn is_change(advice: usize) -> bool {
             | KEEPONFORK
             | POPULATE_READ
             | sys::MADV_POPULATE_WRITE
-            | DONTNEED_LOCKED
+            | sys::MADV_DONTNEED_LOCKED
             | sys::MADV_GUARD_INSTALL
             | sys::MADV_GUARD_REMOVE
     )

@@ -247,6 +247,16 @@ impl Chunk {
         result
     }
 
+    /// What is known of the mapping may be old: madvise, mlock and others cut one in two, and change nothing
+    /// else that counts here.
+    fn end_with_mapping(&mut self) {
+        EVICTOR.known.forget();
+        if let Some(mapping) = kernel::mapping_from(self.start).filter(|mapping| mapping.start <= self.start)
+        {
+            self.shorten((mapping.end - self.start) / PAGE);
+        }
+    }
+
     /// The pages go, those before the first one that is away or cannot be read: how many. Err: why none.
     fn take(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
         // What the supervisor takes for a page is none.
@@ -258,7 +268,9 @@ impl Chunk {
         }
         if holes::are_registered() {
             match self.take_by_move(to, commit) {
-                Err(sys::EBUSY | EINVAL) => {}
+                Err(sys::EBUSY) => {}
+                // It may be several mappings by now.
+                Err(EINVAL) => self.end_with_mapping(),
                 other => return other,
             }
         }
@@ -266,6 +278,9 @@ impl Chunk {
         // interrupts the CPUs on which other threads run.
         let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { sys::PROT_READ };
         if self.protect(none).is_err() {
+            // A part of it may have no protection: several mappings, of which one is sealed.
+            let _ = self.protect(self.prot);
+            EVICTOR.known.forget();
             return Err(ENOMEM);
         }
         // SAFETY: there is room in staging, and the pages stand still.
@@ -486,7 +501,7 @@ fn room_to_move(pages: usize) -> usize {
 pub fn empty_staging() {
     let pages = EVICTOR.moved.swap(0, Ordering::Relaxed);
     // SAFETY: what was there is in its place, or where it is kept.
-    if pages != 0 && unsafe { holes::dig(uses::kept(uses::STAGING).0, pages * PAGE) }.is_err() {
+    if pages != 0 && unsafe { holes::empty_own(uses::kept(uses::STAGING).0, pages * PAGE) }.is_err() {
         end("cannot empty what it takes pages out by");
     }
 }

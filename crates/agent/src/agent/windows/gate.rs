@@ -35,7 +35,8 @@ static GATE: Gate = Gate { state: AtomicU32::new(0), changer: AtomicU32::new(0),
 pub struct Inside;
 
 impl Inside {
-    /// What is true of mappings stays true until this is another number.
+    /// Until this is another number what is mapped stays so, with its protection. (One mapping may become
+    /// two.)
     pub fn changed(&self) -> u64 {
         GATE.changed.load(Ordering::SeqCst)
     }

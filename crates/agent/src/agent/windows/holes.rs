@@ -93,6 +93,15 @@ pub unsafe fn dig(at: usize, len: usize) -> Result<usize> {
     unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_DONTNEED, 0, 0, 0]) }
 }
 
+/// Empties memory of the agent's own, though a program may have locked all that there is (mlockall).
+///
+/// # Safety
+/// Nobody needs what is there.
+pub unsafe fn empty_own(at: usize, len: usize) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_DONTNEED_LOCKED, 0, 0, 0]) }
+}
+
 /// Brings pages with these bytes, which are FILLING or EVICTING by the caller.
 pub fn copy(at: usize, from: usize, len: usize) {
     copy_missing(at, from, len, false);
@@ -169,7 +178,7 @@ pub fn try_out() -> Result<()> {
     // SAFETY: the page has just come.
     let first = unsafe { (to as *const [u8; 64]).read_volatile() };
     // SAFETY: as above.
-    unsafe { dig(staging, 2 * PAGE) }?;
+    unsafe { empty_own(staging, 2 * PAGE) }?;
     if first == [7; 64] { Ok(()) } else { Err(sys::EIO) }
 }
 
@@ -179,7 +188,7 @@ fn register_staging() -> Result<usize> {
     let mut arg = RegisterArg { start: staging as u64, len: len as u64, mode: MODE_MISSING, ioctls: 0 };
     ask(UFFDIO_REGISTER, &mut arg)?;
     // SAFETY: nobody uses staging now.
-    unsafe { dig(staging, len) }?;
+    unsafe { empty_own(staging, len) }?;
     Ok(staging)
 }
 

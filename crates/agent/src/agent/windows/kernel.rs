@@ -174,6 +174,13 @@ pub fn map_to_read(fd: i32, len: usize, offset: usize) -> Result<usize> {
     unsafe { gadget::call(nr::MMAP, [0, len, sys::PROT_READ, flags, fd as usize, offset]) }
 }
 
+/// Neither a child of a fork nor a core has it.
+pub fn hide(at: usize, len: usize) -> Result<usize> {
+    // SAFETY: changes nothing that is there.
+    let advise = |advice: usize| unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) };
+    advise(sys::MADV_DONTFORK).and_then(|_| advise(sys::MADV_DONTDUMP))
+}
+
 /// Unmaps what is the agent's own.
 pub fn unmap(at: usize, len: usize) {
     // SAFETY: nobody uses it any more.
