@@ -110,11 +110,12 @@ impl Follower {
 
     /// What has been counted by now: the share from here on, in percent.
     pub fn look(&mut self, counts: &Counts, shared: &Shared) -> u32 {
-        let refaults: u64 = sum(&counts.distances) - sum(&self.before.distances);
+        let refaults: u64 = sum(&counts.distances).saturating_sub(sum(&self.before.distances));
         if refaults < REFAULTS_MIN.max(shared.resident_pages) {
             return self.percent;
         }
-        let add = |held: &mut f64, now: u64, before: u64| *held = *held * KEPT + (now - before) as f64;
+        let add =
+            |held: &mut f64, now: u64, before: u64| *held = *held * KEPT + now.saturating_sub(before) as f64;
         for (at, held) in self.distances.iter_mut().enumerate() {
             add(held, counts.distances[at], self.before.distances[at]);
         }
