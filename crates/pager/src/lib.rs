@@ -32,7 +32,7 @@ pub mod shared;
 pub mod signals;
 pub mod stall;
 pub mod supervisor;
-mod threads;
+pub mod threads;
 mod times;
 pub mod working_set;
 

@@ -6,7 +6,7 @@ use crate::reporting::seen::Seen;
 use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::run::Run;
-use rustix::time::{ClockId, clock_gettime};
+use memspill_pager::threads::cpu_of_caller;
 use std::time::Duration;
 
 pub struct Watched {
@@ -28,11 +28,11 @@ impl Watched {
     }
 
     pub fn look(&mut self, run: &Run) {
-        let cpu = thread_cpu();
+        let cpu = cpu_of_caller();
         self.history.add(Point { at_us: run.elapsed_us(), held: held(run), sums: sums(run) });
         self.seen.look(run);
         self.faulted.look(run);
-        self.cost += thread_cpu().saturating_sub(cpu);
+        self.cost += cpu_of_caller().saturating_sub(cpu);
     }
 
     /// The run is over: of memory there is nothing more to be seen.
@@ -40,11 +40,6 @@ impl Watched {
         self.history.end(run.elapsed_us(), sums(run));
         self.faulted.look(run);
     }
-}
-
-fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn held(run: &Run) -> Held {
