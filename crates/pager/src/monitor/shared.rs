@@ -378,8 +378,7 @@ impl Watch {
                 }
                 return Ok(());
             }
-            let is_forked = !is_file && process.descent.is_some();
-            is_new |= self.is_new(process, mapper.pid, &object, &registered, is_forked, clones_ended)?;
+            is_new |= self.is_new(process, mapper.pid, &object, &registered, clones_ended)?;
         }
         if is_new || is_file && !settled || !have_joined(&known, &object) {
             return Ok(());
@@ -393,19 +392,19 @@ impl Watch {
     /// May a child of this process be unknown, that has the object mapped and not registered?
     ///
     /// From the registering on each of its clones is told. Who is in a call from before is waited for. Whom a
-    /// fork has registered (`is_forked`) was never in such a call.
+    /// fork has registered was never in such a call.
     fn is_new(
         &mut self,
         process: &Process,
         pid: u32,
         object: &Object,
         registered: &Registered,
-        is_forked: bool,
         clones_ended: &[u64],
     ) -> io::Result<bool> {
         let was_before = matches!(registered, Registered::Before);
+        let is_by_fork = was_before && !object.is_file && process.descent.is_some();
         let is_first = process.growth.is_registered() && !self.busy.contains_key(&process.key);
-        if is_first && !(is_forked && was_before) || matches!(registered, Registered::Now) {
+        if is_first && !is_by_fork || matches!(registered, Registered::Now) {
             match Busy::of(pid) {
                 Ok(busy) => _ = self.busy.insert(process.key, busy),
                 Err(error) => {
