@@ -81,14 +81,6 @@ pub fn connect(pool: Option<i32>) {
     {
         // Where it cannot be mapped (RLIMIT_AS) calls do.
         let table = kernel::map_to_read(fd, MAPPED_BYTES, pool::location_at(0) as usize).unwrap_or(0);
-        // A core would fill all that is empty there, and have it.
-        let table = match table != 0 && kernel::hide(table, MAPPED_BYTES).is_err() {
-            true => {
-                kernel::unmap(table, MAPPED_BYTES);
-                0
-            }
-            false => table,
-        };
         STATE.table.store(table, Ordering::SeqCst);
         DESCRIPTORS.pool.store(high, Ordering::SeqCst);
     }

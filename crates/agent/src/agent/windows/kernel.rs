@@ -167,18 +167,20 @@ pub fn map_apart(fd: i32, len: usize, offset: usize, place: usize) -> Result<usi
     unsafe { gadget::call(nr::MMAP, args) }.or_else(|_| map_file(fd, 0, len, offset))
 }
 
-/// Maps a part of a file to be read only.
+/// Maps a part of a file to be read only. Neither a child of a fork has it, nor a core, which would fill all
+/// that is empty there.
 pub fn map_to_read(fd: i32, len: usize, offset: usize) -> Result<usize> {
     let flags = sys::MAP_SHARED | sys::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice.
-    unsafe { gadget::call(nr::MMAP, [0, len, sys::PROT_READ, flags, fd as usize, offset]) }
-}
-
-/// Neither a child of a fork nor a core has it.
-pub fn hide(at: usize, len: usize) -> Result<usize> {
-    // SAFETY: changes nothing that is there.
-    let advise = |advice: usize| unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) };
-    advise(sys::MADV_DONTFORK).and_then(|_| advise(sys::MADV_DONTDUMP))
+    let at = unsafe { gadget::call(nr::MMAP, [0, len, sys::PROT_READ, flags, fd as usize, offset]) }?;
+    for advice in [sys::MADV_DONTFORK, sys::MADV_DONTDUMP] {
+        // SAFETY: changes nothing that is there.
+        if let Err(errno) = unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) } {
+            unmap(at, len);
+            return Err(errno);
+        }
+    }
+    Ok(at)
 }
 
 /// Unmaps what is the agent's own.
