@@ -107,10 +107,12 @@ trap 'exit 143' TERM
 PASSED=0
 FAILED=0
 SKIPPED=0
+FAILURES=() # the lines of all failures, once more at the end: of a long output people read, or keep, the end
 ok() { PASSED=$((PASSED + 1)); echo "$1: ok${2:+ ($2)}"; }
-fail() { FAILED=$((FAILED + 1)); echo "$1: FAIL${2:+ ($2)}"; }
+fail() { FAILED=$((FAILED + 1)); FAILURES+=("$1: FAIL${2:+ ($2)}"); echo "${FAILURES[-1]}"; }
 skip() { SKIPPED=$((SKIPPED + 1)); echo "$1: SKIP (${2})"; }
 finish() {
+    [ "$FAILED" = 0 ] || printf 'again: %s\n' "${FAILURES[@]}"
     echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
     [ "$FAILED" = 0 ]
     exit

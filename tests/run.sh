@@ -43,8 +43,10 @@ begin() { # STAGE
     printf '== %s (after %d:%02d)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
 }
 
+# What went wrong stands right above the sum, for whoever sees only the end of the output.
 give_up() { # STAGE CODE
     echo "FAILED: $1 (exit code $2)"
+    grep -E '^again: ' "$LOG" | cut -d' ' -f2-
     exit 1
 }
 
