@@ -77,13 +77,13 @@ pub struct Waiter {
     pub page: u64,
     /// A futex that changes when the thread is to look again.
     pub woken: u32,
-    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`; with
-    /// `RUN_CLOSED` where nothing was ever in them.
+    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`; or, with
+    /// `RUN_CLOSED`, where nothing was ever in them, `ZERO_PAGES`.
     pub run: u32,
 }
 
 pub const RUN_CLOSED: usize = 1 << 16;
-const _: () = assert!(DELIVERY_PAGES < RUN_CLOSED);
+const _: () = assert!(DELIVERY_PAGES < RUN_CLOSED && ZERO_PAGES < RUN_CLOSED);
 
 /// `Delivery::state`: the supervisor may fill it; it is filled; an agent's thread is installing it.
 pub const FREE: u32 = 0;
@@ -134,6 +134,8 @@ pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
 pub const DELIVERIES: usize = 32;
 pub const DELIVERY_PAGES: usize = 16;
+/// Of zeros, which take no room in the file: so many.
+pub const ZERO_PAGES: usize = 512;
 
 #[repr(C)]
 pub struct Link {

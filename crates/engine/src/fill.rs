@@ -4,14 +4,17 @@ use crate::ahead::AheadSlot;
 use crate::backing::BackingError;
 use crate::kept::Kept;
 use crate::reads::Reads;
-use crate::space::Space;
+use crate::space::{CHUNK_PAGES, Space};
 use crate::swap::Swap;
 use crate::sync::Arc;
 use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, page_buf};
 use crate::word::SwapEntry;
 
-/// Most pages brought by one fault, unless it brings a folio.
+/// Most pages brought by one fault, unless it brings a folio, or zeros where there is plenty of room.
 pub const WINDOW_MAX: usize = 32;
+/// Most pages of zeros that one fault brings: a chunk. A program that fills new memory in order pays for few
+/// faults, and what a stream has brought too much is less than what it has used.
+pub const ZERO_WINDOW_MAX: usize = CHUNK_PAGES as usize;
 /// The largest folio that comes back as one by default: what reclaim takes out at once.
 pub(crate) const FOLIO_MAX_ORDER: u8 = 6;
 const FOLIO_MAX: usize = 1 << FOLIO_MAX_ORDER;

@@ -49,6 +49,8 @@ const STOCKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
 const STOCK_PAGES_MAX: u64 = 64;
 /// A stock holds at most 1 / STOCK_PART of the limit: pages in stocks are charged and hold nothing.
 const STOCK_PART: u64 = 1024;
+/// What part of its limit is free where there is plenty.
+const PLENTY_PART: u64 = 8;
 
 /// What a group is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -452,6 +454,13 @@ impl Group {
     /// Reclaim may not stop yet.
     pub fn above_low_mark(&self) -> bool {
         self.usage_bytes() + 2 * self.gap_bytes() > self.target_bytes()
+    }
+    /// An eighth of what it may have is free, here and above: some pages too many do no harm.
+    pub(crate) fn has_plenty(&self) -> bool {
+        self.chain().all(|group| {
+            let target = group.target_bytes();
+            group.usage_bytes() + group.gap_bytes() <= target - target / PLENTY_PART
+        })
     }
     /// No room for even one page, here or above, whatever lies in stocks.
     pub fn full(&self) -> bool {

@@ -28,7 +28,8 @@
 
 use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::fill::{
-    Brought, Claim, FOLIO_MAX_ORDER, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX, slots_of,
+    Brought, Claim, FOLIO_MAX_ORDER, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX,
+    ZERO_WINDOW_MAX, slots_of,
 };
 use crate::group::Group;
 use crate::memory::Stop;
@@ -287,7 +288,7 @@ impl SwapIn<'_> {
     fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
         let max = match self.swap.tuning.readahead {
             // A zero fill reads nothing: its runs are not readahead, and all settings have them.
-            _ if state == State::None => WINDOW_MAX as u64,
+            _ if state == State::None => return self.zero_window(space, vpn),
             // What is read ahead is not claimed, and not mapped.
             Readahead::Auto | Readahead::Always => return Window { first: vpn, pages: 1, proven: false },
             Readahead::Stream => WINDOW_MAX as u64,
@@ -306,6 +307,21 @@ impl SwapIn<'_> {
         if within != window {
             streams.note_brought(within.first, within.pages);
         }
+        within
+    }
+
+    /// The window of a page that is new. One that ends with its chunk meets the next fault behind it.
+    fn zero_window(&self, space: &Space, vpn: Vpn) -> Window {
+        let has_plenty = space.group(self.swap).has_plenty();
+        let max = if has_plenty { ZERO_WINDOW_MAX } else { WINDOW_MAX };
+        let mut streams = space.streams();
+        let window = streams.fault(vpn, max as u64);
+        let chunk_end = (vpn.0 - index(vpn) as u64) + CHUNK_PAGES;
+        if window.first.0 + window.pages <= chunk_end {
+            return window;
+        }
+        let within = Window { pages: chunk_end - window.first.0, ..window };
+        streams.note_brought(within.first, within.pages);
         within
     }
 

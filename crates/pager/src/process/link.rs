@@ -20,7 +20,7 @@ use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
     BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_STATE, END, FAULT, FREE, FULL, HERE,
     HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP,
-    WAITERS, Waiter, ZEROS, bytes_at, committed_of, open,
+    WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -266,7 +266,8 @@ impl AgentLink {
         let _delivering = self.delivering.lock().expect("delivering");
         let mut done = 0;
         while done < pages {
-            let count = (pages - done).min(DELIVERY_PAGES);
+            let most = if matches!(content, Content::Zeros) { ZERO_PAGES } else { DELIVERY_PAGES };
+            let count = (pages - done).min(most);
             let piece = match content {
                 Content::Bytes(bytes) => Content::Bytes(&bytes[done * PAGE_SIZE..(done + count) * PAGE_SIZE]),
                 without => without,
@@ -325,7 +326,8 @@ impl AgentLink {
 
     /// Does a thread wait for this page? Then how many pages from it on are away, as the agent says.
     pub fn waited_for(&self, addr: u64) -> Option<usize> {
-        self.run_waited_for(addr).map(|run| (run & !RUN_CLOSED).clamp(1, DELIVERY_PAGES))
+        let most = |run| if run & RUN_CLOSED != 0 { ZERO_PAGES } else { DELIVERY_PAGES };
+        self.run_waited_for(addr).map(|run| (run & !RUN_CLOSED).clamp(1, most(run)))
     }
 
     /// Does a thread wait for this page, in which nothing was ever, as the agent says?

@@ -125,7 +125,9 @@ impl Memory for ProcessMemory {
         if write && (pages == 1 || self.agent().is_some()) {
             let open = self.without_guard(vpn, accessible);
             return self.filled_in_part(pages, open, |open| {
-                fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open])))
+                in_pieces(open, ZEROS.len(), |done, count| {
+                    fill(self.uffd.copy(Vpn(vpn.0 + done as u64).addr(), bytes_of(&ZEROS[..count])))
+                })
             });
         }
         // UFFDIO_ZEROPAGE does not replace guards.
@@ -291,6 +293,19 @@ impl ProcessMemory {
         let is_ours = || Path::new(&format!("/proc/self/task/{tid}")).exists();
         if self.reading.load(Ordering::SeqCst) && is_ours() {
             self.broken.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// One fill by several, of `most` pages each, up to the first one that stops: `fill` says what became of
+/// `count` pages from page `done` on.
+fn in_pieces(pages: usize, most: usize, fill: impl Fn(usize, usize) -> Fill) -> Fill {
+    let mut done = 0;
+    loop {
+        let one = fill(done, most.min(pages - done));
+        done += one.pages;
+        if done == pages || !matches!(one.stop, Stop::Done) {
+            return Fill { pages: done, ..one };
         }
     }
 }

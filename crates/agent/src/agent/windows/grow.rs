@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   mmap, brk, mremap ─ alone in the gate ─ markers in all that is new, words SWAPPED ─ told as UNMAP
-//!   first touch ─▶ SIGSEGV ─▶ FAULT ─▶ the supervisor knows of no page there: room, then ZEROS for a few
+//!   first touch ─▶ SIGSEGV ─▶ FAULT ─▶ the supervisor knows of no page there: room, then ZEROS for some
 //! ```
 //!
 //! What is closed: plain private memory that can be read and written, when memory is tight; and at any time

@@ -49,6 +49,9 @@ const USER_MODE_ONLY: usize = 1;
 const DONT_WAKE: u64 = 1;
 const EEXIST: i32 = 17;
 
+/// What is copied to bring zeros: so much of the agent's file is mapped for it.
+const NOTHING_BYTES: usize = 16 * PAGE;
+
 /// How long the one that registers waits for others.
 const ALONE_MS: u32 = 20;
 /// How often memory is asked for that the kernel does not have, a millisecond each.
@@ -117,9 +120,17 @@ pub fn copy_missing(at: usize, from: usize, len: usize, spares: bool) {
     });
 }
 
-/// Brings pages of zeros; those that are there stay as they are.
+/// Brings pages of zeros; those that are there stay as they are. One may be for reading only: it is the
+/// kernel's page of zeros. More than one are on the way of a program that fills its memory: those are pages
+/// of their own, which need no second fault to be written.
 pub fn zeros(at: usize, len: usize) {
-    bring(len, true, |done, len| zero(at + done, len));
+    static NOTHING: [u8; NOTHING_BYTES] = [0; NOTHING_BYTES];
+    if len == PAGE {
+        return bring(len, true, |done, len| zero(at + done, len));
+    }
+    for done in (0..len).step_by(NOTHING_BYTES) {
+        copy_missing(at + done, NOTHING.as_ptr() as usize, NOTHING_BYTES.min(len - done), true);
+    }
 }
 
 /// Brings `len` bytes of pages by calls that say how many bytes they have brought, of those from the first

@@ -21,7 +21,7 @@ use super::{noted, run, table, wait};
 use crate::dispatch::gadget;
 use crate::link::{
     CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, RUN_CLOSED, TAKEN,
-    WAITERS, Waiter, ZEROS, bytes_at,
+    WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
@@ -109,7 +109,8 @@ fn run_from(page: usize) -> usize {
     let is_alike = |word: Word| {
         word.state() == SWAPPED && word.prot() == first.prot() && word.is_closed() == first.is_closed()
     };
-    let count = (0..DELIVERY_PAGES).take_while(|index| word_at(*index).is_some_and(is_alike)).count();
+    let most = if first.is_closed() { ZERO_PAGES } else { DELIVERY_PAGES };
+    let count = (0..most).take_while(|index| word_at(*index).is_some_and(is_alike)).count();
     count.max(1) | if first.is_closed() { RUN_CLOSED } else { 0 }
 }
 
@@ -197,7 +198,8 @@ pub fn first_delivered(start: usize, end: usize) -> usize {
 
 /// `done`: pages that are done with. What was installed once may be taken out again before the rest is.
 fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) -> Blocked {
-    let pages = (content.pages as usize).min(DELIVERY_PAGES);
+    let most = if content.content == ZEROS { ZERO_PAGES } else { DELIVERY_PAGES };
+    let pages = (content.pages as usize).min(most);
     while *done < pages {
         let page = content.addr as usize + *done * PAGE;
         let Some(word) = table::find(page) else {
