@@ -193,6 +193,16 @@ fn taking_out_what_calls_use_is_found() {
     is_found(&["2", "calls"], "without-in-use");
 }
 
+/// As above, of calls that come without a trap.
+#[test]
+fn taking_out_what_calls_from_rewritten_sites_use_is_found() {
+    let Some((_, said)) = verify(&["0.1", "calls"], None) else { return };
+    if said.contains(" 0 sites") {
+        return eprintln!("SKIPPED: this C library's write is not rewritten");
+    }
+    is_found(&["2", "calls"], "without-sites");
+}
+
 #[test]
 fn a_program_sees_its_own_faults_and_changes_as_ever() {
     let Some(built) = built() else { return };

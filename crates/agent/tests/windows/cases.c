@@ -1,6 +1,7 @@
 /* What a program sees of its own faults while its pages come and go by SIGSEGV too: each test by its name, or
  * the list of them. "ok" is the last line of one that holds. */
 #include "store.h"
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <spawn.h>
 #include <sys/time.h>
@@ -329,6 +330,64 @@ static void moves(void)
     CHECK(store_used() <= none + 8);
 }
 
+int __close(int);
+
+/* Each half is a mapping of its own by now, perhaps. */
+static void halves_go(void)
+{
+    size_t half = arena_pages / 2;
+    CHECK(away(arena, half) == half && away(arena + half * PAGE, half) == half);
+}
+
+/* Calls that are made often come without a trap, but for those that the agent must see: of memory, and of its
+ * descriptors. */
+static void often(void)
+{
+    int left, rewritten, rw = PROT_READ | PROT_WRITE;
+    sites_of(__close, &left, &rewritten);
+    int can_be = left > 0 && rewritten == 0;
+    start(16);
+    size_t none = store_used();
+    /* As its malloc calls it: the agent's mmap stands before it. */
+    void *libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+    void *(*libc_mmap)(void *, size_t, int, int, int, off_t) = libc ? dlsym(libc, "mmap") : mmap;
+    int file = open("/proc/self/exe", O_RDONLY);
+    handle(SIGSEGV, note_and_leave, 0);
+    for (int round = 1; round <= 40; round++) {
+        halves_go();
+        CHECK(mprotect(arena, 4 * PAGE, PROT_READ) == 0);
+        if (!sigsetjmp(out, 1))
+            *(volatile char *)(arena + PAGE) = 1;
+        CHECK(handled == round && at_seen == arena + PAGE);
+        CHECK(mprotect(arena, 4 * PAGE, rw) == 0 && is_as_written(0, 8));
+        /* Of a file it is nothing to the agent. */
+        void *of_file = libc_mmap(0, PAGE, PROT_READ, MAP_PRIVATE, file, 0);
+        CHECK(of_file != MAP_FAILED && munmap(of_file, PAGE) == 0);
+        if (round % 2)
+            CHECK(munmap(arena + 8 * PAGE, 8 * PAGE) == 0);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+        CHECK(libc_mmap(arena + 8 * PAGE, 8 * PAGE, rw, flags, -1, 0) == arena + 8 * PAGE);
+        CHECK(store_used() == none);
+        for (size_t i = 8 * PAGE; i < 16 * PAGE; i += 8) {
+            CHECK(*(uint64_t *)(arena + i) == 0);
+            *(uint64_t *)(arena + i) = i * 31 + 7;
+        }
+        CHECK(close(-1) == -1 && errno == EBADF);
+    }
+    sites_of(__close, &left, &rewritten);
+    CHECK(!can_be || rewritten > 0);
+    for (int fd = 3; fd < 1100; fd++)
+        CHECK(close(fd) == 0 || errno == EBADF);
+    halves_go();
+    CHECK(is_as_written(0, 16));
+    halves_go();
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(is_as_written(0, 16) ? 0 : 9);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0 && is_as_written(0, 16));
+}
+
 /* Memory that a fork's child gets empty is there; what it does not get may be away, and the child knows
  * nothing of it. */
 static void forks(void)
@@ -507,6 +566,7 @@ static const struct {
     {"in_handlers", in_handlers},
     {"advice", advice},
     {"moves", moves},
+    {"often", often},
     {"keys", keys},
     {"forks", forks},
     {"spawned", spawned},

@@ -8,25 +8,53 @@ use super::walk::walk;
 use crate::windows;
 
 /// A call from a site that was rewritten; it is one of those to which nothing happens but this. False: it is
-/// to be trapped all the same. Here signals may come: nothing is begun that must be ended.
+/// to be trapped all the same.
+///
+/// Here signals may come, and a handler may never return: nothing is begun that must be ended. A thread that
+/// brings its own pages does so inside of a handler, with signals blocked (`windows/`); so here it only looks
+/// whether all is there, and is trapped where it is not. What it has said to be in use stays meanwhile, as
+/// for a call that traps.
 pub extern "C" fn on_site(block: &mut Block) -> bool {
     let (number, args) = (block.frame.number, block.frame.args);
     if block.has_left || pieces::is_large(number, &args) {
         return false;
     }
-    hold(block, number, &args);
-    true
+    if !windows::is_on() {
+        hold(block, number, &args);
+        return true;
+    }
+    if windows::answers_with(number, &args) {
+        return false;
+    }
+    let is_there = publish_each(block, number, &args, |one| windows::is_there(one.start, one.end));
+    if !is_there || windows::is_site_unsaid() {
+        in_use::withdraw(block);
+    }
+    is_there
 }
 
 /// Publishes and brings all that a call uses.
 pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
+    publish_each(block, number, args, |one| {
+        in_use::bring(one);
+        true
+    });
+}
+
+/// Publishes all that a call uses, and then tells of each part of it, until one is answered by false.
+fn publish_each(
+    block: &mut Block,
+    number: usize,
+    args: &[usize; 6],
+    mut tell: impl FnMut(&Use) -> bool,
+) -> bool {
     if let Some((writes, len)) = pieces::plain_transfer(number, args) {
         let one = Use { start: args[1], end: args[1].saturating_add(len), writes };
-        if len > 0 {
-            in_use::publish_list(block, &[one]);
-            in_use::bring(&one);
+        if len == 0 {
+            return true;
         }
-        return;
+        in_use::publish_list(block, &[one]);
+        return tell(&one);
     }
     let most = pieces::most_of(number, args, || {
         let mut sum = 0usize;
@@ -49,12 +77,13 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
         uses.add(Use { start, end, writes: false });
     }
     if uses.is_empty() {
-        return;
+        return true;
     }
     in_use::publish(block, &uses);
-    if uses.overflows {
-        each_use(&mut |one| in_use::bring(&one));
-    } else {
-        uses.exact().for_each(in_use::bring);
+    if !uses.overflows {
+        return uses.exact().all(tell);
     }
+    let mut goes_on = true;
+    each_use(&mut |one| goes_on = goes_on && tell(&one));
+    goes_on
 }

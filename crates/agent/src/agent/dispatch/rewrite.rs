@@ -18,7 +18,8 @@
 //! shares it. The child of a fork inherits what is rewritten, with a copy of each page of it.
 //!
 //! *Where.* Sites in or near the C library, not those of the program or of a JIT compiler. Only calls to
-//! which nothing happens but what `hold.rs` does.
+//! which nothing happens but what `hold.rs` does: where the process is paged by windows, none that change
+//! mappings, for these are made alone in its gate.
 //!
 //! It is all for speed: what cannot be rewritten (/proc is not there, a seccomp filter was set) is trapped.
 
@@ -41,6 +42,9 @@ const STUB_BYTES: usize = 32;
 const NEAR: usize = 4 << 20;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const JUMP_BYTES: usize = 5;
+const NOP: u8 = 0x90;
+/// Functions begin at multiples of it, so that no more is needed before one.
+const PADDING_MAX: usize = 16;
 /// As far as a short jump reaches, for certain.
 const SHORT: usize = 120;
 
@@ -134,6 +138,7 @@ fn is_plain(number: usize) -> bool {
     matches!(number,
         0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
         | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
+        && !(windows::is_on() && windows::answers(number))
         && calls::find(number).is_some()
 }
 
@@ -196,7 +201,7 @@ pub fn before_first_thread() {
 
 fn is_near(at: usize) -> bool {
     let function = sys::weak!("getppid");
-    function != 0 && !windows::is_on() && at.abs_diff(function) < NEAR
+    function != 0 && at.abs_diff(function) < NEAR
 }
 
 /// The code of this process, as an open file.
@@ -303,6 +308,12 @@ impl Code {
             let short = i8::try_from(from as isize - site as isize).ok()?;
             // SAFETY: there is one thread.
             unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
+            // What is left of an instruction is one no more; a second site may need it (read has two).
+            let rest = [NOP; PADDING_MAX];
+            let rest = rest.get(..to - from - JUMP_BYTES)?;
+            if !rest.is_empty() && !self.write(from + JUMP_BYTES, rest) {
+                return None;
+            }
             self.write_jump(from, stub)?;
             return self.write(site - 2, &[0xeb, short as u8]).then_some(());
         }
@@ -351,7 +362,7 @@ impl Code {
         // syscall ; cmp $-4096, %rax ; ja ; ret
         let [0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff, 0x77, _, 0xc3, ..] = code else { return None };
         const BEHIND: usize = 11;
-        let len = nops(code.get(BEHIND..)?);
+        let len = nops(code.get(BEHIND..)?).min(PADDING_MAX);
         let padding = (site + BEHIND, site + BEHIND + len);
         (padding.1.is_multiple_of(16) && has_room(&padding)).then_some(padding)
     }

@@ -78,6 +78,22 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     })
 }
 
+/// Calls that `answer` may answer.
+pub fn may_change(number: usize) -> bool {
+    matches!(
+        number,
+        nr::MUNMAP
+            | nr::MMAP
+            | BRK
+            | nr::MADVISE
+            | nr::MPROTECT
+            | PKEY_MPROTECT
+            | nr::MREMAP
+            | SHMAT
+            | nr::PROCESS_MADVISE
+    )
+}
+
 /// Advice that changes what a page holds, or needs what is away. The kernel gives none of it to others.
 fn is_change(advice: usize) -> bool {
     matches!(

@@ -15,6 +15,16 @@ fn is_ours(fd: usize) -> bool {
     fd >= 0 && DESCRIPTORS.all().contains(&fd)
 }
 
+/// Is it a call that `answer` may answer?
+pub fn is_about_ours(number: usize, args: &[usize; 6]) -> bool {
+    match number {
+        nr::CLOSE => is_ours(args[0]),
+        DUP2 | DUP3 => is_ours(args[1]),
+        nr::CLOSE_RANGE => true,
+        _ => false,
+    }
+}
+
 /// The result of a call that would close one of them; None: it does not.
 pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     match number {

@@ -66,6 +66,11 @@ pub fn before_call(number: usize, args: &[usize; 6]) {
     }
 }
 
+/// Calls of which `before_call` or `needed_by` may have to know.
+pub fn concerns(number: usize) -> bool {
+    matches!(number, SET_TID_ADDRESS | SET_ROBUST_LIST | RSEQ | MADVISE | MLOCK | MLOCK2 | MLOCKALL | MSEAL)
+}
+
 const MLOCK: usize = 149;
 const MLOCKALL: usize = 151;
 const MLOCK2: usize = 325;

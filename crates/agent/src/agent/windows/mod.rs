@@ -2,14 +2,14 @@
 //! memory are taken out and brought back by the process itself, for a supervisor that keeps the bytes.
 //!
 //! A page that is away is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), a fault on it is SIGSEGV, and
-//! system calls find their pages by the dispatch, which traps them all. A *window* is the moment in which
+//! system calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
 //! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
 //! change between there and away. What is known of each page is its word (`words.rs`), in memory that a
 //! supervisor can share.
 //!
 //! ```text
 //!   SIGSEGV ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── source.rs        gate: together
-//!   trapped call ─ uses ────────┘
+//!   trapped call ─ uses ────────┘    from a rewritten site: one that finds a page away is trapped then
 //!   who takes out ─▶ evict.rs ─ looks at words, uses.rs ─ copies ─▶ source.rs      gate: together
 //!   trapped munmap, mprotect, ... ─▶ change.rs;  fork ─▶ fork.rs                   gate: alone
 //! ```
@@ -129,6 +129,7 @@ pub fn start(asked: &[u8]) -> Result<()> {
         b"without-none" => Some(rules::Rule::None),
         b"without-window" => Some(rules::Rule::Window),
         b"without-in-use" => Some(rules::Rule::InUse),
+        b"without-sites" => Some(rules::Rule::Sites),
         _ => return Err(EINVAL),
     };
     kernel::open_own()?;
@@ -209,6 +210,35 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
 
 pub use exclude::{before_call, needed_by};
 
+/// May something be done with a call of this number in `answer`, `before_call` or `needed_by`, whatever its
+/// arguments? Such a call must be trapped.
+pub fn answers(number: usize) -> bool {
+    change::may_change(number) || exclude::concerns(number) || early::ends_with(number)
+}
+
+/// The same of this very call, beside `answers`.
+pub fn answers_with(number: usize, args: &[usize; 6]) -> bool {
+    descriptors::is_about_ours(number, args)
+}
+
+/// Is all of [start, end) in its place, which the caller has said to be in use? Then it stays. Nothing is
+/// begun or waited for here, so a signal may come in the middle of it.
+pub fn is_there(start: usize, end: usize) -> bool {
+    let mut at = start;
+    while let Some((page, word)) = table::next(at, end) {
+        if table::load(word).state() != words::EXCLUDED {
+            return false;
+        }
+        at = page + PAGE;
+    }
+    true
+}
+
+/// Is what calls from rewritten sites use left unsaid? In a test, to show that it would be found.
+pub fn is_site_unsaid() -> bool {
+    !rules::holds(rules::Rule::Sites)
+}
+
 /// Brings all of [start, end), which the caller has said to be in use.
 pub fn bring(start: usize, end: usize) {
     fill::settle_all(start, end);
@@ -216,7 +246,9 @@ pub fn bring(start: usize, end: usize) {
 
 /// May the page at an address be away, or be taken out meanwhile?
 pub fn may_be_away(addr: usize) -> bool {
-    kernel::mapping_from(addr).is_some_and(|mapping| mapping.start <= addr && mapping.is_plain)
+    // Most words that are asked about are small numbers.
+    (PAGE..table::TOP).contains(&addr)
+        && kernel::mapping_from(addr).is_some_and(|mapping| mapping.start <= addr && mapping.is_plain)
 }
 
 /// The kernel will write there when a thread ends.

@@ -14,6 +14,8 @@ pub enum Rule {
     Window = 2,
     /// What calls in progress use stays.
     InUse = 3,
+    /// So does what those use that come from rewritten sites (`dispatch/rewrite.rs`).
+    Sites = 4,
 }
 
 const OFF: u32 = 0;
