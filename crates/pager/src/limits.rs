@@ -48,6 +48,8 @@ const FILES_FREE_MIN: u64 = 24;
 const TOP_PAD_BYTES: u64 = 64 << 20;
 /// glibc's own step.
 const TOP_PAD_BYTES_MIN: u64 = 128 << 10;
+/// The same of a process that registers its memory itself.
+const TOP_PAD_BYTES_BY_CALL: u64 = 1 << 20;
 /// A process can have a heap for each of its threads, so a step is at most this part of the memory that it
 /// may reserve.
 const TOP_PAD_PARTS: u64 = 64;
@@ -116,11 +118,15 @@ impl Limits {
     }
 
     /// The step of the target's malloc, computed from the limits that the target will have and not from those
-    /// that memspill has raised for itself.
-    pub fn top_pad_bytes(&self) -> u64 {
+    /// that memspill has raised for itself. `is_registered_ahead`: the monitor registers memory before it is
+    /// used. Where the process does so itself, with each call that grows it, large steps gain nothing, and
+    /// every child of a fork registers, or marks, all that its parent has not used of them: 0.2 to 0.5 ms
+    /// for 64 MiB.
+    pub fn top_pad_bytes(&self, is_registered_ahead: bool) -> u64 {
         let of =
             |wanted: Resource| self.inherited.iter().find(|(resource, _)| *resource == wanted)?.1.current;
-        top_pad_bytes(least_bytes(of, COMMIT_PARTS))
+        let most = if is_registered_ahead { TOP_PAD_BYTES } else { TOP_PAD_BYTES_BY_CALL };
+        top_pad_bytes(least_bytes(of, COMMIT_PARTS)).min(most)
     }
 }
 

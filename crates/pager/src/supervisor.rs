@@ -95,7 +95,8 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let started = door.target.start(|| spawn(&command, &agent, &address, inherited));
+    let top_pad = inherited.limits.top_pad_bytes(!door.source.is_link());
+    let started = door.target.start(|| spawn(&command, &agent, &address, top_pad, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
         wait(&set_up, pid, guardian, &children)
@@ -287,9 +288,15 @@ fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, inherited: Inherited) -> io::Result<Child> {
+fn spawn(
+    command: &[OsString],
+    agent: &OwnedFd,
+    address: &str,
+    top_pad_bytes: u64,
+    inherited: Inherited,
+) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
-    let top_pad = format!("glibc.malloc.top_pad={}", inherited.limits.top_pad_bytes());
+    let top_pad = format!("glibc.malloc.top_pad={top_pad_bytes}");
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])

@@ -362,10 +362,14 @@ pub fn in_child() {
         end("cannot page the child of a fork: its memory cannot be registered");
     }
     let mut at = 0;
-    while let Some(group) = table::next_was_registered(at) {
-        if register(group, group + table::GROUP_BYTES).is_err() {
+    while let Some(first) = table::next_was_registered(at) {
+        at = first + table::GROUP_BYTES;
+        // What follows at once, with it: that is one call for each mapping.
+        while table::was_registered(at) {
+            at += table::GROUP_BYTES;
+        }
+        if register(first, at).is_err() {
             end("cannot page the child of a fork: its memory cannot be registered");
         }
-        at = group + table::GROUP_BYTES;
     }
 }

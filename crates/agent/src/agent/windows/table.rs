@@ -3,8 +3,11 @@
 //! A leaf is mapped when the first of its words is needed, and stays. So the whole of the address space costs
 //! 1.5 MiB of addresses and a leaf for each GiB of which some page was ever taken out, and `RLIMIT_AS` stays
 //! what it is.
+//!
+//! Whatever goes through all of the table (forks do so several times) goes from leaf to leaf by a bit for
+//! each GiB. (By the addresses of leaves, 1 MiB of them, each such walk took 0.1 ms and more.)
 
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -25,12 +28,14 @@ static HEADER: AtomicPtr<Header> = AtomicPtr::new(null_mut());
 /// The addresses of the leaves, one for each GiB.
 #[unsafe(link_section = ".data")]
 static LEAF_AT: AtomicUsize = AtomicUsize::new(0);
+/// A bit for each GiB that has a leaf: behind those addresses.
+const MADE_AT: usize = LEAVES * size_of::<usize>();
 /// Held while a leaf is made.
 #[unsafe(link_section = ".data")]
 static MAKING: AtomicU32 = AtomicU32::new(0);
 
 /// Bytes of private memory that a table needs.
-pub const OWN_BYTES: usize = LEAVES * size_of::<usize>();
+pub const OWN_BYTES: usize = MADE_AT + LEAVES / 8;
 
 /// Makes an empty table. `leaf_at`: private memory for it, of zeros.
 pub fn make(leaf_at: usize) -> Result<()> {
@@ -63,6 +68,44 @@ fn leaf_pointer(index: usize) -> &'static AtomicPtr<Leaf> {
 fn leaf(index: usize) -> Option<*mut Leaf> {
     let leaf = leaf_pointer(index).load(Ordering::Acquire);
     (!leaf.is_null()).then_some(leaf)
+}
+
+/// 64 of the bits that say which leaves there are.
+fn made(index: usize) -> &'static AtomicU64 {
+    let at = LEAF_AT.load(Ordering::Relaxed) + MADE_AT;
+    // SAFETY: the bits are mapped before the first word is looked for, and stay; the index is masked.
+    unsafe { &*(at as *const AtomicU64).add((index & (LEAVES - 1)) / 64) }
+}
+
+/// The first leaf from this one on; LEAVES: there is none.
+fn next_leaf(from: usize) -> usize {
+    let mut index = from;
+    while index < LEAVES {
+        let rest = made(index).load(Ordering::Acquire) >> (index % 64);
+        if rest != 0 {
+            return index + rest.trailing_zeros() as usize;
+        }
+        index = (index / 64 + 1) * 64;
+    }
+    LEAVES
+}
+
+/// Where the first leaf begins that reaches beyond this address and is there; at its start at the earliest.
+fn skip_to_leaf(at: usize) -> usize {
+    let index = at >> LEAF_BITS;
+    let next = next_leaf(index);
+    if next == index { at } else { next << LEAF_BITS }
+}
+
+fn each_leaf(mut tell: impl FnMut(usize, *mut Leaf) -> Result<()>) -> Result<()> {
+    let mut index = next_leaf(0);
+    while index < LEAVES {
+        if let Some(leaf) = leaf(index) {
+            tell(index, leaf)?;
+        }
+        index = next_leaf(index + 1);
+    }
+    Ok(())
 }
 
 fn atomic(word: *mut u64) -> &'static AtomicU64 {
@@ -146,29 +189,24 @@ pub fn note_was_registered(from: usize, to: usize) {
 
 /// Something is mapped anew in [from, to), or no more.
 pub fn forget_registered(from: usize, to: usize) {
-    let mut at = from;
-    while at < to.min(TOP) {
-        let Some(leaf) = leaf(at >> LEAF_BITS) else {
-            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
-            continue;
-        };
-        let (bits, bit) = note_of(leaf, at, Note::Registered);
-        bits.fetch_and(!bit, Ordering::SeqCst);
-        at = (at / GROUP_BYTES + 1) * GROUP_BYTES;
+    let (mut at, to) = (skip_to_leaf(from), to.min(TOP));
+    while at < to {
+        if let Some(leaf) = leaf(at >> LEAF_BITS) {
+            let (bits, bit) = note_of(leaf, at, Note::Registered);
+            bits.fetch_and(!bit, Ordering::SeqCst);
+        }
+        at = skip_to_leaf((at / GROUP_BYTES + 1) * GROUP_BYTES);
     }
 }
 
 /// The first group from an address on of which something may be registered.
 pub fn next_was_registered(from: usize) -> Option<usize> {
-    let mut at = from & !(GROUP_BYTES - 1);
+    let mut at = skip_to_leaf(from & !(GROUP_BYTES - 1));
     while at < TOP {
-        if leaf(at >> LEAF_BITS).is_none() {
-            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
-        } else if was_registered(at) {
+        if was_registered(at) {
             return Some(at);
-        } else {
-            at += GROUP_BYTES;
         }
+        at = skip_to_leaf(at + GROUP_BYTES);
     }
     None
 }
@@ -235,6 +273,8 @@ fn map_new_leaf(index: usize) -> Result<*mut Leaf> {
         (&raw mut (*header).leaf_of).cast::<u32>().add(index).write_volatile(number);
         (&raw mut (*header).leaves).write_volatile(number);
     }
+    // First: whoever has found the leaf may have written to it, and that is not to be overlooked.
+    made(index).fetch_or(1 << (index % 64), Ordering::SeqCst);
     leaf_pointer(index).store(new, Ordering::Release);
     Ok(new)
 }
@@ -255,7 +295,8 @@ pub fn next(from: usize, end: usize) -> Option<(usize, &'static AtomicU64)> {
     let (mut at, end) = (from & !(PAGE - 1), end.min(TOP));
     while at < end {
         let Some(leaf) = leaf(at >> LEAF_BITS) else {
-            at = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
+            // Past it: it may just be being made.
+            at = skip_to_leaf(((at >> LEAF_BITS) + 1) << LEAF_BITS);
             continue;
         };
         let (bits, bit) = group_of(leaf, at);
@@ -310,48 +351,45 @@ pub fn copy() -> Result<i32> {
 }
 
 fn copy_into(fd: i32) -> Result<()> {
-    let failed = Err(crate::sys::EIO);
     let header = HEADER.load(Ordering::Acquire);
+    let write = |from: usize, len: usize, offset: usize| match kernel::write_at(fd, from, len, offset) {
+        true => Ok(()),
+        false => Err(crate::sys::EIO),
+    };
     // SAFETY: the header is mapped, and nobody makes leaves.
     let leaves = unsafe { (&raw const (*header).leaves).read_volatile() };
     kernel::resize(fd, leaf_offset(leaves + 1))?;
-    if !kernel::write_at(fd, header as usize, size_of::<Header>(), 0) {
-        return failed;
-    }
-    for index in 0..LEAVES {
-        let Some(leaf) = leaf(index) else { continue };
+    // Of the header, half a MiB, only the pages that hold something.
+    write(header as usize, offset_of!(Header, leaf_of), 0)?;
+    each_leaf(|index, leaf| {
         // SAFETY: the index is below LEAVES.
-        let number = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index).read_volatile() };
-        let offset = leaf_offset(number);
-        if !kernel::write_at(fd, leaf as usize, PAGE, offset) {
-            return failed;
-        }
+        let place = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index) };
+        let page = (place as usize - header as usize) & !(PAGE - 1);
+        write(header as usize + page, PAGE, page)?;
+        // SAFETY: as above.
+        let offset = leaf_offset(unsafe { place.read_volatile() });
+        write(leaf as usize, PAGE, offset)?;
         for group in 0..LEAF_GROUPS {
             let start = (index << LEAF_BITS) + group * GROUP_BYTES;
             let (bits, bit) = group_of(leaf, start);
-            if bits.load(Ordering::SeqCst) & bit == 0 {
-                continue;
-            }
-            let words = word_of(leaf, start).as_ptr() as usize;
-            if !kernel::write_at(fd, words, PAGE, offset + PAGE + group * PAGE) {
-                return failed;
+            if bits.load(Ordering::SeqCst) & bit != 0 {
+                let words = word_of(leaf, start).as_ptr() as usize;
+                write(words, PAGE, offset + PAGE + group * PAGE)?;
             }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// In the child of a fork: from now on the words are those of this file, at the same addresses.
 pub fn adopt(fd: i32) -> Result<()> {
     let header = HEADER.load(Ordering::Acquire);
     kernel::map_file(fd, header as usize, size_of::<Header>(), 0)?;
-    for index in 0..LEAVES {
-        if let Some(leaf) = leaf(index) {
-            // SAFETY: the index is below LEAVES.
-            let number = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index).read_volatile() };
-            kernel::map_file(fd, leaf as usize, size_of::<Leaf>(), leaf_offset(number))?;
-        }
-    }
+    each_leaf(|index, leaf| {
+        // SAFETY: the index is below LEAVES.
+        let number = unsafe { (&raw const (*header).leaf_of).cast::<u32>().add(index).read_volatile() };
+        kernel::map_file(fd, leaf as usize, size_of::<Leaf>(), leaf_offset(number)).map(|_| ())
+    })?;
     let old = kernel::DESCRIPTORS.words.swap(fd, Ordering::Relaxed);
     kernel::close(old);
     MAKING.store(0, Ordering::Relaxed);
