@@ -1,12 +1,12 @@
 #!/bin/bash
-# The user pager, or the signal pager, as a user without any privilege: real programs, and what must hold when
-# things go wrong. The scripts for these run as that user, with that pager for each run of memspill.
+# A pager that needs no privilege (user, thread or signal), as a user without any: real programs, and what must
+# hold when things go wrong. The scripts for these run as that user, with that pager for each run of memspill.
 
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
   --full  large sizes, and more kills
-  --pager=signal, --pager=thread  that pager, and its cases; with signal by_auto runs under a filter that
-          refuses userfaultfd and io_uring
+  --pager=signal, --pager=thread  that pager, and its cases; by_auto is a run that is to take it by itself,
+          with signal under a filter that refuses userfaultfd and io_uring
   --list  names of both
 Needs root, to become that user (65534); the repository must be readable for all."
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -67,13 +67,15 @@ run() {
 }
 run robustness.sh --kills 6 --with "--pager=$PAGER" -- "${CASES[@]}"
 run real_programs.sh --with "--pager=$PAGER --check" -- "${PROGRAMS[@]}"
-if [ $PAGER = signal ] && [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" by_auto "* ]]; then
-    job='d = {i: str(i) * 5 for i in range(300000)}
+# by_auto BEFORE...: which pager memspill takes by itself, behind this command, and that it pages.
+by_auto() {
+    [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" by_auto "* ]] || return
+    local right said job='d = {i: str(i) * 5 for i in range(300000)}
 print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
     right=$(/usr/bin/python3 -c "$job")
-    said=$(cd / && "${user[@]}" /usr/bin/python3 "$TESTS/without_userfaultfd.py" \
-        "$TESTS/../target/release/memspill" run -v --stats -m 24M -- /usr/bin/python3 -c "$job" 2>&1)
-    if [[ $said == *"pager: signal, for neither kernel"* && $said == *"$right"* &&
+    said=$(cd / && "${user[@]}" "$@" "$TESTS/../target/release/memspill" run -v --stats -m 24M \
+        -- /usr/bin/python3 -c "$job" 2>&1)
+    if [[ $said == *"pager: $PAGER, for "*kernel* && $said == *"$right"* &&
         $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then
         echo "PASS by_auto"
         echo "1 passed, 0 failed, 0 skipped"
@@ -82,5 +84,10 @@ print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
         echo "0 passed, 1 failed, 0 skipped"
         code=1
     fi
-fi
+}
+case $PAGER in
+signal) by_auto /usr/bin/python3 "$TESTS/without_userfaultfd.py" ;;
+# Where anybody may open the device, the kernel pager is taken.
+thread) "${user[@]}" test -w /dev/userfaultfd || by_auto env ;;
+esac
 exit $code

@@ -168,12 +168,13 @@ pub struct RunArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub thrash_window: u64,
 
-    /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), user (by one for
-    /// faults outside of system calls; the agent traps every system call and brings what it uses; x86-64),
-    /// thread (as user, but each thread brings its own pages; new, and taken only by name), signal (without
-    /// any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto
+    /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), thread (each thread
+    /// brings its own pages, in memory with a userfaultfd for faults outside of system calls; the agent traps
+    /// system calls and brings what they use; x86-64), user (by such a userfaultfd and memspill's threads;
+    /// x86-64), signal (without any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto, the first of
+    /// these that is possible
     ///
-    /// See 'memspill doctor' for what is possible here. With all but kernel each system call costs 2
+    /// See 'memspill doctor' for what is possible here. With all but kernel a system call costs 0.1 to 3
     /// microseconds more, and shared memory is left alone. See docs/operating.md.
     #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
     #[arg(hide_possible_values = true)]

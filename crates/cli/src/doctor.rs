@@ -372,10 +372,11 @@ const USERFAULTFDS: [&str; 4] = ["uffd MOVE", "uffd events", CHILD_MEMORY, "user
 fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
     let mut checks = judge(facts);
     let takes = possible(facts, wanted);
-    let is_user = matches!(wanted, Wanted::User | Wanted::Thread) || takes == Some(Pager::User);
+    let is_user = wanted == Wanted::User || takes == Some(Pager::User);
     let is_signal = wanted == Wanted::Signal || takes == Some(Pager::Signal);
+    let is_thread = wanted == Wanted::Thread || takes == Some(Pager::Thread);
     for check in &mut checks {
-        check.level = match (is_user || is_signal, check.level) {
+        check.level = match (is_user || is_signal || is_thread, check.level) {
             (true, Level::Fail) if is_signal && USERFAULTFDS.contains(&check.name) => Level::Warn,
             (true, Level::Warn) if is_user && check.name == CHILD_MEMORY => Level::Fail,
             (true, Level::Fail) if KERNELS.contains(&check.name) => Level::Warn,
@@ -407,6 +408,25 @@ fn user_obstacle(facts: &Facts) -> Option<String> {
     }
 }
 
+/// In that of the thread pager, which reads no memory of others.
+fn thread_obstacle(facts: &Facts) -> Option<String> {
+    if facts.has_capability_alone() {
+        return Some("memspill has CAP_SYS_PTRACE for itself alone".into());
+    }
+    let needed = [
+        ("userfaultfd for user mode", facts.uffd_user_mode),
+        (DISPATCH, facts.dispatch),
+        (OWN_MEMORY, facts.own_memory),
+        (CHILD_PAGEMAP, facts.child_pagemap),
+    ];
+    first_missing(&needed)
+}
+
+fn first_missing(needed: &[(&str, Tried)]) -> Option<String> {
+    let missing = needed.iter().find_map(|(name, tried)| tried.err().map(|errno| (name, errno)));
+    missing.map(|(name, errno)| format!("{name}: {}", reason(errno)))
+}
+
 /// And in that of the signal pager.
 fn signal_obstacle(facts: &Facts) -> Option<String> {
     if facts.has_capability_alone() {
@@ -418,17 +438,17 @@ fn signal_obstacle(facts: &Facts) -> Option<String> {
         (OWN_MEMORY, facts.own_memory),
         (CHILD_PAGEMAP, facts.child_pagemap),
     ];
-    let missing = needed.into_iter().find_map(|(name, tried)| tried.err().map(|errno| (name, errno)));
-    missing.map(|(name, errno)| format!("{name}: {}", reason(errno)))
+    first_missing(&needed)
 }
 
+/// Of those that are possible without the kernel pager, the fastest one that there is comes first.
 fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
     match wanted {
         Wanted::Kernel => kernel_obstacle(facts).is_none().then_some(Pager::Kernel),
         Wanted::User => user_obstacle(facts).is_none().then_some(Pager::User),
         Wanted::Signal => signal_obstacle(facts).is_none().then_some(Pager::Signal),
-        Wanted::Thread => user_obstacle(facts).is_none().then_some(Pager::Thread),
-        Wanted::Auto => [Wanted::Kernel, Wanted::User, Wanted::Signal]
+        Wanted::Thread => thread_obstacle(facts).is_none().then_some(Pager::Thread),
+        Wanted::Auto => [Wanted::Kernel, Wanted::Thread, Wanted::User, Wanted::Signal]
             .into_iter()
             .find_map(|wanted| possible(facts, wanted)),
     }
@@ -438,33 +458,39 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
     const NAME: &str = "pager";
     let because = |obstacle: Option<String>| obstacle.map_or(String::new(), |why| format!(" ({why})"));
     let (kernel, user) = (|| because(kernel_obstacle(facts)), || because(user_obstacle(facts)));
-    let signal = || because(signal_obstacle(facts));
+    let (thread, signal) = (|| because(thread_obstacle(facts)), || because(signal_obstacle(facts)));
     match (takes, wanted) {
         (Some(Pager::Kernel), _) => ok(NAME, "kernel: faults inside system calls are served as all others"),
-        (Some(Pager::Thread), _) => {
+        (Some(Pager::Thread), Wanted::Thread) => {
             ok(NAME, "thread: system calls are trapped, and each thread brings its pages on SIGBUS")
+        }
+        (Some(Pager::Thread), _) => {
+            let costs = "a system call costs 0.1 to 3 us more, and shared memory is left alone";
+            warn(NAME, format!("thread, for kernel is not possible{}; {costs}", kernel()), None)
         }
         (Some(Pager::User), Wanted::User) => {
             ok(NAME, "user: system calls are trapped, and their memory is brought first")
         }
         (Some(Pager::User), _) => {
-            let costs = "each system call costs 2 us more, and shared memory is left alone";
-            warn(NAME, format!("user, for kernel is not possible{}; {costs}", kernel()), None)
+            let costs = "a system call costs 0.1 to 3 us more, and shared memory is left alone";
+            let why = format!("neither kernel{} nor thread{} is possible", kernel(), thread());
+            warn(NAME, format!("user, for {why}; {costs}"), None)
         }
         (Some(Pager::Signal), Wanted::Signal) => {
             ok(NAME, "signal: system calls are trapped, and what is away is brought on SIGSEGV")
         }
         (Some(Pager::Signal), _) => {
-            let costs = "each system call costs 2 us more, a fault more than with userfaultfd, and shared \
-                         memory is left alone";
-            let why = format!("neither kernel{} nor user{} is possible", kernel(), user());
+            let costs = "a system call costs 0.1 to 3 us more, a fault more than with userfaultfd, and \
+                         shared memory is left alone";
+            let why = format!("neither kernel{} nor thread{} is possible", kernel(), thread());
             warn(NAME, format!("signal, for {why}; {costs}"), None)
         }
         (None, Wanted::Signal) => fail(NAME, format!("signal is not possible{}", signal()), None),
         (None, Wanted::Kernel) => fail(NAME, format!("kernel is not possible{}", kernel()), None),
-        (None, Wanted::User | Wanted::Thread) => fail(NAME, format!("user is not possible{}", user()), None),
+        (None, Wanted::User) => fail(NAME, format!("user is not possible{}", user()), None),
+        (None, Wanted::Thread) => fail(NAME, format!("thread is not possible{}", thread()), None),
         (None, Wanted::Auto) => {
-            let all = format!("kernel{}, user{} nor signal{}", kernel(), user(), signal());
+            let all = format!("kernel{}, thread{} nor signal{}", kernel(), thread(), signal());
             fail(NAME, format!("none is possible: neither {all}"), None)
         }
     }
@@ -1071,16 +1097,16 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_user_gets_the_user_pager() {
+    fn a_plain_user_gets_the_thread_pager() {
         let names = |facts: &Facts, wanted, level| -> Vec<&str> {
             let checks = judge_for(facts, wanted);
             checks.iter().filter(|check| check.level == level).map(|check| check.name).collect()
         };
         let facts = plain_user();
         let line = &judge_for(&facts, Wanted::Auto)[0];
-        assert!(line.found.starts_with("user, for kernel is not possible (/dev/userfaultfd: user 1000"));
+        assert!(line.found.starts_with("thread, for kernel is not possible (/dev/userfaultfd: user 1000"));
         assert!(names(&facts, Wanted::Auto, Level::Fail).is_empty());
-        assert_eq!(possible(&facts, Wanted::Auto), Some(Pager::User));
+        assert_eq!(possible(&facts, Wanted::Auto), Some(Pager::Thread));
         let fails = names(&facts, Wanted::Kernel, Level::Fail);
         assert_eq!(fails, ["pager", "/dev/userfaultfd"]);
         // Who may have the kernel pager gets it, and the other one where he asks for it.
@@ -1089,14 +1115,21 @@ mod tests {
         // Neither.
         let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
         let line = &judge_for(&old, Wanted::Auto)[0];
-        assert!(line.level == Level::Fail && line.found.contains(", user (system call traps"), "{line:?}");
+        assert!(line.level == Level::Fail && line.found.contains(", thread (system call traps"), "{line:?}");
         let unlocked = Facts { keys_are_locked: false, ..plain_user() };
         assert!(check(&unlocked, "encryption").fix.unwrap().contains("ulimit -l"));
         let slow = Facts { cpu_does_aes: false, ..good() };
         assert!(check(&slow, "encryption").fix.unwrap().contains("--encrypt=off"));
         let strict = Facts { child_memory: Err(libc::EPERM), ptrace_scope: Some(2), ..facts };
         // Which does not read other processes' memory.
-        assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Signal));
+        assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Thread));
+        assert!(names(&strict, Wanted::Auto, Level::Fail).is_empty());
+        // The user pager is left where a process may not write to its own memory by /proc.
+        let no_own = Facts { own_memory: Err(libc::EIO), ..plain_user() };
+        let line = &judge_for(&no_own, Wanted::Auto)[0];
+        assert_eq!(possible(&no_own, Wanted::Auto), Some(Pager::User));
+        assert!(line.found.contains(&format!("nor thread ({OWN_MEMORY}")), "{line:?}");
+        assert_eq!(names(&no_own, Wanted::Thread, Level::Fail)[0], "pager");
         assert_eq!(names(&strict, Wanted::User, Level::Fail), ["pager", "child's memory"]);
     }
 
@@ -1306,7 +1339,7 @@ mod tests {
         let checks = judge(&Facts::gather(Some(Path::new("/var/tmp"))));
         assert!(checks.len() >= 12);
         assert!(checks.iter().all(|check| !check.found.is_empty() && !check.found.contains('\n')));
-        for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User, Wanted::Signal] {
+        for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User, Wanted::Signal, Wanted::Thread] {
             let blockers = choose(wanted).err().unwrap_or_default();
             assert!(blockers.iter().all(|check| check.level == Level::Fail));
         }
