@@ -207,6 +207,32 @@ pub fn system_call(number: usize, args: [usize; 6]) -> Result<usize> {
         nr::OPENAT2 | nr::IO_URING_SETUP => true,
         _ => false,
     };
+    if !is_direct {
+        return by_library(number, args);
+    }
     // SAFETY: the caller's own request, passed through.
     tell(is_direct, || unsafe { sys::syscall(number, args) })
+}
+
+/// By the C library's `syscall`: where calls are trapped, those from there can come without a trap.
+fn by_library(number: usize, args: [usize; 6]) -> Result<usize> {
+    type Syscall = extern "C" fn(usize, usize, usize, usize, usize, usize, usize) -> isize;
+    let (next, errno) = (crate::files::next_syscall(), sys::weak!("__errno_location"));
+    if next == 0 || errno == 0 {
+        // SAFETY: the caller's own request, passed through.
+        return unsafe { sys::syscall(number, args) };
+    }
+    // SAFETY: these are what every C library for Linux defines under these names.
+    let (next, errno) = unsafe {
+        (
+            core::mem::transmute::<usize, Syscall>(next),
+            core::mem::transmute::<usize, extern "C" fn() -> *const i32>(errno),
+        )
+    };
+    let [a, b, c, d, e, f] = args;
+    match next(number, a, b, c, d, e, f) {
+        // SAFETY: this thread's errno.
+        -1 => Err(unsafe { errno().read() }),
+        ret => Ok(ret as usize),
+    }
 }

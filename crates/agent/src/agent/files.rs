@@ -239,6 +239,15 @@ pub fn find_next() {
     let find = |next: &Next| next.address.store(dlsym(RTLD_NEXT, next.name.as_ptr()), Ordering::Release);
     each_next(find);
     find(&NEXT_POSIX_FALLOCATE);
+    find(&NEXT_SYSCALL);
+}
+
+#[unsafe(link_section = ".data")]
+static NEXT_SYSCALL: Next = Next::new("syscall\0");
+
+/// The C library's own `syscall`, or 0.
+pub fn next_syscall() -> usize {
+    NEXT_SYSCALL.address.load(Ordering::Acquire)
 }
 
 /// Calls `each` with the C library's own functions, as far as they were found.

@@ -1,7 +1,9 @@
 /* Signals as a program expects them, while its calls are trapped and its memory comes and goes. */
 #include "pager.h"
 #include <setjmp.h>
+#include <sys/ptrace.h>
 #include <sys/time.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 
@@ -458,6 +460,161 @@ static void rewritten_sites(void)
     CHECK(read(-1, buffer, 16) == -1 && errno == EBADF);
 }
 
+/* Sites that make calls of any number, as glibc has them from 2.41 on: (a, b, c, number). Behind the second
+ * one it is looked whether what is done before its call was done. */
+extern const unsigned char by_rax[], by_r11[], by_r9[], by_end[];
+__asm__(
+    "by_rax: sub $8, %rsp; push %rcx; .byte 0x48, 0x8b, 0x44, 0x24, 0x00; syscall; add $16, %rsp; ret\n"
+    "by_r11: sub $24, %rsp; mov %rcx, %rax; mov $0x1111, %r11d; .byte 0x4c, 0x89, 0x5c, 0x24, 0x08; syscall\n"
+    "mov 8(%rsp), %rcx; movl $0, 8(%rsp); add $24, %rsp; cmp $0x1111, %ecx; jne 1f; ret; 1: ud2\n"
+    "by_r9: mov %rcx, %rax; .byte 0x4c, 0x8b, 0x4c, 0x24, 0x08; syscall; ret\n"
+    "by_end:\n");
+
+typedef long site(const void *a, const void *b, long c, long number);
+
+/* The agent rewrites sites near the C library only. */
+static unsigned char *copied_near_the_library(void)
+{
+    uintptr_t at = (uintptr_t)getppid & ~(PAGE - 1);
+    for (uintptr_t off = PAGE; off < 3 << 20; off += PAGE)
+        for (int side = -1; side <= 1; side += 2) {
+            void *place = (void *)(at + side * off);
+            int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+            if (mmap(place, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != place)
+                continue;
+            memcpy(place, by_rax, by_end - by_rax);
+            CHECK(mprotect(place, PAGE, PROT_READ | PROT_EXEC) == 0);
+            return place;
+        }
+    return 0;
+}
+
+static int has_a_jump(const unsigned char *code)
+{
+    for (int at = 0; at < 24; at++)
+        if (code[at] == 0xe9 && code[at + 5] == 0x0f && code[at + 6] == 5)
+            return 1;
+    return 0;
+}
+
+static void sites_of_many_calls(void)
+{
+    unsigned char *copy = copied_near_the_library();
+    if (!copy) {
+        puts("SKIPPED: no room near the C library");
+        exit(0);
+    }
+    pid_t parent = getppid();
+    site *sites[] = {(site *)copy, (site *)(copy + (by_r11 - by_rax)), (site *)(copy + (by_r9 - by_rax))};
+    for (int which = 0; which < 3; which++) {
+        for (int i = 0; i < 20; i++)
+            CHECK(sites[which](0, 0, 0, SYS_getppid) == parent);
+        CHECK(has_a_jump((unsigned char *)sites[which]));
+    }
+    arena_start(64);
+    int zero = open("/dev/zero", O_RDONLY);
+    char *buffer = across(16);
+    unsigned char *page = whole(PAGE);
+    memset(page, 7, PAGE);
+    /* What is no matter of the site is seen all the same. */
+    for (int which = 0; which < 3; which++) {
+        site *call = sites[which];
+        away();
+        CHECK(call(page, (void *)PAGE, PROT_NONE, SYS_mprotect) == 0);
+        CHECK(call((void *)(long)zero, page, 1, SYS_read) == -EFAULT);
+        CHECK(call(page, (void *)PAGE, PROT_READ | PROT_WRITE, SYS_mprotect) == 0 && page[PAGE - 1] == 7);
+    }
+    handle(SIGALRM, disturb, SA_RESTART);
+    evict_always(1);
+    alarms_each(100);
+    for (int i = 0; i < 20000000 && handled < 10000; i++) {
+        if (i > 200000 && i % 4096 == 0 && handled > 2000 && brought() > 20)
+            break;
+        site *call = sites[i % 3];
+        CHECK(call((void *)(long)zero, buffer, 16, SYS_read) == 16);
+        CHECK(call(0, 0, 0, SYS_getppid) == parent);
+        CHECK(call(0, 0, 0, SYS_getpriority) == 20 || i % 64);
+        CHECK(call((void *)-1l, 0, 0, SYS_fsync) == -EBADF);
+    }
+    evict_always(0);
+    alarms_each(0);
+    CHECK(handled > 20 && brought() > 20);
+}
+
+/* Where a process that is stopped stands; 0: it has ended. */
+static uintptr_t stopped_at(pid_t pid, int *signal)
+{
+    struct user_regs_struct regs;
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    *signal = WIFSTOPPED(status) ? WSTOPSIG(status) : status;
+    if (!WIFSTOPPED(status) || ptrace(PTRACE_GETREGS, pid, 0, &regs) != 0)
+        return 0;
+    return regs.rip;
+}
+
+/* Lets it run on, with the signal that it was stopped by; by one instruction, or to the next signal. */
+static uintptr_t run_on(pid_t pid, int how, int *signal)
+{
+    long passed = *signal == SIGTRAP || *signal == SIGSTOP ? 0 : *signal;
+    CHECK(ptrace(how, pid, 0, passed) == 0);
+    return stopped_at(pid, signal);
+}
+
+enum { STEPS_EACH = 90 };
+
+static void call_and_stop(site *const *sites)
+{
+    pid_t parent = getppid();
+    for (int which = 0; which < 3; which++)
+        for (int i = 0; i < STEPS_EACH; i++) {
+            raise(SIGSTOP);
+            if (sites[which](0, 0, 0, SYS_getppid) != parent || handled != which * STEPS_EACH + i + 1)
+                _exit(1 + which);
+        }
+    _exit(0);
+}
+
+/* A signal at each of the instructions by which a call from a rewritten site is begun. */
+static void signals_in_sites(void)
+{
+    unsigned char *copy = copied_near_the_library();
+    if (!copy) {
+        puts("SKIPPED: no room near the C library");
+        exit(0);
+    }
+    site *sites[] = {(site *)copy, (site *)(copy + (by_r11 - by_rax)), (site *)(copy + (by_r9 - by_rax))};
+    for (int i = 0; i < 60; i++)
+        CHECK(sites[i % 3](0, 0, 0, SYS_getppid) == getppid());
+    handle(SIGUSR1, disturb, SA_RESTART);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, 0, 0) != 0)
+            _exit(77);
+        call_and_stop(sites);
+    }
+    int signal, steps_in_sites = 0;
+    uintptr_t at = stopped_at(pid, &signal);
+    for (int which = 0; which < 3; which++)
+        for (int i = 0; i < STEPS_EACH; i++) {
+            while (at && signal != SIGSTOP)
+                at = run_on(pid, PTRACE_CONT, &signal);
+            CHECK(at);
+            while (at && at - (uintptr_t)copy >= PAGE)
+                at = run_on(pid, PTRACE_SINGLESTEP, &signal);
+            for (int more = 0; more < i && at; more++)
+                at = run_on(pid, PTRACE_SINGLESTEP, &signal);
+            CHECK(at && signal == SIGTRAP);
+            steps_in_sites += at - (uintptr_t)copy >= PAGE;
+            signal = SIGUSR1;
+            at = run_on(pid, PTRACE_CONT, &signal);
+        }
+    while (at)
+        at = run_on(pid, PTRACE_CONT, &signal);
+    CHECK(signal == 0);
+    CHECK(steps_in_sites > 3 * STEPS_EACH / 2);
+}
+
 static volatile long null_at = -1;
 
 static void note_null(int signal, siginfo_t *info, void *context)
@@ -491,6 +648,8 @@ const struct test signal_tests[] = {
     {"registers", registers},
     {"coroutines", coroutines},
     {"rewritten_sites", rewritten_sites},
+    {"sites_of_many_calls", sites_of_many_calls},
+    {"signals_in_sites", signals_in_sites},
     {"null_calls", null_calls},
     {0, 0},
 };

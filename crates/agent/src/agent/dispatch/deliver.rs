@@ -43,9 +43,8 @@ fn show_program(block: &mut Block, context: &mut Context) {
         regs.rip = frame.next - INSTRUCTION;
         regs.rax = frame.number;
         regs.set_args(frame.args);
-    } else if let Some((next, number)) = rewrite::call_of_stub(at) {
-        regs.rip = next - INSTRUCTION;
-        regs.rax = number;
+    } else if rewrite::is_left(regs) {
+        // It stands before its call.
     } else if (enter::made()..enter::go_on()).contains(&at) {
         regs.rip = frame.next;
         regs.set_args(frame.args);

@@ -7,6 +7,14 @@ use super::thread::Block;
 use super::walk::walk;
 use crate::windows;
 
+/// Calls to which nothing happens in the handler but that their memory is published and brought.
+pub fn is_plain(number: usize) -> bool {
+    matches!(number,
+        0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
+        | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
+        && !(windows::is_on() && windows::answers(number))
+}
+
 /// A call from a site that was rewritten; it is one of those to which nothing happens but this. False: it is
 /// to be trapped all the same.
 ///
@@ -16,7 +24,8 @@ use crate::windows;
 /// for a call that traps.
 pub extern "C" fn on_site(block: &mut Block) -> bool {
     let (number, args) = (block.frame.number, block.frame.args);
-    if block.has_left || pieces::is_large(number, &args) {
+    // (A site may make calls of several numbers.)
+    if block.has_left || !is_plain(number) || pieces::is_large(number, &args) {
         return false;
     }
     if !windows::is_on() {

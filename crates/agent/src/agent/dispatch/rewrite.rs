@@ -4,9 +4,15 @@
 //! ```text
 //!   mov $1, %eax ; syscall    ▶   jmp stub               ; syscall    5 bytes for 5
 //!   xor %eax, %eax ; syscall  ▶   jmp padding (2 bytes)  ; syscall    padding, never run: jmp stub
+//!   mov 16(%rsp), %rax ; syscall      as the first; and so where it is mov %r11, 8(%rsp) or mov 8(%rsp), %r9
 //!
-//!   stub:  mov $number, %eax ; lea behind the syscall, %rcx ; jmp memspill_site
+//!   stub:  the instruction that was there ; lea behind the syscall, %rcx ; jmp memspill_site
 //! ```
+//!
+//! The last three make calls of many numbers, so it is asked for each call whether it is a plain one
+//! (`hold.rs`). Through the first two of them glibc from 2.41 on makes all calls at which a thread can be
+//! cancelled, in a process of one thread and in others; the third is its function `syscall`, through which
+//! also the agent's makes what is no matter of its own (`direct.rs`).
 //!
 //! The `syscall` stays. Whoever comes to it by another way is trapped; the call goes on behind it as ever, so
 //! that what unwinds the stack finds the C library there; and a call that is to be trapped all the same (it
@@ -27,8 +33,9 @@ use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use super::context::Registers;
+use super::hold::is_plain;
 use super::{enter, gadget};
-use crate::calls;
 use crate::sys::{self, PAGE, nr};
 use crate::{files, region, windows};
 
@@ -45,6 +52,10 @@ const JUMP_BYTES: usize = 5;
 const NOP: u8 = 0x90;
 /// Functions begin at multiples of it, so that no more is needed before one.
 const PADDING_MAX: usize = 16;
+/// The number of a site that makes different calls.
+const ANY: usize = usize::MAX;
+/// `mov %r11, 8(%rsp) ; syscall ; ret`, which is glibc's own assembly.
+const CANCELLABLE: [u8; 8] = [0x4c, 0x89, 0x5c, 0x24, 0x08, SYSCALL[0], SYSCALL[1], 0xc3];
 /// As far as a short jump reaches, for certain.
 const SHORT: usize = 120;
 
@@ -75,6 +86,7 @@ struct Seen {
 struct Stub {
     /// Behind its syscall.
     next: usize,
+    /// Or `ANY`.
     number: usize,
     /// The jump in the padding that leads to it, or 0.
     padding: usize,
@@ -118,28 +130,29 @@ pub fn forget_threads() {
     SITES.stopped.fetch_and(!HAS_THREADS, Ordering::Relaxed);
 }
 
-/// The call of the stub in which a thread stands, or of the padding: behind its syscall, and its number.
-pub fn call_of_stub(at: usize) -> Option<(usize, usize)> {
+/// Has a thread that stands in a stub, or in the padding, stand before its call. False: it stands elsewhere.
+pub fn is_left(regs: &mut Registers) -> bool {
+    let Some(found) = stub_at(regs.rip) else { return false };
+    regs.rip = found.next - SYSCALL.len();
+    if found.number == ANY {
+        // By the jump, again: what is done before the call may be done twice.
+        regs.rip -= JUMP_BYTES;
+    } else {
+        regs.rax = found.number;
+    }
+    true
+}
+
+fn stub_at(at: usize) -> Option<&'static Stub> {
     let made = SITES.made.load(Ordering::Acquire);
     // SAFETY: the entries were written before they were counted, and are not changed any more.
     let stubs = unsafe { core::slice::from_raw_parts(SITES.stubs.get().cast::<Stub>(), made.min(STUBS)) };
     let index = at.wrapping_sub(stub(0)) / STUB_BYTES;
-    let found =
-        stubs.get(index).or_else(|| stubs.iter().find(|stub| stub.padding != 0 && stub.padding == at))?;
-    Some((found.next, found.number))
+    stubs.get(index).or_else(|| stubs.iter().find(|stub| stub.padding != 0 && stub.padding == at))
 }
 
 fn stub(index: usize) -> usize {
     memspill_stubs as *const () as usize + index * STUB_BYTES
-}
-
-/// Calls to which nothing happens in the handler but that their memory is published and brought.
-fn is_plain(number: usize) -> bool {
-    matches!(number,
-        0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
-        | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
-        && !(windows::is_on() && windows::answers(number))
-        && calls::find(number).is_some()
 }
 
 /// A call has trapped, and what follows it is at `next`.
@@ -194,9 +207,20 @@ pub fn before_first_thread() {
         ] {
             code.rewrite_function(function);
         }
-        code.rewrite_futex(sys::weak!("pthread_mutex_lock"));
+        code.rewrite_function(files::next_syscall());
+        code.rewrite_around(sys::weak!("pthread_mutex_lock"));
     }
     stop(HAS_THREADS);
+}
+
+/// What stands before a syscall whose number was set before: `mov N(%rsp), %rax`, `mov %r11, N(%rsp)`,
+/// `mov N(%rsp), %r9`. Each does the same wherever it is, and when it is done again: it does not know its own
+/// place, and leaves the stack pointer and what it reads as they are.
+fn may_be_copied(instruction: [u8; JUMP_BYTES]) -> bool {
+    matches!(
+        instruction,
+        [0x48, 0x8b, 0x44, 0x24, _] | [0x4c, 0x89, 0x5c, 0x24, _] | [0x4c, 0x8b, 0x4c, 0x24, _]
+    )
 }
 
 fn is_near(at: usize) -> bool {
@@ -236,41 +260,41 @@ impl Code {
         (is_within && self.write(at, &jump(at, to)?)).then_some(())
     }
 
-    /// As `rewrite`, of a call whose number the code says.
+    /// As `rewrite`, of a call whose number the code says, or does not.
     fn rewrite_unknown(&self, site: usize) {
-        match gadget::read::<[u8; 5]>(site.wrapping_sub(5)) {
-            Some([0xb8, low, high, 0, 0]) => {
-                self.rewrite(site, usize::from(low) | usize::from(high) << 8);
-            }
-            Some([_, _, _, 0x31, 0xc0]) => {
-                self.rewrite(site, 0);
-            }
-            _ => {}
-        }
+        let number = match gadget::read::<[u8; JUMP_BYTES]>(site.wrapping_sub(JUMP_BYTES)) {
+            Some([0xb8, low, high, 0, 0]) => usize::from(low) | usize::from(high) << 8,
+            Some([_, _, _, 0x31, 0xc0]) => 0,
+            Some(instruction) if may_be_copied(instruction) => nr::FUTEX,
+            _ => return,
+        };
+        self.rewrite(site, number);
     }
 
     /// The sites in the first bytes of a function.
     fn rewrite_function(&self, function: usize) {
         const BYTES: usize = 128;
-        /// What follows each system call of the C library that may fail: `cmp $-4096, %rax`.
-        const COMPARE: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+        /// What follows each system call of the C library that may fail: `cmp $-4096, %rax`, or -4095.
+        const COMPARE: [[u8; 6]; 2] =
+            [[0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff], [0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff]];
         if function == 0 || !is_near(function) {
             return;
         }
         let Some(code) = gadget::read::<[u8; BYTES]>(function) else { return };
-        for (at, window) in code.windows(SYSCALL.len() + COMPARE.len()).enumerate() {
-            if window.starts_with(&SYSCALL) && window.ends_with(&COMPARE) {
+        for (at, window) in code.windows(SYSCALL.len() + COMPARE[0].len()).enumerate() {
+            if window.starts_with(&SYSCALL) && COMPARE.iter().any(|compare| window.ends_with(compare)) {
                 self.rewrite_unknown(function + at);
             }
         }
     }
 
-    /// The sites of futex, which have no name: they lie where the C library's functions about threads do.
-    fn rewrite_futex(&self, function: usize) {
+    /// The sites of futex, and that of calls at which a thread can be cancelled, which have no name: they lie
+    /// where the C library's functions about threads do.
+    fn rewrite_around(&self, function: usize) {
         const AROUND: usize = 40 << 10;
         const CHUNK: usize = 512;
-        let pattern = [0xb8, nr::FUTEX as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
-        let whole = pattern.len();
+        let futex = [0xb8, nr::FUTEX as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
+        let whole = CANCELLABLE.len();
         if function == 0 || !is_near(function) {
             return;
         }
@@ -279,8 +303,13 @@ impl Code {
             // What is not there is no code.
             let code = gadget::read::<[u8; CHUNK]>(at).unwrap_or([0; CHUNK]);
             for (offset, window) in code.windows(whole).enumerate() {
-                if window.first() == pattern.first() && window == pattern {
-                    self.rewrite(at + offset + whole - SYSCALL.len(), nr::FUTEX);
+                let is_site = match window.first() {
+                    Some(0xb8) => window.starts_with(&futex),
+                    Some(0x4c) => window == CANCELLABLE,
+                    _ => false,
+                };
+                if is_site {
+                    self.rewrite(at + offset + JUMP_BYTES, nr::FUTEX);
                 }
             }
             at += CHUNK - (whole - 1);
@@ -293,18 +322,25 @@ impl Code {
             return None;
         }
         let [prefix, before @ ..] = gadget::read::<[u8; 8]>(site.checked_sub(6)?)?;
+        if let Some((first, behind)) = before.split_first_chunk::<JUMP_BYTES>()
+            && may_be_copied(*first)
+            && behind == SYSCALL
+        {
+            let stub = self.make_stub(site, ANY, *first, 0)?;
+            return self.write_jump(site - JUMP_BYTES, stub);
+        }
         // It is a part of the instruction then, which has another register.
         if matches!(prefix, 0x40..=0x4f) {
             return None;
         }
-        let moves = [0xb8, number as u8, (number >> 8) as u8, 0, 0, SYSCALL[0], SYSCALL[1]];
-        if before == moves {
-            let stub = self.make_stub(site, number, 0)?;
-            return self.write_jump(site - 5, stub);
+        let sets_number = [0xb8, number as u8, (number >> 8) as u8, 0, 0];
+        if before.starts_with(&sets_number) && before.ends_with(&SYSCALL) {
+            let stub = self.make_stub(site, number, sets_number, 0)?;
+            return self.write_jump(site - JUMP_BYTES, stub);
         }
         if number == 0 && matches!(before, [_, _, _, 0x31, 0xc0, 0x0f, 0x05]) {
             let (from, to) = self.padding_near(site)?;
-            let stub = self.make_stub(site, number, from)?;
+            let stub = self.make_stub(site, number, sets_number, from)?;
             let short = i8::try_from(from as isize - site as isize).ok()?;
             // SAFETY: there is one thread.
             unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
@@ -320,17 +356,22 @@ impl Code {
         None
     }
 
-    fn make_stub(&self, site: usize, number: usize, padding: usize) -> Option<usize> {
+    /// `first`: the instruction that is done there in place of that before the site.
+    fn make_stub(
+        &self,
+        site: usize,
+        number: usize,
+        first: [u8; JUMP_BYTES],
+        padding: usize,
+    ) -> Option<usize> {
         let index = SITES.made.load(Ordering::Relaxed);
         if index >= STUBS {
             return None;
         }
         let (at, next) = (stub(index), site + SYSCALL.len());
         let mut code = [0xcc; STUB_BYTES];
-        let number_bytes = (number as u32).to_le_bytes();
         let behind = i32::try_from(next as isize - (at + 12) as isize).ok()?.to_le_bytes();
-        let parts: [&[u8]; 5] =
-            [&[0xb8], &number_bytes, &[0x48, 0x8d, 0x0d], &behind, &jump(at + 12, enter::site())?];
+        let parts: [&[u8]; 4] = [&first, &[0x48, 0x8d, 0x0d], &behind, &jump(at + 12, enter::site())?];
         for (place, byte) in code.iter_mut().zip(parts.into_iter().flatten()) {
             *place = *byte;
         }

@@ -114,25 +114,25 @@ pub fn leave() {
 
 /// Is it such a call? (Filters of system calls are seen elsewhere.)
 pub fn ends_with(number: usize) -> bool {
-    const CALLS: [usize; 16] = [
-        105, // setuid
-        106, // setgid
-        113, // setreuid
-        114, // setregid
-        116, // setgroups
-        117, // setresuid
-        119, // setresgid
-        122, // setfsuid
-        123, // setfsgid
-        126, // capset
-        151, // mlockall
-        155, // pivot_root
-        161, // chroot
-        272, // unshare
-        308, // setns
-        444, // landlock_create_ruleset
-    ];
-    CALLS.contains(&number)
+    matches!(
+        number,
+        105 // setuid
+        | 106 // setgid
+        | 113 // setreuid
+        | 114 // setregid
+        | 116 // setgroups
+        | 117 // setresuid
+        | 119 // setresgid
+        | 122 // setfsuid
+        | 123 // setfsgid
+        | 126 // capset
+        | 151 // mlockall
+        | 155 // pivot_root
+        | 161 // chroot
+        | 272 // unshare
+        | 308 // setns
+        | 444 // landlock_create_ruleset
+    )
 }
 
 /// Brings a page that is SWAPPED. False: it is to be asked for.
