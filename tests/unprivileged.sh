@@ -1,6 +1,6 @@
 #!/bin/bash
-# A pager that needs no privilege (user, thread or signal), as a user without any: real programs, and what must
-# hold when things go wrong. The scripts for these run as that user, with that pager for each run of memspill.
+# A pager that needs no privilege (user, thread or signal), as a user without any: real programs, and what
+# must hold when things go wrong. The scripts for these run as that user, with that pager for each run.
 
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
