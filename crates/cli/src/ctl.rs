@@ -119,7 +119,7 @@ fn chosen_runs(args: &CtlArgs) -> Result<Vec<RunSocket>, String> {
     let takes_all = args.all || matches!(args.command, CtlCommand::List);
     match runs.len() {
         _ if takes_all => Ok(runs),
-        0 => Err("no run of ours is under way".into()),
+        0 => Err("no run of ours is under way: memspill run -m SIZE -- COMMAND starts one".into()),
         1 => Ok(runs),
         _ => {
             let pids: Vec<String> = runs.iter().map(|run| run.pid.to_string()).collect();

@@ -125,7 +125,7 @@ impl Screen {
 
     fn draw_title(&self, frame: &mut Frame<'_>, area: Rect) {
         let what = match self.runs.0.len() {
-            0 => "no run of ours is under way".to_owned(),
+            0 => "no run of ours is under way: memspill run -m SIZE -- COMMAND starts one".to_owned(),
             1 => "1 run".to_owned(),
             runs => format!("{runs} runs"),
         };
@@ -273,7 +273,8 @@ fn draw_memory(frame: &mut Frame<'_>, area: Rect, run: &RunView) {
     ]);
     frame.render_widget(Paragraph::new(line), bar);
     let ratio = run.pool_holds_bytes as f64 / run.pool_bytes.max(1) as f64;
-    let ratio = if run.pool_holds_bytes > 0 { format!(" ({ratio:.1} : 1)") } else { String::new() };
+    // One that holds few pages is its own tables, for the most part: 0.0 would say nothing.
+    let ratio = if ratio >= 0.1 { format!(" ({ratio:.1} : 1)") } else { String::new() };
     let text = format!(
         "█ memory {}  ▓ pool {}{ratio}  ▒ other {}  swapped out {}",
         short(run.resident_bytes),
