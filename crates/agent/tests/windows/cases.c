@@ -330,6 +330,33 @@ static void moves(void)
     CHECK(store_used() <= none + 8);
 }
 
+/* Memory that the kernel may drop, which no userfaultfd takes and no child gets, beside memory that is away:
+ * glibc keeps random numbers there. */
+static void droppable(void)
+{
+    start(16);
+    go();
+    unsigned char *at = arena + 15 * PAGE;
+    int flags = MAP_ANONYMOUS | MAP_FIXED | 8;
+    if (mmap(at, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != at) {
+        CHECK(errno == EINVAL);
+        return;
+    }
+    *(volatile unsigned char *)at = 1;
+    CHECK(is_as_written(0, 15));
+    CHECK(away(arena, 15) == 15 && away(at, 1) == 0 && *(volatile unsigned char *)at == 1);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(is_as_written(0, 15) && *(volatile unsigned char *)at == 0 ? 0 : 9);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0 && is_as_written(0, 15));
+    /* In memory of which nothing was away before. */
+    unsigned char *other = map(1024), *within = other + 512 * PAGE;
+    CHECK(mmap(within, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == within);
+    other[511 * PAGE] = 2;
+    CHECK(away(other + 511 * PAGE, 1) == 1 && away(within, 1) == 0 && other[511 * PAGE] == 2);
+}
+
 int __close(int);
 
 /* Each half is a mapping of its own by now, perhaps. */
@@ -566,6 +593,7 @@ static const struct {
     {"in_handlers", in_handlers},
     {"advice", advice},
     {"moves", moves},
+    {"droppable", droppable},
     {"often", often},
     {"keys", keys},
     {"forks", forks},

@@ -35,6 +35,8 @@ const DOFORK: usize = 11;
 const KEEPONFORK: usize = 19;
 const POPULATE_READ: usize = 22;
 
+/// For random numbers, by glibc from 2.41 on.
+const MAP_DROPPABLE: usize = 8;
 const SHM_REMAP: usize = 0o40000;
 const MREMAP_FIXED: usize = 2;
 const MREMAP_DONTUNMAP: usize = 4;
@@ -44,12 +46,21 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     let [addr, len, third, fourth, ..] = args;
     Some(match number {
         nr::MUNMAP => over(number, args, addr, len, UNMAP, drop_all),
-        nr::MMAP => match grow::mmap(args) {
-            Some(result) => result,
-            None if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
-            None if fourth & sys::MAP_ANONYMOUS != 0 => grow::map_open(args),
-            None => return None,
-        },
+        nr::MMAP => {
+            let result = match grow::mmap(args) {
+                Some(result) => result,
+                None if fourth & sys::MAP_FIXED != 0 => over(number, args, addr, len, UNMAP, drop_all),
+                None if fourth & sys::MAP_ANONYMOUS != 0 => grow::map_open(args),
+                None => return None,
+            };
+            // A child gets such memory empty, and no userfaultfd takes it.
+            if let Ok(at) = result
+                && fourth & sys::MAP_TYPE == MAP_DROPPABLE
+            {
+                exclude::exclude(at, len, FOR_FORK);
+            }
+            result
+        }
         BRK => return brk(addr),
         // An int: the upper half says nothing.
         nr::MADVISE => match third as u32 as usize {

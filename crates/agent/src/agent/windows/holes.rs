@@ -42,7 +42,7 @@ use crate::uffd::{
     API, ApiArg, CopyArg, FEATURE_MOVE, FEATURE_SIGBUS, MODE_MISSING, MoveArg, RangeArg, RegisterArg,
     UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
 };
-use crate::words::{EVICTING, EXCLUDED, NONE, Word};
+use crate::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 
 const USER_MODE_ONLY: usize = 1;
 /// Nobody waits for a message.
@@ -293,7 +293,21 @@ fn register_piece(start: usize, to: usize, prot: usize) -> Result<()> {
     }
     // They are there by now, or nothing has changed.
     each_marked(start, to, |word| table::finish(word, Word::EMPTY));
-    result
+    match result {
+        // No userfaultfd takes such memory (MAP_DROPPABLE).
+        Err(sys::EINVAL) if stays(start, to) => Ok(()),
+        other => other,
+    }
+}
+
+/// Has all of it stay that is not away. False: something is away there, or there is no memory for the words.
+fn stays(start: usize, to: usize) -> bool {
+    (start..to).step_by(PAGE).all(|page| {
+        let Ok(word) = table::obtain(page) else { return false };
+        let seen = table::load(word);
+        seen.state() == EXCLUDED
+            || seen.state() == NONE && table::turn(word, seen, Word::excluded(FOR_KERNEL))
+    })
 }
 
 /// What is missing, and has no word, is marked.
