@@ -192,6 +192,8 @@ pub struct Scratch {
     single: Vec<PageBuf>,
     windows: Vec<PageBuf>,
     folios: Vec<PageBuf>,
+    /// Nobody but the fault that this thread serves needs it: reads may block (`Backing::read_and_wait`).
+    pub waits_for_reads: bool,
 }
 
 /// How many buffers of one page, of `WINDOW_MAX` pages, and of `FOLIO_MAX` pages, are kept. There are as many

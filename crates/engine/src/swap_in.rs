@@ -516,7 +516,12 @@ impl SwapIn<'_> {
         let slots = job.slots();
         let device = &self.swap.devices[job.pages[0].device() as usize];
         let token = self.reads.start(queue, job);
-        match device.backing.read(queue, ReadRequest { token, slots, buf }) {
+        let request = ReadRequest { token, slots, buf };
+        let started = match self.scratch.waits_for_reads {
+            true => device.backing.read_and_wait(queue, request),
+            false => device.backing.read(queue, request),
+        };
+        match started {
             ReadStart::Done(done) => self.read_done(done),
             ReadStart::Pending => Outcome::Pending(token),
         }

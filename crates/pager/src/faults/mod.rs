@@ -1,5 +1,6 @@
 //! Page faults and events of all processes: read, put in order, answered.
 
+mod alone;
 pub mod doorbell;
 mod events;
 pub(crate) mod files;
