@@ -295,8 +295,10 @@ pub fn next(from: usize, end: usize) -> Option<(usize, &'static AtomicU64)> {
     let (mut at, end) = (from & !(PAGE - 1), end.min(TOP));
     while at < end {
         let Some(leaf) = leaf(at >> LEAF_BITS) else {
-            // Past it: it may just be being made.
-            at = skip_to_leaf(((at >> LEAF_BITS) + 1) << LEAF_BITS);
+            // Past it: it may just be being made. (Each call comes here with what it uses: most of that is
+            // within one GiB, and to look for the next leaf takes longer than the call.)
+            let past = ((at >> LEAF_BITS) + 1) << LEAF_BITS;
+            at = if past < end { skip_to_leaf(past) } else { end };
             continue;
         };
         let (bits, bit) = group_of(leaf, at);
