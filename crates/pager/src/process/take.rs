@@ -195,6 +195,14 @@ impl Taker<'_> {
     /// has started by exec), and have that one's memory put into its own.
     fn is_of_one(&self) -> Option<bool> {
         let agent = self.agent;
+        // By its answer the evictor has emptied what earlier calls of this function wanted empty. It would
+        // empty the page that is filled here else, and not seem to be of this address space; and of calls
+        // that follow each other at once none would leave it time to read its commands.
+        match agent.evictor.call(OP_POPULATE, &[], 0, Instant::now() + EVICTOR_ANSWERS) {
+            Ok(()) => {}
+            Err(Failed::Broken) => return Some(false),
+            Err(_) => return None,
+        }
         // In the half that the next batch does not use: it is emptied before that one has been answered.
         let other_half = (1 - agent.half.load(Ordering::Relaxed)) * HALF_PAGES;
         let staged = agent.ready.staging_addr + u64::from(other_half) * PAGE_SIZE as u64;
