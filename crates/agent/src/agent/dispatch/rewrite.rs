@@ -37,7 +37,7 @@ use super::context::Registers;
 use super::hold::is_plain;
 use super::{enter, gadget};
 use crate::sys::{self, PAGE, nr};
-use crate::{files, region, windows};
+use crate::{files, region};
 
 /// A site that has trapped so often is rewritten: by then it is worth it.
 const TRAPS: u32 = 8;
