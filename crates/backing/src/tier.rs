@@ -257,30 +257,6 @@ impl TierBacking {
         self.ram.give_spare_back();
         self.usage().ram_bytes < before
     }
-
-    /// From the pool what is there, and the rest from the file. `waits`: that may block.
-    fn read_either(&self, queue: QueueId, mut request: ReadRequest, waits: bool) -> ReadStart {
-        assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
-        let mut results = Vec::with_capacity(request.slots.len());
-        let mut wanted = Vec::new();
-        with_scratch(|codec, scratch| {
-            for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
-                results.push(match self.ram.load(slot.0, page, codec, scratch) {
-                    Loaded::Here => Ok(()),
-                    Loaded::Failed(error) => Err(error),
-                    Loaded::InFile(place) => {
-                        wanted.push((index, place));
-                        Ok(())
-                    }
-                });
-            }
-        });
-        if wanted.is_empty() {
-            let ReadRequest { token, slots, buf } = request;
-            return ReadStart::Done(ReadDone { token, slots, buf, results });
-        }
-        self.file.read_some(queue, request, &wanted, results, waits)
-    }
 }
 
 impl Backing for TierBacking {
@@ -357,12 +333,27 @@ impl Backing for TierBacking {
         self.ram.enqueue(&entries);
     }
 
-    fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        self.read_either(queue, request, false)
-    }
-
-    fn read_and_wait(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        self.read_either(queue, request, true)
+    fn read(&self, queue: QueueId, mut request: ReadRequest) -> ReadStart {
+        assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
+        let mut results = Vec::with_capacity(request.slots.len());
+        let mut wanted = Vec::new();
+        with_scratch(|codec, scratch| {
+            for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
+                results.push(match self.ram.load(slot.0, page, codec, scratch) {
+                    Loaded::Here => Ok(()),
+                    Loaded::Failed(error) => Err(error),
+                    Loaded::InFile(place) => {
+                        wanted.push((index, place));
+                        Ok(())
+                    }
+                });
+            }
+        });
+        if wanted.is_empty() {
+            let ReadRequest { token, slots, buf } = request;
+            return ReadStart::Done(ReadDone { token, slots, buf, results });
+        }
+        self.file.read_some(queue, request, &wanted, results)
     }
 
     fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {

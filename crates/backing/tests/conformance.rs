@@ -115,39 +115,18 @@ fn wait_readable(backing: &dyn Backing, queue: u32) {
 }
 
 fn start(backing: &dyn Backing, queue: u32, token: u64, slots: &[u32]) -> Option<ReadDone> {
-    start_by(queue, token, slots, |queue, request| backing.read(queue, request))
-}
-
-fn start_by(
-    queue: u32,
-    token: u64,
-    slots: &[u32],
-    read: impl FnOnce(QueueId, ReadRequest) -> ReadStart,
-) -> Option<ReadDone> {
     let slots: Vec<SlotIndex> = slots.iter().copied().map(SlotIndex).collect();
     let mut buf = page_buf(slots.len());
     // A read that does nothing must be seen.
     buf.iter_mut().for_each(|page| page.0.fill(0xa5));
-    match read(QueueId(queue), ReadRequest { token, slots, buf }) {
+    match backing.read(QueueId(queue), ReadRequest { token, slots, buf }) {
         ReadStart::Done(done) => Some(done),
         ReadStart::Pending => None,
     }
 }
 
 fn read(backing: &dyn Backing, queue: u32, slots: &[u32]) -> ReadDone {
-    ended(backing, queue, slots, start(backing, queue, TOKEN, slots))
-}
-
-/// The same for one slot, by a caller that would wait.
-fn read_and_wait(backing: &dyn Backing, queue: u32, slot: u32) -> ReadDone {
-    let read = |queue, request| backing.read_and_wait(queue, request);
-    ended(backing, queue, &[slot], start_by(queue, TOKEN, &[slot], read))
-}
-
-const TOKEN: u64 = 4711;
-
-fn ended(backing: &dyn Backing, queue: u32, slots: &[u32], at_once: Option<ReadDone>) -> ReadDone {
-    let done = at_once.unwrap_or_else(|| {
+    let done = start(backing, queue, 4711, slots).unwrap_or_else(|| {
         let mut done = Vec::new();
         while done.is_empty() {
             wait_readable(backing, queue);
@@ -156,7 +135,7 @@ fn ended(backing: &dyn Backing, queue: u32, slots: &[u32], at_once: Option<ReadD
         assert_eq!(done.len(), 1, "one read was started");
         done.remove(0)
     });
-    assert_eq!(done.token, TOKEN);
+    assert_eq!(done.token, 4711);
     assert_eq!(done.slots.iter().map(|slot| slot.0).collect::<Vec<_>>(), slots);
     assert_eq!(done.results.len(), slots.len());
     done
@@ -168,9 +147,6 @@ fn expect(backing: &dyn Backing, queue: u32, wanted: &[(u32, Page)]) {
     for (index, (slot, page)) in wanted.iter().enumerate() {
         assert_eq!(done.results[index], Ok(()), "read of slot {slot}");
         assert!(done.buf[index].0 == page.0, "slot {slot} came back with other bytes");
-        let waited = read_and_wait(backing, queue, *slot);
-        assert_eq!(waited.results[0], Ok(()), "read of slot {slot}, waited for");
-        assert!(waited.buf[0].0 == page.0, "slot {slot} came back with other bytes, waited for");
         // What is at hand is the same, and not worth keeping.
         let mut now = page_of(*slot, 0xa5a5);
         if let Some(result) = backing.read_now(SlotIndex(*slot), &mut now) {
@@ -735,19 +711,6 @@ fn memory_really_returns() {
 }
 
 // ---------------------------------------------------------------- file
-
-/// By rings nobody is told of it.
-#[test]
-fn a_page_that_is_waited_for_is_there_at_once() {
-    let file = file(IoEngine::Auto);
-    write_good(&file, 0, &[(7, noise_page(7))]);
-    let done = start_by(0, TOKEN, &[7], |queue, request| file.read_and_wait(queue, request));
-    let done = done.expect("it is not under way");
-    assert!(done.results == [Ok(())] && done.buf[0].0 == noise_page(7).0);
-    let mut told = Vec::new();
-    file.reap(QueueId(0), &mut told);
-    assert!(told.is_empty());
-}
 
 #[test]
 fn io_engine_is_as_asked() {

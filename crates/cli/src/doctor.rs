@@ -128,6 +128,8 @@ struct Facts {
     /// Trapping system calls (Syscall User Dispatch), by the program that is run.
     dispatch: Tried,
     own_memory: Tried,
+    /// PROCMAP_QUERY, of itself.
+    own_mappings: Tried,
     /// None where no userfaultfd of any kind could be had.
     uffd_features: Option<u64>,
     event_fork: Tried,
@@ -194,6 +196,7 @@ impl Facts {
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
             dispatch: tried(probe::dispatch()),
             own_memory: tried(probe::own_memory()),
+            own_mappings: tried(probe::own_mappings()),
             uffd_features: features,
             event_fork,
             pagemap_scan: tried(probe::pagemap_scan()),
@@ -417,6 +420,7 @@ fn thread_obstacle(facts: &Facts) -> Option<String> {
         ("userfaultfd for user mode", facts.uffd_user_mode),
         (DISPATCH, facts.dispatch),
         (OWN_MEMORY, facts.own_memory),
+        ("PROCMAP_QUERY (Linux 6.11)", facts.own_mappings),
         (CHILD_PAGEMAP, facts.child_pagemap),
     ];
     first_missing(&needed)
@@ -1032,6 +1036,7 @@ mod tests {
             uffd_user_mode: Ok(()),
             dispatch: Ok(()),
             own_memory: Ok(()),
+            own_mappings: Ok(()),
             uffd_features: Some(feature::KNOWN),
             event_fork: Ok(()),
             pagemap_scan: Ok(()),
@@ -1130,6 +1135,8 @@ mod tests {
         assert_eq!(possible(&no_own, Wanted::Auto), Some(Pager::User));
         assert!(line.found.contains(&format!("nor thread ({OWN_MEMORY}")), "{line:?}");
         assert_eq!(names(&no_own, Wanted::Thread, Level::Fail)[0], "pager");
+        let old = Facts { own_mappings: Err(libc::ENOTTY), ..plain_user() };
+        assert_eq!(possible(&old, Wanted::Auto), Some(Pager::User));
         assert_eq!(names(&strict, Wanted::User, Level::Fail), ["pager", "child's memory"]);
     }
 

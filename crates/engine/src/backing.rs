@@ -180,9 +180,8 @@ pub enum Chore {
     Close,
 }
 
-/// Five methods make a backing. The others are for one whose reads take time (`read_and_wait`, `reap`,
-/// `poll_fd`) or none (`read_now`), whose writes are dear (`keeps`), or that has something to tidy up
-/// (`housekeep`).
+/// Five methods make a backing. The others are for one whose reads take time (`reap`, `poll_fd`) or none
+/// (`read_now`), whose writes are dear (`keeps`), or that has something to tidy up (`housekeep`).
 pub trait Backing: Send + Sync {
     fn properties(&self) -> Properties;
 
@@ -192,12 +191,6 @@ pub trait Backing: Send + Sync {
 
     /// Start a read. Never blocks on a device.
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart;
-
-    /// As `read`, for a caller that has nothing else to do until it has ended: it may block for as long as
-    /// the device takes.
-    fn read_and_wait(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        self.read(queue, request)
-    }
 
     /// Read one page here and now, if its bytes are in RAM: no device, no queue, nothing on the heap. None:
     /// it has to go by `read`. Where this gives a page, its slot is not worth keeping (`keeps`) afterwards.

@@ -10,8 +10,7 @@ use crate::sync::Arc;
 use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, page_buf};
 use crate::word::SwapEntry;
 
-/// Most pages brought by one fault, unless it brings a folio, or zeros where there is plenty of room.
-pub const WINDOW_MAX: usize = 32;
+pub use crate::memory::WINDOW_MAX;
 /// Most pages of zeros that one fault brings: a chunk. A program that fills new memory in order pays for few
 /// faults, and what a stream has brought too much is less than what it has used.
 pub const ZERO_WINDOW_MAX: usize = CHUNK_PAGES as usize;
@@ -192,8 +191,6 @@ pub struct Scratch {
     single: Vec<PageBuf>,
     windows: Vec<PageBuf>,
     folios: Vec<PageBuf>,
-    /// Nobody but the fault that this thread serves needs it: reads may block (`Backing::read_and_wait`).
-    pub waits_for_reads: bool,
 }
 
 /// How many buffers of one page, of `WINDOW_MAX` pages, and of `FOLIO_MAX` pages, are kept. There are as many

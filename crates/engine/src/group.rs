@@ -51,6 +51,7 @@ const STOCK_PAGES_MAX: u64 = 64;
 const STOCK_PART: u64 = 1024;
 /// What part of its limit is free where there is plenty.
 const PLENTY_PART: u64 = 8;
+const PLENTY_BYTES_MIN: u64 = 8 << 20;
 
 /// What a group is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -455,11 +456,13 @@ impl Group {
     pub fn above_low_mark(&self) -> bool {
         self.usage_bytes() + 2 * self.gap_bytes() > self.target_bytes()
     }
-    /// An eighth of what it may have is free, here and above: some pages too many do no harm.
+    /// An eighth of what it may have is free, and some MiB are, here and above: some pages too many do no
+    /// harm.
     pub(crate) fn has_plenty(&self) -> bool {
         self.chain().all(|group| {
             let target = group.target_bytes();
-            group.usage_bytes() + group.gap_bytes() <= target - target / PLENTY_PART
+            let free = (target / PLENTY_PART).max(PLENTY_BYTES_MIN);
+            group.usage_bytes() + group.gap_bytes() <= target.saturating_sub(free)
         })
     }
     /// No room for even one page, here or above, whatever lies in stocks.

@@ -78,6 +78,9 @@ pub enum Take {
     Gone,
 }
 
+/// Most pages brought by one fault, unless it brings a folio, or zeros where there is plenty of room.
+pub const WINDOW_MAX: usize = 32;
+
 pub trait Memory: Send + Sync {
     /// Take the pages of `runs` out. `outcome` gets one entry per page, in order. `frames[i]` receives the
     /// bytes of the i-th page that is `Moved`.
@@ -86,6 +89,12 @@ pub trait Memory: Send + Sync {
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill;
     /// Fill with zeros. `write`: the fault was a store, so the shared zero page would not do.
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill;
+
+    /// So many pages of zeros may be put at once at most.
+    fn zeros_max(&self) -> usize {
+        WINDOW_MAX
+    }
+
     /// A fault was told on a page that is RESIDENT: where it may have vanished without a change that is told,
     /// it is filled with zeros, if it is not there.
     fn put_vanished(&self, vpn: Vpn) -> Fill {

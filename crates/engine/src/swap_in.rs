@@ -313,7 +313,7 @@ impl SwapIn<'_> {
     /// The window of a page that is new. One that ends with its chunk meets the next fault behind it.
     fn zero_window(&self, space: &Space, vpn: Vpn) -> Window {
         let has_plenty = space.group(self.swap).has_plenty();
-        let max = if has_plenty { ZERO_WINDOW_MAX } else { WINDOW_MAX };
+        let max = if has_plenty { space.memory.zeros_max().min(ZERO_WINDOW_MAX) } else { WINDOW_MAX };
         let mut streams = space.streams();
         let window = streams.fault(vpn, max as u64);
         let chunk_end = (vpn.0 - index(vpn) as u64) + CHUNK_PAGES;
@@ -516,12 +516,7 @@ impl SwapIn<'_> {
         let slots = job.slots();
         let device = &self.swap.devices[job.pages[0].device() as usize];
         let token = self.reads.start(queue, job);
-        let request = ReadRequest { token, slots, buf };
-        let started = match self.scratch.waits_for_reads {
-            true => device.backing.read_and_wait(queue, request),
-            false => device.backing.read(queue, request),
-        };
-        match started {
+        match device.backing.read(queue, ReadRequest { token, slots, buf }) {
             ReadStart::Done(done) => self.read_done(done),
             ReadStart::Pending => Outcome::Pending(token),
         }

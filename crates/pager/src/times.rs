@@ -1,15 +1,13 @@
 //! What waits for what, how long, and why: all times of the pager.
 //!
-//! Nobody waits without a limit for something that a program, a person or a disk decides, but for those
-//! three: the main thread waits for the command, and at the end for writes to swap files that have a name; a
-//! pager for a read of the only one that faults, and if that takes long others serve in its place.
+//! Nobody waits without a limit for something that a program, a person or a disk decides, but for those two:
+//! the main thread waits for the command, and at the end for writes to swap files that have a name.
 //!
 //! ```text
 //!   who                     for what                                 how long         then
 //!   a reclaimer             an evictor's reply, with the batch lock  EVICTOR_ANSWERS  cut off, and set aside
 //!   a reclaimer             an evictor that another one uses         EVICTOR_TURN     another is picked
 //!   a reclaimer             a process that cannot answer             not at all       aside: LOOK_ASIDE
-//!   a pager                 a read, for the only one that faults     until it ends    others, PAGER_STUCK
 //!   a pager                 the MOVE lock, inside the gate           MOVE_LOCK        MOVE_LOCK_AGAIN
 //!   a pager                 the rest of a change's events            CHANGE_ENDS      a fork is hopeless
 //!   a pager, door, monitor  the batch lock, inside the gate          as a reclaimer's reply
@@ -66,6 +64,8 @@ pub const EVICTOR_TURN: Duration = EVICTOR_ANSWERS;
 /// The monitor waits for an evictor that others use before it registers, where what is registered is
 /// marked; the door, before a fork. Else they come again.
 pub const MARKS_TURN: Duration = ms(5);
+/// So long the evictor's turn is kept for these until they have come again.
+pub const TURN_IS_KEPT: Duration = ms(20);
 /// The door waits so long for a change that was under way when a fork ended: whoever is in the middle of it
 /// may have to wait for a CPU, and the child is lost without it.
 pub const FORK_SETTLES: Duration = CHANGE_ENDS;
@@ -100,9 +100,6 @@ pub const PUT_OFF_AGAIN: Duration = us(100);
 pub const NO_MEMORY: Duration = ms(1);
 /// A pager that is at work for this long may wait for a batch of a process that stands still.
 pub const PAGER_STUCK: Duration = ms(10);
-
-/// A pager that waits for a disk (faults/alone.rs) does so where reads take no longer than this on average.
-pub const WAITED_READ: Duration = ms(1);
 
 // Reclaim.
 

@@ -254,22 +254,14 @@ impl FileBacking {
         }
     }
 
-    fn read_all(&self, queue: QueueId, request: ReadRequest, waits: bool) -> ReadStart {
-        let wanted: Vec<(usize, SlotIndex)> = request.slots.iter().copied().enumerate().collect();
-        let results = vec![Ok(()); wanted.len()];
-        self.read_some(queue, request, &wanted, results, waits)
-    }
-
     /// Read some pages of a request: `wanted` has their indices there, ascending, and where they lie in the
-    /// file. `results` has the others filled in, one entry for each of the request's slots. `waits`: it may
-    /// block.
+    /// file. `results` has the others filled in, one entry for each of the request's slots.
     pub(crate) fn read_some(
         &self,
         queue: QueueId,
         request: ReadRequest,
         wanted: &[(usize, SlotIndex)],
         mut results: Vec<Result<(), BackingError>>,
-        waits: bool,
     ) -> ReadStart {
         let ReadRequest { token, slots, buf } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
@@ -283,7 +275,7 @@ impl FileBacking {
             }
         }
         let op = ReadOp { tag: Reading { token, slots, results, started: Instant::now() }, buf, runs };
-        match self.queues.read(queue, self.medium.as_fd(), op, waits) {
+        match self.queues.read(queue, self.medium.as_fd(), op) {
             None => ReadStart::Pending,
             Some(op) => ReadStart::Done(self.finish(op)),
         }
@@ -358,11 +350,9 @@ impl Backing for FileBacking {
     }
 
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        self.read_all(queue, request, false)
-    }
-
-    fn read_and_wait(&self, queue: QueueId, request: ReadRequest) -> ReadStart {
-        self.read_all(queue, request, true)
+        let wanted: Vec<(usize, SlotIndex)> = request.slots.iter().copied().enumerate().collect();
+        let results = vec![Ok(()); wanted.len()];
+        self.read_some(queue, request, &wanted, results)
     }
 
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {

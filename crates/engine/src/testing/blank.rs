@@ -3,6 +3,7 @@
 use crate::backing::{
     AtRest, Backing, BackingError, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
+use crate::fill::ZERO_WINDOW_MAX;
 use crate::memory::{Fill, Memory, PageRun, Stop, Take};
 use crate::sync::{EventCount, Ordering};
 use crate::units::{Page, SlotIndex, Vpn};
@@ -18,6 +19,9 @@ impl Memory for BlankMemory {
     }
     fn put(&self, _: Vpn, pages: &[Page]) -> Fill {
         Fill { pages: pages.len(), stop: Stop::Done }
+    }
+    fn zeros_max(&self) -> usize {
+        ZERO_WINDOW_MAX
     }
     fn put_zero(&self, _: Vpn, pages: usize, _: bool) -> Fill {
         Fill { pages, stop: Stop::Done }

@@ -36,6 +36,7 @@ use crate::process::wire;
 use crate::run::Run;
 use crate::times::{FORK_SETTLES, MARKS_TURN};
 use memspill_agent::protocol::{MAGIC, Prepared};
+use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;
 use memspill_engine::units::{Page, SpaceId, Vpn};
@@ -117,6 +118,9 @@ impl Memory for Later {
         self.0.get().map_or(NOTHING, |memory| memory.put(vpn, pages))
     }
 
+    fn zeros_max(&self) -> usize {
+        self.0.get().map_or(WINDOW_MAX, |memory| memory.zeros_max())
+    }
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
         self.0.get().map_or(NOTHING, |memory| memory.put_zero(vpn, pages, write))
     }

@@ -1,6 +1,5 @@
 //! Page faults and events of all processes: read, put in order, answered.
 
-mod alone;
 pub mod doorbell;
 mod events;
 pub(crate) mod files;

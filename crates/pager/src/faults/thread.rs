@@ -13,13 +13,13 @@
 //!
 //! A thread that loses the race for a message finds nothing to read. No pager waits for another one: a fill
 //! that meets an event (EAGAIN) is put off and tried again, and a fault that finds no room waits in a queue,
-//! not on this thread. Nor does it wait for a disk, unless nobody else would wait for it (`alone.rs`).
+//! not on this thread.
 //!
 //! Tried: epoll without waiting for up to 200 µs while a read of a disk is in flight. Random reads were
 //! served 10 % faster, for half as much CPU time again; an idle machine is worth more than that. Nor do CPUs
-//! that are kept awake bring more, or pagers on the CPU that the disk interrupts (docs/benchmarks.md).
+//! that are kept awake bring more, or pagers on the CPU that the disk interrupts; and to wait for the read of
+//! a lone fault brought 7 % at most, for a pager that serves nobody while a disk hangs (docs/benchmarks.md).
 
-use crate::faults::alone::Alone;
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
@@ -52,7 +52,6 @@ pub struct FaultThread<'a> {
     put_off: Vec<(FillJob, Option<Arc<Process>>)>,
     /// Whose faults wait for reads, by the token of the read.
     reading: HashMap<u64, Arc<Process>>,
-    alone: Alone,
     messages: Vec<Event>,
     /// Those of which there is more to be read, though nothing may say so again.
     unread: Vec<Weak<Process>>,
@@ -85,7 +84,6 @@ impl<'a> FaultThread<'a> {
             put_off: Vec::new(),
             unread: Vec::new(),
             reading: HashMap::new(),
-            alone: Alone::default(),
             messages: Vec::new(),
             known: HashMap::new(),
             countdown: Countdown::new(index),
@@ -159,11 +157,6 @@ impl<'a> FaultThread<'a> {
         }
     }
 
-    /// May the read for a fault be waited for? Nobody else's page is under way by this thread either.
-    fn may_wait(&self) -> bool {
-        self.alone.may_wait() && self.reading.is_empty() && self.put_off.is_empty()
-    }
-
     /// Pages that threads of the process have brought by themselves, out of a pool.
     fn note_early(&mut self, process: &Arc<Process>) {
         let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
@@ -221,19 +214,12 @@ impl<'a> FaultThread<'a> {
         drop(events_guard);
         let mut messages = std::mem::take(&mut self.messages);
         let faults = messages.iter().filter(|m| matches!(m, Event::Fault { .. })).count();
-        if faults > 0 {
-            self.alone.note_fault(process.key, faults == 1 && process.home.is_one());
-        }
         process.stall.in_flight.enter(faults as u64, us_of(start));
         messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.run.token.is_held_by(*tid)));
         for message in &messages {
             if let Event::Fault { addr, write, tid } = message {
-                self.scratch.waits_for_reads = self.may_wait();
                 let waits = self.serve_fault(process, *addr, *write, *tid, start);
                 let now = Instant::now();
-                if std::mem::take(&mut self.scratch.waits_for_reads) {
-                    self.alone.note_served(now - start);
-                }
                 self.shared_state().fault_ns.record(now - start);
                 if waits == Waits::No {
                     process.stall.in_flight.leave(us_of(now));

@@ -12,6 +12,7 @@ use crate::process::shared::SharedMappings;
 use crate::process::take::Taker;
 use crate::process::take_by_link::LinkTaker;
 use memspill_agent::link::Hint;
+use memspill_engine::fill::{WINDOW_MAX, ZERO_WINDOW_MAX};
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_engine::word::SwapEntry;
@@ -105,8 +106,7 @@ impl Memory for ProcessMemory {
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
-        static ZEROS: [Page; memspill_engine::fill::WINDOW_MAX] =
-            [Page::ZERO; memspill_engine::fill::WINDOW_MAX];
+        static ZEROS: [Page; WINDOW_MAX] = [Page::ZERO; WINDOW_MAX];
         if self.is_shared(vpn, pages) {
             return NOT_OURS;
         }
@@ -125,15 +125,19 @@ impl Memory for ProcessMemory {
         if write && (pages == 1 || self.agent().is_some()) {
             let open = self.without_guard(vpn, accessible);
             return self.filled_in_part(pages, open, |open| {
-                in_pieces(open, ZEROS.len(), |done, count| {
-                    fill(self.uffd.copy(Vpn(vpn.0 + done as u64).addr(), bytes_of(&ZEROS[..count])))
-                })
+                fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open])))
             });
         }
         // UFFDIO_ZEROPAGE does not replace guards.
         self.filled_in_part(pages, accessible, |pages| {
             fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
         })
+    }
+
+    /// An agent says how far it goes. Without one a call that the kernel takes must hold the page that has
+    /// faulted, for what lies behind that page's mapping may be another userfaultfd's.
+    fn zeros_max(&self) -> usize {
+        if self.uffd.agent().is_some() { ZERO_WINDOW_MAX } else { WINDOW_MAX }
     }
 
     /// Without a userfaultfd a fault is told once. One that was read while this fill was under way is not of
@@ -293,19 +297,6 @@ impl ProcessMemory {
         let is_ours = || Path::new(&format!("/proc/self/task/{tid}")).exists();
         if self.reading.load(Ordering::SeqCst) && is_ours() {
             self.broken.store(true, Ordering::SeqCst);
-        }
-    }
-}
-
-/// One fill by several, of `most` pages each, up to the first one that stops: `fill` says what became of
-/// `count` pages from page `done` on.
-fn in_pieces(pages: usize, most: usize, fill: impl Fn(usize, usize) -> Fill) -> Fill {
-    let mut done = 0;
-    loop {
-        let one = fill(done, most.min(pages - done));
-        done += one.pages;
-        if done == pages || !matches!(one.stop, Stop::Done) {
-            return Fill { pages: done, ..one };
         }
     }
 }

@@ -141,9 +141,14 @@ impl Process {
         self.evictor.take(limit)
     }
 
+    /// The same, before others: for those who come for a moment only, and have others to serve.
+    pub fn take_evictor_first(&self, limit: Duration) -> Option<Held<'_>> {
+        self.evictor.take_first(limit)
+    }
+
     /// Until `end_fork` nothing is taken out, and changes are noted. False: not now.
     pub fn begin_fork(&self, limit: Duration) -> bool {
-        let Some(turn) = self.take_evictor(limit) else { return false };
+        let Some(turn) = self.take_evictor_first(limit) else { return false };
         turn.keep();
         self.fork.begin();
         true

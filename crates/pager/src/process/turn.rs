@@ -7,10 +7,16 @@
 //! within a µs, long before another thread has woken up. Where that was allowed, a fork found no turn for
 //! seconds: its process had closed its gate for the fork, the evictor gave each of the reclaimer's batches up
 //! at that gate after 20 ms, and the reclaimer came with the next one.
+//!
+//! Those who wait for moments only, for they have others to serve (the door and the monitor), come before
+//! all others. One that has given up comes again, and until then the turn is kept for it for a while: a turn
+//! lasts longer than it waits, so it would not stand there when one ends.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::times::TURN_IS_KEPT;
 
 #[derive(Default)]
 pub struct Turn {
@@ -22,9 +28,11 @@ pub struct Turn {
 #[derive(Default)]
 struct State {
     taken: bool,
-    /// The tickets of those who wait, in the order in which they came.
+    /// The tickets of those who wait, in the order in which they have their turns.
     waiting: VecDeque<u64>,
     next_ticket: u64,
+    /// It is kept for somebody who comes before others.
+    kept_until: Option<Instant>,
 }
 
 /// The turn is this one's until it is dropped.
@@ -33,15 +41,41 @@ pub struct Held<'a>(&'a Turn);
 impl Turn {
     /// None: it was not to be had within `limit`.
     pub fn take(&self, limit: Duration) -> Option<Held<'_>> {
+        self.wait(limit, false)
+    }
+
+    /// The same, before all who wait by `take`.
+    pub fn take_first(&self, limit: Duration) -> Option<Held<'_>> {
+        self.wait(limit, true)
+    }
+
+    fn wait(&self, limit: Duration, is_first: bool) -> Option<Held<'_>> {
+        let end = Instant::now() + limit;
         let mut state = self.state.lock().expect("turn");
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.waiting.push_back(ticket);
-        let must_wait = |state: &mut State| state.taken || state.waiting.front() != Some(&ticket);
-        let (mut state, _) = self.changed.wait_timeout_while(state, limit, must_wait).expect("turn");
-        let is_mine = !must_wait(&mut state);
+        if is_first {
+            state.waiting.push_front(ticket);
+        } else {
+            state.waiting.push_back(ticket);
+        }
+        let is_mine = loop {
+            let now = Instant::now();
+            let kept = state.kept_until.filter(|until| !is_first && *until > now);
+            if !state.taken && kept.is_none() && state.waiting.front() == Some(&ticket) {
+                break true;
+            }
+            if now >= end {
+                break false;
+            }
+            let until = kept.map_or(end, |until| until.min(end));
+            state = self.changed.wait_timeout(state, until - now).expect("turn").0;
+        };
         state.waiting.retain(|other| *other != ticket);
         state.taken |= is_mine;
+        if is_first {
+            state.kept_until = (!is_mine).then(|| Instant::now() + TURN_IS_KEPT);
+        }
         drop(state);
         // Whoever is the first one now may have been woken before he was.
         self.changed.notify_all();
@@ -117,6 +151,28 @@ mod tests {
             assert!(first.join().unwrap());
             drop(held);
             assert!(second.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn who_has_others_to_serve_comes_first_and_finds_it_kept() {
+        let turn = Turn::default();
+        let held = turn.take(Duration::ZERO).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| turn.take(Duration::from_secs(20)).map(|_| Instant::now()));
+            while turn.state.lock().unwrap().waiting.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(turn.take_first(Duration::ZERO).is_none());
+            drop(held);
+            // The other one stands first, and waits all the same.
+            let first = turn.take_first(Duration::from_secs(20)).map(|_held| Instant::now());
+            assert!(first.unwrap() < waits.join().unwrap().unwrap());
+            // Who does not come again is not waited for.
+            let held = turn.take(Duration::ZERO).unwrap();
+            assert!(turn.take_first(Duration::ZERO).is_none());
+            drop(held);
+            assert!(turn.take(Duration::from_secs(20)).is_some());
         });
     }
 }

@@ -2,7 +2,8 @@
 //! threads, too. A filter that forbids those would end the program at the next trap, for a reason that
 //! nobody could see; so such a filter is refused, with a line that says so.
 //!
-//! The filter is asked, as the kernel would ask it, about each call that is always needed, and, if it lets
+//! The filter is asked, as the kernel would ask it, about each call that is always needed (more where threads
+//! bring their own pages, by `windows/`), and, if it lets
 //! threads be made, about those that a new thread begins with. What forks need (a socket) is not asked for:
 //! they fail as the filter says. Strict mode allows too little for any of this, and is refused.
 //!
@@ -13,6 +14,7 @@ use core::mem::size_of;
 
 use super::gadget;
 use crate::sys::nr;
+use crate::windows;
 
 const SECCOMP: usize = 317;
 const SET_MODE_STRICT: usize = 0;
@@ -96,7 +98,10 @@ pub fn forbids_too_much(number: usize, args: &[usize; 6]) -> bool {
         || filter.allows(CLONE, forks)
         || filter.allows(FORK, [0; 3])
         || filter.allows(VFORK, [0; 3]);
-    forbids(&ALWAYS) || has_threads && forbids(&THREADS) || has_forks && forbids(&CHILDREN)
+    forbids(&ALWAYS)
+        || windows::is_on() && forbids(&windows::calls_of_threads())
+        || has_threads && forbids(&THREADS)
+        || has_forks && forbids(&CHILDREN)
 }
 
 /// In the program's memory.

@@ -274,7 +274,7 @@ struct Query {
     name: u64,
     build_id: u64,
 }
-const PROCMAP_QUERY: usize = 0xc068_6611;
+pub const PROCMAP_QUERY: usize = 0xc068_6611;
 const _: () = assert!(size_of::<Query>() == 0x68);
 const SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 16;
@@ -365,7 +365,7 @@ struct Scan {
     any_of: u64,
     returned: u64,
 }
-const PAGEMAP_SCAN: usize = 0xc060_6610;
+pub const PAGEMAP_SCAN: usize = 0xc060_6610;
 const _: () = assert!(size_of::<Scan>() == 0x60);
 /// Something is there, or was: a page, an entry of the kernel's swap, a marker.
 const IS_OCCUPIED: u64 = 1 << 3 | 1 << 4;

@@ -50,7 +50,8 @@ use core::arch::asm;
 
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
-use crate::sys::{EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result};
+use crate::sys::{self, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::uffd::UFFDIO_COPY;
 use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
 
 mod change;
@@ -161,7 +162,8 @@ fn thread_pointer() -> usize {
 /// Does with a page of the agent's all that is done with pages later.
 fn try_out(page: usize) -> Result<()> {
     if holes::are_registered() {
-        return holes::try_out();
+        holes::try_out()?;
+        return is_seen(page);
     }
     let bytes = [7u8; 64];
     // SAFETY: the page is the agent's, and nobody touches it meanwhile.
@@ -177,6 +179,11 @@ fn try_out(page: usize) -> Result<()> {
             return Err(EIO);
         }
     }
+    is_seen(page)
+}
+
+/// Can it be asked where a mapping lies? (Not before Linux 6.11.)
+fn is_seen(page: usize) -> Result<()> {
     let is_seen = kernel::mapping_from(page).is_some_and(|mapping| mapping.start <= page && mapping.is_plain);
     if is_seen { Ok(()) } else { Err(EIO) }
 }
@@ -232,6 +239,28 @@ pub fn is_there(start: usize, end: usize) -> bool {
         at = page + PAGE;
     }
     true
+}
+
+/// What a thread of the program calls to bring a page, or where it changes a mapping: numbers, and the first
+/// arguments. A filter of system calls that the program sets for itself must allow these.
+pub fn calls_of_threads() -> [(usize, [usize; 3]); 9] {
+    const GETTID: usize = 186;
+    let [mem, maps, pagemap, _, bell, pool, uffd] = kernel::DESCRIPTORS.all().map(|fd| fd as usize);
+    let opens = match holes::are_registered() {
+        true => (nr::IOCTL, [uffd, UFFDIO_COPY, 0]),
+        false => (nr::MADVISE, [0, PAGE, sys::MADV_GUARD_REMOVE]),
+    };
+    [
+        opens,
+        (nr::IOCTL, [maps, kernel::PROCMAP_QUERY, 0]),
+        (nr::IOCTL, [pagemap, kernel::PAGEMAP_SCAN, 0]),
+        (nr::PREAD64, [pool, 0, 0]),
+        (nr::PWRITE64, [mem, 0, 0]),
+        (nr::WRITE, [bell, 0, 8]),
+        (nr::MADVISE, [0, PAGE, sys::MADV_DONTNEED]),
+        (nr::MPROTECT, [0; 3]),
+        (GETTID, [0; 3]),
+    ]
 }
 
 /// Is what calls from rewritten sites use left unsaid? In a test, to show that it would be found.

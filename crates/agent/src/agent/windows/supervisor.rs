@@ -98,6 +98,9 @@ pub fn ask(page: usize) {
             wait::sleep(woken, seen);
         }
     }
+    // First: whoever has this place next has not said yet how many are away with its page, nor that nothing
+    // was ever there; taken for new, it would get zeros.
+    run.store(0, Ordering::SeqCst);
     place.store(0, Ordering::SeqCst);
 }
 
