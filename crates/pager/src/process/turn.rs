@@ -79,7 +79,8 @@ impl Turn {
         drop(state);
         // Whoever is the first one now may have been woken before he was.
         self.changed.notify_all();
-        is_mine.then_some(Held(self))
+        // (Not then_some: a Held that is made is dropped, and gives back what another one has.)
+        is_mine.then(|| Held(self))
     }
 
     /// The turn of whoever has kept it ends.
@@ -106,11 +107,20 @@ impl Drop for Held<'_> {
 mod tests {
     use super::*;
 
+    /// Until so many wait for it.
+    fn await_waiting(turn: &Turn, count: usize) {
+        while turn.state.lock().unwrap().waiting.len() < count {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn one_at_a_time_and_nobody_waits_for_ever() {
         let turn = Turn::default();
         let held = turn.take(Duration::ZERO).unwrap();
         assert!(turn.take(Duration::from_millis(5)).is_none());
+        // Whoever has given up has taken nothing from the one that has it.
+        assert!(turn.take(Duration::ZERO).is_none() && turn.take_first(Duration::ZERO).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| turn.take(Duration::from_secs(20)).is_some());
             drop(held);
@@ -127,9 +137,7 @@ mod tests {
             let held = turn.take(Duration::ZERO).unwrap();
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| turn.take(Duration::from_secs(20)).is_some());
-                while turn.state.lock().unwrap().waiting.is_empty() {
-                    std::thread::yield_now();
-                }
+                await_waiting(&turn, 1);
                 drop(held);
                 // Not before the other one has had it; without the order, nearly always at once.
                 assert!(turn.take(Duration::ZERO).is_none() || turn.state.lock().unwrap().waiting.is_empty());
@@ -144,7 +152,8 @@ mod tests {
         let held = turn.take(Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
             let first = scope.spawn(|| turn.take(Duration::from_millis(20)).is_none());
-            while turn.state.lock().unwrap().waiting.is_empty() {
+            // It may have given up before it was seen.
+            while turn.state.lock().unwrap().waiting.is_empty() && !first.is_finished() {
                 std::thread::yield_now();
             }
             let second = scope.spawn(|| turn.take(Duration::from_secs(20)).is_some());
@@ -160,14 +169,14 @@ mod tests {
         let held = turn.take(Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| turn.take(Duration::from_secs(20)).map(|_| Instant::now()));
-            while turn.state.lock().unwrap().waiting.is_empty() {
-                std::thread::yield_now();
-            }
+            await_waiting(&turn, 1);
             assert!(turn.take_first(Duration::ZERO).is_none());
+            assert!(turn.state.lock().unwrap().kept_until.is_some());
+            // The other one came before it.
+            let first = scope.spawn(|| turn.take_first(Duration::from_secs(20)).map(|_held| Instant::now()));
+            await_waiting(&turn, 2);
             drop(held);
-            // The other one stands first, and waits all the same.
-            let first = turn.take_first(Duration::from_secs(20)).map(|_held| Instant::now());
-            assert!(first.unwrap() < waits.join().unwrap().unwrap());
+            assert!(first.join().unwrap().unwrap() < waits.join().unwrap().unwrap());
             // Who does not come again is not waited for.
             let held = turn.take(Duration::ZERO).unwrap();
             assert!(turn.take_first(Duration::ZERO).is_none());
