@@ -3,9 +3,9 @@
 //! nobody could see; so such a filter is refused, with a line that says so.
 //!
 //! The filter is asked, as the kernel would ask it, about each call that is always needed (more where threads
-//! bring their own pages, by `windows/`), and, if it lets
-//! threads be made, about those that a new thread begins with. What forks need (a socket) is not asked for:
-//! they fail as the filter says. Strict mode allows too little for any of this, and is refused.
+//! bring their own pages, by `windows/`), and, if it lets threads be made, about those that a new thread
+//! begins with. What forks need (a socket) is not asked for: they fail as the filter says. Strict mode allows
+//! too little for any of this, and is refused.
 //!
 //! What it does not do: filters that were set before the agent came (the kernel holds them, and does not show
 //! them). Where those forbid what is needed the agent does not get as far as to trap calls.

@@ -90,7 +90,7 @@ fn next_leaf(from: usize) -> usize {
     LEAVES
 }
 
-/// Where the first leaf begins that reaches beyond this address and is there; at its start at the earliest.
+/// This address if its GiB has a leaf, else where the next one begins that has.
 fn skip_to_leaf(at: usize) -> usize {
     let index = at >> LEAF_BITS;
     let next = next_leaf(index);
