@@ -50,13 +50,19 @@ use std::time::Instant;
 /// So many ranges are registered by one call at most: the program waits for it, and so do events.
 const REGISTER_MAPPINGS: usize = 256;
 
-/// Register what is new in each process that is large enough. Returns what was registered in each, and lies
-/// in one mapping: see [`crate::monitor::adopt`].
-pub fn register_all<'a>(run: &Run, sizes: &account::Sizes<'a>) -> Vec<(&'a Arc<Process>, Vec<Range>)> {
+/// Register what is new in each process that is large enough, or while memory is `filling` may become so by
+/// what it has mapped. Returns what was registered in each, and lies in one mapping: see
+/// [`crate::monitor::adopt`].
+pub fn register_all<'a>(
+    run: &Run,
+    sizes: &account::Sizes<'a>,
+    filling: bool,
+) -> Vec<(&'a Arc<Process>, Vec<Range>)> {
     let too_many = account::too_many_small(run, sizes);
     let registered = |(process, statm): &(&'a Arc<Process>, Statm)| {
         let small_bytes = account::small_bytes(account::limit_of(run, process));
-        let least_bytes = if too_many.contains(&process.key) { 0 } else { small_bytes };
+        let grows = filling && statm.data_bytes > statm.anon_bytes.saturating_add(small_bytes);
+        let least_bytes = if grows || too_many.contains(&process.key) { 0 } else { small_bytes };
         (*process, register_new(process, *statm, least_bytes, small_bytes))
     };
     sizes.iter().map(registered).collect()

@@ -27,6 +27,10 @@ use std::time::{Duration, Instant};
 const FILL_BYTES_PER_MS: u64 = 6 << 20;
 /// Memory that grows by less than this from one round to the next gives time for a closer look.
 const SLOW_GROWTH_BYTES: u64 = 1 << 20;
+/// Memory that grows by more than this from one round to the next is being filled, by those too who are
+/// still small: of 16 processes that fill memory on two CPUs, four to six have hardly begun when it gets
+/// tight. Left unmanaged until they were large, they took 324 to 406 MiB of 300; so it is 307 to 312.
+const FAST_GROWTH_BYTES: u64 = 8 << 20;
 /// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
 const SHARED_PART: u32 = 10;
 /// The same where nothing tells that it has changed.
@@ -48,14 +52,14 @@ pub fn keep_watch(run: &Arc<Run>) {
         run.advice.add_looked_at(advice);
         monitor.unmanaged.check_groups(run);
         errors::tell_device_errors(&run.engine);
-        monitor.do_chores();
+        monitor.do_chores(matches!(seen, Seen::Room { filling: true, .. }));
         drop(work);
         if run.settings.check && monitor.check.is_due() {
             run.quiet.check(&run.engine);
             monitor.check.be_due_in(CHECK_EVERY);
         }
         let pause = match seen {
-            Seen::Room { bytes } => {
+            Seen::Room { bytes, .. } => {
                 Duration::from_millis(bytes / FILL_BYTES_PER_MS).clamp(ROUND_MIN, ROUND_MAX)
             }
             // Whoever has just come, or is small yet, grows meanwhile.
@@ -74,7 +78,7 @@ pub fn keep_watch(run: &Arc<Run>) {
 /// What a round has shown.
 enum Seen {
     /// Memory is not tight: so much may come before it is.
-    Room { bytes: u64 },
+    Room { bytes: u64, filling: bool },
     /// Memory is tight, and ranges have been registered.
     New,
     /// Memory is tight, and all is registered that can be.
@@ -158,7 +162,7 @@ impl<'a> Monitor<'a> {
         if !run.is_memory_tight() {
             let bytes = account::bytes_until_tight(run);
             if bytes > 0 {
-                return Seen::Room { bytes };
+                return Seen::Room { bytes, filling: grown_bytes >= SLOW_GROWTH_BYTES };
             }
             // Processes that share pages since a fork are counted twice by statm: look more closely before
             // paying, unless memory is filling meanwhile (the look takes ms, in which a GiB/s is much).
@@ -167,13 +171,15 @@ impl<'a> Monitor<'a> {
                 && grown_bytes < SLOW_GROWTH_BYTES
                 && account::is_below_mark_with_shared_once(run, &sizes, other_bytes)
             {
-                return Seen::Room { bytes: ROUND_TIGHT.as_millis() as u64 * FILL_BYTES_PER_MS };
+                let bytes = ROUND_TIGHT.as_millis() as u64 * FILL_BYTES_PER_MS;
+                return Seen::Room { bytes, filling: false };
             }
             run.note_memory_tight();
         }
         // All are registered before any is adopted: from then on nothing grows but by faults, which are
         // counted.
-        let registered = register::register_all(run, &sizes);
+        let filling = grown_bytes >= FAST_GROWTH_BYTES;
+        let registered = register::register_all(run, &sizes, filling);
         for (process, ranges) in &registered {
             adopt::adopt_registered(run, process, ranges);
             adopt::adopt_grown(run, process);
@@ -190,10 +196,11 @@ impl<'a> Monitor<'a> {
         }
     }
 
-    /// What need not be done in each round.
-    fn do_chores(&mut self) {
+    /// What need not be done in each round. While memory is `filling`, what is shared is not measured: with
+    /// 16 processes that takes 4 ms, in which 20 MiB come.
+    fn do_chores(&mut self, filling: bool) {
         let run = self.run;
-        if account::may_share_pages(run) && self.shared.is_due() {
+        if !filling && account::may_share_pages(run) && self.shared.is_due() {
             let sharers = Sharers::now(run);
             if self.shared_anyway.is_due() || !sharers.are_as(&self.sharers) {
                 let begun = Instant::now();
