@@ -111,6 +111,7 @@ impl Backing for NullBacking {
         Usage {
             ram_bytes: NullBacking::bytes(pages.len()) + table_bytes as u64,
             ram_compressed_bytes: NullBacking::bytes(pages.len()),
+            table_bytes: table_bytes as u64,
             ram_pages: pages.len() as u64,
             incompressible_pages: pages.len() as u64,
             ..Usage::default()

@@ -318,6 +318,11 @@ impl Pool {
         pages * (PAGE_SIZE as u64 + 4) + self.meta_bytes.load(Ordering::Relaxed)
     }
 
+    /// Of these, what is not objects.
+    pub fn table_bytes(&self) -> u64 {
+        4 * self.resident_pages.load(Ordering::Relaxed) + self.meta_bytes.load(Ordering::Relaxed)
+    }
+
     fn class_of(&self, len_bytes: usize) -> usize {
         assert!((1..=PAGE_SIZE).contains(&len_bytes), "objects are 1 to 4096 bytes, not {len_bytes}");
         usize::from(self.class_of_step[(len_bytes - 1) / CLASS_STEP])

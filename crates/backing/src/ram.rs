@@ -632,6 +632,9 @@ impl Backing for RamBacking {
         Usage {
             ram_bytes: self.ram_bytes(),
             ram_compressed_bytes: counters.compressed_bytes.load(Ordering::Relaxed),
+            table_bytes: self.table.ram_bytes()
+                + self.fifo_bytes.load(Ordering::Relaxed)
+                + self.pool.table_bytes(),
             ram_pages: counters.ram_pages.load(Ordering::Relaxed),
             same_filled_pages: counters.same_filled_pages.load(Ordering::Relaxed),
             incompressible_pages: counters.incompressible_pages.load(Ordering::Relaxed),

@@ -383,6 +383,7 @@ impl Backing for TierBacking {
         let ram = self.ram.usage();
         let file = self.file.usage();
         Usage {
+            table_bytes: ram.table_bytes + file.table_bytes + self.places.ram_bytes(),
             file_bytes: file.file_bytes,
             written_back_pages_total: self.written_back_pages.load(Ordering::Relaxed),
             write_ios_total: file.write_ios_total,

@@ -473,7 +473,7 @@ mod contract {
         assert_eq!(counted, 5999, "each page is counted in one place: {full:?}");
         let held_bytes = full.ram_bytes + full.ram_disk_bytes + full.file_bytes;
         assert!(held_bytes >= 5999 * 1000, "pages do not vanish: {full:?}");
-        assert!(full.ram_bytes >= full.ram_compressed_bytes);
+        assert!(full.ram_bytes >= full.ram_compressed_bytes + full.table_bytes, "{full:?}");
         discard(backing, &slots);
         settle(backing);
         let rest = backing.usage();
@@ -486,6 +486,7 @@ mod contract {
             read_ios_total: rest.read_ios_total,
             read_us_total: rest.read_us_total,
             ram_bytes: rest.ram_bytes,
+            table_bytes: rest.table_bytes,
             ..Usage::default()
         };
         assert_eq!(rest, nothing);

@@ -85,7 +85,15 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         now("memory_peak_bytes", engine.root().peak_bytes(), "the most that was counted against it"),
         now("resident_bytes", pages(|space| space.resident_pages()), "managed pages in memory"),
         now("swapped_bytes", pages(|space| space.swapped_pages()), "pages that are swapped out"),
-        now("tables_peak_bytes", tables.bytes, "the most that page tables, LRU lists and swap maps took"),
+        now("tables_peak_bytes", tables.bytes.sum(), "the most that tables took: what is kept for each page"),
+        now("tables_page_bytes", tables.bytes.page_tables, "of it: page tables, 8 bytes a page"),
+        now("tables_lru_bytes", tables.bytes.queues, "of it: the queues of pages in memory"),
+        now("tables_slot_bytes", tables.bytes.slots, "of it: slots and whose they are"),
+        now(
+            "tables_device_bytes",
+            tables.bytes.backings,
+            "of it: where devices keep pages; counted as theirs",
+        ),
         now(
             "tables_peak_pages",
             tables.managed_pages,

@@ -134,6 +134,8 @@ pub struct Usage {
     pub ram_disk_bytes: u64,
     /// Bytes of compressed data within `ram_bytes` (without slack and tables).
     pub ram_compressed_bytes: u64,
+    /// Bytes of tables within `ram_bytes`: what is kept for each page beside its bytes.
+    pub table_bytes: u64,
     /// Pages stored in RAM.
     pub ram_pages: u64,
     /// Pages recorded as one repeated word, which need no room.

@@ -32,6 +32,23 @@ use crate::tuning::{FolioSize, Insertion, Tuning};
 use crate::units::{CpuId, PAGE_SIZE, Vpn};
 use crate::write_out::{WriteOut, Writer};
 
+/// Bytes of what is kept for each page beside its own bytes.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct TableBytes {
+    pub page_tables: u64,
+    /// Of the pages in memory.
+    pub queues: u64,
+    pub slots: u64,
+    /// Within what they say that they hold.
+    pub backings: u64,
+}
+
+impl TableBytes {
+    pub fn sum(&self) -> u64 {
+        self.page_tables + self.queues + self.slots + self.backings
+    }
+}
+
 pub struct Engine {
     pub(crate) swap: Swap,
     pub(crate) reads: Reads<FillJob>,
@@ -80,10 +97,15 @@ impl Engine {
         &self.swap.tuning
     }
 
-    /// Bytes of the engine's own tables: page tables, LRUs, swap maps.
-    pub fn table_bytes(&self) -> u64 {
-        let slots: u64 = self.devices().ever_added().map(|d| d.slots.table_bytes()).sum();
-        self.spaces.table_bytes() + slots
+    /// Of all that is kept for each page beside its bytes.
+    pub fn tables(&self) -> TableBytes {
+        let (page_tables, queues) = self.spaces.table_bytes();
+        TableBytes {
+            page_tables,
+            queues,
+            slots: self.devices().ever_added().map(|d| d.slots.table_bytes()).sum(),
+            backings: self.devices().ever_added().map(|d| d.backing.usage().table_bytes).sum(),
+        }
     }
     pub fn frame_bytes(&self) -> u64 {
         self.swap.frames.bytes()

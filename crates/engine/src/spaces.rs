@@ -67,8 +67,10 @@ impl Spaces {
         all
     }
 
-    pub fn table_bytes(&self) -> u64 {
-        self.list.read().expect("spaces").iter().map(|s| s.table_bytes()).sum()
+    /// Of page tables, and of queues.
+    pub fn table_bytes(&self) -> (u64, u64) {
+        let list = self.list.read().expect("spaces");
+        list.iter().map(|s| s.table_bytes()).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     // ---- which of them gives the next batch ---------------------------------------------------------------

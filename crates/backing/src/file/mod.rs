@@ -393,10 +393,11 @@ impl Backing for FileBacking {
 
     fn usage(&self) -> Usage {
         let (write_ios_total, file_written_pages_total, read_ios_total) = self.queues.totals();
+        let table_bytes =
+            self.sums.ram_bytes() + self.space.ram_bytes() + self.seal.as_ref().map_or(0, Seal::table_bytes);
         Usage {
-            ram_bytes: self.sums.ram_bytes()
-                + self.space.ram_bytes()
-                + self.seal.as_ref().map_or(0, Seal::ram_bytes),
+            ram_bytes: table_bytes + self.seal.as_ref().map_or(0, Seal::buffer_bytes),
+            table_bytes,
             file_pages: self.space.live_pages(),
             file_bytes: self.space.allocated_bytes(),
             write_ios_total,

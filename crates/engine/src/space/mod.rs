@@ -157,10 +157,10 @@ impl Space {
 
     // ---- words --------------------------------------------------------------------------------------------
 
-    /// Bytes of page table and LRU.
-    pub fn table_bytes(&self) -> u64 {
+    /// Bytes of the page table, and of the queues.
+    pub fn table_bytes(&self) -> (u64, u64) {
         let chunks = self.chunks.read().expect("chunk map").len() as u64;
-        chunks * (size_of::<Chunk>() as u64 + 64) + lock(&self.lru).bytes()
+        (chunks * (size_of::<Chunk>() as u64 + 64), lock(&self.lru).bytes())
     }
 
     pub(crate) fn chunk(&self, vpn: Vpn) -> Option<Arc<Chunk>> {

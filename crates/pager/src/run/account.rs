@@ -7,14 +7,14 @@
 //!                                       (each object once), and our own
 //! ```
 
-use memspill_engine::engine::Engine;
+use memspill_engine::engine::{Engine, TableBytes};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Page tables, LRU lists and swap maps, and the pages (resident and swapped) that they were for.
+/// All tables, and the pages (resident and swapped) that they were for.
 #[derive(Clone, Copy, Default)]
 pub struct Tables {
-    pub bytes: u64,
+    pub bytes: TableBytes,
     pub managed_pages: u64,
 }
 
@@ -56,9 +56,9 @@ impl Account {
     /// Note how large the engine's tables are. To be called now and then.
     pub fn note_tables(&self, engine: &Engine) {
         let managed = engine.spaces().iter().map(|s| s.resident_pages() + s.swapped_pages()).sum();
-        let now = Tables { bytes: engine.table_bytes(), managed_pages: managed };
+        let now = Tables { bytes: engine.tables(), managed_pages: managed };
         let mut largest = self.largest_tables.lock().expect("tables");
-        if now.bytes > largest.bytes {
+        if now.bytes.sum() > largest.bytes.sum() {
             *largest = now;
         }
     }
