@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   learn    without any limit: what the work takes, and that it works at all
-//!            under the kernel's swap (zram): what its pool holds of that
+//!            under the kernel's swap (zram, zswap): what its pool holds of that
 //!   pair 1   kernel, memspill
 //!   pair 2   memspill, kernel        the order alternates, so that what drifts meets both
 //!   ...
@@ -18,7 +18,7 @@ use crate::cgroup::{Cgroups, Group};
 use crate::plan::{self, KernelSwap, Options, Sizes};
 use crate::process::{self, CommandRun};
 use crate::scratch::Scratch;
-use crate::swap::{self, Device, ZramUse};
+use crate::swap::{self, Device, PoolUse};
 use crate::{Stop, flat, mib, signals};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +43,10 @@ pub struct SideRun {
     pub ran: CommandRun,
     /// The most that compressed pages took in RAM, allocator and tables included.
     pub pool_peak_bytes: Option<u64>,
+    /// No cgroup counts that pool.
+    pub pool_is_beside: bool,
+    /// What zswap compressed with, where it was on.
+    pub zswap: Option<String>,
     /// memspill's own statistics.
     pub stats: Vec<(String, f64)>,
     /// The machine's load a moment before.
@@ -50,10 +54,10 @@ pub struct SideRun {
 }
 
 impl SideRun {
-    /// Everything: what the cgroup counts, and the kernel's pool, which no cgroup counts. The two peaks need
-    /// not be at the same moment, so the sum for the kernel is an upper bound.
+    /// Everything: what the cgroup counts, and the kernel's pool where no cgroup counts it. The two peaks
+    /// need not be at the same moment, so the sum for the kernel is an upper bound.
     pub fn everything_peak_bytes(&self) -> Option<u64> {
-        let pool_beside = if self.side == Side::Kernel { self.pool_peak_bytes.unwrap_or(0) } else { 0 };
+        let pool_beside = if self.pool_is_beside { self.pool_peak_bytes.unwrap_or(0) } else { 0 };
         Some(self.ran.peak_bytes? + pool_beside)
     }
 }
@@ -104,8 +108,8 @@ pub fn compare(options: &Options, note: &mut dyn FnMut(&str, usize, usize)) -> R
 fn runs_in_all(options: &Options) -> usize {
     let to_learn = match options.kernel_swap {
         KernelSwap::None => 0,
-        KernelSwap::Zram if options.ratio.is_none() => 2,
-        KernelSwap::Zram | KernelSwap::File => 1,
+        swap if swap.has_pool() && options.ratio.is_none() => 2,
+        _ => 1,
     };
     to_learn + 2 * options.pairs as usize
 }
@@ -124,6 +128,9 @@ fn may_run(options: &Options) -> Result<Vec<(String, i32)>, Stop> {
     }
     if options.kernel_swap == KernelSwap::Zram && !swap::has_zram() {
         return Stop::refuse("no zram here: modprobe zram (or --kernel-swap file)");
+    }
+    if options.kernel_swap == KernelSwap::Zswap && !swap::has_zswap() {
+        return Stop::refuse("this kernel has no zswap (CONFIG_ZSWAP; --kernel-swap zram or file)");
     }
     let active = swap::active();
     match active.iter().find(|(_, priority)| *priority >= swap::PRIORITY) {
@@ -176,7 +183,7 @@ impl Bench<'_> {
         note(&format!("without a limit: takes {}, {:.2} s", mib(takes_bytes), plain.wall_s));
         let limit_bytes = plan::limit(options.limit_bytes, takes_bytes)?;
         let mut ratio = options.ratio;
-        if options.kernel_swap == KernelSwap::Zram && ratio.is_none() {
+        if options.kernel_swap.has_pool() && ratio.is_none() {
             let (run, used) = self.kernel(limit_bytes, plan::swap_bytes(takes_bytes))?;
             let found = match used {
                 Some(used) if used.stored_bytes > 0 => used.pool_bytes as f64 / used.stored_bytes as f64,
@@ -186,7 +193,7 @@ impl Bench<'_> {
             ratio = Some(found);
         }
         learned.sizes = plan::sizes(
-            options.kernel_swap,
+            self.has_pool_beside(),
             options.mode,
             limit_bytes,
             takes_bytes,
@@ -231,7 +238,14 @@ impl Bench<'_> {
     }
 
     fn as_run(&self, ran: CommandRun) -> SideRun {
-        SideRun { side: Side::Kernel, ran, pool_peak_bytes: None, stats: Vec::new(), load: load() }
+        let (pool_peak_bytes, pool_is_beside) = (None, false);
+        let (stats, load) = (Vec::new(), load());
+        SideRun { side: Side::Kernel, ran, pool_peak_bytes, pool_is_beside, zswap: None, stats, load }
+    }
+
+    fn has_pool_beside(&self) -> bool {
+        let version = self.cgroups.as_ref().map_or(0, |cgroups| cgroups.version);
+        self.options.kernel_swap.has_pool_beside(version)
     }
 
     /// Without a limit, for the peak; where that is not to be had and not needed, none.
@@ -245,27 +259,31 @@ impl Bench<'_> {
         process::run(&self.options.command(), group.as_ref(), self.options.timeout, || {})
     }
 
-    /// Also what zram held when it held the most.
-    fn kernel(&self, limit_bytes: u64, swap_bytes: u64) -> Result<(SideRun, Option<ZramUse>), Stop> {
+    /// Also what the pool held when it held the most.
+    fn kernel(&self, limit_bytes: u64, swap_bytes: u64) -> Result<(SideRun, Option<PoolUse>), Stop> {
         let load = load();
         let device = match self.options.kernel_swap {
             KernelSwap::File => Device::file(self.scratch.path(), swap_bytes)?,
+            KernelSwap::Zswap => Device::zswap(self.scratch.path(), swap_bytes)?,
             _ => Device::zram(swap_bytes)?,
         };
         let group = match &self.cgroups {
             Some(cgroups) => cgroups.group(Some(limit_bytes))?,
             None => return Stop::refuse("no memory cgroup"),
         };
-        let mut most: Option<ZramUse> = None;
-        let ran = process::run(&self.options.command(), Some(&group), self.options.timeout, || {
-            if let Some(now) = device.zram_use()
-                && most.is_none_or(|most| now.stored_bytes > most.stored_bytes)
-            {
+        let (mut most, mut pool_peak_bytes): (Option<PoolUse>, Option<u64>) = (None, None);
+        let mut look = || {
+            let Some(now) = device.pool_use() else { return };
+            pool_peak_bytes = pool_peak_bytes.max(Some(now.pool_peak_bytes));
+            if most.is_none_or(|most| now.stored_bytes > most.stored_bytes) {
                 most = Some(now);
             }
-        })?;
-        let pool_peak_bytes = device.zram_use().map(|used| used.pool_peak_bytes);
-        Ok((SideRun { side: Side::Kernel, ran, pool_peak_bytes, stats: Vec::new(), load }, most))
+        };
+        let ran = process::run(&self.options.command(), Some(&group), self.options.timeout, &mut look)?;
+        look();
+        let (pool_is_beside, zswap, stats) = (self.has_pool_beside(), device.zswap_compressor(), Vec::new());
+        let run = SideRun { side: Side::Kernel, ran, pool_peak_bytes, pool_is_beside, zswap, stats, load };
+        Ok((run, most))
     }
 
     fn memspill(&self, sizes: &Sizes) -> Result<SideRun, Stop> {
@@ -275,6 +293,8 @@ impl Bench<'_> {
         command.push(sizes.budget_bytes.to_string().into());
         match self.options.kernel_swap {
             KernelSwap::Zram => command.extend(["--swap", "ram:"].map(OsString::from)),
+            // What memspill does unless it is told: a pool in front of a file.
+            KernelSwap::Zswap => command.extend(["--swap-dir".into(), self.scratch.path().into()]),
             KernelSwap::File => {
                 let mut spec = OsString::from("file:");
                 spec.push(self.scratch.path().join("memspill-swap"));
@@ -295,8 +315,9 @@ impl Bench<'_> {
         let _ = fs::remove_file(&stats_file);
         let pool =
             stats.iter().find(|(name, _)| name == "swap_ram_peak_bytes").map(|(_, bytes)| *bytes as u64);
-        let pool_peak_bytes = pool.filter(|_| self.options.kernel_swap == KernelSwap::Zram);
-        Ok(SideRun { side: Side::Memspill, ran, pool_peak_bytes, stats, load })
+        let pool_peak_bytes = pool.filter(|_| self.options.kernel_swap.has_pool());
+        let (side, pool_is_beside, zswap) = (Side::Memspill, false, None);
+        Ok(SideRun { side, ran, pool_peak_bytes, pool_is_beside, zswap, stats, load })
     }
 }
 

@@ -230,13 +230,13 @@ impl Comparison {
             KernelSwap::None => {
                 let _ = writeln!(text, "; no limit; memspill's budget {}", mib(self.sizes.budget_bytes));
             }
-            swap => {
+            _ => {
                 let _ = writeln!(
                     text,
                     ", cgroup v{}; kernel: limit {}, {}; memspill: budget {}; mode {}",
                     self.cgroup_version.unwrap_or(0),
                     mib(self.sizes.kernel_limit_bytes),
-                    if swap == KernelSwap::Zram { "zram lz4" } else { "swap file" },
+                    self.device(),
                     mib(self.sizes.budget_bytes),
                     self.options.mode.name()
                 );
@@ -258,6 +258,18 @@ impl Comparison {
         }
         text.push('\n');
         text
+    }
+
+    /// What the kernel's side swaps to.
+    fn device(&self) -> String {
+        match self.options.kernel_swap {
+            KernelSwap::Zram => "zram lz4".into(),
+            KernelSwap::Zswap => {
+                let compressor = self.pairs.iter().find_map(|(kernel, _)| kernel.zswap.as_deref());
+                format!("zswap {} and a swap file", compressor.unwrap_or_default())
+            }
+            KernelSwap::File | KernelSwap::None => "swap file".into(),
+        }
     }
 
     pub fn json(&self) -> String {
@@ -302,6 +314,7 @@ impl Comparison {
             "system_s": rounded(run.ran.system_s, 2),
             "cgroup_peak_bytes": run.ran.peak_bytes,
             "pool_peak_bytes": run.pool_peak_bytes,
+            "zswap_compressor": run.zswap,
             "everything_peak_bytes": run.everything_peak_bytes(),
             "load": number(run.load),
             "printed": numbers(&run.ran.printed),
@@ -371,7 +384,8 @@ mod tests {
             printed: vec![("ops_per_s".into(), rate)],
             failed: failed.map(String::from),
         };
-        SideRun { side, ran, pool_peak_bytes: Some(50 * MIB), stats: Vec::new(), load: 0.0 }
+        let (pool_peak_bytes, pool_is_beside) = (Some(50 * MIB), side == Side::Kernel);
+        SideRun { side, ran, pool_peak_bytes, pool_is_beside, zswap: None, stats: Vec::new(), load: 0.0 }
     }
 
     fn comparison(pairs: Vec<(SideRun, SideRun)>) -> Comparison {

@@ -9,6 +9,7 @@
 //!   mode everything   memspill: budget L, pool included
 //!                     kernel: the limit r at which pages and pool make up L: r + (takes - r) × ratio = L
 //!   a swap file       L for both: there is no pool
+//!   zswap             in front of a swap file. Cgroup v2 counts its pool: L for both. v1 does not: as zram
 //!   no kernel swap    no limit for the plain program, a budget of half the machine's memory for memspill:
 //!                     what memspill costs where nothing has to be swapped
 //! ```
@@ -51,6 +52,7 @@ impl Mode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KernelSwap {
     Zram,
+    Zswap,
     File,
     None,
 }
@@ -59,9 +61,19 @@ impl KernelSwap {
     pub fn name(self) -> &'static str {
         match self {
             KernelSwap::Zram => "zram",
+            KernelSwap::Zswap => "zswap",
             KernelSwap::File => "file",
             KernelSwap::None => "none",
         }
+    }
+
+    pub fn has_pool(self) -> bool {
+        matches!(self, KernelSwap::Zram | KernelSwap::Zswap)
+    }
+
+    /// Is there a pool that the cgroup does not count?
+    pub fn has_pool_beside(self, cgroup_version: u8) -> bool {
+        self == KernelSwap::Zram || self == KernelSwap::Zswap && cgroup_version == 1
     }
 }
 
@@ -183,8 +195,9 @@ pub fn swap_bytes(takes_bytes: u64) -> u64 {
     (2 * takes_bytes).max(64 * MIB).next_multiple_of(MIB)
 }
 
+/// `pool_beside`: the kernel's side has a pool that its limit is not of.
 pub fn sizes(
-    kernel_swap: KernelSwap,
+    pool_beside: bool,
     mode: Mode,
     limit_bytes: u64,
     takes_bytes: u64,
@@ -196,7 +209,7 @@ pub fn sizes(
         budget_bytes: limit_bytes,
         swap_bytes: swap_bytes(takes_bytes),
     };
-    if kernel_swap != KernelSwap::Zram {
+    if !pool_beside {
         return Ok(sizes);
     }
     match mode {
@@ -289,18 +302,16 @@ mod tests {
 
     #[test]
     fn what_is_counted_in_each_mode() {
-        let size = |swap, mode, ratio| sizes(swap, mode, 100 * MIB, 200 * MIB, ratio);
-        let resident = size(KernelSwap::Zram, Mode::Resident, 0.5).unwrap();
+        let size = |beside, mode, ratio| sizes(beside, mode, 100 * MIB, 200 * MIB, ratio);
+        let resident = size(true, Mode::Resident, 0.5).unwrap();
         assert_eq!((resident.kernel_limit_bytes, resident.budget_bytes), (100 * MIB, 150 * MIB));
-        let everything = sizes(KernelSwap::Zram, Mode::Everything, 150 * MIB, 200 * MIB, 0.5).unwrap();
+        let everything = sizes(true, Mode::Everything, 150 * MIB, 200 * MIB, 0.5).unwrap();
         assert_eq!((everything.kernel_limit_bytes, everything.budget_bytes), (100 * MIB, 150 * MIB));
         for ratio in [0.5, 1.0, 1.1] {
-            assert!(
-                matches!(size(KernelSwap::Zram, Mode::Everything, ratio), Err(Stop::Refused(_))),
-                "{ratio}"
-            );
+            assert!(matches!(size(true, Mode::Everything, ratio), Err(Stop::Refused(_))), "{ratio}");
         }
-        let file = size(KernelSwap::File, Mode::Everything, 1.0).unwrap();
+        let file = size(false, Mode::Everything, 1.0).unwrap();
         assert_eq!((file.kernel_limit_bytes, file.budget_bytes), (100 * MIB, 100 * MIB));
+        assert_eq!([1, 2].map(|version| KernelSwap::Zswap.has_pool_beside(version)), [true, false]);
     }
 }

@@ -1,5 +1,6 @@
 //! The kernel's swap device of a run: a fresh zram device with lz4, or a file on a disk. It is made and
-//! switched on as a whole or not at all, and switched off and removed when dropped.
+//! switched on as a whole or not at all, and switched off and removed when dropped. In front of a file there
+//! may be zswap, whose settings are those of the machine: they are put back when dropped.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -16,6 +17,7 @@ const HOT_ADD: &str = "/sys/class/zram-control/hot_add";
 const HOT_REMOVE: &str = "/sys/class/zram-control/hot_remove";
 const SWAPS: &str = "/proc/swaps";
 const BLOCK_BYTES: usize = 1 << 20;
+const ZSWAP: &str = "/sys/module/zswap/parameters";
 
 /// Device and priority of each swap device that is on.
 pub fn active() -> Vec<(String, i32)> {
@@ -36,21 +38,74 @@ pub fn has_zram() -> bool {
     Path::new(HOT_ADD).exists()
 }
 
-/// What a zram device holds: pages before and after compression.
+/// What a pool of compressed pages holds: pages before and after compression.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
-pub struct ZramUse {
+pub struct PoolUse {
     pub stored_bytes: u64,
     pub pool_bytes: u64,
+    /// The most so far, where the kernel keeps it (zram).
     pub pool_peak_bytes: u64,
 }
 
-fn parse_mm_stat(text: &str) -> Option<ZramUse> {
+fn parse_mm_stat(text: &str) -> Option<PoolUse> {
     let words: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    Some(ZramUse {
+    Some(PoolUse {
         stored_bytes: *words.first()?,
         pool_bytes: *words.get(2)?,
         pool_peak_bytes: *words.get(4)?,
     })
+}
+
+/// zswap's pool: the whole machine's.
+fn parse_meminfo(text: &str) -> Option<PoolUse> {
+    let bytes_of = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+    };
+    let pool_bytes = bytes_of("Zswap:")?;
+    Some(PoolUse { stored_bytes: bytes_of("Zswapped:")?, pool_bytes, pool_peak_bytes: pool_bytes })
+}
+
+pub fn has_zswap() -> bool {
+    Path::new(ZSWAP).is_dir()
+}
+
+/// zswap is on for as long as this is there; its settings and what they were, the last one changed last.
+struct Zswap {
+    folder: PathBuf,
+    before: Vec<(&'static str, String)>,
+}
+
+impl Zswap {
+    /// With lz4, as memspill compresses, or where the kernel has not that (CONFIG_CRYPTO_LZ4) with what was
+    /// set.
+    fn switch_on(folder: &Path) -> Result<Zswap, Stop> {
+        let mut zswap = Zswap { folder: folder.into(), before: Vec::new() };
+        // In this order: one that was never on takes any name, and then another compressor.
+        let told = |e: std::io::Error| Stop::Refused(format!("zswap: {}/enabled: {e}", folder.display()));
+        zswap.set("enabled", "Y").map_err(told)?;
+        let _ = zswap.set("compressor", "lz4");
+        Ok(zswap)
+    }
+
+    fn set(&mut self, name: &'static str, value: &str) -> std::io::Result<()> {
+        let file = self.folder.join(name);
+        let before = fs::read_to_string(&file)?.trim().to_owned();
+        fs::write(&file, value)?;
+        self.before.push((name, before));
+        Ok(())
+    }
+}
+
+impl Drop for Zswap {
+    fn drop(&mut self) {
+        for (name, value) in self.before.iter().rev() {
+            let file = self.folder.join(name);
+            if let Err(error) = fs::write(&file, value) {
+                eprintln!("memspill: {0}: {error}: echo {value} > {0}", file.display());
+            }
+        }
+    }
 }
 
 enum DeviceKind {
@@ -62,6 +117,8 @@ pub struct Device {
     path: PathBuf,
     kind: DeviceKind,
     on: bool,
+    /// In front of it. Dropped last: what it holds comes back when the device is switched off.
+    zswap: Option<Zswap>,
 }
 
 impl Device {
@@ -75,6 +132,7 @@ impl Device {
             path: format!("/dev/zram{number}").into(),
             kind: DeviceKind::Zram { number },
             on: false,
+            zswap: None,
         };
         let block = PathBuf::from(format!("/sys/block/zram{number}"));
         fs::write(block.join("comp_algorithm"), "lz4").map_err(|e| told("comp_algorithm lz4", e))?;
@@ -86,7 +144,7 @@ impl Device {
     pub fn file(folder: &Path, size_bytes: u64) -> Result<Device, Stop> {
         let path = folder.join("kernel-swap");
         let told = |error: std::io::Error| Stop::Refused(format!("{}: {error}", path.display()));
-        let device = Device { path: path.clone(), kind: DeviceKind::File, on: false };
+        let device = Device { path: path.clone(), kind: DeviceKind::File, on: false, zswap: None };
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(told)?;
         let block = vec![0; BLOCK_BYTES];
@@ -98,6 +156,14 @@ impl Device {
         }
         file.sync_all().map_err(told)?;
         device.switch_on()
+    }
+
+    /// The same with zswap in front of it.
+    pub fn zswap(folder: &Path, size_bytes: u64) -> Result<Device, Stop> {
+        let zswap = Zswap::switch_on(Path::new(ZSWAP))?;
+        let mut device = Device::file(folder, size_bytes)?;
+        device.zswap = Some(zswap);
+        Ok(device)
     }
 
     fn switch_on(mut self) -> Result<Device, Stop> {
@@ -115,8 +181,17 @@ impl Device {
         Ok(self)
     }
 
-    /// None where it is not zram.
-    pub fn zram_use(&self) -> Option<ZramUse> {
+    /// What zswap compresses with, where it is in front.
+    pub fn zswap_compressor(&self) -> Option<String> {
+        let zswap = self.zswap.as_ref()?;
+        Some(fs::read_to_string(zswap.folder.join("compressor")).ok()?.trim().to_owned())
+    }
+
+    /// None where it has no pool. zswap's is of all devices.
+    pub fn pool_use(&self) -> Option<PoolUse> {
+        if self.zswap.is_some() {
+            return parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
+        }
         match self.kind {
             DeviceKind::Zram { number } => {
                 parse_mm_stat(&fs::read_to_string(format!("/sys/block/zram{number}/mm_stat")).ok()?)
@@ -183,8 +258,27 @@ mod tests {
         );
         assert_eq!(parse_swaps(""), []);
         let mm_stat = "  135168    65536    73728        0   581632        7        0       12       12";
-        let expected = ZramUse { stored_bytes: 135168, pool_bytes: 73728, pool_peak_bytes: 581632 };
+        let expected = PoolUse { stored_bytes: 135168, pool_bytes: 73728, pool_peak_bytes: 581632 };
         assert_eq!(parse_mm_stat(mm_stat), Some(expected));
         assert_eq!(parse_mm_stat("1 2"), None);
+        let meminfo = "MemTotal:  100 kB\nZswap:        12 kB\nZswapped:     40 kB\n";
+        let expected = PoolUse { stored_bytes: 40 << 10, pool_bytes: 12 << 10, pool_peak_bytes: 12 << 10 };
+        assert_eq!(parse_meminfo(meminfo), Some(expected));
+        assert_eq!(parse_meminfo("MemTotal:  100 kB\n"), None);
+    }
+
+    #[test]
+    fn settings_of_zswap_are_put_back() {
+        let folder = std::env::temp_dir().join(format!("memspill-zswap-{}", std::process::id()));
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        assert!(matches!(Zswap::switch_on(&folder), Err(Stop::Refused(_))));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("enabled"), "N\n").unwrap();
+        fs::write(folder.join("compressor"), "lzo\n").unwrap();
+        let zswap = Zswap::switch_on(&folder).ok().unwrap();
+        assert_eq!((read("enabled"), read("compressor")), ("Y".into(), "lz4".into()));
+        drop(zswap);
+        assert_eq!((read("enabled"), read("compressor")), ("N".into(), "lzo".into()));
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

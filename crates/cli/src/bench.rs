@@ -22,7 +22,7 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Ratios above 1: memspill is better. A run that failed is counted and shown.
 
-Modes, where the kernel swaps to zram, whose pool no cgroup counts:
+Modes, where the kernel swaps to zram, whose pool no cgroup counts, or to zswap under cgroup v1:
   resident     the limit is of uncompressed pages; memspill, which counts its pool, gets as
                much more as the kernel's pool is found to take
   everything   the limit is of pages and pool together; the kernel's is lowered by what its
@@ -76,7 +76,8 @@ struct CompareArgs {
     #[arg(hide_possible_values = true)]
     mode: ModeName,
 
-    /// What the kernel swaps to: zram, file, or none (no limit on both sides: what memspill costs then)
+    /// What the kernel swaps to: zram, zswap (in front of a file), file, or none (no limit on both sides:
+    /// what memspill costs then)
     #[arg(long, value_name = "KIND", value_enum, default_value_t = SwapName::Zram)]
     #[arg(hide_possible_values = true)]
     kernel_swap: SwapName,
@@ -167,6 +168,7 @@ enum ModeName {
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum SwapName {
     Zram,
+    Zswap,
     File,
     None,
 }
@@ -295,6 +297,7 @@ fn options(args: &CompareArgs) -> Result<Options, String> {
         },
         kernel_swap: match args.kernel_swap {
             SwapName::Zram => KernelSwap::Zram,
+            SwapName::Zswap => KernelSwap::Zswap,
             SwapName::File => KernelSwap::File,
             SwapName::None => KernelSwap::None,
         },

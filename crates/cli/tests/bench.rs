@@ -16,6 +16,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+const ZSWAP: &str = "/sys/module/zswap/parameters";
+
 /// Whether the kernel's side can be set up here.
 fn able() -> bool {
     let cgroup = ["/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/cgroup.controllers"];
@@ -28,10 +30,11 @@ fn able() -> bool {
     able
 }
 
-/// All that a comparison sets up: swap, zram devices, cgroups, files.
+/// All that a comparison sets up: swap, zram devices, zswap's settings, cgroups, files.
 #[derive(PartialEq, Debug)]
 struct Machine {
     swaps: String,
+    zswap: [Option<String>; 2],
     found: Vec<PathBuf>,
 }
 
@@ -50,7 +53,8 @@ fn machine() -> Machine {
             .extend(entries.filter(|e| e.file_name().to_string_lossy().starts_with(start)).map(|e| e.path()));
     }
     found.sort();
-    Machine { swaps: names.join(" "), found }
+    let zswap = ["enabled", "compressor"].map(|name| fs::read_to_string(Path::new(ZSWAP).join(name)).ok());
+    Machine { swaps: names.join(" "), zswap, found }
 }
 
 fn compare(words: &str) -> Child {
@@ -78,7 +82,11 @@ fn both_sides_finish_and_nothing_is_left() {
         return;
     }
     let _turn = turn();
-    for kind in ["zram", "file"] {
+    for kind in ["zram", "file", "zswap"] {
+        if kind == "zswap" && !Path::new(ZSWAP).exists() {
+            eprintln!("skipped: this kernel has no zswap");
+            continue;
+        }
         let before = machine();
         let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("compare-{kind}.json"));
         let words = format!("--quick --pairs 1 --kernel-swap {kind} --json {} {WORK}", json.display());
@@ -110,7 +118,9 @@ fn an_interrupted_comparison_leaves_nothing() {
     let (signal, code) = if ignored { ("-TERM", 143) } else { ("-INT", 130) };
     for memspill in [false, true] {
         let before = machine();
-        let bench = compare(&format!("--quick --pairs 50 --ratio 0.5 {WORK}"));
+        // While the kernel's swap is on, with zswap where there is one: then that is to be switched off too.
+        let swap = if !memspill && Path::new(ZSWAP).exists() { "zswap" } else { "zram" };
+        let bench = compare(&format!("--quick --pairs 50 --ratio 0.5 --kernel-swap {swap} {WORK}"));
         let pid = bench.id();
         let end_by = Instant::now() + Duration::from_secs(60);
         // With a ratio given, the first pair's kernel's side is the first to swap.
