@@ -129,6 +129,10 @@ struct Filter {
 impl Filter {
     fn new(staging: usize, by_windows: bool) -> Filter {
         let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
+        // As a filter is installed, the kernel runs it for each number of a call, to know which calls are
+        // always allowed. It gives up where an argument is loaded. This filter is installed far more often
+        // than that is worth.
+        filter.push(LOAD, 0, 0, low(0));
         filter.push(LOAD, 0, 0, ARCH);
         filter.push(IF_EQUAL, 1, 0, THIS_ARCH);
         filter.push(RETURN, 0, 0, KILL_PROCESS);
