@@ -6,9 +6,12 @@
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// What a process of some hundred mappings has, in one piece.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// A file of /proc as text. A process may give itself a name that is not UTF-8, and map a file with such a
 /// name: those bytes are read as U+FFFD.
@@ -76,7 +79,6 @@ pub enum MappingKind {
 /// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
 pub fn manageable(pid: u32) -> io::Result<Vec<Mapping>> {
     // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
-    const BUFFER_BYTES: usize = 64 << 10;
     let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
     let (mut lines, mut line) = (Lines::default(), Vec::new());
     let mut mappings = Vec::new();
@@ -123,7 +125,7 @@ impl Lines {
 /// Private anonymous mappings, whatever may be done to them, in ascending order: (start, end). The main
 /// stack, which grows, from where the mapping below it ends.
 pub fn private_anonymous(pid: u32) -> io::Result<Vec<(u64, u64)>> {
-    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    let maps = read_maps(pid)?;
     if maps.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the thread has ended"));
     }
@@ -139,6 +141,14 @@ pub fn private_anonymous(pid: u32) -> io::Result<Vec<(u64, u64)>> {
             .then_some((if is_stack { below.min(start) } else { start }, end))
     };
     Ok(maps.split(|byte| *byte == b'\n').filter_map(read).collect())
+}
+
+/// In a few large reads. The file says that it is empty, so `fs::read` begins with 32 bytes, and the kernel
+/// looks for its place in the list of mappings ten times.
+fn read_maps(pid: u32) -> io::Result<Vec<u8>> {
+    let mut maps = Vec::with_capacity(BUFFER_BYTES);
+    fs::File::open(format!("/proc/{pid}/maps"))?.read_to_end(&mut maps)?;
+    Ok(maps)
 }
 
 /// A mapping of shared memory.
@@ -173,7 +183,7 @@ pub struct SharedMaps {
 }
 
 pub fn shared_maps(pid: u32) -> io::Result<SharedMaps> {
-    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    let maps = read_maps(pid)?;
     if maps.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the thread has ended"));
     }
