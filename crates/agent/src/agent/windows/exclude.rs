@@ -16,16 +16,19 @@ pub fn exclude(start: usize, len: usize, why: u64) {
 }
 
 fn exclude_page(page: usize, why: u64) {
-    // No room for the word: nothing there can be taken out either.
-    while let Ok(word) = table::obtain(page) {
-        let done = {
+    loop {
+        {
+            // The word is obtained inside too: with a fork beside the making of a leaf, the child could have
+            // the lock on making as held, by a thread that it has not.
             let _inside = gate::enter();
+            // No room for the word: nothing there can be taken out either.
+            let Ok(word) = table::obtain(page) else { return };
             let seen = table::load(word);
-            matches!(seen.state(), NONE | EXCLUDED)
+            if matches!(seen.state(), NONE | EXCLUDED)
                 && table::turn(word, seen, Word::excluded(seen.reasons() | why))
-        };
-        if done {
-            return;
+            {
+                return;
+            }
         }
         fill::settle(page);
     }
