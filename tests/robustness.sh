@@ -13,7 +13,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
     swap-dir static-c static-go agent-forks agent-forks-strangers agent-forks-killed no-capability
-    unprivileged no-agent
+    unprivileged no-agent thread-ends
     kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals
     stop-target stop-supervisor ctrl-z
     swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
@@ -1349,6 +1349,14 @@ case_last-thread() {
         code_is 0 || { WHY="with $mib MiB: $WHY: $(tail -n 1 out)"; return; }
     done
     clean
+}
+
+# A thread's page would leave while the kernel lets the thread end.
+case_thread-ends() {
+    gcc -O2 -pthread -o thread-ends "$TESTS/programs/thread_ends.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    ./thread-ends 2>/dev/null || { SKIP="processes may not trace each other here"; return; }
+    call 60 "${SPILL[@]}" -- ./thread-ends
+    code_is 0 && clean
 }
 
 case_locked-once() {

@@ -11,8 +11,9 @@
 //! still the same mapping: a MOVE between the reading of an unmap event and its processing would take pages
 //! of the mapping that came after.
 //!
-//! Where system calls are trapped, a MOVE leaves out what they use (`dispatch/`), and before memory is
-//! registered what they use of it is made present.
+//! A MOVE leaves out where the kernel writes when a thread has ended (`threads.rs`). Where system calls are
+//! trapped it also leaves out what they use (`dispatch/`), and before memory is registered what they use of
+//! it is made present.
 //!
 //! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is
 //! killed.
@@ -29,6 +30,7 @@ use crate::protocol::{
 };
 use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
+use crate::threads;
 use crate::uffd::{MoveArg, UFFDIO_MOVE};
 #[cfg(target_arch = "x86_64")]
 use crate::{link, windows};
@@ -99,6 +101,7 @@ extern "C" fn thread_main(block: usize) -> ! {
         }
     }
     confine::install_filter(block);
+    threads::reset_moves();
     block.started.store(1, Ordering::Release);
     sys::futex_wake(&block.started);
     loop {
@@ -333,6 +336,11 @@ fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
     while moved < run.pages {
         chunk = chunk.min(run.pages - moved);
         let offset = u64::from(moved) * PAGE as u64;
+        let under_way = threads::Move::begin();
+        chunk = under_way.unnoted(run.src_addr.wrapping_add(offset) as usize, chunk as usize) as u32;
+        if chunk == 0 {
+            return (moved, RUN_IN_USE);
+        }
         let mut arg = MoveArg {
             to: block.staging as u64 + u64::from(run.staging) * PAGE as u64 + offset,
             from: run.src_addr.wrapping_add(offset),
@@ -341,6 +349,7 @@ fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
             moved: 0,
         };
         let result = if exec { move_executable(block, &mut arg) } else { move_locked(block, &mut arg) };
+        drop(under_way);
         match result {
             Ok(()) => {
                 moved += chunk;

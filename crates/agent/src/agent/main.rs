@@ -89,6 +89,7 @@ mod remap;
 #[cfg(target_arch = "x86_64")]
 mod site;
 mod sys;
+mod threads;
 mod uffd;
 #[cfg(target_arch = "x86_64")]
 mod windows;
@@ -166,6 +167,7 @@ static CONSTRUCTOR: Constructor = constructor;
 unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     direct::find_next();
     files::find_next();
+    threads::note_thread();
     // SAFETY: glibc passes the environment here, an array that ends with a null pointer.
     if let Some(address) = unsafe { find_address(envp) } {
         // SAFETY: constructors run one after the other, and nothing reads the address before the line after
