@@ -268,13 +268,14 @@ impl All {
         }
     }
 
-    /// Writes into a page, and moves it onto the other one.
-    fn move_and_count(&self, who: usize, times: u8) {
+    /// Writes into a page, gives it some steps to leave in, and moves it onto the other one.
+    fn move_and_count(&self, who: usize, times: u8, steps: u32) {
         for n in 1..=times {
             self.access(0, |bytes| {
                 bytes[who] = n;
                 n
             });
+            (0..steps).for_each(|_| thread::yield_now());
             self.move_onto(0, 1);
             assert_eq!(self.access(1, |bytes| bytes[who]), n, "wrong: what was moved is lost");
             assert_eq!(self.access(0, |bytes| bytes[who]), 0, "wrong: what was moved away came back");
@@ -550,9 +551,8 @@ impl All {
             return None;
         }
         // A thread that has taken a delivery, and is about to install it, would put old bytes where the page
-        // comes back. (In controls it may: with this step three of them, of hints, find nothing in the
-        // schedules that are drawn.)
-        if self.without == Without::Nothing && self.is_delivered(page) {
+        // comes back.
+        if self.is_delivered(page) {
             self.words[page].finish(Word::EMPTY);
             return None;
         }
@@ -751,6 +751,10 @@ impl All {
             return;
         }
         let _words = (self.without != Without::HintWhileStored).then_some(words);
+        if self.without == Without::HintWhileStored {
+            // Meanwhile the page comes back and leaves again: drawn schedules seldom leave that much time.
+            (0..20).for_each(|_| thread::yield_now());
+        }
         self.hint(page, slot);
     }
 
@@ -775,6 +779,15 @@ impl All {
             let slot = self.pool.store(FOREIGN);
             self.pool.free(slot);
             self.pool.write_back(1 + round as usize % (SLOTS - 1));
+        }
+    }
+
+    /// Another program keeps the slot that it gets for a while.
+    fn take_slots(&self, times: u32) {
+        for _ in 0..times {
+            let slot = self.pool.store(FOREIGN);
+            (0..10).for_each(|_| thread::yield_now());
+            self.pool.free(slot);
         }
     }
 
@@ -804,6 +817,8 @@ struct Scene {
     rounds: u32,
     other: Work,
     pagers: usize,
+    /// With one, a hint never lies unread while a page is taken out: whoever tells would have to do both.
+    reclaimers: usize,
 }
 
 const COUNTING: Scene = Scene {
@@ -811,10 +826,24 @@ const COUNTING: Scene = Scene {
     rounds: 12,
     other: |all| all.be_others(12),
     pagers: 1,
+    reclaimers: 1,
 };
 const TWO_PAGERS: Scene = Scene { pagers: 2, ..COUNTING };
+const TWO_RECLAIMERS: Scene = Scene {
+    program: [|all| all.count(0, 8), |all| all.count(1, 8)],
+    rounds: 30,
+    other: |all| all.take_slots(20),
+    reclaimers: 2,
+    ..COUNTING
+};
 const EMPTYING: Scene = Scene { program: [|all| all.empty_and_count(0, 3), |all| all.look(3)], ..COUNTING };
-const MOVING: Scene = Scene { program: [|all| all.move_and_count(0, 4), |all| all.look(4)], ..COUNTING };
+const MOVING: Scene = Scene { program: [|all| all.move_and_count(0, 4, 0), |all| all.look(4)], ..COUNTING };
+const MOVING_TWO: Scene = Scene {
+    program: [|all| all.move_and_count(0, 8, 20), |all| all.look(8)],
+    rounds: 30,
+    reclaimers: 2,
+    ..MOVING
+};
 const SWAPOFF: Scene = Scene {
     other: |all| {
         all.swap_off();
@@ -848,11 +877,15 @@ fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'st
             thread::spawn(move || work(&all))
         };
         let pagers: Vec<_> = (0..scene.pagers).map(|_| spawn(All::serve)).collect();
-        let reclaims = all.clone();
-        let reclaimer = thread::spawn(move || reclaims.reclaim(scene.rounds));
+        let reclaimers: Vec<_> = (0..scene.reclaimers)
+            .map(|_| {
+                let all = all.clone();
+                thread::spawn(move || all.reclaim(scene.rounds))
+            })
+            .collect();
         let other = spawn(scene.other);
         scene.program.map(spawn).into_iter().for_each(|thread| thread.join().unwrap());
-        reclaimer.join().unwrap();
+        reclaimers.into_iter().for_each(|thread| thread.join().unwrap());
         other.join().unwrap();
         all.agree();
         all.is_ending.store(1, Ordering::SeqCst);
@@ -895,12 +928,14 @@ impl All {
 
 #[test]
 fn early_every_count_is_right() {
-    [COUNTING, TWO_PAGERS].into_iter().for_each(|scene| explore(play(Without::Nothing, scene)));
+    [COUNTING, TWO_PAGERS, TWO_RECLAIMERS]
+        .into_iter()
+        .for_each(|scene| explore(play(Without::Nothing, scene)));
 }
 
 #[test]
 fn early_nothing_comes_back_of_what_was_given_up() {
-    [EMPTYING, MOVING].into_iter().for_each(|scene| explore(play(Without::Nothing, scene)));
+    [EMPTYING, MOVING, MOVING_TWO].into_iter().for_each(|scene| explore(play(Without::Nothing, scene)));
 }
 
 #[test]
@@ -926,11 +961,11 @@ controls! {
     early_control_still_allowed: StillAllowed, SWAPOFF, "wrong";
     early_control_entry: Entry, COUNTING, "wrong";
     early_control_noted_first: NotedFirst, MOVING, "wrong";
-    early_control_drop_hints: DropHints, MOVING, "wrong";
+    early_control_drop_hints: DropHints, MOVING_TWO, "wrong";
     early_control_hints_first: HintsFirst, COUNTING, "wrong";
     early_control_leave_entries: LeaveEntries, COUNTING, "wrong";
-    early_control_hint_unchanged: HintUnchanged, MOVING, "wrong";
-    early_control_hint_while_stored: HintWhileStored, COUNTING, "wrong";
+    early_control_hint_unchanged: HintUnchanged, MOVING_TWO, "wrong";
+    early_control_hint_while_stored: HintWhileStored, TWO_RECLAIMERS, "wrong";
     early_control_noting: Noting, TWO_PAGERS, "wrong";
     early_control_note_unchanged: NoteUnchanged, MOVING, "wrong";
     early_control_end_before_move: EndBeforeMove, SWAPOFF, "wrong";
