@@ -353,6 +353,8 @@ case_agent-forks() {
     compiled_agent_forks || return 0
     local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" --forks agent) PREFIX=()
     agent_forks kinds kept zeros unseen unmarked many fails threads || return
+    # All its generations live at once.
+    BUDGET=512M agent_forks chain || return
     call 120 "${SPILL[@]}" --forks agent --check -- "$WORKLOAD" fork-storm --size 128M --forks 60 --check full
     code_is 0 || { WHY="fork-storm: $WHY"; return; }
     call 60 "${SPILL[@]}" --forks agent -- \

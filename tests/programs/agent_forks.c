@@ -8,6 +8,7 @@
 //   agent_forks many      24 children that live at once, each stopped at first
 //   agent_forks kept      memory that the program keeps from its children
 //   agent_forks zeros     memory that was only read, and is written while a child comes
+//   agent_forks chain     500 generations, each of which forks while it makes a thread
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -122,6 +123,31 @@ static int threads(void) {
     pthread_join(maker, 0);
     check("parent", 0, 1, 1);
     return 0;
+}
+
+static void *make_thread_after_thread(void *stop) {
+    for (pthread_t thread; !*(volatile int *)stop;)
+        if (pthread_create(&thread, 0, idle, 0) == 0) pthread_join(thread, 0);
+    return 0;
+}
+
+// What a child has of a thread that was on its way when it was forked must not add up.
+static int chain(void) {
+    for (int generation = 0; generation < 500; generation++) {
+        static int stop;
+        pthread_t thread;
+        alarm(60);
+        if (pthread_create(&thread, 0, make_thread_after_thread, &stop)) return 70;
+        usleep(1000);
+        pid_t pid = fork();
+        if (pid) {
+            int status;
+            stop = 1;
+            if (pid < 0 || waitpid(pid, &status, 0) != pid) _exit(71);
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 72);
+        }
+    }
+    _exit(0);
 }
 
 static int refuse(int call, int argument, unsigned value) {
@@ -348,6 +374,7 @@ static int zeros(void) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
+    if (!strcmp(what, "chain")) return chain();
     pages = argc > 2 ? strtoul(argv[2], 0, 0) : 128 << 20 >> 12;
     memory = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return 2;

@@ -1260,6 +1260,7 @@ fn the_shared_object_depends_on_nothing() {
             "fork",
             "getppid",
             "gettid",
+            "gnu_get_libc_version",
             "malloc_trim",
             "mallopt",
             "mprotect",

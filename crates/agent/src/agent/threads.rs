@@ -45,6 +45,7 @@ const EAGAIN: c_int = 11;
 
 /// What a thread that is being made shall run.
 struct Start {
+    /// The process that makes the thread; 0: free.
     taken: AtomicU32,
     function: AtomicUsize,
     argument: AtomicUsize,
@@ -106,10 +107,19 @@ pub extern "C" fn thrd_create(thread: usize, function: usize, argument: usize) -
 
 /// Makes a thread whose first instruction finds what it shall run.
 fn with_start(function: usize, argument: usize, create: impl FnOnce(usize) -> c_int) -> c_int {
-    let is_free =
-        |start: &&Start| start.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let process = sys::getpid();
+    let take = |start: &&Start, from| {
+        start.taken.compare_exchange(from, process, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    };
+    let is_free = |start: &&Start| take(start, 0);
+    // A fork beside a thread that is being made leaves its start taken in the child, where no thread is to
+    // come.
+    let is_of_parent = |start: &&Start| match start.taken.load(Ordering::Relaxed) {
+        0 => false,
+        by => by != process && take(start, by),
+    };
     let start = loop {
-        match THREADS.starts.iter().find(is_free) {
+        match THREADS.starts.iter().find(is_free).or_else(|| THREADS.starts.iter().find(is_of_parent)) {
             Some(start) => break start,
             // Each is free again as soon as its thread runs.
             None => sys::yield_now(),
@@ -140,7 +150,8 @@ extern "C" fn run(start: usize) -> usize {
 /// Notes the calling thread.
 pub fn note_thread() {
     let pthread_self = sys::weak!("pthread_self");
-    if pthread_self == 0 {
+    // The layout is glibc's.
+    if pthread_self == 0 || sys::weak!("gnu_get_libc_version") == 0 {
         return;
     }
     // SAFETY: every C library's function of this name; it returns where `struct pthread` begins.
