@@ -2,8 +2,13 @@
  * the list of them. "ok" is the last line of one that holds. */
 #include "store.h"
 #include <dlfcn.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <ucontext.h>
 
@@ -582,6 +587,34 @@ static void cost(void)
     }
 }
 
+/* A filter under which a thread could not bring its pages is refused, for each call by itself. */
+static void seccomp_filters(void)
+{
+    static const unsigned needed[] = {SYS_ioctl, SYS_pread64, SYS_pwrite64, SYS_write, SYS_madvise};
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EXDEV),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {4, code};
+    start(64);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    /* Not the lines that say so. */
+    CHECK(dup2(open("/dev/null", O_WRONLY), 2) == 2);
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        code[1].k = needed[i];
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == -1 && errno == EINVAL);
+        go();
+        CHECK(is_as_written(0, 64));
+    }
+    code[1].k = SYS_mkdir;
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+    CHECK(mkdir("/nowhere", 0) == -1 && errno == EXDEV);
+    go();
+    CHECK(is_as_written(0, 64));
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -598,6 +631,7 @@ static const struct {
     {"keys", keys},
     {"forks", forks},
     {"spawned", spawned},
+    {"seccomp_filters", seccomp_filters},
     {"cost", cost},
 };
 
