@@ -10,7 +10,7 @@
 //!      ├─ sizing/    memspill size
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
-//!      ├─ doctor.rs  memspill doctor (probe.rs: the system calls that only a try can answer)
+//!      ├─ doctor/    memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      ├─ bench.rs   memspill bench
 //!      ├─ sim.rs     memspill sim (output.rs: the forms of its tables; progress.rs: a line on a terminal)
 //!      └─ completions.rs, manual.rs    the options for shells and for man(1)

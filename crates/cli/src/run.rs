@@ -1,6 +1,6 @@
 //! `memspill run`.
 //!
-//! Before anything starts: what the command is (exec.rs), then whether this machine can (doctor.rs). In that
+//! Before anything starts: what the command is (exec.rs), then whether this machine can (doctor/). In that
 //! order, so that 126 and 127 mean the same on every machine. The limits of this process are raised as far as
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.

@@ -2,7 +2,7 @@
 //!
 //! Here belongs what a user sees when the command line, the command or the machine is wrong. What options
 //! mean is tested beside their parsers (args.rs, size.rs, spec.rs), and what doctor says of other machines in
-//! doctor.rs.
+//! doctor/tests.rs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
