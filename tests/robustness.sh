@@ -28,7 +28,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
     shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened
+    populate opened late-children
     page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
     shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1330,6 +1330,22 @@ case_opened() {
     gcc -O1 -pthread -o opened "$TESTS/programs/opened.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 90 "${SPILL[@]}" --check -- ./opened 192
     code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
+}
+
+# Children of a process of which nothing is away: they join late, or never, and have all of its memory.
+case_late-children() {
+    gcc -O2 -pthread -o late-children "$TESTS/programs/late_children.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
+    call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        -- ./late-children joins
+    code_is 0 || { WHY="joins: $WHY"; return; }
+    local run
+    for run in $(seq $((4 + 16 * FULL))); do
+        call 30 "$MEMSPILL" run --memory-max 24M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+            -- ./late-children grows
+        code_is 0 || { WHY="grows, run $run: $WHY"; return; }
+    done
+    clean
 }
 
 # What the extra thread may do, and what the program may still do beside it.

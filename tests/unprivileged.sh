@@ -14,7 +14,8 @@ CASES=(check kill-target kill-child kill-supervisor kill-supervisor-tree kill-da
     signals stop-target stop-supervisor swap-full-ram swap-full-file swap-full-grow read-error
     wrong-bytes write-error remap-pieces madv-free locked regrow main-exits ctl-swapoff ctl-limit guards
     last-thread locked-once locked-kept writable-code torn-mapping remap-grow many-mappings deep-stack
-    many-small stop-sibling second-signal stop-evictor page-advice populate opened)
+    many-small stop-sibling second-signal stop-evictor page-advice populate opened
+    late-children)
 PROGRAMS=(sort numpy python sqlite redis gcc make node java-serial java cplusplus verify-threads
     mutate fork-storm stress-ng bash)
 

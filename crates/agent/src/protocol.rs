@@ -26,7 +26,8 @@ pub const MAGIC: u32 = 0x6d73_700c;
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 
-/// Hello.kind: a fresh program (constructor ran), or the child side of fork().
+/// Hello.kind: a fresh program (constructor ran), or the child side of fork(), of which nothing is away that
+/// the supervisor does not know of.
 pub const KIND_EXEC: u32 = 0;
 pub const KIND_FORK: u32 = 1;
 /// Where the kernel tells nobody of forks (`Control::forks`): a process that is about to fork. It gets no

@@ -22,7 +22,7 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::affinity::Affinity;
-use crate::batch::Batch;
+use crate::batch::{self, Batch};
 use crate::confine;
 use crate::protocol::{
     Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MARK, OP_MOVE, OP_POPULATE, OP_PREPARE, OP_ZAP, RUN_IN_USE,
@@ -287,6 +287,7 @@ fn populate_runs(block: &EvictorBlock, command: Command) {
 /// Nobody but a fork that the agent makes itself may inherit these.
 fn mark_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
+    batch::note_marked();
     for index in 0..count {
         // SAFETY: as in move_runs.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };

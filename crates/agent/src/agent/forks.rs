@@ -30,6 +30,8 @@
 //!
 //! The system calls here are made as the program makes them: with the dispatch armed, its caller disarms it.
 //!
+//! Where nothing is marked, managed or away none of this is done (`dispatch/late.rs`).
+//!
 //! A child that cannot join is ended, with a line. What is not here: forks of a child of vfork, which has its
 //! parent's memory; it is not known, and its child has nothing that is managed.
 
@@ -137,11 +139,15 @@ fn finish(forked: Result<()>) {
     forget_ranges();
 }
 
-/// The child: joins, or ends.
-pub fn child_joins() {
-    // From here on no hook follows the parent's pointer.
+/// In the child: from here on no hook follows the parent's pointer.
+pub fn forget_parent() {
     STATE.control.store(core::ptr::null_mut(), Ordering::Release);
     STATE.owner.store(0, Ordering::Relaxed);
+}
+
+/// The child: joins, or ends.
+pub fn child_joins() {
+    forget_parent();
     // SAFETY: written by `prepare`, and the child has one thread.
     let id = unsafe { *FORK.id.get() };
     if mark_all().is_err() || handshake::try_join(KIND_CHILD, id).is_none() {

@@ -36,6 +36,10 @@ const NEAR: u64 = 1 << 32;
 #[unsafe(link_section = ".data")]
 static LOCK: AtomicU32 = AtomicU32::new(0);
 
+/// Not 0: some memory has been marked MADV_DONTFORK for the supervisor. Set under LOCK.
+#[unsafe(link_section = ".data")]
+static IS_ANY_MARKED: AtomicU32 = AtomicU32::new(0);
+
 fn lock() {
     if LOCK.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
         return;
@@ -50,6 +54,27 @@ fn unlock() {
     if LOCK.swap(0, Ordering::Release) == 2 {
         wake_all(&LOCK);
     }
+}
+
+/// Until `let_go_on` nothing becomes marked or managed, and no batch begins.
+pub fn hold_off() {
+    lock();
+}
+
+pub fn let_go_on() {
+    unlock();
+}
+
+/// Memory is about to be marked MADV_DONTFORK.
+pub fn note_marked() {
+    lock();
+    IS_ANY_MARKED.store(1, Ordering::Relaxed);
+    unlock();
+}
+
+/// Was any memory marked? Between `hold_off` and `let_go_on`.
+pub fn is_any_marked() -> bool {
+    IS_ANY_MARKED.load(Ordering::Relaxed) != 0
 }
 
 /// In the child of a fork, where nobody holds it.

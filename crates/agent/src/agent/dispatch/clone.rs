@@ -20,6 +20,7 @@ use super::batch;
 use super::context::Context;
 use super::gadget;
 use super::in_use::{self, Use, Uses};
+use super::late;
 use super::rewrite;
 use super::signals::{self, ActionsLocked};
 use super::thread::{self, Block, Frame, Parent, VFORKS};
@@ -209,7 +210,8 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     } else if request.flags & CLONE_VM != 0 {
         new_thread(block, &request, stack)?
     } else {
-        block.joins = !windows::is_on() && prepare_fork(request.child_tid)?;
+        block.is_late = false;
+        block.joins = !windows::is_on() && prepare_fork(block, request.child_tid)?;
         if windows::has_supervisor() {
             let _ = gadget::disarm();
             fork_lock::write();
@@ -225,9 +227,10 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     uses.exact().for_each(in_use::bring);
     if windows::is_on() && request.flags & CLONE_VM == 0 {
         let is_managed = windows::has_supervisor();
-        let mut is_ready = false;
+        let (mut is_ready, mut is_late) = (false, false);
         let ready = || {
-            if is_managed {
+            is_late = is_managed && late::fork_begins(windows::is_all_here);
+            if is_managed && !is_late {
                 prepare_managed(request.child_tid)?;
                 is_ready = true;
             }
@@ -237,6 +240,9 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
             if is_ready {
                 forks::parent_done(-(EAGAIN as isize));
             }
+            if is_late {
+                late::fork_is_over();
+            }
             in_use::withdraw(block);
             drop(ActionsLocked);
             if is_managed {
@@ -245,18 +251,24 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
             }
             return Err(EAGAIN);
         }
-        block.joins = is_managed;
+        block.joins = is_managed && !is_late;
+        block.is_late = is_late;
     }
     context.regs.rip = label as *const () as usize;
     context.mask = !signals::RESERVED;
     Ok(())
 }
 
-/// Readies the process for a fork; the child joins if that is true. Until it is over on either side, the
-/// thread's calls are not trapped: those of the agent's other code are made as the program makes them.
-fn prepare_fork(child_tid: usize) -> sys::Result<bool> {
+/// Readies the process for a fork; the child joins at once if that is true. Until it is over on either side,
+/// the thread's calls are not trapped: those of the agent's other code are made as the program makes them.
+fn prepare_fork(block: &mut Block, child_tid: usize) -> sys::Result<bool> {
     let _ = gadget::disarm();
     fork_lock::write();
+    block.is_late = late::fork_begins(|| true);
+    if block.is_late {
+        thread::keep_managed();
+        return Ok(false);
+    }
     let prepared = match forks::prepare(child_tid) {
         // The child of a vfork is not known: what is away would be lost to a child of its own.
         Ok(false) if thread::has_supervisor() && in_use::is_any_managed() => Err(EAGAIN),
@@ -324,11 +336,14 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
         if block.joins {
             forks::parent_done(result);
         }
+        if block.is_late {
+            late::fork_is_over();
+        }
         if windows::is_on() {
             windows::fork_ends(result >= 0);
         }
         drop(ActionsLocked);
-        if !windows::is_on() || block.joins {
+        if !windows::is_on() || block.joins || block.is_late {
             fork_lock::done(false);
             arm_child(0);
         }
@@ -382,8 +397,10 @@ fn after_fork(block: &mut Block) {
     }
     if block.joins {
         forks::child_joins();
+    } else if block.is_late {
+        late::in_child();
     }
-    if !windows::is_on() || block.joins {
+    if !windows::is_on() || block.joins || block.is_late {
         fork_lock::done(true);
     }
 }

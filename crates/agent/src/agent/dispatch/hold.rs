@@ -2,9 +2,9 @@
 //! (`trap.rs`), or, for a site that was rewritten, by the thread itself (`enter.rs`).
 
 use super::in_use::{self, Use, Uses};
-use super::pieces;
 use super::thread::Block;
 use super::walk::walk;
+use super::{late, pieces};
 use crate::windows;
 
 /// Calls to which nothing happens in the handler but that their memory is published and brought.
@@ -25,7 +25,11 @@ pub fn is_plain(number: usize) -> bool {
 pub extern "C" fn on_site(block: &mut Block) -> bool {
     let (number, args) = (block.frame.number, block.frame.args);
     // (A site may make calls of several numbers.)
-    if block.has_left || !is_plain(number) || pieces::is_large(number, &args) {
+    if block.has_left
+        || !is_plain(number)
+        || pieces::is_large(number, &args)
+        || late::is_late() && !late::may_wait(number, &args)
+    {
         return false;
     }
     if !windows::is_on() {

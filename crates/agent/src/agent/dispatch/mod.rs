@@ -36,6 +36,7 @@
 //! | `rewrite.rs` | sites that come to them without a trap |
 //! | `context.rs`, `signals.rs`, `deliver.rs` | the program's signals |
 //! | `clone.rs` | threads, forks |
+//! | `late.rs` | the child of a fork that need not join at once |
 //! | `pieces.rs` | large reads and writes |
 //! | `advice.rs` | memory that moves, and advice |
 //! | `filters.rs` | seccomp filters of the program |
@@ -65,6 +66,7 @@ mod filters;
 pub mod gadget;
 mod hold;
 mod in_use;
+mod late;
 mod pieces;
 mod rewrite;
 pub mod signals;

@@ -27,6 +27,7 @@ const SIGNALS: usize = 64;
 pub const SIG_DFL: usize = 0;
 pub const SIG_IGN: usize = 1;
 
+const SA_RESTART: usize = 0x1000_0000;
 pub const SA_NODEFER: usize = 0x4000_0000;
 pub const SA_RESETHAND: usize = 0x8000_0000;
 pub const SA_ONSTACK: usize = 0x0800_0000;
@@ -199,7 +200,8 @@ pub fn give_up(signal: usize) {
 /// fault in the handler of one is one more.
 pub fn install_reserved() {
     let mut action = kernels(&Action { handler: usize::MAX, ..DEFAULT });
-    action.flags |= SA_NODEFER;
+    // A timer of the agent's may interrupt a call (`late.rs`).
+    action.flags |= SA_NODEFER | SA_RESTART;
     for signal in [SIGSYS, SIGSEGV, SIGBUS] {
         let _ = set_in_kernel(signal, &action);
     }

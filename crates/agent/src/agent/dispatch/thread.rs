@@ -124,6 +124,8 @@ pub struct Block {
     pub child_tid: usize,
     /// Of a fork under way: its child joins.
     pub joins: bool,
+    /// The same, but it joins late (`late.rs`).
+    pub is_late: bool,
     pub parents: [Parent; VFORKS],
     /// The thread's number.
     pub tid: u32,
@@ -326,6 +328,7 @@ fn make() -> Result<*mut Block> {
         child_stack: 0,
         child_tid: 0,
         joins: false,
+        is_late: false,
         parents: [NO_PARENT; VFORKS],
         tid: 0,
         kept: NOTHING_KEPT,

@@ -30,7 +30,7 @@ use super::context::{Context, Info};
 use super::hold::hold;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
-use super::{advice, clone, deliver, enter, filters, gadget, pieces, rewrite};
+use super::{advice, clone, deliver, enter, filters, gadget, late, pieces, rewrite};
 use crate::handshake;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EINVAL, Result};
@@ -82,6 +82,9 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     }
     // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
     let block = unsafe { thread::current() };
+    if signal == SIGSYS && late::is_timer(info) {
+        return late::join();
+    }
     if signal == SIGSYS && info.code == SYS_USER_DISPATCH {
         return trap(block, info, context);
     }
@@ -140,6 +143,9 @@ enum Answer {
 
 fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
     let (number, args) = (block.frame.number, block.frame.args);
+    if late::is_late() && !late::may_wait(number, &args) {
+        late::join();
+    }
     let is_vfork = block.vforks.load(Ordering::Relaxed) != 0;
     match number {
         nr::RT_SIGACTION => signals::sigaction(args, !is_vfork).map(Answer::Result),

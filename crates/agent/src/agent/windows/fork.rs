@@ -24,7 +24,7 @@ use super::gate::{self, Alone};
 use super::kernel::{self, end};
 use super::{early, evict, fill, follow, holes, linked, rules, source, supervisor, table};
 use crate::sys::{PAGE, Result};
-use crate::words::SWAPPED;
+use crate::words::{EXCLUDED, SWAPPED};
 
 /// The file with the child's words, while the fork is under way.
 struct Forked {
@@ -87,6 +87,18 @@ pub fn in_child() {
     // What was not inherited is nobody's, whatever its words say.
     follow::reconcile(0, table::TOP, None);
     holes::in_child();
+}
+
+/// Is nothing away, nor closed, nor registered? Only inside the gate, alone.
+pub fn is_all_here() -> bool {
+    let mut at = 0;
+    while let Some((page, word)) = table::next(at, table::TOP) {
+        if table::load(word).state() != EXCLUDED {
+            return false;
+        }
+        at = page + PAGE;
+    }
+    table::next_was_registered(0).is_none()
 }
 
 fn each_slot(mut tell: impl FnMut(u64, &crate::words::Source)) {

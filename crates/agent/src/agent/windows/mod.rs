@@ -80,7 +80,7 @@ mod wait;
 
 pub use early::leave as leave_pool;
 pub use evict::{empty_staging, take_run};
-pub use fork::{begins as fork_begins, ends as fork_ends, in_child};
+pub use fork::{begins as fork_begins, ends as fork_ends, in_child, is_all_here};
 pub use linked::{is_there as has_supervisor, staging};
 pub use noted::take_hints_outside as take_hints;
 pub use rules::is_on;

@@ -1,0 +1,178 @@
+// Children of a process of which nothing is away yet.
+//
+//   late_children joins   one that computes, one that waits and one that forks have memspill's thread soon;
+//                         one that runs a program at once never has it, and says nothing to anybody
+//   late_children grows   one thread fills twice as much memory as there is room for, while another forks:
+//                         each child has all that was there when it was made
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+#define PAGES (48ul << 20 >> 12)
+
+static atomic_uint *shared; // 0: go on; 1: end
+static char *memory;
+static atomic_ulong filled;
+
+static int status_of(pid_t pid) {
+    int status;
+    if (waitpid(pid, &status, 0) != pid) perror("waitpid"), exit(2);
+    return status;
+}
+
+static int threads_of(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *dir = opendir(path);
+    int count = 0;
+    for (struct dirent *entry; dir && (entry = readdir(dir));) count += entry->d_name[0] != '.';
+    if (dir) closedir(dir);
+    return count;
+}
+
+// Two threads: the child's own, and memspill's.
+static void must_join(const char *what, pid_t pid) {
+    for (int tries = 0; threads_of(pid) != 2; tries++) {
+        if (tries == 200) {
+            fprintf(stderr, "a child that %s has not joined in 2 s: %d threads\n", what, threads_of(pid));
+            kill(pid, SIGKILL);
+            exit(3);
+        }
+        usleep(10000);
+    }
+    *shared = 1;
+    // Again and again: the first may come just before it waits.
+    int status;
+    while (waitpid(pid, &status, WNOHANG) == 0) kill(pid, SIGUSR1), usleep(1000);
+    if (status != 0) fprintf(stderr, "a child that %s ended with %#x\n", what, status), exit(3);
+    *shared = 0;
+}
+
+static void nothing(int signal) { (void)signal; }
+
+static void *alive(void *unused) {
+    (void)unused;
+    return NULL;
+}
+
+static void joins(void) {
+    struct sigaction action = {.sa_handler = nothing};
+    sigaction(SIGUSR1, &action, NULL);
+    pid_t pid;
+    for (int round = 0; round < 5; round++) {
+        if ((pid = fork()) == 0) {
+            while (*shared == 0) continue;
+            _exit(0);
+        }
+        must_join("computes", pid);
+        if ((pid = fork()) == 0) {
+            // Nothing but the signal ends this: memspill's timer does not.
+            pause();
+            _exit(*shared == 0 ? 4 : 0);
+        }
+        must_join("waits", pid);
+        if ((pid = fork()) == 0) {
+            signal(SIGUSR1, SIG_IGN);
+            pid_t grandchild = fork();
+            if (grandchild == 0) {
+                char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                page[0] = 1;
+                _exit(threads_of(getpid()) == 2 ? 0 : 5);
+            }
+            int status = status_of(grandchild);
+            while (*shared == 0) sched_yield();
+            _exit(status != 0);
+        }
+        must_join("forks", pid);
+        if ((pid = fork()) == 0) {
+            pthread_t thread;
+            int failed = pthread_create(&thread, NULL, alive, NULL) || pthread_join(thread, NULL);
+            _exit(failed || threads_of(getpid()) != 2);
+        }
+        if (status_of(pid) != 0) fprintf(stderr, "a child that makes a thread has failed\n"), exit(3);
+        // A FIFO that nobody writes to yet: opening it waits, and is not ended by the timer.
+        char fifo[] = "late-fifo";
+        if (mkfifo(fifo, 0600)) perror("mkfifo"), exit(2);
+        if ((pid = fork()) == 0) _exit(open(fifo, O_RDONLY) < 0);
+        usleep(50000);
+        int writer = open(fifo, O_WRONLY);
+        int status = status_of(pid);
+        close(writer);
+        unlink(fifo);
+        if (status != 0) fprintf(stderr, "a child that opens a FIFO ended with %#x\n", status), exit(3);
+    }
+    // Whether these join is seen in the supervisor alone; that they run is what matters here.
+    for (int round = 0; round < 100; round++) {
+        if ((pid = fork()) == 0) {
+            int null = open("/dev/null", O_RDWR);
+            dup2(null, 1);
+            close(null);
+            signal(SIGUSR1, SIG_DFL);
+            execl("/bin/true", "true", NULL);
+            _exit(6);
+        }
+        if (status_of(pid) != 0) fprintf(stderr, "a child that runs a program has failed\n"), exit(3);
+    }
+}
+
+static uint64_t stamp(size_t page) { return page * 0x9e3779b97f4a7c15ul + 1; }
+
+static void *fill(void *unused) {
+    (void)unused;
+    for (size_t page = 0; page < PAGES; page++) {
+        uint64_t *words = (uint64_t *)(memory + page * PAGE);
+        for (size_t i = 0; i < PAGE / 8; i += 16) words[i] = stamp(page) + i;
+        atomic_store(&filled, page + 1);
+    }
+    return NULL;
+}
+
+static void grows(void) {
+    pthread_t thread;
+    memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || pthread_create(&thread, NULL, fill, NULL)) perror("memory"), exit(2);
+    size_t forks = 0;
+    for (size_t before = 0; before < PAGES; forks++) {
+        before = atomic_load(&filled);
+        pid_t pid = fork();
+        if (pid < 0) perror("fork"), exit(2);
+        if (pid == 0) {
+            // Some of them, so that there are many children while memory becomes tight.
+            for (size_t page = forks % 16; page < before; page += 16) {
+                uint64_t *words = (uint64_t *)(memory + page * PAGE);
+                for (size_t i = 0; i < PAGE / 8; i += 16)
+                    if (words[i] != stamp(page) + i) _exit(7);
+            }
+            _exit(0);
+        }
+        int status = status_of(pid);
+        if (status != 0) {
+            fprintf(stderr, "fork %zu with %zu pages ended with %#x\n", forks, before, status);
+            exit(3);
+        }
+    }
+    pthread_join(thread, NULL);
+    printf("%zu forks\n", forks);
+}
+
+int main(int argc, char **argv) {
+    shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (argc != 2 || shared == MAP_FAILED) return 2;
+    if (strcmp(argv[1], "joins") == 0) joins();
+    else if (strcmp(argv[1], "grows") == 0) grows();
+    else return 2;
+    return 0;
+}
