@@ -239,6 +239,11 @@ pub const PROCESS_YOUNG: Duration = ms(100);
 /// looked at again later.
 pub const EARLIER_CHANGES: Duration = ms(100);
 pub const EARLIER_CHANGES_STEP: Duration = us(50);
+/// All of a process is looked through again so many times later than the last time took, where that found
+/// nothing, ...
+pub const WALK_PAUSE: u32 = 100;
+/// ... and not later than this.
+pub const WALK_PAUSE_MAX: Duration = ms(200);
 /// What is shared since a fork is measured this often while it changes, and the tenth part of the time at
 /// most: the walk costs tens of ns a page.
 pub const SHARED_LOOK: Duration = ms(10);

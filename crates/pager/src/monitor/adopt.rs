@@ -19,7 +19,7 @@ use crate::process::Process;
 use crate::process::growth::Registered;
 use crate::process::ranges::{Range, Ranges};
 use crate::run::Run;
-use crate::times::{EARLIER_CHANGES, EARLIER_CHANGES_STEP};
+use crate::times::{EARLIER_CHANGES, EARLIER_CHANGES_STEP, now_us, us_of};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::io;
 use std::time::Instant;
@@ -47,20 +47,18 @@ pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
 /// Without a userfaultfd nobody tells of pages that a program touches first: look for them where much has
 /// come since the last look.
 pub fn adopt_grown(run: &Run, process: &Process) {
-    /// As much as is not worth the walk.
-    const SLACK_BYTES: u64 = 256 << 10;
     let growth = &process.growth;
-    if process.memory.uffd.agent().is_none() || !growth.is_registered() {
-        return;
-    }
-    let unmanaged_bytes = growth.unmanaged_bytes();
-    growth.set_left_bytes(growth.left_bytes().min(unmanaged_bytes));
-    if unmanaged_bytes <= growth.left_bytes() + SLACK_BYTES {
+    let begun = Instant::now();
+    let is_watched = process.memory.uffd.agent().is_some() && growth.is_registered();
+    if !is_watched || !growth.is_walk_due(us_of(begun)) {
         return;
     }
     let ranges: Vec<Range> = growth.lock_ranges().ranges().iter().collect();
+    let unmanaged_bytes = growth.unmanaged_bytes();
     if adopt(run, process, &ranges) {
         growth.set_left_bytes(growth.unmanaged_bytes());
+        let found_bytes = unmanaged_bytes.saturating_sub(growth.unmanaged_bytes());
+        growth.note_walk(now_us(), begun.elapsed(), found_bytes);
     }
 }
 

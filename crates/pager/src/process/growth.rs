@@ -19,15 +19,22 @@
 use crate::proc::{self, Statm};
 use crate::process::finder::{Finder, Found, Known};
 use crate::process::ranges::{Range, Ranges};
+use crate::times::{WALK_PAUSE, WALK_PAUSE_MAX};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::pagemap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 /// As much of the main stack's top as the arguments and the environment usually take.
 const ARGUMENTS_BYTES: u64 = 128 << 10;
+
+/// Growth that is not worth a walk through all of a process.
+const SLACK_BYTES: u64 = 256 << 10;
+/// Growth up to here may be none, if the last walk found nothing.
+const UNSURE_BYTES: u64 = 1 << 20;
 
 /// One process's growth, as far as it is known here.
 #[derive(Default)]
@@ -36,6 +43,7 @@ pub struct Growth {
     unmanaged_bytes: AtomicU64,
     unmanaged_shared_bytes: AtomicU64,
     left_bytes: AtomicU64,
+    next_walk_us: AtomicU64,
     ranges: Mutex<Registered>,
     changes: Mutex<Changes>,
     dropped: Mutex<Option<Ranges>>,
@@ -85,6 +93,26 @@ impl Growth {
 
     pub fn set_left_bytes(&self, bytes: u64) {
         self.left_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Is all of it worth a walk, to find pages that nobody tells of?
+    pub fn is_walk_due(&self, now_us: u64) -> bool {
+        let unmanaged_bytes = self.unmanaged_bytes();
+        self.set_left_bytes(self.left_bytes().min(unmanaged_bytes));
+        let grown_bytes = unmanaged_bytes - self.left_bytes();
+        grown_bytes > SLACK_BYTES
+            && (grown_bytes > UNSURE_BYTES || now_us >= self.next_walk_us.load(Ordering::Relaxed))
+    }
+
+    /// Such a walk has taken so long, and found so much.
+    ///
+    /// Pages that are moved out and that threads bring by themselves look like growth, and so does what the
+    /// kernel's count of a process is wrong by. At random access every tenth round of the monitor found some
+    /// 300 KiB more, and each of its walks nothing.
+    pub fn note_walk(&self, end_us: u64, took: Duration, found_bytes: u64) {
+        let pause =
+            if found_bytes >= SLACK_BYTES { Duration::ZERO } else { (took * WALK_PAUSE).min(WALK_PAUSE_MAX) };
+        self.next_walk_us.store(end_us + pause.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// So much of what was not managed is managed from here on.
@@ -351,6 +379,26 @@ mod tests {
 
     fn lists(changes: &Changes) -> (Vec<Range>, Vec<Range>) {
         (changes.unmapped.iter().collect(), changes.announced.iter().collect())
+    }
+
+    #[test]
+    fn a_walk_that_finds_nothing_is_not_made_again_at_once() {
+        let growth = Growth::default();
+        growth.set_unmanaged_bytes(SLACK_BYTES + 1);
+        assert!(growth.is_walk_due(5));
+        let took = Duration::from_millis(1);
+        growth.note_walk(10, took, 0);
+        let pause_us = (took * WALK_PAUSE).as_micros() as u64;
+        assert!(!growth.is_walk_due(9 + pause_us));
+        assert!(growth.is_walk_due(10 + pause_us));
+        // That is growth for sure.
+        growth.set_unmanaged_bytes(UNSURE_BYTES + 1);
+        assert!(growth.is_walk_due(11));
+        growth.set_unmanaged_bytes(SLACK_BYTES + 1);
+        growth.note_walk(10, took, SLACK_BYTES);
+        assert!(growth.is_walk_due(11));
+        growth.set_left_bytes(2);
+        assert!(!growth.is_walk_due(11));
     }
 
     #[test]
