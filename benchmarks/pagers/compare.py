@@ -60,8 +60,11 @@ ROWS = {
     "calls": (1024, [calls, "4"], True),
     "calls-pressed": (64, [calls, "128"], True),
     "dd": (1024, shell("dd if=/dev/zero of=/dev/null bs=512 count=300000 2>/dev/null"), False),
+    # Two thirds are away, more than the pool holds: three of four faults read the file.
     "faults-1": (64, [calls, "faults", "192", "1"], True),
     "faults-2": (64, [calls, "faults", "192", "2"], True),
+    # All that is away is in the pool.
+    "faults-pool-1": (160, [calls, "faults", "192", "1"], True),
     "redis": (1024, redis(8), True),
     "forks": (256, shell("for i in $(seq 200); do /bin/true; done"), False),
     "numpy": ("half", python("numpy_job.py", 120), False),
