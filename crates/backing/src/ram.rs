@@ -631,6 +631,10 @@ impl Backing for RamBacking {
         let counters = &self.counters;
         Usage {
             ram_bytes: self.ram_bytes(),
+            ram_file_bytes: match self.file {
+                Some(_) => self.table.ram_bytes() + self.pool.page_bytes(),
+                None => 0,
+            },
             ram_compressed_bytes: counters.compressed_bytes.load(Ordering::Relaxed),
             table_bytes: self.table.ram_bytes()
                 + self.fifo_bytes.load(Ordering::Relaxed)

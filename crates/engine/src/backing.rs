@@ -130,6 +130,8 @@ pub enum ReadStart {
 pub struct Usage {
     /// Bytes of RAM held now, tables and allocator slack included: counts against `--memory-max`.
     pub ram_bytes: u64,
+    /// Of `ram_bytes`: in a file in memory that other processes read, and not anonymous.
+    pub ram_file_bytes: u64,
     /// Bytes of RAM that a RAM disk holds: set aside for it, and outside of the budget.
     pub ram_disk_bytes: u64,
     /// Bytes of compressed data within `ram_bytes` (without slack and tables).

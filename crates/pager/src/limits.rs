@@ -74,9 +74,7 @@ impl Limits {
             // This is always allowed.
             let _ = setrlimit(resource, Rlimit { current: limit.maximum, ..limit });
         }
-        if room_bytes().is_some() {
-            limit_malloc_arenas();
-        }
+        keep_malloc_small();
         // SAFETY: an ignored signal runs no code of ours; the write that would raise it returns EFBIG.
         let on_file_size = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         Limits { inherited, on_file_size }
@@ -183,13 +181,16 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// Let glibc's malloc have two arenas at most: each reserves 64 MiB, and by default there are up to eight for
-/// each CPU. (musl, with which a static memspill can be linked, has none.)
-fn limit_malloc_arenas() {
+/// What glibc's malloc keeps for itself counts against the budget, and what it reserves against limits on
+/// address space. So it has two arenas: by default there are up to eight for each CPU, of 64 MiB each. And
+/// blocks of 128 KiB and more always go back to the kernel: by default it keeps those that are as large as
+/// the largest that was ever given back. (musl, with which a static memspill can be linked, does neither.)
+fn keep_malloc_small() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: this sets a number that malloc reads before it makes another arena.
+    // SAFETY: this sets numbers that malloc reads before it makes another arena, or a large block.
     unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 2)
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10)
     };
 }
 

@@ -42,6 +42,28 @@ pub fn statm_in(text: &str) -> Option<Statm> {
     Some(Statm { size_bytes: size, anon_bytes: resident.saturating_sub(shared), data_bytes: data })
 }
 
+/// Memory of this process, in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct OwnMemory {
+    pub anon_bytes: u64,
+    /// Of files in memory, as far as it has touched them.
+    pub shmem_bytes: u64,
+}
+
+/// By /proc/self/status, since statm does not keep files in memory and others apart.
+pub fn own_memory() -> Option<OwnMemory> {
+    own_memory_in(&text("/proc/self/status").ok()?)
+}
+
+/// The same for the file's text.
+pub fn own_memory_in(status: &str) -> Option<OwnMemory> {
+    let bytes = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(OwnMemory { anon_bytes: bytes("RssAnon:")?, shmem_bytes: bytes("RssShmem:")? })
+}
+
 /// Anonymous memory of a process with shared pages divided among their sharers. Walks the whole address
 /// space.
 pub fn pss_anon_bytes(pid: u32) -> Option<u64> {
@@ -754,6 +776,16 @@ mod tests {
         let sleeps = |_: &u32| instruction(me, tid).is_some();
         assert!((0..10_000).any(|n| sleeps(&n)), "it never sleeps");
         assert_eq!(instruction(me, u32::MAX), None);
+    }
+
+    #[test]
+    fn own_memory_is_kept_apart() {
+        let status =
+            "VmRSS:\t   20548 kB\nRssAnon:\t   10500 kB\nRssFile:\t 9776 kB\nRssShmem:\t     272 kB\n";
+        let expected = OwnMemory { anon_bytes: 10500 << 10, shmem_bytes: 272 << 10 };
+        assert_eq!(own_memory_in(status), Some(expected));
+        assert_eq!(own_memory_in("RssAnon:\t10500 kB\n"), None);
+        assert!(own_memory().unwrap().anon_bytes > 100_000);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use memspill_engine::backing::{Backing, PageWrite, QueueId};
 use memspill_engine::units::{Page, SlotIndex};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
@@ -108,6 +108,13 @@ fn every_page_of_a_pool_is_read_as_it_was_written() {
         }
     }
     assert!(same > 300 && blocks > 1000 && whole > 300, "{same} {blocks} {whole}");
+    // What the file takes is known. (Of its pages some are counted that are still to be used.)
+    let (file_bytes, known_bytes) =
+        (reader.0.metadata().unwrap().blocks() * 512, pool.usage().ram_file_bytes);
+    assert!(
+        (file_bytes * 9 / 10..file_bytes * 11 / 10).contains(&known_bytes),
+        "{known_bytes} of {file_bytes}"
+    );
     for slot in 1..=PAGES {
         assert!(reader.page(slot) == Some(page_of(slot.into()).0), "page {slot}");
     }

@@ -47,7 +47,7 @@ impl Account {
 
     /// Pool, frames and tables change with every batch: bring the group's figure up to date.
     pub fn update(&self, engine: &Engine) {
-        let Held { pool_bytes, ram_disk_bytes } = held(engine);
+        let Held { pool_bytes, ram_disk_bytes, .. } = held(engine);
         self.largest_pool_bytes.fetch_max(pool_bytes, Ordering::Relaxed);
         self.largest_ram_disk_bytes.fetch_max(ram_disk_bytes, Ordering::Relaxed);
         engine.root().set_other_bytes(pool_bytes + engine.frame_bytes() + self.measured_bytes());
@@ -112,13 +112,16 @@ impl Account {
 struct Held {
     /// Counts against the budget.
     pool_bytes: u64,
-    /// Does not.
+    /// Of these, in a file that agents read.
+    pool_file_bytes: u64,
+    /// Does not count.
     ram_disk_bytes: u64,
 }
 
 fn held(engine: &Engine) -> Held {
     engine.devices().iter().map(|device| device.backing.usage()).fold(Held::default(), |sum, usage| Held {
         pool_bytes: sum.pool_bytes + usage.ram_bytes,
+        pool_file_bytes: sum.pool_file_bytes + usage.ram_file_bytes,
         ram_disk_bytes: sum.ram_disk_bytes + usage.ram_disk_bytes,
     })
 }
@@ -144,10 +147,17 @@ pub fn pool_bytes(engine: &Engine) -> u64 {
 }
 
 /// Memory of our own that is neither pool nor frames nor RAM disk, and not charged: tables, stacks, code's
-/// data.
+/// data, and links to processes.
 pub fn own_bytes(engine: &Engine) -> u64 {
-    let anon_bytes = crate::proc::statm(std::process::id()).map_or(0, |statm| statm.anon_bytes);
-    let Held { pool_bytes, ram_disk_bytes } = held(engine);
-    let elsewhere = pool_bytes + ram_disk_bytes + engine.frame_bytes() + engine.read_ahead_bytes();
-    anon_bytes.saturating_sub(elsewhere)
+    let held = held(engine);
+    let own = crate::proc::own_memory().unwrap_or_default();
+    let pool_bytes = held.pool_bytes - held.pool_file_bytes;
+    let elsewhere = pool_bytes + held.ram_disk_bytes + engine.frame_bytes() + engine.read_ahead_bytes();
+    // Without a pool in a file nobody reads in his own thread. Then shared memory of ours is that of
+    // programs, which is counted by itself.
+    let links_bytes = match held.pool_file_bytes {
+        0 => 0,
+        pool_bytes => own.shmem_bytes.saturating_sub(pool_bytes),
+    };
+    own.anon_bytes.saturating_sub(elsewhere) + links_bytes
 }
