@@ -3,7 +3,7 @@
 # memspill brings a program to its end that takes 4 and 8 times the budget; without memspill it is killed
 # there. And 16 processes that fill more than the budget at once stay below it and a tenth (fill-16: 480M in
 # 300M; one of three runs must, as beside other work memspill may be late). And memspill itself takes little
-# of a small budget: own-memory, at most 12 MiB beside its code, tables included, while pages come and go, to
+# of a small budget: own-memory, at most 8 MiB beside its code, tables included, while pages come and go, to
 # a file, so that there is no pool.
 #
 # Needs root and a memory cgroup (v1 at /sys/fs/cgroup/memory, or v2). memspill itself runs inside the limit.
@@ -106,7 +106,7 @@ for name in "${ALL[@]}"; do
         done
         wait $supervisor
         CODE=$?
-        if [ $CODE = 0 ] && [ $own -gt 500 ] && [ $own -le 12288 ]; then
+        if [ $CODE = 0 ] && [ $own -gt 500 ] && [ $own -le 8192 ]; then
             ok "$name" "$own KiB of supervisor and guardian"
         else
             fail "$name" "ends with $CODE, $own KiB of supervisor and guardian: $(tail -n 1 "$WORK/err")"
