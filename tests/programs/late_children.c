@@ -1,7 +1,7 @@
 // Children of a process of which nothing is away yet.
 //
 //   late_children joins   one that computes, one that waits and one that forks have memspill's thread soon;
-//                         one that runs a program at once never has it, and says nothing to anybody
+//                         so have programs that they run; one that runs a short one never has it
 //   late_children grows   one thread fills twice as much memory as there is room for, while another forks:
 //                         each child has all that was there when it was made
 #define _GNU_SOURCE
@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096ul
@@ -68,6 +69,15 @@ static void *alive(void *unused) {
     return NULL;
 }
 
+static void end(int signal) { _exit(signal != SIGUSR1); }
+
+static void spin_ms(double ms) {
+    struct timespec begin, now;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - begin.tv_sec) * 1e3 + (now.tv_nsec - begin.tv_nsec) / 1e6 < ms);
+}
+
 static void joins(void) {
     struct sigaction action = {.sa_handler = nothing};
     sigaction(SIGUSR1, &action, NULL);
@@ -78,6 +88,27 @@ static void joins(void) {
             _exit(0);
         }
         must_join("computes", pid);
+        if ((pid = fork()) == 0) {
+            signal(SIGUSR1, SIG_IGN);
+            execl("/proc/self/exe", "late_children", "spins", NULL);
+            _exit(6);
+        }
+        must_join("runs a program that computes", pid);
+        // Its parent ends at once.
+        int ends[2];
+        if (pipe(ends)) perror("pipe"), exit(2);
+        if ((pid = fork()) == 0) {
+            pid_t orphan = fork();
+            if (orphan == 0) execl("/proc/self/exe", "late_children", "spins", NULL);
+            _exit(write(ends[1], &orphan, sizeof orphan) != sizeof orphan);
+        }
+        pid_t orphan;
+        if (status_of(pid) != 0 || read(ends[0], &orphan, sizeof orphan) != sizeof orphan)
+            fprintf(stderr, "a child that leaves one behind has failed\n"), exit(3);
+        close(ends[0]), close(ends[1]);
+        for (int tries = 0; threads_of(orphan) != 2; tries++, usleep(10000))
+            if (tries == 200) fprintf(stderr, "an orphan has not joined in 2 s\n"), exit(3);
+        kill(orphan, SIGKILL);
         if ((pid = fork()) == 0) {
             // Nothing but the signal ends this: memspill's timer does not.
             pause();
@@ -113,6 +144,16 @@ static void joins(void) {
         close(writer);
         unlink(fifo);
         if (status != 0) fprintf(stderr, "a child that opens a FIFO ended with %#x\n", status), exit(3);
+    }
+    // About when the timer tells.
+    for (int round = 0; round < 60; round++) {
+        if ((pid = fork()) == 0) {
+            spin_ms(9.7 + round * 0.01);
+            execl("/bin/true", "true", NULL);
+            _exit(6);
+        }
+        int status = status_of(pid);
+        if (status != 0) fprintf(stderr, "a child that runs a program late: %#x\n", status), exit(3);
     }
     // Whether these join is seen in the supervisor alone; that they run is what matters here.
     for (int round = 0; round < 100; round++) {
@@ -169,6 +210,10 @@ static void grows(void) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "spins") == 0) {
+        signal(SIGUSR1, end);
+        for (;;) continue;
+    }
     shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (argc != 2 || shared == MAP_FAILED) return 2;
     if (strcmp(argv[1], "joins") == 0) joins();

@@ -21,10 +21,13 @@
 // untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_700c;
+pub const MAGIC: u32 = 0x6d73_700d;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
+
+/// The end of the name where processes may join late (`agent/dispatch/late.rs`); all trap their system calls.
+pub const NAME_LATE: &str = "-late";
 
 /// Hello.kind: a fresh program (constructor ran), or the child side of fork(), of which nothing is away that
 /// the supervisor does not know of.

@@ -1,4 +1,4 @@
-//! What the evictor gives up before the program's first instruction: ids, capabilities, system calls.
+//! What the evictor gives up before the program goes on: ids, capabilities, system calls.
 //!
 //! The evictor is a thread of the program that the program does not know. When the program drops root
 //! (setresuid, capset), enters a sandbox (seccomp, setns, chroot) or is taken over, this thread would stay

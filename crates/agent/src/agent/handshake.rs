@@ -20,6 +20,8 @@
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
+#[cfg(target_arch = "x86_64")]
+use crate::protocol::NAME_LATE;
 use crate::protocol::{
     Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK,
     UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
@@ -390,19 +392,40 @@ fn connect() -> Option<Fd> {
 /// Abstract sockets are known in one network namespace. The name of ours says in which:
 /// `memspill-PID-INODE-...`.
 fn is_elsewhere(address: &Address) -> bool {
-    let mut theirs = 0u64;
+    let theirs = number_in_name(address, 2);
+    theirs != 0 && sys::network_namespace().is_some_and(|ours| ours != theirs)
+}
+
+/// The supervisor's process, as it sees itself.
+#[cfg(target_arch = "x86_64")]
+pub fn supervisor_pid() -> u64 {
+    // SAFETY: the constructor wrote it, before anything else of the agent ran.
+    number_in_name(unsafe { &*STATE.address.get() }, 1)
+}
+
+/// Do all processes of this supervisor trap their calls, and may they join late?
+#[cfg(target_arch = "x86_64")]
+pub fn may_be_late() -> bool {
+    // SAFETY: as above.
+    let address = unsafe { &*STATE.address.get() };
+    address.name.get(..address.name_len).is_some_and(|name| name.ends_with(NAME_LATE.as_bytes()))
+}
+
+/// The number behind so many dashes of the name.
+fn number_in_name(address: &Address, behind: usize) -> u64 {
+    let mut number = 0u64;
     let (mut dashes, mut at) = (0, 0);
     while let Some(byte) = address.name.get(at).filter(|_| at < address.name_len) {
         match byte {
             b'-' => dashes += 1,
-            digit if dashes == 2 => {
-                theirs = theirs.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
+            digit if dashes == behind => {
+                number = number.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
             }
             _ => {}
         }
         at += 1;
     }
-    theirs != 0 && sys::network_namespace().is_some_and(|ours| ours != theirs)
+    number
 }
 
 /// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of

@@ -173,7 +173,9 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
         // SAFETY: constructors run one after the other, and nothing reads the address before the line after
         // this one.
         unsafe { STATE.address.get().write(address) };
-        handshake::join(protocol::KIND_EXEC);
+        if !may_join_late() {
+            handshake::join(protocol::KIND_EXEC);
+        }
     }
     // SAFETY: as above.
     #[cfg(target_arch = "x86_64")]
@@ -192,6 +194,14 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
             handshake::write_stderr_line("does not trap its system calls: that is not possible here");
         }
     }
+}
+
+/// Whether the program has begun without joining (`dispatch/late.rs`).
+fn may_join_late() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return dispatch::program_begins();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Looks for `MEMSPILL_AGENT=NAME:TOKEN`. Anything malformed counts as absent.

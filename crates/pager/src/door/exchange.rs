@@ -19,7 +19,7 @@ use crate::process::agent::{Agent, own_ranges};
 use crate::process::control::ControlPage;
 use crate::process::link::{AgentLink, Port};
 use crate::process::memory::ProcessMemory;
-use crate::process::peer::Peer;
+use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
 use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
@@ -292,10 +292,14 @@ pub fn settle(
     origin: Origin,
 ) {
     let (socket, pid, is_child) = (caller.socket.clone(), caller.peer.pid, !matches!(origin, Origin::Itself));
-    let child = is_child.then(|| caller.peer.pidfd.try_clone());
+    let pidfd = caller.peer.pidfd.try_clone();
     let Err(e) = take_in(run, door, epoll, caller, ready, fd, origin) else { return };
+    // It was killed on the way, and what is asked of /proc fails in some way or other.
+    if pidfd.as_ref().is_ok_and(Pidfd::has_ended) {
+        return;
+    }
     // If it ended itself, it would wait for ever where it unmaps what is registered: nobody reads its events.
-    let is_killed = child.is_some_and(|child| child.and_then(|child| child.kill()).is_ok());
+    let is_killed = is_child && pidfd.and_then(|child| child.kill()).is_ok();
     if !is_killed {
         send_away(door, &socket, pid, &e);
     }

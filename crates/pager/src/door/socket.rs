@@ -1,9 +1,10 @@
 //! The socket at which agents connect, and what a run gives them.
 
 use crate::door::groups::{GroupRules, Membership};
-use crate::door::source::UffdSource;
+use crate::door::source::{Pager, UffdSource};
 use crate::door::target::Target;
 use crate::process::control::ControlPage;
+use memspill_agent::protocol::NAME_LATE;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -41,8 +42,11 @@ impl Door {
         // Abstract sockets are known in one network namespace: by the name an agent knows that it is in
         // another one.
         let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
-        let name =
-            format!("memspill-{}-{network}-{}", std::process::id(), String::from_utf8_lossy(&hex[..16]));
+        // And whether it may join late. Its group is known by its parent, which may end before.
+        let may_be_late = source.pager() != Pager::Kernel && rules.groups.is_empty();
+        let late = if may_be_late { NAME_LATE } else { "" };
+        let random = String::from_utf8_lossy(&hex[..16]);
+        let name = format!("memspill-{}-{network}-{random}{late}", std::process::id());
         let mut token = [0u8; 32];
         token.copy_from_slice(&hex[16..]);
         let socket = rustix::net::socket_with(

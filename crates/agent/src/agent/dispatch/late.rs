@@ -1,47 +1,53 @@
-//! The child of a fork that joins late, or never.
+//! Processes that join late, or never: children of forks, and programs that have just been started.
 //!
-//! Most children of shells run a few calls and then another program, which joins for itself. So where nothing
-//! of the parent is away, nor can be until the fork is made, the child has all of its memory, as without
-//! memspill; then nobody needs to be asked before the fork, and the child need not join at once:
+//! Most children of shells run a few calls and then another program, and most of those programs end within
+//! milliseconds. To join takes an evictor, a filter, descriptors, and the supervisor's answer, twice; that
+//! is more than all the rest of such a process. So it runs on with its calls trapped, and joins when it turns
+//! out to be of another kind:
 //!
 //! ```text
-//!   parent                                          child
-//!   LOCK of batch.rs: nothing can become marked
-//!   or managed; windows: the gate, too
-//!   nothing is, and memory is not tight?
-//!   clone ────────────────────────────────────────▶ a timer; trapped again
-//!   unlocks                                         calls of `may_wait`: made
-//!                                                   any other call, or the timer: joins first (KIND_FORK)
-//!                                                   execve, exit: was never seen
+//!   a program's constructor    calls trapped ─ a timer ──┐
+//!   the child of a fork        a timer ─ trapped again ──┤
+//!                                                        ▼
+//!                    calls of `may_be_made`: made
+//!                    any other call, or the timer: joins first (KIND_EXEC, KIND_FORK)
+//!                    execve, exit: was never seen
 //! ```
 //!
-//! *Nothing reads as zeros that was something else.* Pages leave only memory that is managed: before any is
-//! registered the evictor says so on the board (OP_PREPARE), before it is marked it notes that (OP_MARK), and
-//! a thread that maps memory says so, behind the lock of forks (`fork_lock.rs`), which a fork has alone. All
-//! three take LOCK, so each of them comes before the look, which then finds it, or after the clone. Where the
-//! process is paged by windows, a page leaves only inside the gate, in which the fork is alone.
+//! *Nothing reads as zeros that was something else.* Of a program nothing is away before it has joined. The
+//! child of a fork joins late where nothing of its parent is away, nor can be until the fork is made; then it
+//! has all of its memory, as without memspill, and nobody needs to be asked before the fork. Pages leave only
+//! memory that is managed: before any is registered the evictor says so on the board (OP_PREPARE), before it
+//! is marked it notes that (OP_MARK), and a thread that maps memory says so, behind the lock of forks
+//! (`fork_lock.rs`), which a fork has alone. All three take the LOCK of `batch.rs`, and a fork holds it from
+//! its look until the clone is made. So each comes before the look, which then finds it, or after the clone.
+//! Where the process is paged by windows, a page leaves only inside the gate, in which the fork is alone.
 //!
-//! *The child is counted, and can be taken from.* It runs for `LATE_MS` at most before it joins, whatever it
-//! does: a call that could make it larger, wait, or change who it is, has it join before; so nothing that
-//! waits is interrupted by the timer, but the opening of a FIFO, which goes on (SA_RESTART). Where it cannot
-//! join, it runs on outside the budget as any program that cannot, with all of its memory.
+//! *The process is counted, and can be taken from*, `LATE_MS` later at most, whatever it does. A call that
+//! could wait, change who it is, make threads or processes, or make it much larger, has it join before. So
+//! nothing that waits is interrupted by the timer, but the opening of a FIFO, which goes on (SA_RESTART). A
+//! process that cannot join runs on outside the budget as any that cannot, with all of its memory.
 //!
-//! Its timer is one of the process's, which exec takes away; a program that makes a timer joins before, and
-//! gets the number that it would have had. What is shared with the parent meanwhile cannot be moved: reclaim
-//! finds that out page by page (`Space::cow`).
+//! *Not late* is the command itself, of which the supervisor must know (`pager/src/door/target.rs`); where
+//! there are groups, which are found by parents; and, of forks, where memory is tight.
+//!
+//! The timer is one of the process's, which exec takes away with its signal; a program that makes a timer
+//! joins before, and gets the number that it would have had. What a child shares with its parent meanwhile
+//! cannot be moved: reclaim finds that out page by page (`Space::cow`).
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::context::Info;
 use super::{batch, gadget, in_use};
 use crate::hooks::own_control;
-use crate::protocol::KIND_FORK;
+use crate::protocol::{KIND_EXEC, KIND_FORK};
 use crate::sys;
 use crate::{STATE, forks, handshake};
 
-/// Long after a child that is to run a program has done so.
+/// Long after a child that is to run a program has done so, and most small programs have ended.
 const LATE_MS: i64 = 10;
 
+const GETPPID: usize = 110;
 const TIMER_CREATE: usize = 222;
 const TIMER_SETTIME: usize = 223;
 const TIMER_DELETE: usize = 226;
@@ -49,7 +55,9 @@ const CLOCK_MONOTONIC: usize = 1;
 const SI_TIMER: i32 = -2;
 const NO_TIMER: usize = usize::MAX;
 
-/// Not 0: this process is such a child, and has not joined yet.
+/// This process has not joined yet: it is such a child, or a program.
+const CHILD: u32 = 1;
+const PROGRAM: u32 = 2;
 #[unsafe(link_section = ".data")]
 static IS_LATE: AtomicU32 = AtomicU32::new(0);
 #[unsafe(link_section = ".data")]
@@ -59,7 +67,10 @@ static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 /// managed until `fork_is_over`. `is_all_here`: by what else is known.
 pub fn fork_begins(is_all_here: impl FnOnce() -> bool) -> bool {
     // A filter of the program's own may end it for a timer.
-    if STATE.forks.load(Ordering::Relaxed) == 0 || STATE.confined.load(Ordering::SeqCst) != 0 {
+    if STATE.forks.load(Ordering::Relaxed) == 0
+        || STATE.confined.load(Ordering::SeqCst) != 0
+        || !handshake::may_be_late()
+    {
         return false;
     }
     let Some(control) = own_control() else { return false };
@@ -87,28 +98,48 @@ pub fn in_child() {
     match start_timer() {
         Ok(timer) => {
             TIMER.store(timer, Ordering::Relaxed);
-            IS_LATE.store(1, Ordering::Relaxed);
+            IS_LATE.store(CHILD, Ordering::Relaxed);
         }
         // So many timers and signals as the user may have are there already.
         Err(_) => handshake::join(KIND_FORK),
     }
 }
 
-/// Is this the child of a fork that has not joined yet?
+/// May a program that has just been started join late? Not the command itself, which must not run without the
+/// supervisor's knowing.
+pub fn may_program() -> bool {
+    // SAFETY: a number.
+    let parent = unsafe { gadget::call(GETPPID, [0; 6]) }.unwrap_or(0) as u64;
+    handshake::may_be_late() && parent != handshake::supervisor_pid()
+}
+
+/// A program goes on with its calls trapped.
+pub fn program_begins() {
+    let timer = start_timer();
+    TIMER.store(timer.unwrap_or(NO_TIMER), Ordering::Relaxed);
+    IS_LATE.store(PROGRAM, Ordering::Relaxed);
+    if timer.is_err() {
+        join();
+    }
+}
+
+/// Has this process not joined yet, though it will?
 pub fn is_late() -> bool {
     IS_LATE.load(Ordering::Relaxed) != 0
 }
 
 /// Joins, with all signals blocked, and on a stack that is never managed.
 pub fn join() {
-    if IS_LATE.swap(0, Ordering::Relaxed) == 0 {
-        return;
-    }
+    let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
+        0 => return,
+        PROGRAM => KIND_EXEC,
+        _ => KIND_FORK,
+    };
     let is_disarmed = gadget::disarm().is_ok();
     let timer = TIMER.swap(NO_TIMER, Ordering::Relaxed);
     // SAFETY: the number of a timer.
     let _ = unsafe { gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]) };
-    handshake::join(KIND_FORK);
+    handshake::join(kind);
     if !is_disarmed || gadget::arm().is_err() {
         sys::die();
     }
@@ -120,8 +151,9 @@ pub fn is_timer(info: &Info) -> bool {
     info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
 }
 
-/// Calls that neither wait for long, nor make the process larger, nor change who it is.
-pub fn may_wait(number: usize, args: &[usize; 6]) -> bool {
+/// May this call be made before the process joins? Calls that neither wait for long, nor make the process
+/// larger, nor change who it is; of a program also those that make it a little larger.
+pub fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     const TCGETS: usize = 0x5401;
     const TIOCGPGRP: usize = 0x540f;
     const TIOCSPGRP: usize = 0x5410;
@@ -139,11 +171,53 @@ pub fn may_wait(number: usize, args: &[usize; 6]) -> bool {
         32 | 33 | 39 | 59 | 60 | 80 | 81 | 95 => true,
         // getuid, getgid, geteuid, getegid, setpgid, getppid, getpgrp, setsid, getpgid; sigaltstack.
         102 | 104 | 107..=112 | 121 | 131 => true,
-        // gettid, set_tid_address, exit_group, openat, newfstatat, faccessat, set_robust_list; dup3 and
-        // pipe2; execveat; rseq; close_range.
-        186 | 218 | 231 | 257 | 262 | 269 | 273 | 292 | 293 | 322 | 334 | 436 => true,
+        // gettid, exit_group, openat, newfstatat, faccessat; dup3 and pipe2; execveat; close_range.
+        186 | 231 | 257 | 262 | 269 | 292 | 293 | 322 | 436 => true,
+        _ if IS_LATE.load(Ordering::Relaxed) == PROGRAM => may_be_made_by_program(number, args),
+        // set_tid_address, set_robust_list; rseq: the C library's for the only thread of a child.
+        218 | 273 | 334 => true,
         _ => false,
     }
+}
+
+/// Of those that small programs make. What they store to before they join is not counted: it is what can be
+/// stored to in `LATE_MS`, of the heap and of small mappings.
+fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
+    const MMAP: usize = 9;
+    const SMALL_BYTES: usize = 1 << 20;
+    const PRLIMIT: usize = 302;
+    let [first, second, third, fourth, ..] = *args;
+    match number {
+        // read, write, pread64, pwrite64: from where nobody has to be waited for.
+        0 | 1 | 17 | 18 => third <= SMALL_BYTES && is_regular_file(first),
+        MMAP => {
+            let is_read = fourth & sys::MAP_ANONYMOUS == 0 && third & sys::PROT_WRITE == 0;
+            is_read || second <= SMALL_BYTES
+        }
+        PRLIMIT => third == 0,
+        // lseek; mprotect, munmap, brk.
+        8 | 10..=12 => true,
+        // uname, getcwd, rename, mkdir, rmdir, link, unlink, symlink, readlink, chmod.
+        63 | 79 | 82..=84 | 86..=90 => true,
+        // getrlimit, getrusage, sysinfo; statfs, fstatfs; time; getdents64, fadvise64, clock_gettime.
+        97..=99 | 137 | 138 | 201 | 217 | 221 | 228 => true,
+        // mkdirat, unlinkat, renameat, linkat, symlinkat, readlinkat, fchmodat, utimensat; renameat2,
+        // getrandom, statx, faccessat2.
+        258 | 263..=268 | 280 | 316 | 318 | 332 | 439 => true,
+        _ => false,
+    }
+}
+
+fn is_regular_file(fd: usize) -> bool {
+    const FSTAT: usize = 5;
+    const S_IFMT: u32 = 0o170000;
+    const S_IFREG: u32 = 0o100000;
+    /// `st_mode` among the 32-bit words of `struct stat`.
+    const MODE: usize = 6;
+    let mut stat = [0u32; 36];
+    // SAFETY: the kernel writes a struct of that size.
+    let known = unsafe { gadget::call(FSTAT, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    known.is_ok() && stat[MODE] & S_IFMT == S_IFREG
 }
 
 /// The number of a timer that tells by SIGSYS when the time is over.

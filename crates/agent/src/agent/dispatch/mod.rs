@@ -36,7 +36,7 @@
 //! | `rewrite.rs` | sites that come to them without a trap |
 //! | `context.rs`, `signals.rs`, `deliver.rs` | the program's signals |
 //! | `clone.rs` | threads, forks |
-//! | `late.rs` | the child of a fork that need not join at once |
+//! | `late.rs` | processes that join late, or never |
 //! | `pieces.rs` | large reads and writes |
 //! | `advice.rs` | memory that moves, and advice |
 //! | `filters.rs` | seccomp filters of the program |
@@ -116,6 +116,15 @@ pub fn is_armed() -> bool {
 /// the page stays mapped.
 pub fn use_board(board: *mut Board) {
     thread::use_board(board);
+}
+
+/// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
+pub fn program_begins() -> bool {
+    let is_trapped = late::may_program() && prepare(0).is_ok() && arm(None).is_ok();
+    if is_trapped {
+        late::program_begins();
+    }
+    is_trapped
 }
 
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be

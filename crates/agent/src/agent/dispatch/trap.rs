@@ -143,7 +143,7 @@ enum Answer {
 
 fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
     let (number, args) = (block.frame.number, block.frame.args);
-    if late::is_late() && !late::may_wait(number, &args) {
+    if late::is_late() && !late::may_be_made(number, &args) {
         late::join();
     }
     let is_vfork = block.vforks.load(Ordering::Relaxed) != 0;
