@@ -125,7 +125,9 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
         return libc_result(files::mmap([addr, len, prot, flags, fd as usize, offset as usize]));
     }
     let _reader = fork_lock::read();
-    let control = if is_managed(len, prot, flags) { announcing_control() } else { None };
+    let may_announce = is_managed(len, prot, flags);
+    let control = if may_announce { announcing_control() } else { None };
+    let was_alone = STATE.control.load(Ordering::Relaxed).is_null();
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
@@ -133,6 +135,9 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     if let Ok(addr) = ret {
         own_marks::remove(addr, len);
     }
+    // The process may have joined for this very call (`dispatch/late.rs`).
+    let has_joined = was_alone && may_announce && flags & sys::MAP_POPULATE == 0;
+    let control = if has_joined { announcing_control() } else { control };
     if let (Ok(addr), Some(control)) = (ret, control) {
         announce(control, addr, len, CALL_MAPPED);
     }
