@@ -16,6 +16,7 @@
 
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::peer::Pidfd;
+use crate::process::staged::{HALF_PAGES, Staged};
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
     BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_STATE, END, FAULT, FREE, FULL, HERE,
@@ -58,6 +59,7 @@ pub struct AgentLink {
     has_met_change: AtomicBool,
     /// Whose file the agent reads: the number of a device.
     pool: Option<u8>,
+    staged: Staged,
 }
 
 /// While this lives the process begins no further change of its mappings.
@@ -79,6 +81,7 @@ impl AgentLink {
             delivering: Mutex::default(),
             has_met_change: AtomicBool::new(false),
             pool,
+            staged: Staged::default(),
         };
         link.allow_early(pool.is_some());
         link
@@ -475,6 +478,19 @@ impl AgentLink {
         unsafe {
             let from = self.control.file().add(STAGING_AT + page as usize * PAGE_SIZE);
             std::ptr::copy_nonoverlapping(from, into.0.as_mut_ptr(), PAGE_SIZE);
+        }
+    }
+
+    /// The first pages of a half of staging have been read: they may be given back. By whoever has the batch
+    /// lock. An evictor that is late may write there once more; nobody reads that.
+    pub fn have_read_staging(&self, half: usize, pages: u32) {
+        let Some(given) = self.staged.note(half, pages) else { return };
+        let first = half * HALF_PAGES as usize + given.start as usize;
+        assert!(first + given.len() <= STAGING_PAGES as usize, "staging has {STAGING_PAGES} pages");
+        // SAFETY: within the part of the file that is staging, of which nothing is referred to.
+        unsafe {
+            let from = self.control.file().add(STAGING_AT + first * PAGE_SIZE);
+            libc::madvise(from.cast(), given.len() * PAGE_SIZE, libc::MADV_REMOVE);
         }
     }
 

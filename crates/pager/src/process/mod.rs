@@ -29,6 +29,7 @@ pub(crate) mod memory;
 pub(crate) mod peer;
 pub mod ranges;
 pub(crate) mod shared;
+mod staged;
 pub(crate) mod standstill;
 pub mod take;
 mod take_by_link;

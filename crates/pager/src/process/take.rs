@@ -18,10 +18,9 @@ use crate::process::bytes::bytes_of_mut;
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::evictor::Failed;
 use crate::process::link::Port;
+use crate::process::staged::HALF_PAGES;
 use crate::times::EVICTOR_ANSWERS;
-use memspill_agent::protocol::{
-    MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUN_IN_USE, RUNS_MAX, STAGING_PAGES,
-};
+use memspill_agent::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUN_IN_USE, RUNS_MAX};
 use memspill_engine::frames::BATCH_PAGES;
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
@@ -31,7 +30,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-pub(super) const HALF_PAGES: u32 = STAGING_PAGES / 2;
 const _: () =
     assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
 const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);

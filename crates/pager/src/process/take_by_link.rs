@@ -14,7 +14,8 @@
 use crate::process::agent::Agent;
 use crate::process::evictor::Failed;
 use crate::process::link::AgentLink;
-use crate::process::take::{HALF_PAGES, Takes, collect, pieces};
+use crate::process::staged::HALF_PAGES;
+use crate::process::take::{Takes, collect, pieces};
 use crate::times::EVICTOR_ANSWERS;
 use memspill_agent::protocol::{MoveRun, OP_MOVE};
 use memspill_engine::memory::{PageRun, Take};
@@ -39,12 +40,14 @@ impl LinkTaker<'_> {
             let pages: usize = piece.iter().map(|run| run.pages as usize).sum();
             let mut takes = Takes { runs: &piece, takes: vec![None; pages] };
             // What one half of staging held has been read when the other is used, even by one who is late.
-            let base = self.agent.half.fetch_xor(1, Ordering::Relaxed) * HALF_PAGES;
+            let half = self.agent.half.fetch_xor(1, Ordering::Relaxed);
+            let base = half * HALF_PAGES;
             self.take_out(base, &mut takes);
             for (index, _) in takes.takes.iter().enumerate().filter(|(_, take)| **take == Some(Take::Moved)) {
                 self.link.read_staging(base + index as u32, &mut frames[taken]);
                 taken += 1;
             }
+            self.link.have_read_staging(half as usize, pages as u32);
             outcome.extend(takes.takes.iter().map(|take| take.unwrap_or(Take::Retry)));
         }
     }
