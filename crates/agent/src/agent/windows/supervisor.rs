@@ -211,6 +211,8 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
         };
         let seen = table::load(word);
         match seen.state() {
+            // The evictor may not make the calls for that. A thread waits for the page, and comes.
+            SWAPPED if content.content == LOST && by_window => return Err((page, seen)),
             SWAPPED if content.content == LOST => end("loses a page: its bytes cannot be read"),
             SWAPPED if content.content == ZEROS => *done += run::install_zeros(page, pages - *done),
             SWAPPED => *done += run::install(page, pages - *done, bytes + *done * PAGE, by_window),
