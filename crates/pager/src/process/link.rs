@@ -482,7 +482,8 @@ impl AgentLink {
     }
 
     /// The first pages of a half of staging have been read: they may be given back. By whoever has the batch
-    /// lock. An evictor that is late may write there once more; nobody reads that.
+    /// lock, and only when the evictor has answered: until then it may put back into its process what lies
+    /// there.
     pub fn have_read_staging(&self, half: usize, pages: u32) {
         let Some(given) = self.staged.note(half, pages) else { return };
         let first = half * HALF_PAGES as usize + given.start as usize;

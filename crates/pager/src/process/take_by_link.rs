@@ -42,17 +42,21 @@ impl LinkTaker<'_> {
             // What one half of staging held has been read when the other is used, even by one who is late.
             let half = self.agent.half.fetch_xor(1, Ordering::Relaxed);
             let base = half * HALF_PAGES;
-            self.take_out(base, &mut takes);
+            let is_answered = self.take_out(base, &mut takes);
             for (index, _) in takes.takes.iter().enumerate().filter(|(_, take)| **take == Some(Take::Moved)) {
                 self.link.read_staging(base + index as u32, &mut frames[taken]);
                 taken += 1;
             }
-            self.link.have_read_staging(half as usize, pages as u32);
+            // An evictor that is late may still put back what it has there.
+            if is_answered {
+                self.link.have_read_staging(half as usize, pages as u32);
+            }
             outcome.extend(takes.takes.iter().map(|take| take.unwrap_or(Take::Retry)));
         }
     }
 
-    fn take_out(&self, base: u32, takes: &mut Takes<'_>) {
+    /// Whether the evictor has answered, and so is done with all of staging.
+    fn take_out(&self, base: u32, takes: &mut Takes<'_>) -> bool {
         /// What is left after these is tried again another time.
         const ROUNDS_MAX: u32 = 16;
         let evictor = &self.agent.evictor;
@@ -60,7 +64,7 @@ impl LinkTaker<'_> {
         for _ in 0..ROUNDS_MAX {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {
-                return;
+                return true;
             }
             let sent = Cell::new(0);
             let open = |seq| {
@@ -74,17 +78,21 @@ impl LinkTaker<'_> {
                     self.link.note_batch((0..remaining.len()).any(met_change));
                 }
                 // Of an earlier command.
-                Err(Failed::Late) if sent.get() == 0 => return,
-                Err(Failed::Late) => return self.end_batch_of_late(sent.get(), &remaining, base, takes),
+                Err(Failed::Late) if sent.get() == 0 => return false,
+                Err(Failed::Late) => {
+                    self.end_batch_of_late(sent.get(), &remaining, base, takes);
+                    return false;
+                }
                 Err(failed) => {
                     if failed == Failed::Broken {
                         self.broken.store(true, Ordering::Relaxed);
                     }
                     takes.takes.iter_mut().for_each(|take| *take = take.or(Some(Take::Gone)));
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn end_batch_of_late(&self, seq: u32, sent: &[MoveRun], base: u32, takes: &mut Takes<'_>) {

@@ -151,7 +151,8 @@ pub fn pool_bytes(engine: &Engine) -> u64 {
 pub fn own_bytes(engine: &Engine) -> u64 {
     let held = held(engine);
     let own = crate::proc::own_memory().unwrap_or_default();
-    let pool_bytes = held.pool_bytes - held.pool_file_bytes;
+    // (Neither stands still while it is read.)
+    let pool_bytes = held.pool_bytes.saturating_sub(held.pool_file_bytes);
     let elsewhere = pool_bytes + held.ram_disk_bytes + engine.frame_bytes() + engine.read_ahead_bytes();
     // Without a pool in a file nobody reads in his own thread. Then shared memory of ours is that of
     // programs, which is counted by itself.

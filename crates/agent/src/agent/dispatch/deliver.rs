@@ -29,7 +29,7 @@ const GETTID: usize = 186;
 const TGKILL: usize = 234;
 
 /// Makes of an interrupted thread a program that is before or after its call.
-fn show_program(block: &mut Block, context: &mut Context) {
+pub fn show_program(block: &mut Block, context: &mut Context) {
     in_use::abandon(block);
     if core::mem::take(&mut block.preparing) != 0 {
         return show_before_site_call(block, context);

@@ -31,8 +31,11 @@
 //! *Not late* is the command itself, of which the supervisor must know (`pager/src/door/target.rs`); where
 //! there are groups, which are found by parents; and, of forks, where memory is tight.
 //!
+//! The timer may expire when it is decided already how a call is to be made, and before the call: then the
+//! thread is put before its call once more, which traps again (`deliver.rs`).
+//!
 //! The timer is one of the process's, which exec takes away with its signal; a program that makes a timer
-//! joins before, and gets the number that it would have had. What a child shares with its parent meanwhile
+//! joins before. What a child shares with its parent meanwhile
 //! cannot be moved: reclaim finds that out page by page (`Space::cow`).
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -128,10 +131,10 @@ pub fn is_late() -> bool {
     IS_LATE.load(Ordering::Relaxed) != 0
 }
 
-/// Joins, with all signals blocked, and on a stack that is never managed.
-pub fn join() {
+/// Joins, with all signals blocked, and on a stack that is never managed. False: it had joined before.
+pub fn join() -> bool {
     let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
-        0 => return,
+        0 => return false,
         PROGRAM => KIND_EXEC,
         _ => KIND_FORK,
     };
@@ -143,6 +146,7 @@ pub fn join() {
     if !is_disarmed || gadget::arm().is_err() {
         sys::die();
     }
+    true
 }
 
 /// Is this signal the timer's? It may come when the child has joined already.
@@ -185,6 +189,8 @@ pub fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
 fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     const MMAP: usize = 9;
     const SMALL_BYTES: usize = 1 << 20;
+    const MAP_TYPE: usize = 15;
+    const MAP_DROPPABLE: usize = 8;
     const PRLIMIT: usize = 302;
     let [first, second, third, fourth, ..] = *args;
     match number {
@@ -192,7 +198,8 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
         0 | 1 | 17 | 18 => third <= SMALL_BYTES && is_regular_file(first),
         MMAP => {
             let is_read = fourth & sys::MAP_ANONYMOUS == 0 && third & sys::PROT_WRITE == 0;
-            is_read || second <= SMALL_BYTES
+            // What the kernel may drop is noted by who has joined.
+            fourth & MAP_TYPE != MAP_DROPPABLE && (is_read || second <= SMALL_BYTES)
         }
         PRLIMIT => third == 0,
         // lseek; mprotect, munmap, brk.

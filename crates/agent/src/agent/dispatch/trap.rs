@@ -83,7 +83,11 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
     let block = unsafe { thread::current() };
     if signal == SIGSYS && late::is_timer(info) {
-        return late::join();
+        // A call that was about to be made without the supervisor's knowing traps once more.
+        if late::join() {
+            deliver::show_program(block, context);
+        }
+        return;
     }
     if signal == SIGSYS && info.code == SYS_USER_DISPATCH {
         return trap(block, info, context);

@@ -180,6 +180,10 @@ pub fn take_run(
         }
         if let Err((page, seen)) = supervisor::install_inside(true) {
             drop(inside);
+            // It is lost, and a thread that needs it ends the process.
+            if seen.state() == SWAPPED {
+                return (taken, ECANCELED);
+            }
             if let Some(word) = table::find(page) {
                 table::wait_for(word, seen);
             }

@@ -223,9 +223,14 @@ pub unsafe fn remove_guards(at: usize, len: usize) -> Result<usize> {
 
 /// Whether the page can be read, or written, by the kernel's own word: it is as if it had been.
 pub fn populate(at: usize, writes: bool) -> bool {
+    populate_all(at, PAGE, writes)
+}
+
+/// The same for all of a range; else a part of it may be there.
+pub fn populate_all(at: usize, len: usize, writes: bool) -> bool {
     let advice = if writes { sys::MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
-    // SAFETY: a fault's work, on a page on which there was one.
-    unsafe { gadget::call(nr::MADVISE, [at, PAGE, advice, 0, 0, 0]) }.is_ok()
+    // SAFETY: a fault's work, on pages that may be accessed so.
+    unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) }.is_ok()
 }
 
 /// Writes bytes into pages of this process, whatever their protection.

@@ -243,7 +243,7 @@ pub fn is_there(start: usize, end: usize) -> bool {
 
 /// What a thread of the program calls to bring a page, or where it changes a mapping: numbers, and the first
 /// arguments. A filter of system calls that the program sets for itself must allow these.
-pub fn calls_of_threads() -> [(usize, [usize; 3]); 9] {
+pub fn calls_of_threads() -> [(usize, [usize; 3]); 10] {
     const GETTID: usize = 186;
     let [mem, maps, pagemap, _, bell, pool, uffd] = kernel::DESCRIPTORS.all().map(|fd| fd as usize);
     let opens = match holes::are_registered() {
@@ -258,6 +258,7 @@ pub fn calls_of_threads() -> [(usize, [usize; 3]); 9] {
         (nr::PWRITE64, [mem, 0, 0]),
         (nr::WRITE, [bell, 0, 8]),
         (nr::MADVISE, [0, PAGE, sys::MADV_DONTNEED]),
+        (nr::MADVISE, [0, PAGE, sys::MADV_POPULATE_WRITE]),
         (nr::MPROTECT, [0; 3]),
         (GETTID, [0; 3]),
     ]
