@@ -163,6 +163,9 @@ pub struct Link {
     pub early_tids: [u32; EARLY],
     /// Non-zero: they may, by the hints that they have. Written by the supervisor.
     pub allows_early: u64,
+    /// Non-zero: the thread, of whatever process, that alone may bring pages by itself for now. All others
+    /// ask, and the supervisor lets those wait for their turn that fault often. Written by the supervisor.
+    pub token: u64,
     /// Hints that were written, by the supervisor; that were read, by the agent.
     pub hints_head: u64,
     pub hints_tail: u64,

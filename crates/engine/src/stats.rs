@@ -126,6 +126,8 @@ stats! {
     workingset_refault,
     /// Pages that swapoff has moved to another device.
     swapoff_moved,
+    /// Faults held back while another thread had the swap token.
+    token_wait,
     /// Forks followed.
     forks;
     by order:

@@ -111,6 +111,31 @@ pub enum PoolShare {
     Follows,
 }
 
+/// What the holder of the swap token has before other threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwapToken {
+    /// What it brings in stays longer.
+    Favour,
+    /// And it is served alone: others that fault often wait for a while.
+    Serve,
+    /// `Serve` on up to two CPUs, else `Favour`.
+    Auto,
+}
+
+impl SwapToken {
+    /// On more CPUs faults are served side by side, and nobody has measured what waiting costs there.
+    const AUTO_CPUS_MAX: usize = 2;
+
+    /// Do others wait, on so many CPUs?
+    pub fn serves_alone(self, cpus: usize) -> bool {
+        match self {
+            SwapToken::Favour => false,
+            SwapToken::Serve => true,
+            SwapToken::Auto => cpus <= SwapToken::AUTO_CPUS_MAX,
+        }
+    }
+}
+
 /// One value for each knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -131,6 +156,7 @@ pub struct Tuning {
     pub folio: FolioSize,
     pub insertion: Insertion,
     pub pool_share: PoolShare,
+    pub swap_token: SwapToken,
 }
 
 impl Default for Tuning {
@@ -149,6 +175,7 @@ impl Default for Tuning {
             folio: FolioSize::Auto,
             insertion: Insertion::Duel,
             pool_share: PoolShare::Follows,
+            swap_token: SwapToken::Auto,
         }
     }
 }
@@ -208,6 +235,8 @@ const POOL_SHARES: [(&str, PoolShare); 7] = [
     ("70", PoolShare::Fixed(70)),
     ("auto", PoolShare::Follows),
 ];
+const SWAP_TOKENS: [(&str, SwapToken); 3] =
+    [("favour", SwapToken::Favour), ("serve", SwapToken::Serve), ("auto", SwapToken::Auto)];
 const POOL_SHARE_WORDS: [&str; POOL_SHARES.len()] = words_of(&POOL_SHARES);
 const FOLIO_WORDS: [&str; FOLIO_SIZES.len()] = words_of(&FOLIO_SIZES);
 
@@ -328,6 +357,14 @@ pub const KNOBS: &[Knob] = &[
         old: "40",
         get: |t| place(&POOL_SHARES, t.pool_share),
         set: |t, value| t.pool_share = POOL_SHARES[value as usize].1,
+    },
+    Knob {
+        name: "swap-token",
+        help: "of threads that thrash one keeps its pages longer; or others wait; auto: wait on up to 2 CPUs",
+        values: Values::OneOf(&[SWAP_TOKENS[0].0, SWAP_TOKENS[1].0, SWAP_TOKENS[2].0]),
+        old: "favour",
+        get: |t| place(&SWAP_TOKENS, t.swap_token),
+        set: |t, value| t.swap_token = SWAP_TOKENS[value as usize].1,
     },
 ];
 
@@ -514,6 +551,7 @@ mod tests {
             folio: FolioSize::Fixed(Order::ZERO),
             insertion: Insertion::Arrival,
             pool_share: PoolShare::Fixed(40),
+            swap_token: SwapToken::Favour,
         };
         assert_eq!(tuning, expected);
         let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();

@@ -13,6 +13,7 @@
 //!   a pager, door, monitor  the batch lock, inside the gate          as a reclaimer's reply
 //!   whoever fills, reads    the gate                                 as the batch lock
 //!   a fault without room    a batch                                  ROOM_*, the policy see below
+//!   a fault of a thrasher   the swap token                           a turn (token.rs) served, once
 //!   a thread with advice    room for pages that are wanted           AHEAD_GIVEN_UP   they are not brought
 //!   the same                a device's read                          until the run ends
 //!   the door                an exchange with an agent                EXCHANGE_ENDS    the agent is refused
@@ -96,6 +97,8 @@ pub const CHILD_ENDS: Duration = ms(100);
 pub const CHILD_STEP: Duration = ms(1);
 /// A fill that met an event waits for the changing thread to run: that is soon, and nothing announces it.
 pub const PUT_OFF_AGAIN: Duration = us(100);
+/// Whether a fault that is held back for the swap token may be served now is looked at so often.
+pub const HELD_AGAIN: Duration = ms(1);
 /// The system had no page for a fill, or no memory for a read. The fault comes again, not at once.
 pub const NO_MEMORY: Duration = ms(1);
 /// A pager that is at work for this long may wait for a batch of a process that stands still.

@@ -5,6 +5,7 @@ mod events;
 pub(crate) mod files;
 pub(crate) mod fork;
 pub(crate) mod guards;
+mod held;
 mod order;
 mod removals;
 pub(crate) mod shared;

@@ -8,7 +8,7 @@
 //!   epoll ─┬─ userfaultfd: gate ─ MOVE lock ─ read ─ unlock ─ events? process ─ leave ─ serve each fault
 //!          ├─ reads:       reap ─ install
 //!          └─ poke:        faults that waited for room
-//!   and before each wait: fills that met an event are tried again
+//!   and before each wait: fills that met an event are tried again, and faults that are held back (held.rs)
 //! ```
 //!
 //! A thread that loses the race for a message finds nothing to read. No pager waits for another one: a fill
@@ -20,19 +20,22 @@
 //! that are kept awake bring more, or pagers on the CPU that the disk interrupts; and to wait for the read of
 //! a lone fault brought 7 % at most, for a pager that serves nobody while a disk hangs (docs/benchmarks.md).
 
+use crate::faults::held::{Held, Rates};
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
 use crate::run::sampling::Countdown;
+use crate::run::token::Faulter;
 use crate::run::watch;
-use crate::times::{NO_MEMORY, PUT_OFF_AGAIN, now_us, us_of};
+use crate::times::{HELD_AGAIN, NO_MEMORY, PUT_OFF_AGAIN, now_us, us_of};
 use memspill_engine::backing::QueueId;
 use memspill_engine::fault_trace::Touch;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
 use memspill_engine::memory::Memory;
 use memspill_engine::space::Space;
 use memspill_engine::units::{CpuId, GroupId, PAGE_SIZE, Vpn};
+use memspill_engine::word::State;
 use memspill_uffd::userfaultfd::Event;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -59,6 +62,8 @@ pub struct FaultThread<'a> {
     known: HashMap<u64, Weak<Process>>,
     /// To the next fault that is noted for a report.
     countdown: Countdown,
+    rates: Rates,
+    held: Held<Arc<Process>>,
 }
 
 /// Does a fault still wait for its page, after it was served?
@@ -87,6 +92,8 @@ impl<'a> FaultThread<'a> {
             messages: Vec::new(),
             known: HashMap::new(),
             countdown: Countdown::new(index),
+            rates: Rates::default(),
+            held: Held::new(),
         }
     }
 
@@ -94,7 +101,11 @@ impl<'a> FaultThread<'a> {
         let mut events = Vec::with_capacity(64);
         while !self.run.is_stopping() {
             let is_idle = self.put_off.is_empty() && self.unread.is_empty();
-            let limit = (!is_idle).then_some(PUT_OFF_AGAIN);
+            let limit = match (is_idle, self.held.is_empty()) {
+                (false, _) => Some(PUT_OFF_AGAIN),
+                (true, false) => Some(HELD_AGAIN),
+                (true, true) => None,
+            };
             if let Err(e) = self.shared_state().wait(&mut events, limit) {
                 return self.run.fail(format!("cannot wait for faults: {e}"));
             }
@@ -118,6 +129,7 @@ impl<'a> FaultThread<'a> {
             }
             self.retry_put_off();
             self.read_on();
+            self.serve_held();
             self.shared_state().set_busy(None);
         }
     }
@@ -151,8 +163,10 @@ impl<'a> FaultThread<'a> {
             faults = self.serve_messages(process, Instant::now());
         }
         self.note_early(process);
+        let Some(link) = process.memory.uffd.agent() else { return };
+        link.show_token(self.run.token.served_alone(self.group_of(process), us_of(now)));
         // A link's bell is silenced before it is clear that all can be read now.
-        if process.memory.uffd.agent().is_some_and(|link| link.has_messages() || link.has_early()) {
+        if link.has_messages() || link.has_early() {
             self.unread.push(Arc::downgrade(process));
         }
     }
@@ -160,8 +174,10 @@ impl<'a> FaultThread<'a> {
     /// Pages that threads of the process have brought by themselves, out of a pool.
     fn note_early(&mut self, process: &Arc<Process>) {
         let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
+        let (group, now_us) = (self.group_of(process), now_us());
         let (run, cpu, scratch) = (self.run, self.cpu, &mut self.scratch);
-        let countdown = &mut self.countdown;
+        let serves_alone = run.token.serves_alone();
+        let (countdown, rates) = (&mut self.countdown, &mut self.rates);
         link.note_early(|page, tid| {
             // A change that was made before, and is not told yet, may have moved the page to where it is.
             let guard = process.space.gate.enter_fill();
@@ -176,6 +192,8 @@ impl<'a> FaultThread<'a> {
                 memspill_engine::stats::add(&run.engine.stats().on(cpu).pgfault, 1);
                 process.count_fault();
                 watch::note_fault(&run.cpus, process, tid);
+                let often = serves_alone && rates.note(tid, vpn, now_us);
+                run.token.note_fault(Faulter { tid, group, often }, now_us);
                 run.recording.note(Touch { space: process.space.id, vpn, write: true });
                 if run.sampling.is_due(countdown) {
                     // The thread has gone on.
@@ -269,7 +287,9 @@ impl<'a> FaultThread<'a> {
             watch::note_fault(&self.run.cpus, process, tid);
             self.sample(process, addr, tid);
         }
-        let favoured = !evicts && self.run.token.note_fault(tid, us_of(read_at));
+        let now_us = us_of(read_at);
+        let who = self.faulter(process, tid, vpn, now_us);
+        let favoured = !evicts && self.run.token.note_fault(who, now_us);
         let fault = Fault { vpn, write, urgent, favoured };
         // What was read of the maps while something was changing may show what is not there any more: then
         // the fault would come again for ever.
@@ -280,6 +300,9 @@ impl<'a> FaultThread<'a> {
         match process.memory.shared.find(addr) {
             None => {
                 self.record(&process.space, fault);
+                if !urgent && self.run.token.holds_back(who, now_us) {
+                    return self.hold(process, fault, who, now_us);
+                }
                 self.page_fault(process, &process.space, fault)
             }
             Some((object, page)) => {
@@ -424,6 +447,47 @@ impl<'a> FaultThread<'a> {
             let fault = Fault { urgent: true, ..waiting.fault };
             if self.page_fault(&waiting.process, &waiting.space, fault) == Waits::No {
                 waiting.process.stall.in_flight.leave(now_us());
+            }
+        }
+    }
+
+    fn group_of(&self, process: &Process) -> GroupId {
+        process.space.group(self.run.engine.swap()).id
+    }
+
+    /// The thread of a fault, before it is served.
+    fn faulter(&mut self, process: &Process, tid: u32, vpn: Vpn, now_us: u64) -> Faulter {
+        let is_away = || matches!(process.space.word(vpn).state(), State::Swapped | State::Evicting);
+        let often = self.run.token.serves_alone() && is_away() && self.rates.note(tid, vpn, now_us);
+        Faulter { tid, group: self.group_of(process), often }
+    }
+
+    /// The thread waits for its turn.
+    fn hold(&mut self, process: &Arc<Process>, fault: Fault, who: Faulter, now_us: u64) -> Waits {
+        memspill_engine::stats::add(&self.run.engine.stats().on(self.cpu).token_wait, 1);
+        if let Some(before) = self.held.hold(process.clone(), fault, who, now_us) {
+            before.process.stall.in_flight.leave(now_us);
+        }
+        Waits::Yes
+    }
+
+    /// Serve the faults that need not wait for the token any more.
+    fn serve_held(&mut self) {
+        let token = &self.run.token;
+        if self.held.is_empty() || !self.held.is_due(token, now_us()) {
+            return;
+        }
+        let hurries = |process: &Arc<Process>| process.is_dying() || serves_beyond(process);
+        let looked_us = now_us();
+        for (held, favoured) in self.held.take_due(token, looked_us, hurries) {
+            let process = &held.process;
+            if let Some(link) = process.memory.uffd.agent() {
+                link.show_token(token.served_alone(held.who.group, looked_us));
+            }
+            let urgent = held.fault.urgent || serves_beyond(process);
+            let fault = Fault { favoured, urgent, ..held.fault };
+            if self.page_fault(process, &process.space, fault) == Waits::No {
+                process.stall.in_flight.leave(now_us());
             }
         }
     }

@@ -400,6 +400,16 @@ impl AgentLink {
             .store(allows.into(), Ordering::SeqCst);
     }
 
+    /// Only this thread is to bring pages by itself, whose ever it is; 0: all may.
+    pub fn show_token(&self, tid: u32) {
+        // SAFETY: only the address is taken.
+        let token = self.word64(unsafe { addr_of_mut!((*self.link()).token) });
+        // The line is read with every fault of the process, so it is written only where it changes.
+        if token.load(Ordering::Relaxed) != u64::from(tid) {
+            token.store(tid.into(), Ordering::Relaxed);
+        }
+    }
+
     /// Of what device slots are to be told.
     pub fn pool(&self) -> Option<u8> {
         self.pool

@@ -216,6 +216,7 @@ impl Run {
         sampling: Sampling,
     ) -> Run {
         let pool_share_percent = pool_share::at_first(engine.tuning());
+        let token = Token::new(engine.tuning().swap_token.serves_alone(cpus.len()));
         Run {
             engine,
             cpus,
@@ -229,7 +230,7 @@ impl Run {
             pool_share_percent: AtomicU32::new(pool_share_percent),
             started_us: now_us(),
             advice: AdviceQueue::default(),
-            token: Token::default(),
+            token,
             files,
             recording,
             sampling,

@@ -28,6 +28,8 @@
 //!
 //! `crates/agent/tests/shuttle_early.rs` is the model of all this.
 //!
+//! While another thread has the swap token a page is asked for: the supervisor says when it is our turn.
+//!
 //! What it does not do: read ahead. A page behind the last one is asked for, and comes with others.
 
 use core::cell::UnsafeCell;
@@ -142,6 +144,11 @@ pub fn bring(_inside: &Inside, page: usize, word: &AtomicU64) -> bool {
     if page.wrapping_sub(last) == PAGE || DESCRIPTORS.pool.load(Ordering::SeqCst) < 0 {
         return false;
     }
+    // SAFETY: only threads that are armed touch what may be away.
+    let tid = unsafe { thread::current().tid };
+    if !has_its_turn(tid) {
+        return false;
+    }
     if table::load(word).slot() == 0 {
         noted::take_hints();
     }
@@ -168,10 +175,14 @@ pub fn bring(_inside: &Inside, page: usize, word: &AtomicU64) -> bool {
     }
     run::fill(&Run { start: page, pages: 1, prot: seen.prot() as usize }, bytes.as_ptr() as usize, false);
     table::finish(word, Word::EMPTY);
-    // SAFETY: only threads that are armed touch what may be away.
-    let tid = unsafe { thread::current().tid };
     noted::here(index, page, tid);
     true
+}
+
+/// Nobody has the swap token, or this thread has it.
+fn has_its_turn(tid: u32) -> bool {
+    let token = word64(field!(token)).load(Ordering::Relaxed);
+    token == 0 || token == u64::from(tid)
 }
 
 fn is_allowed() -> bool {
