@@ -67,8 +67,9 @@ impl<P> Held<P> {
         self.faults.is_empty()
     }
 
-    /// Returns a fault of the same thread that was held already: it is given up for this one. (A signal has
-    /// interrupted it.)
+    /// Returns a fault of a thread of that number that was held already, which is to be served now. Mostly a
+    /// signal has interrupted it, and nobody waits for it any more. But numbers are those of a pid namespace,
+    /// or what a process says: it may be another thread.
     pub fn hold(&mut self, process: P, fault: Fault, who: Faulter, now_us: u64) -> Option<HeldFault<P>> {
         let since_us = self.wait_since(who.tid, now_us);
         let before = self.faults.iter().position(|held| held.who.tid == who.tid);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_comes_again_takes_the_place_of_the_first() {
+    fn a_fault_whose_thread_faults_again_is_given_back() {
         let mut held = Held::new();
         let who = Faulter { tid: 1, group: GroupId(0), often: true };
         let fault = |page| Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };

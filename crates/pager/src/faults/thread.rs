@@ -20,7 +20,7 @@
 //! that are kept awake bring more, or pagers on the CPU that the disk interrupts; and to wait for the read of
 //! a lone fault brought 7 % at most, for a pager that serves nobody while a disk hangs (docs/benchmarks.md).
 
-use crate::faults::held::{Held, Rates};
+use crate::faults::held::{Held, HeldFault, Rates};
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
@@ -466,7 +466,7 @@ impl<'a> FaultThread<'a> {
     fn hold(&mut self, process: &Arc<Process>, fault: Fault, who: Faulter, now_us: u64) -> Waits {
         memspill_engine::stats::add(&self.run.engine.stats().on(self.cpu).token_wait, 1);
         if let Some(before) = self.held.hold(process.clone(), fault, who, now_us) {
-            before.process.stall.in_flight.leave(now_us);
+            self.let_go(&before, false);
         }
         Waits::Yes
     }
@@ -480,15 +480,20 @@ impl<'a> FaultThread<'a> {
         let hurries = |process: &Arc<Process>| process.is_dying() || serves_beyond(process);
         let looked_us = now_us();
         for (held, favoured) in self.held.take_due(token, looked_us, hurries) {
-            let process = &held.process;
-            if let Some(link) = process.memory.uffd.agent() {
+            if let Some(link) = held.process.memory.uffd.agent() {
                 link.show_token(token.served_alone(held.who.group, looked_us));
             }
-            let urgent = held.fault.urgent || serves_beyond(process);
-            let fault = Fault { favoured, urgent, ..held.fault };
-            if self.page_fault(process, &process.space, fault) == Waits::No {
-                process.stall.in_flight.leave(now_us());
-            }
+            self.let_go(&held, favoured);
+        }
+    }
+
+    /// Serve a fault that was held.
+    fn let_go(&mut self, held: &HeldFault<Arc<Process>>, favoured: bool) {
+        let process = &held.process;
+        let urgent = held.fault.urgent || serves_beyond(process);
+        let fault = Fault { favoured, urgent, ..held.fault };
+        if self.page_fault(process, &process.space, fault) == Waits::No {
+            process.stall.in_flight.leave(now_us());
         }
     }
 

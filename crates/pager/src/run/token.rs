@@ -100,13 +100,13 @@ impl Token {
     pub fn served_alone(&self, group: GroupId, now_us: u64) -> u32 {
         let is_often = now_us.saturating_sub(self.often_us.load(Ordering::Relaxed)) <= PAUSE_US;
         let is_of_group = self.group.load(Ordering::Relaxed) == u32::from(group.0);
-        let waits = self.serves_alone && is_often && is_of_group && !self.is_free(false, now_us);
+        let waits = self.serves_alone && is_often && is_of_group && !self.is_free(false, true, now_us);
         if waits { self.tid.load(Ordering::Relaxed) } else { 0 }
     }
 
     fn passes_to(&self, who: Faulter, now_us: u64) -> bool {
         let is_holder = self.is_held_by(who.tid);
-        if self.is_free(is_holder, now_us) {
+        if self.is_free(is_holder, who.often, now_us) {
             if !is_holder {
                 self.often_us.store(0, Ordering::Relaxed);
                 self.tid.store(who.tid, Ordering::Relaxed);
@@ -124,11 +124,12 @@ impl Token {
         now_us.saturating_sub(self.others_us.load(Ordering::Relaxed)) < CONTENDED_US
     }
 
-    /// May another one take it?
-    fn is_free(&self, is_holder: bool, now_us: u64) -> bool {
+    /// May another one take it, which faults often or not? Where others wait for a turn, those that fault now
+    /// and then, or in order, do not come before them.
+    fn is_free(&self, is_holder: bool, often: bool, now_us: u64) -> bool {
         let has_idled = !is_holder && now_us.saturating_sub(self.last_us.load(Ordering::Relaxed)) > IDLE_US;
-        let most_us = if self.serves_alone { TURN_US } else { HOLD_US };
-        has_idled || now_us.saturating_sub(self.since_us.load(Ordering::Relaxed)) > most_us
+        let held_us = now_us.saturating_sub(self.since_us.load(Ordering::Relaxed));
+        has_idled || if self.serves_alone { often && held_us > TURN_US } else { held_us > HOLD_US }
     }
 }
 
@@ -213,9 +214,8 @@ mod tests {
         }
         assert!(token.holds_back(often(2), START_US + TURN_US));
         assert!(!token.holds_back(often(2), START_US + TURN_US + 1));
-        assert!(token.note_fault(now_and_then(2), START_US + TURN_US + 2), "and takes it");
-        assert!(!token.holds_back(often(1), START_US + TURN_US + 3), "nothing is known of it yet");
-        token.note_fault(often(2), START_US + TURN_US + 3);
-        assert!(token.holds_back(often(1), START_US + TURN_US + 4));
+        assert!(!token.note_fault(now_and_then(3), START_US + TURN_US + 2), "others wait for a turn");
+        assert!(token.note_fault(often(2), START_US + TURN_US + 2), "and it takes the token");
+        assert!(token.holds_back(often(1), START_US + TURN_US + 3));
     }
 }
