@@ -98,8 +98,9 @@ impl<P> Held<P> {
 
     /// Is there a fault to be served?
     pub fn is_due(&self, token: &Token, now_us: u64) -> bool {
+        let is_due = |held: &HeldFault<P>| held.is_overdue(now_us) || !token.holds_back(held.who, now_us);
         let looks = now_us.saturating_sub(self.looked_us) >= LOOK_US;
-        !self.is_empty() && (looks || self.faults.iter().any(|held| held.is_due(token, now_us)))
+        !self.is_empty() && (looks || self.faults.iter().any(is_due))
     }
 
     /// What is to be served, and whether its page is favoured.
@@ -118,7 +119,7 @@ impl<P> Held<P> {
                     self.waits.remove(&held.who.tid);
                 }
                 due.push((held, favoured));
-            } else if held.is_due(token, now_us) || hurries(&held.process) {
+            } else if held.is_overdue(now_us) || hurries(&held.process) {
                 due.push((held, false));
             } else {
                 kept.push(held);
@@ -130,8 +131,9 @@ impl<P> Held<P> {
 }
 
 impl<P> HeldFault<P> {
-    fn is_due(&self, token: &Token, now_us: u64) -> bool {
-        now_us.saturating_sub(self.since_us) > TURN_US || !token.holds_back(self.who, now_us)
+    /// It waits no longer, whoever has the token.
+    fn is_overdue(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.since_us) > TURN_US
     }
 }
 

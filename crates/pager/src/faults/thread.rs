@@ -473,12 +473,15 @@ impl<'a> FaultThread<'a> {
 
     /// Serve the faults that need not wait for the token any more.
     fn serve_held(&mut self) {
-        let token = &self.run.token;
-        if self.held.is_empty() || !self.held.is_due(token, now_us()) {
+        // Most often there are none, and a look at the clock is a part of what each fault costs.
+        if self.held.is_empty() {
+            return;
+        }
+        let (token, looked_us) = (&self.run.token, now_us());
+        if !self.held.is_due(token, looked_us) {
             return;
         }
         let hurries = |process: &Arc<Process>| process.is_dying() || serves_beyond(process);
-        let looked_us = now_us();
         for (held, favoured) in self.held.take_due(token, looked_us, hurries) {
             if let Some(link) = held.process.memory.uffd.agent() {
                 link.show_token(token.served_alone(held.who.group, looked_us));
