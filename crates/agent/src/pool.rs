@@ -7,7 +7,7 @@
 //   the file   Header ─ table: a location for each slot ─ pages of chunks
 //   a location ─┬─ same-filled   the page repeats eight bytes
 //               ├─ pool          a block of LZ4, or the page itself, at `offset`
-//               └─ else          not here: in a file, or nowhere
+//               └─ else          not here: in a file, a block of zstd, or nowhere
 // ```
 //
 // What the file holds is not trusted: whatever its bytes are, nothing outside of the page is written.
@@ -51,7 +51,8 @@ pub enum Location {
     Elsewhere,
 }
 
-const KIND: u64 = 0b111;
+/// With the mark of a block of zstd, which is for the supervisor to read: no kind has it.
+const KIND: u64 = 0b1_0111;
 const KIND_SAME: u64 = 1;
 const KIND_POOL: u64 = 2;
 /// The start or end of a writeback moves nothing.

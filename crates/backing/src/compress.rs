@@ -51,16 +51,17 @@ pub enum Encoded<'a> {
 }
 
 /// Working memory of one thread: about 4 KiB, from the first use of LZ4 16 KiB more (which lzzzz keeps), and
-/// some 200 KiB from the first use of zstd.
+/// some 100 KiB each from the first time that it compresses or decompresses by zstd.
 pub struct Codec {
-    zstd: Option<(CCtx<'static>, DCtx<'static>)>,
+    zstd_out: Option<CCtx<'static>>,
+    zstd_in: Option<DCtx<'static>>,
     out: Box<[u8]>,
 }
 
 impl Default for Codec {
     fn default() -> Self {
         let most_bytes = lz4::max_compressed_size(PAGE_SIZE).max(zstd_safe::compress_bound(PAGE_SIZE));
-        Codec { zstd: None, out: vec![0; most_bytes].into_boxed_slice() }
+        Codec { zstd_out: None, zstd_in: None, out: vec![0; most_bytes].into_boxed_slice() }
     }
 }
 
@@ -84,12 +85,23 @@ impl Codec {
         &self.out[..len]
     }
 
+    /// The block of a page, if it has `bytes_max` bytes at most.
+    pub(crate) fn encode_shorter(
+        &mut self,
+        algorithm: Algorithm,
+        page: &Page,
+        bytes_max: usize,
+    ) -> Option<&[u8]> {
+        let len = self.compress(algorithm, page).filter(|len| *len <= bytes_max)?;
+        Some(&self.out[..len])
+    }
+
     /// Fills `out`; None if it could not be done.
     fn compress(&mut self, algorithm: Algorithm, page: &Page) -> Option<usize> {
         match algorithm {
             Algorithm::Lz4 => lz4::compress(&page.0, &mut self.out, lz4::ACC_LEVEL_DEFAULT).ok(),
             Algorithm::Zstd => {
-                let (cctx, _) = self.zstd.get_or_insert_with(zstd_contexts);
+                let cctx = self.zstd_out.get_or_insert_with(CCtx::create);
                 cctx.compress(&mut self.out[..], &page.0, ZSTD_LEVEL).ok()
             }
         }
@@ -102,15 +114,11 @@ impl Codec {
         match algorithm {
             Algorithm::Lz4 => matches!(lz4::decompress(block, &mut page.0), Ok(PAGE_SIZE)),
             Algorithm::Zstd => {
-                let (_, dctx) = self.zstd.get_or_insert_with(zstd_contexts);
+                let dctx = self.zstd_in.get_or_insert_with(DCtx::create);
                 matches!(dctx.decompress(&mut page.0[..], block), Ok(PAGE_SIZE))
             }
         }
     }
-}
-
-fn zstd_contexts() -> (CCtx<'static>, DCtx<'static>) {
-    (CCtx::create(), DCtx::create())
 }
 
 /// The word that the whole page repeats, if it does.

@@ -3,6 +3,7 @@
 //! ```text
 //!                        ┌─ tier.rs ── the default ──────────────────────────┐
 //!   engine ─ Backing ──▶ │  ram.rs: compressed ──(oldest first)──▶ file/     │
+//!                        │  recompress.rs, worth.rs: first once more         │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
 //!                        compress.rs   pool.rs, fifo.rs            places.rs: as a log
 //!                        LZ4 or zstd,  objects in size classes     ring.rs: io_uring
@@ -30,14 +31,17 @@ pub mod faulty;
 mod fifo;
 pub mod file;
 pub mod null;
+mod order;
 mod places;
 pub mod pool;
 pub mod pool_file;
 pub mod ram;
+mod recompress;
 mod ring;
 mod secret;
 pub mod throttled;
 pub mod tier;
+mod worth;
 
 pub use compress::Algorithm;
 pub use disk::RamDisk;

@@ -12,26 +12,32 @@
 //! they copy, then look at the location again (the protocol is in `pool.rs`).
 //!
 //! ```text
-//!   63                                       11 10      5 4  3 2   0
-//!   ┌──────────────────────────────────────────┬──────────┬────┬─────┐
-//!   │ payload, 53 bits                         │generation│0,wb│ kind│
-//!   └──────────────────────────────────────────┴──────────┴────┴─────┘
+//!   63                                   11 10       6  5   4   3   2   0
+//!   ┌──────────────────────────────────────┬──────────┬───┬────┬───┬─────┐
+//!   │ payload, 53 bits                     │generation│old│zstd│ wb│ kind│
+//!   └──────────────────────────────────────┴──────────┴───┴────┴───┴─────┘
 //!   pool:  │moves:5│ handle:36        │ len-1:12│
 //!   same:  │mode:2│rot:3│ value:48             │
-//!   file:  │          place:32              │raw:1│ the page does not compress
+//!   file:  │      place:32      │raw:2│ 1: LZ4 does not compress the page, 3: nor does zstd
 //! ```
 //!
 //! * kind: written by `write`, `discard` and the end of a writeback; 0 is empty, so that a zeroed table is
 //!   empty.
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
-//! * generation: counts the stores to the slot, modulo 64; tells a FIFO entry from a later object. A false
-//!   match after 64 stores makes a young page leave early, and nothing worse.
+//! * zstd: the object is a block of zstd, whatever the pool's algorithm is: it was recompressed, or the
+//!   pool's algorithm does not compress it.
+//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old.
+//! * generation: counts the stores to the slot, modulo 32; tells a FIFO entry from a later object. A false
+//!   match after 32 stores makes a young page leave early, and nothing worse.
 //! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing
 //!   happened".
 //!
 //! A repeated pattern that does not fit (more than six of its eight bytes are significant, and it does not
 //! repeat every 32 bits) is compressed like any page and takes about 30 bytes.
+//!
+//! The order in which pages leave, where there is a file to go to, and the second compression before that are
+//! in `recompress.rs`.
 //!
 //! RAM counted: the pool with its slack and tables, and the touched part of this table (8 bytes a slot,
 //! counted in pages of 512 slots). The limit is checked when the pool wants a new chunk. Tables are taken
@@ -56,6 +62,7 @@ use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use crate::arena::{PartOf, ZeroTable};
 use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
 use crate::fifo::{Entry, Fifo};
+use crate::order::{Order, Second};
 use crate::pool::{Handle, Pool, rooms_bytes};
 use crate::pool_file::{PoolFile, TABLE_AT};
 
@@ -102,13 +109,37 @@ pub(crate) enum Accepts {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
     Full,
-    /// The page does not compress.
+    /// The page does not compress by the pool's algorithm.
     Raw,
+    /// Nor by zstd.
+    RawByZstd,
+}
+
+impl Refused {
+    /// What the location in the file says of it.
+    pub(crate) fn raw(self) -> Raw {
+        match self {
+            Refused::Full => Raw::No,
+            Refused::Raw => Raw::ByPool,
+            Refused::RawByZstd => Raw::ByBoth,
+        }
+    }
+}
+
+/// What does not compress a page that is in the file: the two low bits of its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Raw {
+    No = 0,
+    ByPool = 1,
+    ByBoth = 3,
 }
 
 const WB: u64 = 1 << 3;
-const GENERATION_SHIFT: u32 = 5;
-const GENERATION_MASK: u64 = 0x3f;
+const ZSTD: u64 = 1 << 4;
+const OLD: u64 = 1 << 5;
+const GENERATION_SHIFT: u32 = 6;
+const GENERATION_MASK: u64 = 0x1f;
 const PAYLOAD_SHIFT: u32 = 11;
 const PAYLOAD_BITS: u32 = 53;
 const LEN_BITS: u32 = 12;
@@ -116,19 +147,26 @@ const MOVES_BITS: u32 = 5;
 const VALUE_BITS: u32 = 48;
 
 const _: () = assert!(PAYLOAD_SHIFT + PAYLOAD_BITS == 64);
+const _: () =
+    assert!(GENERATION_MASK << GENERATION_SHIFT < 1 << PAYLOAD_SHIFT && OLD < 1 << GENERATION_SHIFT);
 const _: () = assert!(LEN_BITS + Handle::BITS + MOVES_BITS == PAYLOAD_BITS);
 const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
 
 impl Location {
-    /// Is the page in the file, and belongs there: it does not compress?
-    pub(crate) fn is_raw_in_file(self) -> bool {
-        self.kind() == LocationKind::File && self.payload() & 1 == 1
+    /// Of a page in the file: what does not compress it.
+    pub(crate) fn raw_in_file(self) -> Raw {
+        match self.payload() & 3 {
+            _ if self.kind() != LocationKind::File => Raw::No,
+            1 => Raw::ByPool,
+            3 => Raw::ByBoth,
+            _ => Raw::No,
+        }
     }
 
     /// Where in the file, if it is there.
     pub(crate) fn place(self) -> Option<SlotIndex> {
-        (self.kind() == LocationKind::File).then(|| SlotIndex((self.payload() >> 1) as u32))
+        (self.kind() == LocationKind::File).then(|| SlotIndex((self.payload() >> 2) as u32))
     }
 
     /// Does the page take a whole page of the pool?
@@ -164,6 +202,25 @@ impl Location {
         Location(self.0 & !WB)
     }
 
+    pub(crate) fn is_zstd(self) -> bool {
+        self.0 & ZSTD != 0
+    }
+
+    /// Has its turn to be recompressed come?
+    pub(crate) fn is_old(self) -> bool {
+        self.0 & OLD != 0
+    }
+
+    pub(crate) fn aged(self) -> Location {
+        Location(self.0 | OLD)
+    }
+
+    /// The same page as a block of zstd.
+    pub(crate) fn recompressed(self, handle: Handle, len_bytes: usize) -> Location {
+        let payload = Location::pool_payload(handle, len_bytes, 0);
+        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | ZSTD | OLD)
+    }
+
     pub(crate) fn generation(self) -> u64 {
         self.0 >> GENERATION_SHIFT & GENERATION_MASK
     }
@@ -190,7 +247,7 @@ impl Location {
         let (_, len_bytes) = self.object();
         let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
         let payload = Location::pool_payload(to, len_bytes, moves);
-        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | self.0 & WB)
+        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | self.0 & (WB | ZSTD | OLD))
     }
 }
 
@@ -232,6 +289,8 @@ fn unpack_same(payload: u64) -> u64 {
 #[derive(Default)]
 pub(crate) struct Delta {
     compressed_bytes: i64,
+    old_bytes: i64,
+    zstd_pages: i64,
     ram_pages: i64,
     same_filled_pages: i64,
     incompressible_pages: i64,
@@ -240,7 +299,7 @@ pub(crate) struct Delta {
 
 impl Delta {
     /// Count a location that came (`sign` 1) or went (-1).
-    fn count(&mut self, location: Location, sign: i64) {
+    pub(crate) fn count(&mut self, location: Location, sign: i64) {
         match location.kind() {
             LocationKind::Empty => {}
             LocationKind::SameFilled => self.same_filled_pages += sign,
@@ -249,6 +308,8 @@ impl Delta {
                 let (_, len_bytes) = location.object();
                 self.ram_pages += sign;
                 self.compressed_bytes += sign * len_bytes as i64;
+                self.old_bytes += sign * len_bytes as i64 * i64::from(location.is_old());
+                self.zstd_pages += sign * i64::from(location.is_zstd());
                 self.incompressible_pages += sign * i64::from(len_bytes == PAGE_SIZE);
             }
         }
@@ -256,8 +317,10 @@ impl Delta {
 }
 
 #[derive(Default)]
-struct Counters {
-    compressed_bytes: AtomicU64,
+pub(crate) struct Counters {
+    pub(crate) compressed_bytes: AtomicU64,
+    pub(crate) old_bytes: AtomicU64,
+    zstd_pages: AtomicU64,
     ram_pages: AtomicU64,
     same_filled_pages: AtomicU64,
     incompressible_pages: AtomicU64,
@@ -275,13 +338,13 @@ pub(crate) enum Loaded {
 /// See the module's header.
 pub struct RamBacking {
     slots: u32,
-    algorithm: Algorithm,
+    pub(crate) algorithm: Algorithm,
     table: ZeroTable,
-    pool: Pool,
+    pub(crate) pool: Pool,
     limit_bytes: AtomicU64,
-    counters: Counters,
+    pub(crate) counters: Counters,
     /// Present where there is a file to move the oldest pages to.
-    fifo: Option<Mutex<Fifo>>,
+    pub(crate) order: Option<Order>,
     fifo_bytes: AtomicU64,
     /// RAM held elsewhere that counts against the same limit.
     other_bytes: AtomicU64,
@@ -291,16 +354,16 @@ pub struct RamBacking {
 impl RamBacking {
     /// An empty device. Takes address space for the table (8 bytes a slot); panics if even that is refused.
     pub fn new(config: RamConfig) -> RamBacking {
-        RamBacking::build(config, false).expect("no address space for the location table")
+        RamBacking::build(config, None).expect("no address space for the location table")
     }
 
     /// As `new`; no address space is an error. For a run that goes on without the device.
     pub fn open(config: RamConfig) -> io::Result<RamBacking> {
-        RamBacking::build(config, false)
+        RamBacking::build(config, None)
     }
 
-    /// As `new`, keeping the order of the pages for a writeback if `ordered`.
-    pub(crate) fn build(config: RamConfig, ordered: bool) -> io::Result<RamBacking> {
+    /// As `new`; with an order of the pages where there is a writeback.
+    pub(crate) fn build(config: RamConfig, order: Option<Order>) -> io::Result<RamBacking> {
         assert!(config.slots <= SLOTS_MAX, "a device has at most {SLOTS_MAX} slots, not {}", config.slots);
         // Without one pages come as they do elsewhere.
         let file = config
@@ -317,7 +380,7 @@ impl RamBacking {
             file,
             limit_bytes: AtomicU64::new(config.ram_limit_bytes),
             counters: Counters::default(),
-            fifo: ordered.then(Mutex::default),
+            order,
             fifo_bytes: AtomicU64::new(0),
             other_bytes: AtomicU64::new(0),
         })
@@ -336,7 +399,7 @@ impl RamBacking {
         self.pool.ram_bytes() + self.ram_bytes_beside_pool()
     }
 
-    fn ram_bytes_beside_pool(&self) -> u64 {
+    pub(crate) fn ram_bytes_beside_pool(&self) -> u64 {
         self.table.ram_bytes()
             + self.fifo_bytes.load(Ordering::Relaxed)
             + self.other_bytes.load(Ordering::Relaxed)
@@ -401,17 +464,25 @@ impl RamBacking {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Refused::Full)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
         };
+        let mut flags = 0;
         let (kind, payload) = match codec.encode(self.algorithm, page) {
             Encoded::Same(value) => match pack_same(value) {
                 Some(payload) => (LocationKind::SameFilled, payload),
                 None => in_pool(codec.encode_block(self.algorithm, page))?,
             },
             Encoded::Block(block) => in_pool(block)?,
-            Encoded::Raw if accepts == Accepts::WhatCompresses => return Err(Refused::Raw),
+            Encoded::Raw if accepts == Accepts::WhatCompresses => {
+                flags = ZSTD;
+                match self.order.as_ref().map_or(Second::NotTried, |order| order.as_zstd(page, codec)) {
+                    Second::Block(block) => in_pool(block)?,
+                    Second::Longer => return Err(Refused::RawByZstd),
+                    Second::NotTried => return Err(Refused::Raw),
+                }
+            }
             Encoded::Raw => in_pool(&page.0)?,
         };
         let (old, new) = self
-            .update(slot, |old| Some(Location::new(kind, old.generation() + 1, payload)))
+            .update(slot, |old| Some(Location(Location::new(kind, old.generation() + 1, payload).0 | flags)))
             .expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
@@ -429,25 +500,43 @@ impl RamBacking {
     }
 
     /// The location for "in the file", following `old`.
-    pub(crate) fn location_in_file(old: Location, place: SlotIndex, raw: bool) -> Location {
-        Location::new(LocationKind::File, old.generation(), u64::from(place.0) << 1 | u64::from(raw))
+    pub(crate) fn location_in_file(old: Location, place: SlotIndex, raw: Raw) -> Location {
+        Location::new(LocationKind::File, old.generation(), u64::from(place.0) << 2 | raw as u64)
+    }
+
+    /// A page was read for a fault.
+    pub(crate) fn note_read(&self, is_zstd: bool) {
+        if let Some(order) = self.order.as_ref().filter(|_| is_zstd) {
+            order.worth.note_read();
+        }
     }
 
     /// Get a slot's page, if it is in RAM. `scratch` is overwritten.
     pub(crate) fn load(&self, slot: u32, page: &mut Page, codec: &mut Codec, scratch: &mut Page) -> Loaded {
+        self.load_any(slot, page, codec, scratch).0
+    }
+
+    /// As `load`. And is it a block of zstd?
+    pub(crate) fn load_any(
+        &self,
+        slot: u32,
+        page: &mut Page,
+        codec: &mut Codec,
+        scratch: &mut Page,
+    ) -> (Loaded, bool) {
         self.check(slot);
         let atomic = self.table.word(slot as usize);
         let mut location = Location(atomic.load(Ordering::Acquire));
         loop {
             if let Some(place) = location.place() {
-                return Loaded::InFile(place);
+                return (Loaded::InFile(place), false);
             }
             match location.kind() {
-                LocationKind::Empty => return Loaded::Failed(BackingError::Empty),
+                LocationKind::Empty => return (Loaded::Failed(BackingError::Empty), false),
                 LocationKind::File => unreachable!("it has a place"),
                 LocationKind::SameFilled => {
                     compress::fill(page, unpack_same(location.payload()));
-                    return Loaded::Here;
+                    return (Loaded::Here, false);
                 }
                 LocationKind::Pool => {}
             }
@@ -461,8 +550,10 @@ impl RamBacking {
             let again = Location(atomic.load(Ordering::Relaxed));
             // The start or end of a writeback does not move the object.
             if again.staying() == location.staying() {
-                let good = raw || codec.decompress(self.algorithm, &scratch.0[..len_bytes], page);
-                return if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
+                let algorithm = if location.is_zstd() { Algorithm::Zstd } else { self.algorithm };
+                let good = raw || codec.decompress(algorithm, &scratch.0[..len_bytes], page);
+                let loaded = if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
+                return (loaded, location.is_zstd());
             }
             location = Location(atomic.load(Ordering::Acquire));
         }
@@ -472,6 +563,8 @@ impl RamBacking {
         let counters = &self.counters;
         for (counter, change) in [
             (&counters.compressed_bytes, delta.compressed_bytes),
+            (&counters.old_bytes, delta.old_bytes),
+            (&counters.zstd_pages, delta.zstd_pages),
             (&counters.ram_pages, delta.ram_pages),
             (&counters.same_filled_pages, delta.same_filled_pages),
             (&counters.incompressible_pages, delta.incompressible_pages),
@@ -485,14 +578,22 @@ impl RamBacking {
 
     /// Remember the order of pages that came into the pool.
     pub(crate) fn enqueue(&self, entries: &[Entry]) {
-        let Some(fifo) = &self.fifo else { return };
+        let Some(order) = &self.order else { return };
+        let is_old = |entry: &Entry| self.location(entry.slot()).is_old();
+        let (old, young): (Vec<Entry>, Vec<Entry>) = entries.iter().partition(|entry| is_old(entry));
+        self.push(&order.young, &young);
+        self.push(&order.old, &old);
+    }
+
+    pub(crate) fn push(&self, fifo: &Mutex<Fifo>, entries: &[Entry]) {
         if entries.is_empty() {
             return;
         }
         let mut fifo = lock(fifo);
+        let before = fifo.ram_bytes();
         let live_pages = self.counters.ram_pages.load(Ordering::Relaxed);
         fifo.push(entries, live_pages, |entry| self.is_entry_live(entry));
-        self.fifo_bytes.store(fifo.ram_bytes(), Ordering::Relaxed);
+        self.fifo_bytes.fetch_add(fifo.ram_bytes().wrapping_sub(before), Ordering::Relaxed);
     }
 
     pub(crate) fn is_entry_live(&self, entry: Entry) -> bool {
@@ -502,11 +603,27 @@ impl RamBacking {
 
     /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn.
     /// And whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the
-    /// writers.
+    /// writers. The old come first.
     pub(crate) fn dequeue(&self, max: usize, mut want: impl FnMut(Entry) -> bool) -> (Vec<Entry>, bool) {
+        let Some(order) = &self.order else { return (Vec::new(), false) };
+        let (mut taken, more) = self.dequeue_from(&order.old, max, &mut want);
+        if more {
+            return (taken, true);
+        }
+        let (young, more) = self.dequeue_from(&order.young, max - taken.len(), want);
+        taken.extend(young);
+        (taken, more)
+    }
+
+    pub(crate) fn dequeue_from(
+        &self,
+        fifo: &Mutex<Fifo>,
+        max: usize,
+        mut want: impl FnMut(Entry) -> bool,
+    ) -> (Vec<Entry>, bool) {
         let mut taken = Vec::with_capacity(max);
-        let Some(fifo) = &self.fifo else { return (taken, false) };
         let mut fifo = lock(fifo);
+        let before = fifo.ram_bytes();
         let mut more = true;
         for _ in 0..4096 {
             if taken.len() == max {
@@ -520,7 +637,7 @@ impl RamBacking {
                 taken.push(entry);
             }
         }
-        self.fifo_bytes.store(fifo.ram_bytes(), Ordering::Relaxed);
+        self.fifo_bytes.fetch_add(fifo.ram_bytes().wrapping_sub(before), Ordering::Relaxed);
         (taken, more)
     }
 
@@ -549,8 +666,9 @@ impl RamBacking {
 
     /// No slot holds anything, and none will.
     fn close(&self) {
-        if let Some(fifo) = &self.fifo {
-            *lock(fifo) = Fifo::default();
+        if let Some(order) = &self.order {
+            *lock(&order.young) = Fifo::default();
+            *lock(&order.old) = Fifo::default();
             self.fifo_bytes.store(0, Ordering::Relaxed);
         }
         self.pool.trim();
@@ -611,10 +729,14 @@ impl Backing for RamBacking {
     }
 
     fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
-        with_scratch(|codec, scratch| match self.load(slot.0, page, codec, scratch) {
-            Loaded::Here => Some(Ok(())),
-            Loaded::Failed(error) => Some(Err(error)),
-            Loaded::InFile(_) => None,
+        with_scratch(|codec, scratch| {
+            let (loaded, is_zstd) = self.load_any(slot.0, page, codec, scratch);
+            self.note_read(is_zstd);
+            match loaded {
+                Loaded::Here => Some(Ok(())),
+                Loaded::Failed(error) => Some(Err(error)),
+                Loaded::InFile(_) => None,
+            }
         })
     }
 
@@ -642,6 +764,9 @@ impl Backing for RamBacking {
             ram_pages: counters.ram_pages.load(Ordering::Relaxed),
             same_filled_pages: counters.same_filled_pages.load(Ordering::Relaxed),
             incompressible_pages: counters.incompressible_pages.load(Ordering::Relaxed),
+            zstd_pages: counters.zstd_pages.load(Ordering::Relaxed),
+            recompressed_pages_total: self.order.as_ref().map_or(0, |order| order.worth.tried_total()),
+            zstd_reads_total: self.order.as_ref().map_or(0, |order| order.worth.reads_total()),
             file_pages: counters.file_pages.load(Ordering::Relaxed),
             ..Usage::default()
         }
@@ -675,6 +800,8 @@ pub(crate) mod tests {
         ObjectTaken,
         /// Compaction has copied an object, and exchanges its location next.
         ObjectCopied,
+        /// A shorter block lies in the pool, and the location is exchanged next.
+        Recompressed,
     }
 
     pub(crate) type Act = (Moment, Box<dyn FnOnce()>);
@@ -842,20 +969,28 @@ pub(crate) mod tests {
         let handle = Handle::from_bits((1 << Handle::BITS) - 1);
         for len_bytes in [1, 2, 4095, 4096] {
             let payload = Location::pool_payload(handle, len_bytes, 31);
-            let location = Location::new(LocationKind::Pool, 63, payload).leaving();
-            assert_eq!((location.kind(), location.generation()), (LocationKind::Pool, 63));
+            let location = Location::new(LocationKind::Pool, 31, payload).leaving();
+            assert_eq!((location.kind(), location.generation()), (LocationKind::Pool, 31));
             assert!(location.is_leaving() && !location.staying().is_leaving());
             assert_eq!(location.object(), (handle, len_bytes));
             let moved = location.moved(Handle::from_bits(5));
             assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
-            assert!(moved.is_leaving() && moved.generation() == 63);
+            assert!(moved.is_leaving() && moved.generation() == 31);
             assert_ne!(moved.moved(handle), location, "there and back is not the same location");
+            assert!(!location.is_old() && !location.is_zstd());
+            let old = location.staying().aged();
+            assert!(old.is_old() && !old.is_zstd() && old.object() == location.object());
+            assert!(old.moved(handle).is_old() && old.generation() == 31 && !old.is_leaving());
+            let recompressed = location.recompressed(handle, 7);
+            assert!(recompressed.is_old() && recompressed.is_zstd() && !recompressed.is_leaving());
+            assert!(recompressed.moved(handle).is_zstd() && recompressed.object() == (handle, 7));
+            assert_eq!((recompressed.kind(), recompressed.generation()), (LocationKind::Pool, 31));
         }
         assert_eq!(Location(0).kind(), LocationKind::Empty);
-        for raw in [false, true] {
+        for raw in [Raw::No, Raw::ByPool, Raw::ByBoth] {
             let place = SlotIndex(u32::MAX);
             let in_file = RamBacking::location_in_file(Location(0), place, raw);
-            assert_eq!((in_file.place(), in_file.is_raw_in_file()), (Some(place), raw));
+            assert_eq!((in_file.place(), in_file.raw_in_file()), (Some(place), raw));
         }
     }
 }

@@ -7,6 +7,10 @@
 //!      └── pool at its limit, or page does not compress ───────────────────────────────────▶
 //! ```
 //!
+//! *Where reads of the file take long*, pages are compressed once more before they would have to leave
+//! (recompress.rs): above 85 % of the limit, all but the youngest. Then pages leave above 97 %, down to 94 %:
+//! less has to be ready, as most room is made by compressing.
+//!
 //! A page has a place in the file that is not its slot's: places are taken in runs (`places.rs`), so that a
 //! batch is one request or a few. When each slot had its own place, 867,152 pages of a hash map went to the
 //! file in 831,926 requests. A slot's location (`ram.rs`) says where its page is, so that each page is in one
@@ -22,8 +26,8 @@
 //! *Two writes to one place of the file have no order*, so there are never two: a place is taken for one
 //! write, and given back when that has ended, or when the page has been read and let go.
 //!
-//! *Only one writeback runs at a time*, and it alone sets wb: so where it finds wb set, the object is the one
-//! that it has copied.
+//! *Only one writeback runs at a time*, or one that compresses, and it alone sets wb: so where it finds wb
+//! set, the object is the one that it has copied.
 //!
 //! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it
 //! leaves. Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the
@@ -43,22 +47,36 @@ use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
+use memspill_engine::tuning::Recompress;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
-use crate::compress::with_scratch;
+use crate::compress::{Algorithm, with_scratch};
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
+use crate::order::Order;
 use crate::places::Places;
-use crate::ram::{Accepts, Delta, Loaded, LocationKind, RamBacking, RamConfig, Refused};
+use crate::ram::{Accepts, Delta, Loaded, LocationKind, RamBacking, RamConfig, Raw};
 
 /// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
 /// limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 8;
-/// Writeback starts above this share of the RAM limit, in percent.
-const HIGH_PERCENT: u64 = 95;
-/// It stops below this one.
-const LOW_PERCENT: u64 = 85;
+/// Shares of the RAM limit, in percent.
+struct Marks {
+    /// Writeback starts above this one,
+    high: u64,
+    /// and stops below this one.
+    low: u64,
+}
+
+const MARKS: Marks = Marks { high: 95, low: 85 };
+/// Where pages are recompressed.
+const RECOMPRESSING: Marks = Marks { high: 97, low: 94 };
+/// Pages that came into the pool last, with this share of the RAM limit, in percent, are not recompressed.
+const YOUNG_PERCENT: u64 = 5;
+/// The oldest of the others are, above this share of the RAM limit: else they would leave, once it is full.
+/// (At 92 pages left all the same: much of what is saved is holes for a while, until compaction has come by.)
+const RECOMPRESS_PERCENT: u64 = MARKS.low;
 
 #[derive(Default)]
 struct Writeback {
@@ -86,10 +104,22 @@ impl TierBacking {
     ///
     /// Slots are `ram.slots`; `file.max_bytes` bounds what is on disk at any time, not the slots.
     pub fn new(ram: RamConfig, file: FileConfig) -> io::Result<TierBacking> {
+        TierBacking::with_recompress(ram, file, Recompress::Auto)
+    }
+
+    /// As `new`, and says when pages are recompressed.
+    pub fn with_recompress(
+        ram: RamConfig,
+        file: FileConfig,
+        recompress: Recompress,
+    ) -> io::Result<TierBacking> {
         let file = FileBacking::open_with_slots(file, ram.slots)?;
         let slots = ram.slots.min(file.properties().slots);
+        let is_strongest = ram.algorithm == Algorithm::Zstd;
+        let recompress = if is_strongest { Recompress::Off } else { recompress };
+        let order = Order::new(recompress, ram.shared);
         Ok(TierBacking {
-            ram: RamBacking::build(RamConfig { slots, ..ram }, true)?,
+            ram: RamBacking::build(RamConfig { slots, ..ram }, Some(order))?,
             places: Places::new(file.properties().slots)?,
             file,
             writeback: Mutex::default(),
@@ -179,10 +209,11 @@ impl TierBacking {
             let slot = entry.slot();
             if result.is_ok() {
                 let switched = self.ram.update(slot, |location| {
-                    let raw = location.is_raw_in_pool();
+                    let raw = if location.is_raw_in_pool() { Raw::ByPool } else { Raw::No };
                     location.is_leaving().then(|| RamBacking::location_in_file(location, place, raw))
                 });
                 if let Some((old, _)) = switched {
+                    self.ram.note_moved_out(old);
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
                     moved += 1;
@@ -226,15 +257,32 @@ impl TierBacking {
         self.places.give(place);
     }
 
+    /// One step of it. Returns how many pages were looked at.
+    fn recompress(&self) -> usize {
+        let is_nearly_full = self.ram.ram_bytes() > self.percent_of_limit(RECOMPRESS_PERCENT);
+        if !is_nearly_full || self.ram.young_bytes() <= self.percent_of_limit(YOUNG_PERCENT) {
+            return 0;
+        }
+        let mut delta = Delta::default();
+        let pages = self.ram.recompress(&mut delta);
+        self.ram.apply(delta);
+        pages
+    }
+
     /// As `Chore::Maintain`.
     fn maintain(&self, queue: QueueId) -> bool {
         // One writeback at a time: the exactness of wb rests on it.
         let Ok(mut work) = self.writeback.try_lock() else { return false };
         self.ram.set_other_bytes(self.other_ram_bytes());
+        let file = self.file.usage();
+        self.ram.settle(file.read_ios_total, file.read_us_total);
+        // First, so that little has to be moved out.
+        let recompresses = self.ram.recompresses();
+        let recompressed = if recompresses { self.recompress() } else { 0 };
         let held = self.ram.ram_bytes();
         let was_draining = self.draining.load(Ordering::Relaxed);
-        let mark = self.percent_of_limit(if was_draining { LOW_PERCENT } else { HIGH_PERCENT });
-        let mut draining = held > mark;
+        let marks = if recompresses { RECOMPRESSING } else { MARKS };
+        let mut draining = held > self.percent_of_limit(if was_draining { marks.low } else { marks.high });
         if draining {
             draining = self.write_back(queue, &mut work);
         }
@@ -244,7 +292,7 @@ impl TierBacking {
         }
         let untidy = self.ram.housekeep(Chore::Maintain { queue });
         let punching = self.file.housekeep(Chore::Maintain { queue });
-        draining || untidy || punching
+        draining || recompressed > 0 || untidy || punching
     }
 
     /// As `Chore::GiveRam`.
@@ -297,7 +345,7 @@ impl Backing for TierBacking {
                     Err(refused) => {
                         let old = self.ram.clear(slot);
                         self.ram.retire(old, &mut delta);
-                        to_file.push((index, *refused == Refused::Raw));
+                        to_file.push((index, refused.raw()));
                         old
                     }
                 };
@@ -337,9 +385,12 @@ impl Backing for TierBacking {
         assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
         let mut results = Vec::with_capacity(request.slots.len());
         let mut wanted = Vec::new();
+        let mut any_zstd = false;
         with_scratch(|codec, scratch| {
             for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
-                results.push(match self.ram.load(slot.0, page, codec, scratch) {
+                let (loaded, is_zstd) = self.ram.load_any(slot.0, page, codec, scratch);
+                any_zstd |= is_zstd;
+                results.push(match loaded {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
                     Loaded::InFile(place) => {
@@ -349,6 +400,8 @@ impl Backing for TierBacking {
                 });
             }
         });
+        // The file would have had one request for all of them, or a few.
+        self.ram.note_read(any_zstd);
         if wanted.is_empty() {
             let ReadRequest { token, slots, buf } = request;
             return ReadStart::Done(ReadDone { token, slots, buf, results });
@@ -394,12 +447,18 @@ impl Backing for TierBacking {
         }
     }
 
-    /// Only of what does not compress. Another page that has come from the file has been used, and belongs
-    /// into the pool when it leaves again: kept, it would come from the disk each time (SQLite took twice as
-    /// long so).
+    /// Only of what does not compress, not even by zstd where that is worth while. Another page that has come
+    /// from the file has been used, and belongs into the pool when it leaves again: kept, it would come from
+    /// the disk each time (SQLite took twice as long so).
     fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
         let location = self.ram.location(slot.0);
-        let place = location.place().filter(|_| location.is_raw_in_file());
+        let stays = match location.raw_in_file() {
+            Raw::No => false,
+            // Once it is known what the page holds, it is compared, whatever pays by now.
+            Raw::ByPool => page.is_some() || !self.ram.is_likely_shorter(),
+            Raw::ByBoth => true,
+        };
+        let place = location.place().filter(|_| stays);
         place.is_some_and(|place| page.is_none() || self.file.keeps(place, page))
     }
 
@@ -426,26 +485,131 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::compress::Algorithm;
     use crate::file::{DiscardPolicy, FilePlace, IoEngine};
     use crate::ram::tests::{Moment, NEXT};
 
-    /// A page goes to the file while another is stored to its slot: its place is given back.
-    #[test]
-    fn a_place_is_given_back_when_its_page_is_stored_again() {
-        let slots = 100;
-        let (ram_limit_bytes, algorithm) = (1 << 20, Algorithm::Lz4);
-        let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared: false };
-        let file = FileConfig {
+    fn file_config() -> FileConfig {
+        FileConfig {
             place: FilePlace::Temp { dir: std::env::temp_dir() },
-            max_bytes: u64::from(slots) * PAGE_SIZE as u64,
+            max_bytes: 1 << 20,
             free_floor_bytes: 0,
             queues: 1,
             io: IoEngine::Sync,
             discard: DiscardPolicy::default(),
             encrypt: true,
+        }
+    }
+
+    fn ram_config() -> RamConfig {
+        RamConfig { slots: 100, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4, shared: false }
+    }
+
+    /// Bytes of `letters`, in no order.
+    fn page_of(letters: &[u8], seed: u32) -> Page {
+        let mut page = Page::ZERO;
+        let mut state = seed;
+        for byte in &mut page.0 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = letters[(state >> 24) as usize % letters.len()];
+        }
+        page
+    }
+
+    /// What LZ4 does not compress stays in the file, unless zstd would, where that has become worth while.
+    #[test]
+    fn what_zstd_does_not_make_shorter_is_kept_in_the_file() {
+        let tier = TierBacking::new(ram_config(), file_config()).unwrap();
+        let write = |slot: u32, page: &Page| {
+            let mut results = Vec::new();
+            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page }], &mut results);
+            assert_eq!(results, [Ok(())]);
         };
-        let tier = Arc::new(TierBacking::new(ram, file).unwrap());
+        let all: Vec<u8> = (0..=255).collect();
+        let (text, noise) = (page_of(&all[32..80], 1), page_of(&all, 1));
+        write(1, &text);
+        write(2, &noise);
+        assert_eq!((tier.usage().file_pages, tier.usage().recompressed_pages_total), (2, 0));
+        let kept = || [1, 2].map(|slot| tier.keeps(SlotIndex(slot), None));
+        assert_eq!(kept(), [true, true]);
+        // A thousand reads of a slow disk.
+        tier.ram.settle(1000, 1_000_000);
+        assert_eq!(kept(), [false, false], "each is to be tried once");
+        write(1, &text);
+        write(2, &noise);
+        let usage = tier.usage();
+        assert_eq!((usage.zstd_pages, usage.file_pages, usage.recompressed_pages_total), (1, 1, 2));
+        assert_eq!(kept(), [false, true]);
+        assert_eq!(tier.places.used_places(), 1);
+    }
+
+    /// A page is compressed once more while another is stored to its slot, or it is discarded: what was made
+    /// of it is let go.
+    #[test]
+    fn what_is_stored_meanwhile_stays() {
+        let tier =
+            Arc::new(TierBacking::with_recompress(ram_config(), file_config(), Recompress::On).unwrap());
+        let read = |tier: &TierBacking| {
+            let (slots, buf) = (vec![SlotIndex(7)], page_buf(1));
+            let ReadStart::Done(mut done) = tier.read(QueueId(0), ReadRequest { token: 0, slots, buf })
+            else {
+                panic!("it is in RAM")
+            };
+            done.results.remove(0).map(|()| done.buf[0].0)
+        };
+        // What zstd makes much shorter than LZ4 does.
+        let page = |seed: u32| page_of(b"abcd", seed);
+        let write = |tier: &TierBacking, page: &Page| {
+            let mut results = Vec::new();
+            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page }], &mut results);
+            assert_eq!(results, [Ok(())]);
+        };
+        let recompress = |tier: &TierBacking| {
+            let mut delta = Delta::default();
+            assert_eq!(tier.ram.recompress(&mut delta), 1);
+            tier.ram.apply(delta);
+        };
+        let (first, second) = (page(1), page(2));
+        write(&tier, &first);
+        let young = tier.usage();
+        let (held, other) = (tier.clone(), second);
+        let overtake = move || {
+            let write = move || {
+                let mut results = Vec::new();
+                held.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page: &other }], &mut results);
+            };
+            std::thread::spawn(write).join().unwrap();
+        };
+        NEXT.set(Some((Moment::Recompressed, Box::new(overtake))));
+        recompress(&tier);
+        assert!(NEXT.take().is_none());
+        assert!(read(&tier) == Ok(second.0), "the later page is there");
+        assert_eq!((tier.usage().ram_pages, tier.usage().zstd_pages), (1, 0));
+        let held = tier.clone();
+        NEXT.set(Some((Moment::Recompressed, Box::new(move || held.discard(&[SlotIndex(7)])))));
+        recompress(&tier);
+        assert!(NEXT.take().is_none());
+        assert_eq!(read(&tier), Err(BackingError::Empty));
+        assert_eq!((tier.usage().ram_pages, tier.usage().ram_compressed_bytes), (0, 0));
+        // Left alone it is shorter, and goes to the file from there.
+        write(&tier, &first);
+        recompress(&tier);
+        let old = tier.usage();
+        assert_eq!((old.ram_pages, old.zstd_pages), (1, 1));
+        assert!(old.ram_compressed_bytes * 4 < young.ram_compressed_bytes * 3, "{old:?}, {young:?}");
+        assert!(read(&tier) == Ok(first.0));
+        assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+        assert_eq!((tier.usage().zstd_pages, tier.usage().file_pages), (0, 1));
+        tier.discard(&[SlotIndex(7)]);
+        assert_eq!(tier.ram.young_bytes(), 0);
+        while tier.housekeep(Chore::Maintain { queue: QueueId(0) }) {}
+        tier.ram.give_spare_back();
+        assert_eq!(tier.ram.pool.ram_bytes(), 0, "each block was freed");
+    }
+
+    /// A page goes to the file while another is stored to its slot: its place is given back.
+    #[test]
+    fn a_place_is_given_back_when_its_page_is_stored_again() {
+        let tier = Arc::new(TierBacking::new(ram_config(), file_config()).unwrap());
         let mut page = Page::ZERO;
         let write = |page: &Page| {
             let mut results = Vec::new();

@@ -187,7 +187,7 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::at_first(&opening.tuning));
     let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
     let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
-    let backing = TierBacking::new(ram, file).map_err(|e| {
+    let backing = TierBacking::with_recompress(ram, file, opening.tuning.recompress).map_err(|e| {
         let other = if e.kind() == ErrorKind::NotFound {
             "make it, or name another directory with --swap-dir"
         } else {

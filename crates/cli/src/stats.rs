@@ -101,6 +101,7 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         ),
         now("swap_ram_bytes", all(|u| u.ram_bytes), "RAM held by the compressed pool at the end"),
         now("swap_ram_pages", all(|u| u.ram_pages), "pages in it"),
+        now("swap_ram_zstd_pages", all(|u| u.zstd_pages), "of these, compressed once more, by zstd"),
         now("swap_ram_peak_bytes", run.account.largest_pool_bytes(), "the most RAM that it held"),
         now(
             "swap_ram_disk_bytes",
@@ -109,6 +110,12 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         ),
         now("swap_ram_disk_peak_bytes", run.account.largest_ram_disk_bytes(), "the most RAM that they held"),
         now("swap_file_bytes", all(|u| u.file_bytes), "disk held by swap files at the end"),
+        sum(
+            "recompressed_pages",
+            all(|u| u.recompressed_pages_total),
+            "pages of the pool that zstd was tried on, so that they need not go to the file",
+        ),
+        sum("zstd_reads", all(|u| u.zstd_reads_total), "pages read from the pool that it had made shorter"),
         sum(
             "written_back_pages",
             all(|u| u.written_back_pages_total),

@@ -111,6 +111,16 @@ pub enum PoolShare {
     Follows,
 }
 
+/// Are pages of the pool in front of a file compressed once more, by a stronger algorithm, before they go
+/// there?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recompress {
+    Off,
+    On,
+    /// While the reads of the file that it saves take longer than it does.
+    Auto,
+}
+
 /// What the holder of the swap token has before other threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SwapToken {
@@ -156,6 +166,7 @@ pub struct Tuning {
     pub folio: FolioSize,
     pub insertion: Insertion,
     pub pool_share: PoolShare,
+    pub recompress: Recompress,
     pub swap_token: SwapToken,
 }
 
@@ -175,6 +186,7 @@ impl Default for Tuning {
             folio: FolioSize::Auto,
             insertion: Insertion::Duel,
             pool_share: PoolShare::Follows,
+            recompress: Recompress::Auto,
             swap_token: SwapToken::Auto,
         }
     }
@@ -235,6 +247,8 @@ const POOL_SHARES: [(&str, PoolShare); 7] = [
     ("70", PoolShare::Fixed(70)),
     ("auto", PoolShare::Follows),
 ];
+const RECOMPRESSES: [(&str, Recompress); 3] =
+    [("off", Recompress::Off), ("on", Recompress::On), ("auto", Recompress::Auto)];
 const SWAP_TOKENS: [(&str, SwapToken); 3] =
     [("favour", SwapToken::Favour), ("serve", SwapToken::Serve), ("auto", SwapToken::Auto)];
 const POOL_SHARE_WORDS: [&str; POOL_SHARES.len()] = words_of(&POOL_SHARES);
@@ -357,6 +371,14 @@ pub const KNOBS: &[Knob] = &[
         old: "40",
         get: |t| place(&POOL_SHARES, t.pool_share),
         set: |t, value| t.pool_share = POOL_SHARES[value as usize].1,
+    },
+    Knob {
+        name: "recompress",
+        help: "pages are compressed once more before they go to the file; auto: where its reads take long",
+        values: Values::OneOf(&[RECOMPRESSES[0].0, RECOMPRESSES[1].0, RECOMPRESSES[2].0]),
+        old: "off",
+        get: |t| place(&RECOMPRESSES, t.recompress),
+        set: |t, value| t.recompress = RECOMPRESSES[value as usize].1,
     },
     Knob {
         name: "swap-token",
@@ -551,6 +573,7 @@ mod tests {
             folio: FolioSize::Fixed(Order::ZERO),
             insertion: Insertion::Arrival,
             pool_share: PoolShare::Fixed(40),
+            recompress: Recompress::Off,
             swap_token: SwapToken::Favour,
         };
         assert_eq!(tuning, expected);

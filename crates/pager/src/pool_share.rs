@@ -44,7 +44,8 @@ const REFAULTS_MIN: u64 = 2000;
 const KEPT: f64 = 0.8;
 /// It moves for no less than this part of the cost.
 const GAIN_MIN: f64 = 0.04;
-/// A pool that holds less of what it may is not short of room: it moves pages out between 95 % and 85 %.
+/// A pool that holds less of what it may is not short of room: pages are moved out, or compressed once
+/// more, down to 85 %.
 const FULL_PERCENT: u64 = 80;
 /// What is lost with less memory is as dense as in so much of it beyond what is there.
 const NEAR_PARTS: f64 = 8.0;

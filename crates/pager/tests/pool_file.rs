@@ -4,8 +4,11 @@ use memspill_agent::pool::{
     HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, decompress, is_same_place, locate, location_at,
 };
 use memspill_backing::Algorithm;
+use memspill_backing::file::{DiscardPolicy, FileConfig, FilePlace, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
-use memspill_engine::backing::{Backing, PageWrite, QueueId};
+use memspill_backing::tier::TierBacking;
+use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId};
+use memspill_engine::tuning::Recompress;
 use memspill_engine::units::{Page, SlotIndex};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -51,7 +54,7 @@ fn page_of(number: u64) -> Page {
 struct Reader(File, Header);
 
 impl Reader {
-    fn of(pool: &RamBacking) -> Reader {
+    fn of(pool: &dyn Backing) -> Reader {
         let file = File::from(pool.pool_file().expect("a file").try_clone_to_owned().unwrap());
         let mut bytes = [0u8; HEADER_BYTES];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -123,6 +126,53 @@ fn every_page_of_a_pool_is_read_as_it_was_written() {
     assert_eq!(reader.page(7), None);
     assert!(!is_same_place(before, reader.word(7)));
     assert_eq!(reader.page(PAGES + 1), None, "a slot that was never used");
+}
+
+/// What was compressed once more is for the supervisor to read: a reader leaves it alone.
+#[test]
+fn blocks_of_zstd_are_left_alone() {
+    const PAGES: u32 = 1000;
+    let (ram_limit_bytes, algorithm) = (2 << 20, Algorithm::Lz4);
+    let file = FileConfig {
+        place: FilePlace::Temp { dir: std::env::temp_dir() },
+        max_bytes: 16 << 20,
+        free_floor_bytes: 0,
+        queues: 1,
+        io: IoEngine::Sync,
+        discard: DiscardPolicy::default(),
+        encrypt: true,
+    };
+    let pool = TierBacking::with_recompress(
+        RamConfig { slots: PAGES + 2, ram_limit_bytes, algorithm, shared: true },
+        file,
+        Recompress::On,
+    )
+    .unwrap();
+    let reader = Reader::of(&pool);
+    let letters = |slot: u32| {
+        let (mut seed, mut page) = (u64::from(slot) | 1 << 40, Page::ZERO);
+        page.0.iter_mut().for_each(|byte| *byte = b"abcd"[random(&mut seed) as usize % 4]);
+        page
+    };
+    let count = || {
+        let left_alone = |slot: &u32| match reader.page(*slot) {
+            Some(page) => {
+                assert!(page == letters(*slot).0, "page {slot}");
+                false
+            }
+            None => true,
+        };
+        (1..=PAGES).filter(left_alone).count()
+    };
+    for slot in 1..=PAGES {
+        let mut results = Vec::new();
+        pool.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page: &letters(slot) }], &mut results);
+        assert!(results[0].is_ok());
+        while slot % 16 == 0 && pool.housekeep(Chore::Maintain { queue: QueueId(0) }) {}
+    }
+    let usage = pool.usage();
+    assert!(usage.zstd_pages > 100 && usage.zstd_pages < usage.ram_pages, "{usage:?}");
+    assert_eq!(count() as u64, usage.zstd_pages + usage.file_pages);
 }
 
 #[test]

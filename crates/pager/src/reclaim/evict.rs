@@ -61,7 +61,8 @@ pub fn reclaim(run: &Run, index: u32) {
         if !run.engine.groups().above_high_mark() {
             reclaimer.no_room.clear();
         }
-        while reclaimer.maintain_devices() {}
+        // It may be long: a pool that is compressed once more.
+        while reclaimer.maintain_devices() && !run.is_stopping() && !run.engine.groups().above_low_mark() {}
         if index == 0 {
             linger(run);
         }

@@ -1,0 +1,61 @@
+//! What a pool with a file behind it keeps beside its pages: the order in which they leave, and whether zstd
+//! is to make them shorter first (recompress.rs, which tells of it; ram.rs, for a page that LZ4 does not
+//! compress).
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use memspill_engine::tuning::Recompress;
+use memspill_engine::units::Page;
+
+use crate::compress::{Algorithm, COMPRESSED_BYTES_MAX, Codec};
+use crate::fifo::Fifo;
+use crate::worth::Worth;
+
+/// What zstd makes of a page.
+pub(crate) enum Second<'a> {
+    /// It does not pay, or has not of late.
+    NotTried,
+    Longer,
+    Block(&'a [u8]),
+}
+
+/// The order in which the pages of a pool leave it.
+pub(crate) struct Order {
+    pub(crate) young: Mutex<Fifo>,
+    /// This is what is written back first.
+    pub(crate) old: Mutex<Fifo>,
+    pub(crate) worth: Worth,
+}
+
+impl Order {
+    /// `is_shared`: programs read the pool by themselves.
+    pub(crate) fn new(setting: Recompress, is_shared: bool) -> Order {
+        Order { young: Mutex::default(), old: Mutex::default(), worth: Worth::new(setting, is_shared) }
+    }
+
+    /// What zstd makes of a page that the pool's algorithm does not compress.
+    pub(crate) fn as_zstd<'a>(&self, page: &Page, codec: &'a mut Codec) -> Second<'a> {
+        if !self.worth.tries() {
+            return Second::NotTried;
+        }
+        // Without it, all of the page goes to the file.
+        let block = self.compress_again(page, 0, COMPRESSED_BYTES_MAX, codec);
+        block.map_or(Second::Longer, Second::Block)
+    }
+
+    /// The page as a block of zstd of `bytes_max` at most, instead of `len_bytes`.
+    pub(crate) fn compress_again<'a>(
+        &self,
+        page: &Page,
+        len_bytes: usize,
+        bytes_max: usize,
+        codec: &'a mut Codec,
+    ) -> Option<&'a [u8]> {
+        let start = Instant::now();
+        let block = codec.encode_shorter(Algorithm::Zstd, page, bytes_max);
+        let took_ns = start.elapsed().as_nanos() as u64;
+        self.worth.note_tried(took_ns, len_bytes, block.map(<[u8]>::len));
+        block
+    }
+}

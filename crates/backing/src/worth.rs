@@ -1,0 +1,303 @@
+//! Whether a second compression is worth its time (recompress.rs).
+//!
+//! It costs CPU time for each page that is tried, and saves the time of a read from the file for each such
+//! page that comes back while it is still in the pool. Which of them is more depends on the disk, on the
+//! program and on how its pages compress: a read of 10 µs saves less than zstd takes, one of 500 µs pays for
+//! twenty pages that never come back. So an account is kept, in nanoseconds:
+//!
+//! ```text
+//!   balance = loan                                    once the file has been read from
+//!           + reads of zstd pages × (saved part × what a read from the file takes of late − what zstd takes)
+//!           + 1/32 of what reads from the file took   so that it is tried again, now and then
+//!           − half of what compressing by zstd took
+//!           − zstd pages moved to the file after all × what a write takes
+//! ```
+//!
+//! *The saved part* is by how much pages become shorter: of three pages that become shorter by a third one
+//! would have gone to the file, and nobody knows which. Of a page that LZ4 does not compress it is all.
+//!
+//! *Half*, for reclaim compresses beside the program, and mostly on another CPU. (By all of it, a program of
+//! dicts gained a tenth where it had gained a fifth.)
+//!
+//! While it is above zero pages are tried. So where it does not pay it costs twice the loan and 6 % of what
+//! the disk costs already, and no more. What is earned is kept up to a second: a program that changes its
+//! ways spends no more than that before it is noticed.
+//!
+//! What it does not do: know how many pages would have come back from the file. Where a pool is just full
+//! enough to be recompressed and would not have overflown, it earns all the same; so tier.rs begins at the
+//! mark down to which pages leave. To take what part of all reads came from the file while nothing was
+//! recompressed would be exact, and too strict: of a program of dicts 5 % did, which is less than the
+//! compressing takes, and it ran a fifth faster with it, for the compressing is done while the other CPU
+//! waits, and a pool that does not overflow leaves more memory to the program.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use memspill_engine::sync::lock;
+use memspill_engine::tuning::Recompress;
+
+/// With which the account begins.
+const LOAN_NS: i64 = 100_000_000;
+/// The most that is kept, or owed.
+const BALANCE_MAX_NS: i64 = 1_000_000_000;
+/// One part in so many of the time of the file's reads may be spent, whatever it brings.
+const SHARE_OF_READS: i64 = 32;
+/// Reads of the file from which on their time is known.
+const READS_MIN: u64 = 64;
+/// The time of a read is the mean of about so many of the last ones.
+const READS_OF_LATE: u64 = 1024;
+/// What it takes to write a page to the file, among others.
+const FILE_WRITE_NS: i64 = 5_000;
+/// A try counts for one part in so many of its time.
+const TRY_PART: i64 = 2;
+/// What one try may take, if the thread was stopped meanwhile.
+const TRY_MAX_NS: u64 = 1_000_000;
+/// The saved part is the mean over about so many bytes of pages.
+const SAVED_OF_LATE_BYTES: u64 = 4 << 20;
+/// What a block of zstd takes more to read than one of LZ4.
+const ZSTD_READ_NS: i64 = 5_000;
+/// And where threads read LZ4 from the pool by themselves, but have to ask for this.
+const ASKED_READ_NS: i64 = 15_000;
+
+/// The account, and whether what comes compresses at all. See the module's header.
+pub(crate) struct Worth {
+    setting: Recompress,
+    luck: Luck,
+    /// What a read costs more than one of LZ4.
+    read_extra_ns: i64,
+    balance_ns: AtomicI64,
+    /// Pages that were tried so far, and blocks of zstd that were read for a fault.
+    tried_total: AtomicU64,
+    reads_total: AtomicU64,
+    /// Of late: bytes that tried pages took or would have taken in the pool, and how much of that was saved.
+    tried_bytes: AtomicU64,
+    saved_bytes: AtomicU64,
+    seen: Mutex<Seen>,
+}
+
+/// What has been entered into the account.
+#[derive(Default)]
+struct Seen {
+    reads: u64,
+    file_reads: u64,
+    file_read_us: u64,
+    /// Of late.
+    late_reads: u64,
+    late_us: u64,
+    has_begun: bool,
+}
+
+impl Worth {
+    /// `is_shared`: programs read the pool by themselves.
+    pub(crate) fn new(setting: Recompress, is_shared: bool) -> Worth {
+        Worth {
+            setting,
+            luck: Luck::default(),
+            read_extra_ns: if is_shared { ASKED_READ_NS } else { ZSTD_READ_NS },
+            balance_ns: AtomicI64::new(0),
+            tried_total: AtomicU64::new(0),
+            reads_total: AtomicU64::new(0),
+            tried_bytes: AtomicU64::new(0),
+            saved_bytes: AtomicU64::new(0),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Is it worth while just now?
+    pub(crate) fn pays(&self) -> bool {
+        match self.setting {
+            Recompress::Off => false,
+            Recompress::On => true,
+            Recompress::Auto => self.balance_ns.load(Ordering::Relaxed) > 0,
+        }
+    }
+
+    /// Is the next page to be tried?
+    pub(crate) fn tries(&self) -> bool {
+        self.pays() && self.luck.tries()
+    }
+
+    /// Does it pay, and do most pages compress?
+    pub(crate) fn is_likely(&self) -> bool {
+        self.pays() && self.luck.is_good()
+    }
+
+    /// A page was tried that takes `len_bytes` in the pool, or none, and could become so short, or not.
+    pub(crate) fn note_tried(&self, took_ns: u64, len_bytes: usize, shorter_bytes: Option<usize>) {
+        self.luck.note(shorter_bytes.is_some());
+        self.tried_total.fetch_add(1, Ordering::Relaxed);
+        self.balance_ns.fetch_sub(took_ns.min(TRY_MAX_NS) as i64 / TRY_PART, Ordering::Relaxed);
+        let Some(shorter_bytes) = shorter_bytes else { return };
+        let (tried, saved) = match len_bytes {
+            0 => (shorter_bytes, shorter_bytes),
+            len_bytes => (len_bytes, len_bytes.saturating_sub(shorter_bytes)),
+        };
+        self.tried_bytes.fetch_add(tried as u64, Ordering::Relaxed);
+        self.saved_bytes.fetch_add(saved as u64, Ordering::Relaxed);
+    }
+
+    /// A page that zstd had made shorter was moved to the file.
+    pub(crate) fn note_moved_out(&self) {
+        self.balance_ns.fetch_sub(FILE_WRITE_NS, Ordering::Relaxed);
+    }
+
+    /// Of what shorter pages took before: the part that was saved, in thousandths.
+    fn saved_per_mille(&self) -> i64 {
+        let tried = self.tried_bytes.load(Ordering::Relaxed);
+        let saved = self.saved_bytes.load(Ordering::Relaxed);
+        if tried > SAVED_OF_LATE_BYTES {
+            self.tried_bytes.fetch_sub(tried / 2, Ordering::Relaxed);
+            self.saved_bytes.fetch_sub(saved / 2, Ordering::Relaxed);
+        }
+        (saved * 1000 / tried.max(1)).min(1000) as i64
+    }
+
+    /// A block of zstd was read for a fault.
+    pub(crate) fn note_read(&self) {
+        self.reads_total.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn tried_total(&self) -> u64 {
+        self.tried_total.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reads_total(&self) -> u64 {
+        self.reads_total.load(Ordering::Relaxed)
+    }
+
+    /// Enter what has happened since the last time. `file_reads` and `file_read_us` are totals.
+    pub(crate) fn settle(&self, file_reads: u64, file_read_us: u64) {
+        let mut seen = lock(&self.seen);
+        let (new_reads, new_us) = (file_reads - seen.file_reads, file_read_us - seen.file_read_us);
+        seen.file_reads = file_reads;
+        seen.file_read_us = file_read_us;
+        seen.late_reads += new_reads;
+        seen.late_us += new_us;
+        while seen.late_reads > 2 * READS_OF_LATE {
+            seen.late_reads /= 2;
+            seen.late_us /= 2;
+        }
+        if file_reads < READS_MIN {
+            return;
+        }
+        let file_read_ns = (seen.late_us * 1000 / seen.late_reads.max(1)) as i64;
+        let reads = self.reads_total();
+        let gain_ns = file_read_ns * self.saved_per_mille() / 1000 - self.read_extra_ns;
+        let saved = (reads - seen.reads) as i64 * gain_ns;
+        seen.reads = reads;
+        let loan = if seen.has_begun { 0 } else { LOAN_NS };
+        seen.has_begun = true;
+        let earned = saved + new_us as i64 * 1000 / SHARE_OF_READS + loan;
+        let after = self.balance_ns.fetch_add(earned, Ordering::Relaxed) + earned;
+        let within = after.clamp(-BALANCE_MAX_NS, BALANCE_MAX_NS);
+        self.balance_ns.fetch_add(within - after, Ordering::Relaxed);
+    }
+}
+
+/// Whether what comes next is likely to compress: after many failures in a row only a few pages are tried.
+#[derive(Default)]
+struct Luck {
+    /// Failures in a row, of late.
+    failures: AtomicU64,
+    skipped: AtomicU64,
+}
+
+impl Luck {
+    /// So many failures in a row make it bad.
+    const BAD: u64 = 64;
+    /// One in so many is tried then.
+    const TRIED: u64 = 32;
+
+    fn is_good(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) < Luck::BAD
+    }
+
+    fn tries(&self) -> bool {
+        self.is_good() || self.skipped.fetch_add(1, Ordering::Relaxed).is_multiple_of(Luck::TRIED)
+    }
+
+    fn note(&self, is_shorter: bool) {
+        if !is_shorter {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        } else if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of `steps`: in each, `reads` reads of the file that take `read_us` each, and as many pages as
+    /// may be tried, up to 100, of 10 µs each, of which `back` in a hundred are read. Returns what was spent,
+    /// and what the file took, in ns.
+    fn run(worth: &Worth, steps: u64, read_us: u64, back: u64) -> (i64, i64) {
+        const ZSTD_NS: u64 = 20_000;
+        const LONG: usize = 2000;
+        const SHORT: usize = 1000;
+        let (mut tried, mut file_reads) = (0, lock(&worth.seen).file_reads);
+        let mut file_us = lock(&worth.seen).file_read_us;
+        let before_us = file_us;
+        for _ in 0..steps {
+            let pages = (0..100)
+                .take_while(|_| worth.tries() && (worth.note_tried(ZSTD_NS, LONG, Some(SHORT)), true).1);
+            let pages = pages.count() as u64;
+            tried += pages;
+            (0..pages * back / 100).for_each(|_| worth.note_read());
+            file_reads += 100 - pages * back / 100;
+            file_us += (100 - pages * back / 100) * read_us;
+            worth.settle(file_reads, file_us);
+        }
+        ((tried * ZSTD_NS) as i64 / TRY_PART, (file_us - before_us) as i64 * 1000)
+    }
+
+    #[test]
+    fn a_slow_disk_pays_for_it() {
+        let worth = Worth::new(Recompress::Auto, false);
+        assert!(!worth.pays(), "nothing was read from the file yet");
+        let (spent, _) = run(&worth, 1000, 100, 80);
+        assert!(spent > 950 * 100 * 10_000, "{spent}: nearly all pages are tried");
+        // Few come back, but each read is long.
+        let worth = Worth::new(Recompress::Auto, false);
+        let (spent, _) = run(&worth, 1000, 1000, 8);
+        assert!(spent > 950 * 100 * 10_000, "{spent}");
+    }
+
+    #[test]
+    fn a_fast_disk_costs_a_loan_and_a_sixteenth() {
+        let worth = Worth::new(Recompress::Auto, false);
+        let (spent, file) = run(&worth, 10_000, 10, 0);
+        assert!(spent <= LOAN_NS + file / SHARE_OF_READS + 1_000_000, "{spent} of {file}");
+        assert!(!worth.pays() || worth.balance_ns.load(Ordering::Relaxed) < 10_000_000);
+        // Where they come back, but for less than they took, it is about as little.
+        let worth = Worth::new(Recompress::Auto, false);
+        let (spent, file) = run(&worth, 10_000, 10, 80);
+        assert!(spent <= LOAN_NS + file / SHARE_OF_READS + 1_000_000, "{spent} of {file}: nothing is earned");
+    }
+
+    #[test]
+    fn a_change_is_noticed_within_a_second() {
+        let worth = Worth::new(Recompress::Auto, false);
+        run(&worth, 20_000, 500, 90);
+        let (spent, file) = run(&worth, 20_000, 500, 0);
+        assert!(spent <= BALANCE_MAX_NS + file / SHARE_OF_READS + 1_000_000, "{spent} of {file}");
+    }
+
+    #[test]
+    fn it_can_be_set() {
+        let (on, off) = (Worth::new(Recompress::On, false), Worth::new(Recompress::Off, false));
+        assert!(on.pays() && !off.pays());
+        assert_eq!(run(&off, 100, 1000, 0).0, 0);
+        assert!(run(&on, 1000, 1, 0).0 > 950 * 100 * 10_000);
+    }
+
+    /// Noise is not compressed again and again; and what compresses is found again.
+    #[test]
+    fn luck_runs_out_and_returns() {
+        let luck = Luck::default();
+        let tried = |pays: bool| (0..1000).filter(|_| luck.tries() && (luck.note(pays), true).1).count();
+        assert!(tried(false) < 100);
+        assert!(tried(true) > 900);
+    }
+}
