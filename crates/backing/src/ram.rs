@@ -338,7 +338,7 @@ pub(crate) enum Loaded {
 /// See the module's header.
 pub struct RamBacking {
     slots: u32,
-    pub(crate) algorithm: Algorithm,
+    algorithm: Algorithm,
     table: ZeroTable,
     pub(crate) pool: Pool,
     limit_bytes: AtomicU64,
@@ -578,6 +578,13 @@ impl RamBacking {
 
     /// Remember the order of pages that came into the pool.
     pub(crate) fn enqueue(&self, entries: &[Entry]) {
+        if let Some(order) = &self.order {
+            self.push(&order.young, entries);
+        }
+    }
+
+    /// Of pages that were to leave and have stayed.
+    pub(crate) fn enqueue_again(&self, entries: &[Entry]) {
         let Some(order) = &self.order else { return };
         let is_old = |entry: &Entry| self.location(entry.slot()).is_old();
         let (old, young): (Vec<Entry>, Vec<Entry>) = entries.iter().partition(|entry| is_old(entry));

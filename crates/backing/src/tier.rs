@@ -141,9 +141,12 @@ impl TierBacking {
         self.writeback_errors.load(Ordering::Relaxed)
     }
 
-    /// RAM that is not the pool's or the location table's.
-    fn other_ram_bytes(&self) -> u64 {
-        self.file.usage().ram_bytes + self.places.ram_bytes() + self.buffer_bytes.load(Ordering::Relaxed)
+    /// Count RAM that is neither the pool's nor the location table's. Returns what the file uses.
+    fn count_other_ram(&self) -> Usage {
+        let file = self.file.usage();
+        let buffer_bytes = self.buffer_bytes.load(Ordering::Relaxed);
+        self.ram.set_other_bytes(file.ram_bytes + self.places.ram_bytes() + buffer_bytes);
+        file
     }
 
     /// Pages that were discarded or stored again while they were being written back.
@@ -231,7 +234,7 @@ impl TierBacking {
         self.writeback_errors.fetch_add(without.len() as u64, Ordering::Relaxed);
         again.extend(without.into_iter().filter(|entry| self.stays(entry.slot())));
         self.ram.apply(delta);
-        self.ram.enqueue(&again);
+        self.ram.enqueue_again(&again);
         self.written_back_pages.fetch_add(moved, Ordering::Relaxed);
         moved > 0
     }
@@ -273,8 +276,7 @@ impl TierBacking {
     fn maintain(&self, queue: QueueId) -> bool {
         // One writeback at a time: the exactness of wb rests on it.
         let Ok(mut work) = self.writeback.try_lock() else { return false };
-        self.ram.set_other_bytes(self.other_ram_bytes());
-        let file = self.file.usage();
+        let file = self.count_other_ram();
         self.ram.settle(file.read_ios_total, file.read_us_total);
         // First, so that little has to be moved out.
         let recompresses = self.ram.recompresses();
@@ -331,7 +333,7 @@ impl Backing for TierBacking {
         let base = results.len();
         let mut entries = Vec::with_capacity(pages.len());
         let mut to_file = Vec::new();
-        self.ram.set_other_bytes(self.other_ram_bytes());
+        self.count_other_ram();
         with_scratch(|codec, _| {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
@@ -432,9 +434,8 @@ impl Backing for TierBacking {
     }
 
     fn usage(&self) -> Usage {
-        self.ram.set_other_bytes(self.other_ram_bytes());
+        let file = self.count_other_ram();
         let ram = self.ram.usage();
-        let file = self.file.usage();
         Usage {
             table_bytes: ram.table_bytes + file.table_bytes + self.places.ram_bytes(),
             file_bytes: file.file_bytes,
@@ -504,6 +505,12 @@ mod tests {
         RamConfig { slots: 100, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4, shared: false }
     }
 
+    fn write(tier: &TierBacking, slot: u32, page: &Page) {
+        let mut results = Vec::new();
+        tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page }], &mut results);
+        assert_eq!(results, [Ok(())]);
+    }
+
     /// Bytes of `letters`, in no order.
     fn page_of(letters: &[u8], seed: u32) -> Page {
         let mut page = Page::ZERO;
@@ -519,23 +526,18 @@ mod tests {
     #[test]
     fn what_zstd_does_not_make_shorter_is_kept_in_the_file() {
         let tier = TierBacking::new(ram_config(), file_config()).unwrap();
-        let write = |slot: u32, page: &Page| {
-            let mut results = Vec::new();
-            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page }], &mut results);
-            assert_eq!(results, [Ok(())]);
-        };
         let all: Vec<u8> = (0..=255).collect();
         let (text, noise) = (page_of(&all[32..80], 1), page_of(&all, 1));
-        write(1, &text);
-        write(2, &noise);
+        write(&tier, 1, &text);
+        write(&tier, 2, &noise);
         assert_eq!((tier.usage().file_pages, tier.usage().recompressed_pages_total), (2, 0));
         let kept = || [1, 2].map(|slot| tier.keeps(SlotIndex(slot), None));
         assert_eq!(kept(), [true, true]);
         // A thousand reads of a slow disk.
         tier.ram.settle(1000, 1_000_000);
         assert_eq!(kept(), [false, false], "each is to be tried once");
-        write(1, &text);
-        write(2, &noise);
+        write(&tier, 1, &text);
+        write(&tier, 2, &noise);
         let usage = tier.usage();
         assert_eq!((usage.zstd_pages, usage.file_pages, usage.recompressed_pages_total), (1, 1, 2));
         assert_eq!(kept(), [false, true]);
@@ -558,27 +560,16 @@ mod tests {
         };
         // What zstd makes much shorter than LZ4 does.
         let page = |seed: u32| page_of(b"abcd", seed);
-        let write = |tier: &TierBacking, page: &Page| {
-            let mut results = Vec::new();
-            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page }], &mut results);
-            assert_eq!(results, [Ok(())]);
-        };
         let recompress = |tier: &TierBacking| {
             let mut delta = Delta::default();
             assert_eq!(tier.ram.recompress(&mut delta), 1);
             tier.ram.apply(delta);
         };
         let (first, second) = (page(1), page(2));
-        write(&tier, &first);
+        write(&tier, 7, &first);
         let young = tier.usage();
         let (held, other) = (tier.clone(), second);
-        let overtake = move || {
-            let write = move || {
-                let mut results = Vec::new();
-                held.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page: &other }], &mut results);
-            };
-            std::thread::spawn(write).join().unwrap();
-        };
+        let overtake = move || std::thread::spawn(move || write(&held, 7, &other)).join().unwrap();
         NEXT.set(Some((Moment::Recompressed, Box::new(overtake))));
         recompress(&tier);
         assert!(NEXT.take().is_none());
@@ -591,7 +582,7 @@ mod tests {
         assert_eq!(read(&tier), Err(BackingError::Empty));
         assert_eq!((tier.usage().ram_pages, tier.usage().ram_compressed_bytes), (0, 0));
         // Left alone it is shorter, and goes to the file from there.
-        write(&tier, &first);
+        write(&tier, 7, &first);
         recompress(&tier);
         let old = tier.usage();
         assert_eq!((old.ram_pages, old.zstd_pages), (1, 1));
@@ -611,14 +602,9 @@ mod tests {
     fn a_place_is_given_back_when_its_page_is_stored_again() {
         let tier = Arc::new(TierBacking::new(ram_config(), file_config()).unwrap());
         let mut page = Page::ZERO;
-        let write = |page: &Page| {
-            let mut results = Vec::new();
-            tier.write(QueueId(0), &[PageWrite { slot: SlotIndex(7), page }], &mut results);
-            assert_eq!(results, [Ok(())]);
-        };
         // It compresses, and is not filled with one word.
         page.0[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        write(&page);
+        write(&tier, 7, &page);
         let other = tier.clone();
         let overtake = move || {
             let write_back = move || other.write_back(QueueId(0), &mut Writeback::default());
@@ -626,7 +612,7 @@ mod tests {
         };
         NEXT.set(Some((Moment::ObjectTaken, Box::new(overtake))));
         page.0[0] = 9;
-        write(&page);
+        write(&tier, 7, &page);
         assert!(NEXT.take().is_none(), "the writer was overtaken");
         let usage = tier.usage();
         assert_eq!((usage.ram_pages, usage.file_pages, usage.written_back_pages_total), (1, 0, 1));
