@@ -1859,11 +1859,12 @@ PY
     code_is 0 && clean
 }
 
-# A tracer in the tree: the evictor of what it traces stands still while the tracer waits for room.
+# A tracer in the tree: the evictor of what it traces stands still while the tracer waits for room, and so
+# does a child that is about to join. It takes many forks to meet that.
 case_traced() {
     command -v strace >/dev/null || { SKIP="no strace"; return; }
     strace -f -o strace.out true 2>/dev/null || { SKIP="processes may not trace each other here"; return; }
-    call 240 "${SPILL[@]}" -- strace -f -o strace.out $PYTHON "$TESTS/programs/fork_advice.py"
+    call 240 "${SPILL[@]}" -- strace -f -o strace.out $PYTHON "$TESTS/programs/fork_advice.py" 15
     rm -f strace.out
     code_is 0 && clean
 }

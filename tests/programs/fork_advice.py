@@ -1,6 +1,9 @@
-"""Swapped-out memory that a child is to find empty (MADV_WIPEONFORK), or not at all (MADV_DONTFORK)."""
+"""Swapped-out memory that a child is to find empty (MADV_WIPEONFORK), or not at all (MADV_DONTFORK).
+
+The argument is how many children there are, one after another."""
 import mmap
 import os
+import sys
 
 SIZE = 48 << 20
 WIPEONFORK = 18
@@ -21,7 +24,7 @@ def holds(memory, empty):
 wiped, kept, absent = fresh(), fresh(), fresh()
 wiped.madvise(WIPEONFORK)
 absent.madvise(mmap.MADV_DONTFORK)
-for _ in range(3):
+for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):
     child = os.fork()
     if child == 0:
         os._exit(0 if holds(wiped, True) and holds(kept, False) else 1)

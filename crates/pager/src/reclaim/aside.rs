@@ -14,6 +14,10 @@
 //! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and
 //!   among them may be the one that is to let it go on (its tracer, a shell).
 //!
+//! A child that has not joined yet cannot give a page either, whatever keeps it: a tracer that stops its
+//! parent's evictor stops it too. So what it holds is counted with what stands still (`cannot_give`), and
+//! never taken for a part that others have.
+//!
 //! The second is not only for where nothing moves: of others that hold some pages at a time, each of which
 //! leaves as soon as it has come, something always moves, and none gets on (`squeezed`).
 
@@ -22,6 +26,7 @@ use crate::process::agent::Agent;
 use crate::process::standstill::{self, Standstill};
 use crate::run::Run;
 use memspill_engine::group::Group;
+use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,16 +62,24 @@ pub fn take_back(run: &Run) {
     lend(run);
 }
 
+/// Is none of its pages to be had for now? It stands still, or it is the child of a fork that has not joined
+/// yet.
+fn cannot_give(process: &Process) -> bool {
+    process.space.is_aside() || !process.memory.agent().is_some_and(Agent::serves)
+}
+
 /// Raise the limits of groups in which processes that stand still have left nothing to others; set the limits
 /// of the other groups back.
 fn lend(run: &Run) {
     let engine = &run.engine;
-    let processes = run.processes();
-    let aside: Vec<&Arc<Process>> = processes.iter().filter(|process| process.space.is_aside()).collect();
+    let mut still = run.processes();
+    still.retain(|process| cannot_give(process));
     let counts = |agent: &Agent| agent.aside.serves_beyond() || agent.aside.others_wait();
+    let is_waited_for =
+        |process: &Arc<Process>| process.space.is_aside() && process.memory.agent().is_some_and(counts);
     for group in engine.groups().all() {
-        let within = || aside.iter().filter(|process| process.space.group(engine.swap()).is_within(group));
-        if !within().any(|process| process.memory.agent().is_some_and(counts)) {
+        let within = || still.iter().filter(|process| process.space.group(engine.swap()).is_within(group));
+        if !within().any(is_waited_for) {
             group.lend(0);
             continue;
         }
@@ -85,12 +98,16 @@ pub fn squeezed(run: &Run) -> Vec<Arc<Group>> {
     if !spaces.iter().any(|space| space.is_aside()) {
         return Vec::new();
     }
+    // A space without a process is shared memory.
+    let gives = |space: &&Arc<Space>| match run.process(u64::from(space.id.0)) {
+        Some(process) => !cannot_give(&process),
+        None => !space.is_aside(),
+    };
     let is_squeezed = |group: &&Arc<Group>| {
         let within = || spaces.iter().filter(|space| space.group(engine.swap()).is_within(group));
-        let others: u64 =
-            within().filter(|space| !space.is_aside()).map(|space| space.resident_pages()).sum();
+        let others: u64 = within().filter(gives).map(|space| space.resident_pages()).sum();
         within().any(|space| space.is_aside())
-            && within().any(|space| !space.is_aside())
+            && within().any(|space| gives(&space))
             && group.above_high_mark()
             && others * PAGE_SIZE as u64 <= bytes_for_others(group) / 2
     };
