@@ -1,5 +1,5 @@
 // How pages lie in a pool that a supervisor shares, and how they are read out of it (memspill-backing's
-// ram.rs, pool.rs and pool_file.rs write it, and draw it). Like protocol.rs this file is compiled twice: for
+// location.rs, pool.rs and pool_file.rs draw it). Like protocol.rs this file is compiled twice: for
 // the agent, which reads, and for the tests that compare it with the writer. It holds plain code, which never
 // panics, and needs core alone.
 //

@@ -5,7 +5,7 @@
 //!           live when last looked at        may hold entries whose page is gone
 //! ```
 //!
-//! An entry is a slot and the generation of its location (`ram.rs`). A page that is read back and freed
+//! An entry is a slot and the generation of its location (`location.rs`). A page that is read back and freed
 //! leaves its entry behind; the entry is found stale when it is popped. Where nothing is ever popped
 //! (the pool never fills) stale entries would pile up, so when they outnumber the live ones each push also
 //! sifts a few segments of `new` into `old`, dropping what is stale. Everything in `old` is older than

@@ -30,6 +30,7 @@ pub mod disk;
 pub mod faulty;
 mod fifo;
 pub mod file;
+mod location;
 pub mod null;
 mod order;
 mod places;

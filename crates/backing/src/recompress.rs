@@ -25,8 +25,9 @@ use memspill_engine::units::{PAGE_SIZE, Page};
 
 use crate::compress::{Codec, with_scratch};
 use crate::fifo::Entry;
+use crate::location::{Location, LocationKind};
 use crate::pool::Handle;
-use crate::ram::{Delta, Loaded, Location, LocationKind, RamBacking};
+use crate::ram::{Delta, Loaded, RamBacking};
 
 /// A page must become shorter by one part in so many, or stays as it is.
 const SHORTER_PART: usize = 8;

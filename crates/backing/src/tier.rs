@@ -13,8 +13,8 @@
 //!
 //! A page has a place in the file that is not its slot's: places are taken in runs (`places.rs`), so that a
 //! batch is one request or a few. When each slot had its own place, 867,152 pages of a hash map went to the
-//! file in 831,926 requests. A slot's location (`ram.rs`) says where its page is, so that each page is in one
-//! place or is just being moved:
+//! file in 831,926 requests. A slot's location (`location.rs`) says where its page is, so that each page is
+//! in one place or is just being moved:
 //!
 //! ```text
 //!   pool ──(wb)──▶ being written; reads still use the pool ─▶ written, wb still set? ─▶ file, object freed
@@ -53,9 +53,10 @@ use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 use crate::compress::{Algorithm, with_scratch};
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
+use crate::location::{Location, LocationKind, Raw};
 use crate::order::Order;
 use crate::places::Places;
-use crate::ram::{Accepts, Delta, Loaded, LocationKind, RamBacking, RamConfig, Raw};
+use crate::ram::{Accepts, Delta, Loaded, RamBacking, RamConfig};
 
 /// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
 /// limit.
@@ -213,7 +214,7 @@ impl TierBacking {
             if result.is_ok() {
                 let switched = self.ram.update(slot, |location| {
                     let raw = if location.is_raw_in_pool() { Raw::ByPool } else { Raw::No };
-                    location.is_leaving().then(|| RamBacking::location_in_file(location, place, raw))
+                    location.is_leaving().then(|| location.in_file(place, raw))
                 });
                 if let Some((old, _)) = switched {
                     self.ram.note_moved_out(old);
@@ -344,10 +345,10 @@ impl Backing for TierBacking {
                         entries.extend(RamBacking::entry(slot, *new));
                         *old
                     }
-                    Err(refused) => {
+                    Err(raw) => {
                         let old = self.ram.clear(slot);
                         self.ram.retire(old, &mut delta);
-                        to_file.push((index, refused.raw()));
+                        to_file.push((index, *raw));
                         old
                     }
                 };
@@ -368,7 +369,7 @@ impl Backing for TierBacking {
             self.file.write_pages(queue, &writes, &mut written);
             for (((index, raw), place), result) in to_file.into_iter().zip(places).zip(written) {
                 if result.is_ok() {
-                    let in_file = |location| Some(RamBacking::location_in_file(location, place, raw));
+                    let in_file = |old: Location| Some(old.in_file(place, raw));
                     let switched = self.ram.update(pages[index].slot.0, in_file);
                     let (old, _) = switched.expect("the change always wants a new location");
                     assert!(old.kind() == LocationKind::Empty, "a slot was used by two at once");
