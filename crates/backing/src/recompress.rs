@@ -20,6 +20,7 @@
 //! (level 3 leaves as much, for 13 µs and more). Whether that is worth while, `worth.rs` finds out.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use memspill_engine::units::{PAGE_SIZE, Page};
 
@@ -45,10 +46,10 @@ impl RamBacking {
         self.order.as_ref().is_some_and(|order| order.worth.is_likely())
     }
 
-    /// What reads of the file took so far.
-    pub(crate) fn settle(&self, file_reads: u64, file_read_us: u64) {
+    /// What reads of the file took so far, until now.
+    pub(crate) fn settle(&self, file_reads: u64, file_read_us: u64, now: Instant) {
         if let Some(order) = &self.order {
-            order.worth.settle(file_reads, file_read_us);
+            order.worth.settle(file_reads, file_read_us, now);
         }
     }
 

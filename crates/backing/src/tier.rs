@@ -42,6 +42,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
@@ -278,7 +279,7 @@ impl TierBacking {
         // One writeback at a time: the exactness of wb rests on it.
         let Ok(mut work) = self.writeback.try_lock() else { return false };
         let file = self.count_other_ram();
-        self.ram.settle(file.read_ios_total, file.read_us_total);
+        self.ram.settle(file.read_ios_total, file.read_us_total, Instant::now());
         // First, so that little has to be moved out.
         let recompresses = self.ram.recompresses();
         let recompressed = if recompresses { self.recompress() } else { 0 };
@@ -485,6 +486,7 @@ impl Backing for TierBacking {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::file::{DiscardPolicy, FilePlace, IoEngine};
@@ -534,8 +536,10 @@ mod tests {
         assert_eq!((tier.usage().file_pages, tier.usage().recompressed_pages_total), (2, 0));
         let kept = || [1, 2].map(|slot| tier.keeps(SlotIndex(slot), None));
         assert_eq!(kept(), [true, true]);
-        // A thousand reads of a slow disk.
-        tier.ram.settle(1000, 1_000_000);
+        // A thousand reads of a slow disk, one after another.
+        let start = Instant::now();
+        tier.ram.settle(100, 100_000, start);
+        tier.ram.settle(1100, 1_100_000, start + Duration::from_secs(1));
         assert_eq!(kept(), [false, false], "each is to be tried once");
         write(&tier, 1, &text);
         write(&tier, 2, &noise);
