@@ -154,7 +154,7 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
 /// tried again.
 fn mark(process: &Process, new: &[New], stack: Option<(u64, u64)>) -> (Vec<New>, Vec<Range>) {
     let (mut marked, mut put_off) = (Vec::new(), Vec::new());
-    let serves = process.memory.agent().filter(|agent| agent.serves());
+    let serves = process.memory.serving_agent();
     let turn = serves.and_then(|agent| process.take_evictor_first(MARKS_TURN).map(|turn| (agent, turn)));
     let Some((agent, _turn)) = turn.filter(|(agent, _)| process.caught_up(agent)) else {
         return (marked, new.iter().map(New::range).collect());

@@ -277,7 +277,8 @@ impl ProcessMemory {
         Some(Taker { uffd: &self.uffd, agent, has_exec, broken: &self.broken, reading: &self.reading })
     }
 
-    fn serving_agent(&self) -> Option<&Agent> {
+    /// The agent, once commands may be sent to it.
+    pub fn serving_agent(&self) -> Option<&Agent> {
         self.agent().filter(|agent| agent.serves())
     }
 

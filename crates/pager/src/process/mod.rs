@@ -189,7 +189,7 @@ impl Process {
         if !self.memory.for_user_mode {
             return true;
         }
-        let Some(agent) = self.memory.agent().filter(|agent| agent.serves()) else { return false };
+        let Some(agent) = self.memory.serving_agent() else { return false };
         let Some(_evictor) = self.take_evictor(EVICTOR_ANSWERS) else { return false };
         self.caught_up(agent) && self.note_broken(agent.evictor.prepare(ranges))
     }

@@ -14,12 +14,12 @@
 //! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and
 //!   among them may be the one that is to let it go on (its tracer, a shell).
 //!
+//! The second is not only for where nothing moves: of others that hold some pages at a time, each of which
+//! leaves as soon as it has come, something always moves, and none gets on (`squeezed`).
+//!
 //! A child that has not joined yet cannot give a page either, whatever keeps it: a tracer that stops its
 //! parent's evictor stops it too. So what it holds is counted with what stands still (`cannot_give`), and
 //! never taken for a part that others have.
-//!
-//! The second is not only for where nothing moves: of others that hold some pages at a time, each of which
-//! leaves as soon as it has come, something always moves, and none gets on (`squeezed`).
 
 use crate::process::Process;
 use crate::process::agent::Agent;
@@ -65,7 +65,7 @@ pub fn take_back(run: &Run) {
 /// Is none of its pages to be had for now? It stands still, or it is the child of a fork that has not joined
 /// yet.
 fn cannot_give(process: &Process) -> bool {
-    process.space.is_aside() || !process.memory.agent().is_some_and(Agent::serves)
+    process.space.is_aside() || process.memory.serving_agent().is_none()
 }
 
 /// Raise the limits of groups in which processes that stand still have left nothing to others; set the limits

@@ -218,7 +218,7 @@ impl<'a> Reclaimer<'a> {
         }
         let Some(process) = self.run.process(u64::from(space.id.0)) else { return 0 };
         let engine = &self.run.engine;
-        let Some(agent) = process.memory.agent().filter(|agent| agent.serves()) else {
+        let Some(agent) = process.memory.serving_agent() else {
             // The child of a fork, whose agent has not introduced itself yet.
             space.pass_over();
             return 0;
