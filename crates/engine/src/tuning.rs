@@ -374,7 +374,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "recompress",
-        help: "pages are compressed once more before they go to the file; auto: where its reads take long",
+        help: "pages are compressed once more before they go to the file; auto: where programs wait for it",
         values: Values::OneOf(&[RECOMPRESSES[0].0, RECOMPRESSES[1].0, RECOMPRESSES[2].0]),
         old: "off",
         get: |t| place(&RECOMPRESSES, t.recompress),
