@@ -24,9 +24,9 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     last-thread locked-once locked-kept writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
-    limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-all freeze second-signal
-    exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed shared-postgres
-    shared-postgres-killed
+    limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-locked stop-all freeze held-fork
+    second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
+    shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     populate opened late-children
     page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
@@ -1782,6 +1782,16 @@ case_stop-sibling() {
     still kill -STOP
 }
 
+# What it locks is in nobody's part. The whole is a few seconds' work.
+case_stop-locked() {
+    call 60 "${SPILL[@]}" --check -- $PYTHON "$TESTS/programs/locked_beside_stopped.py" 90 20 40
+    ! grep -q '^mlock: ' err || { SKIP="may not lock 20 MiB"; return; }
+    code_is 0 || { WHY="$WHY $(cat out)"; return; }
+    grep -qE '^memspill: process [0-9]+ \(python3\) is stopped by a signal' err ||
+        { no "not told: $(tail -n 1 err)"; return; }
+    clean
+}
+
 case_stop-all() {
     gcc -O2 -pthread -o stop-all "$TESTS/programs/stop_all.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 120 "${SPILL[@]}" --check -- ./stop-all 3
@@ -1828,6 +1838,17 @@ case_freeze() {
         DID="$DID $folder"
     done
     [ -n "$DID" ] || SKIP="no cgroup can be made here that can be frozen"
+}
+
+# An agent's fork, in the middle of which its process is held: others get on, and its child is not given up.
+case_held-fork() {
+    local seconds=$((3 + 9 * FULL))
+    gcc -O2 -o held-fork "$TESTS/programs/held_fork.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "${SPILL[@]}" --forks agent --check -- ./held-fork 15000 10000 $seconds
+    code_is 0 || return
+    DID="$(wc -l <out) times in $seconds s its tracer got on"
+    [ "$(wc -l <out)" -ge 2 ] || { no "$DID"; return; }
+    clean
 }
 
 case_second-signal() {

@@ -138,6 +138,12 @@ impl Engine {
     pub fn pick_space(&self) -> Option<Arc<Space>> {
         self.spaces.pick(&self.swap)
     }
+    /// Spaces that gave nothing when they were asked last are asked again: to be called now and then, and
+    /// where no other one is left. Returns how many there are.
+    pub fn end_rests(&self) -> usize {
+        let all = self.spaces();
+        all.iter().filter(|space| space.rests()).map(|space| space.end_rest(&all)).count()
+    }
 
     // ---- pages come in ------------------------------------------------------------------------------------
 

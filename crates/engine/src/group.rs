@@ -166,15 +166,22 @@ impl Group {
 
     // ---- limits -------------------------------------------------------------------------------------------
 
-    /// What may be used: its maximum, and what is lent to it.
+    /// What may be used: its maximum, or more while some is lent to it.
     pub fn limit_bytes(&self) -> u64 {
-        self.max_bytes().saturating_add(self.lent_bytes.load(Ordering::Relaxed))
+        self.max_bytes().max(self.target_bytes())
     }
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes.load(Ordering::Relaxed)
     }
-    /// Raise the limit for a while, by what some of the group's processes must have beyond the maximum, so
-    /// that the others do not pay for it. Replaces what was lent before.
+    /// Above this reclaim works: `memory.high`, or the maximum.
+    pub fn bound_bytes(&self) -> u64 {
+        self.max_bytes().min(self.high_bytes())
+    }
+    pub fn lent_bytes(&self) -> u64 {
+        self.lent_bytes.load(Ordering::Relaxed)
+    }
+    /// Raise the bound for a while, and the maximum where that would be below it, by what some of the group's
+    /// processes must have beyond it, so that the others do not pay for it. Replaces what was lent before.
     pub fn lend(&self, bytes: u64) {
         if self.lent_bytes.load(Ordering::Relaxed) != bytes {
             self.lent_bytes.store(bytes, Ordering::Relaxed);
@@ -185,8 +192,7 @@ impl Group {
         // A wake of an idle CPU costs 50 µs, so a wake should free many pages. But the gap is memory that
         // nobody uses, and where the pool is inside the limit it costs twice its size. With 8 MiB in place of
         // 2, random reads of 591 MiB were a fifth slower.
-        let limit_bytes = limit_bytes.min(self.high_bytes());
-        self.gap_bytes.store((limit_bytes / 64).clamp(512 << 10, 2 << 20), Ordering::Relaxed);
+        self.gap_bytes.store((self.bound_bytes() / 64).clamp(512 << 10, 2 << 20), Ordering::Relaxed);
     }
     /// All of its limits anew; of swap only where it had one when it was made.
     pub fn set_limits(&self, config: &GroupConfig) {
@@ -446,7 +452,7 @@ impl Group {
         self.gap_bytes.load(Ordering::Relaxed)
     }
     fn target_bytes(&self) -> u64 {
-        self.limit_bytes().min(self.high_bytes())
+        self.bound_bytes().saturating_add(self.lent_bytes())
     }
     /// Reclaim should start.
     pub fn above_high_mark(&self) -> bool {
@@ -470,6 +476,11 @@ impl Group {
         let used =
             |group: &Group| group.usage_bytes().saturating_sub(self.stocked_pages() * PAGE_SIZE as u64);
         self.chain().any(|group| used(group) + PAGE_SIZE as u64 > group.limit_bytes())
+    }
+    /// The same for this group alone, whatever is above it.
+    pub fn is_full_itself(&self) -> bool {
+        let stocked_bytes = self.stocked_pages() * PAGE_SIZE as u64;
+        self.usage_bytes().saturating_sub(stocked_bytes) + PAGE_SIZE as u64 > self.limit_bytes()
     }
     /// A charge of one page has failed: the group that it failed at, or this one if there is room by now.
     pub(crate) fn full_one(&self) -> &Group {
@@ -640,6 +651,19 @@ mod tests {
         root.lend(0);
         assert_eq!((root.limit_bytes(), root.max_bytes()), (10_000 * PAGE, 10_000 * PAGE));
         assert!(root.above_high_mark() && !root.try_charge(CPU, 1, 0), "it is taken back by reclaim");
+    }
+
+    #[test]
+    fn what_is_lent_raises_the_maximum_only_where_that_is_needed() {
+        let mut config = GroupConfig::root(10_000 * PAGE);
+        config.high_bytes = 6_000 * PAGE;
+        let groups = Groups::new(&[config]);
+        let root = groups.root();
+        assert!(root.try_charge(CPU, 7_000, 0) && root.above_high_mark());
+        root.lend(2_000 * PAGE);
+        assert!(!root.above_high_mark() && root.limit_bytes() == 10_000 * PAGE);
+        root.lend(5_000 * PAGE);
+        assert_eq!(root.limit_bytes(), 11_000 * PAGE);
     }
 
     #[test]

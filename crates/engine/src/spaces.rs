@@ -13,8 +13,6 @@ use crate::sync::{Arc, AtomicU32, Mutex, Ordering, RwLock, lock};
 
 /// Where there are at least twice as many spaces, a search looks at this many of them.
 const PICKED_FROM: usize = 8;
-/// Pages that a space is charged for when it is picked for a batch.
-const PICKED_PAGES: usize = 64;
 
 pub(crate) struct Spaces {
     /// Replaced as a whole, so that a batch can walk the list without a reference to each space.
@@ -79,9 +77,13 @@ impl Spaces {
     pub fn pick(&self, swap: &Swap) -> Option<Arc<Space>> {
         let spaces = self.list();
         // Spaces of groups that may have no more swap come last. When one of them is picked, its batch notes
-        // that swap is full, and that is right only if no other space can give a page.
-        let picked =
-            [true, false].into_iter().find_map(|with_swap| self.pick_for_pressed(swap, &spaces, with_swap));
+        // that swap is full, and that is right only if no other space can give a page; one that gave nothing
+        // just now may a moment later.
+        let may_later =
+            |s: &Arc<Space>| s.rests() && s.may_be_asked() && s.group(swap).has_swap() && s.evictable() > 0;
+        let picked = self.pick_for_pressed(swap, &spaces, true).or_else(|| {
+            if spaces.iter().any(may_later) { None } else { self.pick_for_pressed(swap, &spaces, false) }
+        });
         if picked.is_none() {
             swap.groups.drain_stocks();
         }
@@ -128,11 +130,7 @@ impl Spaces {
 fn pick_in(swap: &Swap, group: &Group, spaces: &[Arc<Space>], with_swap: bool) -> Option<Arc<Space>> {
     let may_give = |s: &&Arc<Space>| {
         let of = s.group(swap);
-        !s.is_dead()
-            && !s.is_aside()
-            && s.resident_pages() > 0
-            && of.is_within(group)
-            && of.has_swap() == with_swap
+        s.may_be_asked() && !s.rests() && of.is_within(group) && of.has_swap() == with_swap
     };
     let mut candidates: Vec<(f64, &Arc<Space>)> =
         spaces.iter().filter(may_give).map(|s| (s.pass(), s)).collect();
@@ -143,7 +141,7 @@ fn pick_in(swap: &Swap, group: &Group, spaces: &[Arc<Space>], with_swap: bool) -
         if picked.evictable() > 0 {
             // Charged before its victims are known, so that the next search picks another space instead of
             // waiting for this one.
-            picked.charge_pass(PICKED_PAGES);
+            picked.charge_pick();
             return Some((*picked).clone());
         }
         candidates.swap_remove(n);

@@ -3,12 +3,13 @@
 //! Each space has a *pass*. The space with the least pass gives the next batch, and what it gives raises its
 //! pass, the more the less it has resident. So each gives in proportion to what it has.
 //!
-//! Two bits change that. Both are kept here, and the engine only obeys them: who gets which is for the front
-//! end to say, which sees CPU time and faults (`Space::spare`, `Space::set_aside`).
+//! Three bits change that. All are kept here, and the engine only obeys them: who gets which is for the front
+//! end to say, which sees CPU time and faults (`Space::spare`, `set_aside`, `note_asked`).
 //!
 //! ```text
 //!   spared   a page that it gives counts 32 times: it gives a 32nd of its share
 //!   aside    it is not asked at all
+//!   rests    it gave nothing when it was asked last, and the others are asked first
 //! ```
 //!
 //! What it does not do: choose the space (spaces.rs), or pages (victim.rs). A page that stays a round longer
@@ -24,11 +25,15 @@ pub(crate) struct Turn {
     pass_bits: AtomicU64,
     spared: AtomicBool,
     aside: AtomicBool,
+    rests: AtomicBool,
+    /// It gave nothing when it was asked last.
+    dry: AtomicBool,
 }
 
 impl Turn {
     pub fn new() -> Turn {
-        Turn { pass_bits: AtomicU64::new(0), spared: AtomicBool::new(false), aside: AtomicBool::new(false) }
+        let [spared, aside, rests, dry] = [false; 4].map(AtomicBool::new);
+        Turn { pass_bits: AtomicU64::new(0), spared, aside, rests, dry }
     }
 
     pub fn pass(&self) -> f64 {
@@ -56,5 +61,25 @@ impl Turn {
     }
     pub fn is_aside(&self) -> bool {
         self.aside.load(Ordering::Relaxed)
+    }
+
+    /// Reclaim has asked it, and got something or nothing.
+    pub fn note_asked(&self, gave: bool) {
+        // Mostly it was not dry before.
+        if self.is_dry() == gave {
+            self.dry.store(!gave, Ordering::Relaxed);
+        }
+        if !gave {
+            self.rests.store(true, Ordering::Relaxed);
+        }
+    }
+    pub fn end_rest(&self) {
+        self.rests.store(false, Ordering::Relaxed);
+    }
+    pub fn rests(&self) -> bool {
+        self.rests.load(Ordering::Relaxed)
+    }
+    pub fn is_dry(&self) -> bool {
+        self.dry.load(Ordering::Relaxed)
     }
 }

@@ -29,8 +29,8 @@ pub const CHUNK_PAGES: u64 = 512;
 /// Pages that share a stamp. Coarse, so that 16 bits of stamp span 4 million pages; the price is that a page
 /// which leaves and comes back within 64 arrivals may have two live records, and leave a little early.
 const STAMP_SHIFT: u32 = 6;
-/// Pages that a space is charged for when it could not give a batch.
-const PASSED_OVER_PAGES: usize = 16;
+/// Pages that a space is charged for when it is picked for a batch.
+const PICKED_PAGES: u64 = 64;
 
 /// The words of a chunk, under its lock.
 pub type Chunk = Mutex<[Word; CHUNK_PAGES as usize]>;
@@ -125,18 +125,16 @@ impl Space {
     pub(crate) fn pass(&self) -> f64 {
         self.turn.pass()
     }
-    pub(crate) fn charge_pass(&self, pages: usize) {
-        let weighed = self.turn.page_weight() * pages.max(1) as f64;
-        self.turn.charge(weighed / self.resident_pages().max(1) as f64);
+    /// It is picked for a batch. One that has less gives all of it: it is charged for no more, or it would be
+    /// so far ahead when it has grown that others had to give all that they have first.
+    pub(crate) fn charge_pick(&self) {
+        let part = PICKED_PAGES as f64 / self.resident_pages().max(PICKED_PAGES) as f64;
+        self.turn.charge(self.turn.page_weight() * part);
     }
     /// From now on reclaim takes less than its share from this space, because it uses what it has; or its
     /// share again.
     pub fn spare(&self, spared: bool) {
         self.turn.spare(spared);
-    }
-    /// This space cannot give a batch now: let the others come first.
-    pub fn pass_over(&self) {
-        self.charge_pass(PASSED_OVER_PAGES);
     }
     /// This space cannot give pages until further notice, because its process stands still: reclaim does not
     /// pick it, and so is not held up by it. With `aside` false it can again, and its turn comes as a new
@@ -149,10 +147,40 @@ impl Space {
     pub fn is_aside(&self) -> bool {
         self.turn.is_aside()
     }
-    /// Start with the least pass of the others, so that a new space gives neither less nor more than they do.
-    pub fn start_level_with(&self, others: &[Arc<Space>]) {
-        let least = others.iter().map(|s| s.pass()).fold(f64::INFINITY, f64::min);
-        self.turn.set_pass(if least.is_finite() { least } else { 0.0 });
+    /// It was asked for a batch, and gave some pages or none. If none, it rests: the others are asked before
+    /// it, until `Engine::end_rests`. (What a pick costs would not do. It costs a small space all that it
+    /// has, and a large one that has nothing to give, such as locked shared memory, next to nothing: that one
+    /// was asked forty times for each batch.)
+    pub fn note_asked(&self, gave: bool) {
+        self.turn.note_asked(gave);
+    }
+    pub(crate) fn rests(&self) -> bool {
+        self.turn.rests()
+    }
+    pub(crate) fn end_rest(&self, all: &[Arc<Space>]) {
+        self.start_level_with(all);
+        self.turn.end_rest();
+    }
+    pub(crate) fn may_be_asked(&self) -> bool {
+        !self.is_dead() && !self.is_aside() && self.resident_pages() > 0
+    }
+    /// Pages that may be had, as far as it is known: not those that were found to be locked or the like, and
+    /// none while it is aside, or gave nothing when it was asked last.
+    pub fn givable_pages(&self) -> u64 {
+        match self.turn.is_aside() || self.turn.is_dry() {
+            true => 0,
+            false => self.resident_pages().min(self.evictable() as u64),
+        }
+    }
+    /// Start with the least pass of the others that give, so that a space that was not asked so far gives
+    /// neither less nor more than they do from now on. The pass of one that gives nothing stands still: level
+    /// with that, this space would have to give all at first.
+    pub fn start_level_with(&self, all: &[Arc<Space>]) {
+        let gives = |s: &&Arc<Space>| s.id != self.id && !s.rests() && s.may_be_asked() && s.evictable() > 0;
+        let least = all.iter().filter(gives).map(|s| s.pass()).fold(f64::INFINITY, f64::min);
+        if least.is_finite() {
+            self.turn.set_pass(least.max(self.pass()));
+        }
     }
 
     // ---- words --------------------------------------------------------------------------------------------

@@ -149,3 +149,80 @@ fn a_cluster_is_discarded_before_it_is_used_again() {
     assert_eq!(discarded(&world), 2);
     world.end(false);
 }
+
+/// Adds so many spaces, all of which have ten pages then.
+fn spaces_of_ten_pages(world: &mut World, more: u32) -> Vec<Arc<Space>> {
+    for mapper in 1..=more {
+        let memory = Arc::new(MockMemory::new(world.lost.clone()));
+        memory.map(FIRST, FIRST + PAGES);
+        let other = world.add_target(memory, mapper);
+        world.engine.add_space(other.space);
+    }
+    for target in 0..=more as usize {
+        world.step(&Op::WriteRun { target, page: 0, pages: 10 });
+    }
+    world.targets.iter().map(|target| target.space.clone()).collect()
+}
+
+/// The number of the space that is picked.
+fn picked(world: &World, spaces: &[Arc<Space>]) -> Option<usize> {
+    let picked = world.engine.pick_space()?;
+    spaces.iter().position(|space| Arc::ptr_eq(space, &picked))
+}
+
+/// Spaces that have nothing to give (locked memory), beside one that has given often before: none of them is
+/// asked again before that one, and what they have missed meanwhile is not asked of them later.
+#[test]
+fn spaces_that_give_nothing_let_others_come_first() {
+    let mut world = World::new(&one_device());
+    let spaces = spaces_of_ten_pages(&mut world, 12);
+    spaces[1..].iter().for_each(|space| space.set_aside(true, &[]));
+    assert!((0..1000).all(|_| picked(&world, &spaces) == Some(0)));
+    // Their passes are as they were.
+    spaces[1..].iter().for_each(|space| space.set_aside(false, &[]));
+    for _ in 1..spaces.len() {
+        let asked = picked(&world, &spaces).expect("one of them");
+        assert_ne!(asked, 0);
+        spaces[asked].note_asked(false);
+    }
+    assert!((0..10).all(|_| picked(&world, &spaces) == Some(0)));
+    spaces[0].note_asked(false);
+    assert_eq!(picked(&world, &spaces), None, "all rest");
+    assert_eq!(world.engine.end_rests(), 13);
+
+    spaces[1..].iter().for_each(|space| space.note_asked(false));
+    assert_eq!(world.engine.end_rests(), 12);
+    let mut asked = [0; 13];
+    (0..13 * 10).for_each(|_| asked[picked(&world, &spaces).expect("all may be asked")] += 1);
+    assert!(asked.iter().all(|times| (9..=11).contains(times)), "{asked:?}");
+    world.end(false);
+}
+
+/// A space that comes is level with those that give, not with one that has given nothing for long.
+#[test]
+fn a_new_space_is_level_with_those_that_give() {
+    let mut world = World::new(&one_device());
+    let spaces = spaces_of_ten_pages(&mut world, 2);
+    spaces[0].note_asked(false);
+    (0..1000).for_each(|_| assert_ne!(picked(&world, &spaces), Some(0)));
+    spaces[2].set_aside(true, &[]);
+    (0..1000).for_each(|_| assert_eq!(picked(&world, &spaces), Some(1)));
+    spaces[2].set_aside(false, &spaces);
+    let times = (0..20).filter(|_| picked(&world, &spaces) == Some(1)).count();
+    assert!((9..=11).contains(&times), "{times}");
+    world.end(false);
+}
+
+/// A space whose group may have no more swap is not asked because others have nothing to give just now: that
+/// would say that swap is full.
+#[test]
+fn a_space_without_swap_is_asked_last() {
+    let mut world = World::new(&Setup { group: Some((10_000, 0)), ..one_device() });
+    let spaces = spaces_of_ten_pages(&mut world, 1);
+    assert_eq!(picked(&world, &spaces), Some(1));
+    spaces[1].note_asked(false);
+    assert_eq!(picked(&world, &spaces), None);
+    spaces[1].set_aside(true, &[]);
+    assert_eq!(picked(&world, &spaces), Some(0));
+    world.end(false);
+}

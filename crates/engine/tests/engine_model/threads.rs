@@ -309,8 +309,9 @@ impl Stress {
             if !self.engine.groups().above_high_mark() {
                 std::thread::yield_now();
             }
+            space.note_asked(shrunk.taken > 0);
             if shrunk.taken == 0 {
-                space.pass_over();
+                self.engine.end_rests();
             }
         }
     }

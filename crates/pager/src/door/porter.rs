@@ -293,7 +293,7 @@ impl<'a> Porter<'a> {
         // A parent that keeps everything for so long, and is not stopped, has no child that may join.
         for fork in self.forks.values_mut().filter(|fork| fork.is_open && fork.until <= now) {
             fork.until = now + FORK_ENDS;
-            if standstill::of(fork.parent.memory.proc_id()).is_none() {
+            if fork.parent.standstill_in_fork().is_none() {
                 fork.close();
                 fork.child.take().into_iter().for_each(|child| inherit::give_back(run, child));
             }

@@ -17,7 +17,7 @@ use crate::proc;
 use crate::process::ranges::Ranges;
 use crate::process::{Process, standstill};
 use crate::run::{Run, account};
-use crate::times::{AGENT_GIVEN_UP, UNMANAGED_GROW, UNMANAGED_KILL};
+use crate::times::{UNMANAGED_GROW, UNMANAGED_KILL};
 use memspill_engine::group::Group;
 use memspill_engine::units::GroupId;
 use std::collections::{BTreeMap, HashMap};
@@ -137,7 +137,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
     let kinds = |process: Arc<Process>| {
         // The child of a fork, of which nothing is known until it has joined: that takes a while where many
         // fork.
-        if process.memory.agent().is_none() && process.age() < AGENT_GIVEN_UP {
+        if process.may_join() {
             return None;
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;

@@ -6,7 +6,6 @@ use crate::process::evictor::Evictor;
 use crate::process::link::Port;
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::ranges::{Range, Ranges};
-use crate::process::standstill::Aside;
 use memspill_agent::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::vm;
@@ -21,7 +20,6 @@ pub struct Agent {
     /// Its thread lives as long as this address space is used: not so the process's first thread, nor, after
     /// an exec, what its process id means. (`Ready` has the thread's id as the process itself sees it.)
     pub evictor: Evictor,
-    pub aside: Aside,
     /// Of the evictor: once it has ended, its number may be another's.
     pidfd: Pidfd,
     /// Of its address space, whatever becomes of the number.
@@ -63,8 +61,8 @@ impl Agent {
         }
         let (serves, of_one) = (AtomicBool::new(false), AtomicBool::new(false));
         let evictor = Evictor::new(socket, control, evictor_tid, ready.staging_addr);
-        let (aside, maps, half) = (Aside::default(), OnceLock::new(), AtomicU32::new(0));
-        Ok(Agent { ready, evictor, aside, pidfd, pagemap, maps, of_one, serves, half })
+        let (maps, half) = (OnceLock::new(), AtomicU32::new(0));
+        Ok(Agent { ready, evictor, pidfd, pagemap, maps, of_one, serves, half })
     }
 
     /// Of its address space, for whoever asks whether that is still there.

@@ -38,7 +38,7 @@ pub mod wire;
 
 use crate::process::ranges::Range;
 use crate::stall::Stall;
-use crate::times::{EVICTOR_ANSWERS, now_us};
+use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, now_us};
 use agent::Agent;
 use descent::Descent;
 use evictor::Failed;
@@ -49,6 +49,7 @@ use memory::ProcessMemory;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
+use standstill::{Aside, Standstill};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -69,6 +70,8 @@ pub struct Process {
     /// The agent's count of calls that open files past the page cache, when a look found no such file.
     pub no_direct_files_at: AtomicU32,
     evictor: Turn,
+    /// While none of its pages can be had.
+    pub aside: Aside,
     /// While its agent makes a fork.
     pub fork: HeldForFork,
     batch: Mutex<()>,
@@ -98,6 +101,7 @@ impl Process {
             descent,
             no_direct_files_at: AtomicU32::new(0),
             evictor: Turn::default(),
+            aside: Aside::default(),
             fork: HeldForFork::default(),
             batch: Mutex::new(()),
             since: Instant::now(),
@@ -124,6 +128,13 @@ impl Process {
     /// Is it known which process this is, and is what it has not inherited forgotten?
     pub fn is_known(&self) -> bool {
         self.memory.pid() != 0 && self.descent.as_ref().is_none_or(Descent::is_whole)
+    }
+
+    /// Is it the child of a fork whose agent is not there yet, and may come? One that stands still may.
+    pub fn may_join(&self) -> bool {
+        let pid = self.memory.pid();
+        self.memory.serving_agent().is_none()
+            && (self.age() < AGENT_GIVEN_UP || pid == 0 || standstill::of(pid).is_some())
     }
 
     /// A fault of the program has been read.
@@ -159,6 +170,13 @@ impl Process {
         if self.fork.end() {
             self.evictor.give_back();
         }
+    }
+
+    /// Why a fork by its agent that is under way does not get on: whoever makes it, or all of the process,
+    /// stands still.
+    pub fn standstill_in_fork(&self) -> Option<Standstill> {
+        let is_held = self.fork.is_under_way();
+        is_held.then(|| standstill::of_any_thread(self.memory.pid())).flatten()
     }
 
     /// The agent has introduced itself; its own pages are never managed.

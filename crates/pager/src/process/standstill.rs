@@ -17,6 +17,8 @@ pub enum Standstill {
     /// By this process; 0 if that has ended, or is in another pid namespace.
     Tracer(u32),
     Frozen,
+    /// The child of a fork, whose agent is not there yet.
+    NotJoined,
     /// It does not answer, and none of the above is seen: it gets no CPU time, or waits in the kernel.
     Unknown,
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Standstill {
             Standstill::Tracer(0) => f.write_str("is stopped by a tracer"),
             Standstill::Tracer(pid) => write!(f, "is stopped by process {pid}, which traces it"),
             Standstill::Frozen => f.write_str("is frozen (cgroup)"),
+            Standstill::NotJoined => f.write_str("has not gone on since it was forked"),
             Standstill::Unknown => f.write_str("does not get to run"),
         }
     }
@@ -37,6 +40,13 @@ impl fmt::Display for Standstill {
 pub fn of(tid: u32) -> Option<Standstill> {
     let status = proc::text(format!("/proc/{tid}/status")).ok()?;
     of_status(&status, || fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default())
+}
+
+/// The same for any thread of a process: one of them may be in the middle of something.
+pub fn of_any_thread(pid: u32) -> Option<Standstill> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let tids = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
+    tids.filter_map(of).next()
 }
 
 /// Stopped by a signal or a tracer? Less to be read than for `of`, for whoever asks before each batch.
@@ -61,16 +71,14 @@ fn of_status(status: &str, wchan: impl Fn() -> String) -> Option<Standstill> {
     }
 }
 
-/// What is known of a process whose evictor cannot be asked, and what follows from it. Others note it; it
-/// ends when the process goes on.
+/// What is known of a process of which no page can be had, and what follows from it. Others note it; it ends
+/// when the process goes on.
 #[derive(Default)]
 pub struct Aside {
     why: Mutex<Option<Standstill>>,
     /// People were told of it.
     told: AtomicBool,
     serves_beyond: AtomicBool,
-    /// Others had no room left because of it.
-    others_wait: AtomicBool,
 }
 
 impl Aside {
@@ -85,7 +93,6 @@ impl Aside {
     pub fn note_going_on(&self) {
         *self.why.lock().expect("standstill") = None;
         self.serves_beyond.store(false, Ordering::Relaxed);
-        self.others_wait.store(false, Ordering::Relaxed);
         self.told.store(false, Ordering::Relaxed);
     }
 
@@ -102,15 +109,6 @@ impl Aside {
 
     pub fn serves_beyond(&self) -> bool {
         self.serves_beyond.load(Ordering::Relaxed)
-    }
-
-    /// Others wait for room, and none of them has any to give.
-    pub fn note_others_wait(&self) {
-        self.others_wait.store(true, Ordering::Relaxed);
-    }
-
-    pub fn others_wait(&self) -> bool {
-        self.others_wait.load(Ordering::Relaxed)
     }
 }
 

@@ -1,5 +1,8 @@
-//! Processes that stand still (stopped, traced, frozen): their evictors do not answer, so none of their pages
-//! can leave, and none of them may hold up the others.
+//! Processes of which no page can be had for now, and none of which may hold up the others:
+//!
+//! * one that stands still (stopped, traced, frozen): its evictor does not answer;
+//! * the child of a fork that has not joined yet, whatever keeps it: a tracer that stops its parent's evictor
+//!   stops it too.
 //!
 //! ```text
 //!   cannot be asked ─▶ set aside: not picked, not waited for ─▶ looked at now and then ─▶ its turn again
@@ -7,24 +10,24 @@
 //! ```
 //!
 //! What stands still goes on in its turn; until then others give room, and pools do. Where that is not
-//! enough, a line says what stands still and why, and the limit is raised until it goes on, by
+//! enough, a line says what stands still and why, and its group is lent some room until it goes on:
 //!
-//! * what a process needs while it stands still itself (its tracer reads its memory), which must not wait for
-//!   it;
+//! * what it needs while it stands still itself (its tracer reads its memory), which must not wait for it;
 //! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and
-//!   among them may be the one that is to let it go on (its tracer, a shell).
+//!   among them may be the one that is to let it go on (its tracer, a shell);
+//! * beside what others have and cannot give either (locked pages); and more, step by step, where they get
+//!   nowhere with that.
+//!
+//! Never more than what stands still holds: with that much, they are where they would be if all of it was
+//! swapped out, and nothing that is still to come will help them.
 //!
 //! The second is not only for where nothing moves: of others that hold some pages at a time, each of which
 //! leaves as soon as it has come, something always moves, and none gets on (`squeezed`).
-//!
-//! A child that has not joined yet cannot give a page either, whatever keeps it: a tracer that stops its
-//! parent's evictor stops it too. So what it holds is counted with what stands still (`cannot_give`), and
-//! never taken for a part that others have.
 
 use crate::process::Process;
-use crate::process::agent::Agent;
 use crate::process::standstill::{self, Standstill};
 use crate::run::Run;
+use crate::times::AGENT_JOINS;
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
@@ -39,143 +42,157 @@ const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// The process cannot answer now. Nobody waits for it, and reclaim does not pick it, until `take_back` finds
 /// that it goes on.
-pub fn set_aside(process: &Process, agent: &Agent) {
-    agent.aside.note(standstill::of(agent.evictor.tid).unwrap_or(Standstill::Unknown));
+pub fn set_aside(process: &Process, why: Option<Standstill>) {
+    process.aside.note(why.unwrap_or(Standstill::Unknown));
     process.space.set_aside(true, &[]);
 }
 
 /// Processes that go on get their turn again.
 pub fn take_back(run: &Run) {
-    let spaces = run.engine.spaces();
-    for space in spaces.iter().filter(|space| space.is_aside()) {
-        let Some(process) = run.process(u64::from(space.id.0)) else { continue };
-        let Some(agent) = process.memory.agent() else { continue };
-        if standstill::of(agent.evictor.tid).is_some() {
-            continue;
-        }
-        let Some(_evictor) = process.take_evictor(Duration::ZERO) else { continue };
-        if process.caught_up(agent) {
-            agent.aside.note_going_on();
-            space.set_aside(false, &spaces);
+    for process in run.processes().iter().filter(|process| process.aside.why().is_some()) {
+        let goes_on = match process.space.is_aside() {
+            true => answers(process),
+            false => !process.may_join(),
+        };
+        if goes_on {
+            process.aside.note_going_on();
+            process.space.set_aside(false, &run.engine.spaces());
         }
     }
-    lend(run);
+    for group in run.engine.groups().all().iter().filter(|group| group.lent_bytes() > 0) {
+        group.lend(loan_bytes(run, group, group.lent_bytes()));
+    }
 }
 
-/// Is none of its pages to be had for now? It stands still, or it is the child of a fork that has not joined
-/// yet.
+fn answers(process: &Process) -> bool {
+    let Some(agent) = process.memory.agent() else { return false };
+    if standstill::of(agent.evictor.tid).is_some() {
+        return false;
+    }
+    let Some(_evictor) = process.take_evictor(Duration::ZERO) else { return false };
+    process.caught_up(agent)
+}
+
 fn cannot_give(process: &Process) -> bool {
-    process.space.is_aside() || process.memory.serving_agent().is_none()
+    process.space.is_aside() || process.may_join()
 }
 
-/// Raise the limits of groups in which processes that stand still have left nothing to others; set the limits
-/// of the other groups back.
-fn lend(run: &Run) {
-    let engine = &run.engine;
-    let mut still = run.processes();
-    still.retain(|process| cannot_give(process));
-    let counts = |agent: &Agent| agent.aside.serves_beyond() || agent.aside.others_wait();
-    let is_waited_for =
-        |process: &Arc<Process>| process.space.is_aside() && process.memory.agent().is_some_and(counts);
-    for group in engine.groups().all() {
-        let within = || still.iter().filter(|process| process.space.group(engine.swap()).is_within(group));
-        if !within().any(is_waited_for) {
-            group.lend(0);
-            continue;
-        }
-        let pages: u64 = within().map(|process| process.space.resident_pages()).sum();
-        let there_bytes =
-            pages.saturating_sub(group.discount_pages()) * PAGE_SIZE as u64 + group.other_bytes();
-        group.lend((there_bytes + bytes_for_others(group)).saturating_sub(group.max_bytes()));
+/// Those of the group that cannot give a page.
+fn still_in(run: &Run, group: &Group) -> Vec<Arc<Process>> {
+    let is_still = |process: &Arc<Process>| is_within(run, &process.space, group) && cannot_give(process);
+    run.processes().into_iter().filter(is_still).collect()
+}
+
+fn is_within(run: &Run, space: &Space, group: &Group) -> bool {
+    space.group(run.engine.swap()).is_within(group)
+}
+
+fn givable_pages(run: &Run, space: &Space) -> u64 {
+    // One without a process is shared memory, or that of a child which is still to come.
+    let is_still = run.process(u64::from(space.id.0)).is_some_and(|process| cannot_give(&process));
+    if is_still { 0 } else { space.givable_pages() }
+}
+
+fn resident_bytes(processes: &[Arc<Process>]) -> u64 {
+    processes.iter().map(|process| process.space.resident_pages() * PAGE_SIZE as u64).sum()
+}
+
+/// What a group is to be lent: others have their part by it. No less than `wanted_bytes`, as far as what
+/// stands still holds that much.
+fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64) -> u64 {
+    let most_bytes = resident_bytes(&still_in(run, group));
+    if most_bytes == 0 {
+        return 0;
     }
+    let spaces = run.engine.spaces();
+    let within = spaces.iter().filter(|space| is_within(run, space, group));
+    let stays = |space: &Arc<Space>| space.resident_pages().saturating_sub(givable_pages(run, space));
+    let stays_pages: u64 = within.map(stays).sum();
+    let counted_bytes = stays_pages.saturating_sub(group.discount_pages()) * PAGE_SIZE as u64;
+    let needed_bytes = counted_bytes + group.other_bytes() + bytes_for_others(group);
+    needed_bytes.saturating_sub(group.bound_bytes()).max(wanted_bytes).min(most_bytes)
 }
 
-/// Groups that are over their high mark, and in which processes that stand still have left less to others
-/// than half of what those are to have.
+/// Who waits for room in this group finds some. False: it is lent all that it can be.
+fn lend_more(run: &Run, group: &Group) -> bool {
+    let lent_bytes = group.lent_bytes();
+    group.lend(loan_bytes(run, group, lent_bytes));
+    if group.is_full_itself() {
+        group.lend(loan_bytes(run, group, lent_bytes + bytes_for_others(group)));
+    }
+    run.poke_waiting();
+    !group.is_full_itself() || group.lent_bytes() > lent_bytes
+}
+
+/// Groups that are over their high mark, and in which processes that stand still have left others less that
+/// can be swapped than half of what they are to have.
 pub fn squeezed(run: &Run) -> Vec<Arc<Group>> {
     let engine = &run.engine;
-    let spaces = engine.spaces();
-    if !spaces.iter().any(|space| space.is_aside()) {
+    if !run.processes().iter().any(|process| cannot_give(process)) {
         return Vec::new();
     }
-    // A space without a process is shared memory.
-    let gives = |space: &&Arc<Space>| match run.process(u64::from(space.id.0)) {
-        Some(process) => !cannot_give(&process),
-        None => !space.is_aside(),
-    };
+    let spaces = engine.spaces();
     let is_squeezed = |group: &&Arc<Group>| {
-        let within = || spaces.iter().filter(|space| space.group(engine.swap()).is_within(group));
-        let others: u64 = within().filter(gives).map(|space| space.resident_pages()).sum();
-        within().any(|space| space.is_aside())
-            && within().any(|space| gives(&space))
-            && group.above_high_mark()
-            && others * PAGE_SIZE as u64 <= bytes_for_others(group) / 2
+        let within = spaces.iter().filter(|space| is_within(run, space, group));
+        let givable_pages: u64 = within.map(|space| givable_pages(run, space)).sum();
+        group.above_high_mark()
+            && givable_pages * PAGE_SIZE as u64 <= bytes_for_others(group) / 2
+            && !still_in(run, group).is_empty()
     };
     engine.groups().all().iter().filter(is_squeezed).cloned().collect()
 }
 
 /// A process of this group that goes on waits for room.
 pub fn others_wait(run: &Run, group: &Group) -> bool {
-    let within = |process: &Arc<Process>| process.space.group(run.engine.swap()).is_within(group);
-    run.waiting_processes().iter().any(|process| !process.space.is_aside() && within(process))
+    let waits = |process: &Arc<Process>| !cannot_give(process) && is_within(run, &process.space, group);
+    run.waiting_processes().iter().any(waits)
 }
 
 /// Others of this group have their part from now on, beyond the limit if need be.
 pub fn relieve(run: &Run, group: &Group) {
-    let engine = &run.engine;
-    let processes = run.processes();
-    let within = |process: &&Arc<Process>| {
-        process.space.is_aside() && process.space.group(engine.swap()).is_within(group)
-    };
-    for process in processes.iter().filter(within) {
-        if let Some(agent) = process.memory.agent() {
-            tell_of_standstill(process, agent, false, bytes_for_others(group));
-            agent.aside.note_others_wait();
-        }
+    for process in &still_in(run, group) {
+        tell_of_standstill(process, false, bytes_for_others(group));
     }
-    lend(run);
-    run.poke_waiting();
+    lend_more(run, group);
 }
 
 /// Faults wait, and nothing moves: is that because of processes of this group that stand still? They are told
 /// of, and are waited for; but not by their own faults.
 pub fn await_those_aside(run: &Run, group: &Group) -> bool {
-    let engine = &run.engine;
-    let within = |process: &Arc<Process>| {
-        process.space.is_aside() && process.space.group(engine.swap()).is_within(group)
-    };
-    let aside: Vec<Arc<Process>> = run.processes().into_iter().filter(within).collect();
+    let still = still_in(run, group);
     let waiting: Vec<u64> = run.waiting_processes().iter().map(|process| process.key).collect();
-    let (mut pages, mut beyond) = (0, false);
-    for process in &aside {
-        let Some(agent) = process.memory.agent() else { continue };
-        let own = waiting.contains(&process.key);
+    let mut beyond = false;
+    for process in &still {
+        let own = process.space.is_aside() && waiting.contains(&process.key);
         if own {
-            agent.aside.serve_beyond();
+            process.aside.serve_beyond();
         }
         beyond |= own;
-        pages += process.space.resident_pages();
         // A pager that tries them has them in its hands just now.
         if !waiting.is_empty() {
-            tell_of_standstill(process, agent, own, bytes_for_others(group));
-        }
-        if waiting.iter().any(|key| *key != process.key) {
-            agent.aside.note_others_wait();
+            tell_of_standstill(process, own, bytes_for_others(group));
         }
     }
-    lend(run);
-    run.poke_waiting();
+    let lent = lend_more(run, group);
     // With less than this from them, faults would wait on.
-    beyond || pages * PAGE_SIZE as u64 >= group.gap_bytes()
+    beyond || lent && resident_bytes(&still) >= group.gap_bytes()
 }
 
 /// Once for each time that it stands still.
-fn tell_of_standstill(process: &Process, agent: &Agent, own: bool, others_bytes: u64) {
-    let Some(why) = agent.aside.why() else { return };
-    if !agent.aside.is_to_be_told() {
+fn tell_of_standstill(process: &Process, own: bool, others_bytes: u64) {
+    let is_child = process.may_join();
+    if is_child && process.aside.why().is_none() {
+        process.aside.note(standstill::of(process.memory.pid()).unwrap_or(Standstill::NotJoined));
+    }
+    // Most children join in a moment.
+    let Some(why) = process.aside.why().filter(|_| !is_child || process.age() > AGENT_JOINS) else { return };
+    if !process.aside.is_to_be_told() {
         return;
     }
-    let name = standstill::name(process.memory.pid());
+    let name = match process.memory.pid() {
+        0 => "the child of a fork".into(),
+        pid => standstill::name(pid),
+    };
     let mib = (process.space.resident_pages() * PAGE_SIZE as u64).div_ceil(1 << 20);
     let then = match own {
         true => "what it needs itself comes beyond the budget".into(),
@@ -185,5 +202,5 @@ fn tell_of_standstill(process: &Process, agent: &Agent, own: bool, others_bytes:
 }
 
 fn bytes_for_others(group: &Group) -> u64 {
-    (group.max_bytes() / OTHERS_PART).clamp(OTHERS_BYTES_MIN, OTHERS_BYTES_MAX)
+    (group.bound_bytes() / OTHERS_PART).clamp(OTHERS_BYTES_MIN, OTHERS_BYTES_MAX)
 }

@@ -177,6 +177,7 @@ impl<'a> Reclaimer<'a> {
         if Instant::now() >= self.take_back_at {
             self.take_back_at = Instant::now() + LOOK_ASIDE;
             aside::take_back(self.run);
+            self.run.engine.end_rests();
             self.no_room.consider_squeezed(self.run);
         }
     }
@@ -185,22 +186,22 @@ impl<'a> Reclaimer<'a> {
     /// process cannot answer.
     fn shrink_some(&mut self) -> usize {
         /// More that give nothing are looked at after a moment: theirs is in work, or cannot leave at all.
-        const EMPTY_MAX: usize = 8;
-        let mut empty = 0;
-        while let Some(space) = self.run.engine.pick_space() {
-            let taken = self.shrink(&space, BATCH_PAGES);
-            if taken > 0 {
-                return taken;
+        const TRIES_MIN: usize = 8;
+        let engine = &self.run.engine;
+        let mut tries = 0;
+        loop {
+            while let Some(space) = engine.pick_space() {
+                let taken = self.shrink(&space, BATCH_PAGES);
+                space.note_asked(taken > 0);
+                if taken > 0 {
+                    return taken;
+                }
+                tries += 1;
             }
-            if !space.is_aside() {
-                space.pass_over();
-                empty += 1;
-            }
-            if empty == EMPTY_MAX {
-                break;
+            if engine.end_rests() == 0 || tries >= TRIES_MIN {
+                return 0;
             }
         }
-        0
     }
 
     fn shrink(&mut self, space: &Arc<Space>, pages: usize) -> usize {
@@ -220,20 +221,21 @@ impl<'a> Reclaimer<'a> {
         let engine = &self.run.engine;
         let Some(agent) = process.memory.serving_agent() else {
             // The child of a fork, whose agent has not introduced itself yet.
-            space.pass_over();
             return 0;
         };
         if standstill::is_stopped(agent.evictor.tid) {
-            aside::set_aside(&process, agent);
+            aside::set_aside(&process, standstill::of(agent.evictor.tid));
             return 0;
         }
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
-            space.pass_over();
+            if let Some(why) = process.standstill_in_fork() {
+                aside::set_aside(&process, Some(why));
+            }
             return 0;
         };
         if !process.caught_up(agent) {
-            aside::set_aside(&process, agent);
+            aside::set_aside(&process, standstill::of(agent.evictor.tid));
             return 0;
         }
         let held = process.memory.uffd.agent().and_then(AgentLink::hold_changes);
@@ -251,7 +253,7 @@ impl<'a> Reclaimer<'a> {
             }
         }
         if agent.evictor.is_late() {
-            aside::set_aside(&process, agent);
+            aside::set_aside(&process, standstill::of(agent.evictor.tid));
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the
@@ -273,7 +275,6 @@ impl<'a> Reclaimer<'a> {
         // Advice comes here too, for objects that are set aside because a device may store to them.
         let may_be_taken = object.is_adopted() && !object.space.is_aside();
         if !may_be_taken || !may_leave(&self.run.mappers(object.key), object) {
-            object.space.pass_over();
             return 0;
         }
         let batch = object.hold_batch();
@@ -283,7 +284,6 @@ impl<'a> Reclaimer<'a> {
         let users = if object.is_file { self.run.processes() } else { mappers.clone() };
         let takes = TakesShared::begin(&users);
         if mappers.iter().any(|process| direct::may_have(process)) || !self.is_unused(object) {
-            object.space.pass_over();
             return 0;
         }
         let (shrunk, write_out) = take(engine, self.cpu);

@@ -25,6 +25,8 @@ use std::time::Instant;
 /// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room
 /// in RAM again.
 const POOL_PARTS: u64 = 8;
+/// Where others are left next to nothing, and so many pages have come and gone, they want more.
+const THRASH_PAGES: u64 = 4096;
 /// What mends most of it.
 const RAISE: &str = "raise --memory-max";
 
@@ -35,8 +37,9 @@ pub struct NoRoom {
     stuck: Option<(Instant, u64)>,
     /// The same for each group that is full by itself, while the others may go on.
     stuck_groups: HashMap<GroupId, (Instant, u64)>,
-    /// Since when processes that stand still leave next to nothing to the others of a group.
-    squeezed: HashMap<GroupId, Instant>,
+    /// Since when processes that stand still leave next to nothing to the others of a group, and the pages
+    /// that had moved in it by then.
+    squeezed: HashMap<GroupId, (Instant, u64)>,
 }
 
 impl NoRoom {
@@ -56,10 +59,13 @@ impl NoRoom {
     pub fn consider_squeezed(&mut self, run: &Run) {
         let squeezed = aside::squeezed(run);
         self.squeezed.retain(|id, _| squeezed.iter().any(|group| group.id == *id));
-        // An idle shell that holds little wants no more.
-        for group in squeezed.iter().filter(|group| aside::others_wait(run, group)) {
-            let since = *self.squeezed.entry(group.id).or_insert_with(Instant::now);
-            if since.elapsed() > ROOM_FROM_POOLS {
+        for group in &squeezed {
+            let moved = moved_in(run, group);
+            let (since, then) = *self.squeezed.entry(group.id).or_insert_with(|| (Instant::now(), moved));
+            // An idle shell that holds little wants no more. Beyond `memory.high` nobody waits, but pages
+            // come and go.
+            let want_more = || aside::others_wait(run, group) || moved - then > THRASH_PAGES;
+            if since.elapsed() > ROOM_FROM_POOLS && want_more() {
                 self.squeezed.remove(&group.id);
                 aside::relieve(run, group);
             }
@@ -78,8 +84,7 @@ impl NoRoom {
         let full: Vec<&Arc<Group>> = below_the_root.filter(|group| group.full()).collect();
         self.stuck_groups.retain(|id, _| full.iter().any(|group| group.id == *id));
         for group in full {
-            let below = engine.groups().all().iter().filter(|other| other.is_within(group));
-            let moved = below.map(|group| group.moved_pages()).sum();
+            let moved = moved_in(run, group);
             let (since, then) = *self.stuck_groups.entry(group.id).or_insert((Instant::now(), moved));
             let waited_for = waiting.iter().any(|w| w.is_within(group));
             if then != moved {
@@ -129,6 +134,12 @@ impl NoRoom {
             give_up(run, full);
         }
     }
+}
+
+/// Pages that have moved in a group and in those below it.
+fn moved_in(run: &Run, group: &Group) -> u64 {
+    let below = run.engine.groups().all().iter().filter(|other| other.is_within(group));
+    below.map(|group| group.moved_pages()).sum()
 }
 
 /// `full`: the swap is. Else what is left cannot be moved.
