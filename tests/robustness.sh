@@ -29,8 +29,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     populate opened late-children
-    page-advice shared-file-pool shared-file-calls shared-file-unfit shared-file-opened shared-file-kept
-    shared-file-killed shared-file-numpy)
+    page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
+    shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
 LONG=" agent-forks agent-forks-killed no-capability shared-postgres-killed second-signal compaction "
 KILLS=
@@ -1308,6 +1308,18 @@ case_guards() {
 
 # MADV_PAGEOUT, MADV_COLD, MADV_WILLNEED and mlock: where memory is only counted, where it is tight, and where
 # swap is slow and of two devices.
+# Pages that pages of a row name come before their faults, while they are dropped, written and moved.
+case_named-pages() {
+    gcc -O2 -pthread -o named-pages "$TESTS/programs/named_pages.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json --swap-dir "$SWAP" \
+        "${MEMSPILL_ARGS[@]}" -- ./named-pages 16000 $((3 + 9 * FULL))
+    code_is 0 && clean || return
+    DID="$(grep -oP '"named_pages": \K[0-9]+' stats.json) pages"
+    # Where threads bring pages by themselves, nobody looks at what those name.
+    [[ "${MEMSPILL_ARGS[*]}" == *pager=@(thread|signal)* ]] || [ "${DID% *}" -gt 5000 ] ||
+        no "too few came before their faults: $DID"
+}
+
 case_page-advice() {
     gcc -O1 -pthread -o page-advice "$TESTS/programs/page_advice.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local way budget other

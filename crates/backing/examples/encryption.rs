@@ -98,7 +98,10 @@ fn measure(dir: &std::path::Path, encrypt: bool) -> [f64; 3] {
         let start = Instant::now();
         for first in firsts {
             let slots = (first..first + window).map(SlotIndex).collect();
-            let done = finish(&file, ReadRequest { token: 1, slots, buf: page_buf(window as usize) });
+            let done = finish(
+                &file,
+                ReadRequest { token: 1, slots, buf: page_buf(window as usize), is_awaited: true },
+            );
             assert!(done.results.iter().all(Result::is_ok));
             assert!(done.buf[0].0 == pages[(first as usize - 1) % 64].0);
         }

@@ -113,7 +113,8 @@ fn store_and_load(ram: &dyn Backing, pages: &[Page], threads: u32) -> (f64, f64)
             let mut list: Vec<SlotIndex> = slots.take().expect("given back");
             list.clear();
             list.push(slot);
-            let request = ReadRequest { token: 0, slots: list, buf: buf.take().expect("given back") };
+            let request =
+                ReadRequest { token: 0, slots: list, buf: buf.take().expect("given back"), is_awaited: true };
             let ReadStart::Done(done) = ram.read(QueueId(0), request) else {
                 unreachable!("RAM is never pending")
             };

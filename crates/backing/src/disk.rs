@@ -237,7 +237,7 @@ impl Backing for RamDisk {
     }
 
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
-        let ReadRequest { token, slots, mut buf } = request;
+        let ReadRequest { token, slots, mut buf, .. } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
         let results = slots.iter().zip(&mut buf).map(|(slot, page)| self.copy_out(*slot, page)).collect();
         ReadStart::Done(ReadDone { token, slots, buf, results })
@@ -296,7 +296,7 @@ mod tests {
 
     fn first_byte(disk: &RamDisk, slot: u32) -> Option<u8> {
         let buf = memspill_engine::units::page_buf(1);
-        let request = ReadRequest { token: 0, slots: vec![SlotIndex(slot)], buf };
+        let request = ReadRequest { token: 0, slots: vec![SlotIndex(slot)], buf, is_awaited: true };
         let ReadStart::Done(done) = disk.read(QueueId(0), request) else { panic!("RAM never waits") };
         let page = &done.buf[0].0;
         assert!(page.iter().all(|byte| *byte == page[0]), "slot {slot} holds two pages' bytes");

@@ -80,7 +80,7 @@ impl Backing for NullBacking {
     /// Page i of the buffer from `slots[i]`. Whatever cannot be had is an error, never zeros. A backing in
     /// RAM is `Done` at once; the buffer goes back to the caller with the result either way.
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
-        let ReadRequest { token, slots, mut buf } = request;
+        let ReadRequest { token, slots, mut buf, .. } = request;
         let pages = lock(&self.pages);
         let results = slots
             .iter()

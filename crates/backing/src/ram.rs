@@ -503,7 +503,7 @@ impl Backing for RamBacking {
     }
 
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
-        let ReadRequest { token, slots, mut buf } = request;
+        let ReadRequest { token, slots, mut buf, .. } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
         let mut results = Vec::with_capacity(slots.len());
         with_scratch(|codec, scratch| {

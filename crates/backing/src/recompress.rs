@@ -29,6 +29,7 @@ use crate::fifo::Entry;
 use crate::location::{Location, LocationKind};
 use crate::pool::Handle;
 use crate::ram::{Delta, Loaded, RamBacking};
+use crate::worth::FileReads;
 
 /// A page must become shorter by one part in so many, or stays as it is.
 const SHORTER_PART: usize = 8;
@@ -46,10 +47,10 @@ impl RamBacking {
         self.order.as_ref().is_some_and(|order| order.worth.is_likely())
     }
 
-    /// What reads of the file took so far, until now.
-    pub(crate) fn settle(&self, file_reads: u64, file_read_us: u64, now: Instant) {
+    /// What was read from the file so far, until now.
+    pub(crate) fn settle(&self, reads: FileReads, now: Instant) {
         if let Some(order) = &self.order {
-            order.worth.settle(file_reads, file_read_us, now);
+            order.worth.settle(reads, now);
         }
     }
 

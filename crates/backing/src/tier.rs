@@ -58,6 +58,7 @@ use crate::location::{Location, LocationKind, Raw};
 use crate::order::Order;
 use crate::places::Places;
 use crate::ram::{Accepts, Delta, Loaded, RamBacking, RamConfig};
+use crate::worth::FileReads;
 
 /// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
 /// limit.
@@ -279,7 +280,12 @@ impl TierBacking {
         // One writeback at a time: the exactness of wb rests on it.
         let Ok(mut work) = self.writeback.try_lock() else { return false };
         let file = self.count_other_ram();
-        self.ram.settle(file.read_ios_total, file.read_us_total, Instant::now());
+        let reads = FileReads {
+            all: file.read_ios_total,
+            awaited: file.awaited_reads_total,
+            awaited_us: file.read_us_total,
+        };
+        self.ram.settle(reads, Instant::now());
         // First, so that little has to be moved out.
         let recompresses = self.ram.recompresses();
         let recompressed = if recompresses { self.recompress() } else { 0 };
@@ -407,7 +413,7 @@ impl Backing for TierBacking {
         // The file would have had one request for all of them, or a few.
         self.ram.note_read(any_zstd);
         if wanted.is_empty() {
-            let ReadRequest { token, slots, buf } = request;
+            let ReadRequest { token, slots, buf, .. } = request;
             return ReadStart::Done(ReadDone { token, slots, buf, results });
         }
         self.file.read_some(queue, request, &wanted, results)
@@ -445,6 +451,7 @@ impl Backing for TierBacking {
             write_ios_total: file.write_ios_total,
             file_written_pages_total: file.file_written_pages_total,
             read_ios_total: file.read_ios_total,
+            awaited_reads_total: file.awaited_reads_total,
             read_us_total: file.read_us_total,
             ..ram
         }
@@ -538,8 +545,9 @@ mod tests {
         assert_eq!(kept(), [true, true]);
         // A thousand reads of a slow disk, one after another.
         let start = Instant::now();
-        tier.ram.settle(100, 100_000, start);
-        tier.ram.settle(1100, 1_100_000, start + Duration::from_secs(1));
+        let reads = |all, awaited_us| FileReads { all, awaited: all, awaited_us };
+        tier.ram.settle(reads(100, 100_000), start);
+        tier.ram.settle(reads(1100, 1_100_000), start + Duration::from_secs(1));
         assert_eq!(kept(), [false, false], "each is to be tried once");
         write(&tier, 1, &text);
         write(&tier, 2, &noise);
@@ -557,7 +565,8 @@ mod tests {
             Arc::new(TierBacking::with_recompress(ram_config(), file_config(), Recompress::On).unwrap());
         let read = |tier: &TierBacking| {
             let (slots, buf) = (vec![SlotIndex(7)], page_buf(1));
-            let ReadStart::Done(mut done) = tier.read(QueueId(0), ReadRequest { token: 0, slots, buf })
+            let ReadStart::Done(mut done) =
+                tier.read(QueueId(0), ReadRequest { token: 0, slots, buf, is_awaited: true })
             else {
                 panic!("it is in RAM")
             };

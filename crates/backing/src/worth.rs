@@ -94,12 +94,21 @@ pub(crate) struct Worth {
     seen: Mutex<Seen>,
 }
 
+/// What was read from the file, in all.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FileReads {
+    pub all: u64,
+    /// By faults; the others nobody waits for.
+    pub awaited: u64,
+    /// In which some of those were under way.
+    pub awaited_us: u64,
+}
+
 /// What has been entered into the account.
 #[derive(Default)]
 struct Seen {
     reads: u64,
-    file_reads: u64,
-    file_read_us: u64,
+    file: FileReads,
     /// Of late.
     late_reads: u64,
     late_us: u64,
@@ -107,19 +116,24 @@ struct Seen {
     /// Since when the file's reads are looked at, and what they took since.
     look_since: Option<Instant>,
     look_us: u64,
+    look_from: FileReads,
     turn_until: Option<Instant>,
 }
 
 impl Seen {
-    /// The file's reads took `new_us` more, or would have. Is it the second compression's turn now?
+    /// The file's reads took `new_us` more, or would have. Is it the second compression's turn now? Not where
+    /// programs wait for the fewest of them: the CPUs have enough to do then, and the disk is not waited for.
     fn look(&mut self, new_us: u64, now: Instant) -> bool {
         let took = now - *self.look_since.get_or_insert(now);
         self.look_us += new_us;
         if took >= LOOK {
-            if self.look_us * READS_PART >= took.as_micros() as u64 {
+            let awaited = self.file.awaited - self.look_from.awaited;
+            if 2 * awaited < self.file.all - self.look_from.all {
+                self.turn_until = None;
+            } else if self.look_us * READS_PART >= took.as_micros() as u64 {
                 self.turn_until = Some(now + TURN);
             }
-            (self.look_since, self.look_us) = (Some(now), 0);
+            (self.look_since, self.look_us, self.look_from) = (Some(now), 0, self.file);
         }
         self.turn_until.is_some_and(|until| now < until)
     }
@@ -206,19 +220,18 @@ impl Worth {
         self.reads_total.load(Ordering::Relaxed)
     }
 
-    /// Enter what has happened since the last time. `file_reads` and `file_read_us` are totals.
-    pub(crate) fn settle(&self, file_reads: u64, file_read_us: u64, now: Instant) {
+    /// Enter what has happened since the last time.
+    pub(crate) fn settle(&self, file: FileReads, now: Instant) {
         let mut seen = lock(&self.seen);
-        let (new_reads, new_us) = (file_reads - seen.file_reads, file_read_us - seen.file_read_us);
-        seen.file_reads = file_reads;
-        seen.file_read_us = file_read_us;
+        let (new_reads, new_us) = (file.all - seen.file.all, file.awaited_us - seen.file.awaited_us);
+        seen.file = file;
         seen.late_reads += new_reads;
         seen.late_us += new_us;
         while seen.late_reads > 2 * READS_OF_LATE {
             seen.late_reads /= 2;
             seen.late_us /= 2;
         }
-        if file_reads < READS_MIN {
+        if file.all < READS_MIN {
             return;
         }
         let file_read_ns = (seen.late_us * 1000 / seen.late_reads.max(1)) as i64;
@@ -278,16 +291,26 @@ mod tests {
         run_beside(worth, steps, read_us, back, 0)
     }
 
+    fn run_beside(worth: &Worth, steps: u64, read_us: u64, back: u64, beside_us: u64) -> (i64, i64) {
+        run_awaiting(worth, steps, (read_us, 100), back, beside_us)
+    }
+
     /// A run of `steps`: in each, `reads` reads of the file that take `read_us` each, and as many pages as
     /// may be tried, up to 100, of 10 µs each, of which `back` in a hundred are read; what else the program
-    /// does takes `beside_us`. Returns what was spent, and what the file took, in ns.
-    fn run_beside(worth: &Worth, steps: u64, read_us: u64, back: u64, beside_us: u64) -> (i64, i64) {
+    /// does takes `beside_us`. It waits for `awaited` in a hundred reads. Returns what was spent, and what
+    /// the file took, in ns.
+    fn run_awaiting(
+        worth: &Worth,
+        steps: u64,
+        (read_us, awaited): (u64, u64),
+        back: u64,
+        beside_us: u64,
+    ) -> (i64, i64) {
         const ZSTD_NS: u64 = 20_000;
         const LONG: usize = 2000;
         const SHORT: usize = 1000;
-        let (mut tried, mut file_reads) = (0, lock(&worth.seen).file_reads);
-        let mut file_us = lock(&worth.seen).file_read_us;
-        let before_us = file_us;
+        let (mut tried, mut file) = (0, lock(&worth.seen).file);
+        let before_us = file.awaited_us;
         let mut now = lock(&worth.seen).look_since.unwrap_or_else(Instant::now);
         for _ in 0..steps {
             let pages = (0..100)
@@ -295,13 +318,15 @@ mod tests {
             let pages = pages.count() as u64;
             tried += pages;
             (0..pages * back / 100).for_each(|_| worth.note_read());
-            file_reads += 100 - pages * back / 100;
-            let took_us = (100 - pages * back / 100) * read_us;
-            file_us += took_us;
+            let reads = 100 - pages * back / 100;
+            let took_us = reads * read_us;
+            file.all += reads;
+            file.awaited += reads * awaited / 100;
+            file.awaited_us += took_us;
             now += Duration::from_micros(took_us + beside_us);
-            worth.settle(file_reads, file_us, now);
+            worth.settle(file, now);
         }
-        ((tried * ZSTD_NS) as i64 / TRY_PART, (file_us - before_us) as i64 * 1000)
+        ((tried * ZSTD_NS) as i64 / TRY_PART, (file.awaited_us - before_us) as i64 * 1000)
     }
 
     #[test]
@@ -363,5 +388,17 @@ mod tests {
         let tried = |pays: bool| (0..1000).filter(|_| luck.tries() && (luck.note(pays), true).1).count();
         assert!(tried(false) < 100);
         assert!(tried(true) > 900);
+    }
+
+    #[test]
+    fn reads_that_nobody_waits_for_are_no_reason() {
+        let worth = Worth::new(Recompress::Auto, false);
+        let (spent, _) = run_awaiting(&worth, 1000, (100, 40), 80, 0);
+        assert_eq!(spent, 0);
+        let (spent, _) = run_awaiting(&worth, 1000, (100, 60), 80, 0);
+        assert!(spent > 0);
+        // They end a turn.
+        let (spent, _) = run_awaiting(&worth, 10_000, (100, 40), 80, 0);
+        assert!(!worth.pays() && spent < 1000 * 100 * 10_000, "{spent}");
     }
 }

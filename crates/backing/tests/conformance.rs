@@ -128,7 +128,7 @@ fn start(backing: &dyn Backing, queue: u32, token: u64, slots: &[u32]) -> Option
     let mut buf = page_buf(slots.len());
     // A read that does nothing must be seen.
     buf.iter_mut().for_each(|page| page.0.fill(0xa5));
-    match backing.read(QueueId(queue), ReadRequest { token, slots, buf }) {
+    match backing.read(QueueId(queue), ReadRequest { token, slots, buf, is_awaited: true }) {
         ReadStart::Done(done) => Some(done),
         ReadStart::Pending => None,
     }

@@ -109,6 +109,8 @@ pub struct ReadRequest {
     pub slots: Vec<SlotIndex>,
     /// At least `slots.len()` pages.
     pub buf: PageBuf,
+    /// By a fault: a program does not go on before it is done.
+    pub is_awaited: bool,
 }
 
 /// A finished read. If `results[i]` is an error, page i of `buf` holds nothing.
@@ -158,7 +160,9 @@ pub struct Usage {
     /// Requests to the device so far: each for a run of pages that lie there in a row.
     pub write_ios_total: u64,
     pub read_ios_total: u64,
-    /// What the read requests took, each from its start until it was collected.
+    /// Of them, those that faults waited for.
+    pub awaited_reads_total: u64,
+    /// In which some of those were under way: begun, and not collected.
     pub read_us_total: u64,
     /// Pages that the write requests were for.
     pub file_written_pages_total: u64,

@@ -184,6 +184,12 @@ impl Engine {
         self.swap_in(cpu, scratch).bring_ahead(queue, space, from, to)
     }
 
+    /// The next of the pages that are expected to be touched soon, as pages say that have come, is brought.
+    /// None: there is none.
+    pub fn bring_predicted(&self, cpu: CpuId, queue: QueueId, scratch: &mut Scratch) -> Option<Outcome> {
+        self.swap_in(cpu, scratch).bring_predicted(queue)
+    }
+
     /// Is a read under way on this queue?
     pub fn reads(&self, queue: QueueId) -> bool {
         self.reads.has_some(queue)

@@ -9,6 +9,7 @@ use crate::swap::Swap;
 use crate::sync::Arc;
 use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, page_buf};
 use crate::word::SwapEntry;
+use std::collections::VecDeque;
 
 pub use crate::memory::WINDOW_MAX;
 /// Most pages of zeros that one fault brings: a chunk. A program that fills new memory in order pays for few
@@ -81,6 +82,24 @@ pub struct FillJob {
     pub(crate) is_there: bool,
     /// The program has said that it will need the pages: none of them is on trial.
     pub(crate) is_advised: bool,
+    pub(crate) cause: Cause,
+}
+
+/// Why pages come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    Fault,
+    /// A fault of a row of reads.
+    InRow(Row),
+    /// A page that came before has named it (pointers.rs).
+    Named,
+}
+
+/// The way in which a row of faults goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Row {
+    Up,
+    Down,
 }
 
 /// Slots that are read in the request of the page that faulted, which is one page.
@@ -165,6 +184,7 @@ impl FillJob {
             buf: PageBuf::default(),
             is_there: false,
             is_advised: self.is_advised,
+            cause: self.cause,
         }
     }
 
@@ -191,6 +211,8 @@ pub struct Scratch {
     single: Vec<PageBuf>,
     windows: Vec<PageBuf>,
     folios: Vec<PageBuf>,
+    /// Pages that are expected to be touched soon, in this order (pointers.rs).
+    pub(crate) predicted: VecDeque<(Arc<Space>, Vpn)>,
 }
 
 /// How many buffers of one page, of `WINDOW_MAX` pages, and of `FOLIO_MAX` pages, are kept. There are as many
@@ -198,9 +220,27 @@ pub struct Scratch {
 const SINGLE_KEPT: usize = 256;
 const WINDOWS_KEPT: usize = 8;
 const FOLIOS_KEPT: usize = 2;
+/// Predictions that a thread keeps at most.
+const PREDICTED_MAX: usize = 1024;
 const _: () = assert!(WINDOW_MAX < FOLIO_MAX);
 
 impl Scratch {
+    /// A page is expected to be touched soon: it is brought by `Engine::bring_predicted`.
+    pub fn predict(&mut self, space: &Arc<Space>, vpn: Vpn) {
+        if self.predicted.len() == PREDICTED_MAX {
+            // It is late.
+            self.predicted.pop_front();
+        }
+        self.predicted.push_back((space.clone(), vpn));
+    }
+    /// Are there such pages?
+    pub fn has_predicted(&self) -> bool {
+        !self.predicted.is_empty()
+    }
+    /// There has been no room for them for long.
+    pub fn forget_predicted(&mut self) {
+        self.predicted.clear();
+    }
     pub(crate) fn buffer(&mut self, pages: usize) -> PageBuf {
         let (kept, pages) = match pages {
             1 => (self.single.pop(), 1),

@@ -1,13 +1,13 @@
 //! Claimed pages are put into their address space: the last step of every fault that brings pages.
 
-use crate::fill::{Claim, FillJob, Outcome, ReadEnd, SwapIn, slots_of};
+use crate::fill::{Cause, Claim, FillJob, Outcome, ReadEnd, SwapIn, slots_of};
 use crate::memory::{Fill, Stop};
 use crate::reclaim::lru::Record;
 use crate::reclaim::queues::{Coming, Ways};
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
-use crate::units::Vpn;
+use crate::units::{Page, Vpn};
 use crate::word::{CANCELLED, ON_TRIAL, State, SwapEntry, Word};
 
 /// Rounds of the LRU that a favoured page stays, beyond the one that it has earned.
@@ -15,7 +15,7 @@ const FAVOUR_HEAT: u64 = 3;
 
 impl SwapIn<'_> {
     /// Put claimed pages into their address space.
-    pub fn install(&mut self, job: FillJob) -> Outcome {
+    pub fn install(&mut self, mut job: FillJob) -> Outcome {
         let space = job.space.clone();
         let chunk = space.chunk_or_new(job.pages[0].vpn);
         let guard = space.gate.enter_fill();
@@ -104,6 +104,12 @@ impl SwapIn<'_> {
         }
         drop(guard);
         self.swap.free(self.cpu, &entries);
+        if let Cause::InRow(row) = std::mem::replace(&mut job.cause, Cause::Fault) {
+            let has_bytes = |(claim, _): &(&Claim, _)| claim.entry.is_some() && claim.is_ready();
+            let pages = job.pages.iter().zip(&job.buf[..]).filter(has_bytes);
+            let pages: Vec<(Vpn, &Page)> = pages.map(|(claim, page)| (claim.vpn, page)).collect();
+            self.predict(&space, pages, row);
+        }
         self.end_of_install(&space, job, at, rest, end)
     }
 

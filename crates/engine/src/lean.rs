@@ -14,7 +14,7 @@
 
 use crate::backing::QueueId;
 use crate::devices::Device;
-use crate::fill::{Claim, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn};
+use crate::fill::{Cause, Claim, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn};
 use crate::install::{Arrival, claimed};
 use crate::memory::Stop;
 use crate::reclaim::queues::Coming;
@@ -33,10 +33,15 @@ impl SwapIn<'_> {
         } else if !self.charge_one(group) {
             return false;
         }
+        self.mark_lean(space, word);
+        true
+    }
+
+    /// Mark a page that is swapped out, and charged, as claimed by this thread.
+    pub(crate) fn mark_lean(&self, space: &Space, word: &mut Word) {
         *word = word.with_state(State::Filling).with(HAS_ENTRY);
         space.count_resident(1);
         space.count_swapped(-1);
-        true
     }
 
     /// Bring the page, which is claimed.
@@ -45,29 +50,42 @@ impl SwapIn<'_> {
         queue: QueueId,
         space: &Arc<Space>,
         chunk: &Chunk,
-        fault: Fault,
+        (fault, cause): (Fault, Cause),
         entry: SwapEntry,
     ) -> Outcome {
-        let swap = self.swap;
+        let (swap, is_counted) = (self.swap, cause != Cause::Named);
         let device = swap.device(entry);
         let (is_cached, shadow) = device.slots.look(entry.slot);
         if is_cached {
-            return self.read_in(queue, job_of(space, fault, entry, ReadEnd::None, PageBuf::default()), true);
+            return self.read_in(
+                queue,
+                job_of(space, (fault, cause), entry, ReadEnd::None, PageBuf::default()),
+                is_counted,
+            );
         }
         let mut buf = self.scratch.buffer(1);
         let Some(result) = device.backing.read_now(entry.slot, &mut buf[0]) else {
             self.scratch.give_back(buf);
-            return self.read_in(queue, job_of(space, fault, entry, ReadEnd::None, PageBuf::default()), true);
+            return self.read_in(
+                queue,
+                job_of(space, (fault, cause), entry, ReadEnd::None, PageBuf::default()),
+                is_counted,
+            );
         };
-        let counters = swap.stats.on(self.cpu);
-        add(&counters.swap_cache_bypass, 1);
-        add(&counters.pgmajfault, 1);
+        if is_counted {
+            let counters = swap.stats.on(self.cpu);
+            add(&counters.swap_cache_bypass, 1);
+            add(&counters.pgmajfault, 1);
+        }
         let read = self.note_read(device, &result);
-        if read == ReadEnd::Whole && self.install_lean(space, chunk, fault, entry, shadow, &buf) {
+        if read == ReadEnd::Whole && self.install_lean(space, chunk, (fault, cause), entry, shadow, &buf) {
+            if let Cause::InRow(row) = cause {
+                self.predict(space, [(fault.vpn, &buf[0])], row);
+            }
             self.scratch.give_back(buf);
             return Outcome::Done;
         }
-        self.install(job_of(space, fault, entry, read, buf))
+        self.install(job_of(space, (fault, cause), entry, read, buf))
     }
 
     /// Put the page in place. False: nothing has been done.
@@ -75,7 +93,7 @@ impl SwapIn<'_> {
         &mut self,
         space: &Arc<Space>,
         chunk: &Chunk,
-        fault: Fault,
+        (fault, cause): (Fault, Cause),
         entry: SwapEntry,
         shadow: Option<u32>,
         buf: &PageBuf,
@@ -91,7 +109,8 @@ impl SwapIn<'_> {
         let mut words = lock(chunk);
         claimed(&words, vpn);
         let (ways, resident) = (space.ways(), space.resident_pages());
-        let arrival = Arrival::of(space, ways, resident, (vpn, coming), fault.favoured, false);
+        let arrival =
+            Arrival::of(space, ways, resident, (vpn, coming), fault.favoured, cause == Cause::Named);
         words[index(vpn)] = arrival.word;
         self.count_arrivals([&arrival], [coming]);
         space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
@@ -118,7 +137,13 @@ impl SwapIn<'_> {
     }
 }
 
-fn job_of(space: &Arc<Space>, fault: Fault, entry: SwapEntry, read: ReadEnd, buf: PageBuf) -> FillJob {
+fn job_of(
+    space: &Arc<Space>,
+    (fault, cause): (Fault, Cause),
+    entry: SwapEntry,
+    read: ReadEnd,
+    buf: PageBuf,
+) -> FillJob {
     FillJob {
         space: space.clone(),
         write: fault.write,
@@ -128,6 +153,7 @@ fn job_of(space: &Arc<Space>, fault: Fault, entry: SwapEntry, read: ReadEnd, buf
         ahead: ReadWith::default(),
         buf,
         is_there: false,
-        is_advised: false,
+        is_advised: cause == Cause::Named,
+        cause,
     }
 }

@@ -21,6 +21,8 @@ pub mod layout;
 mod lean;
 pub mod memory;
 mod neighbours;
+mod pointers;
+mod predict;
 pub mod readahead;
 mod reads;
 pub mod reclaim;

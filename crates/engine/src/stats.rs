@@ -70,6 +70,12 @@ stats! {
     pgmajfault,
     /// Pages read from slots, readahead included.
     pswpin,
+    /// Pages that were brought because their addresses stood in a page of a row of reads.
+    named_pages,
+    /// Pages whose addresses stood there, and that were only noted.
+    named_noted,
+    /// Of the noted ones, those that faulted soon.
+    named_right,
     /// Pages written to slots.
     pswpout,
     /// Pages of large folios that left singly, as there was no room in a row for a smaller folio either.

@@ -28,7 +28,7 @@
 
 use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::fill::{
-    Brought, Claim, FOLIO_MAX_ORDER, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX,
+    Brought, Cause, Claim, FOLIO_MAX_ORDER, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX,
     ZERO_WINDOW_MAX, slots_of,
 };
 use crate::group::Group;
@@ -81,6 +81,10 @@ impl SwapIn<'_> {
                 let folio = self.folio_window(&words[..], vpn, state, window);
                 let folio =
                     folio.filter(|block| block.len() as u64 > window.pages.max(self.most_read_ahead(entry)));
+                let cause = match state {
+                    State::Swapped => self.cause_of(space, &words, fault, window),
+                    _ => Cause::Fault,
+                };
                 if state == State::Swapped && window.pages == 1 && folio.is_none() && !self.reads_ahead(entry)
                 {
                     if !self.claim_lean(space, &mut words[index(vpn)], fault) {
@@ -88,7 +92,7 @@ impl SwapIn<'_> {
                         return Outcome::NoRoom;
                     }
                     drop(words);
-                    return self.bring_lean(queue, space, &chunk, fault, entry);
+                    return self.bring_lean(queue, space, &chunk, (fault, cause), entry);
                 }
                 let claims = folio
                     .and_then(|block| self.claim_folio(space, &mut words, vpn, block))
@@ -108,6 +112,7 @@ impl SwapIn<'_> {
                     buf: PageBuf::default(),
                     is_there: false,
                     is_advised: false,
+                    cause,
                 };
                 match state {
                     State::None => self.install(job),
@@ -137,14 +142,23 @@ impl SwapIn<'_> {
         space.group(self.swap).force_charge(self.cpu, 1);
         let pages = self.mark_claimed(space, &mut words, &[vpn], State::Swapped);
         drop(words);
+        self.note_predicted(space, vpn);
         let counters = self.swap.stats.on(self.cpu);
         for counter in [&counters.pgmajfault, &counters.pswpin, &counters.swap_cache_bypass] {
             add(counter, 1);
         }
-        let (ahead, buf) = (ReadWith::default(), PageBuf::default());
-        let (write, favoured, is_there, is_advised) = (true, false, true, false);
-        let space = space.clone();
-        self.install(FillJob { space, write, favoured, fault: vpn, pages, ahead, buf, is_there, is_advised });
+        self.install(FillJob {
+            space: space.clone(),
+            write: true,
+            favoured: false,
+            fault: vpn,
+            pages,
+            ahead: ReadWith::default(),
+            buf: PageBuf::default(),
+            is_there: true,
+            is_advised: false,
+            cause: Cause::Fault,
+        });
         true
     }
 
@@ -194,6 +208,7 @@ impl SwapIn<'_> {
                 buf: PageBuf::default(),
                 is_there: false,
                 is_advised: true,
+                cause: Cause::Fault,
             };
             return Brought { outcome: self.read_in(queue, job, true), next, pages: brought };
         }
@@ -513,10 +528,10 @@ impl SwapIn<'_> {
     }
 
     fn start_read(&mut self, queue: QueueId, job: FillJob, buf: PageBuf) -> Outcome {
-        let slots = job.slots();
+        let (slots, is_awaited) = (job.slots(), !job.is_advised);
         let device = &self.swap.devices[job.pages[0].device() as usize];
         let token = self.reads.start(queue, job);
-        match device.backing.read(queue, ReadRequest { token, slots, buf }) {
+        match device.backing.read(queue, ReadRequest { token, slots, buf, is_awaited }) {
             ReadStart::Done(done) => self.read_done(done),
             ReadStart::Pending => Outcome::Pending(token),
         }

@@ -331,7 +331,7 @@ impl SwapoffStep<'_> {
         off.reading = missing;
         match self.swap.devices[usize::from(off.place)]
             .backing
-            .read(self.queue, ReadRequest { token: 0, slots, buf })
+            .read(self.queue, ReadRequest { token: 0, slots, buf, is_awaited: false })
         {
             ReadStart::Done(done) => self.move_read(off, done),
             ReadStart::Pending => Step::Wait,

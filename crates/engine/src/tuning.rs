@@ -69,6 +69,14 @@ pub enum Readahead {
     Stream,
 }
 
+/// What is done about pages whose addresses stand in a page of a row of reads (pointers.rs).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pointers {
+    Off,
+    /// They are brought, where most of them are touched soon.
+    Follow,
+}
+
 /// Where folios of several pages get their slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LargeFolios {
@@ -160,6 +168,7 @@ pub struct Tuning {
     pub readahead: Readahead,
     /// log2 of the largest readahead window in pages, 0..=5, where pages are read into the swap cache.
     pub page_cluster: u32,
+    pub pointers: Pointers,
     /// A page keeps the slot that it was read from, where writing is dear.
     pub keep_clean: bool,
     pub large_folios: LargeFolios,
@@ -181,6 +190,7 @@ impl Default for Tuning {
             cgroup_map: CgroupMapForm::LockFree,
             readahead: Readahead::Stream,
             page_cluster: 3,
+            pointers: Pointers::Follow,
             keep_clean: true,
             large_folios: LargeFolios::All,
             folio: FolioSize::Auto,
@@ -219,6 +229,7 @@ const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
     [("always", Readahead::Always), ("auto", Readahead::Auto), ("stream", Readahead::Stream)];
+const POINTERS: [(&str, Pointers); 2] = [("off", Pointers::Off), ("follow", Pointers::Follow)];
 const LARGE_FOLIOS: [(&str, LargeFolios); 3] = [
     ("split", LargeFolios::Split),
     ("free-cluster-only", LargeFolios::FreeClusterOnly),
@@ -331,6 +342,14 @@ pub const KNOBS: &[Knob] = &[
         old: "3",
         get: |t| t.page_cluster,
         set: |t, value| t.page_cluster = value,
+    },
+    Knob {
+        name: "pointers",
+        help: "pages whose addresses stand in a page of a row of reads come, where most are touched soon",
+        values: Values::OneOf(&[POINTERS[0].0, POINTERS[1].0]),
+        old: "off",
+        get: |t| place(&POINTERS, t.pointers),
+        set: |t, value| t.pointers = POINTERS[value as usize].1,
     },
     Knob {
         name: "keep-clean",
@@ -568,6 +587,7 @@ mod tests {
             cgroup_map: CgroupMapForm::Locked,
             readahead: Readahead::Always,
             page_cluster: 3,
+            pointers: Pointers::Off,
             keep_clean: false,
             large_folios: LargeFolios::Split,
             folio: FolioSize::Fixed(Order::ZERO),

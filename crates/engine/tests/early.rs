@@ -93,7 +93,8 @@ fn history(random: &mut Random) -> u64 {
         while !owner.there.lock().unwrap().contains_key(&vpn.0) {
             let hint = owner.hints.lock().unwrap().get(&vpn.0).copied();
             if let Some(entry) = hint.filter(|_| !random.one_in(4)) {
-                let request = ReadRequest { token: 0, slots: vec![entry.slot], buf: page_buf(1) };
+                let request =
+                    ReadRequest { token: 0, slots: vec![entry.slot], buf: page_buf(1), is_awaited: true };
                 let ReadStart::Done(done) = backing.read(QUEUE, request) else { panic!("it waits") };
                 assert!(done.results[0].is_ok(), "a hint names a slot that holds nothing");
                 owner.hints.lock().unwrap().remove(&vpn.0);

@@ -26,14 +26,14 @@ mod space;
 mod sums;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use memspill_engine::backing::{
     AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
     Usage,
 };
+use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use rustix::io::Errno;
 
@@ -84,7 +84,35 @@ struct Reading {
     token: u64,
     slots: Vec<SlotIndex>,
     results: Vec<Result<(), BackingError>>,
-    started: Instant,
+    is_awaited: bool,
+}
+
+/// The time in which reads are under way that somebody waits for, however many at once. (Each read's time
+/// would count those again that it waits behind.)
+#[derive(Default)]
+struct ReadTime {
+    under_way: u32,
+    /// Until when it is counted, while some are.
+    until: Option<Instant>,
+    total: Duration,
+    /// Requests that have ended.
+    reads: u64,
+}
+
+impl ReadTime {
+    fn begin(&mut self, now: Instant) {
+        if self.under_way == 0 {
+            self.until = Some(now);
+        }
+        self.under_way += 1;
+    }
+
+    fn end(&mut self, now: Instant, reads: u64) {
+        let since = self.until.replace(now);
+        self.total += since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.reads += reads;
+        self.under_way -= 1;
+    }
 }
 
 /// See the module's header.
@@ -99,8 +127,7 @@ pub struct FileBacking {
     tamper: OnceLock<Tamper>,
     /// Whole clusters are discarded before they are used again.
     discard: bool,
-    /// From the start of each read until it is collected.
-    read_us: AtomicU64,
+    read_time: Mutex<ReadTime>,
 }
 
 impl FileBacking {
@@ -128,7 +155,7 @@ impl FileBacking {
             seal: if config.encrypt { Some(Seal::new(slots)?) } else { None },
             tamper: OnceLock::new(),
             discard: pages,
-            read_us: AtomicU64::new(0),
+            read_time: Mutex::default(),
             medium,
         })
     }
@@ -263,7 +290,7 @@ impl FileBacking {
         wanted: &[(usize, SlotIndex)],
         mut results: Vec<Result<(), BackingError>>,
     ) -> ReadStart {
-        let ReadRequest { token, slots, buf } = request;
+        let ReadRequest { token, slots, buf, is_awaited } = request;
         assert!(buf.len() >= slots.len(), "{} pages of buffer for {} slots", buf.len(), slots.len());
         let mut runs: Vec<ReadRun> = Vec::new();
         for &(index, place) in wanted {
@@ -274,7 +301,10 @@ impl FileBacking {
                 results[index] = Err(BackingError::Empty);
             }
         }
-        let op = ReadOp { tag: Reading { token, slots, results, started: Instant::now() }, buf, runs };
+        let op = ReadOp { tag: Reading { token, slots, results, is_awaited }, buf, runs };
+        if is_awaited {
+            lock(&self.read_time).begin(Instant::now());
+        }
         match self.queues.read(queue, self.medium.as_fd(), op) {
             None => ReadStart::Pending,
             Some(op) => ReadStart::Done(self.finish(op)),
@@ -283,9 +313,10 @@ impl FileBacking {
 
     /// Verify what came from the device.
     fn finish(&self, op: ReadOp<Reading>) -> ReadDone {
-        let ReadOp { tag: Reading { token, slots, mut results, started }, mut buf, runs } = op;
-        let took_us = started.elapsed().as_micros() as u64;
-        self.read_us.fetch_add(took_us * runs.len() as u64, Ordering::Relaxed);
+        let ReadOp { tag: Reading { token, slots, mut results, is_awaited }, mut buf, runs } = op;
+        if is_awaited {
+            lock(&self.read_time).end(Instant::now(), runs.len() as u64);
+        }
         for run in runs {
             let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
             for page in 0..run.pages {
@@ -395,6 +426,10 @@ impl Backing for FileBacking {
         let (write_ios_total, file_written_pages_total, read_ios_total) = self.queues.totals();
         let table_bytes =
             self.sums.ram_bytes() + self.space.ram_bytes() + self.seal.as_ref().map_or(0, Seal::table_bytes);
+        let (awaited_reads_total, read_us_total) = {
+            let time = lock(&self.read_time);
+            (time.reads, time.total.as_micros() as u64)
+        };
         Usage {
             ram_bytes: table_bytes + self.seal.as_ref().map_or(0, Seal::buffer_bytes),
             table_bytes,
@@ -403,7 +438,8 @@ impl Backing for FileBacking {
             write_ios_total,
             file_written_pages_total,
             read_ios_total,
-            read_us_total: self.read_us.load(Ordering::Relaxed),
+            awaited_reads_total,
+            read_us_total,
             ..Usage::default()
         }
     }

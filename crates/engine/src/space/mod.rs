@@ -14,6 +14,7 @@ mod child;
 use crate::gate::Gate;
 use crate::group::Group;
 use crate::memory::Memory;
+use crate::pointers::Pointers;
 use crate::readahead::{HitWindow, Streams};
 use crate::reclaim::lru::Record;
 use crate::reclaim::queues::{Queues, Role, Source, Ways};
@@ -44,6 +45,7 @@ pub struct Space {
     lru: Mutex<Queues>,
     streams: Mutex<Streams>,
     window: Mutex<HitWindow>,
+    pointers: Mutex<Pointers>,
     chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
     next_stamp: AtomicU64,
     /// Ranges that are never managed, whatever their words say (the agent's own pages).
@@ -75,6 +77,7 @@ impl Space {
             lru: Mutex::new(Queues::default()),
             streams: Mutex::new(Streams::default()),
             window: Mutex::new(HitWindow::default()),
+            pointers: Mutex::new(Pointers::default()),
             chunks: RwLock::new(BTreeMap::new()),
             next_stamp: AtomicU64::new(1),
             excluded: RwLock::new(Vec::new()),
@@ -238,6 +241,16 @@ impl Space {
     /// The pages around its faults that are read ahead.
     pub(crate) fn window(&self) -> MutexGuard<'_, HitWindow> {
         lock(&self.window)
+    }
+
+    /// What of the pages that its pages name is touched soon.
+    pub(crate) fn pointers(&self) -> MutexGuard<'_, Pointers> {
+        lock(&self.pointers)
+    }
+
+    /// The stamp of a page that comes in now.
+    pub(crate) fn stamp_now(&self) -> u64 {
+        self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT
     }
 
     // ---- the queues of its resident pages -----------------------------------------------------------------

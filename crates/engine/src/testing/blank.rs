@@ -63,7 +63,7 @@ impl Backing for BlankDevice {
         results.resize(results.len() + pages.len(), Ok(()));
     }
     fn read(&self, _: QueueId, request: ReadRequest) -> ReadStart {
-        let ReadRequest { token, slots, buf } = request;
+        let ReadRequest { token, slots, buf, .. } = request;
         let results = vec![Ok(()); slots.len()];
         ReadStart::Done(ReadDone { token, slots, buf, results })
     }

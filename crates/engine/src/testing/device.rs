@@ -186,7 +186,7 @@ impl Backing for MockBacking {
             return None;
         }
         inner.store.begin_read(&[slot]);
-        let request = ReadRequest { token: 0, slots: vec![slot], buf: page_buf(1) };
+        let request = ReadRequest { token: 0, slots: vec![slot], buf: page_buf(1), is_awaited: true };
         let mut done = inner.finish(&self.lost, request);
         *page = done.buf[0];
         done.results.pop()

@@ -41,7 +41,7 @@ impl Store {
         request: ReadRequest,
         mut failure: impl FnMut(u64) -> Option<BackingError>,
     ) -> ReadDone {
-        let ReadRequest { token, slots, mut buf } = request;
+        let ReadRequest { token, slots, mut buf, .. } = request;
         let mut results = Vec::with_capacity(slots.len());
         for (slot, page) in slots.iter().zip(buf.iter_mut()) {
             let readers = self.readers.get_mut(slot).expect("a read that was begun");

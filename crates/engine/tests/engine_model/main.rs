@@ -192,6 +192,12 @@ impl World {
                 let (from, to) = range(*page, *pages);
                 self.bring_ahead(&self.target(*target).space, from, to);
             }
+            Op::Predict { target, page, pages } => {
+                let (from, to) = range(*page, *pages);
+                let space = self.target(*target).space;
+                (from..to).for_each(|page| self.scratch.predict(&space, Vpn(page)));
+            }
+            Op::BringPredicted { pages } => self.bring_predicted(*pages),
             Op::Cold { target, page, pages } => {
                 let (from, to) = range(*page, *pages);
                 self.target(*target).space.make_cold(Vpn(from), Vpn(to));
@@ -495,6 +501,15 @@ impl World {
             assert!(ahead.next > at && (ahead.pages as u64) <= ahead.next.0 - at.0, "it gets further");
             at = ahead.next;
             self.after(ahead.outcome);
+        }
+    }
+
+    fn bring_predicted(&mut self, pages: usize) {
+        for _ in 0..pages {
+            match self.engine.bring_predicted(CPU, QUEUE, &mut self.scratch) {
+                None | Some(Outcome::NoRoom) => break,
+                Some(outcome) => self.after(outcome),
+            }
         }
     }
 

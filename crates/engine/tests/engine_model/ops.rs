@@ -49,6 +49,16 @@ pub(super) enum Op {
         page: u64,
         pages: u64,
     },
+    /// These pages are expected to be touched soon, ...
+    Predict {
+        target: usize,
+        page: u64,
+        pages: u64,
+    },
+    /// ... and so many of such are brought.
+    BringPredicted {
+        pages: usize,
+    },
     Cold {
         target: usize,
         page: u64,
@@ -200,6 +210,8 @@ fn reclaim() -> impl Strategy<Value = Op> {
         2 => (0..SPACES_MAX, 1..64usize).prop_map(|(target, pages)| Op::ShrinkWanted { target, pages }),
         2 => run().prop_map(|(target, page, pages)| Op::Pageout { target, page, pages }),
         2 => run().prop_map(|(target, page, pages)| Op::Ahead { target, page, pages }),
+        2 => run().prop_map(|(target, page, pages)| Op::Predict { target, page, pages }),
+        2 => (1..64usize).prop_map(|pages| Op::BringPredicted { pages }),
         1 => run().prop_map(|(target, page, pages)| Op::Cold { target, page, pages }),
         2 => Just(Op::FinishWrites),
         1 => Just(Op::WriteAgain),

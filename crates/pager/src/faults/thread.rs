@@ -8,7 +8,8 @@
 //!   epoll ─┬─ userfaultfd: gate ─ MOVE lock ─ read ─ unlock ─ events? process ─ leave ─ serve each fault
 //!          ├─ reads:       reap ─ install
 //!          └─ poke:        faults that waited for room
-//!   and before each wait: fills that met an event are tried again, and faults that are held back (held.rs)
+//!   and before each wait: fills that met an event are tried again, faults that are held back (held.rs), and
+//!                         some of the pages are brought that pages have named which have come (`predict`)
 //! ```
 //!
 //! A thread that loses the race for a message finds nothing to read. No pager waits for another one: a fill
@@ -39,7 +40,7 @@ use memspill_engine::word::State;
 use memspill_uffd::userfaultfd::Event;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// So many pages are more than a process touches until its agent has introduced itself. (Without an agent it
 /// never does.)
@@ -64,6 +65,8 @@ pub struct FaultThread<'a> {
     countdown: Countdown,
     rates: Rates,
     held: Held<Arc<Process>>,
+    /// So often in a row there was no room for pages that are expected to be touched soon.
+    without_room: u32,
 }
 
 /// Does a fault still wait for its page, after it was served?
@@ -75,6 +78,11 @@ enum Waits {
 
 /// One process's messages are read so often before others have their turn.
 const READS_IN_A_ROW: u32 = 4;
+
+/// Pages that are brought before their faults, between two looks for faults.
+const PREDICTED_AT_ONCE: usize = 8;
+/// There was no room for them so often, PUT_OFF_AGAIN apart at least: by now their faults have come.
+const WITHOUT_ROOM_MAX: u32 = 64;
 
 /// Processes that a pager remembers before it forgets those that have ended.
 const KNOWN_MAX: usize = 256;
@@ -94,6 +102,7 @@ impl<'a> FaultThread<'a> {
             countdown: Countdown::new(index),
             rates: Rates::default(),
             held: Held::new(),
+            without_room: 0,
         }
     }
 
@@ -102,6 +111,8 @@ impl<'a> FaultThread<'a> {
         while !self.run.is_stopping() {
             let is_idle = self.put_off.is_empty() && self.unread.is_empty();
             let limit = match (is_idle, self.held.is_empty()) {
+                _ if self.scratch.has_predicted() && self.without_room == 0 => Some(Duration::ZERO),
+                _ if self.scratch.has_predicted() => Some(PUT_OFF_AGAIN),
                 (false, _) => Some(PUT_OFF_AGAIN),
                 (true, false) => Some(HELD_AGAIN),
                 (true, true) => None,
@@ -130,6 +141,7 @@ impl<'a> FaultThread<'a> {
             self.retry_put_off();
             self.read_on();
             self.serve_held();
+            self.bring_predicted();
             self.shared_state().set_busy(None);
         }
     }
@@ -469,6 +481,31 @@ impl<'a> FaultThread<'a> {
             self.let_go(&before, false);
         }
         Waits::Yes
+    }
+
+    /// Bring some of the pages that are expected to be touched soon.
+    fn bring_predicted(&mut self) {
+        if !self.scratch.has_predicted() {
+            return;
+        }
+        for _ in 0..PREDICTED_AT_ONCE {
+            match self.run.engine.bring_predicted(self.cpu, self.queue, &mut self.scratch) {
+                None => break,
+                Some(Outcome::NoRoom) => {
+                    self.without_room += 1;
+                    break;
+                }
+                Some(outcome) => {
+                    self.without_room = 0;
+                    self.follow_up(outcome, None);
+                }
+            }
+        }
+        if self.without_room == WITHOUT_ROOM_MAX {
+            self.without_room = 0;
+            self.scratch.forget_predicted();
+        }
+        self.run.kick_reclaim();
     }
 
     /// Serve the faults that need not wait for the token any more.
