@@ -53,7 +53,7 @@ const BALANCE_MAX_NS: i64 = 1_000_000_000;
 const SHARE_OF_READS: i64 = 32;
 /// Reads of the file from which on their time is known.
 const READS_MIN: u64 = 64;
-/// The time of a read is the mean of about so many of the last ones.
+/// What a read makes programs wait is the mean over about so many of the last ones, awaited or not.
 const READS_OF_LATE: u64 = 1024;
 /// So long it is looked at which part of the time the file's reads take, and so long a turn is.
 const LOOK: Duration = Duration::from_secs(1);
@@ -98,7 +98,8 @@ pub(crate) struct Worth {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FileReads {
     pub all: u64,
-    /// By faults; the others nobody waits for.
+    /// By faults. Some of the others are waited for too, by a fault that comes while they are under way: how
+    /// many is not known.
     pub awaited: u64,
     /// In which some of those were under way.
     pub awaited_us: u64,

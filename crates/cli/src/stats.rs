@@ -132,7 +132,7 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
             "pages that those writes were for",
         ),
         sum("swap_read_ios", all(|u| u.read_ios_total), "reads of swap files"),
-        sum("swap_read_us", all(|u| u.read_us_total), "time in which some of those reads were under way"),
+        sum("swap_read_us", all(|u| u.read_us_total), "time in which faults waited for some of them"),
         sum("shared_objects", run.account.shared_objects(), "objects of shared memory that were managed"),
         now(
             "shared_peak_bytes",

@@ -21,7 +21,7 @@ use crate::fill::{Brought, Fault, FillJob, Outcome, Scratch, SwapIn};
 use crate::group::{Group, GroupConfig, Groups};
 use crate::kept::Kept;
 use crate::reads::Reads;
-use crate::space::Space;
+use crate::space::{Space, least_pass};
 use crate::spaces::Spaces;
 use crate::stats::Stats;
 use crate::swap::Swap;
@@ -141,8 +141,13 @@ impl Engine {
     /// Spaces that gave nothing when they were asked last are asked again: to be called now and then, and
     /// where no other one is left. Returns how many there are.
     pub fn end_rests(&self) -> usize {
-        let all = self.spaces();
-        all.iter().filter(|space| space.rests()).map(|space| space.end_rest(&all)).count()
+        let all = self.spaces.list();
+        let resting: Vec<&Arc<Space>> = all.iter().filter(|space| space.rests()).collect();
+        if !resting.is_empty() {
+            let least = least_pass(all.iter());
+            resting.iter().for_each(|space| space.end_rest(least));
+        }
+        resting.len()
     }
 
     // ---- pages come in ------------------------------------------------------------------------------------

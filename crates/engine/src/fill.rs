@@ -80,7 +80,8 @@ pub struct FillJob {
     pub(crate) buf: PageBuf,
     /// Its owner has put the page there.
     pub(crate) is_there: bool,
-    /// The program has said that it will need the pages: none of them is on trial.
+    /// The program has said that it will need the pages, or its memory has: nobody waits for them yet, and
+    /// none of them is on trial.
     pub(crate) is_advised: bool,
     pub(crate) cause: Cause,
 }
@@ -228,7 +229,7 @@ impl Scratch {
     /// A page is expected to be touched soon: it is brought by `Engine::bring_predicted`.
     pub fn predict(&mut self, space: &Arc<Space>, vpn: Vpn) {
         if self.predicted.len() == PREDICTED_MAX {
-            // It is late.
+            // Of an earlier page, and late: one page names half as many.
             self.predicted.pop_front();
         }
         self.predicted.push_back((space.clone(), vpn));

@@ -451,7 +451,8 @@ impl Group {
     pub fn gap_bytes(&self) -> u64 {
         self.gap_bytes.load(Ordering::Relaxed)
     }
-    fn target_bytes(&self) -> u64 {
+    /// The bound, and what is lent beyond it.
+    pub fn target_bytes(&self) -> u64 {
         self.bound_bytes().saturating_add(self.lent_bytes())
     }
     /// Reclaim should start.

@@ -15,7 +15,7 @@ const FAVOUR_HEAT: u64 = 3;
 
 impl SwapIn<'_> {
     /// Put claimed pages into their address space.
-    pub fn install(&mut self, mut job: FillJob) -> Outcome {
+    pub fn install(&mut self, job: FillJob) -> Outcome {
         let space = job.space.clone();
         let chunk = space.chunk_or_new(job.pages[0].vpn);
         let guard = space.gate.enter_fill();
@@ -104,12 +104,6 @@ impl SwapIn<'_> {
         }
         drop(guard);
         self.swap.free(self.cpu, &entries);
-        if let Cause::InRow(row) = std::mem::replace(&mut job.cause, Cause::Fault) {
-            let has_bytes = |(claim, _): &(&Claim, _)| claim.entry.is_some() && claim.is_ready();
-            let pages = job.pages.iter().zip(&job.buf[..]).filter(has_bytes);
-            let pages: Vec<(Vpn, &Page)> = pages.map(|(claim, page)| (claim.vpn, page)).collect();
-            self.predict(&space, pages, row);
-        }
         self.end_of_install(&space, job, at, rest, end)
     }
 
@@ -124,7 +118,11 @@ impl SwapIn<'_> {
             add(&self.swap.stats.rare().zero_fill, pages as u64);
             return job.space.memory.put_zero(vpn, pages, job.write);
         }
-        job.space.memory.put(vpn, &job.buf[at..at + pages])
+        let bytes = &job.buf[at..at + pages];
+        match job.is_advised && pages == 1 {
+            true => job.space.memory.put_unasked(vpn, bytes),
+            false => job.space.memory.put(vpn, bytes),
+        }
     }
 
     /// The words of a job after its fills: resident, given back, or poisoned.
@@ -248,6 +246,12 @@ impl SwapIn<'_> {
         // mapping.
         for claim in end.returned.iter().chain(&end.found) {
             space.memory.wake(claim.vpn, 1);
+        }
+        if let Cause::InRow(row) = std::mem::replace(&mut job.cause, Cause::Fault) {
+            let has_bytes = |(claim, _): &(&Claim, _)| claim.entry.is_some() && claim.is_ready();
+            let pages = job.pages.iter().zip(&job.buf[..]).filter(has_bytes);
+            let pages: Vec<(Vpn, &Page)> = pages.map(|(claim, page)| (claim.vpn, page)).collect();
+            self.predict(space, pages, row);
         }
         if end.stop == Stop::Again {
             add(&self.swap.stats.rare().fill_again, 1);

@@ -100,7 +100,14 @@ impl SwapIn<'_> {
     ) -> bool {
         let vpn = fault.vpn;
         let guard = space.gate.enter_fill();
-        if claimed(&lock(chunk), vpn).has(CANCELLED) || space.memory.put(vpn, &buf[..1]).stop != Stop::Done {
+        if claimed(&lock(chunk), vpn).has(CANCELLED) {
+            return false;
+        }
+        let fill = match cause {
+            Cause::Named => space.memory.put_unasked(vpn, &buf[..1]),
+            _ => space.memory.put(vpn, &buf[..1]),
+        };
+        if fill.stop != Stop::Done {
             return false;
         }
         let now = self.swap.eviction_clock();

@@ -100,6 +100,14 @@ pub trait Memory: Send + Sync {
     fn put_vanished(&self, vpn: Vpn) -> Fill {
         self.put_zero(vpn, 1, true)
     }
+    /// As `put`, of a page that has not faulted: so what is known of a page that has is not known of it.
+    fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
+        self.put(vpn, page)
+    }
+    /// May many such pages be put in?
+    fn takes_unasked(&self) -> bool {
+        true
+    }
     /// The words of pages that were put in say so: whoever finds them FILLING from now on is not of this
     /// fill.
     fn filled(&self, _vpn: Vpn, _pages: usize) {}

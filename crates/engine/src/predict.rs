@@ -35,7 +35,7 @@ impl SwapIn<'_> {
         fault: Fault,
         window: Window,
     ) -> Cause {
-        if self.swap.tuning.pointers == Pointers::Off {
+        if self.swap.tuning.pointers == Pointers::Off || !space.memory.takes_unasked() {
             return Cause::Fault;
         }
         self.note_predicted(space, fault.vpn);
@@ -81,9 +81,8 @@ impl SwapIn<'_> {
             Row::Up => pages.flat_map(|(own, page)| named_in(page, own, false)).collect(),
             Row::Down => pages.rev().flat_map(|(own, page)| named_in(page, own, true)).collect(),
         };
-        if !stays {
-            named.truncate(most);
-        }
+        // What is touched first is brought first.
+        named.truncate(most);
         named.retain(|vpn| {
             let Some(chunk) = space.chunk(*vpn) else { return false };
             let mut words = lock(&chunk);

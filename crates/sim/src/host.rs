@@ -45,6 +45,9 @@ const STUCK_NS: u64 = 1_000_000_000;
 /// A task whose read failed for want of memory waits this long before the next try.
 const PAUSE_NS: u64 = 1_000_000;
 
+/// The monitor looks so often.
+const LOOK_EVERY_BATCHES: u64 = 256;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reclaim {
     /// Each task makes room itself.
@@ -110,6 +113,8 @@ pub struct Host {
     room: Signal,
     kick: Signal,
     wanted: Cell<bool>,
+    /// Taken out so far.
+    batches: Cell<u64>,
 }
 
 impl Host {
@@ -127,6 +132,7 @@ impl Host {
             room: Signal::default(),
             kick: Signal::default(),
             wanted: Cell::new(false),
+            batches: Cell::new(0),
         }
     }
 
@@ -195,7 +201,12 @@ impl Host {
             taken => taken,
         };
         if taken == 0 {
-            // The monitor's next look, which does not wait for room.
+            self.engine.end_rests();
+        }
+        // The monitor's next look, which does not wait for room. (While what has just come is all that can
+        // leave, and leaves before it is touched, something is always taken.)
+        self.batches.set(self.batches.get() + 1);
+        if taken == 0 || self.batches.get().is_multiple_of(LOOK_EVERY_BATCHES) {
             let objects = self.objects.borrow().clone();
             let waiting = objects.iter().filter(|shared| shared.space.is_aside());
             waiting.for_each(|shared| shared.adopt(&self.engine));
@@ -207,7 +218,9 @@ impl Host {
         for last_try in [false, false, false, true] {
             let Some(space) = self.engine.pick_space() else { return 0 };
             let Some(process) = self.process_of(&space) else {
-                return self.batch_of_object(cpu, queue, &space);
+                let taken = self.batch_of_object(cpu, queue, &space);
+                space.note_asked(taken > 0);
+                return taken;
             };
             // Another task takes a batch from this process: try another process first, and wait at last.
             let evictor = match process.evictor.try_lock() {
@@ -215,7 +228,9 @@ impl Host {
                 Err(_) if !last_try => continue,
                 Err(_) => process.evictor.lock().expect("evictor"),
             };
-            return self.take_batch_of(cpu, queue, &process, evictor);
+            let taken = self.take_batch_of(cpu, queue, &process, evictor);
+            space.note_asked(taken > 0);
+            return taken;
         }
         unreachable!("the last try returns")
     }

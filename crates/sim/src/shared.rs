@@ -15,11 +15,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 impl Host {
-    pub fn add_object(&self, object: Arc<Object>) {
+    pub fn add_object(&self, object: Arc<Object>) -> Rc<SharedSpace> {
         let space = self.new_space(object.clone());
         space.set_aside(true, &[]);
         self.engine.add_space(space.clone());
-        self.objects.borrow_mut().push(Rc::new(SharedSpace::new(object, space)));
+        let shared = Rc::new(SharedSpace::new(object, space));
+        self.objects.borrow_mut().push(shared.clone());
+        shared
     }
 
     /// The process has it mapped no more. Who was the last ends it.

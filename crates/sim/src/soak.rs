@@ -186,7 +186,7 @@ pub fn history(seed: u64, coverage: &mut Coverage) {
         });
         let first = history.new_process();
         if history.objects_max > 0 {
-            history.new_object(&first);
+            history.new_object(CpuId(0), &first);
         }
         history.spawn_tasks(&plan, &mut random);
         vcpu::run();
@@ -281,12 +281,16 @@ impl History {
     }
 
     /// The process has a new object mapped, and has stored to a part of it before anybody manages it.
-    fn new_object(&self, process: &Process) {
+    fn new_object(&self, cpu: CpuId, process: &Process) {
         let object = Object::new(self.object_pages, self.lost.clone(), self.refusals, self.stamp());
         object.map(process.target.mapper());
         (0..self.object_pages / 8).for_each(|page| object.make_present(page, self.stamp()));
-        self.host.add_object(Arc::new(object));
+        let shared = self.host.add_object(Arc::new(object));
         self.shared.objects.set(self.shared.objects.get() + 1);
+        // Another task has ended it meanwhile, and did not find this object yet.
+        if process.target.is_dead() {
+            self.host.unmap_object(cpu, &shared, process);
+        }
     }
 
     fn stamp(&self) -> u64 {
@@ -499,7 +503,7 @@ impl Actor<'_> {
         let host = self.history.host.clone();
         let objects = host.objects.borrow().clone();
         if objects.len() < self.history.objects_max && self.random.one_in(10) && !process.target.is_dead() {
-            return self.history.new_object(process);
+            return self.history.new_object(self.worker.cpu, process);
         }
         if objects.is_empty() {
             return;

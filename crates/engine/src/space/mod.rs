@@ -3,7 +3,7 @@
 //! The page table is a map from chunk (2 MiB of addresses) to 512 words under one lock, the kernel's page of
 //! PTEs and its lock. 8 bytes a page, only for chunks in which something was ever managed.
 //!
-//! Lock order: gate → chunk map → chunk → LRU. Two chunk locks are never held at once.
+//! Lock order: gate → chunk map → chunk → LRU, streams, pointers. Two chunk locks are never held at once.
 //!
 //! Elsewhere: what events change (changes.rs), forks of which no event tells (child.rs), the choice of
 //! victims (reclaim/victim.rs).
@@ -160,30 +160,24 @@ impl Space {
     pub(crate) fn rests(&self) -> bool {
         self.turn.rests()
     }
-    pub(crate) fn end_rest(&self, all: &[Arc<Space>]) {
-        self.start_level_with(all);
+    /// Level with those that give, of which this is the least pass.
+    pub(crate) fn end_rest(&self, least: f64) {
+        self.turn.set_pass(self.pass().max(least));
         self.turn.end_rest();
     }
     pub(crate) fn may_be_asked(&self) -> bool {
         !self.is_dead() && !self.is_aside() && self.resident_pages() > 0
     }
-    /// Pages that may be had, as far as it is known: not those that were found to be locked or the like, and
-    /// none while it is aside, or gave nothing when it was asked last.
-    pub fn givable_pages(&self) -> u64 {
-        match self.turn.is_aside() || self.turn.is_dry() {
-            true => 0,
-            false => self.resident_pages().min(self.evictable() as u64),
-        }
+    /// It gave nothing when it was asked last.
+    pub fn is_dry(&self) -> bool {
+        self.turn.is_dry()
     }
     /// Start with the least pass of the others that give, so that a space that was not asked so far gives
     /// neither less nor more than they do from now on. The pass of one that gives nothing stands still: level
     /// with that, this space would have to give all at first.
     pub fn start_level_with(&self, all: &[Arc<Space>]) {
-        let gives = |s: &&Arc<Space>| s.id != self.id && !s.rests() && s.may_be_asked() && s.evictable() > 0;
-        let least = all.iter().filter(gives).map(|s| s.pass()).fold(f64::INFINITY, f64::min);
-        if least.is_finite() {
-            self.turn.set_pass(least.max(self.pass()));
-        }
+        let others = all.iter().filter(|s| s.id != self.id);
+        self.turn.set_pass(self.pass().max(least_pass(others)));
     }
 
     // ---- words --------------------------------------------------------------------------------------------
@@ -548,4 +542,11 @@ pub(crate) fn index(vpn: Vpn) -> usize {
 fn add_signed(counter: &AtomicU64, n: i64) {
     let before = counter.fetch_add(n as u64, Ordering::Relaxed);
     debug_assert!(before.checked_add_signed(n).is_some(), "counter {before} + {n}");
+}
+
+/// The least pass of those that give; 0 if none does.
+pub(crate) fn least_pass<'a>(spaces: impl Iterator<Item = &'a Arc<Space>>) -> f64 {
+    let gives = |s: &&Arc<Space>| !s.rests() && s.may_be_asked() && s.evictable() > 0;
+    let least = spaces.filter(gives).map(|s| s.pass()).fold(f64::INFINITY, f64::min);
+    if least.is_finite() { least } else { 0.0 }
 }

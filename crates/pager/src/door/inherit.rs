@@ -118,6 +118,14 @@ impl Memory for Later {
         self.0.get().map_or(NOTHING, |memory| memory.put(vpn, pages))
     }
 
+    fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
+        self.0.get().map_or(NOTHING, |memory| memory.put_unasked(vpn, page))
+    }
+
+    fn takes_unasked(&self) -> bool {
+        self.0.get().is_some_and(|memory| memory.takes_unasked())
+    }
+
     fn zeros_max(&self) -> usize {
         self.0.get().map_or(WINDOW_MAX, |memory| memory.zeros_max())
     }

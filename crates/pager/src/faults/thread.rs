@@ -67,6 +67,8 @@ pub struct FaultThread<'a> {
     held: Held<Arc<Process>>,
     /// So often in a row there was no room for pages that are expected to be touched soon.
     without_room: u32,
+    /// Reads of such pages that are under way.
+    ahead: usize,
 }
 
 /// Does a fault still wait for its page, after it was served?
@@ -81,7 +83,9 @@ const READS_IN_A_ROW: u32 = 4;
 
 /// Pages that are brought before their faults, between two looks for faults.
 const PREDICTED_AT_ONCE: usize = 8;
-/// There was no room for them so often, PUT_OFF_AGAIN apart at least: by now their faults have come.
+/// Reads of them that are under way at once, at most.
+const READS_AHEAD_MAX: usize = 64;
+/// There was no room for them at so many looks in a row: by now their faults have come.
 const WITHOUT_ROOM_MAX: u32 = 64;
 
 /// Processes that a pager remembers before it forgets those that have ended.
@@ -103,6 +107,7 @@ impl<'a> FaultThread<'a> {
             rates: Rates::default(),
             held: Held::new(),
             without_room: 0,
+            ahead: 0,
         }
     }
 
@@ -111,8 +116,10 @@ impl<'a> FaultThread<'a> {
         while !self.run.is_stopping() {
             let is_idle = self.put_off.is_empty() && self.unread.is_empty();
             let limit = match (is_idle, self.held.is_empty()) {
-                _ if self.scratch.has_predicted() && self.without_room == 0 => Some(Duration::ZERO),
-                _ if self.scratch.has_predicted() => Some(PUT_OFF_AGAIN),
+                _ if self.scratch.has_predicted() => match self.without_room > 0 || self.reads_many_ahead() {
+                    true => Some(PUT_OFF_AGAIN),
+                    false => Some(Duration::ZERO),
+                },
                 (false, _) => Some(PUT_OFF_AGAIN),
                 (true, false) => Some(HELD_AGAIN),
                 (true, true) => None,
@@ -483,20 +490,27 @@ impl<'a> FaultThread<'a> {
         Waits::Yes
     }
 
+    /// Faults would wait behind them.
+    fn reads_many_ahead(&self) -> bool {
+        self.ahead >= READS_AHEAD_MAX
+    }
+
     /// Bring some of the pages that are expected to be touched soon.
     fn bring_predicted(&mut self) {
-        if !self.scratch.has_predicted() {
+        if !self.scratch.has_predicted() || self.reads_many_ahead() {
             return;
         }
         for _ in 0..PREDICTED_AT_ONCE {
             match self.run.engine.bring_predicted(self.cpu, self.queue, &mut self.scratch) {
                 None => break,
-                Some(Outcome::NoRoom) => {
+                // Or no memory for the read: its fault reads it again.
+                Some(Outcome::NoRoom | Outcome::Pause) => {
                     self.without_room += 1;
                     break;
                 }
                 Some(outcome) => {
                     self.without_room = 0;
+                    self.ahead += usize::from(matches!(outcome, Outcome::Pending(_)));
                     self.follow_up(outcome, None);
                 }
             }
@@ -545,6 +559,7 @@ impl<'a> FaultThread<'a> {
         }
         for done in done {
             let process = self.reading.remove(&done.token);
+            self.ahead = self.ahead.saturating_sub(usize::from(process.is_none()));
             let outcome = self.run.engine.read_done(self.cpu, done, &mut self.scratch);
             self.follow_up_late(outcome, process);
         }

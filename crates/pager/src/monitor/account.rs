@@ -63,18 +63,14 @@ pub fn bytes_until_tight(run: &Run) -> u64 {
 
 /// Memory of a group with `memory.high` is tight there.
 fn group_bytes_until_tight(group: &Group) -> u64 {
-    tight_mark_bytes(bound_bytes(group)).saturating_sub(group.usage_bytes())
-}
-
-fn bound_bytes(group: &Group) -> u64 {
-    group.limit_bytes().min(group.high_bytes())
+    tight_mark_bytes(group.target_bytes()).saturating_sub(group.usage_bytes())
 }
 
 /// The least limit that a process has above it.
 pub fn limit_of(run: &Run, process: &Process) -> u64 {
     let group = process.space.group(run.engine.swap());
     let above = run.engine.groups().all().iter().filter(|other| group.is_within(other));
-    above.map(|group| bound_bytes(group)).min().expect("the root at least")
+    above.map(|group| group.target_bytes()).min().expect("the root at least")
 }
 
 /// Is the whole run's usage below its mark once pages that processes share since a fork count once? By statm
@@ -97,7 +93,7 @@ pub fn too_many_small(run: &Run, sizes: &Sizes<'_>) -> HashSet<u64> {
         let within =
             sizes.iter().filter(|(p, _)| is_small(p) && p.space.group(run.engine.swap()).is_within(group));
         let small = within.map(|(p, statm)| (statm.anon_bytes, p.key)).collect();
-        chosen.extend(largest(small, bound_bytes(group) / 16));
+        chosen.extend(largest(small, group.target_bytes() / 16));
     }
     chosen
 }

@@ -99,10 +99,21 @@ impl Memory for ProcessMemory {
         if self.uffd.agent().is_some() {
             return fill(self.uffd.copy(vpn.addr(), bytes_of(pages)));
         }
-        let open = self.without_guard(vpn, pages.len());
-        self.filled_in_part(pages.len(), open, |open| {
-            fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open])))
-        })
+        self.put_open(vpn, pages, self.without_guard(vpn, pages.len()))
+    }
+
+    fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
+        match (self.agent(), self.uffd.agent()) {
+            (Some(agent), None) if !self.is_shared(vpn, page.len()) => {
+                self.put_open(vpn, page, self.before_guard(agent, vpn, page.len()))
+            }
+            _ => self.put(vpn, page),
+        }
+    }
+
+    /// Without a userfaultfd a page waits until a thread of the process takes it, and few can wait at once.
+    fn takes_unasked(&self) -> bool {
+        self.uffd.agent().is_none()
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
@@ -210,6 +221,11 @@ impl ProcessMemory {
         if pages == 1 && !self.guards_seen.load(Ordering::Relaxed) && !agent.evictor.control.has_guards() {
             return pages;
         }
+        self.before_guard(agent, vpn, pages)
+    }
+
+    /// The same by a look.
+    fn before_guard(&self, agent: &Agent, vpn: Vpn, pages: usize) -> usize {
         let end = vpn.addr() + (pages * PAGE_SIZE) as u64;
         let mut first_guard = end;
         // What cannot be told (before Linux 6.15, or at the end of the process) is taken for no guard.
@@ -218,6 +234,12 @@ impl ProcessMemory {
             self.note_guards();
         }
         (first_guard - vpn.addr()) as usize / PAGE_SIZE
+    }
+
+    fn put_open(&self, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
+        self.filled_in_part(pages.len(), open, |open| {
+            fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open])))
+        })
     }
 
     /// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page

@@ -43,13 +43,14 @@ const OTHERS_BYTES_MAX: u64 = 64 << 20;
 /// The process cannot answer now. Nobody waits for it, and reclaim does not pick it, until `take_back` finds
 /// that it goes on.
 pub fn set_aside(process: &Process, why: Option<Standstill>) {
-    process.aside.note(why.unwrap_or(Standstill::Unknown));
     process.space.set_aside(true, &[]);
+    process.aside.note(why.unwrap_or(Standstill::Unknown));
 }
 
 /// Processes that go on get their turn again.
 pub fn take_back(run: &Run) {
-    for process in run.processes().iter().filter(|process| process.aside.why().is_some()) {
+    let is_still = |process: &&Arc<Process>| process.space.is_aside() || process.aside.why().is_some();
+    for process in run.processes().iter().filter(is_still) {
         let goes_on = match process.space.is_aside() {
             true => answers(process),
             false => !process.may_join(),
@@ -60,7 +61,7 @@ pub fn take_back(run: &Run) {
         }
     }
     for group in run.engine.groups().all().iter().filter(|group| group.lent_bytes() > 0) {
-        group.lend(loan_bytes(run, group, group.lent_bytes()));
+        group.lend(loan_bytes(run, group, group.lent_bytes(), Dry::May));
     }
 }
 
@@ -87,10 +88,22 @@ fn is_within(run: &Run, space: &Space, group: &Group) -> bool {
     space.group(run.engine.swap()).is_within(group)
 }
 
-fn givable_pages(run: &Run, space: &Space) -> u64 {
+/// What of a space that gave nothing when it was asked last: may it later? It may have been in work for a
+/// moment only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dry {
+    May,
+    MayNot,
+}
+
+/// Pages of a space that may be had, as far as it is known.
+fn givable_pages(run: &Run, space: &Space, dry: Dry) -> u64 {
     // One without a process is shared memory, or that of a child which is still to come.
     let is_still = run.process(u64::from(space.id.0)).is_some_and(|process| cannot_give(&process));
-    if is_still { 0 } else { space.givable_pages() }
+    match is_still || space.is_aside() || dry == Dry::MayNot && space.is_dry() {
+        true => 0,
+        false => space.resident_pages().min(space.evictable() as u64),
+    }
 }
 
 fn resident_bytes(processes: &[Arc<Process>]) -> u64 {
@@ -99,16 +112,18 @@ fn resident_bytes(processes: &[Arc<Process>]) -> u64 {
 
 /// What a group is to be lent: others have their part by it. No less than `wanted_bytes`, as far as what
 /// stands still holds that much.
-fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64) -> u64 {
-    let most_bytes = resident_bytes(&still_in(run, group));
+fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64, dry: Dry) -> u64 {
+    // Pages of a child that has not joined are its parent's, mostly: swapped out, they would free nothing.
+    let twice_bytes = group.discount_pages() * PAGE_SIZE as u64;
+    let most_bytes = resident_bytes(&still_in(run, group)).saturating_sub(twice_bytes);
     if most_bytes == 0 {
         return 0;
     }
     let spaces = run.engine.spaces();
     let within = spaces.iter().filter(|space| is_within(run, space, group));
-    let stays = |space: &Arc<Space>| space.resident_pages().saturating_sub(givable_pages(run, space));
+    let stays = |space: &Arc<Space>| space.resident_pages().saturating_sub(givable_pages(run, space, dry));
     let stays_pages: u64 = within.map(stays).sum();
-    let counted_bytes = stays_pages.saturating_sub(group.discount_pages()) * PAGE_SIZE as u64;
+    let counted_bytes = (stays_pages * PAGE_SIZE as u64).saturating_sub(twice_bytes);
     let needed_bytes = counted_bytes + group.other_bytes() + bytes_for_others(group);
     needed_bytes.saturating_sub(group.bound_bytes()).max(wanted_bytes).min(most_bytes)
 }
@@ -116,9 +131,9 @@ fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64) -> u64 {
 /// Who waits for room in this group finds some. False: it is lent all that it can be.
 fn lend_more(run: &Run, group: &Group) -> bool {
     let lent_bytes = group.lent_bytes();
-    group.lend(loan_bytes(run, group, lent_bytes));
+    group.lend(loan_bytes(run, group, lent_bytes, Dry::MayNot));
     if group.is_full_itself() {
-        group.lend(loan_bytes(run, group, lent_bytes + bytes_for_others(group)));
+        group.lend(loan_bytes(run, group, lent_bytes + bytes_for_others(group), Dry::MayNot));
     }
     run.poke_waiting();
     !group.is_full_itself() || group.lent_bytes() > lent_bytes
@@ -134,7 +149,7 @@ pub fn squeezed(run: &Run) -> Vec<Arc<Group>> {
     let spaces = engine.spaces();
     let is_squeezed = |group: &&Arc<Group>| {
         let within = spaces.iter().filter(|space| is_within(run, space, group));
-        let givable_pages: u64 = within.map(|space| givable_pages(run, space)).sum();
+        let givable_pages: u64 = within.map(|space| givable_pages(run, space, Dry::MayNot)).sum();
         group.above_high_mark()
             && givable_pages * PAGE_SIZE as u64 <= bytes_for_others(group) / 2
             && !still_in(run, group).is_empty()

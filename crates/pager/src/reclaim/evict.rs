@@ -185,12 +185,17 @@ impl<'a> Reclaimer<'a> {
     /// Take a batch out of the space whose turn it is; of the next one, where that gives nothing, or its
     /// process cannot answer.
     fn shrink_some(&mut self) -> usize {
-        /// More that give nothing are looked at after a moment: theirs is in work, or cannot leave at all.
+        /// So often the same ones are asked again at once: what was in work may be free.
         const TRIES_MIN: usize = 8;
+        /// More that give nothing are asked after a moment.
+        const TRIES_MAX: usize = 64;
         let engine = &self.run.engine;
         let mut tries = 0;
         loop {
-            while let Some(space) = engine.pick_space() {
+            while tries < TRIES_MAX
+                && !self.run.is_stopping()
+                && let Some(space) = engine.pick_space()
+            {
                 let taken = self.shrink(&space, BATCH_PAGES);
                 space.note_asked(taken > 0);
                 if taken > 0 {
@@ -198,7 +203,7 @@ impl<'a> Reclaimer<'a> {
                 }
                 tries += 1;
             }
-            if engine.end_rests() == 0 || tries >= TRIES_MIN {
+            if tries >= TRIES_MAX || engine.end_rests() == 0 || tries >= TRIES_MIN {
                 return 0;
             }
         }

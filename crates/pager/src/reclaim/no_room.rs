@@ -20,13 +20,15 @@ use memspill_engine::group::Group;
 use memspill_engine::units::{GroupId, PAGE_SIZE};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room
 /// in RAM again.
 const POOL_PARTS: u64 = 8;
-/// Where others are left next to nothing, and so many pages have come and gone, they want more.
+/// Where others are left next to nothing, and so many pages have come and gone within this time, they want
+/// more.
 const THRASH_PAGES: u64 = 4096;
+const THRASH_LOOK: Duration = Duration::from_secs(2);
 /// What mends most of it.
 const RAISE: &str = "raise --memory-max";
 
@@ -68,6 +70,8 @@ impl NoRoom {
             if since.elapsed() > ROOM_FROM_POOLS && want_more() {
                 self.squeezed.remove(&group.id);
                 aside::relieve(run, group);
+            } else if since.elapsed() > THRASH_LOOK {
+                self.squeezed.remove(&group.id);
             }
         }
     }
