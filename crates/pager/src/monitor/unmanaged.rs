@@ -27,6 +27,10 @@ use std::time::Instant;
 /// A kind with less than this is not worth a word.
 const WORTH_NAMING_BYTES: u64 = 1 << 20;
 
+/// It must have been so at so many looks: where the machine stood still for a while, or a round took long,
+/// the time alone says nothing, and what came meanwhile is about to be registered.
+const LOOKS_MIN: u32 = 20;
+
 /// Nothing else stays that an option leaves uncounted.
 const OF_SHARED: &str = "of shared memory that is not managed";
 
@@ -36,8 +40,15 @@ type StayingBytes = BTreeMap<&'static str, u64>;
 /// What the monitor remembers from round to round.
 #[derive(Default)]
 pub struct Watch {
-    /// Groups that reclaim is to make room in: since when, and the pages that had been reclaimed then.
-    over: HashMap<GroupId, (Instant, u64)>,
+    /// Groups that reclaim is to make room in.
+    over: HashMap<GroupId, Over>,
+}
+
+/// Since when a group is over its mark, the pages that had been reclaimed then, and the looks since.
+struct Over {
+    since: Instant,
+    reclaimed: u64,
+    looks: u32,
 }
 
 impl Watch {
@@ -56,10 +67,12 @@ impl Watch {
                 self.over.remove(&group.id);
                 continue;
             }
-            let (since, then) = *self.over.entry(group.id).or_insert((Instant::now(), reclaimed));
-            if reclaimed != then && !is_fixed {
+            let new = || Over { since: Instant::now(), reclaimed, looks: 0 };
+            let over = self.over.entry(group.id).or_insert_with(new);
+            over.looks += 1;
+            if reclaimed != over.reclaimed && !is_fixed {
                 self.over.remove(&group.id);
-            } else if since.elapsed() > lasts {
+            } else if over.since.elapsed() > lasts && over.looks >= LOOKS_MIN {
                 self.over.remove(&group.id);
                 judge_group(run, group);
             }
