@@ -222,14 +222,14 @@ const SINGLE_KEPT: usize = 256;
 const WINDOWS_KEPT: usize = 8;
 const FOLIOS_KEPT: usize = 2;
 /// Predictions that a thread keeps at most.
-const PREDICTED_MAX: usize = 1024;
+pub(crate) const PREDICTED_MAX: usize = 1024;
 const _: () = assert!(WINDOW_MAX < FOLIO_MAX);
 
 impl Scratch {
     /// A page is expected to be touched soon: it is brought by `Engine::bring_predicted`.
     pub fn predict(&mut self, space: &Arc<Space>, vpn: Vpn) {
         if self.predicted.len() == PREDICTED_MAX {
-            // Of an earlier page, and late: one page names half as many.
+            // Of an earlier page, and late.
             self.predicted.pop_front();
         }
         self.predicted.push_back((space.clone(), vpn));

@@ -13,7 +13,7 @@
 //! comes (unmapped, moved, brought by its fault) it is claimed as it is then, or not at all.
 
 use crate::backing::QueueId;
-use crate::fill::{Cause, Fault, Outcome, Row, SwapIn};
+use crate::fill::{Cause, Fault, Outcome, PREDICTED_MAX, Row, SwapIn};
 use crate::pointers::named_in;
 use crate::readahead::Window;
 use crate::space::{CHUNK_PAGES, Space, index};
@@ -81,8 +81,9 @@ impl SwapIn<'_> {
             Row::Up => pages.flat_map(|(own, page)| named_in(page, own, false)).collect(),
             Row::Down => pages.rev().flat_map(|(own, page)| named_in(page, own, true)).collect(),
         };
-        // What is touched first is brought first.
-        named.truncate(most);
+        if !stays {
+            named.truncate(most);
+        }
         named.retain(|vpn| {
             let Some(chunk) = space.chunk(*vpn) else { return false };
             let mut words = lock(&chunk);
@@ -92,6 +93,8 @@ impl SwapIn<'_> {
             }
             word.state() == State::Swapped
         });
+        // What is touched first is brought.
+        named.truncate(PREDICTED_MAX);
         let stamp = space.stamp_now();
         let mut pointers = space.pointers();
         for vpn in named {
