@@ -1306,8 +1306,6 @@ case_guards() {
     done
 }
 
-# MADV_PAGEOUT, MADV_COLD, MADV_WILLNEED and mlock: where memory is only counted, where it is tight, and where
-# swap is slow and of two devices.
 # Pages that pages of a row name come before their faults, while they are dropped, written and moved.
 case_named-pages() {
     gcc -O2 -pthread -o named-pages "$TESTS/programs/named_pages.c" 2>/dev/null || { SKIP="no gcc"; return; }
@@ -1320,6 +1318,8 @@ case_named-pages() {
         no "too few came before their faults: $DID"
 }
 
+# MADV_PAGEOUT, MADV_COLD, MADV_WILLNEED and mlock: where memory is only counted, where it is tight, and where
+# swap is slow and of two devices.
 case_page-advice() {
     gcc -O1 -pthread -o page-advice "$TESTS/programs/page_advice.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local way budget other
