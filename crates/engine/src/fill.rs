@@ -80,9 +80,6 @@ pub struct FillJob {
     pub(crate) buf: PageBuf,
     /// Its owner has put the page there.
     pub(crate) is_there: bool,
-    /// The program has said that it will need the pages, or its memory has: nobody waits for them yet, and
-    /// none of them is on trial.
-    pub(crate) is_advised: bool,
     pub(crate) cause: Cause,
 }
 
@@ -92,8 +89,17 @@ pub(crate) enum Cause {
     Fault,
     /// A fault of a row of reads.
     InRow(Row),
+    /// The program has said that it will need them.
+    Advised,
     /// A page that came before has named it (pointers.rs).
     Named,
+}
+
+impl Cause {
+    /// A thread waits for one of them. Else they were asked for, and none of them is on trial.
+    pub fn is_awaited(self) -> bool {
+        matches!(self, Cause::Fault | Cause::InRow(_))
+    }
 }
 
 /// The way in which a row of faults goes.
@@ -117,6 +123,8 @@ pub(crate) struct Claim {
     /// None: zero fill.
     pub entry: Option<SwapEntry>,
     pub read: ReadEnd,
+    /// It comes with the page that faulted: whether it is touched, nobody will say.
+    pub comes_along: bool,
 }
 
 /// What has become of a claimed page's read.
@@ -184,7 +192,6 @@ impl FillJob {
             ahead: ReadWith::default(),
             buf: PageBuf::default(),
             is_there: false,
-            is_advised: self.is_advised,
             cause: self.cause,
         }
     }

@@ -95,7 +95,7 @@ impl SwapIn<'_> {
         let mut entries = Vec::new();
         {
             let mut words = lock(&chunk);
-            self.finish_words(&space, &mut words, (job.favoured, job.is_advised), &end, &mut entries);
+            self.finish_words(&space, &mut words, (job.cause, job.favoured), &end, &mut entries);
         }
         for (claim, cancelled) in &end.dropped {
             if !cancelled {
@@ -119,9 +119,9 @@ impl SwapIn<'_> {
             return job.space.memory.put_zero(vpn, pages, job.write);
         }
         let bytes = &job.buf[at..at + pages];
-        match job.is_advised && pages == 1 {
-            true => job.space.memory.put_unasked(vpn, bytes),
-            false => job.space.memory.put(vpn, bytes),
+        match job.cause.is_awaited() || pages > 1 {
+            true => job.space.memory.put(vpn, bytes),
+            false => job.space.memory.put_unasked(vpn, bytes),
         }
     }
 
@@ -130,7 +130,7 @@ impl SwapIn<'_> {
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
-        (favoured, is_advised): (bool, bool),
+        (cause, favoured): (Cause, bool),
         end: &End,
         entries: &mut Vec<SwapEntry>,
     ) {
@@ -140,7 +140,8 @@ impl SwapIn<'_> {
         for (claim, coming) in end.installed.iter().zip(&coming) {
             claimed(words, claim.vpn);
             let favoured = favoured && claim.entry.is_some();
-            let arrival = Arrival::of(space, ways, resident, (claim.vpn, *coming), favoured, is_advised);
+            let welcome = Welcome::of(cause, favoured, claim.comes_along);
+            let arrival = Arrival::of(space, ways, resident, (claim.vpn, *coming), welcome);
             let word = arrival.word;
             arrivals.push(arrival);
             let kept = claim
@@ -289,23 +290,48 @@ pub(crate) struct Arrival {
     is_soon: bool,
 }
 
+/// What is due to a page that comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Welcome {
+    /// It is touched: another round if it comes back soon, unless it is on trial.
+    Touched,
+    /// By a thread whose pages stay longer.
+    Favoured,
+    /// Somebody has said that it will be: the same, but no trial.
+    Expected,
+    /// It comes along with another one, and may never be touched: no other round, however soon it comes back.
+    Along,
+}
+
+impl Welcome {
+    pub fn of(cause: Cause, favoured: bool, comes_along: bool) -> Welcome {
+        match (favoured, comes_along, cause.is_awaited()) {
+            (_, true, _) => Welcome::Along,
+            (true, ..) => Welcome::Favoured,
+            (_, _, true) => Welcome::Touched,
+            (_, _, false) => Welcome::Expected,
+        }
+    }
+}
+
 impl Arrival {
     pub fn of(
         space: &Space,
         ways: Ways,
         resident_pages: u64,
         (vpn, coming): (Vpn, Coming),
-        favoured: bool,
-        is_advised: bool,
+        welcome: Welcome,
     ) -> Arrival {
-        let favour = if favoured { FAVOUR_HEAT } else { 0 };
         let is_soon = matches!(coming, Coming::After(distance) if distance <= resident_pages);
         let (word, record) = space.fresh_resident(vpn, 0);
-        let on_trial = !favoured && !is_advised && ways.puts_on_trial(vpn, coming, record.stamp());
-        let word = match on_trial {
-            true => word.with(ON_TRIAL),
-            false => word.with_heat(u64::from(is_soon) + favour),
+        let may_be_tried = matches!(welcome, Welcome::Touched | Welcome::Along);
+        let on_trial = may_be_tried && ways.puts_on_trial(vpn, coming, record.stamp());
+        let heat = match welcome {
+            Welcome::Touched | Welcome::Expected => u64::from(is_soon),
+            Welcome::Favoured => u64::from(is_soon) + FAVOUR_HEAT,
+            Welcome::Along => 0,
         };
+        let word = if on_trial { word.with(ON_TRIAL) } else { word.with_heat(heat) };
         Arrival { word, record, on_trial, is_soon }
     }
 }

@@ -15,7 +15,7 @@
 use crate::backing::QueueId;
 use crate::devices::Device;
 use crate::fill::{Cause, Claim, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn};
-use crate::install::{Arrival, claimed};
+use crate::install::{Arrival, Welcome, claimed};
 use crate::memory::Stop;
 use crate::reclaim::queues::Coming;
 use crate::space::{Chunk, Space, index};
@@ -116,8 +116,8 @@ impl SwapIn<'_> {
         let mut words = lock(chunk);
         claimed(&words, vpn);
         let (ways, resident) = (space.ways(), space.resident_pages());
-        let arrival =
-            Arrival::of(space, ways, resident, (vpn, coming), fault.favoured, cause == Cause::Named);
+        let welcome = Welcome::of(cause, fault.favoured, false);
+        let arrival = Arrival::of(space, ways, resident, (vpn, coming), welcome);
         words[index(vpn)] = arrival.word;
         self.count_arrivals([&arrival], [coming]);
         space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
@@ -156,11 +156,10 @@ fn job_of(
         write: fault.write,
         favoured: fault.favoured,
         fault: fault.vpn,
-        pages: vec![Claim { vpn: fault.vpn, entry: Some(entry), read }],
+        pages: vec![Claim { vpn: fault.vpn, entry: Some(entry), read, comes_along: false }],
         ahead: ReadWith::default(),
         buf,
         is_there: false,
-        is_advised: cause == Cause::Named,
         cause,
     }
 }

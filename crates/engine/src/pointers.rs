@@ -11,10 +11,10 @@
 //!                                               └─ noted:  does it fault soon?          else, and 1 of 64
 //! ```
 //!
-//! Nobody tells whether a page that was brought is used. So some predictions are only noted, and those that
-//! fault soon were right. Of a sort of text nine tenths are, of programs in Java and JavaScript a fifth and a
-//! ninth. Where fewer than three quarters are, nothing is brought, and one page of a row in 32 is looked at,
-//! of which 32 words. (All of each were looked at first: a fifth of the CPU time of a collector's run.)
+//! Some predictions are only noted, and those that fault soon were right (notes.rs). Of a sort of text nine
+//! tenths are, of programs in Java and JavaScript a fifth and a ninth. Where fewer than three quarters are,
+//! nothing is brought, and one page of a row in 32 is looked at, of which 32 words. (All of each were looked
+//! at first: a fifth of the CPU time of a collector's run.)
 //!
 //! That pages which are there stay is as much worth as the bringing: with it a sort had half as many faults,
 //! for every fifth fault was on a page that had left between the look and its turn.
@@ -31,6 +31,7 @@
 //! What it does not do: follow what those pages name in turn, or look at pages that threads bring by
 //! themselves (the `thread` pager's early fills).
 
+use crate::notes::{Notes, Rate};
 use crate::units::{PAGE_SIZE, Page, Vpn};
 
 /// Of a page with fewer different pages named, the words are likely to be something else.
@@ -39,10 +40,6 @@ const NAMED_MIN: usize = 16;
 const WORDS: usize = PAGE_SIZE / size_of::<u64>();
 /// While predictions are right, one of so many is only noted.
 const SAMPLED: u32 = 64;
-/// Predictions that are noted at once.
-const NOTES: usize = 256;
-/// So many are noted before any page is brought, and the counts are halved at twice as many.
-const NOTED_MIN: u32 = 128;
 /// Where they are not right, one look in so many is made, at so many of the pages that are named.
 const LOOKS_TRIED: u32 = 32;
 const NAMED_TRIED: usize = 32;
@@ -54,19 +51,10 @@ const SOON_STAMPS: u64 = 128;
 /// Of one address space.
 #[derive(Default)]
 pub(crate) struct Pointers {
-    /// Pages that were predicted, each at the place that its number gives. Empty until there is one.
-    notes: Box<[Option<Note>]>,
-    /// How many were noted, and how many of them were right; halved now and then.
-    noted: u32,
-    right: u32,
+    notes: Notes<()>,
+    rate: Rate,
     predicted: u32,
     looks: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Note {
-    vpn: Vpn,
-    stamp: u64,
 }
 
 impl Pointers {
@@ -86,33 +74,25 @@ impl Pointers {
         if self.are_right() && !self.predicted.is_multiple_of(SAMPLED) {
             return true;
         }
-        if self.notes.is_empty() {
-            self.notes = vec![None; NOTES].into();
-        }
-        let before = self.notes[vpn.0 as usize % NOTES].replace(Note { vpn, stamp });
         // Else it is named twice.
-        if before.is_none_or(|before| before.vpn != vpn) {
-            self.noted += 1;
-            if self.noted == 2 * NOTED_MIN {
-                (self.noted, self.right) = (self.noted / 2, self.right / 2);
-            }
+        if self.notes.put(vpn, stamp, ()) {
+            self.rate.note();
         }
         false
     }
 
     /// A page that was away has faulted. True: that was predicted a moment ago.
     pub fn note_fault(&mut self, vpn: Vpn, stamp: u64) -> bool {
-        let note = self.notes.get_mut(vpn.0 as usize % NOTES);
-        let Some(noted) = note.and_then(|note| note.take_if(|note| note.vpn == vpn)) else { return false };
-        let is_right = stamp.wrapping_sub(noted.stamp) <= SOON_STAMPS;
-        self.right += u32::from(is_right);
+        let is_right = self.notes.take(vpn, stamp).is_some_and(|(age, ())| age <= SOON_STAMPS);
+        if is_right {
+            self.rate.note_right();
+        }
         is_right
     }
 
-    /// Of those that were noted of late. (To count a wrong one when another one takes its place was too
-    /// late: the right ones are known sooner.)
+    /// Of those that were noted of late.
     pub fn are_right(&self) -> bool {
-        self.noted >= NOTED_MIN && self.right * 100 >= self.noted * RIGHT_PERCENT
+        self.rate.is_known() && self.rate.is_at_least(RIGHT_PERCENT)
     }
 }
 

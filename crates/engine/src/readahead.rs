@@ -28,7 +28,7 @@
 //!
 //! A stream may step over pages that are resident: the next fault is accepted up to `SLACK_PAGES` past the
 //! expected page. It knows no hits: one that stops making faults where they are expected is simply not
-//! continued.
+//! continued. Where most that came along was not touched, less is brought than the window says (trust.rs).
 //!
 //! What it does not do: look at page-table words or slots (the caller takes from the window what can be
 //! read).

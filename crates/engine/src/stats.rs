@@ -94,6 +94,10 @@ stats! {
     swap_cache_bypass,
     /// Pages read or brought in beyond the one that faulted.
     swap_ra,
+    /// Pages that would have come with the next page of a row, and were only noted.
+    ra_noted,
+    /// Of the noted ones, those that faulted soon.
+    ra_right,
     /// Pages that were read ahead into the swap cache, and were then wanted.
     swap_ra_hit,
     /// Victims looked at by reclaim.

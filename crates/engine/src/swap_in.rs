@@ -28,8 +28,7 @@
 
 use crate::backing::{QueueId, ReadDone, ReadRequest, ReadStart};
 use crate::fill::{
-    Brought, Cause, Claim, FOLIO_MAX_ORDER, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX,
-    ZERO_WINDOW_MAX, slots_of,
+    Brought, Cause, Claim, Fault, FillJob, Outcome, ReadEnd, ReadWith, SwapIn, WINDOW_MAX, slots_of,
 };
 use crate::group::Group;
 use crate::memory::Stop;
@@ -38,14 +37,9 @@ use crate::reclaim::folio::orders;
 use crate::space::{CHUNK_PAGES, Chunk, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
-use crate::tuning::{AUTO_ORDER_MIN, FolioSize, Readahead};
-use crate::units::{Order, PageBuf, SlotIndex, Vpn};
+use crate::units::{PageBuf, SlotIndex, Vpn};
 use crate::word::{HAS_ENTRY, State, SwapEntry, WANTED, Word};
 use std::ops::Range;
-
-/// By default a stream whose window is 2^n pages may bring a folio of order n + 2: 64 KiB with the third
-/// fault in a row. (The second one is often chance.)
-const EARNED_ORDERS: u8 = 2;
 
 impl SwapIn<'_> {
     /// A fault on `vpn`: the one entry for every front end.
@@ -81,6 +75,7 @@ impl SwapIn<'_> {
                 let folio = self.folio_window(&words[..], vpn, state, window);
                 let folio =
                     folio.filter(|block| block.len() as u64 > window.pages.max(self.most_read_ahead(entry)));
+                let (window, folio) = self.trusted(space, &words, (vpn, state), window, folio);
                 let cause = match state {
                     State::Swapped => self.cause_of(space, &words, fault, window),
                     _ => Cause::Fault,
@@ -111,7 +106,6 @@ impl SwapIn<'_> {
                     ahead: ReadWith::default(),
                     buf: PageBuf::default(),
                     is_there: false,
-                    is_advised: false,
                     cause,
                 };
                 match state {
@@ -140,9 +134,10 @@ impl SwapIn<'_> {
             _ => return true,
         }
         space.group(self.swap).force_charge(self.cpu, 1);
-        let pages = self.mark_claimed(space, &mut words, &[vpn], State::Swapped);
+        let pages = self.mark_claimed(space, &mut words, &[vpn], State::Swapped, Some(vpn));
         drop(words);
         self.note_predicted(space, vpn);
+        self.note_left_out(space, vpn);
         let counters = self.swap.stats.on(self.cpu);
         for counter in [&counters.pgmajfault, &counters.pswpin, &counters.swap_cache_bypass] {
             add(counter, 1);
@@ -156,7 +151,6 @@ impl SwapIn<'_> {
             ahead: ReadWith::default(),
             buf: PageBuf::default(),
             is_there: true,
-            is_advised: false,
             cause: Cause::Fault,
         });
         true
@@ -194,7 +188,7 @@ impl SwapIn<'_> {
                     return Brought { outcome: Outcome::NoRoom, next: first_out, pages: 0 };
                 }
             }
-            let pages = self.mark_claimed(space, &mut words, &out, State::Swapped);
+            let pages = self.mark_claimed(space, &mut words, &out, State::Swapped, None);
             drop(words);
             let next = Vpn(first_out.0 + pages.len() as u64);
             let brought = pages.len();
@@ -207,8 +201,7 @@ impl SwapIn<'_> {
                 ahead: ReadWith::default(),
                 buf: PageBuf::default(),
                 is_there: false,
-                is_advised: true,
-                cause: Cause::Fault,
+                cause: Cause::Advised,
             };
             return Brought { outcome: self.read_in(queue, job, true), next, pages: brought };
         }
@@ -245,37 +238,6 @@ impl SwapIn<'_> {
         Outcome::Done
     }
 
-    /// What comes in with a page of a folio. Of one that `--tune folio` names the size of: the 64 KiB around
-    /// the page, until faults have proven a stream. (With 2 MiB for each page that faults, a program would do
-    /// little but swap.) For a stream, in its direction: the rest of the largest block whose pages lie in
-    /// slots in a row, as they left, and by default no more than the stream has earned.
-    fn folio_window(&self, words: &[Word], vpn: Vpn, state: State, window: Window) -> Option<Range<usize>> {
-        let (smallest, largest) = orders(&self.swap.tuning).filter(|_| state == State::Swapped)?;
-        let largest = match self.swap.tuning.folio {
-            FolioSize::Auto if !window.proven => return None,
-            FolioSize::Auto => Order((window.pages.ilog2() as u8 + EARNED_ORDERS).min(FOLIO_MAX_ORDER)),
-            FolioSize::Fixed(_) if !window.proven => smallest,
-            FolioSize::Fixed(_) => largest,
-        };
-        let at = index(vpn);
-        let SwapEntry { device, slot } = words[at].entry();
-        let in_a_row = |i: usize| {
-            let expected = SlotIndex(slot.0.wrapping_add(i as u32).wrapping_sub(at as u32));
-            words[i].state() == State::Swapped && words[i].entry() == SwapEntry { device, slot: expected }
-        };
-        let mut orders = (smallest.0..=largest.0).rev().map(|order| 1 << order);
-        orders.find_map(|pages: usize| {
-            let first = at & !(pages - 1);
-            let part = match (window.proven, window.first == vpn) {
-                (false, _) => first..first + pages,
-                (true, true) => at..first + pages,
-                (true, false) => first..at + 1,
-            };
-            let is_aligned = slot.index() % pages == at - first;
-            (is_aligned && part.clone().all(in_a_row)).then_some(part)
-        })
-    }
-
     /// Claim a folio, or the half (quarter, ...) of it around the page for which there is room. None if there
     /// is no room for two pages.
     fn claim_folio(
@@ -297,47 +259,7 @@ impl SwapIn<'_> {
         let chunk_first = vpn.0 - at as u64;
         let pages: Vec<Vpn> = block.clone().map(|i| Vpn(chunk_first + i as u64)).collect();
         space.streams().note_brought(Vpn(chunk_first + block.start as u64), block.len() as u64);
-        Some(self.mark_claimed(space, words, &pages, State::Swapped))
-    }
-
-    fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
-        let max = match self.swap.tuning.readahead {
-            // A zero fill reads nothing: its runs are not readahead, and all settings have them.
-            _ if state == State::None => return self.zero_window(space, vpn),
-            // What is read ahead is not claimed, and not mapped.
-            Readahead::Auto | Readahead::Always => return Window { first: vpn, pages: 1, proven: false },
-            Readahead::Stream => WINDOW_MAX as u64,
-        };
-        let mut streams = space.streams();
-        let window = streams.fault(vpn, max);
-        let Some((_, largest)) = orders(&self.swap.tuning).filter(|_| state == State::Swapped) else {
-            return window;
-        };
-        // Not into a folio of which it would be a part, so that this one is met at its beginning.
-        let block = match self.swap.tuning.folio {
-            FolioSize::Auto => AUTO_ORDER_MIN,
-            FolioSize::Fixed(_) => largest,
-        };
-        let within = window.ending_with_a_block(vpn, u64::from(block.pages()));
-        if within != window {
-            streams.note_brought(within.first, within.pages);
-        }
-        within
-    }
-
-    /// The window of a page that is new. One that ends with its chunk meets the next fault behind it.
-    fn zero_window(&self, space: &Space, vpn: Vpn) -> Window {
-        let has_plenty = space.group(self.swap).has_plenty();
-        let max = if has_plenty { space.memory.zeros_max().min(ZERO_WINDOW_MAX) } else { WINDOW_MAX };
-        let mut streams = space.streams();
-        let window = streams.fault(vpn, max as u64);
-        let chunk_end = (vpn.0 - index(vpn) as u64) + CHUNK_PAGES;
-        if window.first.0 + window.pages <= chunk_end {
-            return window;
-        }
-        let within = Window { pages: chunk_end - window.first.0, ..window };
-        streams.note_brought(within.first, within.pages);
-        within
+        Some(self.mark_claimed(space, words, &pages, State::Swapped, Some(vpn)))
     }
 
     /// Claim the faulting page, and of its window those pages of the same chunk that are in the same state.
@@ -369,7 +291,7 @@ impl SwapIn<'_> {
             }
             picked = vec![vpn];
         }
-        Some(self.mark_claimed(space, words, &picked, state))
+        Some(self.mark_claimed(space, words, &picked, state, Some(vpn)))
     }
 
     /// Charge a page; where there is no room, pages that were read ahead make some.
@@ -384,13 +306,15 @@ impl SwapIn<'_> {
         }
     }
 
-    /// Mark pages, which are charged, as claimed by this thread.
+    /// Mark pages, which are charged, as claimed by this thread. Those beside the one that faulted come
+    /// along.
     fn mark_claimed(
         &self,
         space: &Space,
         words: &mut [Word; CHUNK_PAGES as usize],
         picked: &[Vpn],
         state: State,
+        fault: Option<Vpn>,
     ) -> Vec<Claim> {
         let claims: Vec<Claim> = picked
             .iter()
@@ -401,7 +325,8 @@ impl SwapIn<'_> {
                 if entry.is_some() {
                     *word = word.with(HAS_ENTRY);
                 }
-                Claim { vpn: *vpn, entry, read: ReadEnd::None }
+                let comes_along = fault.is_some_and(|fault| fault != *vpn);
+                Claim { vpn: *vpn, entry, read: ReadEnd::None, comes_along }
             })
             .collect();
         space.count_resident(picked.len() as i64);
@@ -528,7 +453,7 @@ impl SwapIn<'_> {
     }
 
     fn start_read(&mut self, queue: QueueId, job: FillJob, buf: PageBuf) -> Outcome {
-        let (slots, is_awaited) = (job.slots(), !job.is_advised);
+        let (slots, is_awaited) = (job.slots(), job.cause.is_awaited());
         let device = &self.swap.devices[job.pages[0].device() as usize];
         let token = self.reads.start(queue, job);
         match device.backing.read(queue, ReadRequest { token, slots, buf, is_awaited }) {

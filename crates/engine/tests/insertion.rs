@@ -90,7 +90,7 @@ fn a_loop_larger_than_memory_keeps_most_of_what_fits() {
         let (warm_up, measured) = (rounds(pages, 10), rounds(pages, 10));
         let share = |insertion| come_in(insertion, &warm_up, &measured) as f64 / measured.len() as f64;
         let (arrival, duel) = (share(Insertion::Arrival), share(Insertion::Duel));
-        assert!(arrival > 0.98, "{pages} pages by arrival: {arrival}");
+        assert!(arrival > 0.95, "{pages} pages by arrival: {arrival}");
         assert!(duel < most, "{pages} pages by duel: {duel}");
     }
 }

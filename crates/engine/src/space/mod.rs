@@ -21,6 +21,7 @@ use crate::reclaim::queues::{Queues, Role, Source, Ways};
 use crate::reclaim::turn::Turn;
 use crate::swap::Swap;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
+use crate::trust::Trust;
 use crate::units::{SpaceId, Vpn};
 use crate::word::{MADE_OWN, ON_TRIAL, STAMP_MASK, State, SwapEntry, WANTED, Word};
 use std::collections::BTreeMap;
@@ -44,6 +45,7 @@ pub struct Space {
     pub gate: Gate,
     lru: Mutex<Queues>,
     streams: Mutex<Streams>,
+    trust: Mutex<Trust>,
     window: Mutex<HitWindow>,
     pointers: Mutex<Pointers>,
     chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
@@ -76,6 +78,7 @@ impl Space {
             gate: Gate::new(),
             lru: Mutex::new(Queues::default()),
             streams: Mutex::new(Streams::default()),
+            trust: Mutex::new(Trust::default()),
             window: Mutex::new(HitWindow::default()),
             pointers: Mutex::new(Pointers::default()),
             chunks: RwLock::new(BTreeMap::new()),
@@ -232,6 +235,11 @@ impl Space {
         lock(&self.streams)
     }
 
+    /// How many of the pages that come with them are touched.
+    pub(crate) fn trust(&self) -> MutexGuard<'_, Trust> {
+        lock(&self.trust)
+    }
+
     /// The pages around its faults that are read ahead.
     pub(crate) fn window(&self) -> MutexGuard<'_, HitWindow> {
         lock(&self.window)
@@ -245,6 +253,11 @@ impl Space {
     /// The stamp of a page that comes in now.
     pub(crate) fn stamp_now(&self) -> u64 {
         self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT
+    }
+
+    /// About so many stamps pass from when a page comes in to when it leaves, if it is not touched again.
+    pub(crate) fn stay_stamps(&self) -> u64 {
+        self.resident_pages() >> STAMP_SHIFT
     }
 
     // ---- the queues of its resident pages -----------------------------------------------------------------

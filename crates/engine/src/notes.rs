@@ -1,0 +1,85 @@
+//! Predictions that are only noted, to see whether they come true.
+//!
+//! Nobody tells whether a page that was brought before its fault is touched. So of each kind of prediction
+//! some are not acted upon: the page is noted, and if it faults soon, the prediction was right.
+//!
+//! ```text
+//!   noted ──▶ faults soon:              right
+//!             faults late, or never:    wrong       all count as noted at once, so until then it seems wrong
+//! ```
+//!
+//! (To count a wrong one only when another one takes its place was too late: the right ones are known
+//! sooner.)
+//!
+//! What it does not do: say what is predicted (pointers.rs: what a page names; trust.rs: how a row goes on),
+//! or what follows from it.
+
+use crate::units::Vpn;
+
+/// Pages that are noted at once.
+const NOTES: usize = 256;
+/// So many are noted before anything is said of them, and the counts are halved at twice as many.
+const NOTED_MIN: u32 = 128;
+
+/// Noted pages, each at the place that its number gives. Empty until there is one.
+pub(crate) struct Notes<T> {
+    table: Box<[Option<Note<T>>]>,
+}
+
+struct Note<T> {
+    vpn: Vpn,
+    stamp: u64,
+    of: T,
+}
+
+impl<T> Default for Notes<T> {
+    fn default() -> Notes<T> {
+        Notes { table: Box::default() }
+    }
+}
+
+impl<T> Notes<T> {
+    /// Note a page. False: it is noted already, and that counts from now.
+    pub fn put(&mut self, vpn: Vpn, stamp: u64, of: T) -> bool {
+        if self.table.is_empty() {
+            self.table = (0..NOTES).map(|_| None).collect();
+        }
+        let before = self.table[vpn.0 as usize % NOTES].replace(Note { vpn, stamp, of });
+        before.is_none_or(|before| before.vpn != vpn)
+    }
+
+    /// A page has faulted: how many stamps ago it was noted, if it was, and what for.
+    pub fn take(&mut self, vpn: Vpn, stamp: u64) -> Option<(u64, T)> {
+        let note = self.table.get_mut(vpn.0 as usize % NOTES)?.take_if(|note| note.vpn == vpn)?;
+        Some((stamp.wrapping_sub(note.stamp), note.of))
+    }
+}
+
+/// How many of the predictions noted of late were right.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Rate {
+    noted: u32,
+    right: u32,
+}
+
+impl Rate {
+    pub fn note(&mut self) {
+        self.noted += 1;
+        if self.noted == 2 * NOTED_MIN {
+            (self.noted, self.right) = (self.noted / 2, self.right / 2);
+        }
+    }
+
+    pub fn note_right(&mut self) {
+        self.right += 1;
+    }
+
+    /// Enough were noted.
+    pub fn is_known(self) -> bool {
+        self.noted >= NOTED_MIN
+    }
+
+    pub fn is_at_least(self, percent: u32) -> bool {
+        self.right * 100 >= self.noted * percent
+    }
+}

@@ -1,0 +1,124 @@
+//! Whether what would come with a page of a row is worth bringing.
+//!
+//! Two faults side by side are taken for a row (readahead.rs), and in a program that goes through its arrays
+//! they are one. In one that walks over small objects they are chance more often than not: of Python's dicts
+//! two in five of such pages were touched before they left again, of Java's four in five. A page that is not
+//! touched costs its way in, the way out of another one, and often a fault on that. So some are left out,
+//! and noted (notes.rs), for each size of window by itself:
+//!
+//! ```text
+//!   window, or folio:   fault  + + + + + + + +
+//!
+//!   trusted, 1 of 32    fault  + + + ?             ends before a page that is noted
+//!   trusted, others     fault  + + + + + + + +
+//!   not trusted         fault  . . ? . . . . .     comes alone; one page of them is noted
+//! ```
+//!
+//! A row goes on behind what was brought, so the page that is noted faults if the program goes on, and its
+//! window is no smaller than before. A window of a size that is not trusted grows as if it had come: a row
+//! proves itself by more faults, until it comes to a size that is trusted.
+//!
+//! Here is what is known; windows.rs asks for it.
+//!
+//! What it does not do: find rows (readahead.rs).
+
+use crate::notes::{Notes, Rate};
+use crate::units::{MAX_ORDER, Vpn};
+
+/// One window of so many that are trusted ends early.
+const SAMPLED: u32 = 32;
+/// Percent of the pages that were noted that must have been touched.
+const RIGHT_PERCENT: u32 = 60;
+/// Windows of 2^n pages up to 2^(n + 1), for each n.
+const SIZES: usize = MAX_ORDER as usize + 1;
+
+/// Of one address space.
+#[derive(Default)]
+pub(crate) struct Trust {
+    notes: Notes<u8>,
+    rates: [Rate; SIZES],
+    windows: u32,
+}
+
+/// What is done with a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    Bring,
+    /// It ends before a page that is noted.
+    Try,
+    /// Only the page that faulted comes, and one is noted.
+    Leave,
+}
+
+impl Trust {
+    /// Of a window of so many pages.
+    pub fn verdict(&mut self, pages: usize) -> Verdict {
+        self.windows = self.windows.wrapping_add(1);
+        let rate = self.rates[size_of_window(pages)];
+        if rate.is_known() && !rate.is_at_least(RIGHT_PERCENT) {
+            return Verdict::Leave;
+        }
+        if self.windows.is_multiple_of(SAMPLED) { Verdict::Try } else { Verdict::Bring }
+    }
+
+    /// The window would have brought this page.
+    pub fn note(&mut self, vpn: Vpn, pages: usize, stamp: u64) {
+        let size = size_of_window(pages);
+        if self.notes.put(vpn, stamp, size as u8) {
+            self.rates[size].note();
+        }
+    }
+
+    /// A page that was away has faulted. True: it was noted, and would still have been there.
+    pub fn note_fault(&mut self, vpn: Vpn, stamp: u64, stay_stamps: u64) -> bool {
+        let Some((age, size)) = self.notes.take(vpn, stamp) else { return false };
+        // Half of its stay: what comes with others is on trial more often than they, and leaves sooner.
+        let is_right = age <= stay_stamps / 2;
+        if is_right {
+            self.rates[usize::from(size)].note_right();
+        }
+        is_right
+    }
+
+    /// Any number below `n`.
+    pub fn any(&self, n: usize) -> usize {
+        const GOLDEN: u32 = 0x9e37_79b9;
+        ((u64::from(self.windows.wrapping_mul(GOLDEN)) * n as u64) >> 32) as usize
+    }
+}
+
+fn size_of_window(pages: usize) -> usize {
+    (pages.max(1).ilog2() as usize).min(SIZES - 1)
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_left_while_too_few_noted_pages_fault() {
+        let mut trust = Trust::default();
+        let mut windows = |right_percent: u64, windows: u64| {
+            let mut counts = [0, 0, 0];
+            for n in 0..windows {
+                let verdict = trust.verdict(8);
+                counts[verdict as usize] += 1;
+                if verdict == Verdict::Bring {
+                    continue;
+                }
+                let vpn = Vpn(n * 7919);
+                trust.note(vpn, 8, n);
+                let comes_late = n * 37 % 100 >= right_percent;
+                assert_eq!(trust.note_fault(vpn, n + if comes_late { 51 } else { 50 }, 100), !comes_late);
+                assert!(!trust.note_fault(vpn, n, 100), "once");
+            }
+            counts
+        };
+        assert_eq!(windows(80, 16_000), [15_500, 500, 0], "bring, try, leave");
+        let [_, tried, left] = windows(30, 16_000);
+        assert!(tried < 300 && left > 11_000, "{tried} {left}");
+        let [brought, _, left] = windows(90, 16_000);
+        assert!(brought > 14_000 && left < 300, "{brought} {left}");
+        assert_eq!(trust.verdict(4), Verdict::Bring, "other sizes are judged by themselves");
+    }
+}

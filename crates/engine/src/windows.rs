@@ -1,0 +1,255 @@
+//! What is brought with a page that faults: its window, the folio that it is a part of, and how much of them
+//! is trusted.
+//!
+//! ```text
+//!   fault ─▶ window (readahead.rs) ─▶ part of a folio that its row has earned? ─▶ worth it (trust.rs)?
+//!   fault on new memory ─▶ a window of zeros, larger while there is plenty of room
+//! ```
+//!
+//! What it does not do: claim pages, or charge for them (swap_in.rs); read neighbours into the swap cache
+//! (neighbours.rs).
+
+use crate::fill::{FOLIO_MAX_ORDER, SwapIn, WINDOW_MAX, ZERO_WINDOW_MAX};
+use crate::readahead::Window;
+use crate::reclaim::folio::orders;
+use crate::space::{CHUNK_PAGES, Space, index};
+use crate::stats::add;
+use crate::trust::Verdict;
+use crate::tuning::{AUTO_ORDER_MIN, FolioSize, Readahead};
+use crate::units::{Order, SlotIndex, Vpn};
+use crate::word::{State, SwapEntry, Word};
+use std::ops::Range;
+
+/// By default a stream whose window is 2^n pages may bring a folio of order n + 2: 64 KiB with the third
+/// fault in a row. (The second one is often chance.)
+const EARNED_ORDERS: u8 = 2;
+
+impl SwapIn<'_> {
+    /// The pages of the row of which this fault is one.
+    pub(crate) fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
+        let max = match self.swap.tuning.readahead {
+            // A zero fill reads nothing: its runs are not readahead, and all settings have them.
+            _ if state == State::None => return self.zero_window(space, vpn),
+            // What is read ahead is not claimed, and not mapped.
+            Readahead::Auto | Readahead::Always => return Window { first: vpn, pages: 1, proven: false },
+            Readahead::Stream => WINDOW_MAX as u64,
+        };
+        let mut streams = space.streams();
+        let window = streams.fault(vpn, max);
+        let Some((_, largest)) = orders(&self.swap.tuning).filter(|_| state == State::Swapped) else {
+            return window;
+        };
+        // Not into a folio of which it would be a part, so that this one is met at its beginning.
+        let block = match self.swap.tuning.folio {
+            FolioSize::Auto => AUTO_ORDER_MIN,
+            FolioSize::Fixed(_) => largest,
+        };
+        let within = window.ending_with_a_block(vpn, u64::from(block.pages()));
+        if within != window {
+            streams.note_brought(within.first, within.pages);
+        }
+        within
+    }
+
+    /// The window of a page that is new. One that ends with its chunk meets the next fault behind it.
+    fn zero_window(&self, space: &Space, vpn: Vpn) -> Window {
+        let has_plenty = space.group(self.swap).has_plenty();
+        let max = if has_plenty { space.memory.zeros_max().min(ZERO_WINDOW_MAX) } else { WINDOW_MAX };
+        let mut streams = space.streams();
+        let window = streams.fault(vpn, max as u64);
+        let chunk_end = (vpn.0 - index(vpn) as u64) + CHUNK_PAGES;
+        if window.first.0 + window.pages <= chunk_end {
+            return window;
+        }
+        let within = Window { pages: chunk_end - window.first.0, ..window };
+        streams.note_brought(within.first, within.pages);
+        within
+    }
+
+    /// What comes in with a page of a folio. Of one that `--tune folio` names the size of: the 64 KiB around
+    /// the page, until faults have proven a stream. (With 2 MiB for each page that faults, a program would do
+    /// little but swap.) For a stream, in its direction: the rest of the largest block whose pages lie in
+    /// slots in a row, as they left, and by default no more than the stream has earned.
+    pub(crate) fn folio_window(
+        &self,
+        words: &[Word],
+        vpn: Vpn,
+        state: State,
+        window: Window,
+    ) -> Option<Range<usize>> {
+        let (smallest, largest) = orders(&self.swap.tuning).filter(|_| state == State::Swapped)?;
+        let largest = match self.swap.tuning.folio {
+            FolioSize::Auto if !window.proven => return None,
+            FolioSize::Auto => Order((window.pages.ilog2() as u8 + EARNED_ORDERS).min(FOLIO_MAX_ORDER)),
+            FolioSize::Fixed(_) if !window.proven => smallest,
+            FolioSize::Fixed(_) => largest,
+        };
+        let at = index(vpn);
+        let SwapEntry { device, slot } = words[at].entry();
+        let in_a_row = |i: usize| {
+            let expected = SlotIndex(slot.0.wrapping_add(i as u32).wrapping_sub(at as u32));
+            words[i].state() == State::Swapped && words[i].entry() == SwapEntry { device, slot: expected }
+        };
+        let mut orders = (smallest.0..=largest.0).rev().map(|order| 1 << order);
+        orders.find_map(|pages: usize| {
+            let first = at & !(pages - 1);
+            let part = match (window.proven, window.first == vpn) {
+                (false, _) => first..first + pages,
+                (true, true) => at..first + pages,
+                (true, false) => first..at + 1,
+            };
+            let is_aligned = slot.index() % pages == at - first;
+            (is_aligned && part.clone().all(in_a_row)).then_some(part)
+        })
+    }
+
+    /// What is brought of the window and the folio that a fault has earned.
+    pub(crate) fn trusted(
+        &self,
+        space: &Space,
+        words: &[Word; CHUNK_PAGES as usize],
+        (vpn, state): (Vpn, State),
+        window: Window,
+        folio: Option<Range<usize>>,
+    ) -> (Window, Option<Range<usize>>) {
+        if state != State::Swapped {
+            return (window, folio);
+        }
+        self.note_left_out(space, vpn);
+        if !window.proven || self.swap.tuning.folio != FolioSize::Auto {
+            return (window, folio);
+        }
+        let at = index(vpn);
+        let chunk_first = vpn.0 - at as u64;
+        let upwards = window.first == vpn;
+        let beside = match &folio {
+            Some(block) if upwards => at + 1..block.end,
+            Some(block) => block.start..at,
+            None if upwards => at + 1..(at + window.pages as usize).min(words.len()),
+            None => window.first.0.saturating_sub(chunk_first) as usize..at,
+        };
+        let mut away: Vec<usize> = beside.filter(|i| words[*i].state() == State::Swapped).collect();
+        if away.is_empty() {
+            return (window, folio);
+        }
+        if !upwards {
+            away.reverse();
+        }
+        let mut trust = space.trust();
+        let verdict = trust.verdict(1 + away.len());
+        if verdict == Verdict::Bring {
+            return (window, folio);
+        }
+        let left_out = Vpn(chunk_first + away[trust.any(away.len())] as u64);
+        trust.note(left_out, 1 + away.len(), space.stamp_now());
+        drop(trust);
+        add(&self.swap.stats.on(self.cpu).ra_noted, 1);
+        let (first, end) = match (verdict, upwards) {
+            (Verdict::Try, true) => (vpn.0, left_out.0),
+            (Verdict::Try, false) => (left_out.0 + 1, vpn.0 + 1),
+            _ => (vpn.0, vpn.0 + 1),
+        };
+        let cut = Window { first: Vpn(first), pages: end - first, proven: verdict == Verdict::Try };
+        space.streams().note_brought(cut.first, cut.pages);
+        (cut, None)
+    }
+
+    /// A page that was away is touched: would it have come with another one?
+    pub(crate) fn note_left_out(&self, space: &Space, vpn: Vpn) {
+        if space.trust().note_fault(vpn, space.stamp_now(), space.stay_stamps()) {
+            add(&self.swap.stats.on(self.cpu).ra_right, 1);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, simulated))))]
+mod tests {
+    use super::*;
+    use crate::backing::QueueId;
+    use crate::devices::Device;
+    use crate::engine::Engine;
+    use crate::fill::{Fault, Outcome, Scratch};
+    use crate::slots::Slots;
+    use crate::sync::Arc;
+    use crate::testing::blank::{BlankDevice, BlankMemory};
+    use crate::tuning::Tuning;
+    use crate::units::{CpuId, PAGE_SIZE, SpaceId};
+
+    const CPU: CpuId = CpuId(0);
+    const MEMORY: u64 = 2048;
+    const PAGES: u64 = 2 * MEMORY;
+
+    /// A program in memory for half of its pages.
+    struct Job {
+        engine: Engine,
+        space: Arc<Space>,
+        scratch: Scratch,
+    }
+
+    impl Job {
+        fn new() -> Job {
+            let slots = 4 * PAGES as u32;
+            let tuning = Tuning::default();
+            let backing = Arc::new(BlankDevice::new(slots));
+            let device = Device::new("test".into(), 0, Slots::new(slots, 1, false, &tuning), backing);
+            let engine = Engine::new(vec![device], MEMORY * PAGE_SIZE as u64, tuning);
+            let space = Arc::new(Space::new(SpaceId(1), Arc::new(BlankMemory)));
+            engine.add_space(space.clone());
+            let mut job = Job { engine, space, scratch: Scratch::default() };
+            (0..PAGES).for_each(|page| job.touch(page));
+            job
+        }
+
+        fn touch(&mut self, page: u64) {
+            let vpn = Vpn(1 << 20 | page);
+            while self.space.word(vpn).state() != State::Resident {
+                let fault = Fault { vpn, write: true, urgent: false, favoured: false };
+                let outcome = self.engine.fault(CPU, QueueId(0), &self.space, fault, &mut self.scratch);
+                if matches!(outcome, Outcome::NoRoom) || self.engine.root().above_high_mark() {
+                    let (_, batch) = self.engine.shrink(CPU, &self.space, 64);
+                    if let Some(batch) = batch {
+                        self.engine.write_out(CPU, QueueId(0), batch);
+                    }
+                }
+            }
+        }
+
+        /// Touches rows of so many pages, each somewhere. Returns (faults, pages that came along).
+        fn rows(&mut self, rows: u64, pages: u64) -> (u64, u64) {
+            let count = |job: &Job| {
+                let stats = job.engine.stats();
+                (stats.sum(|c| &c.pgmajfault), stats.sum(|c| &c.swap_ra))
+            };
+            let before = count(self);
+            for row in 0..rows {
+                let first = (row + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (PAGES - pages);
+                (first..first + pages).for_each(|page| self.touch(page));
+            }
+            let after = count(self);
+            self.engine.check();
+            (after.0 - before.0, after.1 - before.1)
+        }
+    }
+
+    #[test]
+    fn pages_beside_pairs_come_until_it_is_seen_that_none_is_touched() {
+        let mut job = Job::new();
+        let (_, at_first) = job.rows(1000, 2);
+        job.rows(8000, 2);
+        let (faults, later) = job.rows(4000, 2);
+        assert!(at_first > 100, "{at_first}");
+        assert!(later * 20 < faults, "{later} for {faults} faults");
+        // The program goes through its pages in order now, and half of them is away each time.
+        job.rows(4, PAGES - 1);
+        let (faults, along) = job.rows(4, PAGES - 1);
+        assert!(along > 4 * faults, "{along} for {faults} faults");
+    }
+
+    #[test]
+    fn long_rows_are_trusted() {
+        let mut job = Job::new();
+        job.rows(100, 64);
+        let (faults, along) = job.rows(400, 64);
+        assert!(along > 3 * faults, "{along} for {faults} faults");
+    }
+}
