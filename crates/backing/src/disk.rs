@@ -209,6 +209,7 @@ impl Backing for RamDisk {
             synchronous: true,
             rotational: false,
             discard: false,
+            in_rows: true,
             at_rest: AtRest::InRam,
         }
     }

@@ -53,6 +53,7 @@ impl Backing for NullBacking {
             synchronous: true,
             rotational: false,
             discard: false,
+            in_rows: false,
             at_rest: AtRest::InRam,
         }
     }

@@ -481,6 +481,7 @@ impl Backing for RamBacking {
             synchronous: true,
             rotational: false,
             discard: false,
+            in_rows: false,
             at_rest: AtRest::InRam,
         }
     }

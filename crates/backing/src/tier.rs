@@ -332,6 +332,7 @@ impl Backing for TierBacking {
             synchronous: false,
             rotational: file.rotational,
             discard,
+            in_rows: false,
             at_rest: file.at_rest,
         }
     }

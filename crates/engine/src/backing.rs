@@ -41,6 +41,9 @@ pub struct Properties {
     /// Clusters that have become empty go to `Chore::DiscardCluster` before they are used again (kernel:
     /// SWP_PAGE_DISCARD).
     pub discard: bool,
+    /// Slots in a row lie in a row on the medium, so that what leaves together is written and read in one
+    /// request. Else it does not matter which slots pages have (`Slots::packing`).
+    pub in_rows: bool,
     pub at_rest: AtRest,
 }
 

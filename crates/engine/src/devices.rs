@@ -81,6 +81,9 @@ impl Device {
             let backing = backing.clone();
             slots = slots.discarding(move |cluster| _ = backing.housekeep(Chore::DiscardCluster(cluster)));
         }
+        if !backing.properties().in_rows {
+            slots = slots.packing();
+        }
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         let state = AtomicU8::new(DeviceState::On as u8);
         let (window, off_since) = (Mutex::default(), AtomicU32::new(0));

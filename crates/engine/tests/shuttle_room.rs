@@ -127,8 +127,9 @@ fn row(first: u32, pages: u32) -> Vec<SlotIndex> {
 
 /// A device all of whose slots are in use: a cluster of single pages, one of folios of 64 KiB, one of
 /// 256 KiB.
-fn full(cpus: u32, discards: bool) -> Arc<Held> {
+fn full(cpus: u32, discards: bool, packs: bool) -> Arc<Held> {
     let device = Slots::new(CLUSTERS * CLUSTER_SLOTS, cpus, false, &Tuning::default());
+    let device = if packs { device.packing() } else { device };
     let device = if discards { device.discarding(|_: ClusterIndex| thread::yield_now()) } else { device };
     let held = Held { device, slots: Mutex::default() };
     held.alloc(0, Order::ZERO, CLUSTER_SLOTS as usize - 1);
@@ -156,8 +157,8 @@ fn play(held: &Arc<Held>, scripts: [Script; 3]) {
 
 /// CPUs ask for folios of different orders while each frees pages and blocks in clusters of the others'
 /// orders: together they ask for all that there is.
-fn folios_step_down(cpus: u32, discards: bool) {
-    let held = full(cpus, discards);
+fn folios_step_down(cpus: u32, discards: bool, packs: bool) {
+    let held = full(cpus, discards, packs);
     // 16 pages in a block among single pages, 8 in each of two folios of 64 KiB, 32 of one of 256 KiB.
     held.give(0, &row(SINGLE + 64, 16));
     held.give(0, &row(OF_16 + 32, 8));
@@ -190,13 +191,14 @@ fn folios_step_down(cpus: u32, discards: bool) {
 
 #[test]
 fn folios_that_find_no_block_step_down() {
-    explore(|| folios_step_down(3, false));
+    explore(|| folios_step_down(3, false, false));
+    explore(|| folios_step_down(3, false, true));
 }
 
 /// With the lists in two parts, and with clusters that are discarded when they are empty.
 #[test]
 fn folios_step_down_where_lists_are_in_parts_and_clusters_are_discarded() {
-    explore(|| folios_step_down(32, true));
+    explore(|| folios_step_down(32, true, false));
 }
 
 /// Two CPUs free the halves of blocks in clusters of other orders, a third searches for blocks, in vain or
@@ -204,7 +206,7 @@ fn folios_step_down_where_lists_are_in_parts_and_clusters_are_discarded() {
 #[test]
 fn a_block_that_becomes_whole_is_found() {
     explore(|| {
-        let held = full(3, false);
+        let held = full(3, false, false);
         play(
             &held,
             [
@@ -236,9 +238,9 @@ fn a_block_that_becomes_whole_is_found() {
 /// another order.
 #[test]
 fn a_cluster_empties_while_others_steal_from_it() {
-    for discards in [false, true] {
+    for (discards, packs) in [(false, false), (true, false), (false, true), (true, true)] {
         explore(move || {
-            let held = full(3, discards);
+            let held = full(3, discards, packs);
             held.give(0, &row(OF_64, CLUSTER_SLOTS - 16));
             play(
                 &held,

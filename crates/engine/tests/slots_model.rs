@@ -68,6 +68,7 @@ enum Op {
 
 struct World {
     device: Slots,
+    packs: bool,
     large_folios: LargeFolios,
     slots: Vec<Slot>,
     /// Order of each cluster that is not empty.
@@ -79,8 +80,17 @@ struct World {
 }
 
 impl World {
-    fn new(slots: u32, cpus: u32, rotational: bool, discards: bool, tuning: &Tuning) -> World {
+    fn new(
+        slots: u32,
+        cpus: u32,
+        rotational: bool,
+        (discards, packs): (bool, bool),
+        tuning: &Tuning,
+    ) -> World {
         let mut device = Slots::new(slots, cpus, rotational, tuning);
+        if packs {
+            device = device.packing();
+        }
         let waiting: Option<Arc<Mutex<BTreeSet<ClusterIndex>>>> = discards.then(Arc::default);
         if let Some(waiting) = waiting.clone() {
             device = device.discarding(move |cluster| {
@@ -93,6 +103,7 @@ impl World {
         World {
             device,
             waiting,
+            packs,
             large_folios: tuning.large_folios,
             slots: vec![Slot::default(); slots as usize],
             orders: vec![None; slots.div_ceil(CLUSTER_SLOTS) as usize],
@@ -142,6 +153,12 @@ impl World {
         })
     }
 
+    /// It is free, and the 64 KiB around it are not.
+    fn is_hole(&self, slot: SlotIndex) -> bool {
+        let first = slot.index() & !15;
+        (first..first + 16).any(|i| i == 0 || self.slots.get(i).is_none_or(|slot| slot.used))
+    }
+
     /// Is there, for a large folio, a block that is free anywhere? Below 64 KiB one of 64 KiB is needed.
     fn has_room_of_others(&self, order: u8, without: &BTreeSet<ClusterIndex>) -> bool {
         let pages = 1usize << order.max(4);
@@ -165,8 +182,9 @@ impl World {
         for first in &out {
             let stole = self.orders[first.cluster().index()].is_some_and(|o| o != order);
             let may_steal = order == 0 || self.large_folios == LargeFolios::All;
+            let may_pack = order == 0 && self.packs && self.is_hole(*first);
             assert!(
-                !stole || (may_steal && !self.has_room(order, &waiting)),
+                !stole || (may_steal && (may_pack || !self.has_room(order, &waiting))),
                 "slot {first:?} stolen for order {order}"
             );
             self.hand_out(*first, order, group);
@@ -452,13 +470,13 @@ proptest! {
     fn device_agrees_with_the_model(
         slots in prop_oneof![1..600u32, 1..4000u32],
         rotational: bool,
-        discards: bool,
+        discards_packs: (bool, bool),
         // The lists in one part, or in three.
         cpus in prop_oneof![Just(3), Just(48)],
         tuning in tuning(),
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut world = World::new(slots, cpus, rotational, discards, &tuning);
+        let mut world = World::new(slots, cpus, rotational, discards_packs, &tuning);
         for op in &ops {
             world.step(op);
             world.agree();
@@ -475,14 +493,14 @@ proptest! {
     fn a_device_of_several_trunks_agrees_with_the_model(
         slots in 30_000..70_000u32,
         rotational: bool,
-        discards: bool,
+        discards_packs: (bool, bool),
         // The lists in one part, or in three.
         cpus in prop_oneof![Just(3), Just(48)],
         tuning in tuning(),
         every in 1..2000usize,
         ops in prop::collection::vec(op(), 1..25),
     ) {
-        let mut world = World::new(slots, cpus, rotational, discards, &tuning);
+        let mut world = World::new(slots, cpus, rotational, discards_packs, &tuning);
         world.step(&Op::Fragment { cpu: 0, every });
         for op in &ops {
             world.step(op);

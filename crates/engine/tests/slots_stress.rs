@@ -211,6 +211,32 @@ fn large_folios_keep_their_room_beside_small_pages() {
     assert_eq!(device.stats().stolen_slots, 0);
 }
 
+/// Where a row of slots is no row on the medium, pages that left one by one need no cluster beside folios
+/// with room among their pages.
+#[test]
+fn single_pages_fill_holes_where_slots_are_packed() {
+    const ORDER: Order = Order(4);
+    const FOLIOS: usize = 8 * 32 - 1;
+    for packs in [true, false] {
+        let device = Slots::new(1 << 16, 1, false, &Tuning::default());
+        let device = if packs { device.packing() } else { device };
+        // Slot 0 is nobody's, so that one page has a cluster almost for itself.
+        alloc(&device, 0, Order(0), 512);
+        let folios = alloc(&device, 0, ORDER, 1 + FOLIOS);
+        let (block, torn) = folios.split_first().expect("they fit");
+        give_back(&device, 0, &torn.iter().map(|first| SlotIndex(first.0 + 5)).collect::<Vec<_>>());
+        give_back(&device, 0, &pages_of(&[*block], ORDER));
+        let tables = device.table_bytes();
+        let pages = alloc(&device, 0, Order(0), 511 + FOLIOS);
+        device.check();
+        assert_eq!(pages.len(), 511 + FOLIOS);
+        assert_eq!(device.stats().stolen_slots, if packs { FOLIOS as u64 } else { 0 });
+        assert_eq!(device.table_bytes() > tables, !packs);
+        let of_block = pages_of(&[*block], ORDER);
+        assert!(!pages.iter().any(|page| of_block.contains(page)), "no block is torn for a page");
+    }
+}
+
 #[test]
 fn locks_are_taken_per_batch() {
     let locks_for = |batch: u32| {

@@ -162,6 +162,7 @@ impl Backing for SimDevice {
             synchronous: self.kind != DeviceKind::Nvme,
             rotational: self.rotational,
             discard: self.discard,
+            in_rows: self.kind != DeviceKind::Ram,
             at_rest: AtRest::InRam,
         }
     }

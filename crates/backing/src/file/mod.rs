@@ -372,6 +372,7 @@ impl Backing for FileBacking {
             synchronous: false,
             rotational: self.medium.rotational,
             discard: self.discard,
+            in_rows: true,
             at_rest: if self.seal.is_some() { AtRest::Encrypted } else { AtRest::Plain },
         }
     }

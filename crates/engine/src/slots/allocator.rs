@@ -8,6 +8,7 @@
 //!   1 this CPU's current cluster of that order, from where it left off      one cluster lock
 //!   2 order 0 only: of 3, what is near this CPU's scan base (scan.rs)        no lock, clusters only tried;
 //!                                                                           none where another CPU allocates
+//!     then, on a device that packs, a hole of a cluster of folios (room.rs)  the same
 //!   3 nonfull[order]   a slot was freed there since a CPU allocated there,
 //!                      and no other CPU allocates there now
 //!   4 free             empty clusters, those used before first              the list lock for 3 to 7,
@@ -22,6 +23,11 @@
 //!
 //! With `scan-base=shared` the CPUs have one scan base; on a rotating device always, and one current cluster
 //! besides.
+//!
+//! After use at random, single pages of folios are free everywhere, and to open cluster after cluster beside
+//! them costs 10 bytes of table a slot and 8 in a pool: half as much again in all. So where a row of slots is
+//! no row on the medium, in a pool ([`Slots::packing`]), holes go before clusters of their own. On a disk
+//! they are the last that is taken: what leaves together lies together there.
 //!
 //! Where there are more CPUs than [`CPUS_OF_A_LIST_LOCK`], the lists are in parts with a lock each
 //! (lists.rs). Then 3 and 4 are tried in the CPU's own part alone, after that 3 to 5 in each part by itself,
@@ -169,8 +175,10 @@ impl Slots {
             }
         }
         if want.order == Order::ZERO
-            && let Some((index, mut state)) =
-                self.scan.find(want.cpu, |index| self.try_nonfull(want.cpu, index))
+            && let Some((index, mut state)) = self
+                .scan
+                .find(want.cpu, |index| self.try_nonfull(want.cpu, index))
+                .or_else(|| self.find_with_hole())
         {
             return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
         }
@@ -187,6 +195,17 @@ impl Slots {
             return Offer::Declined;
         }
         Offer::Taken((index, state))
+    }
+
+    /// On a device that packs: a cluster of folios in which a single page leaves no block the smaller.
+    fn find_with_hole(&self) -> Option<(ClusterIndex, ClusterGuard<'_>)> {
+        if !self.packs {
+            return None;
+        }
+        self.room.find_hole(|index| {
+            let state = self.cluster_at(index).try_lock()?;
+            state.has_hole().then_some((index, state))
+        })
     }
 
     /// Does another CPU allocate here now? A slot freed in its current cluster makes the cluster nonfull, and

@@ -236,6 +236,11 @@ impl ClusterState {
         found
     }
 
+    /// Are there slots for `find_holes`? (The marks are up to date wherever the lock was let go.)
+    pub(super) fn has_hole(&self) -> bool {
+        self.marks.has_hole()
+    }
+
     /// Bring the marks up to date. Returns the old ones and the new ones.
     pub(super) fn renew_marks(&mut self) -> (Marks, Marks) {
         let old = self.marks;

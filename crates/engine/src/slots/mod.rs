@@ -80,6 +80,8 @@ pub struct Slots {
     cache_batch: usize,
     /// Large folios come only from current clusters, going upwards, and from empty ones.
     free_cluster_only: bool,
+    /// Single pages take holes before they take a cluster of their own.
+    packs: bool,
 }
 
 /// Tells the medium that nothing of a cluster is needed.
@@ -162,6 +164,7 @@ impl Slots {
             slot_batch: tuning.slot_batch.max(1) as usize,
             cache_batch: tuning.cache_batch.max(1) as usize,
             free_cluster_only: tuning.large_folios == LargeFolios::FreeClusterOnly,
+            packs: false,
         }
     }
 
@@ -169,6 +172,12 @@ impl Slots {
     /// again. The call may take as long as a device takes for it.
     pub fn discarding(self, discard: impl Fn(ClusterIndex) + Send + Sync + 'static) -> Slots {
         Slots { discard: Some(Mutex::new(Box::new(discard))), ..self }
+    }
+
+    /// The same device, on which it does not matter which slots lie in a row: single pages fill the holes of
+    /// clusters in use, so that few have tables.
+    pub fn packing(self) -> Slots {
+        Slots { packs: !self.free_cluster_only, ..self }
     }
 
     // ---- figures ------------------------------------------------------------------------------------------

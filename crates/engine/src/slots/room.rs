@@ -122,17 +122,27 @@ impl Room {
         order: Order,
         mut attempt: impl FnMut(ClusterIndex) -> Option<T>,
     ) -> Option<T> {
-        Marks::that_serve(order).filter(|mark| self.may_have(*mark)).find_map(|mark| {
-            let (found, none_has_it) = self.find_marked(mark, &mut attempt);
-            if none_has_it {
-                self.may_have.fetch_and(!u32::from(mark.0), Ordering::SeqCst);
-                // A cluster may have been marked since the search came by.
-                if !self.find_marked(mark, &mut |_| None::<()>).1 {
-                    self.may_have.fetch_or(mark.0.into(), Ordering::SeqCst);
-                }
+        Marks::that_serve(order).find_map(|mark| self.find_with(mark, &mut attempt))
+    }
+
+    /// As `find`, of clusters with holes.
+    pub(super) fn find_hole<T>(&self, attempt: impl FnMut(ClusterIndex) -> Option<T>) -> Option<T> {
+        self.find_with(Marks::HOLE, attempt)
+    }
+
+    fn find_with<T>(&self, mark: Marks, mut attempt: impl FnMut(ClusterIndex) -> Option<T>) -> Option<T> {
+        if !self.may_have(mark) {
+            return None;
+        }
+        let (found, none_has_it) = self.find_marked(mark, &mut attempt);
+        if none_has_it {
+            self.may_have.fetch_and(!u32::from(mark.0), Ordering::SeqCst);
+            // A cluster may have been marked since the search came by.
+            if !self.find_marked(mark, &mut |_| None::<()>).1 {
+                self.may_have.fetch_or(mark.0.into(), Ordering::SeqCst);
             }
-            found
-        })
+        }
+        found
     }
 
     /// What was taken of the clusters with this mark, from the trunk on where one was found last; and whether

@@ -51,6 +51,7 @@ impl Backing for BlankDevice {
             synchronous: true,
             rotational: false,
             discard: false,
+            in_rows: false,
             at_rest: AtRest::InRam,
         }
     }

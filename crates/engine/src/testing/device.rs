@@ -148,6 +148,7 @@ impl Backing for MockBacking {
             synchronous: self.synchronous,
             rotational: self.rotational,
             discard: self.discard,
+            in_rows: !self.synchronous,
             at_rest: AtRest::InRam,
         }
     }
