@@ -208,8 +208,8 @@ def parse(words):
               "rows": []}
     while words:
         word = words.pop(0)
-        if word == "--list":
-            print(*ROWS)
+        if word in ("-h", "--help", "--list"):
+            print(*ROWS if word == "--list" else [__doc__])
             sys.exit()
         elif word == "--kernel":
             parsed["kernel"] = True

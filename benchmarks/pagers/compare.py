@@ -147,6 +147,8 @@ def main():
                 sys.exit(f"modes are {', '.join(MODES)}")
         elif word == "--list":
             return print(*ROWS)
+        elif word in ("-h", "--help"):
+            return print(__doc__)
         elif word in ROWS:
             names.append(word)
         else:

@@ -145,6 +145,8 @@ def main():
         word = words.pop(0)
         if word == "--list":
             return print(*ROWS)
+        if word in ("-h", "--help"):
+            return print(__doc__)
         if word in ROWS:
             names.append(word)
         elif word[:2] == "--" and word[2:] in asked and words:
