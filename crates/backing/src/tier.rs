@@ -332,7 +332,8 @@ impl Backing for TierBacking {
             synchronous: false,
             rotational: file.rotational,
             discard,
-            in_rows: false,
+            // By slot is how neighbours are chosen where a disk turns.
+            in_rows: file.rotational,
             at_rest: file.at_rest,
         }
     }

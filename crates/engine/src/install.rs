@@ -248,7 +248,8 @@ impl SwapIn<'_> {
         for claim in end.returned.iter().chain(&end.found) {
             space.memory.wake(claim.vpn, 1);
         }
-        if let Cause::InRow(row) = std::mem::replace(&mut job.cause, Cause::Fault) {
+        if let Cause::InRow(row) = job.cause {
+            job.cause = Cause::Fault;
             let has_bytes = |(claim, _): &(&Claim, _)| claim.entry.is_some() && claim.is_ready();
             let pages = job.pages.iter().zip(&job.buf[..]).filter(has_bytes);
             let pages: Vec<(Vpn, &Page)> = pages.map(|(claim, page)| (claim.vpn, page)).collect();
@@ -295,7 +296,7 @@ pub(crate) struct Arrival {
 pub(crate) enum Welcome {
     /// It is touched: another round if it comes back soon, unless it is on trial.
     Touched,
-    /// By a thread whose pages stay longer.
+    /// It comes with a fault of a thread whose pages stay longer.
     Favoured,
     /// Somebody has said that it will be: the same, but no trial.
     Expected,
@@ -306,8 +307,8 @@ pub(crate) enum Welcome {
 impl Welcome {
     pub fn of(cause: Cause, favoured: bool, comes_along: bool) -> Welcome {
         match (favoured, comes_along, cause.is_awaited()) {
-            (_, true, _) => Welcome::Along,
             (true, ..) => Welcome::Favoured,
+            (_, true, _) => Welcome::Along,
             (_, _, true) => Welcome::Touched,
             (_, _, false) => Welcome::Expected,
         }
@@ -395,8 +396,8 @@ mod tests {
     use crate::backing::QueueId;
     use crate::devices::Device;
     use crate::engine::Engine;
-    use crate::fill::{Fault, Scratch};
-    use crate::memory::{Fill, Memory, PageRun, Take};
+    use crate::fill::{Fault, Outcome, Scratch};
+    use crate::memory::{Fill, Memory, PageRun, Stop, Take};
     use crate::slots::Slots;
     use crate::space::Space;
     use crate::testing::blank::{BlankDevice, BlankMemory};
@@ -405,11 +406,13 @@ mod tests {
     use crate::word::State;
     use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-    /// Notes of which state the words are when it is told that pages are filled.
+    /// Notes of which state the words are when it is told that pages are filled, and the fills of pages that
+    /// have not faulted, of which the first meets an event in work.
     #[derive(Default)]
     struct Noting {
         space: OnceLock<Weak<Space>>,
         filled: Mutex<Vec<(Vpn, State)>>,
+        unasked: Mutex<Vec<Vpn>>,
     }
 
     impl Memory for Noting {
@@ -418,6 +421,12 @@ mod tests {
         }
         fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
             BlankMemory.put(vpn, pages)
+        }
+        fn put_unasked(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+            let mut unasked = self.unasked.lock().unwrap();
+            unasked.push(vpn);
+            let (pages, stop) = if unasked.len() == 1 { (0, Stop::Again) } else { (pages.len(), Stop::Done) };
+            Fill { pages, stop }
         }
         fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
             BlankMemory.put_zero(vpn, pages, write)
@@ -431,10 +440,7 @@ mod tests {
         fn wake(&self, _: Vpn, _: usize) {}
     }
 
-    /// A waiter of shared memory that looked at the word before is woken, and one that looks afterwards finds
-    /// the page: so nobody waits for ever.
-    #[test]
-    fn who_is_told_that_pages_are_filled_finds_them_resident() {
+    fn new() -> (Engine, Arc<Noting>, Arc<Space>) {
         let tuning = Tuning::default();
         let slots = Slots::new(4096, 1, false, &tuning);
         let device = Device::new("test".into(), 0, slots, Arc::new(BlankDevice::new(4096)));
@@ -443,6 +449,30 @@ mod tests {
         let space = Arc::new(Space::new(SpaceId(1), memory.clone()));
         memory.space.set(Arc::downgrade(&space)).expect("set once");
         engine.add_space(space.clone());
+        (engine, memory, space)
+    }
+
+    /// Of a page that has not faulted it is not known that no guard is in its place.
+    #[test]
+    fn a_page_that_was_not_asked_for_stays_so_when_its_fill_is_tried_again() {
+        let (engine, memory, space) = new();
+        let mut scratch = Scratch::default();
+        let fault = Fault { vpn: Vpn(7), write: true, urgent: false, favoured: false };
+        engine.fault(CpuId(0), QueueId(0), &space, fault, &mut scratch);
+        let (_, batch) = engine.shrink(CpuId(0), &space, 64);
+        engine.write_out(CpuId(0), QueueId(0), batch.expect("a page was taken"));
+        let brought = engine.bring_ahead(CpuId(0), QueueId(0), &space, (Vpn(0), Vpn(64)), &mut scratch);
+        let Outcome::Again(job) = brought.outcome else { panic!("no event was met") };
+        assert!(matches!(engine.install(CpuId(0), job, &mut scratch), Outcome::Done));
+        assert_eq!(*memory.unasked.lock().unwrap(), [Vpn(7), Vpn(7)]);
+        assert_eq!(space.word(Vpn(7)).state(), State::Resident);
+    }
+
+    /// A waiter of shared memory that looked at the word before is woken, and one that looks afterwards finds
+    /// the page: so nobody waits for ever.
+    #[test]
+    fn who_is_told_that_pages_are_filled_finds_them_resident() {
+        let (engine, memory, space) = new();
         let mut scratch = Scratch::default();
         let mut touch_all = || {
             for page in 0..64 {

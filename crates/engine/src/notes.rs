@@ -6,6 +6,7 @@
 //! ```text
 //!   noted ──▶ faults soon:              right
 //!             faults late, or never:    wrong       all count as noted at once, so until then it seems wrong
+//!             comes in another way:     forgotten, as if it had never been noted
 //! ```
 //!
 //! (To count a wrong one only when another one takes its place was too late: the right ones are known
@@ -21,7 +22,8 @@ const NOTES: usize = 256;
 /// So many are noted before anything is said of them, and the counts are halved at twice as many.
 const NOTED_MIN: u32 = 128;
 
-/// Noted pages, each at the place that its number gives. Empty until there is one.
+/// Noted pages, each at the place that its number gives, mixed: several rows are often at even distances.
+/// Empty until there is one.
 pub(crate) struct Notes<T> {
     table: Box<[Option<Note<T>>]>,
 }
@@ -44,15 +46,20 @@ impl<T> Notes<T> {
         if self.table.is_empty() {
             self.table = (0..NOTES).map(|_| None).collect();
         }
-        let before = self.table[vpn.0 as usize % NOTES].replace(Note { vpn, stamp, of });
+        let before = self.table[place_of(vpn)].replace(Note { vpn, stamp, of });
         before.is_none_or(|before| before.vpn != vpn)
     }
 
     /// A page has faulted: how many stamps ago it was noted, if it was, and what for.
     pub fn take(&mut self, vpn: Vpn, stamp: u64) -> Option<(u64, T)> {
-        let note = self.table.get_mut(vpn.0 as usize % NOTES)?.take_if(|note| note.vpn == vpn)?;
+        let note = self.table.get_mut(place_of(vpn))?.take_if(|note| note.vpn == vpn)?;
         Some((stamp.wrapping_sub(note.stamp), note.of))
     }
+}
+
+fn place_of(vpn: Vpn) -> usize {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    (vpn.0.wrapping_mul(GOLDEN) >> (u64::BITS - NOTES.ilog2())) as usize
 }
 
 /// How many of the predictions noted of late were right.
@@ -68,6 +75,11 @@ impl Rate {
         if self.noted == 2 * NOTED_MIN {
             (self.noted, self.right) = (self.noted / 2, self.right / 2);
         }
+    }
+
+    /// What was noted is not known.
+    pub fn forget(&mut self) {
+        self.noted = self.noted.saturating_sub(1);
     }
 
     pub fn note_right(&mut self) {

@@ -125,6 +125,7 @@ impl SwapIn<'_> {
         }
         self.mark_lean(&space, &mut words[index(vpn)]);
         drop(words);
+        space.trust().forget(vpn);
         add(&self.swap.stats.on(self.cpu).named_pages, 1);
         let fault = Fault { vpn, write: false, urgent: false, favoured: false };
         Some(self.bring_lean(queue, &space, &chunk, (fault, Cause::Named), word.entry()))

@@ -19,7 +19,7 @@
 //! here, so the right pages are worth bringing without a fault of their own; wrong ones cost memory and
 //! CPU. So nothing is brought until two faults in a row have proven a stream; then the window doubles from
 //! 2 to the maximum, and what it holds is mapped at once. A stream that meets a folio may bring all of it
-//! (`folio_window` in swap_in.rs).
+//! (`folio_window` in windows.rs).
 //!
 //! ```text
 //!    fault p      fault p+1          fault p+3                  fault p+7
@@ -119,6 +119,8 @@ struct Stream {
     /// First page below.
     down: u64,
     window: u64,
+    /// Its latest fault.
+    fault: u64,
     last_use: u64,
 }
 
@@ -171,20 +173,21 @@ impl Streams {
                 up: if ascending { first + pages } else { u64::MAX },
                 down: if ascending { 0 } else { first.saturating_sub(1) },
                 window: pages,
+                fault: page,
                 last_use: self.clock,
             };
             return Window { first: Vpn(first), pages, proven: true };
         }
         let oldest = self.table.iter_mut().min_by_key(|s| s.last_use).expect("the table is not empty");
-        *oldest = Stream { up: page + 1, down: page.saturating_sub(1), window: 1, last_use: self.clock };
+        let (up, down) = (page + 1, page.saturating_sub(1));
+        *oldest = Stream { up, down, window: 1, fault: page, last_use: self.clock };
         Window { first: vpn, pages: 1, proven: false }
     }
 
-    /// Note that the latest fault has brought these pages instead of its window (a folio): its stream goes on
-    /// behind them.
-    pub fn note_brought(&mut self, first: Vpn, pages: u64) {
-        let clock = self.clock;
-        for stream in self.table.iter_mut().filter(|s| s.window != 0 && s.last_use == clock) {
+    /// Note that this fault has brought these pages instead of its window (a folio, or less): its stream goes
+    /// on behind them.
+    pub fn note_brought(&mut self, fault: Vpn, first: Vpn, pages: u64) {
+        for stream in self.table.iter_mut().filter(|s| s.window != 0 && s.fault == fault.0) {
             stream.window = stream.window.max(pages);
             if stream.up != u64::MAX {
                 stream.up = first.0 + pages;
@@ -282,13 +285,13 @@ mod tests {
     fn a_stream_goes_on_behind_a_folio() {
         let mut streams = Streams::default();
         assert_eq!(streams.fault(Vpn(100), 32).pages, 1);
-        streams.note_brought(Vpn(96), 16);
+        streams.note_brought(Vpn(100), Vpn(96), 16);
         let after = streams.fault(Vpn(112), 32);
         assert_eq!((after.first.0, after.pages), (112, 32));
         let before = |first| {
             let mut streams = Streams::default();
             streams.fault(Vpn(100), 32);
-            streams.note_brought(Vpn(96), 16);
+            streams.note_brought(Vpn(100), Vpn(96), 16);
             streams.fault(Vpn(first), 32).first.0
         };
         assert_eq!(before(95), 64, "or before it");

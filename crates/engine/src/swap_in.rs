@@ -75,11 +75,11 @@ impl SwapIn<'_> {
                 let folio = self.folio_window(&words[..], vpn, state, window);
                 let folio =
                     folio.filter(|block| block.len() as u64 > window.pages.max(self.most_read_ahead(entry)));
-                let (window, folio) = self.trusted(space, &words, (vpn, state), window, folio);
                 let cause = match state {
                     State::Swapped => self.cause_of(space, &words, fault, window),
                     _ => Cause::Fault,
                 };
+                let (window, folio) = self.trusted(space, &words, (vpn, state), window, folio);
                 if state == State::Swapped && window.pages == 1 && folio.is_none() && !self.reads_ahead(entry)
                 {
                     if !self.claim_lean(space, &mut words[index(vpn)], fault) {
@@ -258,7 +258,7 @@ impl SwapIn<'_> {
         }
         let chunk_first = vpn.0 - at as u64;
         let pages: Vec<Vpn> = block.clone().map(|i| Vpn(chunk_first + i as u64)).collect();
-        space.streams().note_brought(Vpn(chunk_first + block.start as u64), block.len() as u64);
+        space.streams().note_brought(vpn, Vpn(chunk_first + block.start as u64), block.len() as u64);
         Some(self.mark_claimed(space, words, &pages, State::Swapped, Some(vpn)))
     }
 
@@ -334,6 +334,7 @@ impl SwapIn<'_> {
             self.count_folios(&claims);
             space.count_swapped(-(picked.len() as i64));
             add(&self.swap.stats.on(self.cpu).swap_ra, picked.len() as u64 - 1);
+            self.forget_notes(space, claims.iter().filter(|claim| Some(claim.vpn) != fault));
         }
         claims
     }

@@ -14,6 +14,8 @@
 //!   not trusted         fault  . . ? . . . . .     comes alone; one page of them is noted
 //! ```
 //!
+//! A page that is noted and then comes with another one, by advice, or because it was named, is forgotten.
+//!
 //! A row goes on behind what was brought, so the page that is noted faults if the program goes on, and its
 //! window is no smaller than before. A window of a size that is not trusted grows as if it had come: a row
 //! proves itself by more faults, until it comes to a size that is trusted.
@@ -28,7 +30,7 @@ use crate::units::{MAX_ORDER, Vpn};
 /// One window of so many that are trusted ends early.
 const SAMPLED: u32 = 32;
 /// Percent of the pages that were noted that must have been touched.
-const RIGHT_PERCENT: u32 = 60;
+const RIGHT_PERCENT: u32 = 70;
 /// Windows of 2^n pages up to 2^(n + 1), for each n.
 const SIZES: usize = MAX_ORDER as usize + 1;
 
@@ -61,18 +63,27 @@ impl Trust {
         if self.windows.is_multiple_of(SAMPLED) { Verdict::Try } else { Verdict::Bring }
     }
 
-    /// The window would have brought this page.
-    pub fn note(&mut self, vpn: Vpn, pages: usize, stamp: u64) {
+    /// The window would have brought this page. False: it is noted already.
+    pub fn note(&mut self, vpn: Vpn, pages: usize, stamp: u64) -> bool {
         let size = size_of_window(pages);
-        if self.notes.put(vpn, stamp, size as u8) {
+        let is_new = self.notes.put(vpn, stamp, size as u8);
+        if is_new {
             self.rates[size].note();
+        }
+        is_new
+    }
+
+    /// A page comes that has not faulted: whether it would have, nobody will see.
+    pub fn forget(&mut self, vpn: Vpn) {
+        if let Some((_, size)) = self.notes.take(vpn, 0) {
+            self.rates[usize::from(size)].forget();
         }
     }
 
     /// A page that was away has faulted. True: it was noted, and would still have been there.
     pub fn note_fault(&mut self, vpn: Vpn, stamp: u64, stay_stamps: u64) -> bool {
         let Some((age, size)) = self.notes.take(vpn, stamp) else { return false };
-        // Half of its stay: what comes with others is on trial more often than they, and leaves sooner.
+        // Half of its stay, as some pages leave sooner than others.
         let is_right = age <= stay_stamps / 2;
         if is_right {
             self.rates[usize::from(size)].note_right();

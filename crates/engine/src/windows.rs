@@ -9,7 +9,7 @@
 //! What it does not do: claim pages, or charge for them (swap_in.rs); read neighbours into the swap cache
 //! (neighbours.rs).
 
-use crate::fill::{FOLIO_MAX_ORDER, SwapIn, WINDOW_MAX, ZERO_WINDOW_MAX};
+use crate::fill::{Claim, FOLIO_MAX_ORDER, SwapIn, WINDOW_MAX, ZERO_WINDOW_MAX};
 use crate::readahead::Window;
 use crate::reclaim::folio::orders;
 use crate::space::{CHUNK_PAGES, Space, index};
@@ -46,7 +46,7 @@ impl SwapIn<'_> {
         };
         let within = window.ending_with_a_block(vpn, u64::from(block.pages()));
         if within != window {
-            streams.note_brought(within.first, within.pages);
+            streams.note_brought(vpn, within.first, within.pages);
         }
         within
     }
@@ -62,7 +62,7 @@ impl SwapIn<'_> {
             return window;
         }
         let within = Window { pages: chunk_end - window.first.0, ..window };
-        streams.note_brought(within.first, within.pages);
+        streams.note_brought(vpn, within.first, within.pages);
         within
     }
 
@@ -116,7 +116,9 @@ impl SwapIn<'_> {
             return (window, folio);
         }
         self.note_left_out(space, vpn);
-        if !window.proven || self.swap.tuning.folio != FolioSize::Auto {
+        // Who names a size of folios wants them.
+        let is_named = self.swap.tuning.folio != FolioSize::Auto && orders(&self.swap.tuning).is_some();
+        if !window.proven || is_named {
             return (window, folio);
         }
         let at = index(vpn);
@@ -141,17 +143,25 @@ impl SwapIn<'_> {
             return (window, folio);
         }
         let left_out = Vpn(chunk_first + away[trust.any(away.len())] as u64);
-        trust.note(left_out, 1 + away.len(), space.stamp_now());
+        let is_new = trust.note(left_out, 1 + away.len(), space.stamp_now());
         drop(trust);
-        add(&self.swap.stats.on(self.cpu).ra_noted, 1);
+        add(&self.swap.stats.on(self.cpu).ra_noted, u64::from(is_new));
         let (first, end) = match (verdict, upwards) {
             (Verdict::Try, true) => (vpn.0, left_out.0),
             (Verdict::Try, false) => (left_out.0 + 1, vpn.0 + 1),
             _ => (vpn.0, vpn.0 + 1),
         };
         let cut = Window { first: Vpn(first), pages: end - first, proven: verdict == Verdict::Try };
-        space.streams().note_brought(cut.first, cut.pages);
+        space.streams().note_brought(vpn, cut.first, cut.pages);
         (cut, None)
+    }
+
+    /// Pages come that have not faulted.
+    pub(crate) fn forget_notes<'c>(&self, space: &Space, mut came: impl Iterator<Item = &'c Claim>) {
+        if let Some(first) = came.next() {
+            let mut trust = space.trust();
+            std::iter::once(first).chain(came).for_each(|claim| trust.forget(claim.vpn));
+        }
     }
 
     /// A page that was away is touched: would it have come with another one?
@@ -239,6 +249,10 @@ mod tests {
         let (faults, later) = job.rows(4000, 2);
         assert!(at_first > 100, "{at_first}");
         assert!(later * 20 < faults, "{later} for {faults} faults");
+        // Rows of eight, and of sixteen pages: their first windows are of the size that is left.
+        job.rows(2000, 8);
+        let (faults, along) = job.rows(1000, 8);
+        assert!(along > faults, "{along} for {faults} faults");
         // The program goes through its pages in order now, and half of them is away each time.
         job.rows(4, PAGES - 1);
         let (faults, along) = job.rows(4, PAGES - 1);

@@ -38,7 +38,7 @@ impl Job {
     }
 
     fn touch(&mut self, page: u64) {
-        // Far apart from the other pages, so that none is read ahead, and blocks are whole all the same.
+        // Blocks are whole. (Rows of these pages are rows of faults, and come several at a time.)
         let vpn = Vpn(1 << 20 | page);
         while self.space.word(vpn).state() != State::Resident {
             let fault = Fault { vpn, write: true, urgent: false, favoured: false };
@@ -90,6 +90,7 @@ fn a_loop_larger_than_memory_keeps_most_of_what_fits() {
         let (warm_up, measured) = (rounds(pages, 10), rounds(pages, 10));
         let share = |insertion| come_in(insertion, &warm_up, &measured) as f64 / measured.len() as f64;
         let (arrival, duel) = (share(Insertion::Arrival), share(Insertion::Duel));
+        // What comes along has no second round, so that a few of the others stay.
         assert!(arrival > 0.95, "{pages} pages by arrival: {arrival}");
         assert!(duel < most, "{pages} pages by duel: {duel}");
     }

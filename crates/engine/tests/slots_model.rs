@@ -182,7 +182,8 @@ impl World {
         for first in &out {
             let stole = self.orders[first.cluster().index()].is_some_and(|o| o != order);
             let may_steal = order == 0 || self.large_folios == LargeFolios::All;
-            let may_pack = order == 0 && self.packs && self.is_hole(*first);
+            let packs = self.packs && self.large_folios != LargeFolios::FreeClusterOnly;
+            let may_pack = order == 0 && packs && self.is_hole(*first);
             assert!(
                 !stole || (may_steal && (may_pack || !self.has_room(order, &waiting))),
                 "slot {first:?} stolen for order {order}"

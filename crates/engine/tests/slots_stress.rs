@@ -234,6 +234,8 @@ fn single_pages_fill_holes_where_slots_are_packed() {
         assert_eq!(device.table_bytes() > tables, !packs);
         let of_block = pages_of(&[*block], ORDER);
         assert!(!pages.iter().any(|page| of_block.contains(page)), "no block is torn for a page");
+        let tables = device.table_bytes();
+        assert_eq!((alloc(&device, 0, ORDER, 1), device.table_bytes()), (vec![*block], tables));
     }
 }
 

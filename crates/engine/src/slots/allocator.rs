@@ -8,7 +8,7 @@
 //!   1 this CPU's current cluster of that order, from where it left off      one cluster lock
 //!   2 order 0 only: of 3, what is near this CPU's scan base (scan.rs)        no lock, clusters only tried;
 //!                                                                           none where another CPU allocates
-//!     then, on a device that packs, a hole of a cluster of folios (room.rs)  the same
+//!     then, on a device that packs, a hole in a cluster of folios (room.rs)  no lock, clusters only tried
 //!   3 nonfull[order]   a slot was freed there since a CPU allocated there,
 //!                      and no other CPU allocates there now
 //!   4 free             empty clusters, those used before first              the list lock for 3 to 7,
@@ -25,7 +25,7 @@
 //! besides.
 //!
 //! After use at random, single pages of folios are free everywhere, and to open cluster after cluster beside
-//! them costs 10 bytes of table a slot and 8 in a pool: half as much again in all. So where a row of slots is
+//! them costs 10 bytes of table a slot and 8 in a pool. So where a row of slots is
 //! no row on the medium, in a pool ([`Slots::packing`]), holes go before clusters of their own. On a disk
 //! they are the last that is taken: what leaves together lies together there.
 //!
@@ -57,7 +57,8 @@
 //!    discard list, and nothing is allocated from those.
 //! 3. A block of order k is aligned and lies in one cluster. It is stolen, from a cluster whose order is not
 //!    k, only if no cluster of order k has a block and none is empty (with `large-folios=free-cluster-only`
-//!    only order 0 steals). While a slot is free, an allocation of order 0 succeeds.
+//!    only order 0 steals; on a device that packs, it takes holes before). While a slot is free, an
+//!    allocation of order 0 succeeds.
 //! 4. A slot has at most one frame, a frame at most one slot; a slot with a frame is never handed out.
 //! 5. Count 0 without a frame ⇔ dying or free.
 //! 6. Ids in the cgroup map: those given to `alloc`, on used and dying slots; 0 on free ones.
@@ -430,7 +431,9 @@ impl Slots {
         if state.take(order, &blocks) {
             self.tables.fetch_add(1, Ordering::Relaxed);
         }
-        self.move_to_proper_list(index, state, true);
+        // A page in a hole takes nothing from the folios that its cluster is there for.
+        let by_its_order = state.order() == order || state.list == ListId::frag(state.order());
+        self.move_to_proper_list(index, state, by_its_order);
         out.extend(blocks.iter().map(|offset| SlotIndex(first_slot + u32::from(*offset))));
         if state.order() == order {
             let goes_on = state.serves(order, false) && !(upwards_only && self.is_end(index, next));

@@ -12,9 +12,9 @@
 //!
 //! A cluster belongs to the order of its first allocation, and most never become empty again. So what is free
 //! in it would be lost to all other orders, and a device that was filled with large folios would have no room
-//! for small ones, nor the other way round. Whoever finds no cluster of his own order looks here: a folio
-//! takes the smallest block that is large enough, and a single page takes a hole, before it breaks a block of
-//! 64 KiB.
+//! for small ones, nor the other way round. Whoever finds no cluster of his own order looks here, and single
+//! pages of a pool sooner (`Slots::packing`): a folio takes the smallest block that is large enough, and a
+//! single page takes a hole, before it breaks a block of 64 KiB.
 //!
 //! # Invariants
 //!

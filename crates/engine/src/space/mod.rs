@@ -3,7 +3,8 @@
 //! The page table is a map from chunk (2 MiB of addresses) to 512 words under one lock, the kernel's page of
 //! PTEs and its lock. 8 bytes a page, only for chunks in which something was ever managed.
 //!
-//! Lock order: gate → chunk map → chunk → LRU, streams, pointers. Two chunk locks are never held at once.
+//! Lock order: gate → chunk map → chunk → LRU, streams, trust, pointers. Two chunk locks are never held at
+//! once.
 //!
 //! Elsewhere: what events change (changes.rs), forks of which no event tells (child.rs), the choice of
 //! victims (reclaim/victim.rs).
