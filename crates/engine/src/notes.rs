@@ -15,6 +15,7 @@
 //! What it does not do: say what is predicted (pointers.rs: what a page names; trust.rs: how a row goes on),
 //! or what follows from it.
 
+use crate::reclaim::queues::mix;
 use crate::units::Vpn;
 
 /// Pages that are noted at once.
@@ -58,8 +59,7 @@ impl<T> Notes<T> {
 }
 
 fn place_of(vpn: Vpn) -> usize {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    (vpn.0.wrapping_mul(GOLDEN) >> (u64::BITS - NOTES.ilog2())) as usize
+    mix(vpn.0) as usize % NOTES
 }
 
 /// How many of the predictions noted of late were right.

@@ -94,7 +94,7 @@ stats! {
     swap_cache_bypass,
     /// Pages read or brought in beyond the one that faulted.
     swap_ra,
-    /// Pages that would have come with the next page of a row, and were only noted.
+    /// Pages that would have come with the one that faulted, and were only noted.
     ra_noted,
     /// Of the noted ones, those that faulted soon.
     ra_right,

@@ -25,6 +25,7 @@
 //! What it does not do: find rows (readahead.rs).
 
 use crate::notes::{Notes, Rate};
+use crate::reclaim::queues::mix;
 use crate::units::{MAX_ORDER, Vpn};
 
 /// One window of so many that are trusted ends early.
@@ -93,8 +94,7 @@ impl Trust {
 
     /// Any number below `n`.
     pub fn any(&self, n: usize) -> usize {
-        const GOLDEN: u32 = 0x9e37_79b9;
-        ((u64::from(self.windows.wrapping_mul(GOLDEN)) * n as u64) >> 32) as usize
+        mix(self.windows.into()) as usize % n
     }
 }
 

@@ -130,20 +130,19 @@ impl SwapIn<'_> {
             None if upwards => at + 1..(at + window.pages as usize).min(words.len()),
             None => window.first.0.saturating_sub(chunk_first) as usize..at,
         };
-        let mut away: Vec<usize> = beside.filter(|i| words[*i].state() == State::Swapped).collect();
-        if away.is_empty() {
+        let mut away = beside.filter(|i| words[*i].state() == State::Swapped);
+        let pages = 1 + away.clone().count();
+        if pages == 1 {
             return (window, folio);
         }
-        if !upwards {
-            away.reverse();
-        }
         let mut trust = space.trust();
-        let verdict = trust.verdict(1 + away.len());
+        let verdict = trust.verdict(pages);
         if verdict == Verdict::Bring {
             return (window, folio);
         }
-        let left_out = Vpn(chunk_first + away[trust.any(away.len())] as u64);
-        let is_new = trust.note(left_out, 1 + away.len(), space.stamp_now());
+        let place = away.nth(trust.any(pages - 1)).expect("it is one of them");
+        let left_out = Vpn(chunk_first + place as u64);
+        let is_new = trust.note(left_out, pages, space.stamp_now());
         drop(trust);
         add(&self.swap.stats.on(self.cpu).ra_noted, u64::from(is_new));
         let (first, end) = match (verdict, upwards) {

@@ -25,9 +25,9 @@
 //! besides.
 //!
 //! After use at random, single pages of folios are free everywhere, and to open cluster after cluster beside
-//! them costs 10 bytes of table a slot and 8 in a pool. So where a row of slots is
-//! no row on the medium, in a pool ([`Slots::packing`]), holes go before clusters of their own. On a disk
-//! they are the last that is taken: what leaves together lies together there.
+//! them costs 10 bytes of table a slot and 8 in a pool. So where a row of slots is no row on the medium, in a
+//! pool ([`Slots::packing`]), single pages take such holes before a cluster of their own. On a disk they take
+//! them last: what leaves together lies together there.
 //!
 //! Where there are more CPUs than [`CPUS_OF_A_LIST_LOCK`], the lists are in parts with a lock each
 //! (lists.rs). Then 3 and 4 are tried in the CPU's own part alone, after that 3 to 5 in each part by itself,

@@ -327,7 +327,8 @@ impl ClusterState {
         self.table.take().is_some()
     }
 
-    /// The list on which the cluster belongs now. `allocated`: by an allocation, and not by a release.
+    /// The list on which the cluster belongs now. `allocated`: by an allocation of
+    /// its order, and not by a release or a page that took a hole.
     pub(super) fn proper_list(&self, allocated: bool) -> ListId {
         if self.used == 0 {
             return ListId::FREE;
