@@ -8,7 +8,7 @@
 //!  │  ..│                              └──────┴──────┴──────┴──────┴──────┴─┘
 //!  │4096│    one mutex for each class     objects may cross page borders: chunks are contiguous addresses
 //!  └────┘
-//!        page runs ◀── segments of 1 GiB of address space; an emptied chunk is given back by MADV_DONTNEED
+//!        page runs ◀── segments of 256 MiB of addresses; an emptied chunk is given back by MADV_DONTNEED
 //! ```
 //!
 //! *Memory comes from large mappings and goes back page by page*, because a general allocator keeps what is
@@ -279,7 +279,8 @@ pub struct Pool {
     shapes: Vec<Shape>,
     class_of_step: [u8; PAGE_SIZE / CLASS_STEP],
     classes: Box<[ClassSlot]>,
-    segments: Box<[OnceLock<Segment>]>,
+    /// Boxed: a pool of some MiB has one of 4096, and would pay for all of them.
+    segments: Box<[OnceLock<Box<Segment>>]>,
     runs: Mutex<PageRuns>,
     /// Pages of chunks and warm runs.
     resident_pages: AtomicU64,
@@ -488,7 +489,7 @@ impl Pool {
             let part = self.file.as_ref().map(|file| PartOf { file: file.fd(), offset: offset_of(page) });
             let data = Mapping::of(part, PAGE_SIZE << SEGMENT_SHIFT).map_err(|_| PoolFull)?;
             let chunk_of_page = ZeroTable::new(4 << SEGMENT_SHIFT).map_err(|_| PoolFull)?;
-            let _ = slot.set(Segment { data, chunk_of_page });
+            let _ = slot.set(Box::new(Segment { data, chunk_of_page }));
         }
         runs.next_page += pages as u32;
         Ok(page)

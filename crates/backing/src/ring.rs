@@ -24,6 +24,7 @@
 #![allow(unsafe_code, reason = "io_uring takes raw pointers, and buffers that outlive the call")]
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
@@ -191,10 +192,29 @@ pub(crate) struct ReadOp<Tag> {
     pub(crate) runs: Vec<ReadRun>,
 }
 
-/// The buffer while the kernel writes to it: no reference to it exists.
+/// A buffer while the kernel writes to it: no reference to it exists. (It is leaked if this is dropped.)
+struct LentBuf {
+    pages: *mut Page,
+    len: usize,
+    room: usize,
+}
+
+impl LentBuf {
+    fn of(buf: PageBuf) -> LentBuf {
+        let mut buf = ManuallyDrop::new(buf);
+        LentBuf { pages: buf.as_mut_ptr(), len: buf.len(), room: buf.capacity() }
+    }
+
+    /// SAFETY: for the caller: the kernel does not write to it any more.
+    unsafe fn back(self) -> PageBuf {
+        // SAFETY: these are the parts of a Vec that was not dropped, and `self` is not used again.
+        unsafe { Vec::from_raw_parts(self.pages, self.len, self.room) }
+    }
+}
+
 struct InFlight<Tag> {
     tag: Tag,
-    buf: *mut [Page],
+    buf: LentBuf,
     runs: Vec<ReadRun>,
     runs_left: usize,
 }
@@ -235,7 +255,7 @@ impl<Tag> ReadRing<Tag> {
             self.ops.len() - 1
         });
         let runs_left = op.runs.len();
-        self.ops[id] = Some(InFlight { tag: op.tag, buf: Box::into_raw(op.buf), runs: op.runs, runs_left });
+        self.ops[id] = Some(InFlight { tag: op.tag, buf: LentBuf::of(op.buf), runs: op.runs, runs_left });
         for run in 0..runs_left {
             self.push(id, run);
         }
@@ -250,7 +270,7 @@ impl<Tag> ReadRing<Tag> {
         let start = run.first * PAGE_SIZE + run.end.done_bytes;
         let len = run.pages * PAGE_SIZE - run.end.done_bytes;
         // `wrapping_add`: inside the buffer, as `start` asserted.
-        let target = op.buf.cast::<u8>().wrapping_add(start);
+        let target = op.buf.pages.cast::<u8>().wrapping_add(start);
         let entry = opcode::Read::new(types::Fd(self.fd), target, len as u32)
             .offset(run.offset_bytes + run.end.done_bytes as u64)
             .build()
@@ -326,9 +346,8 @@ impl<Tag> ReadRing<Tag> {
             if op.runs_left == 0 {
                 let op = self.ops[id].take().expect("just seen");
                 self.unused.push(id);
-                // SAFETY: from `Box::into_raw` in `start`; all runs have completed, so the kernel is done
-                // with it.
-                let buf = unsafe { Box::from_raw(op.buf) };
+                // SAFETY: all runs have completed, so the kernel is done with it.
+                let buf = unsafe { op.buf.back() };
                 self.finished.push(ReadOp { tag: op.tag, buf, runs: op.runs });
             }
         }

@@ -60,10 +60,10 @@ use crate::places::Places;
 use crate::ram::{Accepts, Delta, Loaded, RamBacking, RamConfig};
 use crate::worth::FileReads;
 
-/// The most pages written back in one submission; fewer where their buffer would be over 1/64 of the RAM
+/// The most pages written back in one submission; fewer where their buffer would be over 1/128 of the RAM
 /// limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
-const WRITEBACK_PAGES_MIN: u64 = 8;
+const WRITEBACK_PAGES_MIN: u64 = 16;
 /// Shares of the RAM limit, in percent.
 struct Marks {
     /// Writeback starts above this one,
@@ -164,7 +164,7 @@ impl TierBacking {
 
     /// Move one batch of the oldest pages to the file. False if there was nothing to move or no room for it.
     fn write_back(&self, queue: QueueId, work: &mut Writeback) -> bool {
-        let batch_pages = (self.ram.limit_bytes() / 64 / PAGE_SIZE as u64)
+        let batch_pages = (self.ram.limit_bytes() / 128 / PAGE_SIZE as u64)
             .clamp(WRITEBACK_PAGES_MIN, WRITEBACK_PAGES_MAX) as usize;
         // Claim: only pages that are still the object that was queued, and in the pool.
         let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(batch_pages, |entry| {
@@ -203,10 +203,8 @@ impl TierBacking {
         let places = self.places.take(batch.len());
         // No place is free: as where the file has no room.
         let without = batch.split_off(places.len());
-        let pages: Vec<PageWrite<'_>> =
-            places.iter().zip(&*buf).map(|(place, page)| PageWrite { slot: *place, page }).collect();
-        let mut results = Vec::with_capacity(pages.len());
-        self.file.write_pages(queue, &pages, &mut results);
+        let mut results = Vec::with_capacity(places.len());
+        self.file.write_own_pages(queue, &places, &mut buf[..places.len()], &mut results);
 
         let mut delta = Delta::default();
         let mut again = Vec::new();

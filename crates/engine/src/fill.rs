@@ -7,7 +7,7 @@ use crate::reads::Reads;
 use crate::space::{CHUNK_PAGES, Space};
 use crate::swap::Swap;
 use crate::sync::Arc;
-use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, page_buf};
+use crate::units::{CpuId, Page, PageBuf, SlotIndex, Vpn};
 use crate::word::SwapEntry;
 use std::collections::VecDeque;
 
@@ -219,6 +219,8 @@ pub struct Scratch {
     single: Vec<PageBuf>,
     windows: Vec<PageBuf>,
     folios: Vec<PageBuf>,
+    /// Buffers asked for so far.
+    asked: u64,
     /// Pages that are expected to be touched soon, in this order (pointers.rs).
     pub(crate) predicted: VecDeque<(Arc<Space>, Vpn)>,
 }
@@ -228,6 +230,9 @@ pub struct Scratch {
 const SINGLE_KEPT: usize = 256;
 const WINDOWS_KEPT: usize = 8;
 const FOLIOS_KEPT: usize = 2;
+/// After so many were asked for, those of several pages are let go, so that what a burst has made large does
+/// not stay so.
+const LETS_GO_AFTER: u64 = 4096;
 /// Predictions that a thread keeps at most.
 pub(crate) const PREDICTED_MAX: usize = 1024;
 const _: () = assert!(WINDOW_MAX < FOLIO_MAX);
@@ -249,18 +254,27 @@ impl Scratch {
     pub fn forget_predicted(&mut self) {
         self.predicted.clear();
     }
+    /// A buffer of so many pages, or more. Those of a window have room for all windows, and as many pages as
+    /// were ever wanted of it: most windows are of two pages, and what is not touched takes no memory.
     pub(crate) fn buffer(&mut self, pages: usize) -> PageBuf {
-        let (kept, pages) = match pages {
+        let (kept, room) = match pages {
             1 => (self.single.pop(), 1),
             2..=WINDOW_MAX => (self.windows.pop(), WINDOW_MAX),
             ..=FOLIO_MAX => (self.folios.pop(), FOLIO_MAX),
             larger => (None, larger),
         };
-        kept.unwrap_or_else(|| page_buf(pages))
+        self.asked += 1;
+        if self.asked.is_multiple_of(LETS_GO_AFTER) {
+            self.windows.clear();
+            self.folios.clear();
+        }
+        let mut buf = kept.unwrap_or_else(|| PageBuf::with_capacity(room));
+        buf.resize(buf.len().max(pages), Page::ZERO);
+        buf
     }
     /// A buffer larger than that is freed: keeping it is not worth its memory.
     pub(crate) fn give_back(&mut self, buf: PageBuf) {
-        let (kept, most) = match buf.len() {
+        let (kept, most) = match buf.capacity() {
             1 => (&mut self.single, SINGLE_KEPT),
             WINDOW_MAX => (&mut self.windows, WINDOWS_KEPT),
             FOLIO_MAX => (&mut self.folios, FOLIOS_KEPT),
@@ -275,11 +289,9 @@ impl Scratch {
 impl FillJob {
     /// Two jobs that must both be tried again (of one window, so of one chunk).
     pub(crate) fn merge(mut first: FillJob, second: FillJob) -> FillJob {
-        let mut buf = std::mem::take(&mut first.buf).into_vec();
-        buf.truncate(first.pages.len());
-        buf.extend_from_slice(&second.buf[..second.pages.len()]);
+        first.buf.truncate(first.pages.len());
+        first.buf.extend_from_slice(&second.buf[..second.pages.len()]);
         first.pages.extend(second.pages);
-        first.buf = buf.into_boxed_slice();
         first
     }
 }

@@ -8,7 +8,7 @@
 //! What it does not do: know which slot a page belongs to. The slot's word names the frame (slots/).
 
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::units::{CpuId, FRAME_NUMBER_BITS, FrameId, MAX_ORDER, PAGE_SIZE, PageBuf, Vpn, page_buf};
+use crate::units::{CpuId, FRAME_NUMBER_BITS, FrameId, MAX_ORDER, PAGE_SIZE, Page, PageBuf, Vpn};
 use crate::word::SwapEntry;
 
 /// Most pages taken out in one batch, unless the folios asked for are larger.
@@ -32,10 +32,10 @@ pub(crate) struct CachedPage {
 /// id names batch, part and page: `number << 17 | part << 9 | page`.
 pub(crate) struct Frames {
     parts: Box<[FramePart]>,
-    /// Pages of a buffer.
+    /// Most pages of a buffer.
     batch_pages: usize,
-    /// Buffers in all: with frames, spare, and being filled. The account reads it after each batch.
-    buffers: AtomicU64,
+    /// Pages of all buffers: with frames, spare, and being filled. The account reads it after each batch.
+    buffer_pages: AtomicU64,
 }
 
 /// On lines of its own.
@@ -92,7 +92,7 @@ impl FrameParts {
 impl Frames {
     pub fn new(batch_pages: usize) -> Frames {
         let parts = (0..PARTS).map(|_| FramePart::default()).collect();
-        Frames { parts, batch_pages, buffers: AtomicU64::new(0) }
+        Frames { parts, batch_pages, buffer_pages: AtomicU64::new(0) }
     }
 
     fn part_of(&self, cpu: CpuId) -> usize {
@@ -109,12 +109,16 @@ impl Frames {
         self.batch_pages
     }
 
-    pub fn take_buffer(&self, cpu: CpuId) -> PageBuf {
+    /// A buffer for a batch of so many pages. It has room for the largest batch, and takes the memory of the
+    /// largest that it has held.
+    pub fn take_buffer(&self, cpu: CpuId, pages: usize) -> PageBuf {
+        assert!(pages <= self.batch_pages, "a batch of {pages} pages");
         let spare = self.lock_part(self.part_of(cpu)).spare.take();
-        spare.unwrap_or_else(|| {
-            self.buffers.fetch_add(1, Ordering::Relaxed);
-            page_buf(self.batch_pages)
-        })
+        let mut buf = spare.unwrap_or_else(|| PageBuf::with_capacity(self.batch_pages));
+        let more = pages.saturating_sub(buf.len());
+        self.buffer_pages.fetch_add(more as u64, Ordering::Relaxed);
+        buf.resize(buf.len() + more, Page::ZERO);
+        buf
     }
 
     /// Publish a filled buffer of which `frames` pages will be in the swap cache; returns the frame of its
@@ -167,7 +171,7 @@ impl Frames {
         // A thread may still be copying out of it: then the memory is freed when that thread is done.
         match Arc::try_unwrap(buf) {
             Ok(buf) => self.keep_or_drop(inner, buf),
-            Err(_) => _ = self.buffers.fetch_sub(1, Ordering::Relaxed),
+            Err(buf) => self.count_out(&buf),
         }
     }
 
@@ -180,8 +184,13 @@ impl Frames {
         if inner.spare.is_none() {
             inner.spare = Some(buf);
         } else {
-            self.buffers.fetch_sub(1, Ordering::Relaxed);
+            self.count_out(&buf);
         }
+    }
+
+    /// A buffer goes.
+    fn count_out(&self, buf: &[Page]) {
+        self.buffer_pages.fetch_sub(buf.len() as u64, Ordering::Relaxed);
     }
 
     /// Pages that are in the swap cache, or pinned there.
@@ -192,7 +201,7 @@ impl Frames {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.buffers.load(Ordering::Relaxed) * (self.batch_pages * PAGE_SIZE) as u64
+        self.buffer_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64
     }
 }
 
@@ -211,7 +220,7 @@ mod tests {
         let frames = Frames::new(2);
         let cpus = [0, 1, 255, 257].map(CpuId);
         let first_frames = cpus.map(|cpu| {
-            let mut buf = frames.take_buffer(cpu);
+            let mut buf = frames.take_buffer(cpu, 2);
             buf[1].0[0] = (cpu.0 as u8).wrapping_add(7);
             frames.publish(cpu, buf, 1)
         });
@@ -223,7 +232,9 @@ mod tests {
         frames.free_frames(&second);
         // 1 and 257 share a part, which keeps one of their two.
         assert_eq!((frames.in_use(), frames.bytes()), (0, 3 * 2 * PAGE_SIZE as u64));
-        frames.give_back(CpuId(255), frames.take_buffer(CpuId(255)));
+        frames.give_back(CpuId(255), frames.take_buffer(CpuId(255), 1));
         assert_eq!(frames.bytes(), 3 * 2 * PAGE_SIZE as u64, "the spare one");
+        let first = frames.take_buffer(CpuId(7), 1);
+        assert_eq!((first.len(), frames.bytes()), (1, 7 * PAGE_SIZE as u64), "no more than was asked for");
     }
 }

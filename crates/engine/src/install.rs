@@ -258,7 +258,7 @@ impl SwapIn<'_> {
         if end.stop == Stop::Again {
             add(&self.swap.stats.rare().fill_again, 1);
             if !job.buf.is_empty() {
-                job.buf = job.buf[at..at + rest.len()].to_vec().into_boxed_slice();
+                job.buf = job.buf[at..at + rest.len()].to_vec();
             }
             job.pages = rest;
             return Outcome::Again(job);

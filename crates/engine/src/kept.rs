@@ -27,7 +27,7 @@ use crate::spaces::Spaces;
 use crate::stats::add;
 use crate::swap::Swap;
 use crate::sync::{AtomicBool, Ordering, lock};
-use crate::units::{CpuId, PageBuf, Vpn};
+use crate::units::{CpuId, Page, Vpn};
 use crate::word::SwapEntry;
 
 /// Slots that are freed in one go when they run short: walking the page tables for each batch would cost too
@@ -91,7 +91,7 @@ impl Kept {
         cpu: CpuId,
         space: &Space,
         taken: Vec<TakenPage>,
-        buf: &PageBuf,
+        buf: &[Page],
     ) -> (Vec<(Vpn, SwapEntry)>, Vec<TakenPage>) {
         if !self.has_ever_kept() {
             return (Vec::new(), taken);
@@ -142,7 +142,7 @@ impl Kept {
     }
 }
 
-fn still_holds(swap: &Swap, entry: SwapEntry, page: TakenPage, buf: &PageBuf) -> bool {
+fn still_holds(swap: &Swap, entry: SwapEntry, page: TakenPage, buf: &[Page]) -> bool {
     swap.device(entry).backing.keeps(entry.slot, Some(&buf[page.place]))
 }
 

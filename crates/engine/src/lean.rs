@@ -21,7 +21,7 @@ use crate::reclaim::queues::Coming;
 use crate::space::{Chunk, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
-use crate::units::PageBuf;
+use crate::units::{Page, PageBuf};
 use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, Word};
 
 impl SwapIn<'_> {
@@ -96,7 +96,7 @@ impl SwapIn<'_> {
         (fault, cause): (Fault, Cause),
         entry: SwapEntry,
         shadow: Option<u32>,
-        buf: &PageBuf,
+        buf: &[Page],
     ) -> bool {
         let vpn = fault.vpn;
         let guard = space.gate.enter_fill();

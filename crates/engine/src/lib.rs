@@ -22,6 +22,7 @@ mod lean;
 pub mod memory;
 mod neighbours;
 mod notes;
+mod per_cpu;
 mod pointers;
 mod predict;
 pub mod readahead;

@@ -10,6 +10,7 @@
 //! Pages that come out of the swap cache have no distance, and are not counted. What it does not do: say how
 //! much memory a distance stands for.
 
+use crate::per_cpu::PerCpu;
 use crate::sync::{EventCount, Ordering};
 use crate::units::CpuId;
 
@@ -27,21 +28,27 @@ pub type Distances = [u64; BUCKETS];
 #[repr(align(128))]
 struct Place([EventCount; BUCKETS]);
 
+impl Default for Place {
+    fn default() -> Place {
+        Place(std::array::from_fn(|_| EventCount::new(0)))
+    }
+}
+
 /// The counters.
 pub struct Refaults {
-    places: Box<[Place]>,
+    places: PerCpu<Place>,
 }
 
 impl Default for Refaults {
     fn default() -> Refaults {
-        Refaults { places: (0..PLACES).map(|_| Place(std::array::from_fn(|_| EventCount::new(0)))).collect() }
+        Refaults { places: PerCpu::new(PLACES) }
     }
 }
 
 impl Refaults {
     /// A page came back after so many others had left.
     pub(crate) fn count(&self, cpu: CpuId, distance: u32) {
-        self.places[cpu.index() % PLACES].0[bucket_of(distance)].fetch_add(1, Ordering::Relaxed);
+        self.places.of(cpu).0[bucket_of(distance)].fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn distances(&self) -> Distances {

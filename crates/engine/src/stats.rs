@@ -3,6 +3,7 @@
 //! Each CPU counts for itself, and a reader adds up: one counter written by all would be what 128 CPUs wait
 //! for (`memspill sim scale`).
 
+use crate::per_cpu::PerCpu;
 use crate::sync::{EventCount, Ordering};
 use crate::units::{CpuId, MAX_ORDER, Order};
 
@@ -41,22 +42,22 @@ const PLACES: usize = 256;
 
 /// Counters since the start. All are events; gauges come from their owners.
 pub struct Stats {
-    places: Box<[Counters]>,
+    places: PerCpu<Counters>,
 }
 
 impl Default for Stats {
     fn default() -> Stats {
-        Stats { places: (0..PLACES).map(|_| Counters::default()).collect() }
+        Stats { places: PerCpu::new(PLACES) }
     }
 }
 
 impl Stats {
     pub fn on(&self, cpu: CpuId) -> &Counters {
-        &self.places[cpu.index() % PLACES]
+        self.places.of(cpu)
     }
     /// Where the CPU is not known: for what is rare.
     pub fn rare(&self) -> &Counters {
-        &self.places[0]
+        self.places.of(CpuId(0))
     }
     pub fn sum(&self, counter: impl Fn(&Counters) -> &EventCount) -> u64 {
         self.places.iter().map(|place| counter(place).load(Ordering::Relaxed)).sum()

@@ -120,7 +120,7 @@ impl SwapOut<'_> {
             }
         }
         let runs = split_whole(self.swap, self.cpu, runs);
-        let mut buf = self.swap.frames.take_buffer(self.cpu);
+        let mut buf = self.swap.frames.take_buffer(self.cpu, pages_of(&runs).count());
         let mut outcome = Vec::with_capacity(shrunk.tried);
         space.memory.take(&runs, &mut buf, &mut outcome);
         assert_eq!(outcome.len(), pages_of(&runs).count(), "Memory::take must say what became of each page");

@@ -30,11 +30,11 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// A count of events, on which no decision depends. So shuttle need not switch threads there, and draws more
-/// of the switches that matter.
-#[cfg(shuttle)]
+/// A count of events, on which no decision depends. So shuttle and loom need not switch threads there, and
+/// look at more of the switches that matter.
+#[cfg(any(loom, shuttle))]
 pub type EventCount = std::sync::atomic::AtomicU64;
-#[cfg(not(shuttle))]
+#[cfg(not(any(loom, shuttle)))]
 pub type EventCount = AtomicU64;
 
 /// Let another thread run: the body of every bounded spin.

@@ -23,12 +23,13 @@ impl Page {
 
 const _: () = assert!(size_of::<Page>() == PAGE_SIZE && align_of::<Page>() == PAGE_SIZE);
 
-/// An owned run of pages: what is read into, and what UFFDIO_COPY copies from.
-pub type PageBuf = Box<[Page]>;
+/// An owned run of pages: what is read into, and what UFFDIO_COPY copies from. It may have room for more,
+/// which costs no memory until it is used.
+pub type PageBuf = Vec<Page>;
 
 /// A zeroed buffer of `pages` pages.
 pub fn page_buf(pages: usize) -> PageBuf {
-    vec![Page::ZERO; pages].into_boxed_slice()
+    vec![Page::ZERO; pages]
 }
 
 macro_rules! unit {

@@ -13,7 +13,7 @@
 //! | `space.rs`  | which slots' places hold something, the limits of space, holes                   |
 //! | `io.rs`     | runs of pages to and from the medium, and what an errno means                    |
 //! | `seal.rs`   | encryption                                                                       |
-//! | `sums.rs`   | checksums                                                                        |
+//! | `sums.rs`   | checksums, where nothing is encrypted                                            |
 //!
 //! Over a limit of space the answer is Full, and nothing is lost. What the kernel says when it is short of
 //! something is `Short`; what else it says of a read is the medium's word, as is a checksum that does not
@@ -115,15 +115,84 @@ impl ReadTime {
     }
 }
 
+/// By what a page is known to be the one that was written to its slot.
+enum Proof {
+    /// What is written is what was in memory.
+    Sums(Sums),
+    /// It is encrypted.
+    Seal(Seal),
+}
+
+/// Of a page that was written: what its proof has to know of it.
+#[derive(Clone, Copy)]
+enum Record {
+    Sum(u64),
+    Mark(Mark),
+}
+
+impl Proof {
+    fn seal(&self) -> Option<&Seal> {
+        match self {
+            Proof::Seal(seal) => Some(seal),
+            Proof::Sums(_) => None,
+        }
+    }
+
+    /// Make of the page what may be written, once.
+    fn prepare(&self, slot: SlotIndex, page: &mut Page) -> Record {
+        match self {
+            Proof::Sums(sums) => Record::Sum(sums.of(slot, page)),
+            Proof::Seal(seal) => Record::Mark(seal.seal(page)),
+        }
+    }
+
+    /// The slot holds what was prepared so.
+    fn record(&self, slot: SlotIndex, record: Record) {
+        match (self, record) {
+            (Proof::Sums(sums), Record::Sum(sum)) => sums.record(slot, sum),
+            (Proof::Seal(seal), Record::Mark(mark)) => seal.record(slot, mark),
+            _ => unreachable!("a record of another proof"),
+        }
+    }
+
+    /// The page that was written, from what the device returned.
+    fn open(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
+        match self {
+            Proof::Sums(sums) => sums.verify(slot, page),
+            Proof::Seal(seal) => seal.open(slot, page),
+        }
+    }
+
+    /// Are these the bytes that were written last to the slot?
+    fn fits(&self, slot: SlotIndex, page: &Page) -> bool {
+        match self {
+            Proof::Sums(sums) => sums.fits(slot, page),
+            Proof::Seal(seal) => seal.fits(slot, page),
+        }
+    }
+
+    fn table_bytes(&self) -> u64 {
+        match self {
+            Proof::Sums(sums) => sums.ram_bytes(),
+            Proof::Seal(seal) => seal.table_bytes(),
+        }
+    }
+
+    fn release(&self) {
+        match self {
+            Proof::Sums(sums) => sums.release(),
+            Proof::Seal(seal) => seal.release(),
+        }
+    }
+}
+
 /// See the module's header.
 pub struct FileBacking {
     // Before `medium`: rings wait for what is in flight when they are dropped.
     queues: Queues<Reading>,
     medium: Medium,
     space: Space,
-    sums: Sums,
-    /// None: what is written is what was in memory.
-    seal: Option<Seal>,
+    proof: Proof,
     tamper: OnceLock<Tamper>,
     /// Whole clusters are discarded before they are used again.
     discard: bool,
@@ -151,8 +220,10 @@ impl FileBacking {
         Ok(FileBacking {
             queues: Queues::new(config.io, config.queues, medium.as_fd())?,
             space: Space::new(slots, pages_max, config.free_floor_bytes, medium.block_device)?,
-            sums: Sums::new(slots)?,
-            seal: if config.encrypt { Some(Seal::new(slots)?) } else { None },
+            proof: match config.encrypt {
+                true => Proof::Seal(Seal::new(slots)?),
+                false => Proof::Sums(Sums::new(slots)?),
+            },
             tamper: OnceLock::new(),
             discard: pages,
             read_time: Mutex::default(),
@@ -182,7 +253,7 @@ impl FileBacking {
 
     /// Is there a key that the kernel may write to a swap of its own, as the limit on locked memory is low?
     pub fn has_unlocked_key(&self) -> bool {
-        self.seal.as_ref().is_some_and(|seal| !seal.key_is_locked())
+        self.proof.seal().is_some_and(|seal| !seal.key_is_locked())
     }
 
     /// Let `tamper` change each page that comes from the device, before it is opened and its checksum looked
@@ -193,7 +264,7 @@ impl FileBacking {
 
     /// Of the memory that writes take, what is kept for the next ones.
     pub(crate) fn let_go_of_buffers(&self) {
-        self.seal.iter().for_each(Seal::let_go_of_buffers);
+        self.proof.seal().into_iter().for_each(Seal::let_go_of_buffers);
     }
 
     /// Write pages to their slots and wait. `results` gets one entry per page, in order.
@@ -203,31 +274,75 @@ impl FileBacking {
         pages: &[PageWrite<'_>],
         results: &mut Vec<Result<(), BackingError>>,
     ) {
-        for write in pages {
-            self.space.check(write.slot);
-        }
+        let slots: Vec<SlotIndex> = pages.iter().map(|write| write.slot).collect();
+        self.write_by(&slots, results, |order, results| match &self.proof {
+            Proof::Sums(sums) => {
+                let wire: Vec<PageWrite<'_>> = order.iter().map(|&index| pages[index]).collect();
+                self.submit(queue, &wire, order, results, |slot, place| {
+                    sums.record(slot, sums.of(slot, wire[place].page));
+                });
+            }
+            Proof::Seal(seal) => self.write_sealed(queue, seal, pages, order, results),
+        });
+    }
+
+    /// The same of pages that are the caller's own, and that he does not need any more: what is in them
+    /// afterwards is what was written.
+    pub(crate) fn write_own_pages(
+        &self,
+        queue: QueueId,
+        slots: &[SlotIndex],
+        pages: &mut [Page],
+        results: &mut Vec<Result<(), BackingError>>,
+    ) {
+        self.write_by(slots, results, |order, results| {
+            let records: Vec<Record> =
+                order.iter().map(|&index| self.proof.prepare(slots[index], &mut pages[index])).collect();
+            let write = |&index: &usize| PageWrite { slot: slots[index], page: &pages[index] };
+            let wire: Vec<PageWrite<'_>> = order.iter().map(write).collect();
+            self.submit(queue, &wire, order, results, |slot, place| {
+                self.proof.record(slot, records[place]);
+            });
+        });
+    }
+
+    /// Make room for pages of these slots, and let `write` write those that have some: it is given their
+    /// indices, in ascending order of slots, and the results.
+    fn write_by(
+        &self,
+        slots: &[SlotIndex],
+        results: &mut Vec<Result<(), BackingError>>,
+        write: impl FnOnce(&[usize], &mut [Result<(), BackingError>]),
+    ) {
+        slots.iter().for_each(|slot| self.space.check(*slot));
         let base = results.len();
-        results.resize(base + pages.len(), Ok(()));
+        results.resize(base + slots.len(), Ok(()));
         let results = &mut results[base..];
-        self.space.make_room(&self.medium, pages.len() as u64);
-        let Some(_writing) = self.space.begin_write(pages.iter().map(|write| write.slot)) else {
+        self.space.make_room(&self.medium, slots.len() as u64);
+        let Some(_writing) = self.space.begin_write(slots.iter().copied()) else {
             return results.fill(Err(BackingError::Full));
         };
-        let mut order: Vec<usize> = (0..pages.len()).collect();
-        order.sort_unstable_by_key(|index| pages[*index].slot);
+        let mut order: Vec<usize> = (0..slots.len()).collect();
+        order.sort_unstable_by_key(|index| slots[*index]);
         order.retain(|&index| {
-            let has_room = self.space.take(&self.medium, pages[index].slot);
+            let has_room = self.space.take(&self.medium, slots[index]);
             if !has_room {
                 results[index] = Err(BackingError::Full);
             }
             has_room
         });
-        let Some(seal) = &self.seal else {
-            let wire: Vec<PageWrite<'_>> = order.iter().map(|&index| pages[index]).collect();
-            return self.submit(queue, &wire, &order, results, |slot, place| {
-                self.sums.record(slot, pages[order[place]].page);
-            });
-        };
+        write(&order, results);
+    }
+
+    /// Write sealed copies of the pages in `order`.
+    fn write_sealed(
+        &self,
+        queue: QueueId,
+        seal: &Seal,
+        pages: &[PageWrite<'_>],
+        order: &[usize],
+        results: &mut [Result<(), BackingError>],
+    ) {
         for part in order.chunks(SEALED_PAGES_MAX) {
             let mut buf = seal.buffer(part.len());
             let seal_page = |(to, &index): (&mut Page, &usize)| {
@@ -241,7 +356,6 @@ impl FileBacking {
                 .map(|(page, &index)| PageWrite { slot: pages[index].slot, page })
                 .collect();
             self.submit(queue, &wire, part, results, |slot, place| {
-                self.sums.record(slot, pages[part[place]].page);
                 seal.record(slot, marks[place]);
             });
             seal.give_buffer(buf);
@@ -336,10 +450,7 @@ impl FileBacking {
         if let Some(tamper) = self.tamper.get() {
             tamper(slot, page);
         }
-        match &self.seal {
-            Some(seal) => seal.open(slot, page),
-            None => self.sums.verify(slot, page),
-        }
+        self.proof.open(slot, page)
     }
 
     /// A file that has a name is emptied, once.
@@ -355,8 +466,7 @@ impl FileBacking {
         self.empty();
         self.space.close(|| self.medium.forget());
         self.queues.close();
-        self.sums.release();
-        self.seal.iter().for_each(Seal::release);
+        self.proof.release();
     }
 }
 
@@ -373,7 +483,7 @@ impl Backing for FileBacking {
             rotational: self.medium.rotational,
             discard: self.discard,
             in_rows: true,
-            at_rest: if self.seal.is_some() { AtRest::Encrypted } else { AtRest::Plain },
+            at_rest: if self.proof.seal().is_some() { AtRest::Encrypted } else { AtRest::Plain },
         }
     }
 
@@ -403,13 +513,13 @@ impl Backing for FileBacking {
     }
 
     fn keeps(&self, slot: SlotIndex, page: Option<&Page>) -> bool {
-        self.space.is_live(slot) && page.is_none_or(|page| self.sums.fits(slot, page))
+        self.space.is_live(slot) && page.is_none_or(|page| self.proof.fits(slot, page))
     }
 
     fn housekeep(&self, chore: Chore) -> bool {
         match chore {
             Chore::Maintain { .. } => {
-                self.seal.iter().for_each(Seal::tidy);
+                self.proof.seal().into_iter().for_each(Seal::tidy);
                 return self.space.punch_some(&self.medium);
             }
             Chore::DiscardCluster(cluster) => self.space.discard_cluster(&self.medium, cluster),
@@ -425,14 +535,13 @@ impl Backing for FileBacking {
 
     fn usage(&self) -> Usage {
         let (write_ios_total, file_written_pages_total, read_ios_total) = self.queues.totals();
-        let table_bytes =
-            self.sums.ram_bytes() + self.space.ram_bytes() + self.seal.as_ref().map_or(0, Seal::table_bytes);
+        let table_bytes = self.proof.table_bytes() + self.space.ram_bytes();
         let (awaited_reads_total, read_us_total) = {
             let time = lock(&self.read_time);
             (time.reads, time.total.as_micros() as u64)
         };
         Usage {
-            ram_bytes: table_bytes + self.seal.as_ref().map_or(0, Seal::buffer_bytes),
+            ram_bytes: table_bytes + self.proof.seal().map_or(0, Seal::buffer_bytes),
             table_bytes,
             file_pages: self.space.live_pages(),
             file_bytes: self.space.allocated_bytes(),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   write:  pages ──▶ a buffer ── seal ──▶ the medium;  ended well ─▶ record(slot, mark)
+//!           (pages that are the writer's own, and that he does not need any more, where they are)
 //!   read:   the medium ──▶ the reader's buffer ── open(slot) ──▶ the page, or Checksum
 //! ```
 //!
@@ -16,8 +17,10 @@
 //! and what is read is exactly what was written last to that slot: also an older page of the same slot, or
 //! another slot's, has another tag.
 //!
-//! What it does not do: the checksum by which a page is known to be unchanged while it is in memory
-//! (`sums.rs`). It hides neither which slots are written nor when.
+//! *A page that leaves memory again with the same bytes* is known by its tag, and is not written: a copy of
+//! it is sealed under the nonce of its slot's mark, and nobody gets to see that copy.
+//!
+//! What it does not do: hide which slots are written, or when.
 
 use std::io;
 use std::sync::Mutex;
@@ -25,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memspill_engine::backing::BackingError;
 use memspill_engine::sync::lock;
-use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
+use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use zeroize::Zeroize;
 
@@ -75,19 +78,16 @@ impl Seal {
         self.key.is_locked()
     }
 
-    /// A buffer for so many pages, to be given back by `give_buffer`.
+    /// A buffer for so many pages, `SEALED_PAGES_MAX` at most, to be given back by `give_buffer`.
     pub(super) fn buffer(&self, pages: usize) -> PageBuf {
         self.used.store(true, Ordering::Relaxed);
-        let spare = {
-            let mut spare = lock(&self.spare);
-            let fitting = spare.iter().position(|buf| buf.len() >= pages);
-            fitting.map(|at| spare.swap_remove(at))
-        };
-        spare.unwrap_or_else(|| {
-            let buf = page_buf(pages.next_power_of_two());
-            self.buffer_bytes.fetch_add((buf.len() * PAGE_SIZE) as u64, Ordering::Relaxed);
-            buf
-        })
+        let spare = lock(&self.spare).pop();
+        // Room for the largest; what is not used of it takes no memory.
+        let mut buf = spare.unwrap_or_else(|| PageBuf::with_capacity(SEALED_PAGES_MAX));
+        let more = pages.saturating_sub(buf.len());
+        buf.resize(buf.len() + more, Page::ZERO);
+        self.buffer_bytes.fetch_add((more * PAGE_SIZE) as u64, Ordering::Relaxed);
+        buf
     }
 
     pub(super) fn give_buffer(&self, buf: PageBuf) {
@@ -102,7 +102,10 @@ impl Seal {
 
     /// Turn the page into what may be written, once.
     pub(super) fn seal(&self, page: &mut Page) -> Mark {
-        let write = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
+        self.seal_as(self.writes.fetch_add(1, Ordering::Relaxed) + 1, page)
+    }
+
+    fn seal_as(&self, write: u64, page: &mut Page) -> Mark {
         let tag = self
             .key
             .seal_in_place_separate_tag(nonce(write), Aad::empty(), &mut page.0)
@@ -121,14 +124,26 @@ impl Seal {
 
     /// Turn what came from the slot's place into the page again.
     pub(super) fn open(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
-        let word = |at| self.marks.word(slot.index() * WORDS_PER_SLOT + at).load(Ordering::Acquire);
+        let mark = self.mark(slot);
         let mut tag = [0; 16];
-        tag[..8].copy_from_slice(&word(1).to_le_bytes());
-        tag[8..].copy_from_slice(&word(2).to_le_bytes());
+        tag[..8].copy_from_slice(&mark.tag[0].to_le_bytes());
+        tag[8..].copy_from_slice(&mark.tag[1].to_le_bytes());
         self.key
-            .open_in_place_separate_tag(nonce(word(0)), Aad::empty(), Tag::from(tag), &mut page.0, 0..)
+            .open_in_place_separate_tag(nonce(mark.write), Aad::empty(), Tag::from(tag), &mut page.0, 0..)
             .map(drop)
             .map_err(|_| BackingError::Checksum)
+    }
+
+    /// Are these the bytes that were sealed last for the slot?
+    pub(super) fn fits(&self, slot: SlotIndex, page: &Page) -> bool {
+        let mark = self.mark(slot);
+        // Of no write: nothing is there.
+        mark.write != 0 && self.seal_as(mark.write, &mut { *page }) == mark
+    }
+
+    fn mark(&self, slot: SlotIndex) -> Mark {
+        let word = |at| self.marks.word(slot.index() * WORDS_PER_SLOT + at).load(Ordering::Acquire);
+        Mark { write: word(0), tag: [word(1), word(2)] }
     }
 
     /// Let go of the spare buffers if none was asked for since this was called last.
@@ -239,17 +254,51 @@ mod tests {
         assert_eq!(open(8, &new), Err(BackingError::Checksum), "nothing was written there");
     }
 
+    /// A page is known to be what its slot holds, to the bit, and by what was written last.
+    #[test]
+    fn only_what_was_written_last_fits() {
+        let seal = Seal::new(9).unwrap();
+        let write = |slot: u32, byte| {
+            let mark = seal.seal(&mut page(byte));
+            seal.record(SlotIndex(slot), mark);
+        };
+        write(3, 1);
+        write(3, 2);
+        write(4, 2);
+        let fits = |slot, page: &Page| seal.fits(SlotIndex(slot), page);
+        assert!(fits(3, &page(2)) && fits(4, &page(2)));
+        assert!(!fits(3, &page(1)), "written before");
+        assert!(!fits(8, &page(2)) && !fits(8, &Page::ZERO), "nothing was written there");
+        for bit in (0..PAGE_SIZE * 8).step_by(997) {
+            let mut changed = page(2);
+            changed.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(!fits(3, &changed), "bit {bit}");
+        }
+        // It was looked at only.
+        let mut sealed = page(5);
+        let mark = seal.seal(&mut sealed);
+        seal.record(SlotIndex(5), mark);
+        assert!(fits(5, &page(5)) && seal.open(SlotIndex(5), &mut sealed).is_ok());
+    }
+
     #[test]
     fn buffers_are_counted_and_come_back() {
         let seal = Seal::new(9).unwrap();
         let buffers: Vec<PageBuf> = [100, 128, 1].map(|pages| seal.buffer(pages)).into();
-        assert_eq!((seal.buffer_bytes(), seal.table_bytes()), ((128 + 128 + 1) * 4096, 0));
+        assert_eq!((seal.buffer_bytes(), seal.table_bytes()), ((100 + 128 + 1) * 4096, 0));
         buffers.into_iter().for_each(|buf| seal.give_buffer(buf));
-        assert_eq!(seal.buffer_bytes(), 256 * 4096);
-        assert_eq!(seal.buffer(5).len(), 128, "a spare one serves");
+        assert_eq!(seal.buffer_bytes(), (100 + 128) * 4096);
+        let used = [5, 5].map(|pages| seal.buffer(pages).len());
+        assert_eq!(used, [128, 100], "the spare ones serve");
+        assert_eq!(seal.buffer_bytes(), (100 + 128) * 4096);
+        let third = seal.buffer(3);
+        seal.give_buffer(third);
+        let grown = seal.buffer(7);
+        assert_eq!((grown.len(), seal.buffer_bytes()), (7, (100 + 128 + 7) * 4096));
+        seal.give_buffer(grown);
         seal.tidy();
-        assert_eq!(seal.buffer_bytes(), 256 * 4096, "one was asked for a moment ago");
+        assert_eq!(seal.buffer_bytes(), (100 + 128 + 7) * 4096, "one was asked for a moment ago");
         seal.tidy();
-        assert_eq!(seal.buffer_bytes(), 128 * 4096, "the one in use");
+        assert_eq!(seal.buffer_bytes(), (100 + 128) * 4096, "those in use");
     }
 }

@@ -1,4 +1,5 @@
-//! By what a page is known to be the one that was written: 64 bits for each slot.
+//! By what a page is known to be the one that was written, where nothing is encrypted (else by `seal.rs`):
+//! 64 bits for each slot.
 //!
 //! The sum (XXH3) is over the bytes and the slot's number, so that a write that went to the wrong place is
 //! found too. Sums are in RAM only: a swap file means nothing after its process. A page that leaves memory
@@ -24,15 +25,19 @@ impl Sums {
         Ok(Sums { table: ZeroTable::new(slots as usize * 8)?, seed: drawn()? })
     }
 
-    /// `page` was written to `slot`.
-    pub(super) fn record(&self, slot: SlotIndex, page: &Page) {
-        let sum = checksum(self.seed, slot, page);
+    /// The sum of `page` in `slot`.
+    pub(super) fn of(&self, slot: SlotIndex, page: &Page) -> u64 {
+        checksum(self.seed, slot, page)
+    }
+
+    /// The page of which this is the sum was written to `slot`.
+    pub(super) fn record(&self, slot: SlotIndex, sum: u64) {
         self.table.word_to_write(slot.index()).store(sum, Ordering::Release);
     }
 
     /// Are these the bytes that were written last?
     pub(super) fn fits(&self, slot: SlotIndex, page: &Page) -> bool {
-        self.table.word(slot.index()).load(Ordering::Acquire) == checksum(self.seed, slot, page)
+        self.table.word(slot.index()).load(Ordering::Acquire) == self.of(slot, page)
     }
 
     /// Look at a page as it came from the device.
