@@ -9,9 +9,10 @@
 //! leaves its entry behind; the entry is found stale when it is popped, or sifted out. *A sift* walks through
 //! `new`, a few entries with each push, and moves what is live to `old`, which is `new` from then on. It
 //! begins when there are a quarter more entries than the last one left: where pages come and go all the time,
-//! there are some 1.2 entries for each page, and a push pays for three looks. (Before, a sift began where the
-//! stale were as many as the live, and an entry had eight bytes: of the default's tables that was the largest
-//! part.) Everything in `old` is older than everything in `new`.
+//! there are some 1.2 entries for each page, and a push pays for three looks. Where a sift finds next to
+//! nothing the next one waits for twice as many, and where most pages have gone it begins at once. (Before, a
+//! sift began where the stale were as many as the live, and an entry had eight bytes: of the default's tables
+//! that was the largest part.) Everything in `old` is older than everything in `new`.
 //!
 //! Segments of 512 entries, not one ring: a ring of millions of entries is copied when it grows, under the
 //! lock. In a segment slots and generations lie apart: five bytes an entry.
@@ -23,6 +24,8 @@ use std::collections::VecDeque;
 const SEGMENT_ENTRIES: usize = 512;
 /// Stale entries that no sift begins for: too few to matter.
 const SLACK_ENTRIES: usize = 512;
+/// A sift that finds fewer stale entries than one in so many was in vain: pages come and none go.
+const IN_VAIN_PART: usize = 16;
 /// Entries looked at for each pushed: a sift of `n` entries ends within `n / 7` pushes.
 const SIFTED_PER_PUSH: usize = 8;
 
@@ -101,17 +104,23 @@ pub(crate) struct Fifo {
     len: usize,
     /// Entries that the last sift left, less what was popped down to since.
     sifted_len: usize,
+    /// It found so few stale entries that the next one may wait for twice as many.
+    was_in_vain: bool,
     is_sifting: bool,
+    /// Stale entries that this sift has found.
+    found_stale: usize,
 }
 
 impl Fifo {
-    /// Add the newest entries. `is_live` tells whether an entry's page is still there.
-    pub(crate) fn push(&mut self, entries: &[Entry], is_live: impl Fn(Entry) -> bool) {
+    /// Add the newest entries. `live_pages` is how many entries can be live; `is_live` tells for one.
+    pub(crate) fn push(&mut self, entries: &[Entry], live_pages: u64, is_live: impl Fn(Entry) -> bool) {
         for entry in entries {
             self.new.push(*entry);
         }
         self.len += entries.len();
-        self.is_sifting |= self.len > self.sifted_len + self.sifted_len / 4 + SLACK_ENTRIES;
+        let more = if self.was_in_vain { self.sifted_len } else { self.sifted_len / 4 };
+        let most = (self.sifted_len + more).min(2 * live_pages as usize) + SLACK_ENTRIES;
+        self.is_sifting |= self.len > most;
         if self.is_sifting {
             self.sift(entries.len() * SIFTED_PER_PUSH, is_live);
         }
@@ -123,13 +132,15 @@ impl Fifo {
                 // All have been looked at. What was left is older than what comes, so it may go in front.
                 std::mem::swap(&mut self.old, &mut self.new);
                 self.sifted_len = self.len;
-                self.is_sifting = false;
+                self.was_in_vain = self.found_stale < self.len / IN_VAIN_PART;
+                (self.is_sifting, self.found_stale) = (false, 0);
                 return;
             };
             if is_live(entry) {
                 self.old.push(entry);
             } else {
                 self.len -= 1;
+                self.found_stale += 1;
             }
         }
     }
@@ -161,7 +172,7 @@ mod tests {
         // Every thousandth page lives on; the others are stale at once.
         let live = |entry: Entry| entry.slot().is_multiple_of(1000);
         for slot in 0..1_000_000u32 {
-            fifo.push(&[Entry::new(slot, 3)], live);
+            fifo.push(&[Entry::new(slot, 3)], u64::from(slot / 1000), live);
         }
         assert!(fifo.len < 3000, "{} entries for 1000 live pages", fifo.len);
         assert!(fifo.ram_bytes() < 24_000, "{} bytes", fifo.ram_bytes());
@@ -205,7 +216,7 @@ mod tests {
                 *generation = (*generation + 1) % 32;
                 live.insert(slot, pushes);
                 let entry = Entry::new(slot, *generation);
-                fifo.push(&[entry], |entry| {
+                fifo.push(&[entry], live.len() as u64, |entry| {
                     looks.set(looks.get() + 1);
                     is_live(&live, &generations, entry)
                 });
@@ -225,5 +236,25 @@ mod tests {
         assert!(looks.get() < 4 * pushes, "{} looks for {pushes} pages", looks.get());
         let rest = std::iter::from_fn(|| fifo.pop()).filter(|entry| is_live(&live, &generations, *entry));
         assert_eq!(rest.count(), live.len());
+    }
+
+    /// Pages that only come cost few looks, and where nearly all go, their entries do with the next pushes.
+    #[test]
+    fn sifts_are_few_while_pages_only_come_and_begin_at_once_when_most_have_gone() {
+        const PAGES: u32 = 1 << 20;
+        let mut fifo = Fifo::default();
+        let looks = Cell::new(0u64);
+        for slot in 0..PAGES {
+            let counted = |_| {
+                looks.set(looks.get() + 1);
+                true
+            };
+            fifo.push(&[Entry::new(slot, 0)], u64::from(slot), counted);
+        }
+        assert!(looks.get() < 3 * u64::from(PAGES) / 2, "{} looks for {PAGES} pages", looks.get());
+        for slot in 0..PAGES / 4 {
+            fifo.push(&[Entry::new(slot, 1)], u64::from(slot), |entry| entry.generation() == 1);
+        }
+        assert!(fifo.len < PAGES as usize / 3, "{} entries for {} pages", fifo.len, PAGES / 4);
     }
 }

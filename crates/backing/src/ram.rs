@@ -381,7 +381,8 @@ impl RamBacking {
         }
         let mut fifo = lock(fifo);
         let before = fifo.ram_bytes();
-        fifo.push(entries, |entry| self.is_entry_live(entry));
+        let live_pages = self.counters.ram_pages.load(Ordering::Relaxed);
+        fifo.push(entries, live_pages, |entry| self.is_entry_live(entry));
         self.fifo_bytes.fetch_add(fifo.ram_bytes().wrapping_sub(before), Ordering::Relaxed);
     }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!   swap-in:   SWAPPED(entry) ─ read ─▶ RESIDENT, entry kept   if the backing keeps the slot, and there are
 //!                                                              slots enough
-//!   swap-out:  bytes taken = what the slot holds, by its 64-bit checksum?
+//!   swap-out:  bytes taken = what the slot holds, by its checksum or tag?
 //!                yes ─▶ SWAPPED(entry): no slot, no write, a new shadow
 //!                no  ─▶ as any page; the old slot is freed
 //!   slots or disk run short: kept copies are given up, those of the first spaces and lowest addresses first

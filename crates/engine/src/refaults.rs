@@ -36,12 +36,12 @@ impl Default for Place {
 
 /// The counters.
 pub struct Refaults {
-    places: PerCpu<Place>,
+    places: PerCpu<Place, PLACES>,
 }
 
 impl Default for Refaults {
     fn default() -> Refaults {
-        Refaults { places: PerCpu::new(PLACES) }
+        Refaults { places: PerCpu::new() }
     }
 }
 

@@ -42,12 +42,12 @@ const PLACES: usize = 256;
 
 /// Counters since the start. All are events; gauges come from their owners.
 pub struct Stats {
-    places: PerCpu<Counters>,
+    places: PerCpu<Counters, PLACES>,
 }
 
 impl Default for Stats {
     fn default() -> Stats {
-        Stats { places: PerCpu::new(PLACES) }
+        Stats { places: PerCpu::new() }
     }
 }
 

@@ -119,21 +119,22 @@ impl ReadTime {
 enum Proof {
     /// What is written is what was in memory.
     Sums(Sums),
-    /// It is encrypted.
-    Seal(Seal),
+    /// It is encrypted. A page that leaves memory again is known by its tag, or by a sum where the CPU has no
+    /// instructions for AES: locks are held meanwhile, and a tag would take many times as long.
+    Seal(Seal, Option<Sums>),
 }
 
 /// Of a page that was written: what its proof has to know of it.
 #[derive(Clone, Copy)]
 enum Record {
     Sum(u64),
-    Mark(Mark),
+    Mark(Mark, Option<u64>),
 }
 
 impl Proof {
     fn seal(&self) -> Option<&Seal> {
         match self {
-            Proof::Seal(seal) => Some(seal),
+            Proof::Seal(seal, _) => Some(seal),
             Proof::Sums(_) => None,
         }
     }
@@ -142,7 +143,10 @@ impl Proof {
     fn prepare(&self, slot: SlotIndex, page: &mut Page) -> Record {
         match self {
             Proof::Sums(sums) => Record::Sum(sums.of(slot, page)),
-            Proof::Seal(seal) => Record::Mark(seal.seal(page)),
+            Proof::Seal(seal, sums) => {
+                let sum = sums.as_ref().map(|sums| sums.of(slot, page));
+                Record::Mark(seal.seal(page), sum)
+            }
         }
     }
 
@@ -150,7 +154,10 @@ impl Proof {
     fn record(&self, slot: SlotIndex, record: Record) {
         match (self, record) {
             (Proof::Sums(sums), Record::Sum(sum)) => sums.record(slot, sum),
-            (Proof::Seal(seal), Record::Mark(mark)) => seal.record(slot, mark),
+            (Proof::Seal(seal, sums), Record::Mark(mark, sum)) => {
+                seal.record(slot, mark);
+                sums.iter().zip(sum).for_each(|(sums, sum)| sums.record(slot, sum));
+            }
             _ => unreachable!("a record of another proof"),
         }
     }
@@ -159,29 +166,32 @@ impl Proof {
     fn open(&self, slot: SlotIndex, page: &mut Page) -> Result<(), BackingError> {
         match self {
             Proof::Sums(sums) => sums.verify(slot, page),
-            Proof::Seal(seal) => seal.open(slot, page),
+            Proof::Seal(seal, _) => seal.open(slot, page),
         }
     }
 
     /// Are these the bytes that were written last to the slot?
     fn fits(&self, slot: SlotIndex, page: &Page) -> bool {
         match self {
-            Proof::Sums(sums) => sums.fits(slot, page),
-            Proof::Seal(seal) => seal.fits(slot, page),
+            Proof::Sums(sums) | Proof::Seal(_, Some(sums)) => sums.fits(slot, page),
+            Proof::Seal(seal, None) => seal.fits(slot, page),
         }
     }
 
     fn table_bytes(&self) -> u64 {
         match self {
             Proof::Sums(sums) => sums.ram_bytes(),
-            Proof::Seal(seal) => seal.table_bytes(),
+            Proof::Seal(seal, sums) => seal.table_bytes() + sums.as_ref().map_or(0, Sums::ram_bytes),
         }
     }
 
     fn release(&self) {
         match self {
             Proof::Sums(sums) => sums.release(),
-            Proof::Seal(seal) => seal.release(),
+            Proof::Seal(seal, sums) => {
+                seal.release();
+                sums.iter().for_each(Sums::release);
+            }
         }
     }
 }
@@ -221,7 +231,7 @@ impl FileBacking {
             queues: Queues::new(config.io, config.queues, medium.as_fd())?,
             space: Space::new(slots, pages_max, config.free_floor_bytes, medium.block_device)?,
             proof: match config.encrypt {
-                true => Proof::Seal(Seal::new(slots)?),
+                true => Proof::Seal(Seal::new(slots)?, sums_beside_tags(slots)?),
                 false => Proof::Sums(Sums::new(slots)?),
             },
             tamper: OnceLock::new(),
@@ -282,7 +292,7 @@ impl FileBacking {
                     sums.record(slot, sums.of(slot, wire[place].page));
                 });
             }
-            Proof::Seal(seal) => self.write_sealed(queue, seal, pages, order, results),
+            Proof::Seal(seal, sums) => self.write_sealed(queue, (seal, sums.as_ref()), pages, order, results),
         });
     }
 
@@ -338,7 +348,7 @@ impl FileBacking {
     fn write_sealed(
         &self,
         queue: QueueId,
-        seal: &Seal,
+        (seal, sums): (&Seal, Option<&Sums>),
         pages: &[PageWrite<'_>],
         order: &[usize],
         results: &mut [Result<(), BackingError>],
@@ -357,6 +367,7 @@ impl FileBacking {
                 .collect();
             self.submit(queue, &wire, part, results, |slot, place| {
                 seal.record(slot, marks[place]);
+                sums.iter().for_each(|sums| sums.record(slot, sums.of(slot, pages[part[place]].page)));
             });
             seal.give_buffer(buf);
         }
@@ -470,6 +481,10 @@ impl FileBacking {
     }
 }
 
+fn sums_beside_tags(slots: u32) -> std::io::Result<Option<Sums>> {
+    if cpu_does_aes() { Ok(None) } else { Sums::new(slots).map(Some) }
+}
+
 /// Slots that lie in so many bytes.
 fn slots_in(bytes: u64) -> u32 {
     (bytes / PAGE_SIZE as u64).min(u64::from(SLOTS_MAX)) as u32
@@ -560,5 +575,56 @@ impl Drop for FileBacking {
         // The rings first: they wait for the reads that are still in flight.
         self.queues.drain();
         self.empty();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memspill_engine::units::page_buf;
+
+    use super::*;
+
+    const QUEUE: QueueId = QueueId(0);
+
+    fn page(byte: u8) -> Page {
+        let mut page = Page::ZERO;
+        page.0.fill(byte);
+        page
+    }
+
+    fn file(encrypt: bool) -> FileBacking {
+        let place = FilePlace::Temp { dir: std::env::temp_dir() };
+        let discard = DiscardPolicy::default();
+        let io = IoEngine::Sync;
+        let (max_bytes, free_floor_bytes) = (1 << 20, 0);
+        let config = FileConfig { place, max_bytes, free_floor_bytes, queues: 1, io, discard, encrypt };
+        FileBacking::open(config).unwrap()
+    }
+
+    /// By each proof, one of which no CPU chooses that has instructions for AES: a page comes back, and is
+    /// known, however it was written.
+    #[test]
+    fn a_page_is_known_by_each_proof() {
+        let mut by_tag = file(true);
+        by_tag.proof = Proof::Seal(Seal::new(256).unwrap(), None);
+        let mut by_sum_beside = file(true);
+        by_sum_beside.proof = Proof::Seal(Seal::new(256).unwrap(), Some(Sums::new(256).unwrap()));
+        for file in [by_tag, by_sum_beside, file(false)] {
+            let slots = [5, 9, 6].map(SlotIndex);
+            let mut results = Vec::new();
+            let pages = [1, 2, 3].map(page);
+            let writes: Vec<PageWrite<'_>> =
+                slots.iter().zip(&pages).map(|(slot, page)| PageWrite { slot: *slot, page }).collect();
+            file.write_pages(QUEUE, &writes, &mut results);
+            let own = [20, 11].map(SlotIndex);
+            file.write_own_pages(QUEUE, &own, &mut [4, 5].map(page), &mut results);
+            assert!(results.iter().all(Result::is_ok), "{results:?}");
+            for (slot, byte) in slots.into_iter().chain(own).zip(1..) {
+                assert!(file.keeps(slot, Some(&page(byte))) && !file.keeps(slot, Some(&page(9))));
+                let request = ReadRequest { token: 0, slots: vec![slot], buf: page_buf(1), is_awaited: true };
+                let ReadStart::Done(done) = file.read(QUEUE, request) else { panic!("it is synchronous") };
+                assert!(done.results == [Ok(())] && done.buf[0].0 == page(byte).0, "slot {}", slot.0);
+            }
+        }
     }
 }

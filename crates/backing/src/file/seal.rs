@@ -84,9 +84,10 @@ impl Seal {
         let spare = lock(&self.spare).pop();
         // Room for the largest; what is not used of it takes no memory.
         let mut buf = spare.unwrap_or_else(|| PageBuf::with_capacity(SEALED_PAGES_MAX));
-        let more = pages.saturating_sub(buf.len());
-        buf.resize(buf.len() + more, Page::ZERO);
-        self.buffer_bytes.fetch_add((more * PAGE_SIZE) as u64, Ordering::Relaxed);
+        if pages > buf.len() {
+            self.buffer_bytes.fetch_add(((pages - buf.len()) * PAGE_SIZE) as u64, Ordering::Relaxed);
+            buf.resize(pages, Page::ZERO);
+        }
         buf
     }
 
@@ -137,8 +138,15 @@ impl Seal {
     /// Are these the bytes that were sealed last for the slot?
     pub(super) fn fits(&self, slot: SlotIndex, page: &Page) -> bool {
         let mark = self.mark(slot);
-        // Of no write: nothing is there.
-        mark.write != 0 && self.seal_as(mark.write, &mut { *page }) == mark
+        // Nothing was ever sealed as write 0, which stands for none.
+        if mark.write == 0 {
+            return false;
+        }
+        let mut copy = *page;
+        let fits = self.seal_as(mark.write, &mut copy) == mark;
+        // What was sealed twice under one nonce is nobody's to see, also not in a dump of this stack.
+        copy.0.zeroize();
+        fits
     }
 
     fn mark(&self, slot: SlotIndex) -> Mark {
@@ -274,11 +282,12 @@ mod tests {
             changed.0[bit / 8] ^= 1 << (bit % 8);
             assert!(!fits(3, &changed), "bit {bit}");
         }
-        // It was looked at only.
+        // The mark is as it was, and the next write has a number of its own.
         let mut sealed = page(5);
         let mark = seal.seal(&mut sealed);
         seal.record(SlotIndex(5), mark);
-        assert!(fits(5, &page(5)) && seal.open(SlotIndex(5), &mut sealed).is_ok());
+        assert!(fits(5, &page(5)) && !fits(5, &page(6)) && seal.open(SlotIndex(5), &mut sealed).is_ok());
+        assert_eq!(seal.seal(&mut page(5)).write, mark.write + 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! A device of 2^31 slots has four million clusters; a job that swaps out 10 MiB of it must not pay for them.
 //! Chunks live as long as the array, so a reference to an element needs no lock and no reference count.
 //!
-//! `OnceLock` is the one primitive taken from std without going through [`crate::sync`]: it publishes a
+//! `OnceLock` is taken from std without going through [`crate::sync`], here and in per_cpu.rs: it publishes a
 //! pointer once and is only read afterwards. A model checker cannot see that, so under loom a flag with the
 //! same ordering stands beside it.
 
