@@ -15,10 +15,13 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from programs import MEMSPILL, end_on_sigterm  # noqa: E402
+from programs import MEMSPILL, Run, end_on_sigterm  # noqa: E402
+
+LIMIT_S = 600
 
 
 def anon_bytes(pid):
@@ -32,17 +35,23 @@ def statistics_of(memspill, pid):
     return json.loads(got.stdout) if got.returncode == 0 else None
 
 
-def samples(memspill, run):
-    """(anonymous, pool) of the supervisor, while the run lasts."""
-    while run.poll() is None:
-        time.sleep(0.5)
+class Seen:
+    """(anonymous, pool, tables, their pages) of the supervisor, twice a second."""
+
+    def __init__(self, memspill):
+        self.memspill, self.samples, self.next = memspill, [], 0
+
+    def look(self, pid):
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + 0.5
         try:
-            counters, anon = statistics_of(memspill, run.pid), anon_bytes(run.pid)
+            counters, anon = statistics_of(self.memspill, pid), anon_bytes(pid)
         except (FileNotFoundError, TypeError, json.JSONDecodeError):
             return  # it has just ended
         if counters and counters["pswpout"] > 1000:
             names = ["swap_ram_bytes", "tables_peak_bytes", "tables_peak_pages"]
-            yield anon, *(counters[name] for name in names)
+            self.samples.append((anon, *(counters[name] for name in names)))
 
 
 def line(name, values):
@@ -59,16 +68,13 @@ def main():
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     end_on_sigterm()
+    seen = Seen(args.memspill)
     command = [args.memspill, "run", "-m", args.budget, *args.options.split(), "--", *args.command]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        seen = list(samples(args.memspill, run))
-    finally:
-        if run.poll() is None:
-            run.terminate()
-        status = run.wait()
-    if status != 0 or not seen:
-        sys.exit(f"own_memory: the run ended with {status}; memory was short in {len(seen)} looks")
+    with tempfile.TemporaryDirectory() as work:
+        run = Run(pathlib.Path(work), command, LIMIT_S, seen.look, folder=pathlib.Path.cwd())
+    if run.code != 0 or not seen.samples:
+        sys.exit(f"own_memory: {run.why_failed()}; memory was short in {len(seen.samples)} looks")
+    seen = seen.samples
     print(line("pool and its tables", [pool for _, pool, _, _ in seen]))
     print(line("memspill beside it", [anon - pool for anon, pool, _, _ in seen]))
     *_, tables, pages = seen[-1]

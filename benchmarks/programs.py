@@ -57,14 +57,15 @@ def half_of_peak(work, command):
 
 class Run:
     """One run of a command, in a session of its own, which is killed when the time is over or the caller is
-    interrupted. `look` is called ten times a second meanwhile."""
+    interrupted. It runs in `folder`, or in `work`, where its output goes. `look` is called ten times a second
+    meanwhile, with the command's process id."""
 
-    def __init__(self, work, command, limit_s, look=lambda: None):
+    def __init__(self, work, command, limit_s, look=lambda pid: None, folder=None):
         self.in_time = True
         with open(work / "out", "w+b") as out, open(work / "err", "w+b") as err:
             start = time.monotonic()
             child = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out,
-                                     stderr=err, cwd=work, start_new_session=True)
+                                     stderr=err, cwd=folder or work, start_new_session=True)
             ended = threading.Event()
             watch = threading.Thread(target=self._watch, args=(child.pid, start + limit_s, ended, look))
             watch.start()
@@ -87,7 +88,7 @@ class Run:
 
     def _watch(self, session, end, ended, look):
         while not ended.wait(0.1):
-            look()
+            look(session)
             if time.monotonic() > end:
                 self.in_time = False
                 # First a signal after which memspill still writes its statistics.

@@ -95,7 +95,7 @@ class Alone:
     def command(self, work, budget_mib, command):
         return command
 
-    def look(self):
+    def look(self, _pid):
         pass
 
     def figures(self, work):
@@ -126,7 +126,7 @@ class Kernel(Alone):
     def command(self, work, budget_mib, command):
         return self.swap.command(budget_mib, command)
 
-    def look(self):
+    def look(self, _pid):
         self.swap.look()
 
     def figures(self, work):

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use memspill_backing::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
+use memspill_backing::{FileBacking, FileConfig};
 use memspill_engine::backing::{Backing, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart};
 use memspill_engine::units::{Page, SlotIndex, page_buf};
 
@@ -59,16 +59,8 @@ fn main() {
 
 /// Pages a second, of what `WHAT` lists.
 fn measure(dir: &std::path::Path, encrypt: bool) -> [f64; 3] {
-    let file = FileBacking::open(FileConfig {
-        place: FilePlace::Temp { dir: dir.to_owned() },
-        max_bytes: u64::from(PAGES + 1) * 4096,
-        free_floor_bytes: 0,
-        queues: 1,
-        io: IoEngine::Auto,
-        discard: DiscardPolicy::default(),
-        encrypt,
-    })
-    .expect("a file in the directory");
+    let config = FileConfig::unnamed_in(dir.to_owned(), u64::from(PAGES + 1) * 4096);
+    let file = FileBacking::open(FileConfig { encrypt, ..config }).expect("a file in the directory");
     let mut dice = Dice(88172645463325252);
     let mut pages: Vec<Page> = vec![Page::ZERO; 64];
     for chunk in pages.iter_mut().flat_map(|page| page.0.as_chunks_mut::<8>().0) {

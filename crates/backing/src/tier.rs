@@ -496,19 +496,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::file::{DiscardPolicy, FilePlace, IoEngine};
+    use crate::file::IoEngine;
     use crate::ram::tests::{Moment, NEXT};
 
     fn file_config() -> FileConfig {
-        FileConfig {
-            place: FilePlace::Temp { dir: std::env::temp_dir() },
-            max_bytes: 1 << 20,
-            free_floor_bytes: 0,
-            queues: 1,
-            io: IoEngine::Sync,
-            discard: DiscardPolicy::default(),
-            encrypt: true,
-        }
+        FileConfig { io: IoEngine::Sync, ..FileConfig::unnamed_in(std::env::temp_dir(), 1 << 20) }
     }
 
     fn ram_config() -> RamConfig {

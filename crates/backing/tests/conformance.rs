@@ -209,15 +209,8 @@ const SLOTS: u32 = 20_000;
 const QUEUES: u32 = 4;
 
 fn file_config(io: IoEngine) -> FileConfig {
-    FileConfig {
-        place: FilePlace::Temp { dir: std::env::temp_dir() },
-        max_bytes: u64::from(SLOTS) * 4096,
-        free_floor_bytes: 1 << 20,
-        queues: QUEUES,
-        io,
-        discard: DiscardPolicy::default(),
-        encrypt: true,
-    }
+    let config = FileConfig::unnamed_in(std::env::temp_dir(), u64::from(SLOTS) * 4096);
+    FileConfig { free_floor_bytes: 1 << 20, queues: QUEUES, io, ..config }
 }
 
 fn null() -> NullBacking {

@@ -3,7 +3,7 @@
 //! process's.
 #![allow(unsafe_code, reason = "a signal is ignored")]
 
-use memspill_backing::{Algorithm, DiscardPolicy, FileConfig, FilePlace, IoEngine, RamConfig, TierBacking};
+use memspill_backing::{Algorithm, FileConfig, IoEngine, RamConfig, TierBacking};
 use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId, ReadRequest, ReadStart};
 use memspill_engine::units::{Page, SlotIndex, page_buf};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -40,15 +40,7 @@ fn pages_whose_write_failed_are_whole_in_the_pool_and_leave_later() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let ram =
         RamConfig { slots: 1 << 16, ram_limit_bytes: 1 << 20, algorithm: Algorithm::Lz4, shared: false };
-    let file = FileConfig {
-        place: FilePlace::Temp { dir: std::env::temp_dir() },
-        max_bytes: 1 << 28,
-        free_floor_bytes: 0,
-        queues: 1,
-        io: IoEngine::Sync,
-        discard: DiscardPolicy::default(),
-        encrypt: true,
-    };
+    let file = FileConfig { io: IoEngine::Sync, ..FileConfig::unnamed_in(std::env::temp_dir(), 1 << 28) };
     let tier = TierBacking::new(ram, file).unwrap();
     limit_files(Some(FITS_PAGES * 4096 + 2048));
     let mut stored = Vec::new();

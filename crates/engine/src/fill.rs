@@ -7,7 +7,7 @@ use crate::reads::Reads;
 use crate::space::{CHUNK_PAGES, Space};
 use crate::swap::Swap;
 use crate::sync::Arc;
-use crate::units::{CpuId, Page, PageBuf, SlotIndex, Vpn};
+use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, grow};
 use crate::word::SwapEntry;
 use std::collections::VecDeque;
 
@@ -269,7 +269,7 @@ impl Scratch {
             self.folios.clear();
         }
         let mut buf = kept.unwrap_or_else(|| PageBuf::with_capacity(room));
-        buf.resize(buf.len().max(pages), Page::ZERO);
+        grow(&mut buf, pages);
         buf
     }
     /// A buffer larger than that is freed: keeping it is not worth its memory.

@@ -8,7 +8,7 @@
 //! What it does not do: know which slot a page belongs to. The slot's word names the frame (slots/).
 
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::units::{CpuId, FRAME_NUMBER_BITS, FrameId, MAX_ORDER, PAGE_SIZE, Page, PageBuf, Vpn};
+use crate::units::{CpuId, FRAME_NUMBER_BITS, FrameId, MAX_ORDER, PAGE_SIZE, Page, PageBuf, Vpn, grow};
 use crate::word::SwapEntry;
 
 /// Most pages taken out in one batch, unless the folios asked for are larger.
@@ -115,10 +115,10 @@ impl Frames {
         assert!(pages <= self.batch_pages, "a batch of {pages} pages");
         let spare = self.lock_part(self.part_of(cpu)).spare.take();
         let mut buf = spare.unwrap_or_else(|| PageBuf::with_capacity(self.batch_pages));
-        if pages > buf.len() {
+        let more = grow(&mut buf, pages);
+        if more > 0 {
             // Seldom: all CPUs read what lies on this line.
-            self.buffer_pages.fetch_add((pages - buf.len()) as u64, Ordering::Relaxed);
-            buf.resize(pages, Page::ZERO);
+            self.buffer_pages.fetch_add(more as u64, Ordering::Relaxed);
         }
         buf
     }

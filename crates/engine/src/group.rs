@@ -191,8 +191,8 @@ impl Group {
         self.max_bytes.store(limit_bytes, Ordering::Relaxed);
         // A wake of an idle CPU costs 50 µs, so a wake should free many pages. But the gap is memory that
         // nobody uses, and where the pool is inside the limit it costs twice its size. With 8 MiB in place of
-        // 2, random reads of 591 MiB were a fifth slower. At least a batch of reclaim: else faults find no
-        // room.
+        // 2, random reads of 591 MiB were a fifth slower. At least a batch of reclaim (of small
+        // folios): else faults find no room.
         self.gap_bytes.store((self.bound_bytes() / 128).clamp(256 << 10, 2 << 20), Ordering::Relaxed);
     }
     /// All of its limits anew; of swap only where it had one when it was made.

@@ -32,6 +32,13 @@ pub fn page_buf(pages: usize) -> PageBuf {
     vec![Page::ZERO; pages]
 }
 
+/// Let a buffer have `pages` pages at least; new ones are zeroed. Returns how many are new.
+pub fn grow(buf: &mut PageBuf, pages: usize) -> usize {
+    let before = buf.len();
+    buf.resize(before.max(pages), Page::ZERO);
+    buf.len() - before
+}
+
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*

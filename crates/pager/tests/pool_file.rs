@@ -4,7 +4,7 @@ use memspill_agent::pool::{
     HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, decompress, is_same_place, locate, location_at,
 };
 use memspill_backing::Algorithm;
-use memspill_backing::file::{DiscardPolicy, FileConfig, FilePlace, IoEngine};
+use memspill_backing::file::{FileConfig, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId};
@@ -133,15 +133,7 @@ fn every_page_of_a_pool_is_read_as_it_was_written() {
 fn blocks_of_zstd_are_left_alone() {
     const PAGES: u32 = 1000;
     let (ram_limit_bytes, algorithm) = (2 << 20, Algorithm::Lz4);
-    let file = FileConfig {
-        place: FilePlace::Temp { dir: std::env::temp_dir() },
-        max_bytes: 16 << 20,
-        free_floor_bytes: 0,
-        queues: 1,
-        io: IoEngine::Sync,
-        discard: DiscardPolicy::default(),
-        encrypt: true,
-    };
+    let file = FileConfig { io: IoEngine::Sync, ..FileConfig::unnamed_in(std::env::temp_dir(), 16 << 20) };
     let pool = TierBacking::with_recompress(
         RamConfig { slots: PAGES + 2, ram_limit_bytes, algorithm, shared: true },
         file,

@@ -26,6 +26,7 @@ mod space;
 mod sums;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,21 @@ pub struct FileConfig {
     pub discard: DiscardPolicy,
     /// Pages are encrypted on their way to the file, by a key that is drawn now and kept in RAM.
     pub encrypt: bool,
+}
+
+impl FileConfig {
+    /// A file without a name in `dir`, encrypted, with one queue and no free space kept.
+    pub fn unnamed_in(dir: PathBuf, max_bytes: u64) -> FileConfig {
+        FileConfig {
+            place: FilePlace::Temp { dir },
+            max_bytes,
+            free_floor_bytes: 0,
+            queues: 1,
+            io: IoEngine::Auto,
+            discard: DiscardPolicy::default(),
+            encrypt: true,
+        }
+    }
 }
 
 /// Changes a page as it comes from the device: for tests of what a bad device does.
@@ -292,7 +308,7 @@ impl FileBacking {
                     sums.record(slot, sums.of(slot, wire[place].page));
                 });
             }
-            Proof::Seal(seal, sums) => self.write_sealed(queue, (seal, sums.as_ref()), pages, order, results),
+            Proof::Seal(seal, _) => self.write_sealed(queue, seal, pages, order, results),
         });
     }
 
@@ -348,26 +364,25 @@ impl FileBacking {
     fn write_sealed(
         &self,
         queue: QueueId,
-        (seal, sums): (&Seal, Option<&Sums>),
+        seal: &Seal,
         pages: &[PageWrite<'_>],
         order: &[usize],
         results: &mut [Result<(), BackingError>],
     ) {
         for part in order.chunks(SEALED_PAGES_MAX) {
             let mut buf = seal.buffer(part.len());
-            let seal_page = |(to, &index): (&mut Page, &usize)| {
+            let prepare = |(to, &index): (&mut Page, &usize)| {
                 to.0.copy_from_slice(&pages[index].page.0);
-                seal.seal(to)
+                self.proof.prepare(pages[index].slot, to)
             };
-            let marks: Vec<Mark> = buf.iter_mut().zip(part).map(seal_page).collect();
+            let records: Vec<Record> = buf.iter_mut().zip(part).map(prepare).collect();
             let wire: Vec<PageWrite<'_>> = buf
                 .iter()
                 .zip(part)
                 .map(|(page, &index)| PageWrite { slot: pages[index].slot, page })
                 .collect();
             self.submit(queue, &wire, part, results, |slot, place| {
-                seal.record(slot, marks[place]);
-                sums.iter().for_each(|sums| sums.record(slot, sums.of(slot, pages[part[place]].page)));
+                self.proof.record(slot, records[place]);
             });
             seal.give_buffer(buf);
         }
@@ -586,19 +601,15 @@ mod tests {
 
     const QUEUE: QueueId = QueueId(0);
 
-    fn page(byte: u8) -> Page {
+    pub(super) fn page(byte: u8) -> Page {
         let mut page = Page::ZERO;
         page.0.fill(byte);
         page
     }
 
     fn file(encrypt: bool) -> FileBacking {
-        let place = FilePlace::Temp { dir: std::env::temp_dir() };
-        let discard = DiscardPolicy::default();
-        let io = IoEngine::Sync;
-        let (max_bytes, free_floor_bytes) = (1 << 20, 0);
-        let config = FileConfig { place, max_bytes, free_floor_bytes, queues: 1, io, discard, encrypt };
-        FileBacking::open(config).unwrap()
+        let config = FileConfig::unnamed_in(std::env::temp_dir(), 1 << 20);
+        FileBacking::open(FileConfig { io: IoEngine::Sync, encrypt, ..config }).unwrap()
     }
 
     /// By each proof, one of which no CPU chooses that has instructions for AES: a page comes back, and is

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memspill_engine::backing::BackingError;
 use memspill_engine::sync::lock;
-use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex};
+use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, grow};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use zeroize::Zeroize;
 
@@ -84,10 +84,8 @@ impl Seal {
         let spare = lock(&self.spare).pop();
         // Room for the largest; what is not used of it takes no memory.
         let mut buf = spare.unwrap_or_else(|| PageBuf::with_capacity(SEALED_PAGES_MAX));
-        if pages > buf.len() {
-            self.buffer_bytes.fetch_add(((pages - buf.len()) * PAGE_SIZE) as u64, Ordering::Relaxed);
-            buf.resize(pages, Page::ZERO);
-        }
+        let more = grow(&mut buf, pages);
+        self.buffer_bytes.fetch_add((more * PAGE_SIZE) as u64, Ordering::Relaxed);
         buf
     }
 
@@ -212,13 +210,8 @@ fn draw_key() -> io::Result<LessSafeKey> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::page;
     use super::*;
-
-    fn page(byte: u8) -> Page {
-        let mut page = Page::ZERO;
-        page.0.fill(byte);
-        page
-    }
 
     #[test]
     fn the_same_page_never_looks_the_same_twice() {
