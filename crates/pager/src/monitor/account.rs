@@ -25,8 +25,9 @@ use std::sync::atomic::Ordering;
 pub type Sizes<'a> = [(&'a Arc<Process>, Statm)];
 
 /// The mark at which memory is tight: as far below the limit as a round and the registration may be late.
-fn tight_mark_bytes(limit_bytes: u64) -> u64 {
-    limit_bytes - (limit_bytes / 4).clamp(4 << 20, 64 << 20).min(limit_bytes / 2)
+/// `late_bytes` may be known to come meanwhile.
+fn tight_mark_bytes(limit_bytes: u64, late_bytes: u64) -> u64 {
+    limit_bytes - (limit_bytes / 4).clamp(4 << 20, 64 << 20).max(late_bytes).min(limit_bytes / 2)
 }
 
 /// Processes smaller than this stay unmanaged: a compiler that lives for 20 ms is not worth registering.
@@ -56,14 +57,15 @@ pub fn charge_unmanaged(run: &Run, processes: &[Arc<Process>], sizes: &Sizes<'_>
     other_bytes
 }
 
-/// How much may come before memory is tight in some group.
-pub fn bytes_until_tight(run: &Run) -> u64 {
-    run.engine.groups().all().iter().map(|group| group_bytes_until_tight(group)).min().expect("the root")
+/// How much may come before memory is tight in some group; see `tight_mark_bytes`.
+pub fn bytes_until_tight(run: &Run, late_bytes: u64) -> u64 {
+    let bytes = |group: &Arc<Group>| group_bytes_until_tight(group, late_bytes);
+    run.engine.groups().all().iter().map(bytes).min().expect("the root")
 }
 
 /// Memory of a group with `memory.high` is tight there.
-fn group_bytes_until_tight(group: &Group) -> u64 {
-    tight_mark_bytes(group.target_bytes()).saturating_sub(group.usage_bytes())
+fn group_bytes_until_tight(group: &Group, late_bytes: u64) -> u64 {
+    tight_mark_bytes(group.target_bytes(), late_bytes).saturating_sub(group.usage_bytes())
 }
 
 /// The least limit that a process has above it.
@@ -80,7 +82,7 @@ pub fn is_below_mark_with_shared_once(run: &Run, sizes: &Sizes<'_>, other_bytes:
         proc::pss_anon_bytes(p.memory.proc_id()).unwrap_or(statm.anon_bytes)
     };
     let used_bytes = sizes.iter().map(part).sum::<u64>() + other_bytes;
-    used_bytes < tight_mark_bytes(run.engine.root().limit_bytes())
+    used_bytes < tight_mark_bytes(run.engine.root().limit_bytes(), 0)
 }
 
 /// Small processes that are registered all the same, because together they are a large part of a limit that
@@ -88,7 +90,7 @@ pub fn is_below_mark_with_shared_once(run: &Run, sizes: &Sizes<'_>, other_bytes:
 pub fn too_many_small(run: &Run, sizes: &Sizes<'_>) -> HashSet<u64> {
     let mut chosen = HashSet::new();
     let groups = run.engine.groups().all().iter();
-    for group in groups.filter(|group| group_bytes_until_tight(group) == 0) {
+    for group in groups.filter(|group| group_bytes_until_tight(group, 0) == 0) {
         let is_small = |p: &Process| !p.growth.is_registered() && p.age() > PROCESS_YOUNG;
         let within =
             sizes.iter().filter(|(p, _)| is_small(p) && p.space.group(run.engine.swap()).is_within(group));
@@ -188,7 +190,10 @@ mod tests {
     fn the_mark_leaves_room() {
         for limit_mb in [8u64, 64, 512, 65536] {
             let limit = limit_mb << 20;
-            assert!(tight_mark_bytes(limit) < limit && tight_mark_bytes(limit) >= limit / 2);
+            let mark = tight_mark_bytes(limit, 0);
+            assert!(mark < limit && mark >= limit / 2);
+            // Where memory fills fast it is lower, but a half is left.
+            assert!(tight_mark_bytes(limit, 1) == mark && tight_mark_bytes(limit, u64::MAX) == limit / 2);
         }
     }
 }

@@ -23,14 +23,19 @@ use crate::times::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How fast a program can fill memory: 4 KiB pages on two CPUs here come to 3 GB/s, huge pages to more.
-const FILL_BYTES_PER_MS: u64 = 6 << 20;
+/// How fast one CPU can fill memory: 4 KiB pages come to 1.5 GB/s, huge pages to more.
+const FILL_BYTES_PER_MS: u64 = 3 << 20;
+/// More CPUs than that fill no faster.
+const FILLING_CPUS_MAX: u64 = 32;
+/// So much later is all registered, and nothing grows any more but by faults. (It takes 2 to 3 ms for 16
+/// processes on two CPUs, and one more round may come in between.)
+const LATE_MS: u64 = 10;
 /// Memory that grows by less than this from one round to the next gives time for a closer look.
 const SLOW_GROWTH_BYTES: u64 = 1 << 20;
-/// Memory that grows by more than this from one round to the next is being filled, by those too who are
-/// still small: of 16 processes that fill memory on two CPUs, four to six have hardly begun when it gets
-/// tight. Left unmanaged until they were large, they took 324 to 406 MiB of 300; so it is 307 to 312.
-const FAST_GROWTH_BYTES: u64 = 8 << 20;
+/// Memory that would grow by more than this in LATE_MS is being filled, by those too who are still small: of
+/// 16 processes that fill memory on two CPUs, four to six have hardly begun when it gets tight. Left
+/// unmanaged until they were large, they took 324 to 406 MiB of 300.
+const FAST_GROWTH_BYTES: u64 = 16 << 20;
 /// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
 const SHARED_PART: u32 = 10;
 /// The same where nothing tells that it has changed.
@@ -60,7 +65,7 @@ pub fn keep_watch(run: &Arc<Run>) {
         }
         let pause = match seen {
             Seen::Room { bytes, .. } => {
-                Duration::from_millis(bytes / FILL_BYTES_PER_MS).clamp(ROUND_MIN, ROUND_MAX)
+                Duration::from_millis(bytes / monitor.fill_bytes_per_ms).clamp(ROUND_MIN, ROUND_MAX)
             }
             // Whoever has just come, or is small yet, grows meanwhile.
             Seen::New => ROUND_TIGHT,
@@ -101,7 +106,10 @@ impl Timer {
 /// What the monitor remembers from round to round.
 struct Monitor<'a> {
     run: &'a Arc<Run>,
+    /// As fast as memory can fill at most.
+    fill_bytes_per_ms: u64,
     usage_bytes: u64,
+    counted: Instant,
     unmanaged: Watch,
     objects: shared::Watch,
     progress: Progress,
@@ -123,7 +131,9 @@ impl<'a> Monitor<'a> {
         let timer = |pause| Timer(Instant::now() + pause);
         Monitor {
             run,
+            fill_bytes_per_ms: FILL_BYTES_PER_MS * filling_cpus(),
             usage_bytes: 0,
+            counted: Instant::now(),
             unmanaged: Watch::default(),
             objects: shared::Watch::new(run.settings.shared == Shared::All),
             progress: Progress::default(),
@@ -159,8 +169,10 @@ impl<'a> Monitor<'a> {
         }
         let usage_bytes = run.engine.root().usage_bytes();
         let grown_bytes = usage_bytes.saturating_sub(std::mem::replace(&mut self.usage_bytes, usage_bytes));
+        let took = std::mem::replace(&mut self.counted, Instant::now()).elapsed();
+        let late_bytes = late_bytes(grown_bytes, took);
         if !run.is_memory_tight() {
-            let bytes = account::bytes_until_tight(run);
+            let bytes = account::bytes_until_tight(run, late_bytes);
             if bytes > 0 {
                 return Seen::Room { bytes, filling: grown_bytes >= SLOW_GROWTH_BYTES };
             }
@@ -171,14 +183,14 @@ impl<'a> Monitor<'a> {
                 && grown_bytes < SLOW_GROWTH_BYTES
                 && account::is_below_mark_with_shared_once(run, &sizes, other_bytes)
             {
-                let bytes = ROUND_TIGHT.as_millis() as u64 * FILL_BYTES_PER_MS;
+                let bytes = ROUND_TIGHT.as_millis() as u64 * self.fill_bytes_per_ms;
                 return Seen::Room { bytes, filling: false };
             }
             run.note_memory_tight();
         }
         // All are registered before any is adopted: from then on nothing grows but by faults, which are
         // counted.
-        let filling = grown_bytes >= FAST_GROWTH_BYTES;
+        let filling = late_bytes >= FAST_GROWTH_BYTES;
         let registered = register::register_all(run, &sizes, filling);
         for (process, ranges) in &registered {
             adopt::adopt_registered(run, process, ranges);
@@ -233,5 +245,27 @@ impl<'a> Monitor<'a> {
             guards::forget_guarded_everywhere(run);
             self.guards.be_due_in(GUARDS_LOOK);
         }
+    }
+}
+
+/// What comes until all is registered, if memory goes on to fill as fast as it has lately.
+fn late_bytes(grown_bytes: u64, took: Duration) -> u64 {
+    let took_us = took.as_micros().max(1) as u64;
+    grown_bytes.saturating_mul(LATE_MS * 1000) / took_us
+}
+
+fn filling_cpus() -> u64 {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64).min(FILLING_CPUS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_meanwhile_is_as_much_as_came_before_in_that_time() {
+        assert_eq!(late_bytes(32 << 20, Duration::from_millis(2)), 160 << 20);
+        assert_eq!(late_bytes(0, Duration::from_millis(2)), 0);
+        assert_eq!(late_bytes(u64::MAX, Duration::ZERO), u64::MAX);
     }
 }
