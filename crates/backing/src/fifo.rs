@@ -38,7 +38,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn new(slot: u32, generation: u64) -> Entry {
-        let generation = u8::try_from(generation).expect("a generation has five bits");
+        let generation = u8::try_from(generation).expect("a generation has four bits");
         Entry { slot, generation }
     }
     pub(crate) fn slot(self) -> u32 {
@@ -213,7 +213,7 @@ mod tests {
             } else {
                 pushes += 1;
                 let generation = &mut generations[slot as usize];
-                *generation = (*generation + 1) % 32;
+                *generation = (*generation + 1) % 16;
                 live.insert(slot, pushes);
                 let entry = Entry::new(slot, *generation);
                 fifo.push(&[entry], live.len() as u64, |entry| {

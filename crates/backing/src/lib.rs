@@ -26,6 +26,7 @@
 
 mod arena;
 pub mod compress;
+mod dense;
 pub mod disk;
 pub mod faulty;
 mod fifo;

@@ -1,10 +1,10 @@
 //! Where the page of one slot is: an entry of the table of `ram.rs`, one 64-bit word.
 //!
 //! ```text
-//!   63                                   11 10       6  5   4   3   2   0
-//!   ┌──────────────────────────────────────┬──────────┬───┬────┬───┬─────┐
-//!   │ payload, 53 bits                     │generation│old│zstd│ wb│ kind│
-//!   └──────────────────────────────────────┴──────────┴───┴────┴───┴─────┘
+//!   63                                 11 10       7   6    5   4   3   2   0
+//!   ┌────────────────────────────────────┬──────────┬─────┬───┬────┬───┬─────┐
+//!   │ payload, 53 bits                   │generation│dense│old│zstd│ wb│ kind│
+//!   └────────────────────────────────────┴──────────┴─────┴───┴────┴───┴─────┘
 //!   pool:  │moves:5│ handle:36        │ len-1:12│
 //!   same:  │mode:2│rot:3│ value:48             │
 //!   file:  │      place:32      │raw:2│ 1: LZ4 does not compress the page, 3: nor does zstd
@@ -14,11 +14,13 @@
 //!   empty.
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
-//! * zstd: the object is a block of zstd, whatever the pool's algorithm is: it was recompressed, or the
-//!   pool's algorithm does not compress it.
+//! * zstd: the object is a block of zstd, whatever the pool's algorithm is: it came in as one (dense), it was
+//!   recompressed, or the pool's algorithm does not compress it.
 //! * old: its turn to be recompressed has come: its entry is in the FIFO of the old.
-//! * generation: counts the stores to the slot, modulo 32; tells a FIFO entry from a later object. A false
-//!   match after 32 stores makes a young page leave early, and nothing worse.
+//! * dense: the block of zstd came in as such (dense.rs), and was not tried for the sake of the file.
+//! * generation: counts the stores to the slot, modulo 16; tells a FIFO entry from a later object. A false
+//!   match after 16 stores makes a young page leave early, and nothing worse. (A reader compares all of the
+//!   word before and after its copy, some 100 ns: no slot is stored to 16 times meanwhile.)
 //! * moves: counts the object's moves by compaction, so that a reader cannot take A→B→A for "nothing
 //!   happened".
 //!
@@ -59,8 +61,9 @@ pub(crate) enum Raw {
 const WB: u64 = 1 << 3;
 const ZSTD: u64 = 1 << 4;
 const OLD: u64 = 1 << 5;
-const GENERATION_SHIFT: u32 = 6;
-const GENERATION_MASK: u64 = 0x1f;
+const DENSE: u64 = 1 << 6;
+const GENERATION_SHIFT: u32 = 7;
+const GENERATION_MASK: u64 = 0xf;
 const PAYLOAD_SHIFT: u32 = 11;
 const PAYLOAD_BITS: u32 = 53;
 const LEN_BITS: u32 = 12;
@@ -69,7 +72,7 @@ const VALUE_BITS: u32 = 48;
 
 const _: () = assert!(PAYLOAD_SHIFT + PAYLOAD_BITS == 64);
 const _: () =
-    assert!(GENERATION_MASK << GENERATION_SHIFT < 1 << PAYLOAD_SHIFT && OLD < 1 << GENERATION_SHIFT);
+    assert!(GENERATION_MASK << GENERATION_SHIFT < 1 << PAYLOAD_SHIFT && DENSE < 1 << GENERATION_SHIFT);
 const _: () = assert!(LEN_BITS + Handle::BITS + MOVES_BITS == PAYLOAD_BITS);
 const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
@@ -132,6 +135,17 @@ impl Location {
         self.0 & ZSTD != 0
     }
 
+    /// Of an object that came in as a block of zstd.
+    pub(crate) fn densely(self) -> Location {
+        Location(self.0 | ZSTD | DENSE)
+    }
+
+    /// Is it a block of zstd for the sake of the file: it was recompressed, or the pool's algorithm does not
+    /// compress it?
+    pub(crate) fn spares_the_file(self) -> bool {
+        self.0 & (ZSTD | DENSE) == ZSTD
+    }
+
     /// Has its turn to be recompressed come?
     pub(crate) fn is_old(self) -> bool {
         self.0 & OLD != 0
@@ -178,7 +192,10 @@ impl Location {
         let (_, len_bytes) = self.object();
         let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
         let payload = Location::pool_payload(to, len_bytes, moves);
-        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | self.0 & (WB | ZSTD | OLD))
+        Location(
+            Location::new(LocationKind::Pool, self.generation(), payload).0
+                | self.0 & (WB | ZSTD | OLD | DENSE),
+        )
     }
 }
 
@@ -244,22 +261,26 @@ mod tests {
         let handle = Handle::from_bits((1 << Handle::BITS) - 1);
         for len_bytes in [1, 2, 4095, 4096] {
             let payload = Location::pool_payload(handle, len_bytes, 31);
-            let location = Location::new(LocationKind::Pool, 31, payload).leaving();
-            assert_eq!((location.kind(), location.generation()), (LocationKind::Pool, 31));
+            let location = Location::new(LocationKind::Pool, 15, payload).leaving();
+            assert_eq!((location.kind(), location.generation()), (LocationKind::Pool, 15));
             assert!(location.is_leaving() && !location.staying().is_leaving());
             assert_eq!(location.object(), (handle, len_bytes));
             let moved = location.moved(Handle::from_bits(5));
             assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
-            assert!(moved.is_leaving() && moved.generation() == 31);
+            assert!(moved.is_leaving() && moved.generation() == 15);
             assert_ne!(moved.moved(handle), location, "there and back is not the same location");
             assert!(!location.is_old() && !location.is_zstd());
             let old = location.staying().aged();
             assert!(old.is_old() && !old.is_zstd() && old.object() == location.object());
-            assert!(old.moved(handle).is_old() && old.generation() == 31 && !old.is_leaving());
+            assert!(old.moved(handle).is_old() && old.generation() == 15 && !old.is_leaving());
             let recompressed = location.recompressed(handle, 7);
             assert!(recompressed.is_old() && recompressed.is_zstd() && !recompressed.is_leaving());
             assert!(recompressed.moved(handle).is_zstd() && recompressed.object() == (handle, 7));
-            assert_eq!((recompressed.kind(), recompressed.generation()), (LocationKind::Pool, 31));
+            assert_eq!((recompressed.kind(), recompressed.generation()), (LocationKind::Pool, 15));
+            assert!(recompressed.spares_the_file() && !location.spares_the_file());
+            let dense = location.densely();
+            assert!(dense.is_zstd() && !dense.spares_the_file() && dense.moved(handle).is_zstd());
+            assert!(!dense.moved(handle).aged().spares_the_file() && dense.generation() == 15);
         }
         assert_eq!(Location(0).kind(), LocationKind::Empty);
         for raw in [Raw::No, Raw::ByPool, Raw::ByBoth] {

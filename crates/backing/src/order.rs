@@ -9,6 +9,7 @@ use memspill_engine::tuning::Recompress;
 use memspill_engine::units::Page;
 
 use crate::compress::{Algorithm, COMPRESSED_BYTES_MAX, Codec};
+use crate::dense::Dense;
 use crate::fifo::Fifo;
 use crate::worth::Worth;
 
@@ -26,36 +27,39 @@ pub(crate) struct Order {
     /// This is what is written back first.
     pub(crate) old: Mutex<Fifo>,
     pub(crate) worth: Worth,
+    pub(crate) dense: Dense,
 }
 
 impl Order {
     /// `is_shared`: programs read the pool by themselves.
     pub(crate) fn new(setting: Recompress, is_shared: bool) -> Order {
-        Order { young: Mutex::default(), old: Mutex::default(), worth: Worth::new(setting, is_shared) }
+        let dense = Dense::new(setting != Recompress::Off && !is_shared);
+        Order { young: Mutex::default(), old: Mutex::default(), worth: Worth::new(setting, is_shared), dense }
     }
 
     /// What zstd makes of a page that the pool's algorithm does not compress.
     pub(crate) fn as_zstd<'a>(&self, page: &Page, codec: &'a mut Codec) -> Second<'a> {
-        if !self.worth.tries() {
+        if !self.worth.tries(false) {
             return Second::NotTried;
         }
         // Without it, all of the page goes to the file.
-        let block = self.compress_again(page, 0, COMPRESSED_BYTES_MAX, codec);
+        let block = self.compress_again(page, (0, false), COMPRESSED_BYTES_MAX, codec);
         block.map_or(Second::Longer, Second::Block)
     }
 
-    /// The page as a block of zstd of `bytes_max` at most, instead of `len_bytes`.
+    /// The page as a block of zstd of `bytes_max` at most, instead of one of so many bytes, which came in by
+    /// zstd, or not.
     pub(crate) fn compress_again<'a>(
         &self,
         page: &Page,
-        len_bytes: usize,
+        (len_bytes, is_dense): (usize, bool),
         bytes_max: usize,
         codec: &'a mut Codec,
     ) -> Option<&'a [u8]> {
         let start = Instant::now();
         let block = codec.encode_shorter(Algorithm::Zstd, page, bytes_max);
         let took_ns = start.elapsed().as_nanos() as u64;
-        self.worth.note_tried(took_ns, len_bytes, block.map(<[u8]>::len));
+        self.worth.note_tried(is_dense, took_ns, len_bytes, block.map(<[u8]>::len));
         block
     }
 }

@@ -63,7 +63,7 @@ impl PoolFile {
         let for_readers = rustix::fs::open(by_name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let algorithm: u32 = match algorithm {
             Algorithm::Lz4 => 1,
-            Algorithm::Zstd => 2,
+            Algorithm::Zstd | Algorithm::ZstdFast => 2,
         };
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC.to_ne_bytes());

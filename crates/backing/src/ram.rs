@@ -250,15 +250,30 @@ impl RamBacking {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Raw::No)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
         };
-        let mut is_zstd = false;
-        let (kind, payload) = match codec.encode(self.algorithm, page) {
+        let mut is_dense = self.order.as_ref().is_some_and(|order| {
+            order.dense.sample(page, codec);
+            order.dense.gains()
+        });
+        let mut encoded = codec.encode(if is_dense { Algorithm::ZstdFast } else { self.algorithm }, page);
+        if is_dense && encoded == Encoded::Raw {
+            // Such as numbers of few kinds: LZ4 may do better.
+            is_dense = false;
+            encoded = codec.encode(self.algorithm, page);
+        }
+        let mut mark: fn(Location) -> Location = |location| location;
+        let (kind, payload) = match encoded {
             Encoded::Same(value) => match pack_same(value) {
                 Some(payload) => (LocationKind::SameFilled, payload),
                 None => in_pool(codec.encode_block(self.algorithm, page))?,
             },
-            Encoded::Block(block) => in_pool(block)?,
+            Encoded::Block(block) => {
+                if is_dense {
+                    mark = Location::densely;
+                }
+                in_pool(block)?
+            }
             Encoded::Raw if accepts == Accepts::WhatCompresses => {
-                is_zstd = true;
+                mark = Location::by_zstd;
                 match self.order.as_ref().map_or(Second::NotTried, |order| order.as_zstd(page, codec)) {
                     Second::Block(block) => in_pool(block)?,
                     Second::Longer => return Err(Raw::ByBoth),
@@ -267,10 +282,7 @@ impl RamBacking {
             }
             Encoded::Raw => in_pool(&page.0)?,
         };
-        let next = |old: Location| {
-            let new = Location::new(kind, old.generation() + 1, payload);
-            Some(if is_zstd { new.by_zstd() } else { new })
-        };
+        let next = |old: Location| Some(mark(Location::new(kind, old.generation() + 1, payload)));
         let (old, new) = self.update(slot, next).expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
@@ -287,9 +299,9 @@ impl RamBacking {
             .0
     }
 
-    /// A page was read for a fault.
-    pub(crate) fn note_read(&self, is_zstd: bool) {
-        if let Some(order) = self.order.as_ref().filter(|_| is_zstd) {
+    /// A page was read for a fault. Was it compressed so for the sake of the file?
+    pub(crate) fn note_read(&self, spared: bool) {
+        if let Some(order) = self.order.as_ref().filter(|_| spared) {
             order.worth.note_read();
         }
     }
@@ -299,7 +311,7 @@ impl RamBacking {
         self.load_any(slot, page, codec, scratch).0
     }
 
-    /// As `load`. And is it a block of zstd?
+    /// As `load`. And is it a block of zstd for the sake of the file?
     pub(crate) fn load_any(
         &self,
         slot: u32,
@@ -336,7 +348,7 @@ impl RamBacking {
                 let algorithm = if location.is_zstd() { Algorithm::Zstd } else { self.algorithm };
                 let good = raw || codec.decompress(algorithm, &scratch.0[..len_bytes], page);
                 let loaded = if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
-                return (loaded, location.is_zstd());
+                return (loaded, location.spares_the_file());
             }
             location = Location(atomic.load(Ordering::Acquire));
         }
@@ -521,8 +533,8 @@ impl Backing for RamBacking {
 
     fn read_now(&self, slot: SlotIndex, page: &mut Page) -> Option<Result<(), BackingError>> {
         with_scratch(|codec, scratch| {
-            let (loaded, is_zstd) = self.load_any(slot.0, page, codec, scratch);
-            self.note_read(is_zstd);
+            let (loaded, spared) = self.load_any(slot.0, page, codec, scratch);
+            self.note_read(spared);
             match loaded {
                 Loaded::Here => Some(Ok(())),
                 Loaded::Failed(error) => Some(Err(error)),
@@ -558,6 +570,7 @@ impl Backing for RamBacking {
             zstd_pages: counters.zstd_pages.load(Ordering::Relaxed),
             recompressed_pages_total: self.order.as_ref().map_or(0, |order| order.worth.tried_total()),
             zstd_reads_total: self.order.as_ref().map_or(0, |order| order.worth.reads_total()),
+            dense_per_mille: self.order.as_ref().and_then(|order| order.dense.per_mille_if_gains()),
             file_pages: counters.file_pages.load(Ordering::Relaxed),
             ..Usage::default()
         }

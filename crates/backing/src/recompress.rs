@@ -2,7 +2,7 @@
 //! recompression, CONFIG_ZRAM_MULTI_COMP).
 //!
 //! ```text
-//!   store ──▶ young: LZ4, or zstd if LZ4 does not compress it ──▶ recompress: zstd, if shorter by an eighth
+//!   store ──▶ young: as it came in (dense.rs), or zstd        ──▶ recompress: zstd, if shorter by an eighth
 //!                                                                     │
 //!                                                       the file ◀── old
 //! ```
@@ -62,7 +62,7 @@ impl RamBacking {
 
     /// A page was moved to the file, and this is what it was.
     pub(crate) fn note_moved_out(&self, was: Location) {
-        if let Some(order) = self.order.as_ref().filter(|_| was.is_zstd()) {
+        if let Some(order) = self.order.as_ref().filter(|_| was.spares_the_file()) {
             order.worth.note_moved_out();
         }
     }
@@ -138,12 +138,14 @@ impl RamBacking {
         scratch: &mut Page,
     ) -> Option<(Handle, usize)> {
         let order = self.order.as_ref()?;
-        let is_tried = !before.is_zstd() && order.worth.tries();
+        let is_dense = before.is_zstd();
+        let is_tried = !before.spares_the_file() && order.worth.tries(is_dense);
         if !is_tried || self.load(slot, page, codec, scratch) != Loaded::Here {
             return None;
         }
         let (_, len_bytes) = before.object();
-        let block = order.compress_again(page, len_bytes, len_bytes - len_bytes / SHORTER_PART, codec)?;
+        let block =
+            order.compress_again(page, (len_bytes, is_dense), len_bytes - len_bytes / SHORTER_PART, codec)?;
         let room_bytes = self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool());
         let handle = self.pool.store(slot, block, room_bytes).ok()?;
         Some((handle, block.len()))

@@ -118,8 +118,8 @@ impl TierBacking {
     ) -> io::Result<TierBacking> {
         let file = FileBacking::open_with_slots(file, ram.slots)?;
         let slots = ram.slots.min(file.properties().slots);
-        let is_strongest = ram.algorithm == Algorithm::Zstd;
-        let recompress = if is_strongest { Recompress::Off } else { recompress };
+        // Who asks for zstd has it from the start.
+        let recompress = if ram.algorithm == Algorithm::Lz4 { recompress } else { Recompress::Off };
         let order = Order::new(recompress, ram.shared);
         Ok(TierBacking {
             ram: RamBacking::build(RamConfig { slots, ..ram }, Some(order))?,
@@ -395,11 +395,11 @@ impl Backing for TierBacking {
         assert!(request.buf.len() >= request.slots.len(), "the buffer is too small for its slots");
         let mut results = Vec::with_capacity(request.slots.len());
         let mut wanted = Vec::new();
-        let mut any_zstd = false;
+        let mut any_spared = false;
         with_scratch(|codec, scratch| {
             for (index, (slot, page)) in request.slots.iter().zip(&mut request.buf).enumerate() {
-                let (loaded, is_zstd) = self.ram.load_any(slot.0, page, codec, scratch);
-                any_zstd |= is_zstd;
+                let (loaded, spared) = self.ram.load_any(slot.0, page, codec, scratch);
+                any_spared |= spared;
                 results.push(match loaded {
                     Loaded::Here => Ok(()),
                     Loaded::Failed(error) => Err(error),
@@ -411,7 +411,7 @@ impl Backing for TierBacking {
             }
         });
         // The file would have had one request for all of them, or a few.
-        self.ram.note_read(any_zstd);
+        self.ram.note_read(any_spared);
         if wanted.is_empty() {
             let ReadRequest { token, slots, buf, .. } = request;
             return ReadStart::Done(ReadDone { token, slots, buf, results });

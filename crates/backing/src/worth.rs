@@ -80,6 +80,8 @@ const ASKED_READ_NS: i64 = 15_000;
 pub(crate) struct Worth {
     setting: Recompress,
     luck: Luck,
+    /// Of blocks that came in by zstd's fast level: of a heap few become shorter, though most by LZ4 do.
+    dense_luck: Luck,
     /// What a read costs more than one of LZ4.
     read_extra_ns: i64,
     balance_ns: AtomicI64,
@@ -146,6 +148,7 @@ impl Worth {
         Worth {
             setting,
             luck: Luck::default(),
+            dense_luck: Luck::default(),
             read_extra_ns: if is_shared { ASKED_READ_NS } else { ZSTD_READ_NS },
             balance_ns: AtomicI64::new(0),
             has_turn: AtomicBool::new(false),
@@ -168,9 +171,13 @@ impl Worth {
         }
     }
 
-    /// Is the next page to be tried?
-    pub(crate) fn tries(&self) -> bool {
-        self.pays() && self.luck.tries()
+    /// Is the next page to be tried, which is a block of zstd's fast level, or not?
+    pub(crate) fn tries(&self, is_dense: bool) -> bool {
+        self.pays() && self.luck_of(is_dense).tries()
+    }
+
+    fn luck_of(&self, is_dense: bool) -> &Luck {
+        if is_dense { &self.dense_luck } else { &self.luck }
     }
 
     /// Does it pay, and do most pages compress?
@@ -179,8 +186,14 @@ impl Worth {
     }
 
     /// A page was tried that takes `len_bytes` in the pool, or none, and could become so short, or not.
-    pub(crate) fn note_tried(&self, took_ns: u64, len_bytes: usize, shorter_bytes: Option<usize>) {
-        self.luck.note(shorter_bytes.is_some());
+    pub(crate) fn note_tried(
+        &self,
+        is_dense: bool,
+        took_ns: u64,
+        len_bytes: usize,
+        shorter_bytes: Option<usize>,
+    ) {
+        self.luck_of(is_dense).note(shorter_bytes.is_some());
         self.tried_total.fetch_add(1, Ordering::Relaxed);
         self.balance_ns.fetch_sub(took_ns.min(TRY_MAX_NS) as i64 / TRY_PART, Ordering::Relaxed);
         let Some(shorter_bytes) = shorter_bytes else { return };
@@ -314,8 +327,9 @@ mod tests {
         let before_us = file.awaited_us;
         let mut now = lock(&worth.seen).look_since.unwrap_or_else(Instant::now);
         for _ in 0..steps {
-            let pages = (0..100)
-                .take_while(|_| worth.tries() && (worth.note_tried(ZSTD_NS, LONG, Some(SHORT)), true).1);
+            let pages = (0..100).take_while(|_| {
+                worth.tries(false) && (worth.note_tried(false, ZSTD_NS, LONG, Some(SHORT)), true).1
+            });
             let pages = pages.count() as u64;
             tried += pages;
             (0..pages * back / 100).for_each(|_| worth.note_read());

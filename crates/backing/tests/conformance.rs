@@ -496,6 +496,7 @@ mod contract {
             zstd_reads_total: rest.zstd_reads_total,
             ram_bytes: rest.ram_bytes,
             table_bytes: rest.table_bytes,
+            dense_per_mille: rest.dense_per_mille,
             ..Usage::default()
         };
         assert_eq!(rest, nothing);
@@ -1074,7 +1075,7 @@ fn a_file_keeps_and_ram_does_not() {
 
 #[test]
 fn what_does_not_compress_takes_no_room_in_a_pool() {
-    for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
+    for algorithm in [Algorithm::Lz4, Algorithm::ZstdFast, Algorithm::Zstd] {
         takes_no_room(&tier_by(ram_config(64 << 20, algorithm), IoEngine::Auto));
     }
 }

@@ -99,6 +99,7 @@ pub fn open_one(
             let name = match algorithm {
                 Algorithm::Lz4 => "ram:",
                 Algorithm::Zstd => "ram:zstd",
+                Algorithm::ZstdFast => "ram:zstd-fast",
             };
             Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
         }

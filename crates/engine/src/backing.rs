@@ -149,11 +149,14 @@ pub struct Usage {
     pub same_filled_pages: u64,
     /// Pages stored raw because they did not compress.
     pub incompressible_pages: u64,
-    /// Pages stored in RAM that were compressed once more, by a stronger algorithm.
+    /// Pages stored in RAM by a stronger algorithm than the pool's.
     pub zstd_pages: u64,
     /// Pages that a stronger algorithm was tried on so far, and of these, found shorter, read for a fault.
     pub recompressed_pages_total: u64,
     pub zstd_reads_total: u64,
+    /// Pages come in by the stronger algorithm's fast level now, which leaves so much of what the usual one
+    /// does.
+    pub dense_per_mille: Option<u64>,
     /// Pages stored in the file.
     pub file_pages: u64,
     /// Bytes of the file allocated on disk, as far as known.

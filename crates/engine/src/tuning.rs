@@ -393,7 +393,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "recompress",
-        help: "pages are compressed once more before they go to the file; auto: where programs wait for it",
+        help: "zstd: once more before pages go to the file; auto: where programs wait for it; off: LZ4 alone",
         values: Values::OneOf(&[RECOMPRESSES[0].0, RECOMPRESSES[1].0, RECOMPRESSES[2].0]),
         old: "off",
         get: |t| place(&RECOMPRESSES, t.recompress),

@@ -20,6 +20,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
             let compress = match algorithm {
                 Algorithm::Lz4 => ",compress=lz4",
                 Algorithm::Zstd => ",compress=zstd",
+                Algorithm::ZstdFast => ",compress=zstd-fast",
             };
             ("ram:".to_string(), *size, priority, compress, fail)
         }

@@ -164,6 +164,7 @@ fn blocks_of_zstd_are_left_alone() {
     }
     let usage = pool.usage();
     assert!(usage.zstd_pages > 100 && usage.zstd_pages < usage.ram_pages, "{usage:?}");
+    assert_eq!(usage.dense_per_mille, None, "what comes in can be read");
     assert_eq!(count() as u64, usage.zstd_pages + usage.file_pages);
 }
 

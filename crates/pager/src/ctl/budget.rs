@@ -146,6 +146,7 @@ impl Keeper<'_> {
             pool_bytes: usage.ram_bytes,
             pool_limit_bytes,
             pool_pages: usage.ram_pages,
+            dense_per_mille: usage.dense_per_mille,
         };
         let percent = follower.look(&counts, &shared);
         if percent == before {

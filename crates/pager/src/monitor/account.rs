@@ -57,10 +57,13 @@ pub fn charge_unmanaged(run: &Run, processes: &[Arc<Process>], sizes: &Sizes<'_>
     other_bytes
 }
 
-/// How much may come before memory is tight in some group; see `tight_mark_bytes`.
+/// How much may come before memory is tight in some group; `late_bytes` are known to come to all of the run
+/// meanwhile.
 pub fn bytes_until_tight(run: &Run, late_bytes: u64) -> u64 {
-    let bytes = |group: &Arc<Group>| group_bytes_until_tight(group, late_bytes);
-    run.engine.groups().all().iter().map(bytes).min().expect("the root")
+    let groups = run.engine.groups().all();
+    let within = groups.iter().skip(1).map(|group| group_bytes_until_tight(group, 0)).min();
+    let all = group_bytes_until_tight(run.engine.root(), late_bytes);
+    within.map_or(all, |bytes| bytes.min(all))
 }
 
 /// Memory of a group with `memory.high` is tight there.

@@ -89,7 +89,8 @@ impl Wanted<'_> {
     }
 
     fn is_first_time(&self) -> bool {
-        !self.process.growth.is_registered() && self.statm.anon_bytes >= self.least_bytes
+        let is_large = self.statm.anon_bytes >= self.least_bytes;
+        is_large && !self.process.growth.is_registered() && is_known(self.process)
     }
 }
 
@@ -122,10 +123,7 @@ fn register_at_once<'a>(wanted: &[Wanted<'a>], threads: usize) -> Vec<(&'a Arc<P
 /// `least_bytes`. Returns what was registered and lies in one mapping.
 fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: u64) -> Vec<Range> {
     let pid = process.memory.proc_id();
-    // The child of a fork is about to make its agent's pages: which they are is known when it has introduced
-    // itself.
-    let joins = process.descent.is_some() && process.memory.agent().is_none() && process.age() < AGENT_JOINS;
-    if pid == 0 || joins {
+    if !is_known(process) {
         return Vec::new();
     }
     if !process.growth.is_registered() {
@@ -143,6 +141,13 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
         Some(found) => register_found(process, &mut registered, &found),
         None => Vec::new(),
     }
+}
+
+/// The child of a fork is about to make its agent's pages: which they are is known when it has introduced
+/// itself.
+fn is_known(process: &Process) -> bool {
+    let joins = process.descent.is_some() && process.memory.agent().is_none() && process.age() < AGENT_JOINS;
+    process.memory.proc_id() != 0 && !joins
 }
 
 /// What a program wants, whether memory is tight or not: that calls of its agent are answered, and that the

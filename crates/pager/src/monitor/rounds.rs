@@ -64,8 +64,11 @@ pub fn keep_watch(run: &Arc<Run>) {
             monitor.check.be_due_in(CHECK_EVERY);
         }
         let pause = match seen {
-            Seen::Room { bytes, .. } => {
-                Duration::from_millis(bytes / monitor.fill_bytes_per_ms).clamp(ROUND_MIN, ROUND_MAX)
+            Seen::Room { bytes, filling } => {
+                let pause = Duration::from_millis(bytes / monitor.fill_bytes_per_ms);
+                // On many CPUs that is short, and mostly nothing grows.
+                let least = if filling { ROUND_MIN } else { (3 * start.elapsed()).max(ROUND_MIN) };
+                pause.max(least).min(ROUND_MAX)
             }
             // Whoever has just come, or is small yet, grows meanwhile.
             Seen::New => ROUND_TIGHT,
@@ -109,7 +112,8 @@ struct Monitor<'a> {
     /// As fast as memory can fill at most.
     fill_bytes_per_ms: u64,
     usage_bytes: u64,
-    counted: Instant,
+    /// When it was counted, and of how many processes.
+    counted: Option<(Instant, usize)>,
     unmanaged: Watch,
     objects: shared::Watch,
     progress: Progress,
@@ -133,7 +137,7 @@ impl<'a> Monitor<'a> {
             run,
             fill_bytes_per_ms: FILL_BYTES_PER_MS * filling_cpus(),
             usage_bytes: 0,
-            counted: Instant::now(),
+            counted: None,
             unmanaged: Watch::default(),
             objects: shared::Watch::new(run.settings.shared == Shared::All),
             progress: Progress::default(),
@@ -169,8 +173,11 @@ impl<'a> Monitor<'a> {
         }
         let usage_bytes = run.engine.root().usage_bytes();
         let grown_bytes = usage_bytes.saturating_sub(std::mem::replace(&mut self.usage_bytes, usage_bytes));
-        let took = std::mem::replace(&mut self.counted, Instant::now()).elapsed();
-        let late_bytes = late_bytes(grown_bytes, took);
+        let counted = self.counted.replace((Instant::now(), sizes.len()));
+        // A process that comes brings what it has; one that forks seems to have twice of it.
+        let took = counted.filter(|(_, processes)| *processes == sizes.len()).map(|(at, _)| at.elapsed());
+        let most_bytes = LATE_MS * self.fill_bytes_per_ms;
+        let late_bytes = took.map_or(0, |took| late_bytes(grown_bytes, took).min(most_bytes));
         if !run.is_memory_tight() {
             let bytes = account::bytes_until_tight(run, late_bytes);
             if bytes > 0 {
@@ -250,7 +257,7 @@ impl<'a> Monitor<'a> {
 
 /// What comes until all is registered, if memory goes on to fill as fast as it has lately.
 fn late_bytes(grown_bytes: u64, took: Duration) -> u64 {
-    let took_us = took.as_micros().max(1) as u64;
+    let took_us = took.max(ROUND_MIN).as_micros() as u64;
     grown_bytes.saturating_mul(LATE_MS * 1000) / took_us
 }
 
@@ -266,6 +273,8 @@ mod tests {
     fn what_comes_meanwhile_is_as_much_as_came_before_in_that_time() {
         assert_eq!(late_bytes(32 << 20, Duration::from_millis(2)), 160 << 20);
         assert_eq!(late_bytes(0, Duration::from_millis(2)), 0);
-        assert_eq!(late_bytes(u64::MAX, Duration::ZERO), u64::MAX);
+        // A burst between two rounds that were asked for is no rate.
+        assert_eq!(late_bytes(1 << 20, Duration::from_micros(10)), 10 << 20);
+        assert_eq!(late_bytes(u64::MAX, Duration::ZERO), u64::MAX / 1000);
     }
 }
