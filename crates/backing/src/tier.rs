@@ -328,10 +328,10 @@ impl Backing for TierBacking {
         Properties {
             slots: self.ram.properties().slots,
             synchronous: false,
-            rotational: file.rotational,
+            // Where a page is in the file its slot does not say, whether the disk turns or not.
+            rotational: false,
             discard,
-            // By slot is how neighbours are chosen where a disk turns.
-            in_rows: file.rotational,
+            in_rows: false,
             at_rest: file.at_rest,
         }
     }
