@@ -93,8 +93,12 @@ impl Dense {
         // comes in by LZ4.
         let Some(lz4_bytes) = codec.length(Algorithm::Lz4, page, COMPRESSED_BYTES_MAX) else { return };
         let dense_bytes = codec.length(Algorithm::ZstdFast, page, COMPRESSED_BYTES_MAX).unwrap_or(lz4_bytes);
+        self.note(lz4_bytes as u64, dense_bytes as u64);
+    }
+
+    fn note(&self, lz4_bytes: u64, dense_bytes: u64) {
         let mut sample = self.sample.lock().expect("sample");
-        sample.add(lz4_bytes as u64, dense_bytes as u64);
+        sample.add(lz4_bytes, dense_bytes);
         let most = if self.gains() { ENDS_PER_MILLE } else { BEGINS_PER_MILLE };
         self.gains.store(sample.per_mille().is_some_and(|left| left <= most), Ordering::Relaxed);
     }
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_begin_and_end_by_turns() {
+    fn the_sample_is_of_late_and_sees_a_loss() {
         let mut sample = Sample::default();
         sample.add(SAMPLE_BYTES_MIN - 1, 0);
         assert_eq!(sample.per_mille(), None);
@@ -161,6 +165,19 @@ mod tests {
             sample.add(SAMPLE_BYTES, SAMPLE_BYTES * 12 / 10);
         }
         assert!(sample.per_mille() > Some(1000), "a loss is seen: {:?}", sample.per_mille());
+    }
+
+    #[test]
+    fn between_its_bounds_it_goes_on_as_it_is() {
         const { assert!(BEGINS_PER_MILLE < ENDS_PER_MILLE) }
+        let dense = Dense::new(true);
+        let gains_at = |per_mille: u64| {
+            // Until what was before is forgotten.
+            (0..40).for_each(|_| dense.note(SAMPLE_BYTES, SAMPLE_BYTES * per_mille / 1000));
+            dense.gains()
+        };
+        let between = (BEGINS_PER_MILLE + ENDS_PER_MILLE) / 2;
+        assert!(!gains_at(between) && gains_at(BEGINS_PER_MILLE - 20));
+        assert!(gains_at(between) && !gains_at(ENDS_PER_MILLE + 20) && !gains_at(between));
     }
 }
