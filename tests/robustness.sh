@@ -28,7 +28,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened late-children
+    populate opened late-children late-then-free
     page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
     shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1362,6 +1362,21 @@ case_late-children() {
             -- ./late-children grows
         code_is 0 || { WHY="grows, run $run: $WHY"; return; }
     done
+    clean
+}
+
+# Whose calls are trapped only until it has joined has all as it has set it from then on.
+case_late-then-free() {
+    gcc -O1 -o late-then-free "$TESTS/programs/late_then_free.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./late-then-free
+    code_is 0 || { WHY="$WHY $(grep -m 1 BAD out)"; return; }
+    if command -v strace >/dev/null; then
+        call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+            -- strace -f -o strace.out bash -c '(exit 3); /bin/true; /bin/echo | /bin/cat'
+        code_is 0 || return
+        grep -q SIGSYS strace.out && { no "a program that is traced has its calls trapped"; return; }
+        rm -f strace.out
+    fi
     clean
 }
 

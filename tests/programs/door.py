@@ -20,7 +20,8 @@ CASE, COMMAND = sys.argv[1], sys.argv[2:]
 KIND_EXEC, UFFD_NONE = 0, 3
 NOBODY = 65534
 # Each line is answered when a process was forked and a program started.
-TARGET = 'echo "$MEMSPILL_AGENT"; while read -r; do /bin/true || exit 1; echo through; done'
+# (`true` alone would end before it joins.)
+TARGET = 'echo "$MEMSPILL_AGENT"; while read -r; do /bin/sleep 0 || exit 1; echo through; done'
 
 
 class Run:

@@ -26,8 +26,10 @@ pub const MAGIC: u32 = 0x6d73_700d;
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 
-/// The end of the name where processes may join late (`agent/dispatch/late.rs`); all trap their system calls.
+/// The end of the name where processes may join late (`agent/dispatch/late.rs`): where all trap their system
+/// calls, and where those do that have not joined yet.
 pub const NAME_LATE: &str = "-late";
+pub const NAME_LATE_THEN_FREE: &str = "-late-then-free";
 
 /// Hello.kind: a fresh program (constructor ran), or the child side of fork(), of which nothing is away that
 /// the supervisor does not know of.

@@ -231,7 +231,7 @@ fn prepare(
     };
     let recording = args.record.as_ref().map(create).transpose()?.map(Recording::to).unwrap_or_default();
     let groups = groups::rules(&args.group, memory_max_bytes)?;
-    let door = Door::open(source, features, &groups)
+    let door = Door::open(source, features, &groups, args.shared == Shared::All)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
     *reporting = Reporting::open(args, name_of(pager))?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));

@@ -50,7 +50,7 @@ use crate::direct;
 use crate::files;
 use crate::fork_lock;
 use crate::hooks::{
-    answering_control, control_asked_for, libc_result, own_control, ring, ring_about, tell_advice,
+    answering_control, be_joined, control_asked_for, libc_result, own_control, ring, ring_about, tell_advice,
     tell_confined,
 };
 use crate::own_marks;
@@ -123,6 +123,7 @@ pub extern "C" fn syscall(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    be_joined();
     give_back_heap_reserve();
     // SAFETY: the caller's own request, passed through.
     libc_result(unsafe { sys::syscall(nr::MLOCKALL, [flags as usize, 0, 0, 0, 0, 0]) }) as c_int
@@ -183,6 +184,7 @@ fn advise(
     guarded: u32,
     call: impl Fn(usize) -> Result<usize>,
 ) -> Result<usize> {
+    be_joined();
     match advice {
         sys::MADV_WIPEONFORK | sys::MADV_DONTFORK => {
             let _reader = fork_lock::read();
@@ -308,6 +310,7 @@ fn call_pager(ranges: &[(usize, usize)], what: u32) -> bool {
 
 fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
     if args[0] == PR_SET_SECCOMP {
+        be_joined();
         tell_confined();
     }
     // SAFETY: the caller's own request, passed through.
@@ -321,6 +324,7 @@ fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
 fn seccomp(mut args: [usize; 6]) -> Result<usize> {
     let sets = matches!(args[0], SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER);
     if sets {
+        be_joined();
         tell_confined();
     }
     let everybody = args[0] == SECCOMP_SET_MODE_FILTER && args[1] & SECCOMP_FILTER_FLAG_TSYNC != 0;

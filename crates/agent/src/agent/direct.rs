@@ -22,7 +22,7 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::hooks::{libc_result, own_control};
+use crate::hooks::{be_joined, libc_result, own_control};
 use crate::sys::{self, Result, nr};
 
 const AT_FDCWD: usize = -100isize as usize;
@@ -102,6 +102,9 @@ pub fn find_next() {
 
 /// Makes a call after the supervisor was told, if it may open what is read past the page cache.
 fn tell<T>(is_direct: bool, call: impl FnOnce() -> T) -> T {
+    if is_direct {
+        be_joined();
+    }
     let Some(control) = (if is_direct { own_control() } else { None }) else {
         return call();
     };

@@ -6,6 +6,10 @@
 //! fault arrives on the new userfaultfd, the supervisor fills the page with random bytes, and the process
 //! that shows them is the child. Then the child joins as a fresh program does.
 //!
+//! A child that is to run a program, or to end, need not have an evictor for that: where something of its
+//! parent is managed it is known, and served, once it has read the ident page. So it joins late, unless
+//! memory is tight (`dispatch/late.rs`).
+//!
 //! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and
 //! posix_spawn share their parent's memory until they exec: nothing to do. The child of a raw clone is served
 //! by the pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program
@@ -23,8 +27,18 @@ type RegisterAtfork =
     extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, dso: *mut core::ffi::c_void) -> c_int;
 type PthreadAtfork = extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>) -> c_int;
 
-/// Registers the handler. Without one the children of forks would not be managed, and that is all.
+/// Not 0: memory was tight when the fork that is under way began.
+#[unsafe(link_section = ".data")]
+static WAS_TIGHT: AtomicU32 = AtomicU32::new(0);
+#[unsafe(link_section = ".data")]
+static IS_INSTALLED: AtomicU32 = AtomicU32::new(0);
+
+/// Registers the handlers, once. Without them the children of forks would not be managed, and that is all.
+/// Not to be called first in a signal handler.
 pub fn install() {
+    if IS_INSTALLED.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
     let glibc = sys::weak!("__register_atfork");
     if glibc != 0 {
         // SAFETY: glibc's function behind pthread_atfork. No DSO is named, so the handler is never taken out.
@@ -47,6 +61,9 @@ pub fn install() {
 /// Tells the supervisor, by a count, that a fork is under way: the event of another thread's munmap may come
 /// before the fork's own.
 extern "C" fn prepare() {
+    // What is counted here is counted down by `parent`.
+    hooks::be_joined();
+    WAS_TIGHT.store(hooks::announcing_control().is_some().into(), Ordering::Relaxed);
     change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));
 }
 
@@ -76,9 +93,17 @@ extern "C" fn child() {
         unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
         return;
     }
-    let blocked = sys::SignalsBlocked::new();
     // SAFETY: the page was inherited, and is readable.
     unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
-    handshake::join(KIND_FORK);
-    drop(blocked);
+    if WAS_TIGHT.load(Ordering::Relaxed) != 0 || !begins_late() {
+        handshake::join(KIND_FORK);
+    }
+}
+
+/// False: this child is to join now.
+fn begins_late() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::dispatch::child_begins();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }

@@ -20,12 +20,12 @@
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
-#[cfg(target_arch = "x86_64")]
-use crate::protocol::NAME_LATE;
 use crate::protocol::{
     Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK,
     UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
+#[cfg(target_arch = "x86_64")]
+use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE};
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 #[cfg(target_arch = "x86_64")]
 use crate::site;
@@ -403,12 +403,23 @@ pub fn supervisor_pid() -> u64 {
     number_in_name(unsafe { &*STATE.address.get() }, 1)
 }
 
-/// Do all processes of this supervisor trap their calls, and may they join late?
+/// May processes of this supervisor join late?
 #[cfg(target_arch = "x86_64")]
 pub fn may_be_late() -> bool {
+    is_name_with(NAME_LATE) || is_then_free()
+}
+
+/// May they, and are their calls trapped only until then?
+#[cfg(target_arch = "x86_64")]
+pub fn is_then_free() -> bool {
+    is_name_with(NAME_LATE_THEN_FREE)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_name_with(end: &str) -> bool {
     // SAFETY: as above.
     let address = unsafe { &*STATE.address.get() };
-    address.name.get(..address.name_len).is_some_and(|name| name.ends_with(NAME_LATE.as_bytes()))
+    address.name.get(..address.name_len).is_some_and(|name| name.ends_with(end.as_bytes()))
 }
 
 /// The number behind so many dashes of the name.

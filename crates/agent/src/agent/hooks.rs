@@ -68,6 +68,7 @@ pub extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> usize {
     let flags = flags as usize;
+    be_joined();
     let _reader = fork_lock::read();
     let call = || {
         let pieces = own_control().and_then(|_| remap::mremap_in_pieces(old, old_len, new_len, flags, new));
@@ -124,6 +125,10 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     if flags & sys::MAP_ANONYMOUS == 0 {
         return libc_result(files::mmap([addr, len, prot, flags, fd as usize, offset as usize]));
     }
+    #[cfg(target_arch = "x86_64")]
+    if !crate::dispatch::is_small_mapping(len, flags) {
+        be_joined();
+    }
     let _reader = fork_lock::read();
     let may_announce = is_managed(len, prot, flags);
     let control = if may_announce { announcing_control() } else { None };
@@ -135,7 +140,7 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     if let Ok(addr) = ret {
         own_marks::remove(addr, len);
     }
-    // The process may have joined for this very call (`dispatch/late.rs`).
+    // Where the process is paged by windows it may have joined for this very call (`dispatch/late.rs`).
     let has_joined = was_alone && may_announce && flags & sys::MAP_POPULATE == 0;
     let control = if has_joined { announcing_control() } else { control };
     if let (Ok(addr), Some(control)) = (ret, control) {
@@ -176,6 +181,16 @@ pub fn tell_confined() {
     if let Some(control) = own_control() {
         // SAFETY: this process owns the page, and keeps it mapped until it ends.
         unsafe { (&raw mut (*control).confined).write_volatile(1) };
+    }
+}
+
+/// A process that has not joined yet does so before what it is about to do, and whatever that asks
+/// `own_control`.
+pub fn be_joined() {
+    #[cfg(target_arch = "x86_64")]
+    if crate::dispatch::is_late() {
+        // Any call that such a process does not make.
+        sys::yield_now();
     }
 }
 

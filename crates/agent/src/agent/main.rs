@@ -21,7 +21,8 @@
 //! | `fork_lock.rs` | no mapping changes while such a fork is under way                          |
 //! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
-//! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager         |
+//! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
+//! |                | processes that join late                                                   |
 //! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
 //! | `sys.rs`       | system calls, and all that depends on the processor                        |
 //!

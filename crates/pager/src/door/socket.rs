@@ -4,7 +4,8 @@ use crate::door::groups::{GroupRules, Membership};
 use crate::door::source::{Pager, UffdSource};
 use crate::door::target::Target;
 use crate::process::control::ControlPage;
-use memspill_agent::protocol::NAME_LATE;
+use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE};
+use memspill_uffd::userfaultfd as uffd_abi;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +33,8 @@ pub struct Door {
 }
 
 impl Door {
-    pub fn open(source: UffdSource, features: u64, rules: &GroupRules) -> io::Result<Door> {
+    /// `files`: files of shared memory are managed.
+    pub fn open(source: UffdSource, features: u64, rules: &GroupRules, files: bool) -> io::Result<Door> {
         let mut random = [0u8; 24];
         let mut filled = 0;
         while filled < random.len() {
@@ -42,9 +44,15 @@ impl Door {
         // Abstract sockets are known in one network namespace: by the name an agent knows that it is in
         // another one.
         let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
-        // And whether it may join late. Its group is known by its parent, which may end before.
-        let may_be_late = source.pager() != Pager::Kernel && rules.groups.is_empty();
-        let late = if may_be_late { NAME_LATE } else { "" };
+        // And whether it may join late.
+        let late = match source.pager() {
+            // Its group is known by its parent, which may end before.
+            _ if !rules.groups.is_empty() => "",
+            // Calls on such files are counted by who has joined; forks, which the kernel tells.
+            Pager::Kernel if files || features & uffd_abi::FEATURE_EVENT_FORK == 0 => "",
+            Pager::Kernel => NAME_LATE_THEN_FREE,
+            Pager::User | Pager::Signal | Pager::Thread => NAME_LATE,
+        };
         let random = String::from_utf8_lossy(&hex[..16]);
         let name = format!("memspill-{}-{network}-{random}{late}", std::process::id());
         let mut token = [0u8; 32];

@@ -42,9 +42,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// So many pages are more than a process touches until its agent has introduced itself. (Without an agent it
-/// never does.)
-const JOINING_FAULTS_MAX: u64 = 256;
+/// So many pages are more than a process touches until its agent has introduced itself, some ms late.
+/// (Without an agent it never does.)
+const JOINING_FAULTS_MAX: u64 = 1024;
 
 /// A pager thread's state.
 pub struct FaultThread<'a> {

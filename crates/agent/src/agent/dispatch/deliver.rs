@@ -15,18 +15,15 @@ use super::context::{self, Context, Info, SignalFrame};
 use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN, SIGSEGV};
 use super::thread::{AltStack, Block};
 use super::{clone, enter, gadget, in_use, rewrite};
-use crate::sys::{self, nr};
+use crate::sys;
 use core::mem::{offset_of, size_of};
 
 /// All system call instructions are so long.
-const INSTRUCTION: usize = 2;
+pub const INSTRUCTION: usize = 2;
 const RED_ZONE: usize = 128;
 const FPU_ALIGN: usize = 64;
 /// Direction, single step, resume.
 const FLAGS_CLEARED: usize = 1 << 10 | 1 << 8 | 1 << 16;
-
-const GETTID: usize = 186;
-const TGKILL: usize = 234;
 
 /// Makes of an interrupted thread a program that is before or after its call.
 pub fn show_program(block: &mut Block, context: &mut Context) {
@@ -168,12 +165,7 @@ pub unsafe fn sigreturn(block: &mut Block, context: &mut Context) {
 pub fn die_of(context: &mut Context, signal: usize) {
     signals::give_up(signal);
     context.mask &= !signals::bit(signal);
-    // SAFETY: ids, and a signal to the calling thread; no memory involved.
-    unsafe {
-        let process = gadget::call(nr::GETPID, [0; 6]).unwrap_or(0);
-        let thread = gadget::call(GETTID, [0; 6]).unwrap_or(0);
-        if gadget::call(TGKILL, [process, thread, signal, 0, 0, 0]).is_err() {
-            sys::die();
-        }
+    if signals::send_to_this_thread(signal).is_err() {
+        sys::die();
     }
 }

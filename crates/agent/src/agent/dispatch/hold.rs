@@ -28,7 +28,7 @@ pub extern "C" fn on_site(block: &mut Block) -> bool {
     if block.has_left
         || !is_plain(number)
         || pieces::is_large(number, &args)
-        || late::is_late() && !late::may_be_made(number, &args)
+        || late::joins_before(block, number, &args)
     {
         return false;
     }

@@ -23,13 +23,20 @@
 //! its look until the clone is made. So each comes before the look, which then finds it, or after the clone.
 //! Where the process is paged by windows, a page leaves only inside the gate, in which the fork is alone.
 //!
-//! *The process is counted, and can be taken from*, `LATE_MS` later at most, whatever it does. A call that
-//! could wait, change who it is, make threads or processes, or make it much larger, has it join before. So
-//! nothing that waits is interrupted by the timer, but the opening of a FIFO, which goes on (SA_RESTART). A
-//! process that cannot join runs on outside the budget as any that cannot, with all of its memory.
+//! *The process is counted, and can be taken from*, some ms later at most (LATE_MS), whatever it does. A call
+//! that could wait, change who it is, make threads or processes, or make it much larger, has it join before.
+//! So nothing that waits is interrupted by the timer, but the opening of a FIFO, which goes on (SA_RESTART).
+//! A process that cannot join runs on outside the budget as any that cannot, with all of its memory.
+//!
+//! *Where the kernel serves and tells all* (the `kernel` pager) calls are trapped only until the process has
+//! joined (`leave.rs`). The child of a parent of which something is managed is known there, for it has read
+//! the ident page (`fork.rs`): it is counted, its faults are served, and what it has not inherited is known;
+//! only nothing of it leaves. So it may be late whatever is away. Any other child has all of its memory.
 //!
 //! *Not late* is the command itself, of which the supervisor must know (`pager/src/door/target.rs`); where
-//! there are groups, which are found by parents; and, of forks, where memory is tight.
+//! there are groups, which are found by parents; of forks, where memory is tight; and, where calls are
+//! trapped only until then, who could fill much memory without a call, and a program that is traced, and its
+//! children: a debugger would stop at each trap.
 //!
 //! The timer may expire when it is decided already how a call is to be made, and before the call: then the
 //! thread is put before its call once more, which traps again (`deliver.rs`).
@@ -41,7 +48,8 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::context::Info;
-use super::{batch, gadget, in_use};
+use super::thread::{self, Block};
+use super::{batch, gadget, in_use, signals};
 use crate::hooks::own_control;
 use crate::protocol::{KIND_EXEC, KIND_FORK};
 use crate::sys;
@@ -49,6 +57,16 @@ use crate::{STATE, forks, handshake};
 
 /// Long after a child that is to run a program has done so, and most small programs have ended.
 const LATE_MS: i64 = 10;
+const LATE_THEN_FREE_MS: i64 = 3;
+
+/// Who can fill more than this without a call is not late where calls are trapped only until then, for what
+/// it fills is not held up: eight children that filled 32 MiB each at once took 122 MiB of a budget of 64.
+const LITTLE_BYTES: usize = 4 << 20;
+
+/// What a program maps at once, or reads, before it joins.
+const SMALL_BYTES: usize = 1 << 20;
+/// And the heap's first part, with its reserve (`pager/src/limits.rs`).
+const HEAP_BYTES: usize = 72 << 20;
 
 const GETPPID: usize = 110;
 const TIMER_CREATE: usize = 222;
@@ -59,10 +77,16 @@ const SI_TIMER: i32 = -2;
 const NO_TIMER: usize = usize::MAX;
 
 /// This process has not joined yet: it is such a child, or a program.
-const CHILD: u32 = 1;
-const PROGRAM: u32 = 2;
+pub const CHILD: u32 = 1;
+pub const PROGRAM: u32 = 2;
 #[unsafe(link_section = ".data")]
 static IS_LATE: AtomicU32 = AtomicU32::new(0);
+/// Not 0: somebody traced this program when it began, and so may its children be.
+#[unsafe(link_section = ".data")]
+static IS_TRACED: AtomicU32 = AtomicU32::new(0);
+/// Where the heap ended when the program began; 0: that is not known.
+#[unsafe(link_section = ".data")]
+static HEAP_BEGAN: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".data")]
 static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 
@@ -98,13 +122,10 @@ pub fn fork_is_over() {
 /// In the child, before its calls are trapped.
 pub fn in_child() {
     forks::forget_parent();
-    match start_timer() {
-        Ok(timer) => {
-            TIMER.store(timer, Ordering::Relaxed);
-            IS_LATE.store(CHILD, Ordering::Relaxed);
-        }
-        // So many timers and signals as the user may have are there already.
-        Err(_) => handshake::join(KIND_FORK),
+    if begin(CHILD) {
+        start_timer();
+    } else {
+        handshake::join(KIND_FORK);
     }
 }
 
@@ -113,17 +134,51 @@ pub fn in_child() {
 pub fn may_program() -> bool {
     // SAFETY: a number.
     let parent = unsafe { gadget::call(GETPPID, [0; 6]) }.unwrap_or(0) as u64;
-    handshake::may_be_late() && parent != handshake::supervisor_pid()
+    let is_command = parent == handshake::supervisor_pid();
+    if !handshake::is_then_free() {
+        return handshake::may_be_late() && !is_command;
+    }
+    HEAP_BEGAN.store(program_break(), Ordering::Relaxed);
+    let is_traced = sys::is_traced();
+    IS_TRACED.store(is_traced.into(), Ordering::Relaxed);
+    !is_command && !is_traced && has_little_to_fill()
 }
 
-/// A program goes on with its calls trapped.
-pub fn program_begins() {
-    let timer = start_timer();
-    TIMER.store(timer.unwrap_or(NO_TIMER), Ordering::Relaxed);
-    IS_LATE.store(PROGRAM, Ordering::Relaxed);
-    if timer.is_err() {
-        join();
-    }
+/// May the child of a fork that the kernel has told of join late?
+pub fn may_child() -> bool {
+    handshake::is_then_free() && IS_TRACED.load(Ordering::Relaxed) == 0 && has_little_to_fill()
+}
+
+/// Is the memory that the program can store to small, but for the heap? Of that malloc holds some 64 MiB in
+/// reserve, and few programs fill it at once.
+fn has_little_to_fill() -> bool {
+    let heap_bytes = match HEAP_BEGAN.load(Ordering::Relaxed) {
+        0 => 0,
+        began => program_break().saturating_sub(began),
+    };
+    sys::data_bytes().is_some_and(|data_bytes| data_bytes.saturating_sub(heap_bytes) <= LITTLE_BYTES)
+}
+
+/// Where the heap ends.
+fn program_break() -> usize {
+    const BRK: usize = 12;
+    // SAFETY: 0 changes nothing.
+    unsafe { gadget::call(BRK, [0; 6]) }.unwrap_or(0)
+}
+
+/// From now on this process is late: CHILD or PROGRAM. False: so many timers and signals as the user may have
+/// are there already. The timer is started when the process can take its signal.
+pub fn begin(what: u32) -> bool {
+    let Ok(timer) = make_timer() else { return false };
+    TIMER.store(timer, Ordering::Relaxed);
+    IS_LATE.store(what, Ordering::Relaxed);
+    true
+}
+
+/// It could not be: it is not late.
+pub fn begin_not() {
+    IS_LATE.store(0, Ordering::Relaxed);
+    delete_timer();
 }
 
 /// Has this process not joined yet, though it will?
@@ -131,22 +186,35 @@ pub fn is_late() -> bool {
     IS_LATE.load(Ordering::Relaxed) != 0
 }
 
-/// Joins, with all signals blocked, and on a stack that is never managed. False: it had joined before.
-pub fn join() -> bool {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Joined {
+    /// It had done so before.
+    Before,
+    /// Its calls go on being trapped.
+    Trapped,
+    /// They are trapped no more: the caller has the thread leave.
+    AndFree,
+}
+
+/// Joins, in the dispatch's handler: with all signals blocked, and on a stack that is never managed.
+pub fn join() -> Joined {
     let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
-        0 => return false,
+        0 => return Joined::Before,
         PROGRAM => KIND_EXEC,
         _ => KIND_FORK,
     };
     let is_disarmed = gadget::disarm().is_ok();
-    let timer = TIMER.swap(NO_TIMER, Ordering::Relaxed);
-    // SAFETY: the number of a timer.
-    let _ = unsafe { gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]) };
+    delete_timer();
+    let is_free = handshake::is_then_free();
+    if is_free {
+        // Before there is an evictor, which need not look at what calls use.
+        thread::forget_board();
+    }
     handshake::join(kind);
-    if !is_disarmed || gadget::arm().is_err() {
+    if !is_disarmed || !is_free && gadget::arm().is_err() {
         sys::die();
     }
-    true
+    if is_free { Joined::AndFree } else { Joined::Trapped }
 }
 
 /// Is this signal the timer's? It may come when the child has joined already.
@@ -155,9 +223,30 @@ pub fn is_timer(info: &Info) -> bool {
     info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
 }
 
+/// Must this process, which may not have joined yet, do so before this call?
+pub fn joins_before(block: &Block, number: usize, args: &[usize; 6]) -> bool {
+    is_late() && (!may_be_made(number, args) || handshake::is_then_free() && would_show(block, number, args))
+}
+
+/// Would it be seen that calls were trapped, where those of others are not? Of the dispatch's own signals
+/// none is ignored or blocked in the kernel, as it is to be in the program that is started.
+fn would_show(block: &Block, number: usize, args: &[usize; 6]) -> bool {
+    const RT_SIGACTION: usize = 13;
+    const EXECVE: usize = 59;
+    const EXECVEAT: usize = 322;
+    const EXIT: usize = 60;
+    match number {
+        RT_SIGACTION => signals::is_to_ignore_one(args),
+        // Made where the timer's signal would find a thread that has no block any more.
+        EXIT => true,
+        EXECVE | EXECVEAT => block.reserved_mask != 0,
+        _ => false,
+    }
+}
+
 /// May this call be made before the process joins? Calls that neither wait for long, nor make the process
 /// larger, nor change who it is; of a program also those that make it a little larger.
-pub fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
+fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     const TCGETS: usize = 0x5401;
     const TIOCGPGRP: usize = 0x540f;
     const TIOCSPGRP: usize = 0x5410;
@@ -188,7 +277,8 @@ pub fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
 /// stored to in `LATE_MS`, of the heap and of small mappings.
 fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     const MMAP: usize = 9;
-    const SMALL_BYTES: usize = 1 << 20;
+    const MPROTECT: usize = 10;
+    const BRK: usize = 12;
     const MAP_TYPE: usize = 15;
     const MAP_DROPPABLE: usize = 8;
     const PRLIMIT: usize = 302;
@@ -199,11 +289,16 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
         MMAP => {
             let is_read = fourth & sys::MAP_ANONYMOUS == 0 && third & sys::PROT_WRITE == 0;
             // What the kernel may drop is noted by who has joined.
-            fourth & MAP_TYPE != MAP_DROPPABLE && (is_read || second <= SMALL_BYTES)
+            fourth & MAP_TYPE != MAP_DROPPABLE && (is_read || is_small_mapping(second, fourth))
+        }
+        MPROTECT => third & sys::PROT_WRITE == 0 || second <= SMALL_BYTES,
+        BRK => {
+            let began = HEAP_BEGAN.load(Ordering::Relaxed);
+            began == 0 || first <= began + HEAP_BYTES
         }
         PRLIMIT => third == 0,
-        // lseek; mprotect, munmap, brk.
-        8 | 10..=12 => true,
+        // lseek; munmap.
+        8 | 11 => true,
         // uname, getcwd, rename, mkdir, rmdir, link, unlink, symlink, readlink, chmod.
         63 | 79 | 82..=84 | 86..=90 => true,
         // getrlimit, getrusage, sysinfo; statfs, fstatfs; time; getdents64, fadvise64, clock_gettime.
@@ -213,6 +308,11 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
         258 | 263..=268 | 280 | 316 | 318 | 332 | 439 => true,
         _ => false,
     }
+}
+
+/// Of memory that can be stored to.
+pub fn is_small_mapping(len: usize, flags: usize) -> bool {
+    len <= SMALL_BYTES && flags & (sys::MAP_POPULATE | sys::MAP_LOCKED) == 0
 }
 
 fn is_regular_file(fd: usize) -> bool {
@@ -227,8 +327,8 @@ fn is_regular_file(fd: usize) -> bool {
     known.is_ok() && stat[MODE] & S_IFMT == S_IFREG
 }
 
-/// The number of a timer that tells by SIGSYS when the time is over.
-fn start_timer() -> sys::Result<usize> {
+/// The number of a timer that tells by SIGSYS when the time is over, once it is started.
+fn make_timer() -> sys::Result<usize> {
     /// `struct sigevent`.
     #[repr(C)]
     struct Event {
@@ -241,17 +341,29 @@ fn start_timer() -> sys::Result<usize> {
     let signal = super::signals::SIGSYS as i32;
     let event = Event { value: IS_LATE.as_ptr() as usize, signal, notify: BY_SIGNAL, rest: [0; 6] };
     let mut timer = 0i32;
-    // Once: no interval.
-    let when = [0, 0, 0, LATE_MS * 1_000_000];
-    // SAFETY: the kernel reads an event and two times, and writes a number.
+    // SAFETY: the kernel reads an event, and writes a number.
     unsafe {
         let made = [CLOCK_MONOTONIC, &raw const event as usize, &raw mut timer as usize, 0, 0, 0];
         gadget::call(TIMER_CREATE, made)?;
-        let timer = timer as usize;
-        let set = gadget::call(TIMER_SETTIME, [timer, 0, when.as_ptr() as usize, 0, 0, 0]);
-        if set.is_err() {
-            let _ = gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]);
-        }
-        set.map(|_| timer)
     }
+    Ok(timer as usize)
+}
+
+/// From now on the process has LATE_MS. It may have joined already, in a signal handler: then there is no
+/// timer.
+pub fn start_timer() {
+    let late_ms = if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS };
+    // Once: no interval.
+    let when = [0, 0, 0, late_ms * 1_000_000];
+    // SAFETY: the kernel reads two times.
+    unsafe {
+        let timer = TIMER.load(Ordering::Relaxed);
+        let _ = gadget::call(TIMER_SETTIME, [timer, 0, when.as_ptr() as usize, 0, 0, 0]);
+    }
+}
+
+fn delete_timer() {
+    let timer = TIMER.swap(NO_TIMER, Ordering::Relaxed);
+    // SAFETY: the number of a timer, or of none.
+    let _ = unsafe { gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]) };
 }

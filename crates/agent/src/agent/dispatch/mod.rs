@@ -1,7 +1,8 @@
 //! The dispatch: every system call of the process is trapped (Syscall User Dispatch), and before it is made
 //! the memory that it will touch is brought, and kept from being taken out until it is over. For ways of
 //! paging whose faults the kernel does not wait for: inside a system call they are EFAULT, and what a
-//! datagram or a counter held is lost with it.
+//! datagram or a counter held is lost with it. (Under the `kernel` pager that is not so, and calls are
+//! trapped only in processes that have not joined yet: `late.rs`, `leave.rs`.)
 //!
 //! ```text
 //!  a thread, each call                              who takes pages out, or registers memory
@@ -37,6 +38,7 @@
 //! | `context.rs`, `signals.rs`, `deliver.rs` | the program's signals |
 //! | `clone.rs` | threads, forks |
 //! | `late.rs` | processes that join late, or never |
+//! | `leave.rs` | those whose calls are trapped only until they have joined |
 //! | `pieces.rs` | large reads and writes |
 //! | `advice.rs` | memory that moves, and advice |
 //! | `filters.rs` | seccomp filters of the program |
@@ -55,6 +57,7 @@
 
 use crate::protocol::Board;
 use crate::sys::{self, PAGE, Result};
+use crate::{fork, handshake};
 
 mod advice;
 pub mod batch;
@@ -67,6 +70,7 @@ pub mod gadget;
 mod hold;
 mod in_use;
 mod late;
+mod leave;
 mod pieces;
 mod rewrite;
 pub mod signals;
@@ -120,11 +124,44 @@ pub fn use_board(board: *mut Board) {
 
 /// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
 pub fn program_begins() -> bool {
-    let is_trapped = late::may_program() && prepare(0).is_ok() && arm(None).is_ok();
+    late::may_program() && begins_late(late::PROGRAM)
+}
+
+/// The child of a fork that the kernel tells of does the same.
+pub fn child_begins() -> bool {
+    late::may_child() && begins_late(late::CHILD)
+}
+
+fn begins_late(what: u32) -> bool {
+    if handshake::is_then_free() {
+        if signals::would_show() {
+            return false;
+        }
+        // Such a process joins in a signal handler.
+        fork::install();
+        // Nothing of it is to last longer.
+        rewrite::stop(rewrite::FORBIDDEN);
+    }
+    if prepare(0).is_err() || !late::begin(what) {
+        return false;
+    }
+    let is_trapped = arm(None).is_ok();
     if is_trapped {
-        late::program_begins();
+        late::start_timer();
+    } else {
+        late::begin_not();
     }
     is_trapped
+}
+
+/// May this process map so much, with these flags, before it joins?
+pub fn is_small_mapping(len: usize, flags: usize) -> bool {
+    late::is_small_mapping(len, flags)
+}
+
+/// Is this process one that has not joined yet, though it will?
+pub fn is_late() -> bool {
+    late::is_late()
 }
 
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be

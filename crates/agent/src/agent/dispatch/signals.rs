@@ -190,6 +190,13 @@ fn set_in_kernel(signal: usize, action: &Action) -> Result<usize> {
     unsafe { gadget::call(RT_SIGACTION, args) }
 }
 
+fn in_kernel(signal: usize) -> Result<Action> {
+    let mut action = DEFAULT;
+    let args = [signal, 0, &raw mut action as usize, SET_BYTES, 0, 0];
+    // SAFETY: the kernel writes the struct.
+    unsafe { gadget::call(RT_SIGACTION, args) }.map(|_| action)
+}
+
 /// Lets the kernel do with one of the dispatch's signals what it does by default: for a program that is about
 /// to die of it.
 pub fn give_up(signal: usize) {
@@ -221,12 +228,7 @@ pub fn clear() {
 pub fn adopt(handler: usize) {
     ACTIONS.handler.store(handler, Ordering::Relaxed);
     for signal in 1..=SIGNALS {
-        let mut action = DEFAULT;
-        let args = [signal, 0, &raw mut action as usize, SET_BYTES, 0, 0];
-        // SAFETY: the kernel writes the struct.
-        if unsafe { gadget::call(RT_SIGACTION, args) }.is_err() {
-            continue;
-        }
+        let Ok(action) = in_kernel(signal) else { continue };
         let held = lock_actions();
         record(&held, signal, action);
         if action.handler > SIG_IGN && bit(signal) & RESERVED == 0 {
@@ -234,6 +236,50 @@ pub fn adopt(handler: usize) {
         }
     }
     install_reserved();
+}
+
+/// Would the dispatch be seen where it is to be there for a while only? It blocks and ignores none of its own
+/// signals, and cannot change a stack for handlers that is in use.
+pub fn would_show() -> bool {
+    const RT_SIGPROCMASK: usize = 14;
+    const SIGALTSTACK: usize = 131;
+    let (mut mask, mut stack) = (0u64, NO_STACK);
+    // SAFETY: the kernel writes a set, and a struct.
+    unsafe {
+        let _ = gadget::call(RT_SIGPROCMASK, [0, 0, &raw mut mask as usize, SET_BYTES, 0, 0]);
+        let _ = gadget::call(SIGALTSTACK, [0, &raw mut stack as usize, 0, 0, 0, 0]);
+    }
+    let is_ignored = |signal: &usize| in_kernel(*signal).is_ok_and(|action| action.handler == SIG_IGN);
+    mask & RESERVED != 0 || stack.flags & SS_ONSTACK != 0 || [SIGSYS, SIGSEGV, SIGBUS].iter().any(is_ignored)
+}
+
+/// Would this rt_sigaction have it ignore one?
+pub fn is_to_ignore_one(args: &[usize; 6]) -> bool {
+    let is_own = (1..=SIGNALS).contains(&args[0]) && bit(args[0]) & RESERVED != 0;
+    is_own && gadget::read::<Action>(args[1]).is_some_and(|wanted| wanted.handler == SIG_IGN)
+}
+
+/// A signal for the calling thread.
+pub fn send_to_this_thread(signal: usize) -> Result<usize> {
+    const GETTID: usize = 186;
+    const TGKILL: usize = 234;
+    // SAFETY: ids, and a signal to the calling thread; no memory involved.
+    unsafe {
+        let process = gadget::call(sys::nr::GETPID, [0; 6]).unwrap_or(0);
+        let thread = gadget::call(GETTID, [0; 6]).unwrap_or(0);
+        gadget::call(TGKILL, [process, thread, signal, 0, 0, 0])
+    }
+}
+
+/// The kernel is to do what the program wants done, by itself. Only while the process has one thread, and in
+/// a handler.
+pub fn give_back() {
+    for signal in 1..=SIGNALS {
+        let action = action_of(signal);
+        if bit(signal) & RESERVED != 0 || action.handler > SIG_IGN {
+            let _ = set_in_kernel(signal, &action);
+        }
+    }
 }
 
 /// rt_sigprocmask on a mask that the kernel restores when the handler returns.

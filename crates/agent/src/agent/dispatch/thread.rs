@@ -12,6 +12,9 @@
 //! A thread that ends leaves its block before the kernel is done with it: the word that its end clears is
 //! written last. So the block is used again only when no thread has its number any more.
 //!
+//! Where calls are trapped only until the process has joined there is one block, which is the program's
+//! memory as any other from then on (`leave.rs`).
+//!
 //! The child of a vfork uses its parent's block, since the parent sleeps until it is gone. The child of a
 //! fork has a copy of all blocks, of which only its own is in use.
 
@@ -20,6 +23,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use super::gadget;
+use crate::handshake;
 use crate::protocol::{Board, RangeInUse, SLOT_RANGES, Slot};
 use crate::sys::{self, PAGE, Result, nr};
 
@@ -208,6 +212,11 @@ pub fn use_own_board() {
     use_board(OWN_BOARD.0.get());
 }
 
+/// Calls are trapped no more, from here on: nobody looks at what they use.
+pub fn forget_board() {
+    SHARED.board.store(null_mut(), Ordering::Release);
+}
+
 /// What may be away when the process forks. The board itself is not in the child.
 #[unsafe(link_section = ".data")]
 static KEPT_BOARD: BoardCell = BoardCell(core::cell::UnsafeCell::new(Board::EMPTY));
@@ -252,7 +261,8 @@ pub unsafe fn current<'a>() -> &'a mut Block {
 /// Reserves the memory of all blocks, once: (address, bytes). Only while the process has one thread.
 pub fn reserve() -> Result<(usize, usize)> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
-    let mut blocks = BLOCKS_MAX;
+    // Who makes a second thread has left before.
+    let mut blocks = if handshake::is_then_free() { 1 } else { BLOCKS_MAX };
     while SHARED.arena.load(Ordering::Relaxed) == 0 {
         let len = blocks * BLOCK_PAGES * PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
@@ -384,7 +394,7 @@ pub fn is_alone() -> bool {
     blocks().filter(is_taken).nth(1).is_none()
 }
 
-/// Gives back a block that no thread has begun to use.
+/// Gives back a block that no thread has begun to use, or uses any more.
 pub fn give_back(block: *mut Block) {
     // SAFETY: blocks are never unmapped; the fields are the caller's until the state changes.
     unsafe {

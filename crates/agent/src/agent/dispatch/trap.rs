@@ -28,6 +28,8 @@ use core::sync::atomic::Ordering;
 
 use super::context::{Context, Info};
 use super::hold::hold;
+use super::late::Joined;
+use super::leave::leave;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
 use super::{advice, clone, deliver, enter, filters, gadget, late, pieces, rewrite};
@@ -83,9 +85,13 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
     let block = unsafe { thread::current() };
     if signal == SIGSYS && late::is_timer(info) {
-        // A call that was about to be made without the supervisor's knowing traps once more.
-        if late::join() {
+        let joined = late::join();
+        if joined != Joined::Before {
+            // A call that was about to be made without the supervisor's knowing traps once more.
             deliver::show_program(block, context);
+        }
+        if joined == Joined::AndFree {
+            leave(block, context);
         }
         return;
     }
@@ -120,7 +126,18 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     block.frame.number = regs.rax;
     block.frame.args = regs.args();
     block.frame.next = regs.rip;
-    let result = if info.arch == AUDIT_ARCH_X86_64 { answer(block, context) } else { Err(ENOSYS) };
+    let is_ours = info.arch == AUDIT_ARCH_X86_64;
+    let joins = match is_ours {
+        true => late::joins_before(block, block.frame.number, &block.frame.args),
+        // Nothing is known of calls by `int 0x80`, and as long as they are trapped there are none.
+        false => late::is_late() && handshake::is_then_free(),
+    };
+    if joins && late::join() == Joined::AndFree {
+        // The program makes it itself.
+        context.regs.rip -= deliver::INSTRUCTION;
+        return leave(block, context);
+    }
+    let result = if is_ours { answer(block, context) } else { Err(ENOSYS) };
     match result {
         Ok(Answer::Result(result)) => context.regs.rax = result,
         Ok(Answer::GoOn) => {}
@@ -147,9 +164,6 @@ enum Answer {
 
 fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
     let (number, args) = (block.frame.number, block.frame.args);
-    if late::is_late() && !late::may_be_made(number, &args) {
-        late::join();
-    }
     let is_vfork = block.vforks.load(Ordering::Relaxed) != 0;
     match number {
         nr::RT_SIGACTION => signals::sigaction(args, !is_vfork).map(Answer::Result),
