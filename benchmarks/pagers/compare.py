@@ -31,7 +31,7 @@ from programs import (MEMSPILL, WORKLOAD, Run, half_of_peak, java, make_input, m
 
 MODES = ("native", "kernel", "user", "signal", "thread")
 RATIOS = (("user", "kernel"), ("signal", "kernel"), ("thread", "kernel"), ("thread", "user"),
-          ("user", "native"), ("signal", "native"), ("thread", "native"))
+          ("kernel", "native"), ("user", "native"), ("signal", "native"), ("thread", "native"))
 UNPRIVILEGED = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all",
                 "--bounding-set=-all", "--no-new-privs"]
 LIMIT_S = 120
@@ -53,6 +53,13 @@ def redis(clients):
         redis-cli -s s shutdown nosave; wait $server; rm -rf "$d" """)
 
 
+# What a script of autoconf's does again and again.
+CONFIGURE = """for i in $(seq 100); do
+    x=$(echo abc$i | sed s/b/x/); y=$(expr $i + 1)
+    test -n "$x" && case $(basename /a/b$i) in b*) ;; esac
+    echo $y | grep -q 1
+done"""
+
 # NAME: (budget in MiB; "half": half of the program's peak, command, whether it prints its figures)
 ROWS = {
     "cpu": (1024, [WORKLOAD, "cpu", "--seconds-worth", "4"], False),
@@ -67,6 +74,7 @@ ROWS = {
     "faults-pool-1": (160, [calls, "faults", "192", "1"], True),
     "redis": (1024, redis(8), True),
     "forks": (256, shell("for i in $(seq 200); do /bin/true; done"), False),
+    "configure": (256, shell(CONFIGURE), False),
     "numpy": ("half", python("numpy_job.py", 120), False),
     "python": ("half", python("dicts.py", 4), False),
     "sqlite": ("half", sqlite(150_000), False),

@@ -78,6 +78,47 @@ static void spin_ms(double ms) {
     while ((now.tv_sec - begin.tv_sec) * 1e3 + (now.tv_nsec - begin.tv_nsec) / 1e6 < ms);
 }
 
+// One that waits for a pipe joins meanwhile, and reads or writes all the same, and all of it.
+static void pipes(void) {
+    int to[2], from[2];
+    char bytes[4096], got[4096];
+    if (pipe(to) || pipe(from)) perror("pipe"), exit(2);
+    if (fcntl(from[1], F_SETPIPE_SZ, sizeof bytes) < 0) perror("F_SETPIPE_SZ"), exit(2);
+    memset(bytes, 'a', sizeof bytes);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (read(to[0], got, sizeof got) != 1 || got[0] != 'x') _exit(4);
+        if (write(from[1], "b", 1) != 1) _exit(5);
+        // This one waits until all that is in it has been read.
+        memset(got, 'c', sizeof got);
+        _exit(write(from[1], got, sizeof got) != sizeof got);
+    }
+    for (int tries = 0; threads_of(pid) != 2; tries++, usleep(1000))
+        if (tries == 2000) fprintf(stderr, "a child that reads a pipe has not joined\n"), exit(3);
+    if (write(to[1], "x", 1) != 1) perror("write"), exit(2);
+    usleep(30000);
+    if (read(from[0], got, sizeof got) != 1 || got[0] != 'b') fprintf(stderr, "not what it wrote\n"), exit(3);
+    memset(bytes, 'c', sizeof bytes);
+    if (read(from[0], got, sizeof got) != sizeof got || memcmp(got, bytes, sizeof got))
+        fprintf(stderr, "it wrote a part\n"), exit(3);
+    if (status_of(pid) != 0) fprintf(stderr, "a child that waits for pipes has failed\n"), exit(3);
+    // Full from the start: the first write waits.
+    memset(bytes, 'd', sizeof bytes);
+    if (write(from[1], bytes, sizeof bytes) != sizeof bytes) perror("write"), exit(2);
+    if ((pid = fork()) == 0) {
+        memset(got, 'e', sizeof got);
+        _exit(write(from[1], got, sizeof got) != sizeof got);
+    }
+    usleep(30000);
+    for (const char *expected = "de"; *expected; expected++) {
+        memset(bytes, *expected, sizeof bytes);
+        if (read(from[0], got, sizeof got) != sizeof got || memcmp(got, bytes, sizeof got))
+            fprintf(stderr, "a page of '%c' is not whole\n", *expected), exit(3);
+    }
+    if (status_of(pid) != 0) fprintf(stderr, "a child that writes to a full pipe has failed\n"), exit(3);
+    close(to[0]), close(to[1]), close(from[0]), close(from[1]);
+}
+
 static void joins(void) {
     struct sigaction action = {.sa_handler = nothing};
     sigaction(SIGUSR1, &action, NULL);
@@ -134,6 +175,7 @@ static void joins(void) {
             _exit(failed || threads_of(getpid()) != 2);
         }
         if (status_of(pid) != 0) fprintf(stderr, "a child that makes a thread has failed\n"), exit(3);
+        pipes();
         // A FIFO that nobody writes to yet: opening it waits, and is not ended by the timer.
         char fifo[] = "late-fifo";
         if (mkfifo(fifo, 0600)) perror("mkfifo"), exit(2);

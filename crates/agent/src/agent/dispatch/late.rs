@@ -25,8 +25,9 @@
 //!
 //! *The process is counted, and can be taken from*, some ms later at most (LATE_MS), whatever it does. A call
 //! that could wait, change who it is, make threads or processes, or make it much larger, has it join before.
-//! So nothing that waits is interrupted by the timer, but the opening of a FIFO, which goes on (SA_RESTART).
-//! A process that cannot join runs on outside the budget as any that cannot, with all of its memory.
+//! So nothing that waits is interrupted by the timer, but reads and writes of pipes and the opening of a
+//! FIFO, which go on (SA_RESTART). A process that cannot join runs on outside the budget as any that cannot,
+//! with all of its memory.
 //!
 //! *Where the kernel serves and tells all* (the `kernel` pager) calls are trapped only until the process has
 //! joined (`leave.rs`). The child of a parent of which something is managed is known there, for it has read
@@ -244,8 +245,9 @@ fn would_show(block: &Block, number: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// May this call be made before the process joins? Calls that neither wait for long, nor make the process
-/// larger, nor change who it is; of a program also those that make it a little larger.
+/// May this call be made before the process joins? Calls that do not wait for long, or go on when they were
+/// interrupted, and neither make the process larger nor change who it is; of a program also those that make
+/// it a little larger.
 fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     const TCGETS: usize = 0x5401;
     const TIOCGPGRP: usize = 0x540f;
@@ -254,10 +256,16 @@ fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     const F_DUPFD_CLOEXEC: usize = 1030;
     const IOCTL: usize = 16;
     const FCNTL: usize = 72;
+    const FUTEX: usize = 202;
+    const FUTEX_WAKE: usize = 1;
+    const FUTEX_OP: usize = 127;
     match number {
+        FUTEX => args[1] & FUTEX_OP == FUTEX_WAKE,
         IOCTL => matches!(args[1], TCGETS | TIOCGPGRP | TIOCSPGRP),
         // Not of locks, which wait.
         FCNTL => args[1] <= F_SETFL || args[1] == F_DUPFD_CLOEXEC,
+        // read, write, pread64, pwrite64.
+        0 | 1 | 17 | 18 => is_small_transfer(number, args[0], args[2]),
         // open, close, stat and its kin; rt_sigaction, rt_sigprocmask, rt_sigreturn; access, pipe.
         2..=6 | 13..=15 | 21 | 22 => true,
         // dup and dup2, getpid, execve, exit; chdir and fchdir; umask.
@@ -284,8 +292,6 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     const PRLIMIT: usize = 302;
     let [first, second, third, fourth, ..] = *args;
     match number {
-        // read, write, pread64, pwrite64: from where nobody has to be waited for.
-        0 | 1 | 17 | 18 => third <= SMALL_BYTES && is_regular_file(first),
         MMAP => {
             let is_read = fourth & sys::MAP_ANONYMOUS == 0 && third & sys::PROT_WRITE == 0;
             // What the kernel may drop is noted by who has joined.
@@ -315,16 +321,26 @@ pub fn is_small_mapping(len: usize, flags: usize) -> bool {
     len <= SMALL_BYTES && flags & (sys::MAP_POPULATE | sys::MAP_LOCKED) == 0
 }
 
-fn is_regular_file(fd: usize) -> bool {
+/// A read or write of a regular file, where nobody has to be waited for; or of a pipe, which goes on when the
+/// timer has come (SA_RESTART), and is whole: one of more bytes could end with a part of them.
+fn is_small_transfer(number: usize, fd: usize, len: usize) -> bool {
+    const READ: usize = 0;
     const FSTAT: usize = 5;
     const S_IFMT: u32 = 0o170000;
     const S_IFREG: u32 = 0o100000;
+    const S_IFIFO: u32 = 0o010000;
+    const PIPE_BUF: usize = 4096;
     /// `st_mode` among the 32-bit words of `struct stat`.
     const MODE: usize = 6;
     let mut stat = [0u32; 36];
     // SAFETY: the kernel writes a struct of that size.
     let known = unsafe { gadget::call(FSTAT, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    known.is_ok() && stat[MODE] & S_IFMT == S_IFREG
+    match stat[MODE] & S_IFMT {
+        _ if known.is_err() => false,
+        S_IFREG => len <= SMALL_BYTES,
+        S_IFIFO => len <= if number == READ { SMALL_BYTES } else { PIPE_BUF },
+        _ => false,
+    }
 }
 
 /// The number of a timer that tells by SIGSYS when the time is over, once it is started.
