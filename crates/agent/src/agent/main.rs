@@ -190,7 +190,7 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
         {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }
-        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board));
+        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board, || ()));
         if !dispatch::is_armed() && armed().is_err() {
             handshake::write_stderr_line("does not trap its system calls: that is not possible here");
         }

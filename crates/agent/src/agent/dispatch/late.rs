@@ -123,8 +123,8 @@ pub fn fork_is_over() {
 /// In the child, before its calls are trapped.
 pub fn in_child() {
     forks::forget_parent();
-    if begin(CHILD) {
-        start_timer();
+    if make_ready() {
+        begin(CHILD);
     } else {
         handshake::join(KIND_FORK);
     }
@@ -167,19 +167,32 @@ fn program_break() -> usize {
     unsafe { gadget::call(BRK, [0; 6]) }.unwrap_or(0)
 }
 
-/// From now on this process is late: CHILD or PROGRAM. False: so many timers and signals as the user may have
-/// are there already. The timer is started when the process can take its signal.
-pub fn begin(what: u32) -> bool {
-    let Ok(timer) = make_timer() else { return false };
-    TIMER.store(timer, Ordering::Relaxed);
-    IS_LATE.store(what, Ordering::Relaxed);
-    true
+/// Makes the timer of a process that is about to be late. False: so many timers and signals as the user may
+/// have are there already.
+pub fn make_ready() -> bool {
+    let timer = make_timer();
+    TIMER.store(timer.unwrap_or(NO_TIMER), Ordering::Relaxed);
+    timer.is_ok()
 }
 
-/// It could not be: it is not late.
-pub fn begin_not() {
-    IS_LATE.store(0, Ordering::Relaxed);
-    delete_timer();
+/// It will not be.
+pub fn delete_timer() {
+    let timer = TIMER.swap(NO_TIMER, Ordering::Relaxed);
+    // SAFETY: the number of a timer, or of none.
+    let _ = unsafe { gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]) };
+}
+
+/// From now on this process is late: CHILD or PROGRAM. All signals are blocked.
+pub fn begin(what: u32) {
+    IS_LATE.store(what, Ordering::Relaxed);
+    let late_ms = if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS };
+    // Once: no interval.
+    let when = [0, 0, 0, late_ms * 1_000_000];
+    // SAFETY: the kernel reads two times.
+    unsafe {
+        let timer = TIMER.load(Ordering::Relaxed);
+        let _ = gadget::call(TIMER_SETTIME, [timer, 0, when.as_ptr() as usize, 0, 0, 0]);
+    }
 }
 
 /// Has this process not joined yet, though it will?
@@ -343,7 +356,7 @@ fn is_small_transfer(number: usize, fd: usize, len: usize) -> bool {
     }
 }
 
-/// The number of a timer that tells by SIGSYS when the time is over, once it is started.
+/// The number of a timer that tells by SIGSYS when the time is over, once it is set.
 fn make_timer() -> sys::Result<usize> {
     /// `struct sigevent`.
     #[repr(C)]
@@ -363,23 +376,4 @@ fn make_timer() -> sys::Result<usize> {
         gadget::call(TIMER_CREATE, made)?;
     }
     Ok(timer as usize)
-}
-
-/// From now on the process has LATE_MS. It may have joined already, in a signal handler: then there is no
-/// timer.
-pub fn start_timer() {
-    let late_ms = if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS };
-    // Once: no interval.
-    let when = [0, 0, 0, late_ms * 1_000_000];
-    // SAFETY: the kernel reads two times.
-    unsafe {
-        let timer = TIMER.load(Ordering::Relaxed);
-        let _ = gadget::call(TIMER_SETTIME, [timer, 0, when.as_ptr() as usize, 0, 0, 0]);
-    }
-}
-
-fn delete_timer() {
-    let timer = TIMER.swap(NO_TIMER, Ordering::Relaxed);
-    // SAFETY: the number of a timer, or of none.
-    let _ = unsafe { gadget::call(TIMER_DELETE, [timer, 0, 0, 0, 0, 0]) };
 }

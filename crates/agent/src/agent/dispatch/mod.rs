@@ -142,14 +142,12 @@ fn begins_late(what: u32) -> bool {
         // Nothing of it is to last longer.
         rewrite::stop(rewrite::FORBIDDEN);
     }
-    if prepare(0).is_err() || !late::begin(what) {
+    if prepare(0).is_err() || !late::make_ready() {
         return false;
     }
-    let is_trapped = arm(None).is_ok();
-    if is_trapped {
-        late::start_timer();
-    } else {
-        late::begin_not();
+    let is_trapped = arm(None, || late::begin(what)).is_ok();
+    if !is_trapped {
+        late::delete_timer();
     }
     is_trapped
 }
@@ -167,8 +165,9 @@ pub fn is_late() -> bool {
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
 /// done. Err: there is no memory for it, and nothing has changed.
 ///
-/// `board`: what the threads share with the supervisor, where there is one.
-pub fn arm(board: Option<*mut Board>) -> Result<()> {
+/// `board`: what the threads share with the supervisor, where there is one. `begin`: what else is done before
+/// a signal can come.
+pub fn arm(board: Option<*mut Board>, begin: impl FnOnce()) -> Result<()> {
     let block = thread::take()?;
     match board {
         Some(board) => thread::use_board(board),
@@ -192,6 +191,7 @@ pub fn arm(board: Option<*mut Board>) -> Result<()> {
         let programs = mask;
         signals::set_mask(block, &mut mask, programs);
         let armed = gadget::arm();
+        begin();
         let _ = gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const mask as usize, 0, 8, 0, 0]);
         if armed.is_err() {
             sys::die();
