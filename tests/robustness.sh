@@ -1370,7 +1370,7 @@ case_late-then-free() {
     gcc -O1 -o late-then-free "$TESTS/programs/late_then_free.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./late-then-free
     code_is 0 || { WHY="$WHY $(grep -m 1 BAD out)"; return; }
-    if command -v strace >/dev/null; then
+    if strace -f -o strace.out true 2>/dev/null; then
         call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
             -- strace -f -o strace.out bash -c '(exit 3); /bin/true; /bin/echo | /bin/cat'
         code_is 0 || return
@@ -1455,7 +1455,8 @@ case_nested() {
 # than the budget.
 case_network-namespace() {
     [ "$(id -u)" = 0 ] && unshare -n true 2>/dev/null || { SKIP="no network namespace can be made"; return; }
-    call 60 "${SPILL[@]}" -- bash -c 'unshare -n -- echo inside; echo outside'
+    # (`echo` alone would end before it joins.)
+    call 60 "${SPILL[@]}" -- bash -c 'unshare -n -- bash -c "sleep 0 && echo inside"; echo outside'
     code_is 0 || return
     [ "$(tr '\n' ' ' <out)" = "inside outside " ] || { no "it printed: $(tr '\n' ' ' <out)"; return; }
     grep -q '^memspill: process [0-9]* runs outside the budget: it is in another network namespace' err ||

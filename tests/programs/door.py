@@ -50,7 +50,7 @@ class Run:
         for _ in range(5):
             self.ask()
             assert self.answer(3) == "through", f"beside {beside} no process is let in: {self.lines()}"
-        assert time.time() - start < 3, f"beside {beside} 10 processes took {time.time() - start:.1f} s"
+        assert time.time() - start < 3, f"beside {beside} 5 programs took {time.time() - start:.1f} s"
 
     def connect(self):
         caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

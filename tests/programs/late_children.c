@@ -109,7 +109,8 @@ static void pipes(void) {
         memset(got, 'e', sizeof got);
         _exit(write(from[1], got, sizeof got) != sizeof got);
     }
-    usleep(30000);
+    for (int tries = 0; threads_of(pid) != 2; tries++, usleep(1000))
+        if (tries == 2000) fprintf(stderr, "a child that writes to a pipe has not joined\n"), exit(3);
     for (const char *expected = "de"; *expected; expected++) {
         memset(bytes, *expected, sizeof bytes);
         if (read(from[0], got, sizeof got) != sizeof got || memcmp(got, bytes, sizeof got))
@@ -187,10 +188,10 @@ static void joins(void) {
         unlink(fifo);
         if (status != 0) fprintf(stderr, "a child that opens a FIFO ended with %#x\n", status), exit(3);
     }
-    // About when the timer tells.
-    for (int round = 0; round < 60; round++) {
+    // About when the timer tells: after 10 ms, or 3.
+    for (int round = 0; round < 120; round++) {
         if ((pid = fork()) == 0) {
-            spin_ms(9.7 + round * 0.01);
+            spin_ms((round % 2 ? 9.7 : 2.7) + round / 2 * 0.01);
             execl("/bin/true", "true", NULL);
             _exit(6);
         }

@@ -68,7 +68,7 @@ struct NextOnes {
 }
 
 // In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static NEXT: NextOnes = NextOnes {
     open: Next::new(c"open"),
     open64: Next::new(c"open64"),

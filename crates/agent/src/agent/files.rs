@@ -88,7 +88,7 @@ macro_rules! calls {
             use crate::files::Next;
             $(
                 // In .data by force: this is not to be swapped out.
-                #[unsafe(link_section = ".data")]
+                #[unsafe(link_section = ".data.hot")]
                 pub static $name: Next = Next::new(concat!(stringify!($name), "\0"));
             )*
         }
@@ -196,7 +196,7 @@ pub extern "C" fn posix_fallocate64(fd: usize, offset: usize, len: usize) -> c_i
     posix_fallocate(fd, offset, len)
 }
 
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static NEXT_POSIX_FALLOCATE: Next = Next::new("posix_fallocate\0");
 
 /// By a name.
@@ -242,7 +242,7 @@ pub fn find_next() {
     find(&NEXT_SYSCALL);
 }
 
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static NEXT_SYSCALL: Next = Next::new("syscall\0");
 
 /// The C library's own `syscall`, or 0.

@@ -28,9 +28,9 @@ type RegisterAtfork =
 type PthreadAtfork = extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>) -> c_int;
 
 /// Not 0: memory was tight when the fork that is under way began.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static WAS_TIGHT: AtomicU32 = AtomicU32::new(0);
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static IS_INSTALLED: AtomicU32 = AtomicU32::new(0);
 
 /// Registers the handlers, once. Without them the children of forks would not be managed, and that is all.
@@ -81,29 +81,37 @@ fn change_forking(change: impl Fn(&AtomicU32) -> u32) {
 
 extern "C" fn child() {
     // From here on no hook follows the parent's pointer.
-    if STATE.control.swap(null_mut(), Ordering::AcqRel).is_null() {
-        // The parent was not managed, so this child is not.
-        return;
-    }
-    STATE.owner.store(0, Ordering::Relaxed);
+    let forget_parent = || {
+        STATE.owner.store(0, Ordering::Relaxed);
+        !STATE.control.swap(null_mut(), Ordering::AcqRel).is_null()
+    };
+    // SAFETY: the page was inherited, and is readable.
+    let be_known = || unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
     if STATE.confined.load(Ordering::SeqCst) != 0 {
         // A seccomp filter of the program may end the process for any of the calls that joining makes. So
         // this child gets no evictor: the pager serves its faults, and nothing of it is swapped out.
-        // SAFETY: the page was inherited, and is readable.
-        unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
+        if forget_parent() {
+            be_known();
+        }
         return;
     }
-    // SAFETY: the page was inherited, and is readable.
-    unsafe { (STATE.ident.load(Ordering::Relaxed) as *const u8).read_volatile() };
-    if WAS_TIGHT.load(Ordering::Relaxed) != 0 || !begins_late() {
-        handshake::join(KIND_FORK);
+    // No handler of the program may find it half made.
+    let blocked = sys::SignalsBlocked::new();
+    if !forget_parent() {
+        // The parent was not managed, so this child is not.
+        return;
     }
+    be_known();
+    if WAS_TIGHT.load(Ordering::Relaxed) == 0 && begins_late(blocked.before()) {
+        return blocked.forget();
+    }
+    handshake::join(KIND_FORK);
 }
 
-/// False: this child is to join now.
-fn begins_late() -> bool {
+/// With all signals blocked but for this. False: this child is to join now. True: it has the mask.
+fn begins_late(_mask: u64) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::child_begins();
+    return crate::dispatch::child_begins(_mask);
     #[cfg(not(target_arch = "x86_64"))]
     false
 }

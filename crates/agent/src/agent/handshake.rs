@@ -279,7 +279,7 @@ impl Prepared {
             // told to end, before the thread is armed.
             let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
             if !crate::dispatch::is_armed() {
-                return crate::dispatch::arm(Some(board), || ()).is_ok();
+                return crate::dispatch::arm(Some(board)).is_ok();
             }
             crate::dispatch::use_board(board);
         }

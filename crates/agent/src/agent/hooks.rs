@@ -140,7 +140,7 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     if let Ok(addr) = ret {
         own_marks::remove(addr, len);
     }
-    // Where the process is paged by windows it may have joined for this very call (`dispatch/late.rs`).
+    // The process may have joined for this very call (`dispatch/late.rs`), where that is trapped.
     let has_joined = was_alone && may_announce && flags & sys::MAP_POPULATE == 0;
     let control = if has_joined { announcing_control() } else { control };
     if let (Ok(addr), Some(control)) = (ret, control) {

@@ -142,8 +142,9 @@ struct AgentState {
 // atomic.
 unsafe impl Sync for AgentState {}
 
-// In .data by force: zeros would land in .bss otherwise.
-#[unsafe(link_section = ".data")]
+// In .data by force: zeros would land in .bss otherwise. What each process writes lies together (.data.hot):
+// each page of .data that is written is one of memory that is never swapped.
+#[unsafe(link_section = ".data.hot")]
 static STATE: AgentState = AgentState {
     control: AtomicPtr::new(core::ptr::null_mut()),
     owner: AtomicU32::new(0),
@@ -190,7 +191,7 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
         {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }
-        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board, || ()));
+        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board));
         if !dispatch::is_armed() && armed().is_err() {
             handshake::write_stderr_line("does not trap its system calls: that is not possible here");
         }

@@ -579,6 +579,16 @@ impl SignalsBlocked {
         };
         Self(old)
     }
+
+    /// The mask that the thread gets back.
+    pub fn before(&self) -> u64 {
+        self.0
+    }
+
+    /// The thread has it back already, or its calls are trapped: from now on its mask is told otherwise.
+    pub fn forget(self) {
+        core::mem::forget(self);
+    }
 }
 
 impl Drop for SignalsBlocked {

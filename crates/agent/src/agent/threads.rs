@@ -51,20 +51,22 @@ struct Start {
     argument: AtomicUsize,
 }
 
+/// In this order: what a process of one thread writes lies in front, behind what else each process writes.
+#[repr(C)]
 struct Threads {
-    /// Where `struct pthread` of a thread begins; 0: free, as all after it are.
-    notes: [AtomicUsize; NOTES_MAX],
     /// Notes that were begun; beyond NOTES_MAX they replace the oldest.
     begun: AtomicUsize,
     /// Odd while a MOVE is under way.
     moves: AtomicU32,
-    starts: [Start; STARTS_MAX],
     pthread_create: AtomicUsize,
     thrd_create: AtomicUsize,
+    /// Where `struct pthread` of a thread begins; 0: free, as all after it are.
+    notes: [AtomicUsize; NOTES_MAX],
+    starts: [Start; STARTS_MAX],
 }
 
 // In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.threads")]
 static THREADS: Threads = Threads {
     notes: [const { AtomicUsize::new(0) }; NOTES_MAX],
     begun: AtomicUsize::new(0),

@@ -29,7 +29,7 @@ use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
 use crate::run::sampling::Countdown;
 use crate::run::token::Faulter;
 use crate::run::watch;
-use crate::times::{HELD_AGAIN, NO_MEMORY, PUT_OFF_AGAIN, now_us, us_of};
+use crate::times::{HELD_AGAIN, NO_MEMORY, PROCESS_YOUNG, PUT_OFF_AGAIN, now_us, us_of};
 use memspill_engine::backing::QueueId;
 use memspill_engine::fault_trace::Touch;
 use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
@@ -43,8 +43,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// So many pages are more than a process touches until its agent has introduced itself, some ms late.
-/// (Without an agent it never does.)
+/// (Without an agent it never does, and has no more than the first few of them beyond the limit.)
 const JOINING_FAULTS_MAX: u64 = 1024;
+const NEVER_JOINING_FAULTS_MAX: u64 = 256;
 
 /// A pager thread's state.
 pub struct FaultThread<'a> {
@@ -298,7 +299,8 @@ impl<'a> FaultThread<'a> {
         let (evicts, joins) = match process.memory.agent() {
             // Without a userfaultfd the agent says who it is, and an evictor needs nothing.
             Some(agent) => (agent.is_evictor(tid) && process.memory.uffd.agent().is_none(), false),
-            None => (false, process.faults() < JOINING_FAULTS_MAX),
+            None if process.age() < PROCESS_YOUNG => (false, process.faults() < JOINING_FAULTS_MAX),
+            None => (false, process.faults() < NEVER_JOINING_FAULTS_MAX),
         };
         let urgent = evicts || joins || serves_beyond(process);
         if !evicts {

@@ -22,7 +22,7 @@ use super::gadget;
 use super::in_use::{self, Use, Uses};
 use super::late;
 use super::rewrite;
-use super::signals::{self, ActionsLocked};
+use super::signals::{self, ActionsLocked, SIGALTSTACK};
 use super::thread::{self, Block, Frame, Parent, VFORKS};
 use crate::sys::{self, EAGAIN};
 use crate::{fork_lock, forks, windows};
@@ -32,9 +32,6 @@ pub const FORK: usize = 57;
 pub const VFORK: usize = 58;
 pub const CLONE3: usize = 435;
 
-const ARCH_PRCTL: usize = 158;
-const ARCH_SET_GS: usize = 0x1001;
-const SIGALTSTACK: usize = 131;
 const GETTID: usize = 186;
 /// What the kernel writes a thread's number to.
 const TID_BYTES: usize = 4;
@@ -364,7 +361,7 @@ extern "C" fn started(block: *mut Block) {
         // SAFETY: %gs and the alternate stack are of the calling thread, which had none; the stack is not in
         // use by a handler, for all signals are blocked.
         let set = unsafe {
-            gadget::call(ARCH_PRCTL, [ARCH_SET_GS, block.address, 0, 0, 0, 0])
+            gadget::set_gs(block.address)
                 .and_then(|_| gadget::call(SIGALTSTACK, [&raw const stack as usize, 0, 0, 0, 0, 0]))
         };
         if set.is_err() {

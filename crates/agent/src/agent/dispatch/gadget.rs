@@ -146,6 +146,14 @@ pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) 
     if (-4095..0).contains(&ret) { Err(-ret as i32) } else { Ok(ret as usize) }
 }
 
+/// Sets %gs, which leads a thread to its block; 0: to none.
+pub fn set_gs(to: usize) -> Result<usize> {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_SET_GS: usize = 0x1001;
+    // SAFETY: no memory involved; no code but the dispatch's uses %gs.
+    unsafe { call(ARCH_PRCTL, [ARCH_SET_GS, to, 0, 0, 0, 0]) }
+}
+
 /// Where a handler returns to.
 pub fn restorer() -> usize {
     memspill_restorer as *const () as usize

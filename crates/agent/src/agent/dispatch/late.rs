@@ -35,9 +35,9 @@
 //! only nothing of it leaves. So it may be late whatever is away. Any other child has all of its memory.
 //!
 //! *Not late* is the command itself, of which the supervisor must know (`pager/src/door/target.rs`); where
-//! there are groups, which are found by parents; of forks, where memory is tight; and, where calls are
-//! trapped only until then, who could fill much memory without a call, and a program that is traced, and its
-//! children: a debugger would stop at each trap.
+//! there are groups, which are found by parents; of forks, where memory is tight and the parent is managed;
+//! and, where calls are trapped only until then, who could fill much memory without a call, and a program
+//! that is traced, and its children: a debugger would stop at each trap.
 //!
 //! The timer may expire when it is decided already how a call is to be made, and before the call: then the
 //! thread is put before its call once more, which traps again (`deliver.rs`).
@@ -58,6 +58,7 @@ use crate::{STATE, forks, handshake};
 
 /// Long after a child that is to run a program has done so, and most small programs have ended.
 const LATE_MS: i64 = 10;
+/// Shorter, for here calls are trapped for nothing else: `true` in a shell takes 1 ms, its fork included.
 const LATE_THEN_FREE_MS: i64 = 3;
 
 /// Who can fill more than this without a call is not late where calls are trapped only until then, for what
@@ -80,15 +81,15 @@ const NO_TIMER: usize = usize::MAX;
 /// This process has not joined yet: it is such a child, or a program.
 pub const CHILD: u32 = 1;
 pub const PROGRAM: u32 = 2;
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static IS_LATE: AtomicU32 = AtomicU32::new(0);
 /// Not 0: somebody traced this program when it began, and so may its children be.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static IS_TRACED: AtomicU32 = AtomicU32::new(0);
 /// Where the heap ended when the program began; 0: that is not known.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static HEAP_BEGAN: AtomicUsize = AtomicUsize::new(0);
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 
 /// Before a fork, with `fork_lock::write` held: may its child join late? If so nothing becomes marked or
@@ -210,7 +211,8 @@ pub enum Joined {
     AndFree,
 }
 
-/// Joins, in the dispatch's handler: with all signals blocked, and on a stack that is never managed.
+/// Joins, in the dispatch's handler: with all signals blocked, and on a stack that is never managed, or,
+/// where calls are trapped only until then, under a kernel that waits for its pages.
 pub fn join() -> Joined {
     let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
         0 => return Joined::Before,
@@ -221,6 +223,8 @@ pub fn join() -> Joined {
     delete_timer();
     let is_free = handshake::is_then_free();
     if is_free {
+        // Those of guarded accesses, too: there are none any more.
+        signals::block_all();
         // Before there is an evictor, which need not look at what calls use.
         thread::forget_board();
     }
@@ -316,8 +320,9 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
             began == 0 || first <= began + HEAP_BYTES
         }
         PRLIMIT => third == 0,
-        // lseek; munmap.
-        8 | 11 => true,
+        // lseek. (Not munmap: what the agent maps when it joins might lie where something was unmapped that
+        // the program maps anew.)
+        8 => true,
         // uname, getcwd, rename, mkdir, rmdir, link, unlink, symlink, readlink, chmod.
         63 | 79 | 82..=84 | 86..=90 => true,
         // getrlimit, getrusage, sysinfo; statfs, fstatfs; time; getdents64, fadvise64, clock_gettime.
@@ -334,24 +339,58 @@ pub fn is_small_mapping(len: usize, flags: usize) -> bool {
     len <= SMALL_BYTES && flags & (sys::MAP_POPULATE | sys::MAP_LOCKED) == 0
 }
 
-/// A read or write of a regular file, where nobody has to be waited for; or of a pipe, which goes on when the
-/// timer has come (SA_RESTART), and is whole: one of more bytes could end with a part of them.
+/// A read or write of a file on a disk or in memory, where nobody has to be waited for; or of a pipe, which
+/// goes on when the timer has come (SA_RESTART), and is whole: one of more bytes could end with a part.
 fn is_small_transfer(number: usize, fd: usize, len: usize) -> bool {
-    const READ: usize = 0;
+    match kind_of(fd) {
+        S_IFREG => len <= SMALL_BYTES && is_on_plain_fs(fd, is_read(number)),
+        S_IFIFO => len <= if is_read(number) { SMALL_BYTES } else { PIPE_BUF },
+        _ => false,
+    }
+}
+
+/// May this call wait for somebody, and is it one that is made before the process joins? Then a signal that
+/// came while it joined ends the call with EINTR, as without memspill, if its handler says so.
+pub fn waits(number: usize, args: &[usize; 6]) -> bool {
+    (is_read(number) || number == WRITE) && kind_of(args[0]) == S_IFIFO
+}
+
+const READ: usize = 0;
+const WRITE: usize = 1;
+const S_IFREG: u32 = 0o100000;
+const S_IFIFO: u32 = 0o010000;
+const PIPE_BUF: usize = 4096;
+
+fn is_read(number: usize) -> bool {
+    const PREAD: usize = 17;
+    matches!(number, READ | PREAD)
+}
+
+/// The type of a file, of its mode; 0: there is none.
+fn kind_of(fd: usize) -> u32 {
     const FSTAT: usize = 5;
     const S_IFMT: u32 = 0o170000;
-    const S_IFREG: u32 = 0o100000;
-    const S_IFIFO: u32 = 0o010000;
-    const PIPE_BUF: usize = 4096;
     /// `st_mode` among the 32-bit words of `struct stat`.
     const MODE: usize = 6;
     let mut stat = [0u32; 36];
     // SAFETY: the kernel writes a struct of that size.
     let known = unsafe { gadget::call(FSTAT, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    match stat[MODE] & S_IFMT {
+    known.map_or(0, |_| stat[MODE] & S_IFMT)
+}
+
+/// Files of others may be anything: a write to one of sysfs or cgroupfs does something, and may be cut short
+/// by a signal; what FUSE or a network serves may take long.
+fn is_on_plain_fs(fd: usize, is_read: bool) -> bool {
+    const FSTATFS: usize = 138;
+    let mut stat = [0usize; 15];
+    // SAFETY: the kernel writes a struct of that size.
+    let known = unsafe { gadget::call(FSTATFS, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    match stat[0] {
         _ if known.is_err() => false,
-        S_IFREG => len <= SMALL_BYTES,
-        S_IFIFO => len <= if number == READ { SMALL_BYTES } else { PIPE_BUF },
+        // ext4, XFS, btrfs, F2FS, tmpfs, overlayfs.
+        0xef53 | 0x5846_5342 | 0x9123_683e | 0xf2f5_2010 | 0x0102_1994 | 0x794c_7630 => true,
+        // proc and sysfs.
+        0x9fa0 | 0x6265_6572 => is_read,
         _ => false,
     }
 }

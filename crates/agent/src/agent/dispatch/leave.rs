@@ -11,22 +11,14 @@
 //! block.
 
 use super::context::{Context, Info};
+use super::signals::{self, SIGALTSTACK};
 use super::thread::{self, Block};
-use super::{gadget, late, signals};
+use super::{gadget, late};
 use crate::sys::PAGE;
 
-const RT_SIGPROCMASK: usize = 14;
-const SIG_SETMASK: usize = 2;
-const SIGALTSTACK: usize = 131;
-const ARCH_PRCTL: usize = 158;
-const ARCH_SET_GS: usize = 0x1001;
-
-/// In the dispatch's handler, on whose return the thread goes on as `context` says. It is armed no more.
+/// In the dispatch's handler, on whose return the thread goes on as `context` says. It has joined: it is
+/// armed no more, and all signals are blocked.
 pub fn leave(block: &mut Block, context: &mut Context) {
-    let all = u64::MAX;
-    // Those of guarded accesses, too, which have no handler from here on that knows this stack.
-    // SAFETY: the kernel reads a set.
-    let _ = unsafe { gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const all as usize, 0, 8, 0, 0]) };
     forget_timer();
     signals::give_back();
     context.mask |= block.reserved_mask;
@@ -39,8 +31,8 @@ pub fn leave(block: &mut Block, context: &mut Context) {
     // any more.
     unsafe {
         let _ = gadget::call_with_stack_at(elsewhere, SIGALTSTACK, stack);
-        let _ = gadget::call(ARCH_PRCTL, [ARCH_SET_GS, 0, 0, 0, 0, 0]);
     }
+    let _ = gadget::set_gs(0);
     thread::give_back(block);
 }
 

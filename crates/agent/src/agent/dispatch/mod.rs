@@ -58,6 +58,7 @@
 use crate::protocol::Board;
 use crate::sys::{self, PAGE, Result};
 use crate::{fork, handshake};
+use signals::{RT_SIGPROCMASK, SIG_SETMASK, SIGALTSTACK};
 
 mod advice;
 pub mod batch;
@@ -79,11 +80,7 @@ mod trap;
 mod walk;
 
 const ARCH_PRCTL: usize = 158;
-const ARCH_SET_GS: usize = 0x1001;
 const ARCH_GET_GS: usize = 0x1004;
-const SIGALTSTACK: usize = 131;
-const RT_SIGPROCMASK: usize = 14;
-const SIG_SETMASK: usize = 2;
 const GETTID: usize = 186;
 const ARCH_GET_FS: usize = 0x1003;
 const GET_ROBUST_LIST: usize = 274;
@@ -124,17 +121,23 @@ pub fn use_board(board: *mut Board) {
 
 /// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
 pub fn program_begins() -> bool {
-    late::may_program() && begins_late(late::PROGRAM)
+    let blocked = sys::SignalsBlocked::new();
+    let is_late = late::may_program() && begins_late(late::PROGRAM, blocked.before());
+    if is_late {
+        blocked.forget();
+    }
+    is_late
 }
 
-/// The child of a fork that the kernel tells of does the same.
-pub fn child_begins() -> bool {
-    late::may_child() && begins_late(late::CHILD)
+/// The child of a fork that the kernel tells of does the same. All signals are blocked, but for this; if true
+/// the thread has the mask.
+pub fn child_begins(mask: u64) -> bool {
+    late::may_child() && begins_late(late::CHILD, mask)
 }
 
-fn begins_late(what: u32) -> bool {
+fn begins_late(what: u32, mask: u64) -> bool {
     if handshake::is_then_free() {
-        if signals::would_show() {
+        if signals::are_in_use(mask) {
             return false;
         }
         // Such a process joins in a signal handler.
@@ -145,7 +148,7 @@ fn begins_late(what: u32) -> bool {
     if prepare(0).is_err() || !late::make_ready() {
         return false;
     }
-    let is_trapped = arm(None, || late::begin(what)).is_ok();
+    let is_trapped = arm_with(None, Some(mask), || late::begin(what)).is_ok();
     if !is_trapped {
         late::delete_timer();
     }
@@ -165,9 +168,14 @@ pub fn is_late() -> bool {
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
 /// done. Err: there is no memory for it, and nothing has changed.
 ///
-/// `board`: what the threads share with the supervisor, where there is one. `begin`: what else is done before
-/// a signal can come.
-pub fn arm(board: Option<*mut Board>, begin: impl FnOnce()) -> Result<()> {
+/// `board`: what the threads share with the supervisor, where there is one.
+pub fn arm(board: Option<*mut Board>) -> Result<()> {
+    arm_with(board, None, || ())
+}
+
+/// The same. `blocked`: what the program has blocked, where all signals are for the moment. `begin`: what
+/// else is done before one can come.
+fn arm_with(board: Option<*mut Board>, blocked: Option<u64>, begin: impl FnOnce()) -> Result<()> {
     let block = thread::take()?;
     match board {
         Some(board) => thread::use_board(board),
@@ -186,9 +194,9 @@ pub fn arm(board: Option<*mut Board>, begin: impl FnOnce()) -> Result<()> {
         let stack = block.kernel_stack();
         let before = &raw mut block.alternate as usize;
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
-        let _ = gadget::call(ARCH_PRCTL, [ARCH_SET_GS, block.address, 0, 0, 0, 0]);
+        let _ = gadget::set_gs(block.address);
         signals::adopt(trap::on_signal as *const () as usize);
-        let programs = mask;
+        let programs = blocked.unwrap_or(mask);
         signals::set_mask(block, &mut mask, programs);
         let armed = gadget::arm();
         begin();

@@ -97,7 +97,6 @@ struct Sites {
     stubs: UnsafeCell<[Stub; STUBS]>,
     made: AtomicUsize,
     /// 0, or why nothing is rewritten any more.
-    stopped: AtomicUsize,
     /// Padding that has room for one more jump: from, to.
     padding: UnsafeCell<(usize, usize)>,
 }
@@ -111,9 +110,12 @@ static SITES: Sites = Sites {
     seen: UnsafeCell::new([Seen { site: 0, number: 0, traps: 0 }; SEEN]),
     stubs: UnsafeCell::new([Stub { next: 0, number: 0, padding: 0 }; STUBS]),
     made: AtomicUsize::new(0),
-    stopped: AtomicUsize::new(0),
     padding: UnsafeCell::new((0, 0)),
 };
+
+/// Not 0: nothing is rewritten any more, for one of these reasons.
+#[unsafe(link_section = ".data.hot")]
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// Why nothing is rewritten any more: there are other threads, or were.
 const HAS_THREADS: usize = 1;
@@ -122,12 +124,12 @@ pub const FORBIDDEN: usize = 2;
 
 /// From now on all stays as it is.
 pub fn stop(why: usize) {
-    SITES.stopped.fetch_or(why, Ordering::Relaxed);
+    STOPPED.fetch_or(why, Ordering::Relaxed);
 }
 
 /// In the child of a fork, which has one thread.
 pub fn forget_threads() {
-    SITES.stopped.fetch_and(!HAS_THREADS, Ordering::Relaxed);
+    STOPPED.fetch_and(!HAS_THREADS, Ordering::Relaxed);
 }
 
 /// Has a thread that stands in a stub, or in the padding, stand before its call. False: it stands elsewhere.
@@ -157,7 +159,7 @@ fn stub(index: usize) -> usize {
 
 /// A call has trapped, and what follows it is at `next`.
 pub fn trapped(number: usize, next: usize) {
-    if SITES.stopped.load(Ordering::Relaxed) != 0 || !is_plain(number) || !is_near(next) {
+    if STOPPED.load(Ordering::Relaxed) != 0 || !is_plain(number) || !is_near(next) {
         return;
     }
     let site = next - SYSCALL.len();
@@ -178,7 +180,7 @@ pub fn trapped(number: usize, next: usize) {
 
 /// The first thread is about to be made: what it will use is rewritten now, or never.
 pub fn before_first_thread() {
-    if SITES.stopped.load(Ordering::Relaxed) != 0 {
+    if STOPPED.load(Ordering::Relaxed) != 0 {
         return;
     }
     if let Some(code) = Code::open() {

@@ -39,6 +39,9 @@ const SS_AUTODISARM: i32 = 1 << 31;
 const MINSIGSTKSZ: usize = 2048;
 
 const RT_SIGACTION: usize = 13;
+pub const RT_SIGPROCMASK: usize = 14;
+pub const SIG_SETMASK: usize = 2;
+pub const SIGALTSTACK: usize = 131;
 const SET_BYTES: usize = 8;
 const EPERM: i32 = 1;
 
@@ -76,7 +79,7 @@ struct Actions {
 unsafe impl Sync for Actions {}
 
 // In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static ACTIONS: Actions = Actions {
     list: UnsafeCell::new([DEFAULT; SIGNALS + 1]),
     lock: AtomicU32::new(0),
@@ -238,19 +241,37 @@ pub fn adopt(handler: usize) {
     install_reserved();
 }
 
-/// Would the dispatch be seen where it is to be there for a while only? It blocks and ignores none of its own
-/// signals, and cannot change a stack for handlers that is in use.
-pub fn would_show() -> bool {
-    const RT_SIGPROCMASK: usize = 14;
-    const SIGALTSTACK: usize = 131;
-    let (mut mask, mut stack) = (0u64, NO_STACK);
-    // SAFETY: the kernel writes a set, and a struct.
-    unsafe {
-        let _ = gadget::call(RT_SIGPROCMASK, [0, 0, &raw mut mask as usize, SET_BYTES, 0, 0]);
-        let _ = gadget::call(SIGALTSTACK, [0, &raw mut stack as usize, 0, 0, 0, 0]);
-    }
+/// Does the program have one of the dispatch's signals blocked or ignored, or its stack for handlers in use?
+/// Then a dispatch that is there for a while only would be seen: it can take over none of that.
+pub fn are_in_use(mask: u64) -> bool {
+    let mut stack = NO_STACK;
+    // SAFETY: the kernel writes a struct.
+    let _ = unsafe { gadget::call(SIGALTSTACK, [0, &raw mut stack as usize, 0, 0, 0, 0]) };
     let is_ignored = |signal: &usize| in_kernel(*signal).is_ok_and(|action| action.handler == SIG_IGN);
     mask & RESERVED != 0 || stack.flags & SS_ONSTACK != 0 || [SIGSYS, SIGSEGV, SIGBUS].iter().any(is_ignored)
+}
+
+/// Does a signal wait, not blocked by `mask`, whose handler has calls end with EINTR?
+pub fn is_interruption_pending(mask: u64) -> bool {
+    const RT_SIGPENDING: usize = 127;
+    let mut pending = 0u64;
+    // SAFETY: the kernel writes a set.
+    let _ = unsafe { gadget::call(RT_SIGPENDING, [&raw mut pending as usize, SET_BYTES, 0, 0, 0, 0]) };
+    let interrupts = |signal: usize| {
+        let action = action_of(signal);
+        pending & !mask & !RESERVED & bit(signal) != 0
+            && action.handler > SIG_IGN
+            && action.flags & SA_RESTART == 0
+    };
+    (1..=SIGNALS).any(interrupts)
+}
+
+/// Blocks all signals in the calling thread.
+pub fn block_all() {
+    let all = u64::MAX;
+    // SAFETY: the kernel reads a set.
+    let _ =
+        unsafe { gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const all as usize, 0, SET_BYTES, 0, 0]) };
 }
 
 /// Would this rt_sigaction have it ignore one?
@@ -286,7 +307,6 @@ pub fn give_back() {
 pub fn sigprocmask(block: &mut Block, mask: &mut u64, args: [usize; 6]) -> Result<usize> {
     const SIG_BLOCK: usize = 0;
     const SIG_UNBLOCK: usize = 1;
-    const SIG_SETMASK: usize = 2;
     let [how, set, old, size, ..] = args;
     if size != SET_BYTES {
         return Err(EINVAL);

@@ -163,7 +163,7 @@ struct Shared {
 }
 
 // In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static SHARED: Shared = Shared {
     first: AtomicUsize::new(0),
     board: AtomicPtr::new(null_mut()),
@@ -172,7 +172,7 @@ static SHARED: Shared = Shared {
     blocks: AtomicUsize::new(0),
 };
 
-#[unsafe(link_section = ".data")]
+#[unsafe(link_section = ".data.hot")]
 static OWN_BOARD: BoardCell = BoardCell(core::cell::UnsafeCell::new(Board::EMPTY));
 
 /// The board of a process without a supervisor.

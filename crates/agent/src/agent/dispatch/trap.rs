@@ -35,7 +35,7 @@ use super::thread::{self, Block};
 use super::{advice, clone, deliver, enter, filters, gadget, late, pieces, rewrite};
 use crate::handshake;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
-use crate::sys::{self, EINVAL, Result};
+use crate::sys::{self, EINTR, EINVAL, Result};
 use crate::windows;
 
 const SYS_USER_DISPATCH: i32 = 2;
@@ -87,8 +87,17 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     if signal == SIGSYS && late::is_timer(info) {
         let joined = late::join();
         if joined != Joined::Before {
+            let frame = block.frame;
+            let is_before_call = context.regs.rip == enter::make();
             // A call that was about to be made without the supervisor's knowing traps once more.
             deliver::show_program(block, context);
+            if is_before_call
+                && signals::is_interruption_pending(context.mask)
+                && late::waits(frame.number, &frame.args)
+            {
+                context.regs.rip = frame.next;
+                context.regs.rax = -(EINTR as isize) as usize;
+            }
         }
         if joined == Joined::AndFree {
             leave(block, context);
