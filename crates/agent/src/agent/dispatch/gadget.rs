@@ -118,13 +118,12 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> Result<usize> {
     if (-4095..0).contains(&ret) { Err(-ret as i32) } else { Ok(ret as usize) }
 }
 
-/// The same of a call that looks at the stack pointer, which is `stack` meanwhile. It is not let through: for
-/// a thread that is not armed.
+/// Makes a call that looks at the stack pointer, which is `stack` meanwhile; whether it succeeds is not told.
+/// It is not let through: for a thread that is not armed.
 ///
 /// # Safety
 /// As above; and no signal comes.
-pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) -> Result<usize> {
-    let mut ret = number;
+pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) {
     // SAFETY: the kernel preserves all registers but rax, rcx and r11, and nothing uses the stack before it
     // is what it was; the rest is the caller's promise.
     unsafe {
@@ -133,7 +132,7 @@ pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) 
             "syscall",
             "xchg rsp, {stack}",
             stack = inout(reg) stack => _,
-            inlateout("rax") ret,
+            inlateout("rax") number => _,
             in("rdi") args[0],
             in("rsi") args[1],
             in("rdx") args[2],
@@ -142,8 +141,6 @@ pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) 
             options(nostack),
         );
     }
-    let ret = ret as isize;
-    if (-4095..0).contains(&ret) { Err(-ret as i32) } else { Ok(ret as usize) }
 }
 
 /// Sets %gs, which leads a thread to its block; 0: to none.

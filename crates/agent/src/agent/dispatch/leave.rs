@@ -29,9 +29,7 @@ pub fn leave(block: &mut Block, context: &mut Context) {
     let stack = [&raw const block.alternate as usize, 0, 0];
     // SAFETY: the kernel reads a struct, and a number. All signals are blocked. Nothing looks at the block
     // any more.
-    unsafe {
-        let _ = gadget::call_with_stack_at(elsewhere, SIGALTSTACK, stack);
-    }
+    unsafe { gadget::call_with_stack_at(elsewhere, SIGALTSTACK, stack) };
     let _ = gadget::set_gs(0);
     thread::give_back(block);
 }
