@@ -25,7 +25,6 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::hooks::{be_joined, libc_result, own_control};
 use crate::sys::{self, Result, nr};
 
-const AT_FDCWD: usize = -100isize as usize;
 const F_SETFL: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const O_DIRECT: usize = 0o40000;
@@ -130,7 +129,7 @@ fn opens(next: &Next, dir: Option<usize>, path: usize, flags: c_int, mode: usize
         (Some(function), Some(dir)) => function(dir, path, flags, mode),
         (Some(function), None) => function(path, flags, mode, 0),
         (None, dir) => {
-            let args = [dir.unwrap_or(AT_FDCWD), path, flags, mode, 0, 0];
+            let args = [dir.unwrap_or(sys::AT_FDCWD), path, flags, mode, 0, 0];
             // SAFETY: the caller's own request, passed through.
             libc_result(unsafe { sys::syscall(nr::OPENAT, args) }) as c_int
         }

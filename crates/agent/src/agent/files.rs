@@ -210,9 +210,8 @@ pub extern "C" fn truncate(path: usize, len: usize) -> c_int {
     // What has no name that can be opened cannot be cut off either: the call says why. (It is opened, which
     // the supervisor sees.)
     const O_PATH: usize = 0o10000000;
-    const AT_FDCWD: usize = -100isize as usize;
     // SAFETY: the kernel reads the caller's path.
-    let opened = unsafe { sys::syscall(nr::OPENAT, [AT_FDCWD, path, O_PATH | sys::O_CLOEXEC, 0, 0, 0]) };
+    let opened = unsafe { sys::syscall(nr::OPENAT, [sys::AT_FDCWD, path, O_PATH | sys::O_CLOEXEC, 0, 0, 0]) };
     let ret = about([opened.unwrap_or(NONE), NONE], call);
     if let Ok(fd) = opened {
         // SAFETY: the descriptor just made.

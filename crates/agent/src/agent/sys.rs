@@ -27,6 +27,8 @@ pub const ETIMEDOUT: i32 = 110;
 pub const ECONNREFUSED: i32 = 111;
 pub const ECANCELED: i32 = 125;
 
+pub const AT_FDCWD: usize = -100isize as usize;
+
 pub const PROT_NONE: usize = 0;
 pub const PROT_READ: usize = 1;
 pub const PROT_WRITE: usize = 2;
@@ -63,7 +65,7 @@ pub const MADV_GUARD_REMOVE: usize = 103;
 pub const O_CLOEXEC: usize = 0o2000000;
 pub const O_NONBLOCK: usize = 0o4000;
 
-const SIG_SETMASK: usize = 2;
+pub const SIG_SETMASK: usize = 2;
 pub const SIGKILL: usize = 9;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
@@ -736,7 +738,6 @@ pub fn file_system(fd: usize) -> Option<u64> {
 }
 
 fn statx(path: &core::ffi::CStr) -> Result<Statx> {
-    const AT_FDCWD: usize = -100isize as usize;
     const BASIC_STATS: usize = 0x7ff;
     let mut statx = core::mem::MaybeUninit::<Statx>::zeroed();
     // SAFETY: the kernel reads the path and writes a struct of 256 bytes; zeros are a valid one.
@@ -788,7 +789,6 @@ pub fn data_bytes() -> Option<usize> {
 /// What is at the beginning of a file; nothing where it cannot be read.
 #[cfg(target_arch = "x86_64")]
 fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> &'a [u8] {
-    const AT_FDCWD: usize = -100isize as usize;
     // SAFETY: the kernel reads the path, and writes into the buffer.
     let read = unsafe {
         syscall(nr::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_CLOEXEC, 0, 0, 0]).and_then(|fd| {

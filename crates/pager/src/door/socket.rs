@@ -48,7 +48,8 @@ impl Door {
         let late = match source.pager() {
             // Its group is known by its parent, which may end before.
             _ if !rules.groups.is_empty() => "",
-            // Calls on such files are counted by who has joined; forks, which the kernel tells.
+            // Its calls on such files are counted by a process that has joined; and for one that has not, the
+            // kernel must tell of forks.
             Pager::Kernel if files || features & uffd_abi::FEATURE_EVENT_FORK == 0 => "",
             Pager::Kernel => NAME_LATE_THEN_FREE,
             Pager::User | Pager::Signal | Pager::Thread => NAME_LATE,

@@ -224,7 +224,7 @@ pub fn join() -> Joined {
     let is_free = handshake::is_then_free();
     if is_free {
         // Those of guarded accesses, too: there are none any more.
-        signals::block_all();
+        sys::SignalsBlocked::new().forget();
         // Before there is an evictor, which need not look at what calls use.
         thread::forget_board();
     }

@@ -58,7 +58,7 @@
 use crate::protocol::Board;
 use crate::sys::{self, PAGE, Result};
 use crate::{fork, handshake};
-use signals::{RT_SIGPROCMASK, SIG_SETMASK, SIGALTSTACK};
+use signals::SIGALTSTACK;
 
 mod advice;
 pub mod batch;
@@ -148,7 +148,7 @@ fn begins_late(what: u32, mask: u64) -> bool {
     if prepare(0).is_err() || !late::make_ready() {
         return false;
     }
-    let is_trapped = arm_with(None, Some(mask), || late::begin(what)).is_ok();
+    let is_trapped = arm_with(None, mask, || late::begin(what)).is_ok();
     if !is_trapped {
         late::delete_timer();
     }
@@ -170,25 +170,24 @@ pub fn is_late() -> bool {
 ///
 /// `board`: what the threads share with the supervisor, where there is one.
 pub fn arm(board: Option<*mut Board>) -> Result<()> {
-    arm_with(board, None, || ())
+    let blocked = sys::SignalsBlocked::new();
+    arm_with(board, blocked.before(), || ())?;
+    blocked.forget();
+    Ok(())
 }
 
-/// The same. `blocked`: what the program has blocked, where all signals are for the moment. `begin`: what
-/// else is done before one can come.
-fn arm_with(board: Option<*mut Board>, blocked: Option<u64>, begin: impl FnOnce()) -> Result<()> {
+/// The same with all signals blocked, but for this: what the program has blocked is `mask`, which the thread
+/// gets back. `begin`: what else is done before a signal can come.
+fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Result<()> {
     let block = thread::take()?;
     match board {
         Some(board) => thread::use_board(board),
         None => thread::use_own_board(),
     }
-    let all = u64::MAX;
-    let mut mask = 0u64;
     // SAFETY: the block is new, and the calling thread's from here on. The kernel reads and writes the
     // structs that are passed.
     unsafe {
         let block = &mut *block;
-        let set = [SIG_SETMASK, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
-        let _ = gadget::call(RT_SIGPROCMASK, set);
         block.tid = gadget::call(GETTID, [0; 6]).unwrap_or(0) as u32;
         keep_what_the_kernel_knows(block);
         let stack = block.kernel_stack();
@@ -196,11 +195,12 @@ fn arm_with(board: Option<*mut Board>, blocked: Option<u64>, begin: impl FnOnce(
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
         let _ = gadget::set_gs(block.address);
         signals::adopt(trap::on_signal as *const () as usize);
-        let programs = blocked.unwrap_or(mask);
-        signals::set_mask(block, &mut mask, programs);
+        let mut kernels = 0u64;
+        signals::set_mask(block, &mut kernels, mask);
         let armed = gadget::arm();
         begin();
-        let _ = gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const mask as usize, 0, 8, 0, 0]);
+        let set = [sys::SIG_SETMASK, &raw const kernels as usize, 0, 8, 0, 0];
+        let _ = gadget::call(sys::nr::RT_SIGPROCMASK, set);
         if armed.is_err() {
             sys::die();
         }

@@ -39,8 +39,6 @@ const SS_AUTODISARM: i32 = 1 << 31;
 const MINSIGSTKSZ: usize = 2048;
 
 const RT_SIGACTION: usize = 13;
-pub const RT_SIGPROCMASK: usize = 14;
-pub const SIG_SETMASK: usize = 2;
 pub const SIGALTSTACK: usize = 131;
 const SET_BYTES: usize = 8;
 const EPERM: i32 = 1;
@@ -266,14 +264,6 @@ pub fn is_interruption_pending(mask: u64) -> bool {
     (1..=SIGNALS).any(interrupts)
 }
 
-/// Blocks all signals in the calling thread.
-pub fn block_all() {
-    let all = u64::MAX;
-    // SAFETY: the kernel reads a set.
-    let _ =
-        unsafe { gadget::call(RT_SIGPROCMASK, [SIG_SETMASK, &raw const all as usize, 0, SET_BYTES, 0, 0]) };
-}
-
 /// Would this rt_sigaction have it ignore one?
 pub fn is_to_ignore_one(args: &[usize; 6]) -> bool {
     let is_own = (1..=SIGNALS).contains(&args[0]) && bit(args[0]) & RESERVED != 0;
@@ -317,7 +307,7 @@ pub fn sigprocmask(block: &mut Block, mask: &mut u64, args: [usize; 6]) -> Resul
         let after = match how as u32 as usize {
             SIG_BLOCK => before | set,
             SIG_UNBLOCK => before & !set,
-            SIG_SETMASK => set,
+            sys::SIG_SETMASK => set,
             _ => return Err(EINVAL),
         };
         set_mask(block, mask, after);

@@ -85,24 +85,7 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
     let block = unsafe { thread::current() };
     if signal == SIGSYS && late::is_timer(info) {
-        let joined = late::join();
-        if joined != Joined::Before {
-            let frame = block.frame;
-            let is_before_call = context.regs.rip == enter::make();
-            // A call that was about to be made without the supervisor's knowing traps once more.
-            deliver::show_program(block, context);
-            if is_before_call
-                && signals::is_interruption_pending(context.mask)
-                && late::waits(frame.number, &frame.args)
-            {
-                context.regs.rip = frame.next;
-                context.regs.rax = -(EINTR as isize) as usize;
-            }
-        }
-        if joined == Joined::AndFree {
-            leave(block, context);
-        }
-        return;
+        return join_by_timer(block, context);
     }
     if signal == SIGSYS && info.code == SYS_USER_DISPATCH {
         return trap(block, info, context);
@@ -112,6 +95,28 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     }
     // SAFETY: both are the kernel's.
     unsafe { deliver::deliver(block, signal, info, context) };
+}
+
+/// The time is over in which the process may be late.
+fn join_by_timer(block: &mut Block, context: &mut Context) {
+    let joined = late::join();
+    if joined == Joined::Before {
+        return;
+    }
+    let frame = block.frame;
+    let is_before_call = context.regs.rip == enter::make();
+    // A call that was about to be made without the supervisor's knowing traps once more.
+    deliver::show_program(block, context);
+    if is_before_call
+        && signals::is_interruption_pending(context.mask)
+        && late::waits(frame.number, &frame.args)
+    {
+        context.regs.rip = frame.next;
+        context.regs.rax = -(EINTR as isize) as usize;
+    }
+    if joined == Joined::AndFree {
+        leave(block, context);
+    }
 }
 
 /// Whether one of the dispatch's own signals is for the program's handler. Else it is done with.
