@@ -49,7 +49,8 @@ done < <("$MEMSPILL" run --tune help)
 # And all of them set back at once.
 [ ${#OLD[@]} = 0 ] || ALL+=("${OLD[*]}")
 if [ ${#NAMES[@]} = 0 ] || [[ " ${NAMES[*]} " == *" swap "* ]]; then
-    ALL+=("swap=ram:,compress=lz4" "swap=ram:,compress=zstd-fast" "swap=ram:,compress=zstd")
+    ALL+=("swap=ram:,compress=lz4" "swap=ram:,compress=wordwise")
+    ALL+=("swap=ram:,compress=zstd-fast" "swap=ram:,compress=zstd")
     ALL+=("swap=ram:size=2G,compress=none")
 fi
 [ $LIST = 0 ] || { printf '%s\n' "${ALL[@]}"; exit; }

@@ -17,6 +17,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/words.rs");
     println!("cargo::rerun-if-changed=src/link.rs");
     println!("cargo::rerun-if-changed=src/pool.rs");
+    println!("cargo::rerun-if-changed=../backing/src/wordwise/decode.rs");
     println!("cargo::rerun-if-changed=src/agent");
 
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));

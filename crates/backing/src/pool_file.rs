@@ -8,8 +8,8 @@
 //!   └──────────┴──────────────────────────────┴───────────────────────────────────────────┘
 //! ```
 //!
-//! The header is, in native byte order: `MAGIC` (4 bytes), the algorithm (4 bytes; 1: LZ4, 2: zstd), and for
-//! objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes).
+//! The header is, in native byte order: `MAGIC` (4 bytes), the algorithm (4 bytes; 1: LZ4, 2: zstd, 3:
+//! wordwise), and for objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes).
 //!
 //! Reading follows the protocol of `pool.rs`: the location, the object, the location again. A reader gets a
 //! descriptor that is open for reading only, and nobody can make the file shorter, which would end us by
@@ -64,6 +64,7 @@ impl PoolFile {
         let algorithm: u32 = match algorithm {
             Algorithm::Lz4 => 1,
             Algorithm::Zstd | Algorithm::ZstdFast => 2,
+            Algorithm::Wordwise => 3,
         };
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC.to_ne_bytes());

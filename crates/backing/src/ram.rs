@@ -39,7 +39,7 @@ use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use crate::arena::{PartOf, ZeroTable};
 use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
 use crate::fifo::{Entry, Fifo};
-use crate::location::{Location, LocationKind, Raw, pack_same, unpack_same};
+use crate::location::{Form, Location, LocationKind, Raw, pack_same, unpack_same};
 use crate::order::{Order, Second};
 use crate::pool::{Pool, rooms_bytes};
 use crate::pool_file::{PoolFile, TABLE_AT};
@@ -77,6 +77,7 @@ pub(crate) struct Delta {
     compressed_bytes: i64,
     old_bytes: i64,
     zstd_pages: i64,
+    wordwise_pages: i64,
     ram_pages: i64,
     same_filled_pages: i64,
     incompressible_pages: i64,
@@ -95,7 +96,8 @@ impl Delta {
                 self.ram_pages += sign;
                 self.compressed_bytes += sign * len_bytes as i64;
                 self.old_bytes += sign * len_bytes as i64 * i64::from(location.is_old());
-                self.zstd_pages += sign * i64::from(location.is_zstd());
+                self.zstd_pages += sign * i64::from(location.form().is_zstd());
+                self.wordwise_pages += sign * i64::from(location.form() == Form::Wordwise);
                 self.incompressible_pages += sign * i64::from(len_bytes == PAGE_SIZE);
             }
         }
@@ -107,6 +109,7 @@ pub(crate) struct Counters {
     pub(crate) compressed_bytes: AtomicU64,
     pub(crate) old_bytes: AtomicU64,
     zstd_pages: AtomicU64,
+    wordwise_pages: AtomicU64,
     ram_pages: AtomicU64,
     same_filled_pages: AtomicU64,
     incompressible_pages: AtomicU64,
@@ -250,30 +253,24 @@ impl RamBacking {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Raw::No)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
         };
-        let mut is_dense = self.order.as_ref().is_some_and(|order| {
+        let mut form = self.order.as_ref().map_or(Form::Plain, |order| {
             order.dense.sample(page, codec);
-            order.dense.gains()
+            order.dense.form()
         });
-        let mut encoded = codec.encode(if is_dense { Algorithm::ZstdFast } else { self.algorithm }, page);
-        if is_dense && encoded == Encoded::Raw {
-            // Such as numbers of few kinds: LZ4 may do better.
-            is_dense = false;
+        let mut encoded = codec.encode(form.algorithm(self.algorithm), page);
+        if form.is_dense() && encoded == Encoded::Raw {
+            // Such as numbers of few kinds, or text: LZ4 may do better.
+            form = Form::Plain;
             encoded = codec.encode(self.algorithm, page);
         }
-        let mut mark: fn(Location) -> Location = |location| location;
         let (kind, payload) = match encoded {
             Encoded::Same(value) => match pack_same(value) {
                 Some(payload) => (LocationKind::SameFilled, payload),
-                None => in_pool(codec.encode_block(self.algorithm, page))?,
+                None => in_pool(codec.encode_block(form.algorithm(self.algorithm), page))?,
             },
-            Encoded::Block(block) => {
-                if is_dense {
-                    mark = Location::densely;
-                }
-                in_pool(block)?
-            }
+            Encoded::Block(block) => in_pool(block)?,
             Encoded::Raw if accepts == Accepts::WhatCompresses => {
-                mark = Location::by_zstd;
+                form = Form::Spared;
                 match self.order.as_ref().map_or(Second::NotTried, |order| order.as_zstd(page, codec)) {
                     Second::Block(block) => in_pool(block)?,
                     Second::Longer => return Err(Raw::ByBoth),
@@ -282,7 +279,10 @@ impl RamBacking {
             }
             Encoded::Raw => in_pool(&page.0)?,
         };
-        let next = |old: Location| Some(mark(Location::new(kind, old.generation() + 1, payload)));
+        if kind == LocationKind::SameFilled {
+            form = Form::Plain;
+        }
+        let next = |old: Location| Some(Location::new(kind, old.generation() + 1, payload).with_form(form));
         let (old, new) = self.update(slot, next).expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
@@ -345,10 +345,10 @@ impl RamBacking {
             let again = Location(atomic.load(Ordering::Relaxed));
             // The start or end of a writeback does not move the object.
             if again.staying() == location.staying() {
-                let algorithm = if location.is_zstd() { Algorithm::Zstd } else { self.algorithm };
+                let algorithm = location.form().algorithm(self.algorithm);
                 let good = raw || codec.decompress(algorithm, &scratch.0[..len_bytes], page);
                 let loaded = if good { Loaded::Here } else { Loaded::Failed(BackingError::Checksum) };
-                return (loaded, location.spares_the_file());
+                return (loaded, location.form() == Form::Spared);
             }
             location = Location(atomic.load(Ordering::Acquire));
         }
@@ -360,6 +360,7 @@ impl RamBacking {
             (&counters.compressed_bytes, delta.compressed_bytes),
             (&counters.old_bytes, delta.old_bytes),
             (&counters.zstd_pages, delta.zstd_pages),
+            (&counters.wordwise_pages, delta.wordwise_pages),
             (&counters.ram_pages, delta.ram_pages),
             (&counters.same_filled_pages, delta.same_filled_pages),
             (&counters.incompressible_pages, delta.incompressible_pages),
@@ -568,6 +569,7 @@ impl Backing for RamBacking {
             same_filled_pages: counters.same_filled_pages.load(Ordering::Relaxed),
             incompressible_pages: counters.incompressible_pages.load(Ordering::Relaxed),
             zstd_pages: counters.zstd_pages.load(Ordering::Relaxed),
+            wordwise_pages: counters.wordwise_pages.load(Ordering::Relaxed),
             recompressed_pages_total: self.order.as_ref().map_or(0, |order| order.worth.tried_total()),
             zstd_reads_total: self.order.as_ref().map_or(0, |order| order.worth.reads_total()),
             dense_per_mille: self.order.as_ref().and_then(|order| order.dense.per_mille_if_gains()),

@@ -26,7 +26,7 @@ use memspill_engine::units::{PAGE_SIZE, Page};
 
 use crate::compress::{Codec, with_scratch};
 use crate::fifo::Entry;
-use crate::location::{Location, LocationKind};
+use crate::location::{Form, Location, LocationKind};
 use crate::pool::Handle;
 use crate::ram::{Delta, Loaded, RamBacking};
 use crate::worth::FileReads;
@@ -62,7 +62,7 @@ impl RamBacking {
 
     /// A page was moved to the file, and this is what it was.
     pub(crate) fn note_moved_out(&self, was: Location) {
-        if let Some(order) = self.order.as_ref().filter(|_| was.spares_the_file()) {
+        if let Some(order) = self.order.as_ref().filter(|_| was.form() == Form::Spared) {
             order.worth.note_moved_out();
         }
     }
@@ -138,8 +138,8 @@ impl RamBacking {
         scratch: &mut Page,
     ) -> Option<(Handle, usize)> {
         let order = self.order.as_ref()?;
-        let is_dense = before.is_zstd();
-        let is_tried = !before.spares_the_file() && order.worth.tries(is_dense);
+        let is_dense = before.form().is_dense();
+        let is_tried = before.form() != Form::Spared && order.worth.tries(is_dense);
         if !is_tried || self.load(slot, page, codec, scratch) != Loaded::Here {
             return None;
         }

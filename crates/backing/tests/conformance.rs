@@ -82,6 +82,19 @@ fn half_page(slot: u32) -> Page {
     page
 }
 
+/// Records of a heap: a count, a pointer to themselves, and two bytes of their own.
+fn records_page(slot: u32) -> Page {
+    let mut page = noise_page(slot);
+    for (at, word) in page.0.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *word = match at % 3 {
+            0 => 1_u64.to_le_bytes(),
+            1 => (0x7f3a_0000_0000 + u64::from(slot) * 4096 + 8 * at as u64).to_le_bytes(),
+            _ => [word[0], word[1], 0, 0, 0, 0, 0, 0],
+        };
+    }
+    page
+}
+
 /// Few different letters, in no order: zstd makes it much shorter than LZ4 does.
 fn letters_page(slot: u32) -> Page {
     let mut page = noise_page(slot);
@@ -220,10 +233,13 @@ fn ram_config(ram_limit_bytes: u64, algorithm: Algorithm) -> RamConfig {
     RamConfig { slots: SLOTS, ram_limit_bytes, algorithm, shared: false }
 }
 fn ram() -> RamBacking {
-    RamBacking::new(ram_config(u64::MAX, Algorithm::Lz4))
+    ram_by(Algorithm::Lz4)
+}
+fn ram_by(algorithm: Algorithm) -> RamBacking {
+    RamBacking::new(ram_config(u64::MAX, algorithm))
 }
 fn zstd() -> RamBacking {
-    RamBacking::new(ram_config(u64::MAX, Algorithm::Zstd))
+    ram_by(Algorithm::Zstd)
 }
 fn ram_disk(slots: u32) -> RamDisk {
     RamDisk::open(slots).expect("address space")
@@ -553,6 +569,7 @@ conforms! {
     null_backing: null();
     ram_backing: ram();
     ram_zstd: zstd();
+    ram_wordwise: ram_by(Algorithm::Wordwise);
     ram_disk_backing: ram_disk(SLOTS);
     file_uring: file(IoEngine::Auto);
     file_sync: file(IoEngine::Sync);
@@ -1075,7 +1092,7 @@ fn a_file_keeps_and_ram_does_not() {
 
 #[test]
 fn what_does_not_compress_takes_no_room_in_a_pool() {
-    for algorithm in [Algorithm::Lz4, Algorithm::ZstdFast, Algorithm::Zstd] {
+    for algorithm in [Algorithm::Lz4, Algorithm::Wordwise, Algorithm::ZstdFast, Algorithm::Zstd] {
         takes_no_room(&tier_by(ram_config(64 << 20, algorithm), IoEngine::Auto));
     }
 }
@@ -1223,6 +1240,26 @@ fn a_tier_holds_more_by_zstd() {
     let letters = stays(letters_page);
     assert!(letters.zstd_pages * 10 > letters.ram_pages * 8 && letters.ram_pages > 2400, "{letters:?}");
     assert_eq!(stays(half_page).zstd_pages, 0, "what zstd does not make shorter stays as it is");
+}
+
+/// Pages of records come in wordwise: more of them stay, and what is compressed once more for the file, too.
+#[test]
+fn a_tier_holds_more_wordwise() {
+    for recompress in [Recompress::Off, Recompress::On] {
+        let (ram, file) = (ram_config(1 << 20, Algorithm::Lz4), file_config(IoEngine::Auto));
+        let tier = TierBacking::with_recompress(ram, file, recompress).unwrap();
+        for slot in 1..2000 {
+            write_good(&tier, 0, &[(slot, records_page(slot))]);
+            while slot % 32 == 0 && maintain(&tier, 1) {}
+        }
+        let usage = tier.usage();
+        assert!(usage.wordwise_pages > 100 && usage.ram_pages + usage.file_pages == 1999, "{usage:?}");
+        assert_eq!(usage.zstd_pages > 0, recompress == Recompress::On, "{usage:?}");
+        assert!(usage.dense_per_mille.is_some_and(|left| left < 800), "{usage:?}");
+        (1..2000).for_each(|slot| expect(&tier, 0, &[(slot, records_page(slot))]));
+        discard(&tier, &(1..2000).collect::<Vec<u32>>());
+        assert_eq!((tier.usage().wordwise_pages, tier.usage().ram_compressed_bytes), (0, 0));
+    }
 }
 
 /// Whatever their slots: what leaves the pool together is written by few requests.

@@ -80,7 +80,7 @@ Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or
 the cgroup's limit where that is lower), plain bytes, max. For --memory-max also auto.
 
 Swap devices, as with swapon; the highest priority fills first:
-  ram:[,size=SIZE][,prio=N][,compress=lz4|zstd-fast|zstd]
+  ram:[,size=SIZE][,prio=N][,compress=lz4|wordwise|zstd-fast|zstd]
                                     compressed in RAM; counts against --memory-max
   ram:size=SIZE,compress=none[,prio=N]
                                     a RAM disk: pages as they are, in SIZE of RAM beside --memory-max

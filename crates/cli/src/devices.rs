@@ -100,6 +100,7 @@ pub fn open_one(
                 Algorithm::Lz4 => "ram:",
                 Algorithm::Zstd => "ram:zstd",
                 Algorithm::ZstdFast => "ram:zstd-fast",
+                Algorithm::Wordwise => "ram:wordwise",
             };
             Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
         }

@@ -1,7 +1,7 @@
 //! `--swap SPEC`: a swap device in swapon's words.
 //!
 //! ```text
-//! ram:[,size=SIZE][,prio=N][,compress=lz4|zstd-fast|zstd]
+//! ram:[,size=SIZE][,prio=N][,compress=lz4|wordwise|zstd-fast|zstd]
 //!                                     pages compressed in RAM (they count against --memory-max)
 //! ram:size=SIZE,compress=none[,prio=N]
 //!                                     a RAM disk: pages as they are, beside --memory-max
@@ -139,7 +139,8 @@ impl fmt::Display for SpecError {
                 let text = text.escape_debug();
                 write!(
                     out,
-                    "compress={text}: use compress=lz4, zstd-fast, zstd, or with a size none, for a RAM disk"
+                    "compress={text}: use compress=lz4, wordwise, zstd-fast, zstd, or with a size none, \
+                     for a RAM disk"
                 )
             }
             SpecError::FileCompress => {
@@ -300,6 +301,7 @@ fn parse_compress(value: &str) -> Result<Compress, SpecError> {
         "lz4" => Ok(Compress::By(Algorithm::Lz4)),
         "zstd" => Ok(Compress::By(Algorithm::Zstd)),
         "zstd-fast" => Ok(Compress::By(Algorithm::ZstdFast)),
+        "wordwise" => Ok(Compress::By(Algorithm::Wordwise)),
         _ => Err(SpecError::Compress(value.to_owned())),
     }
 }
@@ -359,9 +361,10 @@ mod tests {
         let algorithm = Algorithm::Zstd;
         let zstd = SwapSpec::Ram { size: None, priority: Some(7), algorithm, fail: None };
         assert_eq!(read("ram:compress=zstd,prio=7"), Ok(zstd));
-        let algorithm = Algorithm::ZstdFast;
-        let fast = SwapSpec::Ram { size: None, priority: None, algorithm, fail: None };
-        assert_eq!(read("ram:compress=zstd-fast"), Ok(fast));
+        for (name, algorithm) in [("zstd-fast", Algorithm::ZstdFast), ("wordwise", Algorithm::Wordwise)] {
+            let spec = SwapSpec::Ram { size: None, priority: None, algorithm, fail: None };
+            assert_eq!(read(&format!("ram:compress={name}")), Ok(spec));
+        }
         let disk = SwapSpec::RamDisk { size: 2 << 30, priority: None, fail: None };
         for text in ["ram:size=2G,compress=none", "ram:,compress=none,size=2G", "ram,size=25%,compress=none"]
         {

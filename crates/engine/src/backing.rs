@@ -151,11 +151,12 @@ pub struct Usage {
     pub incompressible_pages: u64,
     /// Pages stored in RAM by a stronger algorithm than the pool's.
     pub zstd_pages: u64,
+    /// Pages stored in RAM wordwise, because that leaves less than the pool's own algorithm.
+    pub wordwise_pages: u64,
     /// Pages that a stronger algorithm was tried on so far, and of these, found shorter, read for a fault.
     pub recompressed_pages_total: u64,
     pub zstd_reads_total: u64,
-    /// Pages come in by the stronger algorithm's fast level now, which leaves so much of what the usual one
-    /// does.
+    /// Pages come in by another algorithm than the pool's now, which leaves so much of what that one does.
     pub dense_per_mille: Option<u64>,
     /// Pages stored in the file.
     pub file_pages: u64,

@@ -25,6 +25,7 @@ pub mod proc_text;
 pub mod size;
 pub mod swap_spec;
 pub mod tuning;
+pub mod wordwise_page;
 pub mod zstd_page;
 
 /// A target's name, as in `fuzz/fuzz_targets` and `fuzz/seeds`, and what it does with an input.
@@ -42,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("size", size::check),
     ("swap_spec", swap_spec::check),
     ("tuning", tuning::check),
+    ("wordwise_page", wordwise_page::check),
     ("zstd_page", zstd_page::check),
 ];
 

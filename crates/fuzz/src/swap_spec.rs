@@ -21,6 +21,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
                 Algorithm::Lz4 => ",compress=lz4",
                 Algorithm::Zstd => ",compress=zstd",
                 Algorithm::ZstdFast => ",compress=zstd-fast",
+                Algorithm::Wordwise => ",compress=wordwise",
             };
             ("ram:".to_string(), *size, priority, compress, fail)
         }

@@ -21,10 +21,10 @@
 //! Never below two fifths, which it was always before, and is at first: what *more* memory would spare is
 //! not known well enough. A page that comes back soon after it left would not be spared by a little more
 //! of it, but only stay a little longer. A model of pages in the order of arrival, where most touches go
-//! to few of them, lost 6 % by that; so did Python's dicts. But where pages come in by zstd, and it leaves
-//! three quarters of what LZ4 does (backing/src/dense.rs), three tenths hold as much as two fifths by LZ4, so
-//! the pool may shrink to that. (node took 19 s with three tenths, 21 s with two fifths, which held more that
-//! it never wanted again, and 19.5 s by LZ4.)
+//! to few of them, lost 6 % by that; so did Python's dicts. But where three quarters of what LZ4 leaves are
+//! left (backing/src/dense.rs), three tenths hold as much as two fifths by LZ4, so the pool may shrink to
+//! that. (node took 19 s with three tenths, 21 s with two fifths, which held more that it never wanted again,
+//! and 19.5 s by LZ4.)
 //!
 //! What this does not do: read a clock, or set a limit (ctl/budget.rs).
 
@@ -81,7 +81,7 @@ pub struct Shared {
     pub pool_bytes: u64,
     pub pool_limit_bytes: u64,
     pub pool_pages: u64,
-    /// Pages come in by zstd, which leaves so much of what LZ4 does.
+    /// Pages do not come in by LZ4 now, and so much is left of what that leaves.
     pub dense_per_mille: Option<u64>,
 }
 

@@ -1,7 +1,8 @@
 //! What the agent reads out of a pool that a supervisor shares is what the supervisor put there.
 
 use memspill_agent::pool::{
-    HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, decompress, is_same_place, locate, location_at,
+    HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, Packed, WORDWISE, decompress, is_same_place,
+    locate, location_at,
 };
 use memspill_backing::Algorithm;
 use memspill_backing::file::{FileConfig, IoEngine};
@@ -75,12 +76,12 @@ impl Reader {
             Location::Same(value) => {
                 page.chunks_exact_mut(8).for_each(|at| at.copy_from_slice(&value.to_ne_bytes()))
             }
-            Location::Object { offset, len } => {
+            Location::Object { offset, len, packed } => {
                 let mut block = vec![0u8; len];
                 self.0.read_exact_at(&mut block, offset).unwrap();
                 if len == PAGE_BYTES {
                     page.copy_from_slice(&block);
-                } else if !decompress(&block, &mut page) {
+                } else if !decompress(packed, &block, &mut page) {
                     return None;
                 }
             }
@@ -92,11 +93,16 @@ impl Reader {
 
 #[test]
 fn every_page_of_a_pool_is_read_as_it_was_written() {
+    read_as_written(Algorithm::Lz4, LZ4, Packed::Lz4);
+    read_as_written(Algorithm::Wordwise, WORDWISE, Packed::Wordwise);
+}
+
+fn read_as_written(algorithm: Algorithm, number: u32, expected: Packed) {
     const PAGES: u32 = 6000;
-    let (ram_limit_bytes, algorithm) = (u64::MAX, Algorithm::Lz4);
+    let ram_limit_bytes = u64::MAX;
     let pool = RamBacking::new(RamConfig { slots: PAGES + 2, ram_limit_bytes, algorithm, shared: true });
     let reader = Reader::of(&pool);
-    assert_eq!((reader.1.magic, reader.1.algorithm), (MAGIC, LZ4));
+    assert_eq!((reader.1.magic, reader.1.algorithm), (MAGIC, number));
     let (mut same, mut blocks, mut whole) = (0, 0, 0);
     for slot in 1..=PAGES {
         let page = page_of(slot.into());
@@ -106,7 +112,10 @@ fn every_page_of_a_pool_is_read_as_it_was_written() {
         match locate(reader.word(slot), &reader.1) {
             Location::Same(_) => same += 1,
             Location::Object { len: PAGE_BYTES, .. } => whole += 1,
-            Location::Object { .. } => blocks += 1,
+            Location::Object { packed, .. } => {
+                assert_eq!(packed, expected);
+                blocks += 1;
+            }
             Location::Elsewhere => panic!("page {slot} is not in the pool"),
         }
     }
@@ -168,6 +177,36 @@ fn blocks_of_zstd_are_left_alone() {
     assert_eq!(count() as u64, usage.zstd_pages + usage.file_pages);
 }
 
+/// What comes in wordwise because that leaves less is read by others too.
+#[test]
+fn blocks_by_words_are_read() {
+    const PAGES: u32 = 3000;
+    let (ram_limit_bytes, algorithm) = (64 << 20, Algorithm::Lz4);
+    let file = FileConfig { io: IoEngine::Sync, ..FileConfig::unnamed_in(std::env::temp_dir(), 16 << 20) };
+    let ram = RamConfig { slots: PAGES + 2, ram_limit_bytes, algorithm, shared: true };
+    let pool = TierBacking::with_recompress(ram, file, Recompress::Auto).unwrap();
+    let reader = Reader::of(&pool);
+    let pointers = |slot: u32| {
+        let (mut seed, mut page) = (u64::from(slot) | 1 << 40, Page::ZERO);
+        for (at, word) in page.0.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let number = random(&mut seed) % 1000;
+            let value = if at % 2 == 0 { 0x7f3a_0000_0000 + 8 * at as u64 } else { number };
+            *word = value.to_ne_bytes();
+        }
+        page
+    };
+    for slot in 1..=PAGES {
+        let mut results = Vec::new();
+        pool.write(QueueId(0), &[PageWrite { slot: SlotIndex(slot), page: &pointers(slot) }], &mut results);
+        assert!(results[0].is_ok());
+    }
+    let usage = pool.usage();
+    assert!(usage.wordwise_pages > 1500 && usage.zstd_pages == 0, "{usage:?}");
+    for slot in 1..=PAGES {
+        assert!(reader.page(slot) == Some(pointers(slot).0), "page {slot}");
+    }
+}
+
 #[test]
 fn a_reader_can_only_read() {
     const SLOTS: u32 = 100;
@@ -196,14 +235,15 @@ fn blocks_that_are_none_are_refused() {
         for _ in 0..200 {
             let block: Vec<u8> = (0..length).map(|_| random(&mut seed) as u8).collect();
             // A page by chance is not expected, a panic or a write elsewhere would be seen.
-            let _ = decompress(&block, &mut page);
+            let _ = decompress(Packed::Lz4, &block, &mut page);
+            let _ = decompress(Packed::Wordwise, &block, &mut page);
         }
     }
     let zeros = packed_zeros(PAGE_BYTES);
-    assert!(decompress(&zeros, &mut page) && page == [0; PAGE_BYTES]);
+    assert!(decompress(Packed::Lz4, &zeros, &mut page) && page == [0; PAGE_BYTES]);
     for end in 0..zeros.len() {
-        assert!(!decompress(&zeros[..end], &mut page), "a part of a block of {end} bytes");
+        assert!(!decompress(Packed::Lz4, &zeros[..end], &mut page), "a part of a block of {end} bytes");
     }
-    assert!(!decompress(&packed_zeros(PAGE_BYTES - 1), &mut page));
-    assert!(!decompress(&packed_zeros(PAGE_BYTES + 1), &mut page));
+    assert!(!decompress(Packed::Lz4, &packed_zeros(PAGE_BYTES - 1), &mut page));
+    assert!(!decompress(Packed::Lz4, &packed_zeros(PAGE_BYTES + 1), &mut page));
 }

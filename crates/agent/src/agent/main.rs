@@ -98,6 +98,8 @@ mod windows;
 #[cfg(target_arch = "x86_64")]
 #[path = "../words.rs"]
 mod words;
+#[path = "../../../backing/src/wordwise/decode.rs"]
+mod wordwise;
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.
 const NAME_MAX: usize = 107;

@@ -42,7 +42,7 @@ use super::linked::{field, word64};
 use super::run::{self, Run};
 use super::{noted, supervisor, table};
 use crate::dispatch::thread;
-use crate::pool::{self, HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, ROOMS};
+use crate::pool::{self, HEADER_BYTES, Header, Location, MAGIC, PAGE_BYTES, Packed, ROOMS};
 use crate::sys::PAGE;
 use crate::words::{SWAPPED, Word};
 
@@ -76,7 +76,7 @@ pub fn connect(pool: Option<i32>) {
     // SAFETY: nobody reads it yet, and it is of integers.
     let read = unsafe { kernel::read_at(fd, header as usize, HEADER_BYTES, 0) };
     // SAFETY: as above.
-    let is_known = unsafe { (*header).magic == MAGIC && (*header).algorithm == LZ4 };
+    let is_known = unsafe { (*header).magic == MAGIC && Packed::by((*header).algorithm).is_some() };
     if read == HEADER_BYTES
         && is_known
         && let Ok(high) = kernel::high_copy(fd)
@@ -203,7 +203,7 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
             // It is all in the one word.
             true
         }
-        Location::Object { offset, len } => {
+        Location::Object { offset, len, packed } => {
             let mut block = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
             // SAFETY: `len` is a page at most, by what it is made of; as many bytes are used as were read.
             let (read, block) = unsafe {
@@ -216,7 +216,7 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
             }
             match block.first_chunk::<PAGE_BYTES>() {
                 Some(whole) => *page = *whole,
-                None => return pool::decompress(block, page),
+                None => return pool::decompress(packed, block, page),
             }
             true
         }
