@@ -15,7 +15,7 @@
 //! leaves as much as LZ4. Both are the C libraries, built with the crates: of what there is in Rust nothing
 //! compresses a page as well and as fast, and runs of zeros, which half-empty pages have, come back six times
 //! as fast. They check all lengths in a block on the way back. Wordwise (`wordwise/`) is our own, for heaps,
-//! which it packs as well as zstd's fast level in LZ4's time.
+//! which it packs about as well as zstd's fast level, in little more than LZ4's time.
 //!
 //! Working memory belongs to the [`Codec`], of which each thread has one: nothing is allocated for a page.
 //! What a pool holds is not trusted on the way back: a block that does not give exactly one page is an
@@ -184,7 +184,8 @@ mod tests {
         let mut page = Page::ZERO;
         fill(&mut page, 0x0102_0304_0506_0708);
         assert_eq!(codec.encode(algorithm, &page), Encoded::Same(0x0102_0304_0506_0708));
-        assert!(codec.encode_block(algorithm, &page).len() < 300);
+        let short = if algorithm == Algorithm::Wordwise { 272 } else { 64 };
+        assert!(codec.encode_block(algorithm, &page).len() < short);
 
         // One byte off anywhere is not same-filled, and must survive the round trip.
         for at in [0, 8, 2047, 4087, 4095] {

@@ -33,7 +33,7 @@ pub(crate) struct Order {
 impl Order {
     /// `is_shared`: programs read the pool by themselves.
     pub(crate) fn new(setting: Recompress, is_shared: bool) -> Order {
-        let dense = Dense::new(setting != Recompress::Off && !is_shared);
+        let dense = Dense::new(setting != Recompress::Off, !is_shared);
         Order { young: Mutex::default(), old: Mutex::default(), worth: Worth::new(setting, is_shared), dense }
     }
 
@@ -47,8 +47,8 @@ impl Order {
         block.map_or(Second::Longer, Second::Block)
     }
 
-    /// The page as a block of zstd of `bytes_max` at most, instead of one of so many bytes, which came in by
-    /// zstd, or not.
+    /// The page as a block of zstd of `bytes_max` at most, instead of one of so many bytes, which came in
+    /// densely (dense.rs), or not.
     pub(crate) fn compress_again<'a>(
         &self,
         page: &Page,

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The header is, in native byte order: `MAGIC` (4 bytes), the algorithm (4 bytes; 1: LZ4, 2: zstd, 3:
-//! wordwise), and for objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes).
+//! wordwise), and for objects of up to 32 bytes, 64, ... the room that each has (128 times 2 bytes). A form
+//! in a location (location.rs) goes before that algorithm.
 //!
 //! Reading follows the protocol of `pool.rs`: the location, the object, the location again. A reader gets a
 //! descriptor that is open for reading only, and nobody can make the file shorter, which would end us by

@@ -264,10 +264,13 @@ impl RamBacking {
             encoded = codec.encode(self.algorithm, page);
         }
         let (kind, payload) = match encoded {
-            Encoded::Same(value) => match pack_same(value) {
-                Some(payload) => (LocationKind::SameFilled, payload),
-                None => in_pool(codec.encode_block(form.algorithm(self.algorithm), page))?,
-            },
+            Encoded::Same(value) => {
+                form = Form::Plain;
+                match pack_same(value) {
+                    Some(payload) => (LocationKind::SameFilled, payload),
+                    None => in_pool(codec.encode_block(self.algorithm, page))?,
+                }
+            }
             Encoded::Block(block) => in_pool(block)?,
             Encoded::Raw if accepts == Accepts::WhatCompresses => {
                 form = Form::Spared;
@@ -279,9 +282,6 @@ impl RamBacking {
             }
             Encoded::Raw => in_pool(&page.0)?,
         };
-        if kind == LocationKind::SameFilled {
-            form = Form::Plain;
-        }
         let next = |old: Location| Some(Location::new(kind, old.generation() + 1, payload).with_form(form));
         let (old, new) = self.update(slot, next).expect("the change always wants a new location");
         delta.count(new, 1);
@@ -739,7 +739,7 @@ pub(crate) mod tests {
     /// RAM that flips bits: what cannot be a page any more is an error, never a page.
     #[test]
     fn a_broken_block_is_an_error() {
-        for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
+        for algorithm in [Algorithm::Lz4, Algorithm::Zstd, Algorithm::Wordwise] {
             let ram = unlimited(100, algorithm);
             let (_, len_bytes) = store(&ram, 5, &page_of(1, 200)).object();
             let zeros = ram.pool.store(5, &vec![0; len_bytes], u64::MAX).unwrap();

@@ -118,7 +118,7 @@ impl TierBacking {
     ) -> io::Result<TierBacking> {
         let file = FileBacking::open_with_slots(file, ram.slots)?;
         let slots = ram.slots.min(file.properties().slots);
-        // Who asks for zstd has it from the start.
+        // Who asks for another algorithm has it from the start.
         let recompress = if ram.algorithm == Algorithm::Lz4 { recompress } else { Recompress::Off };
         let order = Order::new(recompress, ram.shared);
         Ok(TierBacking {

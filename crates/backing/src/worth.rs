@@ -80,7 +80,7 @@ const ASKED_READ_NS: i64 = 15_000;
 pub(crate) struct Worth {
     setting: Recompress,
     luck: Luck,
-    /// Of blocks that did not come in by LZ4 (dense.rs): of a heap few become shorter, though most by LZ4 do.
+    /// Of blocks that did not come in by LZ4 (dense.rs): fewer become shorter.
     dense_luck: Luck,
     /// What a read costs more than one of LZ4.
     read_extra_ns: i64,
@@ -171,7 +171,7 @@ impl Worth {
         }
     }
 
-    /// Is the next page to be tried, which is a block that did not come in by the pool's algorithm, or did?
+    /// Is the next page to be tried? `is_dense`: its block did not come in by the pool's algorithm.
     pub(crate) fn tries(&self, is_dense: bool) -> bool {
         self.pays() && self.luck_of(is_dense).tries()
     }

@@ -22,9 +22,9 @@
 //! not known well enough. A page that comes back soon after it left would not be spared by a little more
 //! of it, but only stay a little longer. A model of pages in the order of arrival, where most touches go
 //! to few of them, lost 6 % by that; so did Python's dicts. But where three quarters of what LZ4 leaves are
-//! left (backing/src/dense.rs), three tenths hold as much as two fifths by LZ4, so the pool may shrink to
-//! that. (node took 19 s with three tenths, 21 s with two fifths, which held more that it never wanted again,
-//! and 19.5 s by LZ4.)
+//! left (backing/src/dense.rs), or little more, three tenths hold about as much as two fifths by LZ4, so the
+//! pool may shrink to that. (node took 19 s with three tenths, 21 s with two fifths, which held more that it
+//! never wanted again, and 19.5 s by LZ4.)
 //!
 //! What this does not do: read a clock, or set a limit (ctl/budget.rs).
 
@@ -37,6 +37,10 @@ use crate::working_set::depths;
 pub const PERCENT_AT_FIRST: u32 = 40;
 const PERCENT_MIN: u32 = 40;
 const PERCENT_MIN_DENSE: u32 = 30;
+/// What must be left of what LZ4 leaves for that, and below the usual minimum: so that a sample that is now
+/// on one side, now on the other, does not move the share.
+const DENSE_PER_MILLE: u64 = 780;
+const DENSE_PER_MILLE_STAYS: u64 = 830;
 pub const PERCENT_MAX: u32 = 70;
 const STEP_PERCENT: u32 = 5;
 /// A fault that is served from the pool, and the page that leaves for it.
@@ -86,11 +90,11 @@ pub struct Shared {
 }
 
 impl Shared {
-    fn percent_min(&self) -> u32 {
+    /// The least share, where it is so much now.
+    fn percent_min(&self, percent: u32) -> u32 {
+        let most = if percent < PERCENT_MIN { DENSE_PER_MILLE_STAYS } else { DENSE_PER_MILLE };
         match self.dense_per_mille {
-            Some(left) if left <= 1000 * u64::from(PERCENT_MIN_DENSE) / u64::from(PERCENT_MIN) => {
-                PERCENT_MIN_DENSE
-            }
+            Some(left) if left <= most => PERCENT_MIN_DENSE,
             _ => PERCENT_MIN,
         }
     }
@@ -152,7 +156,7 @@ impl Follower {
     /// One step towards the share of least cost.
     fn next(&self, shared: &Shared) -> u32 {
         let now = self.percent;
-        if now < shared.percent_min() {
+        if now < shared.percent_min(now) {
             // It is not packed so densely any more.
             return now + STEP_PERCENT;
         }
@@ -178,7 +182,7 @@ impl Follower {
         let file_read_us = self.file_read_us / self.file_reads.max(1.0) + FILE_WRITE_US;
         let page_us = faults_a_page * POOL_FAULT_US + raw_reads * file_read_us;
         let page_bytes = shared.pool_bytes as f64 / shared.pool_pages as f64;
-        let shares = (shared.percent_min()..=PERCENT_MAX).step_by(STEP_PERCENT as usize);
+        let shares = (shared.percent_min(self.percent)..=PERCENT_MAX).step_by(STEP_PERCENT as usize);
         let cost = |percent: u32| {
             let most_bytes = shared.swapped_pages as f64 * page_bytes;
             let pool_bytes = shared.pool_bytes as f64 * f64::from(percent) / f64::from(self.percent);
@@ -405,10 +409,16 @@ mod tests {
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 40);
         // Packed densely enough it may be smaller; where that ends, it grows again.
-        machine.dense_per_mille = Some(750);
+        machine.dense_per_mille = Some(790);
+        machine.run(hot.clone().into_iter(), Some(&mut follower));
+        assert_eq!(machine.percent, 40);
+        machine.dense_per_mille = Some(770);
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 30);
-        machine.dense_per_mille = Some(760);
+        machine.dense_per_mille = Some(820);
+        machine.run(hot.clone().into_iter(), Some(&mut follower));
+        assert_eq!(machine.percent, 30);
+        machine.dense_per_mille = Some(840);
         machine.run(hot.into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 40);
     }

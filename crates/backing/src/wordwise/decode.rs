@@ -1,6 +1,6 @@
-// A page as `wordwise` keeps it, and how it is read back. This file is compiled twice: with this crate, and
-// for the agent, whose threads read pages out of a shared pool. It holds plain code, which never panics, and
-// needs core alone.
+// A page as `wordwise` keeps it, and how it is read back. This file is compiled with this crate, for the
+// agent, whose threads read pages out of a shared pool, and for the tests that compare the two. It holds
+// plain code, which never panics, and needs core alone.
 //
 // ```text
 //   block     tags: 256 bytes, four bits a word, the lower half first ─ operands, one after the other
@@ -91,6 +91,7 @@ const SHAPES: [Shape; 16] = {
 /// Turns a block into the page that it was made of. False: it is none; the page has any contents then.
 pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
     let Some((tags, operands)) = block.split_first_chunk::<TAGS_BYTES>() else { return false };
+    let last = block.last_chunk().map_or(0, |eight| u64::from_le_bytes(*eight));
     // So that what is not written yet, where a distance leads that is too long, reads as zero.
     page.fill(0);
     let Some(words) = page.as_chunks_mut::<8>().0.first_chunk_mut::<WORDS>() else { return false };
@@ -100,7 +101,7 @@ pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
             if tag > WHOLE {
                 return false;
             }
-            let operand = word_at(operands, at);
+            let operand = word_at(operands, at, last);
             let first = operand as u8;
             let strided = u64::from_le_bytes(words[place.wrapping_sub(stride) % WORDS]);
             let word = if tag == DIFFERS || tag == SPARSE {
@@ -126,19 +127,13 @@ pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
     at == operands.len()
 }
 
-/// Eight bytes from there on; zeros after the last one.
+/// Eight bytes from there on, or what there is of them and zeros. `last` are the last eight of the block.
 #[inline(always)]
-fn word_at(bytes: &[u8], at: usize) -> u64 {
+fn word_at(bytes: &[u8], at: usize, last: u64) -> u64 {
     match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
         Some(eight) => u64::from_le_bytes(*eight),
-        None => last_word_at(bytes, at),
+        None => last.checked_shr(64 - 8 * bytes.len().saturating_sub(at) as u32).unwrap_or(0),
     }
-}
-
-#[cold]
-fn last_word_at(bytes: &[u8], at: usize) -> u64 {
-    let rest = bytes.get(at..).unwrap_or_default();
-    rest.iter().rev().fold(0, |word, byte| word << 8 | *byte as u64)
 }
 
 /// For four bits that say which bytes of 32 bits are meant: where those of them belong that move by none,

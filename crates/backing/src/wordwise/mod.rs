@@ -7,9 +7,9 @@
 //!
 //! Records of one type have the same words at the same places, or words that differ in few bytes. So each
 //! word is told by an earlier one: as it is, or XOR the bytes that differ. A general compressor looks for
-//! equal strings of bytes, of which a heap has fewer. Of heaps this leaves about as much as zstd's fast
-//! level, in LZ4's time (docs/benchmarks.md, "Pages come in wordwise"); of text it leaves more than LZ4
-//! does.
+//! equal strings of bytes, and a heap has few of those. Of heaps this leaves about as much as zstd's fast
+//! level, in little more than LZ4's time (docs/benchmarks.md, "Pages come in wordwise"); it is nothing for
+//! text.
 //!
 //! The idea is of Wilson, Kaplan and Smaragdakis ("The Case for Compressed Caching in Virtual Memory
 //! Systems", USENIX 1999), whose WKdm tells words of 32 bits by the upper 22 bits of a recent one. What is
@@ -37,7 +37,7 @@ use decode::{
     TAGS_BYTES, WHOLE, WORDS, ZERO, pack,
 };
 
-/// An operand is written as so many bytes, whatever it has.
+/// So many are always written for an operand; the next one overwrites those that were not used.
 pub(crate) const OPERAND_BYTES: usize = 8;
 
 /// The words of a page, after as many zeros as a distance can reach.
@@ -62,7 +62,8 @@ struct Recent {
     by_32: [u16; 256],
 }
 
-/// Places of words that may resemble the one at hand. What two kinds of words share one is forgotten by.
+/// Places of earlier words that may resemble the one at hand, or zero. Of two words with the same hash the
+/// older one is forgotten.
 struct Candidates {
     all: usize,
     upper_48: usize,
@@ -129,7 +130,8 @@ pub(crate) fn compress(page: &Page, out: &mut [u8], bytes_max: usize) -> Option<
     (len_bytes <= bytes_max).then_some(len_bytes)
 }
 
-/// The shortest way to tell a word, of those that need an operand.
+/// A short way to tell a word, of those that need an operand. (What has the upper 48 bits of an earlier word
+/// is not compared with the other ways, which would at times be a byte shorter.)
 #[inline(always)]
 fn tell(words: &Words, place: usize, strided: u64, candidates: &Candidates) -> Told {
     let word = words.0[place];

@@ -31,36 +31,46 @@ fn length_of(page: &Page) -> Option<usize> {
     Some(len_bytes)
 }
 
-/// Each tag once, by a page that needs it. All others of its words are zero, or as the one before.
+/// The block of a page that begins with some words, all others zero: their tags and all operands.
+fn told(words: &[u64]) -> (Vec<u8>, Vec<u8>) {
+    let page = page_of(|n| words.get(n).copied().unwrap_or(0));
+    let mut out = [0; PAGE_SIZE];
+    let len_bytes = compress(&page, &mut out, COMPRESSED_BYTES_MAX).unwrap();
+    assert_eq!(length_of(&page), Some(len_bytes));
+    // At the end of a page it is the same, and nothing comes after it.
+    let last = page_of(|n| (n + words.len()).checked_sub(WORDS).map_or(0, |at| words[at]));
+    assert_eq!(length_of(&last), Some(len_bytes));
+    let tags = (0..words.len()).map(|n| out[n / 2] >> (4 * (n & 1)) & 15).collect();
+    (tags, out[TAGS_BYTES..len_bytes].to_vec())
+}
+
+/// Each way to tell a word, and its operand byte by byte: what is in a pool is read by others.
 #[test]
 fn each_way_to_tell_a_word() {
-    let zeros = length_of(&page_of(|_| 0)).unwrap();
-    assert_eq!(zeros, TAGS_BYTES);
-    let far = 0x0123_4567_89ab_cdef;
-    for (words, operand_bytes) in [
-        (&[5][..], 1),
-        (&[0x1234], 2),
-        (&[far], 8),
-        // SPARSE: two bytes of eight, at both ends.
-        (&[0x1200_0000_0000_0034], 3),
-        // COPY from two words before sets the stride, and SAME follows it.
-        (&[far, far ^ !0, far, far ^ !0, far, far ^ !0], 8 + 8 + 1),
-        // NEAR by one to four bytes.
-        (&[far, far ^ 1], 8 + 2),
-        (&[far, far ^ 0x100], 8 + 3),
-        (&[far, far ^ 0x101], 8 + 3),
-        (&[far, 7, far ^ 0x1_0101], 8 + 1 + 4),
-        (&[far, 7, far ^ 0x101_0101], 8 + 1 + 5),
-        // DIFFERS in its highest and lowest byte.
-        (&[far, far ^ 0xff00_0000_0000_00ff], 8 + 3),
-        // AHEAD: pointers to themselves, in a row.
-        (&[far, far + 8, far + 16], 8),
+    let (far, not) = (0x0123_4567_89ab_cdef, !0x0123_4567_89ab_cdef);
+    let whole = [0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01];
+    let after = |operand: &[u8]| [&whole[..], operand].concat();
+    let near = |bytes: u8| NEAR + bytes;
+    for (words, tags, operands) in [
+        (&[0, 0][..], &[ZERO, ZERO][..], vec![]),
+        (&[5], &[SMALL + 1], vec![5]),
+        (&[0x1234], &[SMALL + 2], vec![0x34, 0x12]),
+        (&[far], &[WHOLE], whole.to_vec()),
+        (&[0x1200_0034_0000], &[DIFFERS], vec![0b10_0100, 0x34, 0x12]),
+        (&[far, 0x1200_0034_0000], &[WHOLE, SPARSE], after(&[0b10_0100, 0x34, 0x12])),
+        (&[far, far ^ 1 << 56 ^ 0xff], &[WHOLE, DIFFERS], after(&[0b1000_0001, 0xff, 1])),
+        (&[far, far + 8, far + 16], &[WHOLE, AHEAD, AHEAD], whole.to_vec()),
+        (&[far, far ^ 0x20], &[WHOLE, near(1)], after(&[0, 0x20])),
+        (&[far, 7, far ^ 0x2010], &[WHOLE, SMALL + 1, near(2)], after(&[7, 1, 0x10, 0x20])),
+        (&[far, 7, far ^ 0x3_2010], &[WHOLE, SMALL + 1, near(3)], after(&[7, 1, 0x10, 0x20, 3])),
+        (&[far, 7, far ^ 0x403_2010], &[WHOLE, SMALL + 1, near(4)], after(&[7, 1, 0x10, 0x20, 3, 4])),
+        // A copy from two words before sets the stride.
+        (&[far, not, far, not, far], &[WHOLE, WHOLE, COPY, SAME, SAME], {
+            let whole_not = whole.map(|byte| !byte);
+            [&whole[..], &whole_not, &[1]].concat()
+        }),
     ] {
-        let page = page_of(|n| words.get(n).copied().unwrap_or(0));
-        assert_eq!(length_of(&page), Some(TAGS_BYTES + operand_bytes), "{words:x?}");
-        // And with nothing after it.
-        let last = page_of(|n| (n + words.len()).checked_sub(WORDS).map_or(0, |at| words[at]));
-        assert_eq!(length_of(&last), Some(TAGS_BYTES + operand_bytes), "{words:x?} at the end");
+        assert_eq!(told(words), (tags.to_vec(), operands), "{words:x?}");
     }
 }
 
@@ -106,15 +116,18 @@ fn whatever_a_page_holds_comes_back() {
     assert!(blocks > 15_000 && longest > COMPRESSED_BYTES_MAX - 64, "{blocks} blocks, of {longest} at most");
 }
 
+/// No byte is zero, and none is foreseen.
+fn noise(state: &mut u64) -> u64 {
+    draw(state) << 33 ^ draw(state) | 0x0101_0101_0101_0101
+}
+
 #[test]
 fn noise_is_left() {
     let mut state = 7;
-    let noise = page_of(|_| draw(&mut state) << 33 ^ draw(&mut state));
-    assert_eq!(length_of(&noise), None);
+    assert_eq!(length_of(&page_of(|_| noise(&mut state))), None);
     // Half of a page of it is not, wherever it lies.
     for from in [0, WORDS / 4, WORDS / 2] {
-        let words =
-            |n: usize| if (from..from + WORDS / 2).contains(&n) { draw(&mut state) << 33 | 1 } else { 0 };
+        let words = |n: usize| if (from..from + WORDS / 2).contains(&n) { noise(&mut state) } else { 0 };
         assert!(length_of(&page_of(words)).is_some(), "{from}");
     }
 }
@@ -135,34 +148,51 @@ fn records_become_short() {
     assert!(len_bytes < PAGE_SIZE / 3, "{len_bytes}");
 }
 
-/// Whatever the bytes are, it ends, and the same block gives the same page.
+/// How many bytes the operands of these tags have, which lie in `operands`. None: there is no such tag.
+fn operands_bytes(tags: &[u8], operands: &[u8]) -> Option<usize> {
+    tags.iter().flat_map(|pair| [pair & 15, pair >> 4]).try_fold(0, |at, tag| {
+        Some(
+            at + match tag {
+                ZERO..=AHEAD => 0,
+                COPY..=7 => 1 + usize::from(tag - COPY),
+                8 | 9 => usize::from(tag - 7),
+                DIFFERS | SPARSE => 1 + operands.get(at)?.count_ones() as usize,
+                WHOLE => 8,
+                _ => return None,
+            },
+        )
+    })
+}
+
+/// Whatever the bytes are: as long as its operands it is a block, and gives the same page each time.
 #[test]
 fn any_bytes_are_read() {
     let mut state = 11;
     let mut good = 0;
     for _ in 0..20_000 {
-        let len_bytes = draw(&mut state) as usize % PAGE_SIZE;
-        let tags_most = 1 + draw(&mut state) as u8 % 16;
-        let mut block = vec![0_u8; len_bytes];
+        let tags_most = 1 + draw(&mut state) as u8 % 14;
+        let mut block = vec![0_u8; TAGS_BYTES + 9 * WORDS];
         for (at, byte) in block.iter_mut().enumerate() {
             let any = draw(&mut state) as u8;
             *byte = if at < TAGS_BYTES { (any % tags_most) | (((any >> 4) % tags_most) << 4) } else { any };
         }
+        let (tags, operands) = block.split_at(TAGS_BYTES);
         let (mut first, mut second) = (Page::ZERO, Page([0xff; PAGE_SIZE]));
-        let whole = decompress(&block, &mut first.0);
-        assert_eq!(decompress(&block, &mut second.0), whole);
-        good += u32::from(whole);
-        if whole {
-            assert!(first.0 == second.0, "it depends on what was there before");
-        }
-        // As long as its operands are, it is a block.
-        if let Some(tags) = block.get(..TAGS_BYTES)
-            && tags_most <= AHEAD + 1
-        {
-            assert!(decompress(tags, &mut first.0));
-        }
+        let Some(len_bytes) = operands_bytes(tags, operands) else {
+            assert!(!decompress(&block, &mut first.0), "there is no tag 13");
+            continue;
+        };
+        block.truncate(TAGS_BYTES + len_bytes);
+        assert!(decompress(&block, &mut first.0) && decompress(&block, &mut second.0));
+        assert!(first.0 == second.0, "it depends on what was there before");
+        // Neither longer nor shorter is it one; what is read of a part is not looked at.
+        let cut = draw(&mut state) as usize % block.len();
+        assert!(!decompress(&block[..cut], &mut first.0));
+        block.push(0);
+        assert!(!decompress(&block, &mut first.0));
+        good += 1;
     }
-    assert!(good < 20_000);
+    assert!(good > 15_000, "{good}");
 }
 
 #[test]
