@@ -38,6 +38,7 @@ use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
 use crate::arena::{PartOf, ZeroTable};
 use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
+use crate::dense;
 use crate::fifo::{Entry, Fifo};
 use crate::location::{Form, Location, LocationKind, Raw, pack_same, unpack_same};
 use crate::order::{Order, Second};
@@ -258,7 +259,7 @@ impl RamBacking {
             order.dense.form()
         });
         let mut encoded = codec.encode(form.algorithm(self.algorithm), page);
-        if form.is_dense() && encoded == Encoded::Raw {
+        if form.is_dense() && !dense::keeps(form, &encoded) {
             // Such as numbers of few kinds, or text: LZ4 may do better.
             form = Form::Plain;
             encoded = codec.encode(self.algorithm, page);

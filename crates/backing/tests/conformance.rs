@@ -1271,6 +1271,25 @@ fn a_tier_holds_more_wordwise() {
     assert!(stay[1] * 2 > stay[0] * 3, "{stay:?} pages");
 }
 
+/// What is shortened by little, and wordwise alone, is better in the file than in the pool.
+#[test]
+fn what_is_shortened_by_little_goes_to_the_file() {
+    // The upper half of each word has a byte that all have; LZ4 finds nothing in that.
+    let little = |slot: u32| {
+        let mut page = noise_page(slot);
+        for word in page.0.as_chunks_mut::<8>().0 {
+            word[6..].copy_from_slice(&[0x3a, 0x7f]);
+        }
+        page
+    };
+    let tier = tier(64 << 20);
+    (1..2000).for_each(|slot| write_good(&tier, 0, &[(slot, records_page(slot))]));
+    (2000..2100).for_each(|slot| write_good(&tier, 0, &[(slot, little(slot))]));
+    let usage = tier.usage();
+    assert!(usage.wordwise_pages > 500 && usage.file_pages == 100, "{usage:?}");
+    (2000..2100).for_each(|slot| expect(&tier, 0, &[(slot, little(slot))]));
+}
+
 /// Whatever their slots: what leaves the pool together is written by few requests.
 #[test]
 fn writeback_is_a_log() {
