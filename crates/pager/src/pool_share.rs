@@ -21,9 +21,9 @@
 //! Never below two fifths, which it was always before, and is at first: what *more* memory would spare is
 //! not known well enough. A page that comes back soon after it left would not be spared by a little more
 //! of it, but only stay a little longer. A model of pages in the order of arrival, where most touches go
-//! to few of them, lost 6 % by that; so did Python's dicts. But where three quarters of what LZ4 leaves are
-//! left (backing/src/dense.rs), or little more, three tenths hold about as much as two fifths by LZ4, so the
-//! pool may shrink to that. (node took 19 s with three tenths, 21 s with two fifths, which held more that it
+//! to few of them, lost 6 % by that; so did Python's dicts. But where less than three quarters of what LZ4
+//! leaves are left (backing/src/dense.rs), three tenths hold as much as two fifths by LZ4, so the pool may
+//! shrink to that. (node took 19 s with three tenths, 21 s with two fifths, which held more that it
 //! never wanted again, and 19.5 s by LZ4.)
 //!
 //! What this does not do: read a clock, or set a limit (ctl/budget.rs).
@@ -39,8 +39,8 @@ const PERCENT_MIN: u32 = 40;
 const PERCENT_MIN_DENSE: u32 = 30;
 /// What must be left of what LZ4 leaves for that, and below the usual minimum: so that a sample that is now
 /// on one side, now on the other, does not move the share.
-const DENSE_PER_MILLE: u64 = 780;
-const DENSE_PER_MILLE_STAYS: u64 = 830;
+const DENSE_PER_MILLE: u64 = 740;
+const DENSE_PER_MILLE_STAYS: u64 = 770;
 pub const PERCENT_MAX: u32 = 70;
 const STEP_PERCENT: u32 = 5;
 /// A fault that is served from the pool, and the page that leaves for it.
@@ -409,16 +409,16 @@ mod tests {
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 40);
         // Packed densely enough it may be smaller; where that ends, it grows again.
-        machine.dense_per_mille = Some(790);
+        machine.dense_per_mille = Some(750);
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 40);
-        machine.dense_per_mille = Some(770);
+        machine.dense_per_mille = Some(740);
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 30);
-        machine.dense_per_mille = Some(820);
+        machine.dense_per_mille = Some(765);
         machine.run(hot.clone().into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 30);
-        machine.dense_per_mille = Some(840);
+        machine.dense_per_mille = Some(780);
         machine.run(hot.into_iter(), Some(&mut follower));
         assert_eq!(machine.percent, 40);
     }
