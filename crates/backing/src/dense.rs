@@ -54,24 +54,19 @@ const BEGINS_PER_MILLE: u64 = 900;
 /// without 3.7.)
 const WORDWISE_BYTES_MAX: usize = 2560;
 
-/// A way in that leaves less than LZ4.
-struct Way {
-    form: Form,
-    algorithm: Algorithm,
-    bytes_max: usize,
-}
+/// What may leave less than LZ4, by the time that it takes.
+const WAYS: [Form; 2] = [Form::Wordwise, Form::ZstdFast];
 
-/// By the time that they take.
-const WAYS: [Way; 2] = [
-    Way { form: Form::Wordwise, algorithm: Algorithm::Wordwise, bytes_max: WORDWISE_BYTES_MAX },
-    Way { form: Form::ZstdFast, algorithm: Algorithm::ZstdFast, bytes_max: COMPRESSED_BYTES_MAX },
-];
+/// The longest block that is kept in a form.
+fn bytes_max(form: Form) -> usize {
+    if form == Form::Wordwise { WORDWISE_BYTES_MAX } else { COMPRESSED_BYTES_MAX }
+}
 
 /// Is a page kept in this form, of which that was made?
 pub(crate) fn keeps(form: Form, encoded: &Encoded<'_>) -> bool {
     match encoded {
         Encoded::Same(_) => true,
-        Encoded::Block(block) => form != Form::Wordwise || block.len() <= WORDWISE_BYTES_MAX,
+        Encoded::Block(block) => block.len() <= bytes_max(form),
         Encoded::Raw => false,
     }
 }
@@ -107,18 +102,18 @@ impl Sample {
 
     /// What a form leaves of a thousand bytes that LZ4 leaves.
     fn per_mille(&self, form: Form) -> Option<u64> {
-        let at = WAYS.iter().position(|way| way.form == form)?;
+        let at = WAYS.iter().position(|way| *way == form)?;
         (self.lz4_bytes >= SAMPLE_BYTES_MIN).then(|| self.dense_bytes[at] * 1000 / self.lz4_bytes)
     }
 
     /// What is to be used next, where this is used now.
-    fn best(&self, now: Form, is_allowed: impl Fn(&Way) -> bool) -> Form {
+    fn best(&self, now: Form, is_allowed: impl Fn(Form) -> bool) -> Form {
         let (mut best, mut enough) = (Form::Plain, 1000);
-        for way in WAYS.iter().filter(|way| is_allowed(way)) {
-            let Some(left) = self.per_mille(way.form) else { continue };
-            let margin = if way.form == now { STAYS_PER_MILLE } else { 0 };
+        for way in WAYS.into_iter().filter(|way| is_allowed(*way)) {
+            let Some(left) = self.per_mille(way) else { continue };
+            let margin = if way == now { STAYS_PER_MILLE } else { 0 };
             if left <= BEGINS_PER_MILLE.min(enough) + margin {
-                (best, enough) = (way.form, left * MORE_TIME_PER_MILLE / 1000);
+                (best, enough) = (way, left * MORE_TIME_PER_MILLE / 1000);
             }
         }
         best
@@ -143,8 +138,8 @@ impl Dense {
         Form::of(self.form.load(Ordering::Relaxed).into())
     }
 
-    fn allows(&self, way: &Way) -> bool {
-        self.is_allowed && (way.form != Form::ZstdFast || self.is_zstd_allowed)
+    fn allows(&self, way: Form) -> bool {
+        self.is_allowed && (way != Form::ZstdFast || self.is_zstd_allowed)
     }
 
     /// A page is about to be stored. One in 64 is measured.
@@ -153,11 +148,10 @@ impl Dense {
         if !is_due || same_filled(page).is_some() {
             return;
         }
-        let mut length = |algorithm, bytes_max| codec.length(algorithm, page, bytes_max);
-        let Some(lz4_bytes) = length(Algorithm::Lz4, COMPRESSED_BYTES_MAX) else { return };
+        let mut length = |form: Form| codec.length(form.algorithm(Algorithm::Lz4), page, bytes_max(form));
+        let Some(lz4_bytes) = length(Form::Plain) else { return };
         // What is not compressed in another way comes in by LZ4.
-        let dense_bytes =
-            WAYS.map(|way| self.allows(&way).then(|| length(way.algorithm, way.bytes_max)).flatten());
+        let dense_bytes = WAYS.map(|way| self.allows(way).then(|| length(way)).flatten());
         self.note(lz4_bytes as u64, dense_bytes.map(|bytes| bytes.unwrap_or(lz4_bytes) as u64));
     }
 

@@ -1274,7 +1274,7 @@ fn a_tier_holds_more_wordwise() {
 /// What is shortened by little, and wordwise alone, is better in the file than in the pool.
 #[test]
 fn what_is_shortened_by_little_goes_to_the_file() {
-    // The upper half of each word has a byte that all have; LZ4 finds nothing in that.
+    // All words have the same two upper bytes: too short for LZ4.
     let little = |slot: u32| {
         let mut page = noise_page(slot);
         for word in page.0.as_chunks_mut::<8>().0 {

@@ -37,8 +37,8 @@ use crate::working_set::depths;
 pub const PERCENT_AT_FIRST: u32 = 40;
 const PERCENT_MIN: u32 = 40;
 const PERCENT_MIN_DENSE: u32 = 30;
-/// What must be left of what LZ4 leaves for that, and below the usual minimum: so that a sample that is now
-/// on one side, now on the other, does not move the share.
+/// So much of what LZ4 leaves may be left for that; and so much where the share is below the usual minimum,
+/// so that a sample that varies a little does not move it up and down.
 const DENSE_PER_MILLE: u64 = 740;
 const DENSE_PER_MILLE_STAYS: u64 = 770;
 pub const PERCENT_MAX: u32 = 70;
