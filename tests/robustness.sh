@@ -28,7 +28,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened late-children late-then-free
+    populate opened late-children late-then-free forked-writers
     page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
     shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1377,6 +1377,17 @@ case_late-then-free() {
         grep -q SIGSYS strace.out && { no "a program that is traced has its calls trapped"; return; }
         rm -f strace.out
     fi
+    clean
+}
+
+# Each child has what it has written, and its parent and its own child have what was there before.
+case_forked-writers() {
+    gcc -O2 -o forked-writers "$TESTS/programs/forked_writers.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local run
+    for run in 1 2 3; do
+        call 60 "${SPILL[@]}" --check -- ./forked-writers 8 24
+        code_is 0 || { WHY="run $run: $WHY: $(head -n 1 err)"; return; }
+    done
     clean
 }
 

@@ -119,7 +119,7 @@ stage "interleavings" timeout -k 20 900 scripts/interleavings.sh --short
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 840 tests/robustness.sh --kills 4
 suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
-    python verify-threads
+    forked-writers python verify-threads
 suite "by the thread that faults" 120 tests/unprivileged.sh --pager=thread check kill-target remap-pieces \
     python by_auto
 suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target opened by_auto

@@ -193,6 +193,16 @@ fn mark_all() -> Result<()> {
     advise(sys::MADV_DONTFORK, FORK.unmarked.swap(0, Ordering::Relaxed))
 }
 
+/// Calls `each` with what the child inherits and has registered, between `prepare` and the fork.
+pub fn each_inherited(mut each: impl FnMut(usize, usize)) {
+    let ranges = FORK.ranges.load(Ordering::Relaxed) as *const [usize; 2];
+    for index in 0..FORK.count.load(Ordering::Relaxed) {
+        // SAFETY: so many are mapped there.
+        let [start, end] = unsafe { ranges.add(index).read() };
+        each(start, end);
+    }
+}
+
 /// To the first `count` ranges.
 fn advise(advice: usize, count: usize) -> Result<()> {
     let ranges = FORK.ranges.load(Ordering::Relaxed) as *const [usize; 2];

@@ -275,6 +275,9 @@ fn prepare_fork(block: &mut Block, child_tid: usize) -> sys::Result<bool> {
         fork_lock::done(false);
         arm_child(0);
     } else {
+        // What is marked is registered in the child, also where the parent was about to be told that it will
+        // be (OP_PREPARE).
+        forks::each_inherited(|start, end| batch::note_new(start, end.saturating_sub(start)));
         thread::keep_managed();
     }
     prepared
