@@ -1,9 +1,10 @@
 #!/bin/bash
 # The budget is honest: under a hard memory limit of the budget plus a slack, without the kernel's swap,
 # memspill brings a program to its end that takes 4 and 8 times the budget; without memspill it is killed
-# there. And 16 processes that fill more than the budget at once stay below it and a twentieth (fill-16: 480M
-# in 300M). And memspill itself takes little of a small budget: own-memory, at most 8 MiB beside its code,
-# tables included, while pages come and go, to a file, so that there is no pool.
+# there; and children that write what they share with their parent end well (forks-8). 16 processes that
+# fill more than the budget at once stay below it and a twentieth (fill-16: 480M in 300M). And memspill itself
+# takes little of a small budget: own-memory, at most 8 MiB beside its code, tables included, while pages come
+# and go, to a file, so that there is no pool.
 #
 # Needs root and a memory cgroup (v1 at /sys/fs/cgroup/memory, or v2). memspill itself runs inside the limit.
 
@@ -16,7 +17,7 @@ HELP="usage: tests/memcg.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [-
 BUDGET=64
 SLACK=48
 ALL=(killed-without mmap-4 mmap-8 malloc-4 brk-4 mprotect-4 mapfixed-4 all-8 random-8 threads-4 fill-16
-    own-memory)
+    forks-8 own-memory)
 option() {
     case $1 in
     --budget) BUDGET=$2; TAKEN=2 ;;
@@ -89,6 +90,7 @@ for name in "${ALL[@]}"; do
     WHY=
     budget=$BUDGET
     slack=$SLACK
+    program=$WORKLOAD
     times=${name##*-}
     times=${times//[^0-9]/}
     size=$((BUDGET * ${times:-4}))M
@@ -121,6 +123,13 @@ for name in "${ALL[@]}"; do
         fi
         continue
         ;;
+    forks-*)
+        gcc -O2 -o "$WORK/forked-writers" "$TESTS/programs/forked_writers.c" 2>/dev/null ||
+            { skip "$name" "no gcc"; continue; }
+        size="$times x 32M"
+        program=$WORK/forked-writers
+        command=("$times" 32)
+        ;;
     random-*) command=(pmbench --size "$size" --seconds 10 --threads 4 --check sparse) ;;
     threads-*) command=(verify-threads --size "$size" --threads 16 --seconds 10) ;;
     fill-16)
@@ -133,7 +142,7 @@ for name in "${ALL[@]}"; do
     esac
     start=$(now)
     inside 300 "$MEMSPILL" run --memory-max ${budget}M --swap-dir "$WORK" "${MEMSPILL_ARGS[@]}" \
-        -- "$WORKLOAD" "${command[@]}"
+        -- "$program" "${command[@]}"
     figures="$size in ${budget}M + ${slack}M, peak $USED MiB, $(since "$start") s"
     if [ -n "$WHY" ]; then
         fail "$name" "$WHY, $figures"

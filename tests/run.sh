@@ -127,6 +127,7 @@ export -f verifier
 suite "packages" 120 tests/packages.sh man completions-bash completions-zsh completions-fish deb make ninja
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
-suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 own-memory
+suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \
+    own-memory
 suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with --pager=signal mprotect-4
 begin "all stages passed"

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   calls          engine.rs                                                          check.rs reads all
-//!   paths          swap_in.rs  neighbours.rs  install.rs   swap_out.rs  write_out.rs   swapoff.rs
-//!                  └─────────── fill.rs ─────────┘   └────────── kept.rs ─────────────────┘
+//!   paths          swap_in.rs  neighbours.rs  install.rs  cow.rs   swap_out.rs  write_out.rs   swapoff.rs
+//!                  └─────────── fill.rs ─────────┘           └────────── kept.rs ─────────────────┘
 //!   reclaim        spaces.rs: which space, reclaim/victim.rs: which pages, reclaim/folio.rs: their slots
 //!   page tables    space/: words, changes   reclaim/lru.rs   reclaim/turn.rs   gate.rs
 //!   swap           swap.rs: what a page table may ask
@@ -16,6 +16,7 @@
 //! paths.
 
 use crate::backing::{QueueId, ReadDone};
+use crate::cow;
 use crate::devices::{Device, Devices, TooManyDevices};
 use crate::fill::{Brought, Fault, FillJob, Outcome, Scratch, SwapIn};
 use crate::group::{Group, GroupConfig, Groups};
@@ -31,6 +32,7 @@ use crate::sync::Arc;
 use crate::tuning::{FolioSize, Insertion, Tuning};
 use crate::units::{CpuId, PAGE_SIZE, Vpn};
 use crate::write_out::{WriteOut, Writer};
+use std::ops::Range;
 
 /// Bytes of what is kept for each page beside its own bytes.
 #[derive(Clone, Copy, Default, Debug)]
@@ -193,6 +195,23 @@ impl Engine {
     /// None: there is none.
     pub fn bring_predicted(&self, cpu: CpuId, queue: QueueId, scratch: &mut Scratch) -> Option<Outcome> {
         self.swap_in(cpu, scratch).bring_predicted(queue)
+    }
+
+    /// A write to a page that was protected because a fork has left it shared. Returns pages around it, whose
+    /// protection may be taken away; `urgent`: that one, even over the limit. None: there is no room, ask
+    /// again when reclaim has made some.
+    pub fn may_write(&self, cpu: CpuId, space: &Space, vpn: Vpn, urgent: bool) -> Option<Range<u64>> {
+        cow::may_write(&self.swap, &self.spaces, cpu, space, vpn, urgent)
+    }
+
+    /// So many pages of the space that were shared since a fork have been copied, and are its own.
+    pub fn note_own(&self, space: &Space, pages: u64) {
+        cow::note_own(&self.swap, &self.spaces, space, pages);
+    }
+
+    /// A space that had this discount has been released, and removed.
+    pub fn note_gone(&self, discount_pages: u64) {
+        cow::note_gone(&self.swap, &self.spaces, discount_pages);
     }
 
     /// Is a read under way on this queue?

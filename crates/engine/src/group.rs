@@ -10,7 +10,8 @@
 //!
 //! usage = pages charged (resident pages of managed ranges)
 //!       + other bytes (memory of the targets that is not managed; in the root also pool, frames and tables)
-//!       − discount (pages counted in two address spaces that are one page, shared since a fork).
+//!       − discount (pages counted in two address spaces that are one page, shared since a fork; managed or
+//!         not).
 //!
 //! A page is charged to the group of its space and to all above it. A charge fits in each of them or fails;
 //! nobody sleeps here. What must be admitted (a page that is there already, found by a scan) is charged by
@@ -222,8 +223,10 @@ impl Group {
         self.usage_with(self.charged_pages.load(Ordering::Relaxed))
     }
     fn usage_with(&self, charged_pages: u64) -> u64 {
-        let pages = charged_pages.saturating_sub(self.discount_pages.load(Ordering::Relaxed));
-        (pages * PAGE_SIZE as u64).saturating_add(self.other_bytes.load(Ordering::Relaxed))
+        // Of both: until they are managed, pages that are shared since a fork count among the other bytes.
+        let counted_bytes =
+            (charged_pages * PAGE_SIZE as u64).saturating_add(self.other_bytes.load(Ordering::Relaxed));
+        counted_bytes.saturating_sub(self.discount_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
     }
     pub fn other_bytes(&self) -> u64 {
         self.other_bytes.load(Ordering::Relaxed)
@@ -569,6 +572,19 @@ mod tests {
             config("b", Some(1), 3000),
             config("c", Some(0), 9000),
         ])
+    }
+
+    #[test]
+    fn what_is_shared_counts_once_whether_it_is_managed_or_not() {
+        let groups = tree();
+        let b = &groups.all()[2];
+        b.set_other_bytes(500 * PAGE);
+        assert!(b.try_charge(CPU, 100, 0));
+        groups.drain_stocks();
+        b.change_discount(0, 550);
+        assert_eq!(b.usage_bytes(), 50 * PAGE);
+        b.change_discount(550, 700);
+        assert_eq!(b.usage_bytes(), 0, "it was measured before some of the pages went");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod ahead;
 pub mod backing;
 mod check;
+mod cow;
 pub mod devices;
 pub mod engine;
 pub mod errors;

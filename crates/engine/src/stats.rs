@@ -139,6 +139,8 @@ stats! {
     swapoff_moved,
     /// Faults held back while another thread had the swap token.
     token_wait,
+    /// Writes to pages that a fork had left shared, which came to the pager first.
+    cow_faults,
     /// Forks followed.
     forks;
     by order:

@@ -1,10 +1,12 @@
-//! PAGEMAP_SCAN: runs of present pages, 5 ns a page.
+//! PAGEMAP_SCAN: runs of present pages, 5 ns a page. And which of them others have mapped too, which only the
+//! words of the file say.
 #![allow(unsafe_code, reason = "one ioctl with a struct and an output vector on our side")]
 
 use crate::{READ, WRITE, ioc};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -38,6 +40,15 @@ const SWAPPED: u64 = 16;
 const ZERO_PAGE: u64 = 32;
 /// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
 const GUARD: u64 = 256;
+
+/// The file itself has a word for each page: it is present; of a file, or of shared memory; mapped by nobody
+/// else.
+const WORD_PRESENT: u64 = 1 << 63;
+const WORD_FILE: u64 = 1 << 61;
+const WORD_EXCLUSIVE: u64 = 1 << 56;
+const WORD_BYTES: usize = 8;
+const WORDS_AT_ONCE: usize = 512;
+const PAGE_BYTES: u64 = 4096;
 
 /// Add the runs of present pages in [start, end) of the process whose /proc/PID/pagemap this is to `runs`,
 /// until `max_pages` of them are found, or 256 runs. Returns how far it came. Holes cost next to nothing,
@@ -82,6 +93,41 @@ pub fn guarded(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)
         Some(libc::EINVAL) => io::ErrorKind::Unsupported.into(),
         _ => error,
     })
+}
+
+/// Call `found(start, end)` for runs of pages in [start, end) that are present and that a write would copy:
+/// others have them mapped too, or they are the kernel's page of zeros. (Of a large folio each page counts as
+/// shared while some of it is.)
+pub fn shared(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+    let mut present = Vec::new();
+    scan(pagemap, start, end, PRESENT, |from, to| present.push((from, to)))?;
+    for (from, to) in present {
+        let mut at = from;
+        while at < to {
+            let mut words = [0u8; WORD_BYTES * WORDS_AT_ONCE];
+            let pages = WORDS_AT_ONCE.min(((to - at) / PAGE_BYTES) as usize);
+            let words = &mut words[..pages * WORD_BYTES];
+            pagemap.read_exact_at(words, at / PAGE_BYTES * WORD_BYTES as u64)?;
+            let is_shared = |word: &[u8]| {
+                let word = u64::from_ne_bytes(word.try_into().expect("a word"));
+                word & (WORD_PRESENT | WORD_FILE | WORD_EXCLUSIVE) == WORD_PRESENT
+            };
+            let mut run = None;
+            for (page, word) in (at..).step_by(PAGE_BYTES as usize).zip(words.chunks_exact(WORD_BYTES)) {
+                match (is_shared(word), run) {
+                    (true, None) => run = Some(page),
+                    (false, Some(first)) => {
+                        found(first, page);
+                        run = None;
+                    }
+                    _ => {}
+                }
+            }
+            at += pages as u64 * PAGE_BYTES;
+            run.into_iter().for_each(|first| found(first, at));
+        }
+    }
+    Ok(())
 }
 
 fn scan(
@@ -153,7 +199,7 @@ mod tests {
     use super::*;
 
     const TIB: u64 = 1 << 40;
-    const PAGE: u64 = 4096;
+    const PAGE: u64 = PAGE_BYTES;
 
     /// One call goes on over TiB of holes, until it has found as many pages as were asked for.
     #[test]
@@ -181,6 +227,49 @@ mod tests {
         let mut found = 0;
         occupied(&pagemap, base, base + len, |from, to| found += (to - from) / PAGE).expect("a scan");
         assert_eq!(found, touched.len() as u64);
+        // SAFETY: the mapping made above, not used any more.
+        assert_eq!(unsafe { libc::munmap(base as *mut _, len as usize) }, 0);
+    }
+
+    /// What a child has as we have it, until one of the two writes.
+    #[test]
+    fn pages_are_shared_with_a_child_until_they_are_written() {
+        let (len, prot) = (5 * PAGE, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping of our own, at a place of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, prot, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED, "no memory");
+        let base = base as u64;
+        // SAFETY: within the mapping, which nobody else knows.
+        let store = |page: u64| unsafe { ((base + page * PAGE) as *mut u8).write_volatile(1) };
+        [0, 1, 2, 4].into_iter().for_each(store);
+        let pagemap = File::open("/proc/self/pagemap").expect("our pagemap");
+        let shared_pages = || {
+            let mut pages = Vec::new();
+            let found = |from, to| pages.push(((from - base) / PAGE, (to - base) / PAGE));
+            shared(&pagemap, base, base + len, found).expect("a look");
+            pages
+        };
+        assert_eq!(shared_pages(), []);
+        // SAFETY: the child calls what may be called after a fork of one of several threads.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        let all = shared_pages();
+        store(1);
+        let written = shared_pages();
+        // SAFETY: our child, which is waited for.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert_eq!((all, written), (vec![(0, 3), (4, 5)], vec![(0, 1), (2, 3), (4, 5)]));
+        assert_eq!(shared_pages(), [], "it has ended");
         // SAFETY: the mapping made above, not used any more.
         assert_eq!(unsafe { libc::munmap(base as *mut _, len as usize) }, 0);
     }

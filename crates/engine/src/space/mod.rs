@@ -460,12 +460,19 @@ impl Space {
         }
     }
 
-    /// Shared pages became this space's own: they are not counted twice any more.
-    pub fn drop_discount(&self, swap: &Swap, pages: u64) {
+    /// See `set_discount`.
+    pub fn discount_pages(&self) -> u64 {
+        self.discount_pages.load(Ordering::Relaxed)
+    }
+
+    /// Discount less, as far as so much is discounted here. Returns how much.
+    pub(crate) fn drop_discount(&self, swap: &Swap, pages: u64) -> u64 {
         let drop = |d: u64| Some(d.saturating_sub(pages));
         let before =
             self.discount_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, drop).unwrap_or(0);
-        self.group(swap).change_discount(before, before.saturating_sub(pages));
+        let dropped = before.min(pages);
+        self.group(swap).change_discount(before, before - dropped);
+        dropped
     }
 
     /// To be called now and then: pages that could not be taken as they were mapped get another chance, and

@@ -12,7 +12,7 @@ use crate::door::inherit::{self, Awaited, Child};
 use crate::door::socket::Door;
 use crate::door::source::{Pager, UffdSource};
 use crate::faults::fork;
-use crate::monitor::register;
+use crate::monitor::{protect, register};
 use crate::proc::{self, Rights};
 use crate::process::Process;
 use crate::process::agent::{Agent, own_ranges};
@@ -359,6 +359,7 @@ fn take_in(
         // Perhaps before its parent was followed. It shares pages with that, and with others of the
         // family.
         run.processes().iter().for_each(|p| p.space.cow.store(true, Ordering::Relaxed));
+        protect::take_in_child(run, &process);
         // A batch of shared memory that was begun without it ends before it runs on (`reclaim/direct.rs`).
         run.objects().iter().for_each(|object| drop(object.hold_batch()));
     }

@@ -72,6 +72,16 @@ pub struct FaultThread<'a> {
     ahead: usize,
 }
 
+/// What a fault is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Missing {
+        write: bool,
+    },
+    /// A write to a page that is there.
+    Protected,
+}
+
 /// Does a fault still wait for its page, after it was served?
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waits {
@@ -255,8 +265,9 @@ impl<'a> FaultThread<'a> {
         process.stall.in_flight.enter(faults as u64, us_of(start));
         messages.sort_by_key(|m| !matches!(m, Event::Fault { tid, .. } if self.run.token.is_held_by(*tid)));
         for message in &messages {
-            if let Event::Fault { addr, write, tid } = message {
-                let waits = self.serve_fault(process, *addr, *write, *tid, start);
+            if let Event::Fault { addr, write, protected, tid } = *message {
+                let kind = if protected { Kind::Protected } else { Kind::Missing { write } };
+                let waits = self.serve_fault(process, addr, kind, tid, start);
                 let now = Instant::now();
                 self.shared_state().fault_ns.record(now - start);
                 if waits == Waits::No {
@@ -268,12 +279,12 @@ impl<'a> FaultThread<'a> {
         faults
     }
 
-    /// One fault: a call of the agent, or a page that is missing.
+    /// One fault: a call of the agent, a page that is missing, or a write to one that is protected.
     fn serve_fault(
         &mut self,
         process: &Arc<Process>,
         addr: u64,
-        write: bool,
+        kind: Kind,
         tid: u32,
         read_at: Instant,
     ) -> Waits {
@@ -308,6 +319,9 @@ impl<'a> FaultThread<'a> {
             watch::note_fault(&self.run.cpus, process, tid);
             self.sample(process, addr, tid);
         }
+        let Kind::Missing { write } = kind else {
+            return self.write_to_shared(process, vpn, urgent);
+        };
         let now_us = us_of(read_at);
         let who = self.faulter(process, tid, vpn, now_us);
         let favoured = !evicts && self.run.token.note_fault(who, now_us);
@@ -329,6 +343,48 @@ impl<'a> FaultThread<'a> {
             Some((object, page)) => {
                 self.shared_fault(process, object, addr, Fault { vpn: Vpn(page), ..fault })
             }
+        }
+    }
+
+    /// A write to a page that a fork has left shared, and that was protected (monitor/protect.rs): it and its
+    /// block may be copied, once there is room.
+    fn write_to_shared(&self, process: &Arc<Process>, vpn: Vpn, urgent: bool) -> Waits {
+        let waits = match self.let_write(process, vpn, urgent) {
+            true => Waits::No,
+            false => {
+                let fault = Fault { vpn, write: true, urgent: false, favoured: false };
+                self.wait_for_room(process, &process.space, fault, true);
+                Waits::Yes
+            }
+        };
+        self.run.kick_reclaim();
+        waits
+    }
+
+    /// False: there is no room.
+    fn let_write(&self, process: &Process, vpn: Vpn, urgent: bool) -> bool {
+        let Some(pages) = self.run.engine.may_write(self.cpu, &process.space, vpn, urgent) else {
+            return false;
+        };
+        let (memory, first, count) = (&process.memory, Vpn(pages.start), pages.end - pages.start);
+        // The fault itself is counted.
+        memory.copies.grant(count - 1);
+        // Of the block some may be mapped otherwise. And while something changes nothing can be done: then
+        // the thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
+        let of = |first: Vpn, pages: u64| memory.uffd.unprotect(first.addr(), pages * PAGE_SIZE as u64);
+        let is_all_ours = !process.growth.was_refused();
+        if !(is_all_ours && of(first, count).is_ok() || of(vpn, 1).is_ok()) {
+            memory.wake(vpn, 1);
+        }
+        true
+    }
+
+    fn wait_for_room(&self, process: &Arc<Process>, space: &Arc<Space>, fault: Fault, is_protected: bool) {
+        let waiting = Waiting { process: process.clone(), space: space.clone(), fault, is_protected };
+        self.shared_state().add_waiting([waiting]);
+        // Room that was made in between was told to nobody: reclaim did not see this fault wait.
+        if !space.group(self.run.engine.swap()).full() {
+            self.shared_state().poke();
         }
     }
 
@@ -380,12 +436,7 @@ impl<'a> FaultThread<'a> {
         let outcome = engine.fault(self.cpu, self.queue, space, fault, &mut self.scratch);
         let waits = match outcome {
             Outcome::NoRoom => {
-                let waiting = Waiting { process: process.clone(), space: space.clone(), fault };
-                self.shared_state().add_waiting([waiting]);
-                // Room that was made in between was told to nobody: reclaim did not see this fault wait.
-                if !space.group(engine.swap()).full() {
-                    self.shared_state().poke();
-                }
+                self.wait_for_room(process, space, fault, false);
                 Waits::Yes
             }
             other => self.follow_up(other, Some(process)),
@@ -446,7 +497,11 @@ impl<'a> FaultThread<'a> {
                 still_waiting.push(waiting);
                 continue;
             }
-            let outcome = engine.fault(self.cpu, self.queue, space, waiting.fault, &mut self.scratch);
+            let outcome = match waiting.is_protected {
+                true if self.let_write(&waiting.process, waiting.fault.vpn, false) => Outcome::Done,
+                true => Outcome::NoRoom,
+                false => engine.fault(self.cpu, self.queue, space, waiting.fault, &mut self.scratch),
+            };
             if matches!(outcome, Outcome::NoRoom) {
                 without_room.push(group);
                 still_waiting.push(waiting);
@@ -466,7 +521,11 @@ impl<'a> FaultThread<'a> {
     fn serve_beyond(&mut self) {
         for waiting in self.shared_state().take_waiting(serves_beyond) {
             let fault = Fault { urgent: true, ..waiting.fault };
-            if self.page_fault(&waiting.process, &waiting.space, fault) == Waits::No {
+            let waits = match waiting.is_protected {
+                true => self.write_to_shared(&waiting.process, fault.vpn, true),
+                false => self.page_fault(&waiting.process, &waiting.space, fault),
+            };
+            if waits == Waits::No {
                 waiting.process.stall.in_flight.leave(now_us());
             }
         }

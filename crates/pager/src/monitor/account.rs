@@ -35,17 +35,30 @@ pub fn small_bytes(limit_bytes: u64) -> u64 {
     (limit_bytes / 128).clamp(512 << 10, 8 << 20)
 }
 
-/// Note how much of a process of this size is not managed.
-pub fn note_unmanaged(process: &Process, statm: Statm) {
+/// Note how much of a process of this size is not managed. One that is not let in yet has nothing of its own
+/// (it is the child of a fork, or a program has just begun), but by statm it has all that it shares: what the
+/// door says of it stands.
+pub fn note_unmanaged(run: &Run, process: &Process, statm: Statm) {
+    if process.memory.serving_agent().is_none() && process.age() < PROCESS_YOUNG {
+        return;
+    }
     let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
     process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes));
+    // More cannot be shared than is there: it was measured before some of it was unmapped.
+    let pages = statm.anon_bytes.max(managed_bytes) / PAGE_SIZE as u64;
+    if process.space.discount_pages() > pages {
+        process.space.set_discount(run.engine.swap(), pages);
+    }
 }
 
 /// Charge the run and its groups with what is not managed, as it was noted for each process; `shared_bytes`
 /// of shared memory are among it. Returns how much of it is not private to processes: shared, and our own.
-pub fn charge_unmanaged(run: &Run, processes: &[Arc<Process>], sizes: &Sizes<'_>, shared_bytes: u64) -> u64 {
-    let unmanaged_bytes: u64 = sizes.iter().map(|(process, _)| process.growth.unmanaged_bytes()).sum();
+pub fn charge_unmanaged(run: &Run, shared_bytes: u64) -> u64 {
     let other_bytes = shared_bytes + account::own_bytes(&run.engine);
+    // The door may have counted one that was not there a moment ago.
+    let _counting = run.account.begin_counting();
+    let processes = run.processes();
+    let unmanaged_bytes: u64 = processes.iter().map(|process| process.growth.unmanaged_bytes()).sum();
     run.account.set_measured_bytes(unmanaged_bytes + other_bytes);
     run.update_account();
     // The root has more, see `run/account.rs`.
@@ -123,7 +136,7 @@ pub fn may_share_pages(run: &Run) -> bool {
 
 /// Who may share pages since a fork, and how many faults of theirs the kernel has served by itself: the first
 /// write to a shared page is one, by which its writer gets a page of its own.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Sharers {
     keys: Vec<u64>,
     faults: u64,
@@ -136,32 +149,56 @@ impl Sharers {
     pub fn now(run: &Run) -> Sharers {
         let mut sharers = Sharers::default();
         for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
-            let faults = proc::minor_faults(process.memory.proc_id()).unwrap_or(0);
             sharers.keys.push(process.key);
-            // Those that we have served are among them.
-            sharers.faults = sharers.faults.wrapping_add(faults).wrapping_sub(process.faults());
+            sharers.faults = sharers.faults.wrapping_add(kernel_faults(process).unwrap_or(0));
         }
         sharers.keys.sort_unstable();
         sharers
     }
 
+    /// Are they the same ones?
+    pub fn are_those(&self, then: &Sharers) -> bool {
+        self.keys == then.keys
+    }
+
     /// Do they share what they shared then, as far as this tells?
     pub fn are_as(&self, then: &Sharers) -> bool {
         let more = self.faults.wrapping_sub(then.faults) as i64;
-        self.keys == then.keys && more.unsigned_abs() < OWN_UNNOTICED
+        self.are_those(then) && more.unsigned_abs() < OWN_UNNOTICED
     }
 }
 
-/// After a fork pages are in two address spaces and once in memory: find out how many.
-pub fn measure_shared(run: &Run) {
+/// Faults that the kernel has served by itself. None: the process has ended.
+pub fn kernel_faults(process: &Process) -> Option<u64> {
+    let faults = proc::minor_faults(process.memory.proc_id())?;
+    // Those that we have served are among them.
+    Some(faults.saturating_sub(process.faults()))
+}
+
+/// After a fork pages are in two address spaces and once in memory: find out how many. While children come
+/// it is no more than is known (`may_rise` is false): one that has not been let in yet has its share of
+/// what others have, and is not counted.
+pub fn measure_shared(run: &Run, may_rise: bool) {
     for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
         let pid = process.memory.proc_id();
         // One that has just been forked and is not known yet, or that has just ended, keeps its figure.
-        let Some(statm) = proc::statm(pid).filter(|_| pid != 0) else { continue };
+        let shared_before = process.space.discount_pages();
+        let Some(pss_bytes) = proc::pss_anon_bytes(pid).filter(|_| pid != 0) else { continue };
         let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
-        let rss_bytes = statm.anon_bytes.max(managed_bytes);
-        let pss_bytes = proc::pss_anon_bytes(pid).unwrap_or(statm.anon_bytes);
-        process.space.set_discount(run.engine.swap(), rss_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64);
+        // Not what statm shows: of one that is not let in yet that is not counted.
+        let counted_bytes = managed_bytes + process.growth.unmanaged_bytes();
+        let shared_pages = counted_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64;
+        // The walk may take ms, in which pages were let be written; and not all are written that may be.
+        let let_meanwhile = shared_before.saturating_sub(process.space.discount_pages());
+        let copies = &process.memory.copies;
+        let outstanding = match copies.has_protected() {
+            true => kernel_faults(process).map_or(0, |faults| copies.outstanding_pages(faults)),
+            false => 0,
+        };
+        let discount_pages = shared_pages.saturating_sub(let_meanwhile.max(outstanding));
+        let most = if may_rise { u64::MAX } else { process.space.discount_pages() };
+        let discount_pages = discount_pages.min(most);
+        process.space.set_discount(run.engine.swap(), discount_pages);
     }
 }
 

@@ -6,6 +6,7 @@
 //!   (thread)   ├─ account.rs ─── what is not managed, and how much may come before memory is tight
 //!              ├─ register.rs ── whose faults come to us
 //!              ├─ adopt.rs ───── pages that are there already become managed
+//!              ├─ protect.rs ─── pages that are shared since a fork: writes to them come to us
 //!              ├─ shared.rs ──── shared memory: counted once, and managed
 //!              │  shared_files.rs ─ who uses files of shared memory, and how
 //!              ├─ stalls.rs ──── time lost to waiting for memory
@@ -17,6 +18,7 @@ pub(crate) mod account;
 pub(crate) mod adopt;
 pub(crate) mod ended;
 pub(crate) mod errors;
+pub(crate) mod protect;
 pub(crate) mod register;
 pub(crate) mod rounds;
 mod shared;

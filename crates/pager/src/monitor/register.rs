@@ -143,6 +143,11 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     }
 }
 
+/// The same of the child of a fork that has just joined, however small it is.
+pub fn register_joining(process: &Process, statm: Statm) -> Vec<Range> {
+    register_new(process, statm, 0, 0)
+}
+
 /// The child of a fork is about to make its agent's pages: which they are is known when it has introduced
 /// itself.
 fn is_known(process: &Process) -> bool {
@@ -199,6 +204,9 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
         }
     };
     registered.look_again(&results.put_off);
+    if !results.refused.is_empty() {
+        process.growth.set_was_refused();
+    }
     registered.note_refused(results.refused);
     let (whole, torn) = registered.split_by_mapping(process.memory.proc_id(), results.registered);
     registered.look_again(&torn);
@@ -280,7 +288,7 @@ fn register_ranges(process: &Process, new: &[New], stack: Option<(u64, u64)>) ->
         // there.
         let _fill_guard = process.space.gate.enter_fill();
         let (floor, end) = span(ranges);
-        let register = |start: u64, end: u64| process.memory.uffd.register(start, end - start);
+        let register = |start: u64, end: u64| process.memory.register(start, end - start);
         let is_one = ranges.len() == 1 || floor < ranges[0].0;
         match register(floor, end) {
             Err(errno) if errno != libc::EAGAIN && !is_one => {
@@ -373,7 +381,7 @@ pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, gro
     }
     // The agent has marked it.
     process.growth.note_marked(start, end);
-    let result = process.memory.uffd.register(start, end - start);
+    let result = process.memory.register(start, end - start);
     if grown {
         // There may be pages that were never adopted: the next search goes through this range too.
         process.growth.note_unmapped(start, end);

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   each round:   is each process still there, and how big is it? (ended.rs) ─▶ charged (account.rs)
-//!                 tight? ─▶ what is new is registered (register.rs) ─▶ and adopted (adopt.rs, shared.rs)
+//!                 tight? ─▶ what is new is registered (register.rs), protected (protect.rs) if it is shared
+//!                           since a fork, and adopted (adopt.rs, shared.rs)
 //!                 too much that cannot be managed? (unmanaged.rs)  device errors (errors.rs)
 //!   some rounds:  chores, each in its own time
 //!   the next:     in the time in which the room that is left could fill; often while memory is tight
@@ -13,7 +14,7 @@
 use crate::faults::guards;
 use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
-use crate::monitor::{account, adopt, ended, errors, register, shared, stalls};
+use crate::monitor::{account, adopt, ended, errors, protect, register, shared, stalls};
 use crate::reclaim::fairness::Progress;
 use crate::run::{Run, Shared};
 use crate::times::{
@@ -116,12 +117,15 @@ struct Monitor<'a> {
     counted: Option<(Instant, usize)>,
     unmanaged: Watch,
     objects: shared::Watch,
+    copies: protect::Watch,
     progress: Progress,
     shared: Timer,
     /// When it is measured though nothing tells of a change: nothing does where memory is unmapped.
     shared_anyway: Timer,
     /// As it was measured last.
     sharers: Sharers,
+    /// As they were at the last look.
+    sharers_seen: Sharers,
     fairness: Timer,
     tables: Timer,
     tidying: Timer,
@@ -140,10 +144,12 @@ impl<'a> Monitor<'a> {
             counted: None,
             unmanaged: Watch::default(),
             objects: shared::Watch::new(run.settings.shared == Shared::All),
+            copies: protect::Watch::new(),
             progress: Progress::default(),
             shared: timer(SHARED_LOOK),
             shared_anyway: timer(SHARED_LOOK),
             sharers: Sharers::default(),
+            sharers_seen: Sharers::default(),
             fairness: timer(PROGRESS_LOOK),
             tables: timer(TABLES_LOOK),
             tidying: timer(SPACES_TIDIED),
@@ -160,12 +166,12 @@ impl<'a> Monitor<'a> {
         let mut sizes = Vec::with_capacity(processes.len());
         for process in &processes {
             if let Some(statm) = ended::size_if_there(run, process) {
-                account::note_unmanaged(process, statm);
+                account::note_unmanaged(run, process, statm);
                 sizes.push((process, statm));
             }
         }
         let shared_bytes = self.objects.count(run, &sizes);
-        let other_bytes = account::charge_unmanaged(run, &processes, &sizes, shared_bytes);
+        let other_bytes = account::charge_unmanaged(run, shared_bytes);
         for (process, _) in &sizes {
             if let Some(ranges) = register::register_asked(process) {
                 adopt::adopt_registered(run, process, &ranges);
@@ -199,6 +205,11 @@ impl<'a> Monitor<'a> {
         // counted.
         let filling = late_bytes >= FAST_GROWTH_BYTES;
         let registered = register::register_all(run, &sizes, filling);
+        // What a fork has left shared would still grow as it is written.
+        for (process, ranges) in &registered {
+            protect::protect_registered(run, process, ranges);
+        }
+        self.copies.look(run, &sizes);
         for (process, ranges) in &registered {
             adopt::adopt_registered(run, process, ranges);
             adopt::adopt_grown(run, process);
@@ -221,15 +232,17 @@ impl<'a> Monitor<'a> {
         let run = self.run;
         if !filling && account::may_share_pages(run) && self.shared.is_due() {
             let sharers = Sharers::now(run);
+            let are_those = sharers.are_those(&self.sharers_seen);
             if self.shared_anyway.is_due() || !sharers.are_as(&self.sharers) {
                 let begun = Instant::now();
-                account::measure_shared(run);
-                self.sharers = sharers;
+                account::measure_shared(run, are_those);
+                self.sharers = sharers.clone();
                 self.shared.be_due_in(SHARED_LOOK + (SHARED_PART - 1) * begun.elapsed());
                 self.shared_anyway.be_due_in(SHARED_LOOK_ANYWAY.max(SHARED_ANYWAY_PART * begun.elapsed()));
             } else {
                 self.shared.be_due_in(SHARED_LOOK);
             }
+            self.sharers_seen = sharers;
         }
         if run.is_memory_tight() && self.fairness.is_due() {
             self.progress.look(&run.processes());

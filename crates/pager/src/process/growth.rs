@@ -43,6 +43,7 @@ pub struct Growth {
     unmanaged_bytes: AtomicU64,
     unmanaged_shared_bytes: AtomicU64,
     left_bytes: AtomicU64,
+    was_refused: AtomicBool,
     next_walk_us: AtomicU64,
     ranges: Mutex<Registered>,
     changes: Mutex<Changes>,
@@ -66,6 +67,15 @@ impl Growth {
 
     pub fn set_registered(&self, is_registered: bool) {
         self.is_registered.store(is_registered, Ordering::Relaxed);
+    }
+
+    /// Could some of it not be registered, because a userfaultfd of the program's own has it?
+    pub fn was_refused(&self) -> bool {
+        self.was_refused.load(Ordering::Relaxed)
+    }
+
+    pub fn set_was_refused(&self) {
+        self.was_refused.store(true, Ordering::Relaxed);
     }
 
     /// RSS that is not managed, as the monitor last saw it.
@@ -335,6 +345,19 @@ impl Registered {
         let walked_to = pagemap::present(pagemap, start, end, pages_max, &mut present)?;
         let kept: Ranges = self.kept.into_iter().collect();
         Ok((kept.missing_of(&wanted.common_with(&present)), walked_to))
+    }
+
+    /// Does the main stack end there, of which the top is known to stay?
+    pub fn ends_main_stack(&self, end: u64) -> bool {
+        self.kept.is_some_and(|(_, top)| top == end)
+    }
+
+    /// The pages of [start, end) that others have mapped too, since a fork.
+    pub fn shared(&self, (start, end): Range) -> io::Result<Vec<Range>> {
+        let pagemap = self.pagemap.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let mut shared = Vec::new();
+        pagemap::shared(pagemap, start, end, |from, to| shared.push((from, to)))?;
+        Ok(shared)
     }
 }
 

@@ -217,7 +217,7 @@ impl AgentLink {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             out.push(match message.kind {
-                FAULT => Event::Fault { addr: message.addr, write: true, tid: message.tid },
+                FAULT => Event::Fault { addr: message.addr, write: true, protected: false, tid: message.tid },
                 UNMAP => Event::Unmap { start: range.0, end: range.1 },
                 REMOVE => Event::Remove { start: range.0, end: range.1 },
                 REMAP if message.to <= crate::USER_END - (range.1 - range.0) => {
@@ -544,6 +544,28 @@ impl Port {
         match self {
             Port::Kernel(uffd) => uffd.register(addr, len),
             Port::Agent(_) => Ok(()),
+        }
+    }
+
+    /// As of [`Uffd`]; an agent's pages cannot be protected.
+    pub fn register_to_protect(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self {
+            Port::Kernel(uffd) => uffd.register_to_protect(addr, len),
+            Port::Agent(_) => Err(libc::ENOTSUP),
+        }
+    }
+
+    pub fn protect(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self {
+            Port::Kernel(uffd) => uffd.protect(addr, len),
+            Port::Agent(_) => Err(libc::ENOTSUP),
+        }
+    }
+
+    pub fn unprotect(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self {
+            Port::Kernel(uffd) => uffd.unprotect(addr, len),
+            Port::Agent(_) => Err(libc::ENOTSUP),
         }
     }
 

@@ -7,7 +7,9 @@
 
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
+use crate::process::copies::Copies;
 use crate::process::link::Port;
+use crate::process::ranges::Ranges;
 use crate::process::shared::SharedMappings;
 use crate::process::take::Taker;
 use crate::process::take_by_link::LinkTaker;
@@ -33,6 +35,8 @@ pub struct ProcessMemory {
     agent: OnceLock<Agent>,
     /// Where managed shared memory is mapped.
     pub shared: SharedMappings,
+    /// Of pages that a fork has left shared.
+    pub copies: Copies,
     /// The process's memory could not be read any more: nothing can be trusted, it must die.
     pub broken: AtomicBool,
     /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
@@ -53,6 +57,7 @@ impl ProcessMemory {
             pid: AtomicU32::new(pid),
             agent: OnceLock::new(),
             shared: SharedMappings::default(),
+            copies: Copies::default(),
             broken: AtomicBool::new(false),
             has_exec: AtomicBool::new(false),
             guards_seen: AtomicBool::new(false),
@@ -285,10 +290,26 @@ impl ProcessMemory {
         accessible
     }
 
+    /// Registers memory as the rest of it is, so that neighbours become one mapping.
+    pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
+        match self.copies.has_protected() {
+            true => self.uffd.register_to_protect(addr, len),
+            false => self.uffd.register(addr, len),
+        }
+    }
+
     /// Make pages that a fork has left shared the process's own, so that they can be moved. Under the evictor
     /// lock alone: it may fault, and the fault must find the batch lock free. False: it has not been done
     /// yet.
     pub fn populate(&self, pages: &[Vpn]) -> bool {
+        if self.copies.has_protected() {
+            // Else each would be a fault of the evictor's.
+            let ranges: Ranges =
+                pages.iter().map(|vpn| (vpn.addr(), vpn.addr() + PAGE_SIZE as u64)).collect();
+            for (start, end) in ranges.iter() {
+                let _ = self.uffd.unprotect(start, end - start);
+            }
+        }
         self.uffd.agent().is_some() || self.taker().is_some_and(|taker| taker.populate(pages))
     }
 

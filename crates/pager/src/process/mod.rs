@@ -3,6 +3,7 @@
 //! ```text
 //!   Process ─┬─ memory.rs   what the engine asks of its memory: take pages out (take.rs), put them in
 //!            │    ├─ shared.rs   where shared memory is mapped, whose pages are not its own
+//!            │    ├─ copies.rs   pages that a fork has left shared, and that are written
 //!            │    └─ agent.rs ── evictor.rs (commands) ── control.rs (the shared page), wire.rs (messages)
 //!            ├─ space       its page table, the engine's
 //!            ├─ home.rs     which pager threads its faults wake
@@ -18,6 +19,7 @@
 pub mod agent;
 pub(crate) mod bytes;
 pub mod control;
+mod copies;
 pub(crate) mod descent;
 pub(crate) mod evictor;
 pub(crate) mod finder;

@@ -254,7 +254,7 @@ impl<'a> Reclaimer<'a> {
             space.cow.store(true, Ordering::Relaxed);
             if process.memory.populate(&shrunk.busy) {
                 space.mark_own(&shrunk.busy);
-                space.drop_discount(engine.swap(), shrunk.busy.len() as u64);
+                engine.note_own(space, shrunk.busy.len() as u64);
             }
         }
         if agent.evictor.is_late() {
@@ -323,8 +323,12 @@ impl<'a> Reclaimer<'a> {
     fn hand_over(&self, process: &Arc<Process>, space: &Arc<Space>, wanted: &[Vpn]) {
         let cpu = &self.run.cpus[self.cpu.index() % self.run.cpus.len()];
         let fault = |vpn: &Vpn| Fault { vpn: *vpn, write: true, urgent: false, favoured: false };
-        let waiting =
-            |vpn: &Vpn| Waiting { process: process.clone(), space: space.clone(), fault: fault(vpn) };
+        let waiting = |vpn: &Vpn| Waiting {
+            process: process.clone(),
+            space: space.clone(),
+            fault: fault(vpn),
+            is_protected: false,
+        };
         if !wanted.is_empty() {
             cpu.add_waiting(wanted.iter().map(waiting));
             cpu.poke();

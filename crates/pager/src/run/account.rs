@@ -8,8 +8,8 @@
 //! ```
 
 use memspill_engine::engine::{Engine, TableBytes};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 /// All tables, and the pages (resident and swapped) that they were for.
 #[derive(Clone, Copy, Default)]
@@ -22,6 +22,7 @@ pub struct Tables {
 pub struct Account {
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
     measured_bytes: AtomicU64,
+    counting: Mutex<()>,
     largest_pool_bytes: AtomicU64,
     largest_ram_disk_bytes: AtomicU64,
     largest_tables: Mutex<Tables>,
@@ -37,6 +38,16 @@ impl Account {
 
     pub fn set_measured_bytes(&self, bytes: u64) {
         self.measured_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Between this and the end of the guard nobody else counts what processes have that is not managed.
+    pub fn begin_counting(&self) -> MutexGuard<'_, ()> {
+        self.counting.lock().expect("counting")
+    }
+
+    /// So much has come since the monitor measured it.
+    pub fn more_unmanaged(&self, bytes: u64) {
+        self.measured_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// What was counted as unmanaged until now is managed from here on.

@@ -33,6 +33,8 @@ pub struct Waiting {
     /// The page table that has the page: the process's own, or a shared object's.
     pub space: Arc<Space>,
     pub fault: Fault,
+    /// It is a write to a page that is there (monitor/protect.rs).
+    pub is_protected: bool,
 }
 
 /// One pager thread's side of things.

@@ -320,9 +320,11 @@ impl Run {
         self.stalls_rest_us.fetch_add(process.stall.rest_us(now_us()), Ordering::Relaxed);
         watch::unwatch_gone(&self.cpus, process);
         let held = process.hold_pages();
+        let discount_pages = process.space.discount_pages();
         process.space.release(self.engine.swap(), crate::cpu());
         drop(held);
         self.engine.remove_space(&process.space);
+        self.engine.note_gone(discount_pages);
         self.poke_waiting();
     }
 
