@@ -169,20 +169,25 @@ fn try_to_protect(process: &Process, ranges: &[Range], shared: Shared) -> io::Re
     if !copies.has_protected() && found.iter().all(|(_, shared)| shared.is_empty()) {
         return Ok(());
     }
+    let is_first = !copies.has_protected();
     copies.begin_protecting(account::kernel_faults(process).unwrap_or(0));
-    let uffd = &process.memory.uffd;
-    for ((start, end), shared) in found {
-        // Inside the gate, as all registering.
-        let fill_guard = process.space.gate.enter_fill();
-        let can_be_protected = is_done(process.memory.register(start, end - start))?;
-        drop(fill_guard);
-        if can_be_protected {
-            for (from, to) in shared {
-                is_done(uffd.protect(from, to - from))?;
+    for (range, shared) in found {
+        // Later only where it is needed: it waits for all faults of the process that are under way.
+        let mut is_registered = is_first && register_to_protect(process, range)?;
+        for (from, to) in shared {
+            let protect = || is_done(process.memory.uffd.protect(from, to - from));
+            if !protect()? && !is_registered {
+                is_registered = register_to_protect(process, range)? && protect()?;
             }
         }
     }
     Ok(())
+}
+
+/// Inside the gate, as all registering.
+fn register_to_protect(process: &Process, (start, end): Range) -> io::Result<bool> {
+    let _fill_guard = process.space.gate.enter_fill();
+    is_done(process.memory.uffd.register_to_protect(start, end - start))
 }
 
 /// Err: a change is under way, and nothing can be done. What has changed meanwhile (false) is for a later

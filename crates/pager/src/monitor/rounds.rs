@@ -168,6 +168,8 @@ impl<'a> Monitor<'a> {
             if let Some(statm) = ended::size_if_there(run, process) {
                 account::note_unmanaged(run, process, statm);
                 sizes.push((process, statm));
+            } else if process.is_dying() {
+                process.growth.set_unmanaged_bytes(0);
             }
         }
         let shared_bytes = self.objects.count(run, &sizes);
