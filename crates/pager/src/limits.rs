@@ -18,6 +18,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// The limits that memspill's own work can meet. The size of core dumps and priorities are not among them.
 const RAISED: [Resource; 9] = [
@@ -42,6 +43,8 @@ pub const FILE_BYTES_MIN: u64 = 64 << 20;
 /// Descriptors that must be free when the command starts: each managed process takes about four, and some are
 /// open for a moment only. If the first process never got its own, it would wait for ever.
 const FILES_FREE_MIN: u64 = 24;
+/// And when any process joins: half of them for it, and half for what reads /proc meanwhile.
+const FILES_TO_JOIN: usize = 12;
 
 /// The step in which the target's malloc grows a heap, at most. It is large so that heaps grow seldom, and
 /// new heap is registered before it is used.
@@ -120,6 +123,14 @@ impl Limits {
         } else {
             Ok(())
         }
+    }
+
+    /// Fails (EMFILE, ENFILE) where so many processes cannot join now. One that finds no descriptor half way
+    /// would run outside the budget, and the child of a fork would be killed.
+    pub fn have_room_for_processes(count: usize, any: impl AsFd) -> io::Result<()> {
+        let taken: rustix::io::Result<Vec<OwnedFd>> =
+            (0..count * FILES_TO_JOIN).map(|_| rustix::io::fcntl_dupfd_cloexec(&any, 0)).collect();
+        Ok(taken.map(drop)?)
     }
 
     /// The step of the target's malloc, computed from the limits that the target will have and not from those

@@ -48,6 +48,11 @@ impl<T> Callers<T> {
         self.by_number.iter().find(|(_, entry)| !entry.is_known).map(|(number, _)| *number)
     }
 
+    /// How many have said the token.
+    pub fn known(&self) -> usize {
+        self.by_number.values().filter(|entry| entry.is_known).count()
+    }
+
     pub fn get(&mut self, number: u64) -> Option<&mut Entry<T>> {
         self.by_number.get_mut(&number)
     }

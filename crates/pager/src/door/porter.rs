@@ -24,7 +24,7 @@ use crate::door::callers::Callers;
 use crate::door::exchange::{self, Caller, Greeted, Origin, Stage};
 use crate::door::inherit::{self, Fork};
 use crate::door::socket::Door;
-use crate::limits;
+use crate::limits::{self, Limits};
 use crate::process::peer::Peer;
 use crate::process::{standstill, wire};
 use crate::run::Run;
@@ -66,7 +66,7 @@ struct Porter<'a> {
     next_fork: u64,
     /// Nobody is let in before then.
     shut_until: Option<Instant>,
-    /// Who came when there was a descriptor for the socket and none for more.
+    /// Who came when there was a descriptor for the socket and not enough for more.
     put_off: Option<OwnedFd>,
     told_of_shutting: bool,
 }
@@ -159,7 +159,7 @@ impl<'a> Porter<'a> {
 
     /// A stranger is sent away before anything is awaited of him.
     fn admit(&mut self, socket: OwnedFd) {
-        let peer = match Peer::of(&socket) {
+        let peer = match self.with_descriptors(&socket) {
             Ok(peer) => peer,
             Err(e) if is_scarcity(&e) => {
                 self.put_off = Some(socket);
@@ -183,6 +183,12 @@ impl<'a> Porter<'a> {
                 exchange::refused(self.run, self.door, pid, &e.into());
             }
         }
+    }
+
+    /// Who it is, if there are descriptors for all that its joining takes, beside those who do so already.
+    fn with_descriptors(&self, socket: &OwnedFd) -> io::Result<Peer> {
+        Limits::have_room_for_processes(1 + self.callers.known(), socket)?;
+        Peer::of(socket)
     }
 
     /// The next step of an exchange, if what it needs is there.
