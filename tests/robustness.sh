@@ -24,7 +24,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     last-thread locked-once locked-kept writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
     forks-while-moving remap-grow many-mappings deep-stack private-file many-small limits
-    limits-of-the-target stderr-full no-memory sanitizers stop-sibling stop-locked stop-all freeze held-fork
+    limits-of-the-target few-descriptors stderr-full no-memory sanitizers stop-sibling stop-locked
+    stop-all freeze held-fork
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
@@ -1760,6 +1761,17 @@ case_limits-of-the-target() {
     rm over
     call 20 bash -c 'ulimit -S -t 1; exec "$@"' - "${SPILL[@]}" -- bash -c 'while :; do :; done'
     code_is 152 && clean
+}
+
+# A process that may have few descriptors is managed with those that it can have, numbered low.
+case_few-descriptors() {
+    local files job='print(sum(bytearray(160 << 20)))'
+    for files in 90 20; do
+        call 60 "${SPILL[@]}" -- bash -c "ulimit -n $files; $PYTHON -c '$job' && exec $PYTHON -c '$job'"
+        code_is 0 && [ "$(tr '\n' ' ' <out)" = '0 0 ' ] && [ ! -s err ] ||
+            { no "with $files descriptors: $(cat out err)"; return; }
+    done
+    clean
 }
 
 # The same of a device for which there is no memory just then: nothing is lost, read or written, and it is

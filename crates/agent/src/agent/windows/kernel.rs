@@ -22,8 +22,9 @@ pub const fn is_writable(prot: usize) -> bool {
 const MADV_POPULATE_READ: usize = 22;
 
 const F_DUPFD_CLOEXEC: usize = 1030;
-/// Above what programs use by number, below the usual limit of 1024, or a lower one.
-const HIGH: [usize; 3] = [1000, 240, 100];
+/// Above what programs use by number, below the usual limit of 1024, or a lower one. At least not one of the
+/// first three.
+const HIGH: [usize; 4] = [1000, 240, 100, 3];
 const O_RDWR: usize = 2;
 const MEMFD_CREATE: usize = 319;
 const MFD_CLOEXEC: usize = 1;
