@@ -29,7 +29,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened late-children late-then-free forked-writers
+    populate opened late-children late-then-free forked-writers many-children
     page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
     shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1388,6 +1388,17 @@ case_forked-writers() {
     for run in 1 2 3; do
         call 60 "${SPILL[@]}" --check -- ./forked-writers 8 24
         code_is 0 || { WHY="run $run: $WHY: $(head -n 1 err)"; return; }
+    done
+    clean
+}
+
+# Many children at once, and many processes with one memory, one after the other: nothing of theirs stays.
+case_many-children() {
+    gcc -O2 -o many-children "$TESTS/programs/many_children.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local kind
+    for kind in "fork 100 80" "vm 9000 80"; do
+        call 60 "${SPILL[@]}" -- ./many-children $kind
+        code_is 0 && [ ! -s err ] || { no "$kind: $WHY: $(head -n 1 err)"; return; }
     done
     clean
 }

@@ -385,6 +385,9 @@ pub struct Control {
     pub confined: u32,
     /// Non-zero: the kernel tells nobody of forks, so the agent does. It does not change.
     pub forks: u32,
+    /// Non-zero: the evictor has been let go by the thread that has joined, and takes commands.
+    pub takes_commands: u32,
+    pub reserved: u32,
     /// For each file that may be managed the bit `file_bit` is set; others may have the same.
     pub file_filter: [u32; FILTER_WORDS],
     pub doorbells: [Doorbell; DOORBELLS],
@@ -404,7 +407,7 @@ pub fn file_bit(dev: u64, ino: u64) -> (usize, u32) {
 }
 
 /// Where `runs` begins. The tests that speak as an agent would read it here, and MAGIC above.
-pub const RUNS_AT: usize = 832;
+pub const RUNS_AT: usize = 840;
 
 const _: () = assert!(core::mem::offset_of!(Control, runs) == RUNS_AT);
 const _: () = assert!(core::mem::size_of::<Control>() <= 4096);

@@ -113,6 +113,8 @@ extern "C" fn thread_main(block: usize) -> ! {
             _ => sys::exit_thread(0),
         }
     }
+    // SAFETY: the page is mapped for as long as this thread lives; the supervisor reads it, hence volatile.
+    unsafe { (&raw mut (*block.control).takes_commands).write_volatile(1) };
     serve_commands(block)
 }
 

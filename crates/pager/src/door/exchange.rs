@@ -93,8 +93,9 @@ pub fn send_away(door: &Door, socket: &OwnedFd, pid: u32, error: &io::Error) {
 /// A peer that misbehaves, or has no agent for us, is not a failure of ours; unless it is the command itself.
 pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied, TimedOut, UnexpectedEof};
-    // It was killed on the way: then its exit says all.
-    if matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe) {
+    // It has ended on the way, or is just ending (ESRCH): then its exit says all.
+    let has_ended = matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe);
+    if has_ended || error.raw_os_error() == Some(libc::ESRCH) {
         return;
     }
     let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {

@@ -187,7 +187,7 @@ impl<'a> Porter<'a> {
 
     /// Who it is, if there are descriptors for all that its joining takes, beside those who do so already.
     fn with_descriptors(&self, socket: &OwnedFd) -> io::Result<Peer> {
-        Limits::have_room_for_processes(1 + self.callers.known(), socket)?;
+        Limits::have_room_for_a_process(self.callers.known(), self.run.process_count(), socket)?;
         Peer::of(socket)
     }
 
@@ -218,11 +218,15 @@ impl<'a> Porter<'a> {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
-                let Caller { socket, stage, .. } = self.callers.take(number).expect("looked up above").caller;
+                let Caller { peer, socket, stage } =
+                    self.callers.take(number).expect("looked up above").caller;
                 if matches!(stage, Stage::Welcomed { .. }) {
                     exchange::send_away(door, &socket, pid, &e);
                 }
-                exchange::refused(run, door, pid, &e);
+                // One that has ended is below nobody.
+                if !peer.pidfd.has_ended() {
+                    exchange::refused(run, door, pid, &e);
+                }
             }
         }
     }

@@ -305,11 +305,14 @@ impl<'a> FaultThread<'a> {
         }
         // Four get a page beyond the limit, for to wait for room would be to wait for themselves: the
         // evictor, which faults only where it makes pages ready to be moved out; the child of a fork that is
-        // about to join, of which nothing can be moved out before; a process that forks by its agent; and one
-        // that stands still, whose tracer reads its memory.
+        // about to join, of which nothing can be moved out before its evictor was let go; a process that
+        // forks by its agent; and one that stands still, whose tracer reads its memory.
         let (evicts, joins) = match process.memory.agent() {
             // Without a userfaultfd the agent says who it is, and an evictor needs nothing.
-            Some(agent) => (agent.is_evictor(tid) && process.memory.uffd.agent().is_none(), false),
+            Some(agent) => {
+                let joins = !agent.evictor.control.takes_commands() && process.faults() < JOINING_FAULTS_MAX;
+                (agent.is_evictor(tid) && process.memory.uffd.agent().is_none(), joins)
+            }
             None if process.age() < PROCESS_YOUNG => (false, process.faults() < JOINING_FAULTS_MAX),
             None => (false, process.faults() < NEVER_JOINING_FAULTS_MAX),
         };

@@ -120,6 +120,12 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).wants_answers) })
     }
 
+    /// Was the evictor let go by the thread that has joined?
+    pub fn takes_commands(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.word(unsafe { addr_of_mut!((*self.page).takes_commands) }).load(Ordering::Acquire) != 0
+    }
+
     /// Has the process marked memory that its children are not to have?
     pub fn fork_advice(&self) -> bool {
         // SAFETY: only the address is taken.

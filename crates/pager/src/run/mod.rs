@@ -261,6 +261,10 @@ impl Run {
         self.processes.read().expect("processes").values().cloned().collect()
     }
 
+    pub fn process_count(&self) -> usize {
+        self.processes.read().expect("processes").len()
+    }
+
     pub fn process_of_pid(&self, pid: u32) -> Option<Arc<Process>> {
         let processes = self.processes.read().expect("processes");
         processes.values().find(|process| process.memory.pid() == pid && !process.is_dying()).cloned()

@@ -15,6 +15,7 @@
 
 use core::arch::global_asm;
 use core::mem::{forget, offset_of, size_of};
+use core::sync::atomic::Ordering;
 
 use super::batch;
 use super::context::Context;
@@ -37,6 +38,7 @@ const GETTID: usize = 186;
 const TID_BYTES: usize = 4;
 
 const CLONE_VM: usize = 0x100;
+const CLONE_THREAD: usize = 0x10000;
 const CLONE_FILES: usize = 0x400;
 const CLONE_VFORK: usize = 0x4000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
@@ -302,7 +304,7 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
     child.reserved_mask = block.reserved_mask;
     child.alternate = thread::NO_STACK;
     child.flags = request.flags;
-    child.vforks.store(0, core::sync::atomic::Ordering::Relaxed);
+    child.vforks.store(0, Ordering::Relaxed);
     child.keep(thread::KEPT_TID, request.cleared_at_end(), TID_BYTES);
     if request.flags & (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) != 0 {
         // The kernel writes it when the child begins, which may be long after the parent has gone on.
@@ -316,13 +318,13 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
 
 /// Keeps what the parent needs when it wakes up: its child uses the block meanwhile.
 fn keep_parent(block: &mut Block, child_stack: usize) -> Option<usize> {
-    let depth = block.vforks.load(core::sync::atomic::Ordering::Relaxed) as usize;
+    let depth = block.vforks.load(Ordering::Relaxed) as usize;
     let (frame, mask, reserved_mask, alternate) =
         (block.frame, block.mask, block.reserved_mask, block.alternate);
     let place = block.parents.get_mut(depth).filter(|_| depth < VFORKS)?;
     *place = Parent { frame, child_stack, mask, reserved_mask, alternate };
     let place = place as *mut Parent as usize;
-    block.vforks.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    block.vforks.fetch_add(1, Ordering::Relaxed);
     Some(place)
 }
 
@@ -349,6 +351,9 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
         }
     } else if result < 0 {
         thread::give_back(child);
+    } else if block.flags & CLONE_THREAD == 0 {
+        // SAFETY: blocks are never unmapped; the field is atomic.
+        unsafe { (*child).process.store(result as u32, Ordering::Release) };
     }
 }
 
@@ -424,7 +429,7 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     block.reserved_mask = parent.reserved_mask;
     block.alternate = parent.alternate;
     let depth = (parent as *const Parent as usize - block.parents.as_ptr() as usize) / size_of::<Parent>();
-    block.vforks.store(depth as u32, core::sync::atomic::Ordering::Relaxed);
+    block.vforks.store(depth as u32, Ordering::Relaxed);
     // The child may have been killed anywhere.
     in_use::abandon(block);
     block.preparing = 0;

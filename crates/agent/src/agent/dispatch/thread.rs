@@ -10,7 +10,9 @@
 //! more threads than have room in it.
 //!
 //! A thread that ends leaves its block before the kernel is done with it: the word that its end clears is
-//! written last. So the block is used again only when no thread has its number any more.
+//! written last. So the block is used again only when no thread has its number any more. A process with the
+//! same memory (CLONE_VM without CLONE_THREAD) may end, or be killed, without a word: its block is used again
+//! by its number alone, where its parent and it itself see the same one.
 //!
 //! Where calls are trapped only until the process has joined there is one block, which is the program's
 //! memory as any other from then on (`leave.rs`).
@@ -35,6 +37,8 @@ const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// The thread is about to end.
 pub const LEFT: u32 = 2;
+/// Somebody is about to take it.
+const CLAIMED: u32 = 3;
 
 const BLOCK_PAGES: usize = 1 + STACK_BYTES / PAGE + 1;
 /// Where a limit on the address space leaves no room for so many there are fewer.
@@ -133,6 +137,8 @@ pub struct Block {
     pub parents: [Parent; VFORKS],
     /// The thread's number.
     pub tid: u32,
+    /// The same of a process of its own, as its parent sees it; 0: it is a thread.
+    pub process: AtomicU32,
     pub slot: Slot,
     /// Ranges of the program's memory that are never to be taken out while there is this thread, by KEPT_*.
     /// Written by the thread, or by its parent before it begins; each with a call published that names them
@@ -281,25 +287,43 @@ pub fn reserve() -> Result<(usize, usize)> {
 
 /// A block for a new thread.
 pub fn take() -> Result<*mut Block> {
-    for block in blocks() {
-        // SAFETY: blocks are never given back; the fields are atomic, or were written by a thread that has
-        // left the block.
-        let (state, tid) = unsafe { (&(*block).state, (&raw const (*block).tid).read_volatile()) };
-        let before = state.load(Ordering::Acquire);
-        if (before == FREE || before == LEFT && has_ended(tid))
-            && state.compare_exchange(before, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        {
-            // SAFETY: the block is nobody's else.
-            unsafe {
-                (*block).kept = NOTHING_KEPT;
-                (*block).preparing = 0;
-                (*block).waits = false;
-                (*block).has_left = false;
-            }
-            return Ok(block);
-        }
+    blocks().find(|block| claim(*block)).map_or_else(make, Ok)
+}
+
+/// Does nobody use the block? Then it is the caller's.
+fn claim(block: *mut Block) -> bool {
+    // SAFETY: blocks are never given back; the fields are atomic, or read as they are, whoever writes them.
+    let (state, process, tid) = unsafe { (&(*block).state, &(*block).process, &raw const (*block).tid) };
+    // SAFETY: as above.
+    let number = || unsafe { tid.read_volatile() };
+    let (before, of) = (state.load(Ordering::Acquire), number());
+    let is_left = match before {
+        FREE => true,
+        LEFT => has_ended(of),
+        TAKEN => of != 0 && of == process.load(Ordering::Acquire) && has_ended(of),
+        _ => false,
+    };
+    if !is_left || state.compare_exchange(before, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return false;
     }
-    make()
+    if before == TAKEN && number() != of {
+        // Another one was faster, and somebody has the block by now; or has left it already.
+        let _ = state.compare_exchange(CLAIMED, TAKEN, Ordering::Release, Ordering::Relaxed);
+        return false;
+    }
+    process.store(0, Ordering::Relaxed);
+    // SAFETY: the block is nobody's else.
+    unsafe {
+        (&raw mut (*block).tid).write_volatile(0);
+        (&raw mut (*block).slot.count).write_volatile(0);
+        (*block).kept = NOTHING_KEPT;
+        (*block).hazard.store(0, Ordering::Relaxed);
+        (*block).preparing = 0;
+        (*block).waits = false;
+        (*block).has_left = false;
+    }
+    state.store(TAKEN, Ordering::Release);
+    true
 }
 
 /// Whether no thread has this number.
@@ -341,6 +365,7 @@ fn make() -> Result<*mut Block> {
         is_late: false,
         parents: [NO_PARENT; VFORKS],
         tid: 0,
+        process: AtomicU32::new(0),
         kept: NOTHING_KEPT,
         slot: Slot { next: 0, count: 0, reserved: 0, ranges: [none; SLOT_RANGES] },
         preparing: 0,
