@@ -5,7 +5,7 @@
 //! protect shared pages against writes, and ask here:
 //!
 //! ```text
-//!   a write to a protected page ─▶ may_write ─┬─ room for the block around it, or a part: it is written
+//!   a write to a protected page ─▶ may_write ─┬─ room for it and what follows, or a part: it is written
 //!                                             └─ none: it waits, as a fault without room does
 //! ```
 //!
@@ -16,46 +16,41 @@
 //! What it does not do: protect, or know what is protected; look at page-table words (a page that has left
 //! meanwhile comes back as the writer's own).
 
-use crate::memory::WINDOW_MAX;
 use crate::space::Space;
 use crate::spaces::Spaces;
 use crate::stats::add;
 use crate::swap::Swap;
-use crate::units::{CpuId, Vpn};
-use std::ops::Range;
+use crate::units::CpuId;
 
-/// Pages that may be written now, of the aligned block around `vpn`: as many as there is room for, or that
-/// one where it is `urgent`. None: there is no room.
+/// How many pages may be written now: as many as are wanted, or the part of them that there is room for; one
+/// where it is `urgent`. 0: there is no room.
 pub(crate) fn may_write(
     swap: &Swap,
     spaces: &Spaces,
     cpu: CpuId,
     space: &Space,
-    vpn: Vpn,
+    wanted_pages: u64,
     urgent: bool,
-) -> Option<Range<u64>> {
+) -> u64 {
     add(&swap.stats.on(cpu).cow_faults, 1);
     if urgent {
         note_own(swap, spaces, space, 1);
-        return Some(vpn.0..vpn.0 + 1);
+        return 1;
     }
     let group = space.group(swap);
-    let mut pages = WINDOW_MAX as u64;
-    loop {
-        let first = vpn.0 & !(pages - 1);
+    let mut pages = wanted_pages;
+    while pages > 0 {
         // The last of the room is for pages that faults wait for.
         let reserve_bytes = if pages > 1 { group.gap_bytes() / 2 } else { 0 };
         if group.try_charge(cpu, pages, reserve_bytes) {
             note_own(swap, spaces, space, pages);
             group.uncharge(cpu, pages);
-            return Some(first..first + pages);
-        }
-        if pages == 1 {
-            add(&swap.stats.on(cpu).allocstall, 1);
-            return None;
+            return pages;
         }
         pages /= 2;
     }
+    add(&swap.stats.on(cpu).allocstall, 1);
+    0
 }
 
 /// So many pages that this space had in common with others are its own from now on: there is one more of
@@ -90,7 +85,7 @@ mod tests {
     use crate::sync::Arc;
     use crate::testing::blank::BlankMemory;
     use crate::tuning::Tuning;
-    use crate::units::{PAGE_SIZE, SpaceId};
+    use crate::units::{PAGE_SIZE, SpaceId, Vpn};
 
     const CPU: CpuId = CpuId(0);
 
@@ -117,18 +112,18 @@ mod tests {
         let reserve = engine_gap_pages() / 2;
         let (engine, space) = shared(200, 45 + reserve);
         assert_eq!(used_pages(&engine), 0);
-        let may_write = |vpn, urgent| engine.may_write(CPU, &space, Vpn(vpn), urgent);
-        assert_eq!(may_write(70, false), Some(64..96));
+        let may_write = |pages, urgent| engine.may_write(CPU, &space, pages, urgent);
+        assert_eq!(may_write(32, false), 32);
         assert_eq!(used_pages(&engine), 32);
-        assert_eq!(may_write(101, false), Some(96..104), "eight of 13 fit");
-        assert_eq!(may_write(5, false), Some(4..8));
-        for vpn in 10..11 + reserve {
-            assert_eq!(may_write(vpn, false), Some(vpn..vpn + 1));
+        assert_eq!(may_write(32, false), 8, "eight of 13 fit");
+        assert_eq!(may_write(32, false), 4);
+        for _ in 0..1 + reserve {
+            assert_eq!(may_write(2, false), 1);
         }
         assert_eq!(used_pages(&engine), 45 + reserve);
-        assert_eq!(may_write(9, false), None);
+        assert_eq!(may_write(1, false), 0);
         assert_eq!(engine.stats().sum(|c| &c.allocstall), 1);
-        assert_eq!(may_write(9, true), Some(9..10), "whoever makes room");
+        assert_eq!(may_write(32, true), 1, "whoever makes room");
         assert_eq!(engine.stats().sum(|c| &c.cow_faults), 6 + reserve);
     }
 
@@ -147,8 +142,8 @@ mod tests {
         let all = || std::iter::once(&space).chain(&others);
         all().for_each(|space| space.set_discount(engine.swap(), 64));
         assert_eq!(used_pages(&engine), 96);
-        for vpn in [0, 32, 64] {
-            engine.may_write(CPU, &space, Vpn(vpn), false).expect("room");
+        for _ in 0..3 {
+            assert_eq!(engine.may_write(CPU, &space, 32, false), 32);
         }
         assert_eq!(used_pages(&engine), 2 * 96, "its own, and what the others have in common");
         all().for_each(|space| space.set_discount(engine.swap(), 64));
@@ -169,7 +164,7 @@ mod tests {
         space.set_discount(engine.swap(), 3);
         assert_eq!(used_pages(&engine), 61);
         for _ in 0..3 {
-            assert_eq!(engine.may_write(CPU, &space, Vpn(40), false), Some(32..64));
+            assert_eq!(engine.may_write(CPU, &space, 32, false), 32);
             assert_eq!(used_pages(&engine), 64);
         }
     }

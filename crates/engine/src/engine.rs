@@ -32,7 +32,6 @@ use crate::sync::Arc;
 use crate::tuning::{FolioSize, Insertion, Tuning};
 use crate::units::{CpuId, PAGE_SIZE, Vpn};
 use crate::write_out::{WriteOut, Writer};
-use std::ops::Range;
 
 /// Bytes of what is kept for each page beside its own bytes.
 #[derive(Clone, Copy, Default, Debug)]
@@ -197,11 +196,11 @@ impl Engine {
         self.swap_in(cpu, scratch).bring_predicted(queue)
     }
 
-    /// A write to a page that was protected because a fork has left it shared. Returns pages around it, whose
-    /// protection may be taken away; `urgent`: that one, even over the limit. None: there is no room, ask
-    /// again when reclaim has made some.
-    pub fn may_write(&self, cpu: CpuId, space: &Space, vpn: Vpn, urgent: bool) -> Option<Range<u64>> {
-        cow::may_write(&self.swap, &self.spaces, cpu, space, vpn, urgent)
+    /// A write to a page that was protected because a fork has left it shared. Returns for how many pages,
+    /// from that one on, the protection may be taken away: no more than are wanted; `urgent`: one, even over
+    /// the limit. 0: there is no room, ask again when reclaim has made some.
+    pub fn may_write(&self, cpu: CpuId, space: &Space, wanted_pages: u64, urgent: bool) -> u64 {
+        cow::may_write(&self.swap, &self.spaces, cpu, space, wanted_pages, urgent)
     }
 
     /// So many pages of the space that were shared since a fork have been copied, and are its own.

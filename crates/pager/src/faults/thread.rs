@@ -349,8 +349,8 @@ impl<'a> FaultThread<'a> {
         }
     }
 
-    /// A write to a page that a fork has left shared, and that was protected (monitor/protect.rs): it and its
-    /// block may be copied, once there is room.
+    /// A write to a page that a fork has left shared, and that was protected (monitor/protect.rs): it and
+    /// what is likely to be written next may be copied, once there is room.
     fn write_to_shared(&self, process: &Arc<Process>, vpn: Vpn, urgent: bool) -> Waits {
         let waits = match self.let_write(process, vpn, urgent) {
             true => Waits::No,
@@ -366,17 +366,18 @@ impl<'a> FaultThread<'a> {
 
     /// False: there is no room.
     fn let_write(&self, process: &Process, vpn: Vpn, urgent: bool) -> bool {
-        let Some(pages) = self.run.engine.may_write(self.cpu, &process.space, vpn, urgent) else {
+        let memory = &process.memory;
+        let wanted_pages = memory.copies.wanted_pages(vpn);
+        let pages = self.run.engine.may_write(self.cpu, &process.space, wanted_pages, urgent);
+        if pages == 0 {
             return false;
-        };
-        let (memory, first, count) = (&process.memory, Vpn(pages.start), pages.end - pages.start);
-        // The fault itself is counted.
-        memory.copies.grant(count - 1);
-        // Of the block some may be mapped otherwise. And while something changes nothing can be done: then
-        // the thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
-        let of = |first: Vpn, pages: u64| memory.uffd.unprotect(first.addr(), pages * PAGE_SIZE as u64);
+        }
+        memory.copies.grant(vpn, pages);
+        // What follows may be mapped otherwise. And while something changes nothing can be done: then the
+        // thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
+        let of = |pages: u64| memory.uffd.unprotect(vpn.addr(), pages * PAGE_SIZE as u64);
         let is_all_ours = !process.growth.was_refused();
-        if !(is_all_ours && of(first, count).is_ok() || of(vpn, 1).is_ok()) {
+        if !(is_all_ours && of(pages).is_ok() || of(1).is_ok()) {
             memory.wake(vpn, 1);
         }
         true
