@@ -8,7 +8,8 @@
 # skipped, and counted as skipped.
 #
 # Longer runs, one by one: tests/real_programs.sh sort java, tests/real_programs.sh --full,
-# tests/robustness.sh --full, tests/knobs.sh --full, tests/memcg.sh, scripts/interleavings.sh.
+# tests/robustness.sh --full, tests/knobs.sh --full, tests/memcg.sh, tests/stressors.sh,
+# scripts/interleavings.sh.
 
 set -u
 cd "$(dirname "$0")/.." || exit 2
