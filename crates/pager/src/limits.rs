@@ -45,8 +45,9 @@ pub const FILE_BYTES_MIN: u64 = 64 << 20;
 const FILES_FREE_MIN: u64 = 24;
 /// And when any process joins: half of them for it, and half for what reads /proc meanwhile.
 const FILES_TO_JOIN: usize = 12;
-/// More than memspill has open for itself, on many CPUs, and for a process that has joined. Below that nobody
-/// needs to look how many are left: where 3000 children joined, to look took a fifth of the time.
+/// More than memspill has open for itself, on many CPUs, and for a process that has joined. Where the limit
+/// is higher than what these come to, nobody looks how many are left: with 3000 children that joined, to look
+/// took a fifth of the time.
 const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
 

@@ -7,7 +7,7 @@
 //! ```text
 //!   the child of a fork joins; registered anew; many copies since the last look
 //!     ─▶ pages that others have mapped too (/proc/PID/pagemap) ─▶ UFFDIO_WRITEPROTECT
-//!   a write ─▶ a fault, which waits for room ─▶ the block around it is not protected any more
+//!   a write ─▶ a fault, which waits for room ─▶ its page is not protected any more, nor what will be next
 //!          (faults/thread.rs, engine/src/cow.rs)      ─▶ the kernel copies
 //! ```
 //!
