@@ -26,8 +26,8 @@ HARMFUL=" cpu-online reboot softlockup watchdog swap physpage physmmap module kl
     forkheavy resources handle mlockmany sysinval "
 # Why: memspill's own thread (kcmp); asynchronous I/O is refused where calls are trapped (aiol); more than the
 # budget is locked, in thousands of stacks, in a userfaultfd of the program's own, or needs more tables than
-# the budget has room for; a call that pins all that there is room for (vm-rw).
-KNOWN=" kcmp aiol mlock loadavg mmaphuge userfaultfd vm-rw "
+# the budget has room for.
+KNOWN=" kcmp aiol mlock loadavg mmaphuge userfaultfd "
 
 # one KIND NAME COMMAND...: sets CODE.
 one() {

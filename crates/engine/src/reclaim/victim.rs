@@ -25,7 +25,7 @@ use crate::swap::Swap;
 use crate::sync::lock;
 use crate::tuning::{AUTO_ORDER_MIN, FolioSize, Tuning};
 use crate::units::{CpuId, Vpn};
-use crate::word::{ON_TRIAL, State, Word};
+use crate::word::{MADE_OWN, ON_TRIAL, State, Word};
 use std::ops::Range;
 
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
@@ -168,12 +168,16 @@ impl ChunkWords<'_> {
     /// folio=auto. The page itself, and what is as cold around it.
     fn choose_cold(&mut self, space: &Space, at: usize, victims: &mut Victims) {
         let (age, on_trial) = (space.age_of(self.words[at]), self.words[at].has(ON_TRIAL));
+        // Of pages that are pinned, some that were made the process's own, and so come first, would take the
+        // others with them, which are made its own then: nothing else had its turn any more.
+        let is_own = self.words[at].has(MADE_OWN);
         let (ways, first_page) = (space.ways(), self.chunk.0);
         let role = ways.role(Vpn(first_page + at as u64));
         let cold = |word: &Word| {
             word.state() == State::Resident
                 && word.heat() == 0
                 && word.has(ON_TRIAL) == on_trial
+                && word.has(MADE_OWN) == is_own
                 && space.age_of(*word) >= age / 2
         };
         // Blocks of other roles are no part of it, for a leader gives what it has by itself.
