@@ -493,7 +493,7 @@ impl Group {
         self.chain().find(is_full).unwrap_or(self)
     }
     /// What it may have, here and above.
-    pub(crate) fn least_limit_pages(&self) -> u64 {
+    pub fn least_limit_pages(&self) -> u64 {
         let least = self.chain().map(|group| group.limit_bytes()).min().expect("the group itself");
         least / PAGE_SIZE as u64
     }

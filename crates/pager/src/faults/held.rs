@@ -208,7 +208,7 @@ mod tests {
                     continue;
                 }
                 let often = rates.note(tid, far(served[at] + 1), now_us);
-                let who = Faulter { tid, group: GroupId(0), often };
+                let who = Faulter { tid, group: GroupId(0), group_pages: 10_000, often };
                 let favoured = token.note_fault(who, now_us);
                 let fault = Fault { vpn: Vpn(1), write: false, urgent: false, favoured };
                 if token.holds_back(who, now_us) {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_fault_whose_thread_faults_again_is_given_back() {
         let mut held = Held::new();
-        let who = Faulter { tid: 1, group: GroupId(0), often: true };
+        let who = Faulter { tid: 1, group: GroupId(0), group_pages: 10_000, often: true };
         let fault = |page| Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };
         assert!(held.hold("first", fault(1), who, 10).is_none());
         assert_eq!(held.hold("second", fault(2), who, 20).map(|before| before.process), Some("first"));

@@ -204,9 +204,10 @@ impl<'a> FaultThread<'a> {
     /// Pages that threads of the process have brought by themselves, out of a pool.
     fn note_early(&mut self, process: &Arc<Process>) {
         let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
-        let (group, now_us) = (self.group_of(process), now_us());
+        let now_us = now_us();
         let (run, cpu, scratch) = (self.run, self.cpu, &mut self.scratch);
         let serves_alone = run.token.serves_alone();
+        let group = process.space.group(run.engine.swap());
         let (countdown, rates) = (&mut self.countdown, &mut self.rates);
         link.note_early(|page, tid| {
             // A change that was made before, and is not told yet, may have moved the page to where it is.
@@ -223,7 +224,7 @@ impl<'a> FaultThread<'a> {
                 process.count_fault();
                 watch::note_fault(&run.cpus, process, tid);
                 let often = serves_alone && rates.note(tid, vpn, now_us);
-                run.token.note_fault(Faulter { tid, group, often }, now_us);
+                run.token.note_fault(Faulter::new(tid, group, often), now_us);
                 run.recording.note(Touch { space: process.space.id, vpn, write: true });
                 if run.sampling.is_due(countdown) {
                     // The thread has gone on.
@@ -543,7 +544,7 @@ impl<'a> FaultThread<'a> {
     fn faulter(&mut self, process: &Process, tid: u32, vpn: Vpn, now_us: u64) -> Faulter {
         let is_away = || matches!(process.space.word(vpn).state(), State::Swapped | State::Evicting);
         let often = self.run.token.serves_alone() && is_away() && self.rates.note(tid, vpn, now_us);
-        Faulter { tid, group: self.group_of(process), often }
+        Faulter::new(tid, process.space.group(self.run.engine.swap()), often)
     }
 
     /// The thread waits for its turn.
