@@ -29,7 +29,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened late-children late-then-free forked-writers many-children
+    populate opened late-children late-then-free told-heap forked-writers many-children
     page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
     shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1399,6 +1399,18 @@ case_many-children() {
     for kind in "fork 100 80" "vm 9000 80"; do
         call 60 "${SPILL[@]}" -- ./many-children $kind
         code_is 0 && [ ! -s err ] || { no "$kind: $WHY: $(head -n 1 err)"; return; }
+    done
+    clean
+}
+
+# What malloc's heap grows by while memory is tight is registered when malloc returns.
+case_told-heap() {
+    [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
+    gcc -O1 -fno-builtin -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local pager
+    for pager in kernel user; do
+        call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 96
+        code_is 0 || { no "$pager: $WHY: $(head -n 1 out)"; return; }
     done
     clean
 }

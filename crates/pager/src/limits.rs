@@ -51,20 +51,19 @@ const FILES_TO_JOIN: usize = 12;
 const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
 
-/// The step in which the target's malloc grows a heap, at most. It is large so that heaps grow seldom, and
-/// new heap is registered before it is used.
-const TOP_PAD_BYTES: u64 = 64 << 20;
-/// And this part of the budget at most. What is left of a step takes in arrays that malloc would have mapped
-/// by themselves, and when they are freed their holes stay in the heap: of a C++ map in 36M a step of 16 MiB
-/// made 1.5 times the faults, and one of 4 MiB did not.
-const TOP_PAD_BUDGET_PARTS: u64 = 16;
-/// But not in smaller budgets than this: with each step some MiB come before the monitor has registered it,
-/// and of 32M, in which they are a sixth, memory was up to 1.28 times as much.
-const TOP_PAD_SMALL_BUDGET_BYTES: u64 = 128 << 20;
+/// The step in which the target's malloc grows a heap, at most. Where the agent tells of each step, before
+/// it is used (`brk.rs` there), it is small: what is left of a step takes in arrays that malloc would have
+/// mapped by themselves, and when they are freed their holes stay in the heap. Python that fills dicts took
+/// 1.6 times as long with steps of 64 MiB. And every child of a fork registers, or marks, all that its
+/// parent has not used of a step: 0.2 to 0.5 ms for 64 MiB. Elsewhere it is large, for the monitor is to
+/// register it before it is used.
+///
+/// Tried: malloc as it is without memspill. Its steps of 128 KiB do no harm, but it puts arrays of up to 32
+/// MiB into the heap too, once some have been freed: the dicts took 1.2 times as long (18.6 and 15.1 s in
+/// 88M, two runs each), SQLite 1.1 times.
+const TOP_PAD_BYTES: u64 = if cfg!(target_arch = "x86_64") { 1 << 20 } else { 64 << 20 };
 /// glibc's own step.
 const TOP_PAD_BYTES_MIN: u64 = 128 << 10;
-/// The same of a process that registers its memory itself.
-const TOP_PAD_BYTES_BY_CALL: u64 = 1 << 20;
 /// A process can have a heap for each of its threads, so a step is at most this part of the memory that it
 /// may reserve.
 const TOP_PAD_PARTS: u64 = 64;
@@ -145,23 +144,11 @@ impl Limits {
     }
 
     /// The step of the target's malloc, computed from the limits that the target will have and not from those
-    /// that memspill has raised for itself. `is_registered_ahead`: the monitor registers memory before it is
-    /// used. Where the process does so itself, with each call that grows it, large steps gain nothing, and
-    /// every child of a fork registers, or marks, all that its parent has not used of them: 0.2 to 0.5 ms
-    /// for 64 MiB.
-    pub fn top_pad_bytes(&self, budget_bytes: u64, is_registered_ahead: bool) -> u64 {
+    /// that memspill has raised for itself.
+    pub fn top_pad_bytes(&self) -> u64 {
         let of =
             |wanted: Resource| self.inherited.iter().find(|(resource, _)| *resource == wanted)?.1.current;
-        let most =
-            if is_registered_ahead { top_pad_bytes_within(budget_bytes) } else { TOP_PAD_BYTES_BY_CALL };
-        top_pad_bytes(least_bytes(of, COMMIT_PARTS)).min(most)
-    }
-}
-
-fn top_pad_bytes_within(budget_bytes: u64) -> u64 {
-    match budget_bytes {
-        ..TOP_PAD_SMALL_BUDGET_BYTES => TOP_PAD_BYTES,
-        _ => (budget_bytes / TOP_PAD_BUDGET_PARTS).min(TOP_PAD_BYTES) & !4095,
+        top_pad_bytes(least_bytes(of, COMMIT_PARTS))
     }
 }
 
@@ -275,15 +262,10 @@ mod tests {
 
     #[test]
     fn steps_of_malloc_fit_into_what_there_is() {
-        assert_eq!(top_pad_bytes(None), 64 << 20);
-        assert_eq!(top_pad_bytes(Some(1 << 40)), 64 << 20);
-        assert_eq!(top_pad_bytes(Some(1 << 30)), 16 << 20);
-        assert_eq!(top_pad_bytes(Some(200 << 20)), 3200 << 10);
-        assert_eq!(top_pad_bytes(Some(0)), 128 << 10);
-        assert_eq!(top_pad_bytes_within(u64::MAX), 64 << 20);
-        assert_eq!(top_pad_bytes_within(256 << 20), 16 << 20);
-        assert_eq!(top_pad_bytes_within(128 << 20), 8 << 20);
-        assert_eq!(top_pad_bytes_within(127 << 20), 64 << 20);
+        assert_eq!(top_pad_bytes(None), TOP_PAD_BYTES);
+        assert_eq!(top_pad_bytes(Some(1 << 40)), TOP_PAD_BYTES);
+        assert_eq!(top_pad_bytes(Some(30 << 20)), 480 << 10);
+        assert_eq!(top_pad_bytes(Some(0)), TOP_PAD_BYTES_MIN);
     }
 
     #[test]

@@ -95,8 +95,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let budget_bytes = run.settings.memory_max_bytes;
-    let top_pad = inherited.limits.top_pad_bytes(budget_bytes, !door.source.is_link());
+    let top_pad = inherited.limits.top_pad_bytes();
     let started = door.target.start(|| spawn(&command, &agent, &address, top_pad, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);

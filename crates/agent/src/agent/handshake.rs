@@ -199,6 +199,7 @@ fn prepare_region(
             follow_forks()?;
         }
     }
+    announce_heap_growth();
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     keep_region(&region, ident);
     region.write_block(socket, uffd.as_ref());
@@ -255,6 +256,14 @@ fn keep_region(_region: &Region, _ident: usize) {
     #[cfg(target_arch = "x86_64")]
     if crate::windows::has_supervisor() {
         crate::windows::keep_region(_region.base(), Region::BYTES, _ident);
+    }
+}
+
+/// Has what the heap grows by registered before it is used.
+fn announce_heap_growth() {
+    #[cfg(target_arch = "x86_64")]
+    if !crate::windows::has_supervisor() {
+        crate::brk::install();
     }
 }
 

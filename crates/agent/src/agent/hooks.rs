@@ -20,7 +20,7 @@
 //! has no such page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle
 //! of a call costs a doorbell.
 //!
-//! Not seen from here: mmap and brk inside the C library itself, system calls made directly.
+//! Not seen from here: mmap inside the C library itself, system calls made directly. (Of brk, see `brk.rs`.)
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -157,6 +157,18 @@ fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
         && flags & sys::MAP_TYPE == sys::MAP_PRIVATE
         && flags & sys::MAP_ANONYMOUS != 0
         && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
+}
+
+/// The heap ended at `before`, and ends at `now`.
+#[cfg(target_arch = "x86_64")]
+pub fn announce_heap(control: *mut Control, before: usize, now: usize) {
+    // In the last page that there was, the heap has been used.
+    let (start, end) = (before.next_multiple_of(PAGE), now.next_multiple_of(PAGE));
+    let len = end.saturating_sub(start);
+    own_marks::remove(start, len);
+    if len >= RING_MIN {
+        announce(control, start, len, CALL_MAPPED);
+    }
 }
 
 /// Writes into the control page, if this process has one, what kinds of advice its memory has had.

@@ -155,33 +155,41 @@ pub fn install() -> Result<()> {
     if BACK.load(Ordering::Relaxed) != 0 {
         return Ok(());
     }
-    let (site, number) = find().ok_or(ENOTSUP)?;
-    let target = memspill_fork_site as *const () as usize;
+    let names = [sys::weak!("_Fork"), sys::weak!("__libc_fork"), sys::weak!("fork")];
+    let (site, number) = find(&names, &[nr::CLONE, nr::FORK]).ok_or(ENOTSUP)?;
+    NUMBER.store(number, Ordering::Relaxed);
+    rewrite(site, memspill_fork_site as *const () as usize, &BACK)
+}
+
+/// Address of the first `mov $N, %eax; syscall` in one of these functions of the C library (0: it has no such
+/// one) where N is one of `numbers`, and N.
+pub fn find(functions: &[usize], numbers: &[usize]) -> Option<(usize, usize)> {
+    functions.iter().filter(|address| **address != 0).find_map(|function| {
+        // SAFETY: code of the C library, which goes on for longer than that after this function.
+        let code = unsafe { core::slice::from_raw_parts(*function as *const u8, FUNCTION_BYTES) };
+        code.windows(SITE_BYTES).enumerate().find_map(|(at, code)| {
+            let [0xb8, number, 0, 0, 0, 0x0f, 0x05] = code else { return None };
+            let number = usize::from(*number);
+            numbers.contains(&number).then_some((function + at, number))
+        })
+    })
+}
+
+/// Has the program go from `site`, which `find` has found, to `target`, and stores in `back` where it is to
+/// go on from there. The process has one thread.
+pub fn rewrite(site: usize, target: usize, back: &AtomicUsize) -> Result<()> {
     let distance = target.wrapping_sub(site + 5) as isize;
     let distance = i32::try_from(distance).map_err(|_| ENOTSUP)?;
-    BACK.store(site + SITE_BYTES, Ordering::Relaxed);
-    NUMBER.store(number, Ordering::Relaxed);
+    back.store(site + SITE_BYTES, Ordering::Relaxed);
     let mut jump = [0xe9, 0, 0, 0, 0];
     for (place, byte) in jump.iter_mut().skip(1).zip(distance.to_le_bytes()) {
         *place = byte;
     }
     let written = write(site, &jump);
     if written.is_err() {
-        BACK.store(0, Ordering::Relaxed);
+        back.store(0, Ordering::Relaxed);
     }
     written
-}
-
-/// Address of `mov $N, %eax; syscall`, and N.
-fn find() -> Option<(usize, usize)> {
-    let names = [sys::weak!("_Fork"), sys::weak!("__libc_fork"), sys::weak!("fork")];
-    names.into_iter().filter(|address| *address != 0).find_map(|function| {
-        // SAFETY: code of the C library, which goes on for longer than that after this function.
-        let code = unsafe { core::slice::from_raw_parts(function as *const u8, FUNCTION_BYTES) };
-        let at =
-            code.windows(SITE_BYTES).position(|code| matches!(code, [0xb8, 56 | 57, 0, 0, 0, 0x0f, 0x05]))?;
-        Some((function + at, usize::from(*code.get(at + 1)?)))
-    })
 }
 
 fn write(at: usize, bytes: &[u8]) -> Result<()> {

@@ -75,6 +75,7 @@ pub mod nr {
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
+    pub const BRK: usize = 12;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const MREMAP: usize = 25;
@@ -87,6 +88,7 @@ pub mod nr {
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
+    pub const FORK: usize = 57;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const FCNTL: usize = 72;

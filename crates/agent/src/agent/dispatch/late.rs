@@ -67,8 +67,8 @@ const LITTLE_BYTES: usize = 4 << 20;
 
 /// What a program maps at once, or reads, before it joins.
 const SMALL_BYTES: usize = 1 << 20;
-/// And the heap's first part, with its reserve (`pager/src/limits.rs`).
-const HEAP_BYTES: usize = 72 << 20;
+/// And the heap's first part, with its reserve where malloc has one (`pager/src/limits.rs`).
+const HEAP_BYTES: usize = 8 << 20;
 
 const GETPPID: usize = 110;
 const TIMER_CREATE: usize = 222;
@@ -151,8 +151,7 @@ pub fn may_child() -> bool {
     handshake::is_then_free() && IS_TRACED.load(Ordering::Relaxed) == 0 && has_little_to_fill()
 }
 
-/// Is the memory that the program can store to small, but for the heap? Of that malloc holds some 64 MiB in
-/// reserve, and few programs fill it at once.
+/// Is the memory that the program can store to small, but for the heap? Few programs fill that at once.
 fn has_little_to_fill() -> bool {
     let heap_bytes = match HEAP_BEGAN.load(Ordering::Relaxed) {
         0 => 0,
