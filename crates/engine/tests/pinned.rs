@@ -3,12 +3,12 @@
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
-use memspill_engine::memory::{Fill, Memory, PageRun, Take};
+use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::slots::Slots;
 use memspill_engine::space::Space;
-use memspill_engine::testing::blank::{BlankDevice, BlankMemory};
+use memspill_engine::testing::blank::{BlankDevice, SeenTaking};
 use memspill_engine::tuning::Tuning;
-use memspill_engine::units::{CpuId, Page, SpaceId, Vpn};
+use memspill_engine::units::{CpuId, SpaceId, Vpn};
 use std::sync::Arc;
 
 const SLOTS: u32 = 8192;
@@ -17,30 +17,13 @@ const PINNED: std::ops::Range<u64> = 0..1024;
 const BATCH_PAGES: usize = 64;
 const CPU: CpuId = CpuId(0);
 
-struct Pinned;
-
-impl Memory for Pinned {
-    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
-        let first = outcome.len();
-        BlankMemory.take(runs, frames, outcome);
-        let pages = runs.iter().flat_map(|run| run.vpn.0..run.vpn.0 + u64::from(run.pages));
-        for (take, page) in outcome[first..].iter_mut().zip(pages) {
-            if PINNED.contains(&page) {
-                *take = Take::Busy;
-            }
+/// A pinned page is busy.
+fn refuse_pinned(runs: &[PageRun], taken: &mut [Take]) {
+    let pages = runs.iter().flat_map(|run| run.vpn.0..run.vpn.0 + u64::from(run.pages));
+    for (take, page) in taken.iter_mut().zip(pages) {
+        if PINNED.contains(&page) {
+            *take = Take::Busy;
         }
-    }
-    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        BlankMemory.put(vpn, pages)
-    }
-    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
-        BlankMemory.put_zero(vpn, pages, write)
-    }
-    fn poison(&self, vpn: Vpn) {
-        BlankMemory.poison(vpn);
-    }
-    fn wake(&self, vpn: Vpn, pages: usize) {
-        BlankMemory.wake(vpn, pages);
     }
 }
 
@@ -52,7 +35,7 @@ fn all_others_leave() {
     let slots = Slots::new(SLOTS, 1, false, &tuning);
     let device = Device::new("32 MiB".into(), 0, slots, Arc::new(BlankDevice::new(SLOTS)));
     let engine = Engine::new(vec![device], u64::MAX / 2, tuning);
-    let space = Arc::new(Space::new(SpaceId(1), Arc::new(Pinned)));
+    let space = Arc::new(Space::new(SpaceId(1), Arc::new(SeenTaking(refuse_pinned))));
     engine.add_space(space.clone());
     space.adopt(engine.swap(), Vpn(0), Vpn(PAGES));
     let pinned = PINNED.end - PINNED.start;

@@ -3,39 +3,17 @@
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
-use memspill_engine::memory::{Fill, Memory, PageRun, Take};
+use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::slots::Slots;
 use memspill_engine::space::Space;
-use memspill_engine::testing::blank::{BlankDevice, BlankMemory};
+use memspill_engine::testing::blank::{BlankDevice, SeenTaking};
 use memspill_engine::tuning::Tuning;
-use memspill_engine::units::{CpuId, Order, Page, SpaceId, Vpn};
+use memspill_engine::units::{CpuId, Order, SpaceId, Vpn};
 use std::sync::{Arc, Mutex};
 
 const SLOTS: u32 = 4096;
 const PAGES: u64 = 1024;
 const CPU: CpuId = CpuId(0);
-
-/// Remembers how its pages were asked for.
-struct Asked(Arc<Mutex<Vec<PageRun>>>);
-
-impl Memory for Asked {
-    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
-        self.0.lock().unwrap().extend(runs);
-        BlankMemory.take(runs, frames, outcome);
-    }
-    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        BlankMemory.put(vpn, pages)
-    }
-    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
-        BlankMemory.put_zero(vpn, pages, write)
-    }
-    fn poison(&self, vpn: Vpn) {
-        BlankMemory.poison(vpn);
-    }
-    fn wake(&self, vpn: Vpn, pages: usize) {
-        BlankMemory.wake(vpn, pages);
-    }
-}
 
 /// All pages leave: the runs in which they were moved, and the folios of each order that were split first.
 fn page_out(knobs: &[&str]) -> (Vec<PageRun>, Vec<u64>) {
@@ -43,8 +21,10 @@ fn page_out(knobs: &[&str]) -> (Vec<PageRun>, Vec<u64>) {
     let slots = Slots::new(SLOTS, 1, false, &tuning);
     let device = Device::new("16 MiB".into(), 0, slots, Arc::new(BlankDevice::new(SLOTS)));
     let engine = Engine::new(vec![device], u64::MAX / 2, tuning);
-    let runs = Arc::default();
-    let space = Arc::new(Space::new(SpaceId(1), Arc::new(Asked(Arc::clone(&runs)))));
+    let runs: Arc<Mutex<Vec<PageRun>>> = Arc::default();
+    let asked = Arc::clone(&runs);
+    let memory = SeenTaking(move |runs: &[PageRun], _: &mut [Take]| asked.lock().unwrap().extend(runs));
+    let space = Arc::new(Space::new(SpaceId(1), Arc::new(memory)));
     engine.add_space(space.clone());
     // The last 8 pages are no whole 64 KiB.
     space.adopt(engine.swap(), Vpn(0), Vpn(PAGES - 8));

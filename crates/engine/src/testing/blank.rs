@@ -30,6 +30,30 @@ impl Memory for BlankMemory {
     fn wake(&self, _: Vpn, _: usize) {}
 }
 
+/// `BlankMemory` of which the function sees what is taken: the runs that are asked for, and what becomes of
+/// each page, which it may change.
+pub struct SeenTaking<F>(pub F);
+
+impl<F: Fn(&[PageRun], &mut [Take]) + Send + Sync> Memory for SeenTaking<F> {
+    fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+        let first = outcome.len();
+        BlankMemory.take(runs, frames, outcome);
+        (self.0)(runs, &mut outcome[first..]);
+    }
+    fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        BlankMemory.put(vpn, pages)
+    }
+    fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+        BlankMemory.put_zero(vpn, pages, write)
+    }
+    fn poison(&self, vpn: Vpn) {
+        BlankMemory.poison(vpn);
+    }
+    fn wake(&self, vpn: Vpn, pages: usize) {
+        BlankMemory.wake(vpn, pages);
+    }
+}
+
 /// Accepts all writes and reads without keeping bytes; counts the requests that a file would make.
 pub struct BlankDevice {
     slots: u32,
