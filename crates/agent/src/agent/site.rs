@@ -53,26 +53,57 @@ struct Kept(UnsafeCell<Option<SignalsBlocked>>);
 // SAFETY: whoever uses it holds the lock.
 unsafe impl Sync for Kept {}
 
+/// Instructions that keep all registers but rax, and the red zone. Behind them rbx points to the arguments of
+/// the call, in their order, the stack is aligned, and r12 is free.
+macro_rules! keep_registers {
+    () => {
+        concat!(
+            "lea rsp, [rsp - 128]\n",
+            "pushfq\n",
+            "push rbx\n",
+            "push r12\n",
+            "push r9\n",
+            "push r8\n",
+            "push r10\n",
+            "push rdx\n",
+            "push rsi\n",
+            "push rdi\n",
+            "mov rbx, rsp\n",
+            "and rsp, -16\n",
+            "sub rsp, 512\n",
+            "fxsave64 [rsp]\n",
+            "cld\n",
+        )
+    };
+}
+
+/// Back to what they were; the result of the call is in rax. The stack is as `keep_registers` has left it.
+macro_rules! restore_registers {
+    () => {
+        concat!(
+            "fxrstor64 [rsp]\n",
+            "mov rsp, rbx\n",
+            "pop rdi\n",
+            "pop rsi\n",
+            "pop rdx\n",
+            "pop r10\n",
+            "pop r8\n",
+            "pop r9\n",
+            "pop r12\n",
+            "pop rbx\n",
+            "popfq\n",
+            "lea rsp, [rsp + 128]\n",
+        )
+    };
+}
+pub(crate) use {keep_registers, restore_registers};
+
 global_asm!(
     ".pushsection .text.memspill_fork_site, \"ax\", @progbits",
     ".hidden memspill_fork_site",
     ".globl memspill_fork_site",
     "memspill_fork_site:",
-    "lea rsp, [rsp - 128]",
-    "pushfq",
-    "push rbx",
-    "push r12",
-    "push r9",
-    "push r8",
-    "push r10",
-    "push rdx",
-    "push rsi",
-    "push rdi",
-    "mov rbx, rsp",
-    "and rsp, -16",
-    "sub rsp, 512",
-    "fxsave64 [rsp]",
-    "cld",
+    keep_registers!(),
     "call {enter}",
     "mov r12, rsp",
     "lea rsp, [rip + {stack} + {bytes}]",
@@ -82,19 +113,8 @@ global_asm!(
     "mov r12, rax",
     "mov rdi, rax",
     "call {leave}",
-    "fxrstor64 [rsp]",
     "mov rax, r12",
-    "mov rsp, rbx",
-    "pop rdi",
-    "pop rsi",
-    "pop rdx",
-    "pop r10",
-    "pop r8",
-    "pop r9",
-    "pop r12",
-    "pop rbx",
-    "popfq",
-    "lea rsp, [rsp + 128]",
+    restore_registers!(),
     "mov rcx, qword ptr [rip + {back}]",
     "jmp rcx",
     ".popsection",

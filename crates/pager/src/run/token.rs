@@ -242,6 +242,7 @@ mod tests {
         assert!(token.note_fault(often(2), START_US + TURN_US + 2), "and it takes the token");
         assert!(token.holds_back(often(1), START_US + TURN_US + 3));
     }
+
     #[test]
     fn a_turn_goes_on_until_the_holder_has_its_pages_but_not_for_ever() {
         let token = Token::new(true);
