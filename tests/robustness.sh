@@ -1969,7 +1969,7 @@ case_traced() {
 case_stop-evictor() {
     local stops under_way
     start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
-        "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((6 + 6 * FULL))
+        "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((8 + 6 * FULL))
     running 1 || return
     sleep 1
     $PYTHON "$TESTS/programs/stop_evictor.py" "$(command_of_run)" $((4 + 5 * FULL)) >stops 2>&1 ||
