@@ -1403,14 +1403,16 @@ case_many-children() {
     clean
 }
 
-# What malloc's heap grows by while memory is tight is registered when malloc returns.
+# What malloc gets while memory is tight is registered when malloc returns: heap, and what it maps.
 case_told-heap() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
     gcc -O1 -fno-builtin -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    local pager
+    local pager block
     for pager in kernel user; do
-        call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 96
-        code_is 0 || { no "$pager: $WHY: $(head -n 1 out)"; return; }
+        for block in 4000 300000; do
+            call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 96 $block
+            code_is 0 || { no "$pager, $block: $WHY: $(head -n 1 out)"; return; }
+        done
     done
     clean
 }

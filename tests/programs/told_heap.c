@@ -1,11 +1,11 @@
-// Is what malloc's heap grows by registered before malloc returns?
+// Is what malloc gets from the kernel registered before malloc returns?
 //
-//     told_heap MIB
+//     told_heap MIB BLOCK
 //
-// Fills MIB MiB of heap in small blocks. In the second half, each time that the heap has grown by 64 KiB or
-// more, it looks at once whether the mapping that ends where the heap ends is registered with a userfaultfd
-// ("um" in VmFlags of /proc/self/smaps). Prints how often it was and how often not; 0 if it always was, and
-// that 10 times at least.
+// Fills MIB MiB by blocks of BLOCK bytes. In the second half it looks at once whether the mapping that is new
+// is registered with a userfaultfd ("um" in VmFlags of /proc/self/smaps): that of a block that malloc has mapped
+// by itself (100 KiB or more), else that which ends where the heap ends, each time that this has grown by 64
+// KiB or more. Prints how often it was and how often not; 0 if it always was, and that 10 times at least.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,20 +29,21 @@ static int is_registered(unsigned long at) {
 }
 
 int main(int argc, char **argv) {
-    size_t bytes = (argc > 1 ? atol(argv[1]) : 96) << 20, block = 4000;
+    size_t bytes = (argc > 1 ? atol(argv[1]) : 96) << 20, block = argc > 2 ? atol(argv[2]) : 4000;
     int told = 0, untold = 0;
     unsigned sum = 0;
     char *end = sbrk(0);
     for (size_t i = 0; i < bytes / block; i++) {
         char *p = malloc(block);
         if (!p) return 1;
-        memset(p, (int)i, block);
-        sum += (unsigned char)p[block / 2];
         char *now = sbrk(0);
-        if (i > bytes / block / 2 && now - end >= 64 << 10) {
-            if (is_registered((unsigned long)now) == 1) told++;
+        char *fresh = block >= 100 << 10 ? p : now - end >= 64 << 10 ? now : NULL;
+        if (i > bytes / block / 2 && fresh) {
+            if (is_registered((unsigned long)fresh) == 1) told++;
             else untold++;
         }
+        memset(p, (int)i, block);
+        sum += (unsigned char)p[block / 2];
         end = now;
     }
     printf("registered %d, not %d, sum %u\n", told, untold, sum);

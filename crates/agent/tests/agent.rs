@@ -1259,6 +1259,7 @@ fn the_shared_object_depends_on_nothing() {
             "__libc_dlopen_mode",
             "__libc_dlsym",
             "__libc_fork",
+            "__mmap",
             "__register_atfork",
             "__rseq_offset",
             "__rseq_size",

@@ -52,7 +52,7 @@ const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
 
 /// The step in which the target's malloc grows a heap, at most. Where the agent tells of each step, before
-/// it is used (`brk.rs` there), it is small: what is left of a step takes in arrays that malloc would have
+/// it is used (`malloc.rs` there), it is small: what is left of a step takes in arrays that malloc would have
 /// mapped by themselves, and when they are freed their holes stay in the heap. Python that fills dicts took
 /// 1.6 times as long with steps of 64 MiB. And every child of a fork registers, or marks, all that its
 /// parent has not used of a step: 0.2 to 0.5 ms for 64 MiB. Elsewhere it is large, for the monitor is to

@@ -263,7 +263,7 @@ fn keep_region(_region: &Region, _ident: usize) {
 fn announce_heap_growth() {
     #[cfg(target_arch = "x86_64")]
     if !crate::windows::has_supervisor() {
-        crate::brk::install();
+        crate::malloc::install();
     }
 }
 

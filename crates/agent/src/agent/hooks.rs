@@ -20,7 +20,8 @@
 //! has no such page, the child of a vfork has its parent's). A handler that leaves by longjmp in the middle
 //! of a call costs a doorbell.
 //!
-//! Not seen from here: mmap inside the C library itself, system calls made directly. (Of brk, see `brk.rs`.)
+//! Not seen from here: system calls made directly, and by the C library itself (of those of its malloc, see
+//! `malloc.rs`).
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -122,9 +123,13 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 }
 
 fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
-    if flags & sys::MAP_ANONYMOUS == 0 {
-        return libc_result(files::mmap([addr, len, prot, flags, fd as usize, offset as usize]));
-    }
+    let args = [addr, len, prot, flags, fd as usize, offset as usize];
+    libc_result(if flags & sys::MAP_ANONYMOUS == 0 { files::mmap(args) } else { map_anonymous(args) })
+}
+
+/// mmap of new memory, by the arguments of the call.
+pub fn map_anonymous(args: [usize; 6]) -> Result<usize> {
+    let [addr, len, prot, flags, fd, offset] = args;
     #[cfg(target_arch = "x86_64")]
     if !crate::dispatch::is_small_mapping(len, flags) {
         be_joined();
@@ -136,7 +141,7 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
-    let ret = unsafe { sys::map_call(nr::MMAP, [addr, len, prot, flags, fd as usize, offset as usize]) };
+    let ret = unsafe { sys::map_call(nr::MMAP, [addr, len, prot, flags, fd, offset]) };
     if let Ok(addr) = ret {
         own_marks::remove(addr, len);
     }
@@ -146,7 +151,7 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
     if let (Ok(addr), Some(control)) = (ret, control) {
         announce(control, addr, len, CALL_MAPPED);
     }
-    libc_result(ret)
+    ret
 }
 
 /// Whether a mapping is of the kind that the pager manages, and worth a call.

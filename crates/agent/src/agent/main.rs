@@ -21,7 +21,7 @@
 //! | `fork_lock.rs` | no mapping changes while such a fork is under way                          |
 //! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
-//! | `brk.rs`       | where it makes the heap larger                                             |
+//! | `malloc.rs`    | where its malloc gets memory                                               |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
 //! |                | processes that join late                                                   |
 //! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
@@ -59,8 +59,6 @@ mod affinity;
 use dispatch::batch;
 #[cfg(not(target_arch = "x86_64"))]
 mod batch;
-#[cfg(target_arch = "x86_64")]
-mod brk;
 #[allow(dead_code, reason = "names are for tests")]
 #[cfg(target_arch = "x86_64")]
 #[path = "../calls.rs"]
@@ -80,6 +78,8 @@ mod hooks;
 #[cfg(target_arch = "x86_64")]
 #[path = "../link.rs"]
 mod link;
+#[cfg(target_arch = "x86_64")]
+mod malloc;
 mod own_marks;
 #[path = "../pidfd.rs"]
 mod pidfd;

@@ -319,8 +319,8 @@ impl Code {
     }
 
     fn rewrite(&self, site: usize, number: usize) -> Option<()> {
-        // The evictor runs the agent's own code, and has no block. The call in brk is `brk.rs`'s to rewrite.
-        if !is_plain(number) || number == nr::BRK || region::is_own_code(site) {
+        // The evictor runs the agent's own code, and has no block. Two calls are `malloc.rs`'s to rewrite.
+        if !is_plain(number) || matches!(number, nr::BRK | nr::MMAP) || region::is_own_code(site) {
             return None;
         }
         let [prefix, before @ ..] = gadget::read::<[u8; 8]>(site.checked_sub(6)?)?;

@@ -1,0 +1,123 @@
+//! Where the C library's malloc gets memory: the system calls in its `brk` and in its `mmap` are rewritten as
+//! `site.rs` does it with that of a fork, so that what they add is registered before it is used, as what the
+//! program maps is (`hooks.rs`). For malloc calls both inside the library, past the agent's `mmap`.
+//!
+//! ```text
+//!   brk:  mov $12, %eax ; syscall ; ...          mmap:  ... mov $9, %eax ; syscall ; ...
+//!         jmp memspill_brk_site                             jmp memspill_mmap_site
+//!           all registers kept, below the red zone
+//!           grow: brk ─ is memory tight? a doorbell for what is new       map: as the agent's own mmap
+//!           back behind the syscall, with its result
+//! ```
+//!
+//! So the heap can grow by small steps. Where the monitor has to find what is new before it is filled, steps
+//! must be large, and from a large step malloc takes arrays that it would map by themselves else: when they
+//! are freed their holes stay in the heap, and take memory (`TOP_PAD_BYTES` in pager/src/limits.rs).
+//!
+//! Where this cannot be installed the monitor finds what is new, some ms later.
+//!
+//! What it does not do: the heaps of further threads, which malloc opens by mprotect: the monitor finds these;
+//! other processors.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::STATE;
+use crate::hooks;
+use crate::sys::{self, nr};
+use crate::{fork_lock, site};
+
+/// Behind the site in `brk`.
+#[unsafe(link_section = ".data")]
+static BEHIND_BRK: AtomicUsize = AtomicUsize::new(0);
+/// Behind the site in `mmap`.
+#[unsafe(link_section = ".data")]
+static BEHIND_MMAP: AtomicUsize = AtomicUsize::new(0);
+
+global_asm!(
+    ".pushsection .text.memspill_malloc_sites, \"ax\", @progbits",
+    ".hidden memspill_brk_site",
+    ".globl memspill_brk_site",
+    "memspill_brk_site:",
+    site::keep_registers!(),
+    "call {grow}",
+    site::restore_registers!(),
+    "mov rcx, qword ptr [rip + {behind_brk}]",
+    "jmp rcx",
+    ".hidden memspill_mmap_site",
+    ".globl memspill_mmap_site",
+    "memspill_mmap_site:",
+    site::keep_registers!(),
+    "mov rdi, rbx",
+    "call {map}",
+    site::restore_registers!(),
+    "mov rcx, qword ptr [rip + {behind_mmap}]",
+    "jmp rcx",
+    ".popsection",
+    grow = sym grow,
+    behind_brk = sym BEHIND_BRK,
+    map = sym map,
+    behind_mmap = sym BEHIND_MMAP,
+);
+
+unsafe extern "C" {
+    fn memspill_brk_site();
+    fn memspill_mmap_site();
+}
+
+/// The call as it was asked for, and its result.
+extern "C" fn grow(wanted: usize) -> usize {
+    if is_confined() {
+        return brk(wanted);
+    }
+    let _reader = fork_lock::read();
+    let control = hooks::announcing_control();
+    let before = control.map(|_| brk(0));
+    let now = brk(wanted);
+    if let (Some(control), Some(before)) = (control, before) {
+        hooks::announce_heap(control, before, now);
+    }
+    now
+}
+
+/// Trapped, where the calls of the process are: it may be one before which the process joins.
+fn brk(wanted: usize) -> usize {
+    // SAFETY: the C library's own call; 0 changes nothing.
+    unsafe { sys::syscall_raw(nr::BRK, [wanted, 0, 0, 0, 0, 0]) }
+}
+
+/// The call as it was asked for, by its arguments in their order, and the kernel's result. What else than
+/// malloc the C library maps by this is files, which are none that are managed, and stacks.
+extern "C" fn map(args: &[usize; 6]) -> usize {
+    let [_, _, _, flags, ..] = *args;
+    if is_confined() || flags & sys::MAP_ANONYMOUS == 0 {
+        // SAFETY: the C library's own call, trapped where the calls of the process are.
+        return unsafe { sys::syscall_raw(nr::MMAP, *args) };
+    }
+    match hooks::map_anonymous(*args) {
+        Ok(at) => at,
+        Err(errno) => (errno as usize).wrapping_neg(),
+    }
+}
+
+/// A filter of the program's own may end it for any further call.
+fn is_confined() -> bool {
+    STATE.confined.load(Ordering::SeqCst) != 0
+}
+
+/// Rewrites the sites that there are, if nobody else can be in them.
+pub fn install() {
+    if BEHIND_BRK.load(Ordering::Relaxed) != 0 || sys::thread_count() != Some(1) {
+        return;
+    }
+    // Where one cannot be rewritten the monitor finds what is new. (`mmap` itself is the agent's.)
+    let sites = [
+        (sys::weak!("brk"), nr::BRK, memspill_brk_site as *const () as usize, &BEHIND_BRK),
+        (sys::weak!("__mmap"), nr::MMAP, memspill_mmap_site as *const () as usize, &BEHIND_MMAP),
+    ];
+    for (function, number, target, behind) in sites {
+        if let Some((at, _)) = site::find(&[function], &[number]) {
+            let _ = site::rewrite(at, target, behind);
+        }
+    }
+}
