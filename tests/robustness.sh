@@ -1406,11 +1406,13 @@ case_many-children() {
 # What malloc gets while memory is tight is registered when malloc returns: heap, and what it maps.
 case_told-heap() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
-    gcc -O1 -fno-builtin -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    gcc -O1 -fno-builtin -pthread -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
     local pager block
     for pager in kernel user; do
-        for block in 4000 300000; do
-            call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 96 $block
+        for block in 4000 300000 "4000 thread"; do
+            # shellcheck disable=SC2086 # two words
+            call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 160 $block
             code_is 0 || { no "$pager, $block: $WHY: $(head -n 1 out)"; return; }
         done
     done

@@ -1,11 +1,13 @@
 // Is what malloc gets from the kernel registered before malloc returns?
 //
-//     told_heap MIB BLOCK
+//     told_heap MIB BLOCK [thread]
 //
 // Fills MIB MiB by blocks of BLOCK bytes. In the second half it looks at once whether the mapping that is new
-// is registered with a userfaultfd ("um" in VmFlags of /proc/self/smaps): that of a block that malloc has mapped
-// by itself (100 KiB or more), else that which ends where the heap ends, each time that this has grown by 64
-// KiB or more. Prints how often it was and how often not; 0 if it always was, and that 10 times at least.
+// is registered with a userfaultfd ("um" in VmFlags of /proc/self/smaps): that of a block that malloc has
+// mapped by itself (100 KiB or more), else that which ends where the heap ends, each time that this has grown
+// by 64 KiB or more; in a further thread, whose heap malloc opens page by page, that of one block in 64
+// KiB. Prints how often it was and how often not; 0 if it always was, 10 times at least.
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,17 +30,19 @@ static int is_registered(unsigned long at) {
     return is_there;
 }
 
-int main(int argc, char **argv) {
-    size_t bytes = (argc > 1 ? atol(argv[1]) : 96) << 20, block = argc > 2 ? atol(argv[2]) : 4000;
-    int told = 0, untold = 0;
+static size_t bytes, block;
+static int told, untold, is_thread;
+
+static void *fill(void *unused) {
     unsigned sum = 0;
     char *end = sbrk(0);
     for (size_t i = 0; i < bytes / block; i++) {
         char *p = malloc(block);
-        if (!p) return 1;
+        if (!p) exit(1);
         char *now = sbrk(0);
-        char *fresh = block >= 100 << 10 ? p : now - end >= 64 << 10 ? now : NULL;
-        if (i > bytes / block / 2 && fresh) {
+        int is_fresh = is_thread ? i % ((64 << 10) / block) == 0 : now - end >= 64 << 10;
+        char *fresh = block >= 100 << 10 || is_thread ? p : now;
+        if (i > bytes / block / 2 && (is_fresh || block >= 100 << 10)) {
             if (is_registered((unsigned long)fresh) == 1) told++;
             else untold++;
         }
@@ -47,5 +51,16 @@ int main(int argc, char **argv) {
         end = now;
     }
     printf("registered %d, not %d, sum %u\n", told, untold, sum);
+    return unused;
+}
+
+int main(int argc, char **argv) {
+    pthread_t thread;
+    if (argc < 3) return 2;
+    bytes = (size_t)atol(argv[1]) << 20;
+    block = atol(argv[2]);
+    is_thread = argc > 3;
+    if (!is_thread) fill(NULL);
+    else if (pthread_create(&thread, NULL, fill, NULL) || pthread_join(thread, NULL)) return 1;
     return untold != 0 || told < 10;
 }

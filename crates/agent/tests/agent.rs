@@ -1272,8 +1272,6 @@ fn the_shared_object_depends_on_nothing() {
             "getppid",
             "gettid",
             "gnu_get_libc_version",
-            "malloc_trim",
-            "mallopt",
             "mprotect",
             "poll",
             "pthread_atfork",

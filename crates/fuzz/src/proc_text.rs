@@ -51,13 +51,13 @@ fn well_formed(bytes: &mut Bytes) {
 
     let (mut maps, mut smaps) = (String::new(), String::new());
     let (mut manageable, mut inherited, mut shared) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut at, mut below_end) = (0x1000, 0);
+    let (mut at, mut below_end, mut data_end) = (0x1000, 0, 0);
     for _ in 0..8 {
         let kind = bytes.u8();
         let from = at + u64::from(bytes.u32()) * 4096;
         let to = from + (u64::from(bytes.u8()) + 1) * 4096;
         at = to;
-        let (perms, inode) = (["rw-p", "rw-s", "r--p", "rwxp"][usize::from(kind & 3)], u32::from(kind & 4));
+        let (perms, inode) = (["rw-p", "rw-s", "---p", "rwxp"][usize::from(kind & 3)], u32::from(kind & 4));
         let name = ["", "[heap]", "[anon: a b]", "[stack]"][usize::from(kind >> 3 & 3)];
         let (missing, wiped) = (kind & 32 != 0, kind & 64 != 0);
         let line = format!("{from:012x}-{to:012x} {perms} 00000000 00:00 {inode:<26} {name}\n");
@@ -79,6 +79,14 @@ fn well_formed(bytes: &mut Bytes) {
                 _ => MappingKind::Data,
             };
             manageable.push(Mapping { start: from, end: to, below_end, kind });
+            data_end = if kind == MappingKind::Data { to } else { data_end };
+        } else if perms == "---p"
+            && inode == 0
+            && name != "[stack]"
+            && from == data_end
+            && to - from >= 64 << 10
+        {
+            manageable.push(Mapping { start: from, end: to, below_end, kind: MappingKind::Reserve });
         }
         below_end = at;
         if missing && !wiped {

@@ -51,17 +51,9 @@ const FILES_TO_JOIN: usize = 12;
 const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
 
-/// The step in which the target's malloc grows a heap, at most. Where the agent tells of each step, before
-/// it is used (`malloc.rs` there), it is small: what is left of a step takes in arrays that malloc would have
-/// mapped by themselves, and when they are freed their holes stay in the heap. Python that fills dicts took
-/// 1.6 times as long with steps of 64 MiB. And every child of a fork registers, or marks, all that its
-/// parent has not used of a step: 0.2 to 0.5 ms for 64 MiB. Elsewhere it is large, for the monitor is to
-/// register it before it is used.
-///
-/// Tried: malloc as it is without memspill. Its steps of 128 KiB do no harm, but it puts arrays of up to 32
-/// MiB into the heap too, once some have been freed: the dicts took 1.2 times as long (18.6 and 15.1 s in
-/// 88M, two runs each), SQLite 1.1 times.
-const TOP_PAD_BYTES: u64 = if cfg!(target_arch = "x86_64") { 1 << 20 } else { 64 << 20 };
+/// The step in which the target's malloc grows a heap, at most, where that is set: it is large, for the
+/// monitor is to find and register it before it is used.
+const TOP_PAD_BYTES: u64 = 64 << 20;
 /// glibc's own step.
 const TOP_PAD_BYTES_MIN: u64 = 128 << 10;
 /// A process can have a heap for each of its threads, so a step is at most this part of the memory that it
@@ -143,12 +135,20 @@ impl Limits {
         Ok(taken.map(drop)?)
     }
 
-    /// The step of the target's malloc, computed from the limits that the target will have and not from those
-    /// that memspill has raised for itself.
-    pub fn top_pad_bytes(&self) -> u64 {
+    /// What the target's malloc is to be told (GLIBC_TUNABLES), computed from the limits that the target will
+    /// have and not from those that memspill has raised for itself.
+    ///
+    /// None where the agent tells of all that malloc gets (`malloc.rs` there). For whoever sets its step also
+    /// has it map each array of more than 128 KiB by itself, again and again. Without that it does so until
+    /// one has been freed; from then on it keeps arrays of that size. A program that makes and frees arrays
+    /// of 2 MB took 48 times as long with a step of 1 MiB, and one that computes with arrays of numpy 1.5
+    /// times, with all the memory that they wanted. (What is lost by that: where a program's large arrays are
+    /// used once, they do harm in the heap. Python's dicts in 88M took 15.3 s with a step, and take 18.7.)
+    pub fn malloc_tunable(&self) -> Option<String> {
         let of =
             |wanted: Resource| self.inherited.iter().find(|(resource, _)| *resource == wanted)?.1.current;
-        top_pad_bytes(least_bytes(of, COMMIT_PARTS))
+        let step = || format!("glibc.malloc.top_pad={}", top_pad_bytes(least_bytes(of, COMMIT_PARTS)));
+        (!cfg!(target_arch = "x86_64")).then(step)
     }
 }
 

@@ -7,6 +7,7 @@ use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -94,11 +95,18 @@ pub enum MappingKind {
     Heap,
     /// Writable and executable.
     Code,
+    /// Reserved memory right behind data, which becomes data by mprotect: malloc's heaps of further threads
+    /// grow so, often by a page at a time.
+    Reserve,
     /// The main stack, which grows downwards, at most to where the mapping below it ends.
     Stack,
 }
 
+/// More is reserved for other purposes: malloc's heaps have 64 MiB. Less is a guard of a stack.
+pub const RESERVE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
+
 /// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
+/// And what some of them grow into.
 pub fn manageable(pid: u32) -> io::Result<Vec<Mapping>> {
     // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
     let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
@@ -122,6 +130,8 @@ pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
 struct Lines {
     /// The end of the mapping in the line above.
     last_end: u64,
+    /// Of the last one that was data.
+    data_end: u64,
 }
 
 impl Lines {
@@ -138,8 +148,14 @@ impl Lines {
             (b"rw-p", b"[heap]") => MappingKind::Heap,
             (b"rw-p", _) if is_anonymous(name) => MappingKind::Data,
             (b"rwxp", _) if is_anonymous(name) => MappingKind::Code,
+            (b"---p", _) if start == self.data_end && is_anonymous(name) => {
+                RESERVE_BYTES.contains(&(end - start)).then_some(MappingKind::Reserve)?
+            }
             _ => return None,
         };
+        if kind == MappingKind::Data {
+            self.data_end = end;
+        }
         Some(Mapping { start, end, below_end, kind })
     }
 }
@@ -850,6 +866,15 @@ mod tests {
             "garbage",
         ];
         assert!(no.iter().all(|line| kind(line).is_none()));
+        let reserve = |above: &str, end: &str| {
+            let maps = format!("7f00000-7f01000 {above}\n7f01000-{end} ---p 00000000 00:00 0");
+            manageable_in(maps.as_bytes()).get(1).map(|mapping| mapping.kind)
+        };
+        let data = "rw-p 00000000 00:00 0";
+        assert_eq!(reserve(data, "7f11000"), Some(MappingKind::Reserve));
+        assert_eq!(reserve(data, "bf01000"), Some(MappingKind::Reserve));
+        assert_eq!((reserve(data, "7f10000"), reserve(data, "bf02000")), (None, None));
+        assert_eq!(reserve("r--p 00000000 00:00 0", "7f11000"), None);
         let maps =
             b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
         let stack = Mapping { start: 0x7ffc, end: 0x7fff, below_end: 0x7f01, kind: MappingKind::Stack };

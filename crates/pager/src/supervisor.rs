@@ -95,8 +95,8 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let top_pad = inherited.limits.top_pad_bytes();
-    let started = door.target.start(|| spawn(&command, &agent, &address, top_pad, inherited));
+    let tunable = inherited.limits.malloc_tunable();
+    let started = door.target.start(|| spawn(&command, &agent, &address, tunable, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
         wait(&set_up, pid, guardian, &children)
@@ -292,20 +292,20 @@ fn spawn(
     command: &[OsString],
     agent: &OwnedFd,
     address: &str,
-    top_pad_bytes: u64,
+    malloc_tunable: Option<String>,
     inherited: Inherited,
 ) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
-    let top_pad = format!("glibc.malloc.top_pad={top_pad_bytes}");
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])
         .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
-        .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"))
-        // malloc asks for big steps, so that new heap is registered before it is used, and seldom.
-        .env("GLIBC_TUNABLES", joined(&top_pad, std::env::var_os("GLIBC_TUNABLES"), ":"));
+        .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
+    if let Some(tunable) = malloc_tunable {
+        child.env("GLIBC_TUNABLES", joined(&tunable, std::env::var_os("GLIBC_TUNABLES"), ":"));
+    }
     signals::on_exec(&mut child, inherited);
     child.spawn().map_err(|e| match limits::remedy(&e) {
         Some(_) => limits::explained("cannot start the command", e),

@@ -38,6 +38,8 @@ const COVERING_OR_NEXT: u64 = 16;
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
+    /// It can be read, written or executed.
+    pub accessible: bool,
     pub writable: bool,
     pub executable: bool,
     /// Private, of no file, in pages of 4 KiB.
@@ -60,6 +62,7 @@ pub fn first_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
     Ok(Some(Mapping {
         start: arg.vma_start,
         end: arg.vma_end,
+        accessible: arg.vma_flags & ACCESS != 0,
         writable: arg.vma_flags & WRITABLE != 0,
         executable: arg.vma_flags & EXECUTABLE != 0,
         anonymous,

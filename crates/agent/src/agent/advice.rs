@@ -124,6 +124,7 @@ pub extern "C" fn syscall(
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     be_joined();
+    #[cfg(not(target_arch = "x86_64"))]
     give_back_heap_reserve();
     // SAFETY: the caller's own request, passed through.
     libc_result(unsafe { sys::syscall(nr::MLOCKALL, [flags as usize, 0, 0, 0, 0, 0]) }) as c_int
@@ -131,6 +132,7 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
 
 /// Gives back the part of the heap that malloc holds for later. Under memspill that part is large
 /// (GLIBC_TUNABLES, `supervisor.rs`), and mlockall would fill it.
+#[cfg(not(target_arch = "x86_64"))]
 fn give_back_heap_reserve() {
     const M_TOP_PAD: c_int = -2;
     /// glibc's own default.

@@ -124,18 +124,20 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 
 fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
     let args = [addr, len, prot, flags, fd as usize, offset as usize];
-    libc_result(if flags & sys::MAP_ANONYMOUS == 0 { files::mmap(args) } else { map_anonymous(args) })
+    libc_result(match flags & sys::MAP_ANONYMOUS {
+        0 => files::mmap(args),
+        _ => map_anonymous(args, is_managed(len, prot, flags)),
+    })
 }
 
-/// mmap of new memory, by the arguments of the call.
-pub fn map_anonymous(args: [usize; 6]) -> Result<usize> {
+/// mmap of new memory, by the arguments of the call. `may_announce`: the pager may be told of it.
+pub fn map_anonymous(args: [usize; 6], may_announce: bool) -> Result<usize> {
     let [addr, len, prot, flags, fd, offset] = args;
     #[cfg(target_arch = "x86_64")]
     if !crate::dispatch::is_small_mapping(len, flags) {
         be_joined();
     }
     let _reader = fork_lock::read();
-    let may_announce = is_managed(len, prot, flags);
     let control = if may_announce { announcing_control() } else { None };
     let was_alone = STATE.control.load(Ordering::Relaxed).is_null();
     // Filling the range here and now would be growth before its registration.
@@ -155,11 +157,13 @@ pub fn map_anonymous(args: [usize; 6]) -> Result<usize> {
 }
 
 /// Whether a mapping is of the kind that the pager manages, and worth a call.
-fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
-    len >= RING_MIN
-        && prot & sys::PROT_WRITE != 0
-        && prot & sys::PROT_EXEC == 0
-        && flags & sys::MAP_TYPE == sys::MAP_PRIVATE
+pub fn is_managed(len: usize, prot: usize, flags: usize) -> bool {
+    len >= RING_MIN && prot & (sys::PROT_WRITE | sys::PROT_EXEC) == sys::PROT_WRITE && is_ordinary(flags)
+}
+
+/// Private anonymous memory that can be managed, once it may be written to.
+pub fn is_ordinary(flags: usize) -> bool {
+    flags & sys::MAP_TYPE == sys::MAP_PRIVATE
         && flags & sys::MAP_ANONYMOUS != 0
         && flags & (sys::MAP_HUGETLB | sys::MAP_GROWSDOWN) == 0
 }

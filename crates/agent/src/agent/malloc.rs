@@ -14,10 +14,14 @@
 //! must be large, and from a large step malloc takes arrays that it would map by themselves else: when they
 //! are freed their holes stay in the heap, and take memory (`TOP_PAD_BYTES` in pager/src/limits.rs).
 //!
+//! The heap of a further thread is reserved (PROT_NONE), and opened by mprotect, often by a page at a time:
+//! what is reserved is announced as a whole, so that it is registered when it is opened. Of heaps that were
+//! there before memory was tight the monitor registers what is reserved behind them (`MappingKind::Reserve`
+//! in pager/src/proc.rs).
+//!
 //! Where this cannot be installed the monitor finds what is new, some ms later.
 //!
-//! What it does not do: the heaps of further threads, which malloc opens by mprotect: the monitor finds these;
-//! other processors.
+//! What it does not do: other processors.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -87,18 +91,23 @@ fn brk(wanted: usize) -> usize {
 }
 
 /// The call as it was asked for, by its arguments in their order, and the kernel's result. What else than
-/// malloc the C library maps by this is files, which are none that are managed, and stacks.
+/// malloc's memory the C library maps by this is files, which are none that are managed, and stacks.
 extern "C" fn map(args: &[usize; 6]) -> usize {
-    let [_, _, _, flags, ..] = *args;
+    let [_, len, prot, flags, ..] = *args;
     if is_confined() || flags & sys::MAP_ANONYMOUS == 0 {
         // SAFETY: the C library's own call, trapped where the calls of the process are.
         return unsafe { sys::syscall_raw(nr::MMAP, *args) };
     }
-    match hooks::map_anonymous(*args) {
+    let is_reserve = prot == sys::PROT_NONE && RESERVE_BYTES.contains(&len) && hooks::is_ordinary(flags);
+    match hooks::map_anonymous(*args, is_reserve || hooks::is_managed(len, prot, flags)) {
         Ok(at) => at,
         Err(errno) => (errno as usize).wrapping_neg(),
     }
 }
+
+/// For a heap of 64 MiB that is to begin at a multiple of that; the rest is unmapped at once. (Stacks, which
+/// are reserved too, are mostly smaller.)
+const RESERVE_BYTES: core::ops::RangeInclusive<usize> = 64 << 20..=128 << 20;
 
 /// A filter of the program's own may end it for any further call.
 fn is_confined() -> bool {

@@ -138,7 +138,11 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
     match registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes) {
-        Some(found) => register_found(process, &mut registered, &found),
+        Some(mut found) => {
+            // Without a userfaultfd of ours the agent sees to what becomes writable.
+            found.new.retain(|new| !new.is_reserve || process.memory.uffd.agent().is_none());
+            register_found(process, &mut registered, &found)
+        }
         None => Vec::new(),
     }
 }

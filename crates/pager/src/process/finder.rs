@@ -61,6 +61,8 @@ pub struct New {
     /// Nothing is mapped from here to its start, and a mapping ends here; its start if that is not so, or not
     /// known.
     pub free_from: u64,
+    /// See [`MappingKind::Reserve`]. (One that is new is found when all mappings are read.)
+    pub is_reserve: bool,
 }
 
 impl New {
@@ -129,7 +131,7 @@ impl Finder {
         self.last = Some(Last { at: begun, took: begun.elapsed(), unmanaged_bytes: known.unmanaged_bytes });
         let stack = mappings.iter().find_map(|mapping| match mapping.kind {
             MappingKind::Stack => Some((mapping.below_end, mapping.start, mapping.end)),
-            MappingKind::Data | MappingKind::Heap | MappingKind::Code => None,
+            MappingKind::Data | MappingKind::Heap | MappingKind::Code | MappingKind::Reserve => None,
         });
         self.stack_end = stack.map_or(0, |(_, _, end)| end);
         self.heap_end = mappings.iter().rev().find(|m| m.kind == MappingKind::Heap).map(|heap| heap.end);
@@ -174,6 +176,7 @@ impl Finder {
                     start: *start,
                     end: *end,
                     free_from: if *start == mapping.start { free_from } else { *start },
+                    is_reserve: false,
                 }));
             }
             if let Some(new) = found.new[before..].last() {
@@ -235,7 +238,8 @@ fn with_what_is_free(new: &[Range], mappings: &[Mapping]) -> Vec<New> {
         let Mapping { start: first, below_end, kind, .. } = mappings[at];
         // The main stack grows into what is free.
         let is_free = *start == first && kind != MappingKind::Stack;
-        New { start: *start, end: *end, free_from: if is_free { below_end } else { *start } }
+        let free_from = if is_free { below_end } else { *start };
+        New { start: *start, end: *end, free_from, is_reserve: kind == MappingKind::Reserve }
     };
     new.iter().map(of).collect()
 }

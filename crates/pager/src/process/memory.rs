@@ -5,6 +5,7 @@
 //!   put:   UFFDIO_COPY from our buffer, not over guards, not beyond the mapping, not where memory is shared
 //! ```
 
+use crate::proc::RESERVE_BYTES;
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
 use crate::process::copies::Copies;
@@ -18,7 +19,8 @@ use memspill_engine::fill::{WINDOW_MAX, ZERO_WINDOW_MAX};
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_engine::word::SwapEntry;
-use memspill_uffd::userfaultfd;
+use memspill_uffd::{procmap, userfaultfd};
+use std::fs::File;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -136,17 +138,29 @@ impl Memory for ProcessMemory {
                 None => NOT_OURS,
             };
         }
-        let accessible = self.accessible(vpn, pages);
-        // Without an agent nobody can look for guards.
-        if write && (pages == 1 || self.agent().is_some()) {
-            let open = self.without_guard(vpn, accessible);
-            return self.filled_in_part(pages, open, |open| {
-                fill(self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..open])))
-            });
+        let (accessible, reserved) = self.accessible(vpn, pages);
+        // Without an agent nobody can look for guards. UFFDIO_ZEROPAGE does not replace them.
+        let copies = write && (pages == 1 || self.agent().is_some());
+        let open = if copies { self.without_guard(vpn, accessible) } else { accessible };
+        let zeros = |vpn: Vpn, pages: usize| {
+            fill(match copies {
+                true => self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])),
+                false => self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64),
+            })
+        };
+        if open < accessible || reserved == 0 {
+            return self.filled_in_part(pages, open, |open| zeros(vpn, open));
         }
-        // UFFDIO_ZEROPAGE does not replace guards.
-        self.filled_in_part(pages, accessible, |pages| {
-            fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+        self.filled_in_part(pages, open + reserved, |_| {
+            let filled = zeros(vpn, open);
+            if filled.stop != Stop::Done {
+                return filled;
+            }
+            // By a call of its own: it is another mapping.
+            let behind = zeros(Vpn(vpn.0 + open as u64), reserved);
+            let stop = if behind.stop == Stop::Again { Stop::Again } else { Stop::Exists };
+            let stop = if behind.pages == reserved { Stop::Done } else { stop };
+            Fill { pages: open + behind.pages, stop }
         })
     }
 
@@ -270,24 +284,29 @@ impl ProcessMemory {
         self.guards_seen.store(true, Ordering::Relaxed);
     }
 
-    /// How many of these pages, from the first one on, lie in a mapping that can be accessed. A window that
-    /// goes on into a PROT_NONE part of what was one mapping would fill pages that nobody uses and that
-    /// cannot be taken out. A single page is the one that faulted, or the rest of such a window.
-    fn accessible(&self, vpn: Vpn, pages: usize) -> usize {
+    /// How many of these pages, from the first one on, lie in a mapping that can be accessed, and how many
+    /// behind them in what this one grows into (`MappingKind::Reserve`). A window that goes on into another
+    /// PROT_NONE part of what was one mapping would fill pages that nobody uses and that cannot be taken out.
+    /// (Of a reserve they can be once they are used, which in a row of faults is soon. malloc opens it by a
+    /// page at a time: each would be a fault.) A single page is the one that faulted, or the rest of such a
+    /// window.
+    fn accessible(&self, vpn: Vpn, pages: usize) -> (usize, usize) {
         let maps = match self.agent() {
             Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),
             _ => None,
         };
         // What cannot be told (before Linux 6.11, or at the end of the process) is taken for accessible.
-        let accessible = match maps.map(|maps| memspill_uffd::procmap::accessible_until(maps, vpn.addr())) {
-            Some(Ok(Some(end))) => pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize),
-            Some(Ok(None)) => 0,
-            Some(Err(_)) | None => pages,
+        let Some(maps) = maps else { return (pages, 0) };
+        let until = |end: u64| pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize);
+        let (accessible, reach) = match procmap::accessible_until(maps, vpn.addr()) {
+            Ok(Some(end)) if until(end) < pages => (until(end), until(reserve_end(maps, end))),
+            Ok(None) => (0, 0),
+            Ok(Some(_)) | Err(_) => (pages, pages),
         };
-        if accessible < pages {
+        if reach < pages {
             self.torn.store(true, Ordering::Relaxed);
         }
-        accessible
+        (accessible, reach - accessible)
     }
 
     /// Registers memory as the rest of it is, so that neighbours become one mapping.
@@ -343,6 +362,15 @@ impl ProcessMemory {
             self.broken.store(true, Ordering::SeqCst);
         }
     }
+}
+
+/// Where the reserve ends that begins at `start`; `start` if there is none.
+fn reserve_end(maps: &File, start: u64) -> u64 {
+    let is_reserve = |behind: &procmap::Mapping| {
+        let bytes = behind.end - behind.start;
+        behind.start == start && !behind.accessible && behind.anonymous && RESERVE_BYTES.contains(&bytes)
+    };
+    procmap::first_from(maps, start).ok().flatten().filter(is_reserve).map_or(start, |reserve| reserve.end)
 }
 
 pub(crate) fn fill(result: userfaultfd::Fill) -> Fill {
