@@ -1693,9 +1693,9 @@ case_private-file() {
 # Each too small to be worth the pages of an agent, all of them twice the budget.
 case_many-small() {
     gcc -O1 -o many-small "$TESTS/programs/many_small.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    # Some 115 KiB of each process cannot be swapped out: with the dispatch's stack and block, and with the
+    # Some 119 KiB of each process cannot be swapped out: with the dispatch's stack and block, and with the
     # tables of the windows, there is not room for as many.
-    call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 250 160 400)" 250
+    call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 250 160 360)" 250
     peak_below 76 && clean
 }
 

@@ -51,15 +51,6 @@ const FILES_TO_JOIN: usize = 12;
 const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
 
-/// The step in which the target's malloc grows a heap, at most, where that is set: it is large, for the
-/// monitor is to find and register it before it is used.
-const TOP_PAD_BYTES: u64 = 64 << 20;
-/// glibc's own step.
-const TOP_PAD_BYTES_MIN: u64 = 128 << 10;
-/// A process can have a heap for each of its threads, so a step is at most this part of the memory that it
-/// may reserve.
-const TOP_PAD_PARTS: u64 = 64;
-
 /// Tables may take this part of what may be reserved.
 const TABLES_PARTS: u64 = 8;
 /// All processes of the machine share what the kernel can still promise; a run counts on this part of it.
@@ -134,26 +125,6 @@ impl Limits {
             (0..needed).map(|_| rustix::io::fcntl_dupfd_cloexec(&any, 0)).collect();
         Ok(taken.map(drop)?)
     }
-
-    /// What the target's malloc is to be told (GLIBC_TUNABLES), computed from the limits that the target will
-    /// have and not from those that memspill has raised for itself.
-    ///
-    /// None where the agent tells of all that malloc gets (`malloc.rs` there). For whoever sets its step also
-    /// has it map each array of more than 128 KiB by itself, again and again. Without that it does so until
-    /// one has been freed; from then on it keeps arrays of that size. A program that makes and frees arrays
-    /// of 2 MB took 48 times as long with a step of 1 MiB, and one that computes with arrays of numpy 1.5
-    /// times, with all the memory that they wanted. (What is lost by that: where a program's large arrays are
-    /// used once, they do harm in the heap. Python's dicts in 88M took 15.3 s with a step, and take 18.7.)
-    pub fn malloc_tunable(&self) -> Option<String> {
-        let of =
-            |wanted: Resource| self.inherited.iter().find(|(resource, _)| *resource == wanted)?.1.current;
-        let step = || format!("glibc.malloc.top_pad={}", top_pad_bytes(least_bytes(of, COMMIT_PARTS)));
-        (!cfg!(target_arch = "x86_64")).then(step)
-    }
-}
-
-fn top_pad_bytes(most: Option<u64>) -> u64 {
-    (most.unwrap_or(u64::MAX) / TOP_PAD_PARTS).clamp(TOP_PAD_BYTES_MIN, TOP_PAD_BYTES) & !4095
 }
 
 /// The smallest of the two limits on memory, which `of` returns, and of a part of what the kernel can still
@@ -259,14 +230,6 @@ pub fn remedy(error: &io::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn steps_of_malloc_fit_into_what_there_is() {
-        assert_eq!(top_pad_bytes(None), TOP_PAD_BYTES);
-        assert_eq!(top_pad_bytes(Some(1 << 40)), TOP_PAD_BYTES);
-        assert_eq!(top_pad_bytes(Some(30 << 20)), 480 << 10);
-        assert_eq!(top_pad_bytes(Some(0)), TOP_PAD_BYTES_MIN);
-    }
 
     #[test]
     fn a_limit_is_named_with_what_it_led_to() {

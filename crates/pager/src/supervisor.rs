@@ -95,8 +95,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let tunable = inherited.limits.malloc_tunable();
-    let started = door.target.start(|| spawn(&command, &agent, &address, tunable, inherited));
+    let started = door.target.start(|| spawn(&command, &agent, &address, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
         wait(&set_up, pid, guardian, &children)
@@ -288,13 +287,7 @@ fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
 }
 
-fn spawn(
-    command: &[OsString],
-    agent: &OwnedFd,
-    address: &str,
-    malloc_tunable: Option<String>,
-    inherited: Inherited,
-) -> io::Result<Child> {
+fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, inherited: Inherited) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let mut child = Command::new(&command[0]);
     child
@@ -303,9 +296,6 @@ fn spawn(
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
-    if let Some(tunable) = malloc_tunable {
-        child.env("GLIBC_TUNABLES", joined(&tunable, std::env::var_os("GLIBC_TUNABLES"), ":"));
-    }
     signals::on_exec(&mut child, inherited);
     child.spawn().map_err(|e| match limits::remedy(&e) {
         Some(_) => limits::explained("cannot start the command", e),

@@ -124,29 +124,8 @@ pub extern "C" fn syscall(
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     be_joined();
-    #[cfg(not(target_arch = "x86_64"))]
-    give_back_heap_reserve();
     // SAFETY: the caller's own request, passed through.
     libc_result(unsafe { sys::syscall(nr::MLOCKALL, [flags as usize, 0, 0, 0, 0, 0]) }) as c_int
-}
-
-/// Gives back the part of the heap that malloc holds for later. Under memspill that part is large
-/// (GLIBC_TUNABLES, `supervisor.rs`), and mlockall would fill it.
-#[cfg(not(target_arch = "x86_64"))]
-fn give_back_heap_reserve() {
-    const M_TOP_PAD: c_int = -2;
-    /// glibc's own default.
-    const TOP_PAD: c_int = 128 << 10;
-    let (mallopt, malloc_trim) = (sys::weak!("mallopt"), sys::weak!("malloc_trim"));
-    if own_control().is_some() && mallopt != 0 && malloc_trim != 0 {
-        // SAFETY: glibc's functions of these names; both may be called at any time outside signal handlers.
-        unsafe {
-            let mallopt: extern "C" fn(c_int, c_int) -> c_int = core::mem::transmute(mallopt);
-            let malloc_trim: extern "C" fn(usize) -> c_int = core::mem::transmute(malloc_trim);
-            mallopt(M_TOP_PAD, TOP_PAD);
-            malloc_trim(0);
-        }
-    }
 }
 
 fn process_advise(args: [usize; 6]) -> Result<usize> {

@@ -218,6 +218,7 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
     match change {
         Change::Remap { from, to, len } => {
             process.growth.note_unmapped(from, from + len);
+            process.memory.reserves.forget(from, from + len);
             process.growth.note_moved(from, to, len);
             let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
             process.space.remap(run.engine.swap(), cpu, from, to, len / PAGE_SIZE as u64);
@@ -228,6 +229,7 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
         }
         Change::Unmap { start, end } => {
             process.growth.note_unmapped(start, end);
+            process.memory.reserves.forget(start, end);
             process.space.unmap(run.engine.swap(), cpu, Vpn::from_addr(start), Vpn::from_addr(end));
         }
     }

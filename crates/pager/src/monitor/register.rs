@@ -34,7 +34,7 @@
 use crate::USER_END;
 use crate::faults::shared;
 use crate::monitor::account;
-use crate::proc::Statm;
+use crate::proc::{RESERVE_BYTES, Statm};
 use crate::process::Process;
 use crate::process::finder::{Found, New};
 use crate::process::growth::Registered;
@@ -137,14 +137,18 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
-    match registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes) {
-        Some(mut found) => {
-            // Without a userfaultfd of ours the agent sees to what becomes writable.
-            found.new.retain(|new| !new.is_reserve || process.memory.uffd.agent().is_none());
-            register_found(process, &mut registered, &found)
-        }
-        None => Vec::new(),
-    }
+    // Without a userfaultfd of ours the agent sees to what becomes writable.
+    let wants_reserves = process.memory.uffd.agent().is_none() && registered.open_pagemap(pid);
+    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, wants_reserves);
+    let Some(mut found) = found else { return Vec::new() };
+    found.new.retain(|new| !new.is_reserve || is_empty(&registered, new.range()));
+    register_found(process, &mut registered, &found)
+}
+
+/// Is nothing in a range? Else it is no reserve: pages that cannot be accessed cannot be taken out.
+fn is_empty(registered: &Registered, range: Range) -> bool {
+    let wanted: Ranges = [range].into_iter().collect();
+    registered.present(&wanted, range, 1).is_ok_and(|(present, _)| present.is_empty())
 }
 
 /// The same of the child of a fork that has just joined, however small it is.
@@ -198,6 +202,9 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
     }
     process.growth.begin_noting_dropped();
     let stack = found.stack.map(|(floor, start, _)| (floor, start));
+    // Before, for once they are registered an event may take them away.
+    let reserves = || found.new.iter().filter(|new| new.is_reserve).map(New::range);
+    reserves().for_each(|(start, end)| process.memory.reserves.note(start, end));
     let results = match process.growth.is_marking() {
         false => register_ranges(process, &found.new, stack),
         true => {
@@ -207,6 +214,9 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
             results
         }
     };
+    for (start, end) in reserves().filter(|reserve| !results.registered.contains(reserve)) {
+        process.memory.reserves.forget(start, end);
+    }
     registered.look_again(&results.put_off);
     if !results.refused.is_empty() {
         process.growth.set_was_refused();
@@ -392,6 +402,10 @@ pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, gro
     } else if result.is_ok() {
         // Nobody has touched it, so there is nothing to adopt, neither now nor at the next search.
         process.growth.note_announced(start, end);
+        if end - start >= *RESERVE_BYTES.end() {
+            // It may be what a heap grows into, and no event is processed meanwhile.
+            process.memory.reserves.note(start, end);
+        }
     }
     run.kick_reclaim();
     result != Err(libc::EAGAIN)

@@ -87,6 +87,8 @@ pub struct Known<'a> {
     pub own: &'a Ranges,
     /// To be looked at, whatever else is.
     pub doubtful: &'a Ranges,
+    /// Are reserves to be found, too?
+    pub wants_reserves: bool,
     pub unmanaged_bytes: u64,
     /// So much of it is no reason for haste.
     pub slack_bytes: u64,
@@ -122,7 +124,8 @@ impl Finder {
 
     fn read_all(&mut self, pid: u32, known: &Known<'_>) -> std::io::Result<Found> {
         let begun = Instant::now();
-        let mappings = proc::manageable(pid)?;
+        let mut mappings = proc::manageable(pid)?;
+        mappings.retain(|mapping| known.wants_reserves || mapping.kind != MappingKind::Reserve);
         let ranges = ranges_of(&mappings);
         let new = known.own.missing_of(&known.registered.missing_of(&ranges));
         self.owes = false;
@@ -321,7 +324,14 @@ mod tests {
         let nothing = Ranges::default();
         let mut finder = Finder::default();
         let (own, doubtful) = (&nothing, &nothing);
-        let known = |registered| Known { registered, own, doubtful, unmanaged_bytes: 0, slack_bytes: 0 };
+        let known = |registered| Known {
+            registered,
+            own,
+            doubtful,
+            wants_reserves: true,
+            unmanaged_bytes: 0,
+            slack_bytes: 0,
+        };
         // In the middle of memory of our own, so that other tests do not change it.
         let memory = vec![1u8; 1 << 20];
         let start = (memory.as_ptr() as u64 + (64 << 10)) & !0xfff;

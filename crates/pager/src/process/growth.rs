@@ -289,6 +289,7 @@ impl Registered {
         own: &Ranges,
         unmanaged_bytes: u64,
         slack_bytes: u64,
+        wants_reserves: bool,
     ) -> Option<Found> {
         let has_changed = size.size_bytes != self.size.size_bytes || size.data_bytes != self.size.data_bytes;
         if !has_changed && self.doubtful.is_empty() && !self.finder.is_due() {
@@ -296,8 +297,14 @@ impl Registered {
         }
         self.size = size;
         let doubtful = std::mem::take(&mut self.doubtful);
-        let known =
-            Known { registered: &self.ranges, own, doubtful: &doubtful, unmanaged_bytes, slack_bytes };
+        let known = Known {
+            registered: &self.ranges,
+            own,
+            doubtful: &doubtful,
+            wants_reserves,
+            unmanaged_bytes,
+            slack_bytes,
+        };
         let found = self.finder.find_new(pid, &known).ok()?;
         if let Some((_, start, end)) = found.stack {
             self.kept = Some(top_of_stack(pid, (start, end)));
@@ -308,8 +315,14 @@ impl Registered {
     /// Mappings that are not registered and that something of `asked` lies in. What else may be new is left
     /// to `find_new`.
     pub fn find_asked(&mut self, pid: u32, own: &Ranges, asked: &Ranges) -> Option<Found> {
-        let known =
-            Known { registered: &self.ranges, own, doubtful: asked, unmanaged_bytes: 0, slack_bytes: 0 };
+        let known = Known {
+            registered: &self.ranges,
+            own,
+            doubtful: asked,
+            wants_reserves: false,
+            unmanaged_bytes: 0,
+            slack_bytes: 0,
+        };
         // With a finder of its own: the one that is kept has to find all else when memory gets tight.
         let mut found = Finder::default().find_new(pid, &known).ok()?;
         if let Some((_, start, end)) = found.stack {

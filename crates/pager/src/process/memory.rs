@@ -11,6 +11,7 @@ use crate::process::bytes::bytes_of;
 use crate::process::copies::Copies;
 use crate::process::link::Port;
 use crate::process::ranges::Ranges;
+use crate::process::reserves::Reserves;
 use crate::process::shared::SharedMappings;
 use crate::process::take::Taker;
 use crate::process::take_by_link::LinkTaker;
@@ -43,6 +44,8 @@ pub struct ProcessMemory {
     pub broken: AtomicBool,
     /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
     pub has_exec: AtomicBool,
+    /// What may be filled though it cannot be accessed yet.
+    pub reserves: Reserves,
     /// A guard was seen in this memory.
     guards_seen: AtomicBool,
     /// A window has met the end of a mapping.
@@ -62,6 +65,7 @@ impl ProcessMemory {
             copies: Copies::default(),
             broken: AtomicBool::new(false),
             has_exec: AtomicBool::new(false),
+            reserves: Reserves::default(),
             guards_seen: AtomicBool::new(false),
             torn: AtomicBool::new(false),
             reading: AtomicBool::new(false),
@@ -141,14 +145,16 @@ impl Memory for ProcessMemory {
         let (accessible, reserved) = self.accessible(vpn, pages);
         // Without an agent nobody can look for guards. UFFDIO_ZEROPAGE does not replace them.
         let copies = write && (pages == 1 || self.agent().is_some());
-        let open = if copies { self.without_guard(vpn, accessible) } else { accessible };
+        let reach = accessible + reserved;
+        let reach = if copies { self.without_guard(vpn, reach) } else { reach };
+        let (open, reserved) = (reach.min(accessible), reach.saturating_sub(accessible));
         let zeros = |vpn: Vpn, pages: usize| {
             fill(match copies {
                 true => self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])),
                 false => self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64),
             })
         };
-        if open < accessible || reserved == 0 {
+        if reserved == 0 {
             return self.filled_in_part(pages, open, |open| zeros(vpn, open));
         }
         self.filled_in_part(pages, open + reserved, |_| {
@@ -299,7 +305,7 @@ impl ProcessMemory {
         let Some(maps) = maps else { return (pages, 0) };
         let until = |end: u64| pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize);
         let (accessible, reach) = match procmap::accessible_until(maps, vpn.addr()) {
-            Ok(Some(end)) if until(end) < pages => (until(end), until(reserve_end(maps, end))),
+            Ok(Some(end)) if until(end) < pages => (until(end), until(self.reserve_end(maps, end))),
             Ok(None) => (0, 0),
             Ok(Some(_)) | Err(_) => (pages, pages),
         };
@@ -307,6 +313,17 @@ impl ProcessMemory {
             self.torn.store(true, Ordering::Relaxed);
         }
         (accessible, reach - accessible)
+    }
+
+    /// Where the reserve ends that begins at `start`; `start` if there is none that may be filled.
+    fn reserve_end(&self, maps: &File, start: u64) -> u64 {
+        let is_reserve = |behind: &procmap::Mapping| {
+            let bytes = behind.end - behind.start;
+            behind.start == start && !behind.accessible && behind.anonymous && RESERVE_BYTES.contains(&bytes)
+        };
+        let reserve = procmap::first_from(maps, start).ok().flatten().filter(is_reserve);
+        let reserve = reserve.filter(|reserve| self.reserves.may_be_filled(start, reserve.end));
+        reserve.map_or(start, |reserve| reserve.end)
     }
 
     /// Registers memory as the rest of it is, so that neighbours become one mapping.
@@ -362,15 +379,6 @@ impl ProcessMemory {
             self.broken.store(true, Ordering::SeqCst);
         }
     }
-}
-
-/// Where the reserve ends that begins at `start`; `start` if there is none.
-fn reserve_end(maps: &File, start: u64) -> u64 {
-    let is_reserve = |behind: &procmap::Mapping| {
-        let bytes = behind.end - behind.start;
-        behind.start == start && !behind.accessible && behind.anonymous && RESERVE_BYTES.contains(&bytes)
-    };
-    procmap::first_from(maps, start).ok().flatten().filter(is_reserve).map_or(start, |reserve| reserve.end)
 }
 
 pub(crate) fn fill(result: userfaultfd::Fill) -> Fill {

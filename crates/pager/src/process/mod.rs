@@ -30,6 +30,7 @@ pub(crate) mod link;
 pub(crate) mod memory;
 pub(crate) mod peer;
 pub mod ranges;
+pub mod reserves;
 pub(crate) mod shared;
 mod staged;
 pub(crate) mod standstill;
