@@ -1,8 +1,9 @@
 // A program with a userfaultfd of its own, whose memory lies right above other memory: own_userfaultfd MIB
 //
 // Its own handler says what is in the upper part. The lower part is touched in ascending order while memory
-// is scarce: whoever brings pages ahead there must stop where the upper part begins. Ends with 77 where the
-// program gets no userfaultfd.
+// is scarce: whoever brings pages ahead there must stop where the upper part begins. Every second upper part
+// cannot be accessed until it is read, as what a heap grows into. Ends with 77 where the program gets no
+// userfaultfd.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -41,6 +42,7 @@ int main(int argc, char **argv) {
         struct uffdio_register range = { .range = { (long)places[n] + LOWER * PAGE, UPPER * PAGE },
                                          .mode = UFFDIO_REGISTER_MODE_MISSING };
         if (ioctl(uffd, UFFDIO_REGISTER, &range)) { perror("UFFDIO_REGISTER"); return 2; }
+        if (n % 2 && mprotect(places[n] + LOWER * PAGE, UPPER * PAGE, PROT_NONE)) return 2;
     }
     pthread_t thread;
     pthread_create(&thread, NULL, serve, NULL);
@@ -50,6 +52,7 @@ int main(int argc, char **argv) {
     usleep(300000); // what is new has been found by now
     for (int n = 0; n < PLACES; n++) {
         for (int page = 0; page < LOWER; page++) places[n][page * PAGE] = 7;
+        if (n % 2 && mprotect(places[n] + LOWER * PAGE, UPPER * PAGE, PROT_READ | PROT_WRITE)) return 2;
         for (int page = LOWER; page < LOWER + UPPER; page++)
             if (places[n][page * PAGE] != 0x5a) {
                 fprintf(stderr, "place %d page %d holds %x\n", n, page - LOWER, places[n][page * PAGE]);
