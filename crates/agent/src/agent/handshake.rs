@@ -199,7 +199,7 @@ fn prepare_region(
             follow_forks()?;
         }
     }
-    announce_heap_growth();
+    announce_what_malloc_gets();
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     keep_region(&region, ident);
     region.write_block(socket, uffd.as_ref());
@@ -259,8 +259,8 @@ fn keep_region(_region: &Region, _ident: usize) {
     }
 }
 
-/// Has what the heap grows by registered before it is used.
-fn announce_heap_growth() {
+/// Has what malloc gets registered before it is used.
+fn announce_what_malloc_gets() {
     #[cfg(target_arch = "x86_64")]
     if !crate::windows::has_supervisor() {
         crate::malloc::install();

@@ -138,17 +138,18 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
     // Without a userfaultfd of ours the agent sees to what becomes writable.
-    let wants_reserves = process.memory.uffd.agent().is_none() && registered.open_pagemap(pid);
+    let wants_reserves = process.memory.uffd.agent().is_none();
     let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, wants_reserves);
     let Some(mut found) = found else { return Vec::new() };
-    found.new.retain(|new| !new.is_reserve || is_empty(&registered, new.range()));
+    found.new.retain(|new| !new.is_reserve || is_empty(pid, &mut registered, new.range()));
     register_found(process, &mut registered, &found)
 }
 
 /// Is nothing in a range? Else it is no reserve: pages that cannot be accessed cannot be taken out.
-fn is_empty(registered: &Registered, range: Range) -> bool {
+fn is_empty(pid: u32, registered: &mut Registered, range: Range) -> bool {
     let wanted: Ranges = [range].into_iter().collect();
-    registered.present(&wanted, range, 1).is_ok_and(|(present, _)| present.is_empty())
+    registered.open_pagemap(pid)
+        && registered.present(&wanted, range, 1).is_ok_and(|(present, _)| present.is_empty())
 }
 
 /// The same of the child of a fork that has just joined, however small it is.

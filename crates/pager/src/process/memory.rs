@@ -293,9 +293,8 @@ impl ProcessMemory {
     /// How many of these pages, from the first one on, lie in a mapping that can be accessed, and how many
     /// behind them in what this one grows into (`MappingKind::Reserve`). A window that goes on into another
     /// PROT_NONE part of what was one mapping would fill pages that nobody uses and that cannot be taken out.
-    /// (Of a reserve they can be once they are used, which in a row of faults is soon. malloc opens it by a
-    /// page at a time: each would be a fault.) A single page is the one that faulted, or the rest of such a
-    /// window.
+    /// (Of a reserve they can be once it is opened: `reserves.rs`.) A single page is the one that faulted,
+    /// or the rest of such a window.
     fn accessible(&self, vpn: Vpn, pages: usize) -> (usize, usize) {
         let maps = match self.agent() {
             Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),

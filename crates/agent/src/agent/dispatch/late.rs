@@ -67,7 +67,7 @@ const LITTLE_BYTES: usize = 4 << 20;
 
 /// What a program maps at once, or reads, before it joins.
 const SMALL_BYTES: usize = 1 << 20;
-/// And the heap's first part, with its reserve where malloc has one (`pager/src/limits.rs`).
+/// And the heap's first part.
 const HEAP_BYTES: usize = 8 << 20;
 
 const GETPPID: usize = 110;
