@@ -52,6 +52,10 @@ fn main() {
         .arg("-o")
         .arg(&out)
         .arg(dir.join("main.rs"));
+    if arch == "x86_64" {
+        // Where a program without a loader begins (planted.rs).
+        rustc.args(["-C", "link-arg=-Wl,-e,memspill_begin"]);
+    }
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.args(["-C", &format!("linker={linker}")]);
     }

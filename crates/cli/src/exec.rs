@@ -1,8 +1,9 @@
 //! What a command is, found out before it is started.
 //!
-//! memspill works through a library that the dynamic loader puts into the program (LD_PRELOAD). A program
-//! that the loader never sees, or for which the loader ignores that variable, would run outside its budget
-//! without any message. So memspill inspects the command first, the way execvp(3) and the kernel will:
+//! memspill works through a library that the dynamic loader puts into the program (LD_PRELOAD), or memspill
+//! itself where the command names no loader. A program for which the loader ignores that variable would run
+//! outside its budget without any message. So memspill inspects the command first, the way execvp(3) and the
+//! kernel will:
 //!
 //! ```text
 //! NAME ── PATH lookup ──▶ file ── "#!" line ──▶ interpreter ── (again, up to 4 times) ──▶ ELF
@@ -50,7 +51,7 @@ const PATH_UNSET: &str = "/bin:/usr/bin";
 pub enum Inspection {
     /// The loader will put the agent into `program`.
     Dynamic(Program),
-    /// `program` names no loader.
+    /// `program` names no loader, so the agent is to be planted.
     Static(Program),
     /// `program` gets privileges when it starts, so that the loader ignores LD_PRELOAD.
     Privileged(Program, Privilege),
@@ -99,17 +100,15 @@ impl fmt::Display for Privilege {
 }
 
 impl Inspection {
+    /// Of a command that may be run: whether its loader puts the agent into it.
+    pub fn has_loader(&self) -> bool {
+        !matches!(self, Inspection::Static(_))
+    }
+
     /// Why this cannot be run under a budget: the exit code, and one line without the `memspill:` before it.
     pub fn refusal(&self) -> Option<(u8, String)> {
         let (exit, line) = match self {
-            Inspection::Dynamic(_) | Inspection::Unreadable(_) => return None,
-            Inspection::Static(program) => (
-                exit::OWN_FAILURE,
-                format!(
-                    "{program} is statically linked: the agent cannot be loaded into it, so its memory \
-                     cannot be swapped; use a dynamically linked build"
-                ),
-            ),
+            Inspection::Dynamic(_) | Inspection::Static(_) | Inspection::Unreadable(_) => return None,
             Inspection::Privileged(program, privilege) => (
                 exit::OWN_FAILURE,
                 format!(
@@ -258,8 +257,6 @@ fn judge(mut program: Program, elf: Elf) -> Inspection {
     match elf {
         Elf::Damaged => Inspection::Damaged(program),
         Elf::Foreign(machine) => Inspection::Foreign(program, machine),
-        // The dynamic loader itself, run as a command, is static and still loads what LD_PRELOAD says.
-        Elf::Native { loader: None } if !is_loader(&program.loaded) => Inspection::Static(program),
         Elf::Native { loader } => {
             if let Some(interpreter) = loader.clone().filter(|path| !path.exists()) {
                 return Inspection::NoInterpreter { script: program.loaded, interpreter };
@@ -267,6 +264,10 @@ fn judge(mut program: Program, elf: Elf) -> Inspection {
             program.loader = loader;
             match privilege(&program.loaded) {
                 Some(privilege) => Inspection::Privileged(program, privilege),
+                // The dynamic loader itself, run as a command, is static and still loads what LD_PRELOAD says.
+                None if program.loader.is_none() && !is_loader(&program.loaded) => {
+                    Inspection::Static(program)
+                }
                 None => Inspection::Dynamic(program),
             }
         }
@@ -538,16 +539,16 @@ mod tests {
     }
 
     #[test]
-    fn static_programs_are_refused_with_the_reason() {
+    fn static_programs_have_no_loader() {
         let dir = Dir::new("static");
         let file = dir.file("static", &static_bytes(), 0o755);
-        let (exit, text) = exit_and_text(&inspect(file.as_os_str()));
-        assert_eq!(exit, 125);
-        assert!(text.contains("statically linked: the agent cannot be loaded into it"), "{text}");
+        let inspection = inspect(file.as_os_str());
+        assert!(matches!(&inspection, Inspection::Static(program) if program.loaded == file));
+        assert!(!inspection.has_loader() && inspection.refusal().is_none());
 
         let script = dir.file("script", format!("#!{}\n", file.display()).as_bytes(), 0o755);
-        let (_, text) = exit_and_text(&inspect(script.as_os_str()));
-        assert!(text.contains("static (which runs "), "{text}");
+        assert!(!inspect(script.as_os_str()).has_loader());
+        assert!(inspect(OsStr::new("true")).has_loader());
     }
 
     /// Needs root, to give a file away; and a mount that honours the bit.

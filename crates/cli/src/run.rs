@@ -34,7 +34,8 @@ use std::time::Duration;
 
 /// Runs the command within its budget; returns the exit code.
 pub fn run(args: RunArgs) -> u8 {
-    if let Some((exit, reason)) = exec::inspect(&args.command[0]).refusal() {
+    let inspection = exec::inspect(&args.command[0]);
+    if let Some((exit, reason)) = inspection.refusal() {
         eprintln!("memspill: {reason}");
         return exit;
     }
@@ -54,6 +55,7 @@ pub fn run(args: RunArgs) -> u8 {
     };
     let mut reporting = None;
     match prepare(&args, pager, limits, &mut reporting)
+        .map(|config| Config { has_loader: inspection.has_loader(), ..config })
         .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
     {
         Ok(ended) => {
@@ -237,6 +239,7 @@ fn prepare(
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
         command: args.command.clone(),
+        has_loader: true,
         devices,
         tuning,
         settings: Settings {

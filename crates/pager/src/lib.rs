@@ -22,6 +22,7 @@ pub mod histogram;
 pub mod limits;
 mod monitor;
 mod panics;
+mod plant;
 pub mod pool_share;
 pub mod proc;
 pub mod process;

@@ -25,6 +25,7 @@ use crate::faults::thread::FaultThread;
 use crate::held_files::HeldFiles;
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
+use crate::plant;
 use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
 use crate::run::files::Files;
@@ -51,6 +52,8 @@ use std::time::Instant;
 
 pub struct Config {
     pub command: Vec<OsString>,
+    /// Of the command: it follows LD_PRELOAD.
+    pub has_loader: bool,
     pub devices: Vec<Device>,
     pub tuning: Tuning,
     pub settings: Settings,
@@ -91,11 +94,11 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let guardian = crate::guardian::start(&address, &held)
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
     let inherited = Inherited { limits: config.limits, core, mask: forwarded.before() };
-    let command = config.command.clone();
+    let (command, has_loader) = (config.command.clone(), config.has_loader);
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let started = door.target.start(|| spawn(&command, &agent, &address, inherited));
+    let started = door.target.start(|| spawn(&command, has_loader, &agent, &address, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
         wait(&set_up, pid, guardian, &children)
@@ -287,7 +290,13 @@ fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
 }
 
-fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, inherited: Inherited) -> io::Result<Child> {
+fn spawn(
+    command: &[OsString],
+    has_loader: bool,
+    agent: &OwnedFd,
+    address: &str,
+    inherited: Inherited,
+) -> io::Result<Child> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let mut child = Command::new(&command[0]);
     child
@@ -296,11 +305,19 @@ fn spawn(command: &[OsString], agent: &OwnedFd, address: &str, inherited: Inheri
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
+    let mask = inherited.mask;
     signals::on_exec(&mut child, inherited);
-    child.spawn().map_err(|e| match limits::remedy(&e) {
+    if !has_loader {
+        plant::on_exec(&mut child);
+    }
+    let mut child = child.spawn().map_err(|e| match limits::remedy(&e) {
         Some(_) => limits::explained("cannot start the command", e),
         None => e,
-    })
+    })?;
+    if !has_loader {
+        plant::plant(&mut child, &path, &mask)?;
+    }
+    Ok(child)
 }
 
 fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {

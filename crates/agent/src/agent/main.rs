@@ -22,6 +22,7 @@
 //! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
 //! | `malloc.rs`    | where its malloc gets memory                                               |
+//! | `planted.rs`   | where a program without a loader begins                                    |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
 //! |                | processes that join late                                                   |
 //! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
@@ -40,8 +41,8 @@
 //!
 //! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about
 //! userfaultfd features (the supervisor issues UFFDIO_API and all registrations), and it does not follow
-//! programs that it is not loaded into: static ones, set-user-id ones, those started with LD_PRELOAD taken
-//! away.
+//! programs that it is not loaded into: static ones that are not the command, set-user-id ones, those started
+//! with LD_PRELOAD taken away.
 #![no_std]
 #![allow(
     unsafe_code,
@@ -83,6 +84,8 @@ mod malloc;
 mod own_marks;
 #[path = "../pidfd.rs"]
 mod pidfd;
+#[cfg(target_arch = "x86_64")]
+mod planted;
 #[path = "../pool.rs"]
 mod pool;
 #[allow(dead_code, reason = "the other side uses the rest")]

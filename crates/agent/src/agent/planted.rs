@@ -1,0 +1,127 @@
+//! Where a program without a loader begins: a static one, into which the supervisor has mapped this library
+//! (`crates/pager/src/plant.rs`) before its first instruction.
+//!
+//! ```text
+//!   stack:   ... program's first instruction │ argc │ argv ... 0 │ envp ... 0 │
+//!            ▲ rsp
+//!   memspill_begin ─ relocate ─ the constructor: joins ─ all registers 0 ─ ret: the program begins
+//! ```
+//!
+//! Nobody has relocated this library, so it does that itself: nothing that holds an address may be used
+//! before. Symbols of the C library are weak, and stay 0: without them the agent stands before nothing. The
+//! program calls the kernel by its own instructions, and memspill finds out what that has changed, as of any
+//! program that does so.
+//!
+//! What it does not do: pages are not made read-only again after they were relocated (RELRO).
+
+use core::arch::global_asm;
+use core::ffi::{c_char, c_int};
+
+use crate::constructor;
+
+const PT_DYNAMIC: u32 = 2;
+const DT_NULL: usize = 0;
+const DT_RELA: usize = 7;
+const DT_RELASZ: usize = 8;
+const R_X86_64_RELATIVE: usize = 8;
+
+// At its first instruction a program has its stack pointer at argc, aligned to 16 bytes, and rdx is what it
+// is to call at its end: nothing. So here rsp is 8 below, as at the beginning of any function.
+global_asm!(
+    ".pushsection .text.memspill_begin,\"ax\",@progbits",
+    ".globl memspill_begin",
+    ".type memspill_begin,@function",
+    "memspill_begin:",
+    "lea rdi, [rip + __ehdr_start]",
+    "lea rsi, [rsp + 8]",
+    "sub rsp, 8",
+    "call {begin}",
+    "add rsp, 8",
+    "xor eax, eax",
+    "xor ebx, ebx",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "xor esi, esi",
+    "xor edi, edi",
+    "xor ebp, ebp",
+    "xor r8d, r8d",
+    "xor r9d, r9d",
+    "xor r10d, r10d",
+    "xor r11d, r11d",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "xor r14d, r14d",
+    "xor r15d, r15d",
+    "ret",
+    ".size memspill_begin, . - memspill_begin",
+    ".popsection",
+    begin = sym begin,
+);
+
+/// `base`: where this library's ELF header is. `stack`: argc, argv and its null, the environment and its null.
+unsafe extern "C" fn begin(base: usize, stack: *const usize) {
+    // SAFETY: all of this library is mapped there, by nobody else, and nothing of it has run.
+    unsafe { relocate(base) };
+    // SAFETY: the kernel has put these there.
+    unsafe {
+        let count = stack.read();
+        let words = stack.add(1).cast::<*const c_char>();
+        constructor(count as c_int, words, words.add(count + 1));
+    }
+}
+
+#[repr(C)]
+struct Segment {
+    kind: u32,
+    flags: u32,
+    offset: usize,
+    vaddr: usize,
+    paddr: usize,
+    filesz: usize,
+    memsz: usize,
+    align: usize,
+}
+
+#[repr(C)]
+struct Rela {
+    offset: usize,
+    info: usize,
+    addend: usize,
+}
+
+/// The image is linked at 0, so a virtual address is an offset from the base.
+///
+/// # Safety
+/// `base` is the ELF header of this library, all of which is mapped as its program headers say.
+unsafe fn relocate(base: usize) {
+    const HEADERS_AT: usize = 32;
+    const HEADERS_COUNT_AT: usize = 56;
+    // SAFETY: the header and what it points to lie in the first segment, which is mapped; the dynamic section
+    // and what is relocated, in one that is writable.
+    unsafe {
+        let headers = base + ((base + HEADERS_AT) as *const usize).read();
+        let count = ((base + HEADERS_COUNT_AT) as *const u16).read();
+        let (mut table, mut bytes) = (0, 0);
+        for index in 0..usize::from(count) {
+            let segment = (headers as *const Segment).add(index);
+            if (*segment).kind != PT_DYNAMIC {
+                continue;
+            }
+            let mut entry = (base + (*segment).vaddr) as *const [usize; 2];
+            while (*entry)[0] != DT_NULL {
+                match *entry {
+                    [DT_RELA, at] => table = base + at,
+                    [DT_RELASZ, size] => bytes = size,
+                    _ => {}
+                }
+                entry = entry.add(1);
+            }
+        }
+        for index in 0..bytes / size_of::<Rela>() {
+            let rela = (table as *const Rela).add(index);
+            if (*rela).info == R_X86_64_RELATIVE {
+                ((base + (*rela).offset) as *mut usize).write(base + (*rela).addend);
+            }
+        }
+    }
+}
