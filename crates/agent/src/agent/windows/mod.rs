@@ -46,7 +46,7 @@
 //! memory with a protection key and what is advised not to be forked. A program at vm.max_map_count ends,
 //! where a window finds no room.
 
-use core::arch::asm;
+
 
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
@@ -143,20 +143,24 @@ pub fn start(asked: &[u8]) -> Result<()> {
     evict::use_staging(staging);
     uses::keep(uses::WINDOWS, own, table::OWN_BYTES + evict::OWN_BYTES);
     try_out(staging)?;
-    // What the kernel knows of the first thread: its id, its robust list, rseq.
-    let thread = thread_pointer();
-    exclude::exclude(thread.wrapping_sub(PAGE), 2 * PAGE, FOR_KERNEL);
+    // What the kernel knows of the first thread: its id, its robust list, rseq. A program without a loader
+    // tells it later.
+    let thread = thread_pointer()?;
+    if thread != 0 {
+        exclude::exclude(thread.wrapping_sub(PAGE), 2 * PAGE, FOR_KERNEL);
+    }
     rules::switch_on(without);
     Ok(())
 }
 
-fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: the first word there points to itself, by the ABI.
-    unsafe {
-        asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
-    };
-    pointer
+/// 0: it has none yet.
+fn thread_pointer() -> Result<usize> {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_GET_FS: usize = 0x1003;
+    let mut pointer = 0usize;
+    // SAFETY: the kernel writes a word.
+    unsafe { sys::syscall(ARCH_PRCTL, [ARCH_GET_FS, &raw mut pointer as usize, 0, 0, 0, 0]) }?;
+    Ok(pointer)
 }
 
 /// Does with a page of the agent's all that is done with pages later.
