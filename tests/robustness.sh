@@ -298,12 +298,45 @@ case_swap-dir() {
     [ -z "$WHY" ] && clean
 }
 
+# Static programs: the agent is planted into the command.
 case_static-c() {
+    [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     have gcc || { SKIP="no gcc"; return; }
-    echo 'int main(void) { return 0; }' >static.c
-    gcc -static static.c -o static 2>/dev/null || { SKIP="gcc -static does not work here"; return; }
-    call 20 "${SPILL[@]}" -- ./static
-    code_is 125 && says static && clean || return
+    gcc -O2 -static -pthread -o static "$TESTS/programs/static.c" 2>/dev/null &&
+        gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" ||
+        { SKIP="gcc -static does not work here"; return; }
+    local alone name
+    for name in static static-pie; do
+        # It finds itself, its words, signals that it has not blocked, and no tracer.
+        alone=$(./$name 160 a 'b c') || { no "$name fails alone"; return; }
+        call 60 "${SPILL[@]}" --stats --check -- ./$name 160 a 'b c'
+        code_is 0 && [ "$(cat out)" = "$alone" ] || { no "$name: another output: $WHY $(cat out)"; return; }
+        awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err ||
+            { no "$name: not swapped out"; return; }
+    done
+    clean || return
+    # A script is its interpreter.
+    printf '#!%s 160\n' "$WORK/static" >script
+    chmod +x script
+    call 60 "${SPILL[@]}" -- ./script
+    code_is 0 || return
+    call 20 "${SPILL[@]}" -- ./static 8 exit
+    code_is 7 || return
+    call 20 "${SPILL[@]}" -- ./static 8 abort
+    code_is 134 && clean || return
+    # Whoever traces it first keeps us out.
+    if have strace; then
+        call 60 strace -f -o trace "${SPILL[@]}" -- ./static 8
+        [ ! -s trace ] || { code_is 125 && says 'statically linked, .* takes ptrace' && clean; } || return
+    fi
+    # Agents that make the forks find no C library in it.
+    case " ${MEMSPILL_ARGS[*]} " in
+    *" --pager="*) ;;
+    *)
+        call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
+        code_is 125 && says 'use --pager=thread' && clean || return
+        ;;
+    esac
     # One that the command becomes is known by looking, within a second; one that is a launcher for a moment
     # does no harm.
     cat >later.c <<'END'
@@ -318,18 +351,29 @@ END
     took=$(since "$start")
     awk -v s="$took" 'BEGIN { exit !(s < 3) }' || { no "seen after $took s"; return 1; }
     call 20 "${SPILL[@]}" -- sh -c 'exec ./later sh -c "exit 7"'
-    code_is 7 && clean
+    code_is 7 && clean || return
+    # And what a static command starts, or becomes, is managed as always.
+    call 60 "${SPILL[@]}" --stats -- ./later "$WORKLOAD" sequential --size 160M --passes 1
+    code_is 0 && awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err ||
+        { no "not swapped out after an exec: $WHY"; return; }
+    clean
 }
 
+# Programs of Go call the kernel by their own instructions, with stacks of their own.
 case_static-go() {
+    [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     have go || { SKIP="no go"; return; }
     mkdir -p go
-    printf 'package main\nfunc main() { println("hello") }\n' >go/main.go
+    cp "$TESTS/programs/job.go" go/main.go
     (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build \
         -o ../static-go main.go) >/dev/null 2>&1 ||
         { SKIP="go build does not work here"; return; }
-    call 20 "${SPILL[@]}" -- ./static-go
-    code_is 125 && says static && clean
+    local alone
+    alone=$(./static-go 400000) || { no "it fails alone"; return; }
+    call 100 "${SPILL[@]}" --stats --check -- ./static-go 400000
+    code_is 0 && [ "$(cat out)" = "$alone" ] || { no "another output: $WHY $(cat out)"; return; }
+    awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err || no "not swapped out"
+    clean
 }
 
 # agent_forks KIND...: forks that agents make, each child with all of its parent's memory, half of it away.

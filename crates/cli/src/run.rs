@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{Forks, OnFull, OnOff, OnThrash, RunArgs, Shared};
+use crate::args::{Forks, OnFull, OnOff, OnThrash, Pager as Wanted, RunArgs, Shared};
 use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
@@ -54,8 +54,10 @@ pub fn run(args: RunArgs) -> u8 {
         }
     };
     let mut reporting = None;
-    match prepare(&args, pager, limits, &mut reporting)
-        .map(|config| Config { has_loader: inspection.has_loader(), ..config })
+    let has_loader = inspection.has_loader();
+    match pager_for(has_loader, pager, &args)
+        .and_then(|pager| prepare(&args, pager, limits, &mut reporting))
+        .map(|config| Config { has_loader, ..config })
         .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
     {
         Ok(ended) => {
@@ -69,6 +71,33 @@ pub fn run(args: RunArgs) -> u8 {
             exit::OWN_FAILURE
         }
     }
+}
+
+/// Where the agents make the forks they do so in the C library, and a static program has none that is known:
+/// then another pager follows its forks.
+fn pager_for(has_loader: bool, found: source::Pager, args: &RunArgs) -> Result<source::Pager, String> {
+    if has_loader || found != source::Pager::Kernel {
+        return Ok(found);
+    }
+    let (_, _, forks) = source::find_source(found, wanted_forks(args))?;
+    match forks {
+        memspill_pager::run::Forks::Kernel => Ok(found),
+        memspill_pager::run::Forks::Agent if args.pager == Wanted::Auto && args.forks.is_none() => {
+            doctor::choose(Wanted::Thread)
+                .map(|(pager, _)| pager)
+                .map_err(|blockers| doctor::refusal(&blockers))
+        }
+        memspill_pager::run::Forks::Agent => Err("the command is statically linked, and its forks are not \
+            followed here by the kernel pager, which needs CAP_SYS_PTRACE for that: use --pager=thread"
+            .into()),
+    }
+}
+
+fn wanted_forks(args: &RunArgs) -> Option<memspill_pager::run::Forks> {
+    args.forks.map(|forks| match forks {
+        Forks::Kernel => memspill_pager::run::Forks::Kernel,
+        Forks::Agent => memspill_pager::run::Forks::Agent,
+    })
 }
 
 fn name_of(pager: source::Pager) -> &'static str {
@@ -217,11 +246,7 @@ fn prepare(
     let shared_pools = matches!(pager, source::Pager::Signal | source::Pager::Thread);
     let opening = Opening { disk_free_bytes, shared_pools, encrypt, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
-    let wanted = args.forks.map(|forks| match forks {
-        Forks::Kernel => memspill_pager::run::Forks::Kernel,
-        Forks::Agent => memspill_pager::run::Forks::Agent,
-    });
-    let (source, features, forks) = source::find_source(pager, wanted)?;
+    let (source, features, forks) = source::find_source(pager, wanted_forks(args))?;
     let by_agents = forks == memspill_pager::run::Forks::Agent;
     if by_agents && args.shared == Shared::All {
         eprintln!("memspill: --shared=all: shared memory is left alone: that needs CAP_SYS_PTRACE");

@@ -70,6 +70,20 @@ pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Resul
     })
 }
 
+/// What the start of such a command has failed with.
+pub fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::ENOSYS) => io::Error::new(
+            error.kind(),
+            format!(
+                "the command is statically linked, and to put the agent into it takes ptrace(2), which is not \
+                 allowed here (a debugger has it, or a sandbox, or kernel.yama.ptrace_scope is 3): {error}"
+            ),
+        ),
+        _ => error,
+    }
+}
+
 /// A process that stands still before its first instruction.
 struct Tracee {
     pid: pid_t,

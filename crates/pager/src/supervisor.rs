@@ -312,6 +312,7 @@ fn spawn(
     }
     let mut child = child.spawn().map_err(|e| match limits::remedy(&e) {
         Some(_) => limits::explained("cannot start the command", e),
+        None if !has_loader => plant::explained(e),
         None => e,
     })?;
     if !has_loader {

@@ -46,8 +46,6 @@
 //! memory with a protection key and what is advised not to be forked. A program at vm.max_map_count ends,
 //! where a window finds no room.
 
-
-
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
 use crate::sys::{self, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
