@@ -21,7 +21,7 @@
 // untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_700d;
+pub const MAGIC: u32 = 0x6d73_700e;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -41,6 +41,11 @@ pub const KIND_FORK: u32 = 1;
 pub const KIND_FORKS: u32 = 2;
 /// The child of such a fork. `Hello::fork` says of which.
 pub const KIND_CHILD: u32 = 3;
+
+/// A process is about to run a static program. `Hello::fork`: the signal mask that this is to have, and 1 if it
+/// is another than the thread's. It gets no Welcome, but Go, and then it is traced. If the exec fails it says
+/// so (`Forked`, with an errno), and has another Go when it is traced no more.
+pub const KIND_STATIC: u32 = 4;
 
 /// Welcome.uffd_source: what the second descriptor is, or what to do without one.
 /// fds = [control, /dev/userfaultfd]: make one with ioctl USERFAULTFD_IOC_NEW.

@@ -1,8 +1,9 @@
-//! Plants the agent into a command that has no loader: a static program, in which LD_PRELOAD does nothing.
+//! Plants the agent into programs that have no loader: static ones, in which LD_PRELOAD does nothing.
 //!
 //! ```text
-//!   the command's process                       this one, its tracer (ptrace(2))
-//!   PTRACE_TRACEME, all signals blocked
+//!   the process                                 its tracer (ptrace(2))
+//!   the command: PTRACE_TRACEME, all signals blocked
+//!   others ask, before execve (KIND_STATIC) ──▶ PTRACE_SEIZE of all its threads ─ Go
 //!   execve ── stops at its first instruction ─▶ writes `syscall` there
 //!   open, mmap ... mmap, close   ◀───────────── one step each
 //!                                               puts the instruction back, lays its address on the stack,
@@ -12,31 +13,45 @@
 //!
 //! So the kernel has executed the program as always: /proc/PID/exe, its name, its heap and its vector of
 //! values are right. The agent relocates itself (`crates/agent/src/agent/planted.rs`), and is mapped from the
-//! same file as a loader would.
+//! same file as a loader would. Who asks, and when: `crates/agent/src/agent/exec.rs`.
 //!
 //! What can go wrong (ptrace is forbidden, address space is limited) ends the command before its first
-//! instruction.
+//! instruction. Others go on as they are, outside the budget, and a line says so.
 //!
-//! What it does not do: programs that the command starts. (The kernel drops what a set-user-id program would
-//! gain when that is traced: memspill refuses those before.)
+//! The main thread is the only tracer: whoever traces must do all of it, and a process that is below us as a
+//! child tells its stops to whichever of our threads waits. It is told of all that its tracees do, signals
+//! among it, which it passes on; for as long as it takes from the asking to the exec.
+//!
+//! What it does not do: programs that are started by system calls of a program's own, where these are not
+//! trapped. (The kernel drops what a set-user-id program would gain when that is traced: nobody asks for
+//! those.)
 #![allow(unsafe_code, reason = "ptrace and waitpid, on integers and a struct of registers")]
 
+use crate::process::wire;
 use crate::signals;
-use libc::{c_int, c_uint, c_void, pid_t, user_regs_struct};
+use crate::times::EXEC_ENDS;
+use libc::{c_int, c_uint, pid_t, user_regs_struct};
 use memspill_agent::AGENT_SO;
+use memspill_agent::protocol::{Forked, Go, MAGIC};
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, ProgramHeader64};
 use object::pod::{from_bytes, slice_from_bytes};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 const PAGE: u64 = 4096;
 /// Of x86-64, little endian: 0f 05.
 const SYSCALL: u64 = 0x050f;
 /// Below the stack pointer, far from what the kernel has put there.
 const SCRATCH_BELOW: u64 = 1024;
+/// In orig_rax. With another value the kernel might take a stop for an interrupted call, and repeat that.
+const NO_CALL: u64 = u64::MAX;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
+const PTRACE_GETSIGMASK: c_uint = 0x420a;
 /// Of the kernel, not the C library's.
 const SIGSET_BYTES: usize = 8;
 
@@ -62,12 +77,223 @@ pub fn on_exec(command: &mut Command) {
 /// Plants the agent, which is the file `agent` for the command too, and lets it begin. `mask`: its signal
 /// mask. To be called by the thread that has started it. It is killed where that fails.
 pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Result<()> {
-    let planted = Tracee::stopped(child.id() as pid_t).and_then(|tracee| tracee.plant(agent, mask));
+    let pid = child.id() as pid_t;
+    let planted = wait_for_trap(pid).and_then(|_| {
+        let mut kept = [0; SIGSET_BYTES];
+        // SAFETY: the set is longer than that, and consists of integers.
+        kept.copy_from_slice(unsafe { std::slice::from_raw_parts((&raw const *mask).cast(), SIGSET_BYTES) });
+        Tracee::at_first_instruction(pid)?.plant(agent, u64::from_ne_bytes(kept))
+    });
     planted.map_err(|e| {
         signals::send(child.id(), libc::SIGKILL);
         let _ = child.wait();
         io::Error::new(e.kind(), format!("cannot put the agent into a statically linked program: {e}"))
     })
+}
+
+/// A process that is about to run a static program, and waits for an answer.
+struct Asker {
+    pid: u32,
+    socket: Arc<OwnedFd>,
+    /// The signal mask that the program is to have. None: that of the thread that executes it.
+    mask: Option<u64>,
+}
+
+/// Those who have come in by the door, for the main thread.
+#[derive(Default)]
+pub struct Askers(Mutex<Vec<Asker>>);
+
+impl Askers {
+    pub fn add(&self, pid: u32, socket: Arc<OwnedFd>, mask: Option<u64>) {
+        self.0.lock().expect("askers").push(Asker { pid, socket, mask });
+        // For this the main thread waits.
+        signals::send(std::process::id(), libc::SIGCHLD);
+    }
+}
+
+/// The main thread's own: the processes that it follows from the asking to the exec.
+pub struct Tracer<'a> {
+    askers: &'a Askers,
+    agent: &'a str,
+    /// A process goes on without an agent; why.
+    tell: &'a dyn Fn(u32, &io::Error),
+    followed: Vec<Followed>,
+}
+
+impl<'a> Tracer<'a> {
+    pub fn new(askers: &'a Askers, agent: &'a str, tell: &'a dyn Fn(u32, &io::Error)) -> Tracer<'a> {
+        Tracer { askers, agent, tell, followed: Vec::new() }
+    }
+
+    /// Is there something to look at, beside what the kernel tells?
+    pub fn follows(&self) -> bool {
+        !self.followed.is_empty()
+    }
+
+    /// Begins to follow who has asked, and lets go whose exec has failed.
+    pub fn look(&mut self) {
+        for asker in std::mem::take(&mut *self.askers.0.lock().expect("askers")) {
+            let mut followed = Followed::new(asker);
+            match followed.seize_all() {
+                Ok(()) => {
+                    followed.answer(0);
+                    self.followed.push(followed);
+                }
+                Err(e) => {
+                    (self.tell)(
+                        followed.asker.pid,
+                        &io::Error::new(e.kind(), format!("it cannot be traced: {e}")),
+                    );
+                    followed.begin_to_let_go(e.raw_os_error().unwrap_or(libc::EPERM));
+                    self.followed.push(followed);
+                }
+            }
+        }
+        for followed in &mut self.followed {
+            // An error: it is closed, by the exec, of which we are about to be told, or has ended.
+            let has_failed = || wire::receive_now::<Forked>(&*followed.asker.socket).is_ok();
+            if followed.ends.is_none() && (followed.until <= Instant::now() || has_failed()) {
+                followed.begin_to_let_go(0);
+            }
+        }
+        self.followed.retain(|followed| !followed.is_over());
+    }
+
+    /// What the kernel tells of a thread that may be one of those; `status` as of waitpid(2).
+    pub fn is_told(&mut self, thread: u32, status: c_int) {
+        let thread = thread as pid_t;
+        let is_exec = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8;
+        let whose =
+            |one: &Followed| one.threads.contains(&thread) || is_exec && one.asker.pid as pid_t == thread;
+        let Some(index) = self.followed.iter().position(whose) else {
+            // Of one that has been let go in the meantime.
+            if libc::WIFSTOPPED(status) {
+                go_on(thread, status, libc::PTRACE_DETACH);
+            }
+            return;
+        };
+        let followed = &mut self.followed[index];
+        if is_exec {
+            let Followed { asker, .. } = self.followed.swap_remove(index);
+            if let Err(e) = plant_at_stop(thread, self.agent, asker.mask) {
+                (self.tell)(asker.pid, &e);
+            }
+        } else if libc::WIFSTOPPED(status) && followed.ends.is_none() {
+            go_on(thread, status, libc::PTRACE_CONT);
+        } else {
+            if libc::WIFSTOPPED(status) {
+                go_on(thread, status, libc::PTRACE_DETACH);
+            }
+            followed.threads.retain(|one| *one != thread);
+        }
+        self.followed.retain(|followed| !followed.is_over());
+    }
+}
+
+/// The new program has not begun. Whatever goes wrong, it does.
+fn plant_at_stop(pid: pid_t, agent: &str, mask: Option<u64>) -> io::Result<()> {
+    let kept = signal_mask(pid)?;
+    set_signal_mask(pid, !(1 << (libc::SIGTRAP - 1)))?;
+    // The call of exec ends, and sets its result.
+    let is_out = step(pid, libc::PTRACE_SYSCALL);
+    let planted = is_out.and_then(|()| Tracee::at_first_instruction(pid)).and_then(|tracee| {
+        tracee.plant(agent, mask.unwrap_or(kept)).inspect_err(|_| {
+            let _ = tracee.set_registers(&tracee.regs);
+        })
+    });
+    planted.inspect_err(|_| {
+        let _ = set_signal_mask(pid, mask.unwrap_or(kept));
+        let _ = resume(pid, libc::PTRACE_DETACH, 0);
+    })
+}
+
+/// A process whose threads are traced.
+struct Followed {
+    asker: Asker,
+    threads: Vec<pid_t>,
+    until: Instant,
+    /// It is to be traced no more, and is answered that when it is not.
+    ends: Option<i32>,
+}
+
+impl Followed {
+    fn new(asker: Asker) -> Followed {
+        Followed { asker, threads: Vec::new(), until: Instant::now() + EXEC_ENDS, ends: None }
+    }
+
+    /// Whichever of its threads executes a program.
+    fn seize_all(&mut self) -> io::Result<()> {
+        loop {
+            let before = self.threads.len();
+            for thread in std::fs::read_dir(format!("/proc/{}/task", self.asker.pid))? {
+                let Ok(thread) = thread?.file_name().to_string_lossy().parse::<pid_t>() else { continue };
+                if self.threads.contains(&thread) {
+                    continue;
+                }
+                // SAFETY: no memory is passed.
+                let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACEEXEC) };
+                match check(seized) {
+                    Ok(()) => self.threads.push(thread),
+                    // It has ended.
+                    Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            if self.threads.len() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Each stops for that.
+    fn begin_to_let_go(&mut self, errno: i32) {
+        self.ends = Some(errno);
+        self.threads.retain(|thread| resume(*thread, libc::PTRACE_INTERRUPT, 0).is_ok());
+    }
+
+    /// Nobody is traced any more. Says so.
+    fn is_over(&self) -> bool {
+        if !self.threads.is_empty() {
+            return false;
+        }
+        if let Some(errno) = self.ends {
+            self.answer(errno);
+        }
+        true
+    }
+
+    fn answer(&self, errno: i32) {
+        // Whom it does not reach has gone.
+        let _ = wire::send(&*self.asker.socket, &Go { magic: MAGIC, errno }, &[]);
+    }
+}
+
+/// With the signal for which it has stopped, if it is one.
+fn go_on(thread: pid_t, status: c_int, how: c_uint) {
+    let is_event = status >> 16 != 0;
+    // It was stopped as a whole, and is to stay so.
+    let is_group_stop = status >> 16 == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP;
+    let how = if is_group_stop && how == libc::PTRACE_CONT { libc::PTRACE_LISTEN } else { how };
+    let signal = if is_event { 0 } else { libc::WSTOPSIG(status) };
+    // ESRCH: it was killed.
+    let _ = resume(thread, how, signal);
+}
+
+fn resume(pid: pid_t, how: c_uint, signal: c_int) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::ptrace(how, pid, 0, libc::c_long::from(signal)) })
+}
+
+fn signal_mask(pid: pid_t) -> io::Result<u64> {
+    let mut mask = 0u64;
+    // SAFETY: the kernel writes so many bytes.
+    check(unsafe { libc::ptrace(PTRACE_GETSIGMASK, pid, SIGSET_BYTES, &raw mut mask) })?;
+    Ok(mask)
+}
+
+fn set_signal_mask(pid: pid_t, mask: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads so many bytes.
+    check(unsafe { libc::ptrace(PTRACE_SETSIGMASK, pid, SIGSET_BYTES, &raw const mask) })
 }
 
 /// What the start of such a command has failed with.
@@ -84,7 +310,7 @@ pub fn explained(error: io::Error) -> io::Error {
     }
 }
 
-/// A process that stands still before its first instruction.
+/// A process that stands still before its first instruction, with all signals blocked.
 struct Tracee {
     pid: pid_t,
     /// As the kernel has set them.
@@ -92,29 +318,26 @@ struct Tracee {
 }
 
 impl Tracee {
-    fn stopped(pid: pid_t) -> io::Result<Tracee> {
-        wait_for_trap(pid)?;
+    fn at_first_instruction(pid: pid_t) -> io::Result<Tracee> {
         // SAFETY: integers, all of which may be 0.
         let mut tracee = Tracee { pid, regs: unsafe { std::mem::zeroed() } };
         tracee.regs = tracee.registers()?;
         Ok(tracee)
     }
 
-    fn plant(&self, agent: &str, mask: &libc::sigset_t) -> io::Result<()> {
+    /// And lets it go on, with this signal mask.
+    fn plant(&self, agent: &str, mask: u64) -> io::Result<()> {
         let first = self.regs.rip;
         let instructions = self.peek(first)?;
         self.poke(first, instructions & !0xffff | SYSCALL)?;
-        let begin = self.map_agent(agent)?;
+        let begin = self.map_agent(agent);
         self.poke(first, instructions)?;
+        let begin = begin?;
         let stack = self.regs.rsp - 8;
         self.poke(stack, first)?;
-        self.set_registers(&user_regs_struct { rip: begin, rsp: stack, ..self.regs })?;
-        // SAFETY: the kernel reads so many bytes of the mask.
-        unsafe {
-            let mask = std::ptr::from_ref(mask).cast_mut().cast::<c_void>();
-            check(libc::ptrace(PTRACE_SETSIGMASK, self.pid, SIGSET_BYTES, mask))?;
-            check(libc::ptrace(libc::PTRACE_DETACH, self.pid, 0, 0))
-        }
+        self.set_registers(&user_regs_struct { rip: begin, rsp: stack, orig_rax: NO_CALL, ..self.regs })?;
+        set_signal_mask(self.pid, mask)?;
+        resume(self.pid, libc::PTRACE_DETACH, 0)
     }
 
     /// Returns the address at which the agent begins.
@@ -143,10 +366,9 @@ impl Tracee {
     fn call(&self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
         const ERRNO_MAX: u64 = 4095;
         let [rdi, rsi, rdx, r10, r8, r9] = args;
-        // With another orig_rax the kernel might take the stop for an interrupted call, and repeat that.
         let regs = user_regs_struct {
             rax: number as u64,
-            orig_rax: u64::MAX,
+            orig_rax: NO_CALL,
             rdi,
             rsi,
             rdx,
@@ -156,9 +378,7 @@ impl Tracee {
             ..self.regs
         };
         self.set_registers(&regs)?;
-        // SAFETY: no memory is passed.
-        check(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.pid, 0, 0) })?;
-        wait_for_trap(self.pid)?;
+        step(self.pid, libc::PTRACE_SINGLESTEP)?;
         let result = self.registers()?.rax;
         match result.wrapping_neg() {
             errno @ 1..=ERRNO_MAX => Err(io::Error::from_raw_os_error(errno as i32)),
@@ -211,12 +431,23 @@ fn check(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn wait_for_trap(pid: pid_t) -> io::Result<()> {
+/// Until it has done that. (It may have been asked to stop before.)
+fn step(pid: pid_t, how: c_uint) -> io::Result<()> {
+    loop {
+        resume(pid, how, 0)?;
+        if wait_for_trap(pid)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Returns the event for which it has stopped, if it is one.
+fn wait_for_trap(pid: pid_t) -> io::Result<c_int> {
     let mut status: c_int = 0;
     // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are blocked.)
     check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }.into())?;
     match libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status)) {
-        Some(libc::SIGTRAP) => Ok(()),
+        Some(libc::SIGTRAP) => Ok(status >> 16),
         Some(signal) => Err(io::Error::other(format!("it was stopped by signal {signal}"))),
         None => Err(io::Error::other("it was killed")),
     }

@@ -25,7 +25,7 @@ use crate::faults::thread::FaultThread;
 use crate::held_files::HeldFiles;
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
-use crate::plant;
+use crate::plant::{self, Tracer};
 use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
 use crate::run::files::Files;
@@ -34,7 +34,7 @@ use crate::run::sampling::Sampling;
 use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited};
-use crate::times::{KILL_STEP, TREE_ENDS};
+use crate::times::{KILL_STEP, TRACEES_LOOK, TREE_ENDS};
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -90,6 +90,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     // Before the guardian, which shares our descriptors: to make room for a high number in a table that is
     // shared takes 8 ms.
     let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
+    let agent_path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let held = Arc::new(HeldFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
     let guardian = crate::guardian::start(&address, &held)
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
@@ -98,10 +99,10 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let started = door.target.start(|| spawn(&command, has_loader, &agent, &address, inherited));
+    let started = door.target.start(|| spawn(&command, has_loader, &agent_path, &address, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
-        wait(&set_up, pid, guardian, &children)
+        wait(&set_up, &agent_path, pid, guardian, &children)
     });
     check_at_the_end(run);
     // What others may still read, before the guardian goes: if we are killed meanwhile, it empties the rest.
@@ -293,15 +294,14 @@ fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
 fn spawn(
     command: &[OsString],
     has_loader: bool,
-    agent: &OwnedFd,
+    agent: &str,
     address: &str,
     inherited: Inherited,
 ) -> io::Result<Child> {
-    let path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])
-        .env("LD_PRELOAD", joined(&path, std::env::var_os("LD_PRELOAD"), ":"))
+        .env("LD_PRELOAD", joined(agent, std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
@@ -316,7 +316,7 @@ fn spawn(
         None => e,
     })?;
     if !has_loader {
-        plant::plant(&mut child, &path, &mask)?;
+        plant::plant(&mut child, agent, &mask)?;
     }
     Ok(child)
 }
@@ -330,14 +330,24 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
     value
 }
 
-/// Wait for the target and for all that it leaves behind; forward signals; carry out a verdict.
-fn wait(set_up: &SetUp, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
+/// Wait for the target and for all that it leaves behind; plant the agent into static programs; forward signals; carry out a verdict.
+fn wait(set_up: &SetUp, agent: &str, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
     let SetUp { run, door, second_signal } = set_up;
     let target = &door.target;
     let mut exit_code = None;
     let mut told = false;
+    let tell = |pid: u32, e: &io::Error| {
+        if door.is_to_be_told() || run.settings.verbose {
+            eprintln!("memspill: process {pid} runs a static program outside the budget: {e}");
+        }
+    };
+    let mut tracer = Tracer::new(&door.askers, agent, &tell);
     loop {
         for (who, status) in reap() {
+            tracer.is_told(who, status.into_raw());
+            if status.stopped_signal().is_some() {
+                continue;
+            }
             if who == pid {
                 let judged = target.judge_exit(code_of(status), status.signal().is_some());
                 exit_code = Some(judged.unwrap_or_else(|reason| {
@@ -349,6 +359,7 @@ fn wait(set_up: &SetUp, pid: u32, guardian: u32, children: &signals::SignalSet) 
                 run.fail("the guardian was killed: the tree ends with it".into());
             }
         }
+        tracer.look();
         if exit_code.is_none()
             && let Some(reason) = target.unmanaged()
         {
@@ -375,7 +386,8 @@ fn wait(set_up: &SetUp, pid: u32, guardian: u32, children: &signals::SignalSet) 
                 told = true;
             }
         }
-        children.wait(target.pause_before_look());
+        let pause = target.pause_before_look();
+        children.wait(if tracer.follows() { pause.min(TRACEES_LOOK) } else { pause });
         for (signal, from_user) in second_signal.arrived() {
             match (signal, exit_code) {
                 // The command is gone already: what it left behind goes too.

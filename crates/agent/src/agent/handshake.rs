@@ -264,6 +264,7 @@ fn announce_what_malloc_gets() {
     #[cfg(target_arch = "x86_64")]
     if !crate::windows::has_supervisor() {
         crate::malloc::install();
+        crate::exec::install();
     }
 }
 
@@ -356,7 +357,7 @@ impl Prepared {
 }
 
 /// Opens the socket. None: it is forbidden here. Nobody listening means that the supervisor is gone.
-fn connect() -> Option<Fd> {
+pub fn connect() -> Option<Fd> {
     #[repr(C)]
     struct Name {
         family: u16,
@@ -410,6 +411,13 @@ fn is_elsewhere(address: &Address) -> bool {
 pub fn supervisor_pid() -> u64 {
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     number_in_name(unsafe { &*STATE.address.get() }, 1)
+}
+
+/// Did the environment say where it listens?
+#[cfg(target_arch = "x86_64")]
+pub fn knows_supervisor() -> bool {
+    // SAFETY: as above.
+    unsafe { (*STATE.address.get()).name_len != 0 }
 }
 
 /// May processes of this supervisor join late?

@@ -22,6 +22,7 @@
 //! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
 //! | `malloc.rs`    | where its malloc gets memory                                               |
+//! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `planted.rs`   | where a program without a loader begins                                    |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
 //! |                | processes that join late                                                   |
@@ -41,8 +42,8 @@
 //!
 //! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about
 //! userfaultfd features (the supervisor issues UFFDIO_API and all registrations), and it does not follow
-//! programs that it is not loaded into: static ones that are not the command, set-user-id ones, those started
-//! with LD_PRELOAD taken away.
+//! programs that it is not loaded into: set-user-id ones, those started with LD_PRELOAD taken away, static
+//! ones that a program starts by its own instructions.
 #![no_std]
 #![allow(
     unsafe_code,
@@ -69,6 +70,8 @@ mod direct;
 #[cfg(target_arch = "x86_64")]
 mod dispatch;
 mod evictor;
+#[cfg(target_arch = "x86_64")]
+mod exec;
 mod files;
 mod fork;
 mod fork_lock;

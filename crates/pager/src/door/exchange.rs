@@ -24,8 +24,8 @@ use crate::process::wire;
 use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::protocol::{
-    Go, Hello, KIND_FORK, KIND_FORKS, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
-    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    Go, Hello, KIND_FORK, KIND_FORKS, KIND_STATIC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL,
+    UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId};
@@ -65,6 +65,8 @@ pub enum Greeted {
     Welcomed,
     /// A process of the run is about to fork.
     Forks,
+    /// It is about to run a static program, with this signal mask if it is another than the thread's.
+    RunsStatic(Option<u64>),
 }
 
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we
@@ -147,6 +149,16 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     if hello.kind == KIND_FORKS {
         let may_fork = run.settings.forks == Forks::Agent && is_below_us(run, &caller.peer);
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
+    }
+    if hello.kind == KIND_STATIC {
+        let ([mask, is_other], _) = hello.fork.as_chunks::<8>() else { unreachable!("16 bytes") };
+        let mask = (*is_other != [0; 8]).then(|| u64::from_ne_bytes(*mask));
+        let is_ours = is_below_us(run, &caller.peer);
+        return if is_ours {
+            Ok(Greeted::RunsStatic(mask))
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        };
     }
     let known = (hello.kind == KIND_FORK).then(|| fork::child_that_joins(run, pid)).flatten();
     let welcomed = match is_below_us(run, &caller.peer) {

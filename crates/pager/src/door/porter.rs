@@ -203,6 +203,12 @@ impl<'a> Porter<'a> {
                     let caller = self.callers.take(number).expect("looked up above").caller;
                     return self.prepare_fork(caller);
                 }
+                Ok(Greeted::RunsStatic(mask)) => {
+                    let Caller { peer, socket, .. } =
+                        self.callers.take(number).expect("looked up above").caller;
+                    let _ = epoll::delete(&self.epoll, &*socket);
+                    return self.door.askers.add(peer.pid, socket, mask);
+                }
                 Err(e) => Err(e),
             },
             Stage::Welcomed { .. } => wire::receive_now_with_fd::<Ready>(&*caller.socket).map(|ready| {

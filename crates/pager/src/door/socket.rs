@@ -3,6 +3,7 @@
 use crate::door::groups::{GroupRules, Membership};
 use crate::door::source::{Pager, UffdSource};
 use crate::door::target::Target;
+use crate::plant::Askers;
 use crate::process::control::ControlPage;
 use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE};
 use memspill_uffd::userfaultfd as uffd_abi;
@@ -23,6 +24,8 @@ pub struct Door {
     pub source: UffdSource,
     /// Features asked of every userfaultfd.
     pub features: u64,
+    /// Who is about to run a static program.
+    pub askers: Askers,
     /// The command's own process, which must not run without an agent.
     pub target: Target,
     pub membership: Membership,
@@ -68,7 +71,19 @@ impl Door {
         rustix::net::listen(&socket, BACKLOG)?;
         let (target, membership) = (Target::new(), Membership::new(rules));
         let (told_of_unmanaged, spare) = (AtomicBool::new(false), Mutex::default());
-        Ok(Door { socket, name, token, source, features, target, membership, told_of_unmanaged, spare })
+        let askers = Askers::default();
+        Ok(Door {
+            socket,
+            name,
+            token,
+            source,
+            features,
+            askers,
+            target,
+            membership,
+            told_of_unmanaged,
+            spare,
+        })
     }
 
     /// Is this what the environment of the tree holds?

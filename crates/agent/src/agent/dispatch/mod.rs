@@ -113,6 +113,11 @@ pub fn is_armed() -> bool {
     !thread::board().is_null()
 }
 
+/// Are calls trapped, or will they be until this process has joined?
+pub fn traps() -> bool {
+    is_armed() || late::is_late()
+}
+
 /// The threads share this board with the supervisor from now on. Only while the process has one thread, and
 /// the page stays mapped.
 pub fn use_board(board: *mut Board) {

@@ -20,6 +20,7 @@
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
 //! | exit                                                  | the block becomes free at the last moment    |
+//! | execve of a static program                            | made here (`exec.rs`)                        |
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | EINVAL if it forbids too much (`filters.rs`) |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
@@ -32,11 +33,11 @@ use super::late::Joined;
 use super::leave::leave;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
-use super::{advice, clone, deliver, enter, filters, gadget, late, pieces, rewrite};
-use crate::handshake;
+use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite};
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EINTR, EINVAL, Result};
 use crate::windows;
+use crate::{exec, handshake};
 
 const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -196,6 +197,9 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             context.regs.rip = enter::end_thread();
             Ok(Answer::GoOn)
         }
+        exec::EXECVE if let Some(result) = run_static(block, &args, context.mask) => {
+            result.map(Answer::Result)
+        }
         nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
         nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => {
             say("may not use Syscall User Dispatch: memspill's user pager does");
@@ -234,6 +238,28 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             }
         },
     }
+}
+
+/// Runs a static program, with the mask that this one has; where that cannot be done, its result. The
+/// supervisor sets the mask, for no handler of ours may run between an exec and its failure. None: it is to be
+/// run as any other.
+fn run_static(block: &mut Block, args: &[usize; 6], mask: u64) -> Option<Result<usize>> {
+    hold(block, exec::EXECVE, args);
+    let asked = match gadget::disarm() {
+        Ok(_) => exec::ask(args[0], Some(mask | block.reserved_mask)),
+        Err(_) => None,
+    };
+    let result = asked.map(|asked| {
+        // SAFETY: the program's own call, on memory that is there.
+        let result = unsafe { gadget::call(exec::EXECVE, *args) };
+        asked.failed();
+        result
+    });
+    if gadget::arm().is_err() {
+        sys::die();
+    }
+    in_use::withdraw(block);
+    result
 }
 
 /// The result of a call that changes the process's memory, where it is paged by windows.

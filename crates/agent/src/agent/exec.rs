@@ -1,0 +1,232 @@
+//! A static program is about to take this one's place: its memory is to be managed too, and no loader will
+//! bring an agent into it. So the supervisor is asked to stop it at its first instruction, and to plant one
+//! there (`planted.rs`).
+//!
+//! ```text
+//!   here                                     supervisor (crates/pager/src/plant.rs)
+//!   is the file a static program? ─ Hello KIND_STATIC ─▶ traces this process
+//!   execve ◀───────────────────────────────────── Go
+//!     │ (closes the socket)                    stops at the exec: plants, lets go
+//!     └─ fails ── Forked ────────────────────▶ lets go
+//!          return ◀─────────────────────────── Go
+//! ```
+//!
+//! Where system calls are trapped that is done in the trap (`dispatch/trap.rs`), else by the C library's
+//! `execve`, in which the call is rewritten, as that of brk is (`malloc.rs`). The rest of the C library's exec
+//! functions, posix_spawn, popen and system come there too, also in the child of a vfork, which has its
+//! parent's memory.
+//!
+//! *Nobody is traced who would be another for it*: what gets privileges by its file would lose them.
+//!
+//! What it does not do: execveat; and execs by a program's own instructions where calls are not trapped.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::protocol::{Forked, Go, Hello, KIND_STATIC, MAGIC};
+use crate::sys::{self, Fd, nr};
+use crate::{STATE, dispatch, handshake, site};
+
+pub const EXECVE: usize = 59;
+const AT_FDCWD: usize = -100isize as usize;
+const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
+const CLASS_64: u8 = 2;
+const EM_X86_64: u16 = 62;
+const PT_INTERP: u32 = 3;
+/// As the kernel has it: of scripts that run scripts, of a script's first line.
+const SCRIPTS_MAX: usize = 4;
+const LINE_BYTES: usize = 256;
+/// More than any program has.
+const HEADERS_MAX: u16 = 512;
+const HEADER_BYTES: usize = 56;
+
+/// Behind the site in `execve`.
+#[unsafe(link_section = ".data")]
+static BEHIND_EXECVE: AtomicUsize = AtomicUsize::new(0);
+
+global_asm!(
+    ".pushsection .text.memspill_exec_site, \"ax\", @progbits",
+    ".hidden memspill_exec_site",
+    ".globl memspill_exec_site",
+    "memspill_exec_site:",
+    site::keep_registers!(),
+    "mov rdi, rbx",
+    "call {exec}",
+    site::restore_registers!(),
+    "mov rcx, qword ptr [rip + {behind}]",
+    "jmp rcx",
+    ".popsection",
+    exec = sym exec,
+    behind = sym BEHIND_EXECVE,
+);
+
+unsafe extern "C" {
+    fn memspill_exec_site();
+}
+
+/// Rewrites the site, if nobody else can be in it. Where that cannot be, static programs run outside the
+/// budget.
+pub fn install() {
+    if BEHIND_EXECVE.load(Ordering::Relaxed) != 0 || sys::thread_count() != Some(1) {
+        return;
+    }
+    if let Some((at, _)) = site::find(&[sys::weak!("execve")], &[EXECVE]) {
+        let _ = site::rewrite(at, memspill_exec_site as *const () as usize, &BEHIND_EXECVE);
+    }
+}
+
+/// The call as it was asked for, by its arguments in their order, and the kernel's result.
+extern "C" fn exec(args: &[usize; 6]) -> usize {
+    // A trapped call is asked for in the trap.
+    let asked = if dispatch::traps() { None } else { ask(args[0], None) };
+    // SAFETY: the C library's own call, passed through.
+    let result = unsafe { sys::syscall_raw(EXECVE, *args) };
+    if let Some(asked) = asked {
+        asked.failed();
+    }
+    result
+}
+
+/// The supervisor waits for this process's exec.
+pub struct Asked(Fd);
+
+impl Asked {
+    /// There was none.
+    pub fn failed(self) {
+        handshake::send(&self.0, &Forked { magic: MAGIC, errno: 1 }, None);
+        let _ = handshake::receive::<Go>(&self.0);
+    }
+}
+
+/// Before an exec of the file at `path`. `mask`: the signal mask that the program is to have, where that of
+/// the calling thread is another. None: it is no static program, or nobody can plant an agent into it.
+pub fn ask(path: usize, mask: Option<u64>) -> Option<Asked> {
+    // A filter of the program's own may end it for the asking.
+    if STATE.confined.load(Ordering::SeqCst) != 0 || !handshake::knows_supervisor() || !is_static(path) {
+        return None;
+    }
+    let socket = handshake::connect()?;
+    // SAFETY: the constructor wrote it, before anything else of the agent ran.
+    let token = unsafe { (*STATE.address.get()).token };
+    let mut words = [0u8; 16];
+    let (first, second) = words.split_at_mut(8);
+    first.copy_from_slice(&mask.unwrap_or(0).to_ne_bytes());
+    second.copy_from_slice(&u64::from(mask.is_some()).to_ne_bytes());
+    let pid = sys::getpid();
+    handshake::send(
+        &socket,
+        &Hello { magic: MAGIC, kind: KIND_STATIC, pid, reserved: 0, token, fork: words },
+        None,
+    );
+    match handshake::receive::<Go>(&socket) {
+        Some((Go { magic: MAGIC, errno: 0 }, _)) => Some(Asked(socket)),
+        _ => None,
+    }
+}
+
+/// Will the kernel load a program of this processor without a loader, and is it one that may be traced?
+fn is_static(path: usize) -> bool {
+    let mut line = [0u8; LINE_BYTES];
+    let Some(mut kind) = kind_of(path, &mut line) else { return false };
+    for _ in 0..SCRIPTS_MAX {
+        match kind {
+            Kind::Static => return true,
+            Kind::Other => return false,
+            Kind::Script(start) => {
+                let Some(next) = kind_of(line.as_ptr() as usize + start, &mut line) else { return false };
+                kind = next;
+            }
+        }
+    }
+    false
+}
+
+enum Kind {
+    Static,
+    /// With the interpreter's path, which begins there in the line.
+    Script(usize),
+    Other,
+}
+
+/// `path`: a string, which may lie in `line`.
+fn kind_of(path: usize, line: &mut [u8; LINE_BYTES]) -> Option<Kind> {
+    const O_NONBLOCK: usize = 0o4000;
+    // SAFETY: the kernel reads the path, if it is one.
+    let fd = unsafe { sys::syscall(nr::OPENAT, [AT_FDCWD, path, sys::O_CLOEXEC | O_NONBLOCK, 0, 0, 0]) };
+    let file = Fd(fd.ok()? as i32);
+    // Now that it is known to be a path.
+    let is_loader = is_loader(path);
+    *line = [0; LINE_BYTES];
+    let len = read_at(&file, line, 0)?;
+    if line.starts_with(b"#!") && len > 2 {
+        return Some(script(line));
+    }
+    let word = |at: usize| u64::from_ne_bytes(line.get(at..at + 8)?.try_into().ok()?).into();
+    let half = |at: usize| Some(u16::from_ne_bytes(line.get(at..at + 2)?.try_into().ok()?));
+    let is_native =
+        line.starts_with(&ELF_MAGIC) && line.get(4) == Some(&CLASS_64) && half(18) == Some(EM_X86_64);
+    if !is_native || is_loader || gets_privileges(&file) {
+        return Some(Kind::Other);
+    }
+    let table: Option<u64> = word(32);
+    let (table, each, count) = (table?, half(54)?, half(56)?);
+    if usize::from(each) != HEADER_BYTES || count > HEADERS_MAX {
+        return Some(Kind::Other);
+    }
+    for index in 0..u64::from(count) {
+        let mut kind = [0u8; 4];
+        read_at(&file, &mut kind, table.checked_add(index * HEADER_BYTES as u64)?)?;
+        if u32::from_ne_bytes(kind) == PT_INTERP {
+            return Some(Kind::Other);
+        }
+    }
+    Some(Kind::Static)
+}
+
+/// The dynamic loader, run as a command, has no loader and follows LD_PRELOAD.
+fn is_loader(path: usize) -> bool {
+    // SAFETY: the kernel has read the string, or it is a line with a NUL in it.
+    let path = unsafe { core::ffi::CStr::from_ptr(path as *const core::ffi::c_char) }.to_bytes();
+    let name = path.iter().rposition(|byte| *byte == b'/').map_or(Some(path), |at| path.get(at + 1..));
+    name.is_some_and(|name| name.starts_with(b"ld-") || name.starts_with(b"ld.so"))
+}
+
+/// The first word behind `#!`, to which a NUL is put.
+fn script(line: &mut [u8; LINE_BYTES]) -> Kind {
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = 2 + line.iter().skip(2).take_while(|byte| is_blank(byte)).count();
+    let len =
+        line.iter().skip(start).take_while(|byte| !is_blank(byte) && !matches!(byte, b'\n' | 0)).count();
+    match line.get_mut(start + len) {
+        Some(end) if len > 0 => *end = 0,
+        _ => return Kind::Other,
+    }
+    Kind::Script(start)
+}
+
+fn gets_privileges(file: &Fd) -> bool {
+    const FSTAT: usize = 5;
+    const FGETXATTR: usize = 193;
+    const S_ISUID: u32 = 0o4000;
+    const S_ISGID: u32 = 0o2000;
+    let mut stat = [0u64; 18];
+    let name = c"security.capability".as_ptr() as usize;
+    // SAFETY: the kernel writes a struct stat, of 144 bytes, and reads a name.
+    let (known, attribute) = unsafe {
+        let fd = file.0 as usize;
+        (
+            sys::syscall(FSTAT, [fd, stat.as_mut_ptr() as usize, 0, 0, 0, 0]),
+            sys::syscall(FGETXATTR, [fd, name, 0, 0, 0, 0]),
+        )
+    };
+    // st_mode is the lower half of the fourth word, behind st_dev, st_ino and st_nlink.
+    let mode = stat[3] as u32;
+    known.is_err() || mode & (S_ISUID | S_ISGID) != 0 || attribute.is_ok_and(|bytes| bytes > 0)
+}
+
+/// How much has been read. None: it cannot be.
+fn read_at(file: &Fd, to: &mut [u8], offset: u64) -> Option<usize> {
+    let args = [file.0 as usize, to.as_mut_ptr() as usize, to.len(), offset as usize, 0, 0];
+    // SAFETY: the kernel writes into the buffer, no more than its length.
+    unsafe { sys::syscall(nr::PREAD64, args) }.ok()
+}
