@@ -12,7 +12,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 . "$(dirname "$0")/common.sh"
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
-    swap-dir static-c static-go agent-forks agent-forks-strangers agent-forks-killed no-capability
+    swap-dir static-c static-children static-go agent-forks agent-forks-strangers agent-forks-killed no-capability
     unprivileged no-agent thread-ends
     kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals
     stop-target stop-supervisor ctrl-z
@@ -298,21 +298,34 @@ case_swap-dir() {
     [ -z "$WHY" ] && clean
 }
 
-# Static programs: the agent is planted into the command.
-case_static-c() {
-    [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
-    have gcc || { SKIP="no gcc"; return; }
+# is_swapped: much has been swapped out.
+is_swapped() {
+    awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err || { no "$1: not swapped out"; return 1; }
+}
+
+compiled_static() {
+    [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return 1; }
+    have gcc || { SKIP="no gcc"; return 1; }
+    # One that is a launcher for a moment.
+    cat >later.c <<'END'
+#include <unistd.h>
+int main(int count, char **words) { return count > 1 ? execvp(words[1], words + 1) : sleep(20); }
+END
     gcc -O2 -static -pthread -o static "$TESTS/programs/static.c" 2>/dev/null &&
-        gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" ||
-        { SKIP="gcc -static does not work here"; return; }
+        gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" && gcc -static later.c -o later ||
+        { SKIP="gcc -static does not work here"; return 1; }
+}
+
+# The command is a static program: the agent is planted into it.
+case_static-c() {
+    compiled_static || return 0
     local alone name
     for name in static static-pie; do
         # It finds itself, its words, signals that it has not blocked, and no tracer.
         alone=$(./$name 160 a 'b c') || { no "$name fails alone"; return; }
         call 60 "${SPILL[@]}" --stats --check -- ./$name 160 a 'b c'
         code_is 0 && [ "$(cat out)" = "$alone" ] || { no "$name: another output: $WHY $(cat out)"; return; }
-        awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err ||
-            { no "$name: not swapped out"; return; }
+        is_swapped $name || return
     done
     clean || return
     # A script is its interpreter.
@@ -329,33 +342,59 @@ case_static-c() {
         call 60 strace -f -o trace "${SPILL[@]}" -- ./static 8
         [ ! -s trace ] || { code_is 125 && says 'statically linked, .* takes ptrace' && clean; } || return
     fi
-    # Agents that make the forks find no C library in it.
+    # What it becomes is managed.
+    call 60 "${SPILL[@]}" --stats -- ./later "$WORKLOAD" sequential --size 160M --passes 1
+    code_is 0 && is_swapped "after an exec" && clean || return
+    call 20 "${SPILL[@]}" -- ./later sh -c "exit 7"
+    code_is 7 && clean || return
     case " ${MEMSPILL_ARGS[*]} " in
-    *" --pager="*) ;;
-    *)
-        call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
-        code_is 125 && says 'use --pager=thread' && clean || return
+    *" --pager="*)
+        call 60 "${SPILL[@]}" --stats -- ./later ./later ./static 160
+        code_is 0 && is_swapped "after two execs" && clean
         ;;
+    *) static_under_kernel ;;
     esac
-    # One that the command becomes is known by looking, within a second; one that is a launcher for a moment
-    # does no harm.
-    cat >later.c <<'END'
-#include <unistd.h>
-int main(int count, char **words) { return count > 1 ? execvp(words[1], words + 1) : sleep(20); }
-END
-    gcc -static later.c -o later || { no "gcc -static does not work"; return 1; }
+}
+
+# Of a static program another pager is chosen, for this one does not follow all that it does.
+static_under_kernel() {
+    "$MEMSPILL" run --pager=kernel -m $BUDGET -- true 2>/dev/null || return 0
+    call 60 "${SPILL[@]}" --pager=kernel --stats --check -- ./static 160
+    code_is 0 && is_swapped kernel && clean || return
+    call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
+    code_is 125 && says 'use --pager=thread' && clean || return
+    # One that it becomes by its own instructions is known by looking, within a second.
     local start took
     start=$(now)
-    call 20 "${SPILL[@]}" -- sh -c 'exec ./later'
+    call 20 "${SPILL[@]}" --pager=kernel -- ./later ./later
     code_is 125 && says 'later is statically linked' && clean || return
     took=$(since "$start")
-    awk -v s="$took" 'BEGIN { exit !(s < 3) }' || { no "seen after $took s"; return 1; }
-    call 20 "${SPILL[@]}" -- sh -c 'exec ./later sh -c "exit 7"'
-    code_is 7 && clean || return
-    # And what a static command starts, or becomes, is managed as always.
-    call 60 "${SPILL[@]}" --stats -- ./later "$WORKLOAD" sequential --size 160M --passes 1
-    code_is 0 && awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err ||
-        { no "not swapped out after an exec: $WHY"; return; }
+    awk -v s="$took" 'BEGIN { exit !(s < 3) }' || no "seen after $took s"
+}
+
+# Static programs that others run: by exec, from a shell, by posix_spawn, from a thread, many at once.
+case_static-children() {
+    compiled_static || return 0
+    gcc -O1 -pthread -o exec-from-thread "$TESTS/programs/exec_from_thread.c"
+    call 60 "${SPILL[@]}" --stats --check -- sh -c 'exec ./static 160'
+    code_is 0 && is_swapped exec || return
+    call 60 "${SPILL[@]}" --stats -- bash -c './static 160; ./static 8 exit; echo $?'
+    code_is 0 && is_swapped "a shell's child" || return
+    [ "$(tail -n 1 out)" = 7 ] || { no "exit code $(tail -n 1 out) in place of 7"; return; }
+    # Of an exec that fails its process goes on, and may try another.
+    call 60 "${SPILL[@]}" --stats -- bash -c 'export LONG=$(head -c 200000 /dev/zero | tr "\0" x)
+        ./static 8; echo $?; unset LONG; exec ./static 160'
+    code_is 0 && is_swapped "after an exec that failed" || return
+    [ "$(head -n 1 out)" = 126 ] || { no "exit code $(head -n 1 out) in place of 126"; return; }
+    call 60 "${SPILL[@]}" --stats -- $PYTHON -c 'import subprocess, sys
+sys.exit(subprocess.run(["./static", "160"], close_fds=False).returncode)'
+    code_is 0 && is_swapped posix_spawn || return
+    call 60 "${SPILL[@]}" --stats -- ./exec-from-thread ./static 160
+    code_is 0 && is_swapped "from a thread" || return
+    call 60 "${SPILL[@]}" --verbose -- bash -c 'for i in {1..40}; do ./static 2 exit & all+=($!); done
+        for one in ${all[@]}; do wait $one; [ $? = 7 ] || exit 1; done'
+    code_is 0 || return
+    grep -q 'outside the budget' err && no "$(grep -m 1 outside err)"
     clean
 }
 
@@ -372,8 +411,7 @@ case_static-go() {
     alone=$(./static-go 400000) || { no "it fails alone"; return; }
     call 100 "${SPILL[@]}" --stats --check -- ./static-go 400000
     code_is 0 && [ "$(cat out)" = "$alone" ] || { no "another output: $WHY $(cat out)"; return; }
-    awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err || no "not swapped out"
-    clean
+    is_swapped static-go && clean
 }
 
 # agent_forks KIND...: forks that agents make, each child with all of its parent's memory, half of it away.

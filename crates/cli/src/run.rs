@@ -73,23 +73,28 @@ pub fn run(args: RunArgs) -> u8 {
     }
 }
 
-/// Where the agents make the forks they do so in the C library, and a static program has none that is known:
-/// then another pager follows its forks.
+/// For a static program, one that follows what it starts by its own instructions, if there is a choice. (The
+/// kernel tells of its forks alone, and where agents make those, of nothing.)
 fn pager_for(has_loader: bool, found: source::Pager, args: &RunArgs) -> Result<source::Pager, String> {
     if has_loader || found != source::Pager::Kernel {
         return Ok(found);
     }
-    let (_, _, forks) = source::find_source(found, wanted_forks(args))?;
-    match forks {
-        memspill_pager::run::Forks::Kernel => Ok(found),
-        memspill_pager::run::Forks::Agent if args.pager == Wanted::Auto && args.forks.is_none() => {
-            doctor::choose(Wanted::Thread)
-                .map(|(pager, _)| pager)
-                .map_err(|blockers| doctor::refusal(&blockers))
+    let is_free = args.pager == Wanted::Auto && args.forks.is_none() && args.shared != Shared::All;
+    if is_free && let Ok((pager, _)) = doctor::choose(Wanted::Thread) {
+        if args.verbose {
+            eprintln!(
+                "memspill: pager: thread, for what a statically linked command starts is followed by it"
+            );
         }
-        memspill_pager::run::Forks::Agent => Err("the command is statically linked, and its forks are not \
+        return Ok(pager);
+    }
+    match source::find_source(found, wanted_forks(args))? {
+        (_, _, memspill_pager::run::Forks::Kernel) => Ok(found),
+        (_, _, memspill_pager::run::Forks::Agent) => {
+            Err("the command is statically linked, and its forks are not \
             followed here by the kernel pager, which needs CAP_SYS_PTRACE for that: use --pager=thread"
-            .into()),
+                .into())
+        }
     }
 }
 
