@@ -12,8 +12,8 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 . "$(dirname "$0")/common.sh"
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
-    swap-dir static-c static-children static-go agent-forks agent-forks-strangers agent-forks-killed no-capability
-    unprivileged no-agent thread-ends
+    swap-dir static-c static-children static-go agent-forks agent-forks-strangers agent-forks-killed
+    no-capability unprivileged no-agent thread-ends
     kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals
     stop-target stop-supervisor ctrl-z
     swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
@@ -300,7 +300,8 @@ case_swap-dir() {
 
 # is_swapped: much has been swapped out.
 is_swapped() {
-    awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err || { no "$1: not swapped out"; return 1; }
+    awk '$2 == "pswpout" && $3 > 20000 { swapped = 1 } END { exit !swapped }' err ||
+        { no "$1: not swapped out"; return 1; }
 }
 
 compiled_static() {
@@ -312,7 +313,8 @@ compiled_static() {
 int main(int count, char **words) { return count > 1 ? execvp(words[1], words + 1) : sleep(20); }
 END
     gcc -O2 -static -pthread -o static "$TESTS/programs/static.c" 2>/dev/null &&
-        gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" && gcc -static later.c -o later ||
+        gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" &&
+        gcc -static later.c -o later ||
         { SKIP="gcc -static does not work here"; return 1; }
 }
 

@@ -1,5 +1,5 @@
-// What a static program finds at its start, and memory of several threads, of a child and of the heap, most of
-// which is swapped out meanwhile.
+// What a static program finds at its start, and memory of several threads, of a child and of the heap, most
+// of which is swapped out meanwhile.
 //
 // usage: static MIB [WORD...]; prints what it has found, which is to be the same with memspill as without it.
 // With the word "exit" or "abort" it ends so.
@@ -27,7 +27,8 @@ static uint64_t value(uint64_t at, uint64_t who) { return (at + who) * 0x9e3779b
 
 static void *fill(void *argument) {
     uint64_t who = (uintptr_t)argument, bad = 0;
-    uint64_t *at = mmap(NULL, words_of_thread * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    uint64_t *at = mmap(NULL, words_of_thread * 8, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (at == MAP_FAILED) return (void *)1;
     for (size_t word = 0; word < words_of_thread; word++) at[word] = value(word, who);
     for (int pass = 0; pass < 2; pass++)
@@ -51,7 +52,8 @@ static uint64_t use_heap(size_t bytes) {
     uint64_t *longer = NULL;
     for (size_t words = 1 << 16; words <= bytes / 16; words *= 2) {
         longer = realloc(longer, words * 8);
-        for (size_t word = words == 1 << 16 ? 0 : words / 2; word < words; word++) longer[word] = value(word, 7);
+        size_t first = words == 1 << 16 ? 0 : words / 2;
+        for (size_t word = first; word < words; word++) longer[word] = value(word, 7);
         for (size_t word = 0; word < words; word++) bad += longer[word] != value(word, 7);
     }
     free(longer);
@@ -84,8 +86,8 @@ int main(int count, char **words) {
         descriptors += !access(name, F_OK);
     }
     printf("%s %s, %d blocked, tracer %d, PATH %d, %d descriptors, random %d, entry %d:", itself,
-        program_invocation_short_name, blocks, has_tracer(), variables, descriptors, getauxval(AT_RANDOM) != 0,
-        getauxval(AT_BASE) == 0 && getauxval(AT_ENTRY) != 0);
+        program_invocation_short_name, blocks, has_tracer(), variables, descriptors,
+        getauxval(AT_RANDOM) != 0, getauxval(AT_BASE) == 0 && getauxval(AT_ENTRY) != 0);
     for (int word = 1; word < count; word++) printf(" [%s]", words[word]);
     printf("\n");
     fflush(stdout);

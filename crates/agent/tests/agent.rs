@@ -1268,6 +1268,7 @@ fn the_shared_object_depends_on_nothing() {
             "dlsym",
             "epoll_ctl",
             "epoll_wait",
+            "execve",
             "fork",
             "getppid",
             "gettid",

@@ -264,7 +264,7 @@ fn judge(mut program: Program, elf: Elf) -> Inspection {
             program.loader = loader;
             match privilege(&program.loaded) {
                 Some(privilege) => Inspection::Privileged(program, privilege),
-                // The dynamic loader itself, run as a command, is static and still loads what LD_PRELOAD says.
+                // The dynamic loader, run as a command, is static and still loads what LD_PRELOAD says.
                 None if program.loader.is_none() && !is_loader(&program.loaded) => {
                     Inspection::Static(program)
                 }

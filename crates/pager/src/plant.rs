@@ -27,6 +27,7 @@
 //! those.)
 #![allow(unsafe_code, reason = "ptrace and waitpid, on integers and a struct of registers")]
 
+use crate::door::target::has_no_loader;
 use crate::process::wire;
 use crate::signals;
 use crate::times::EXEC_ENDS;
@@ -302,8 +303,8 @@ pub fn explained(error: io::Error) -> io::Error {
         Some(libc::EPERM | libc::ENOSYS) => io::Error::new(
             error.kind(),
             format!(
-                "the command is statically linked, and to put the agent into it takes ptrace(2), which is not \
-                 allowed here (a debugger has it, or a sandbox, or kernel.yama.ptrace_scope is 3): {error}"
+                "the command is statically linked, and to put the agent into it takes ptrace(2), which is \
+                 not allowed here (a debugger has it, a sandbox, or kernel.yama.ptrace_scope is 3): {error}"
             ),
         ),
         _ => error,
@@ -327,6 +328,11 @@ impl Tracee {
 
     /// And lets it go on, with this signal mask.
     fn plant(&self, agent: &str, mask: u64) -> io::Result<()> {
+        // The file is another than the one that was looked at: its loader brings the agent.
+        if !has_no_loader(self.pid as u32) {
+            set_signal_mask(self.pid, mask)?;
+            return resume(self.pid, libc::PTRACE_DETACH, 0);
+        }
         let first = self.regs.rip;
         let instructions = self.peek(first)?;
         self.poke(first, instructions & !0xffff | SYSCALL)?;
@@ -342,7 +348,7 @@ impl Tracee {
 
     /// Returns the address at which the agent begins.
     fn map_agent(&self, agent: &str) -> io::Result<u64> {
-        let path = self.regs.rsp - SCRATCH_BELOW & !7;
+        let path = (self.regs.rsp - SCRATCH_BELOW) & !7;
         for (index, word) in words_of(agent).enumerate() {
             self.poke(path + 8 * index as u64, word)?;
         }
@@ -444,7 +450,8 @@ fn step(pid: pid_t, how: c_uint) -> io::Result<()> {
 /// Returns the event for which it has stopped, if it is one.
 fn wait_for_trap(pid: pid_t) -> io::Result<c_int> {
     let mut status: c_int = 0;
-    // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are blocked.)
+    // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are
+    // blocked.)
     check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }.into())?;
     match libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status)) {
         Some(libc::SIGTRAP) => Ok(status >> 16),

@@ -157,10 +157,11 @@ pub fn send(pid: u32, signal: i32) {
     unsafe { libc::kill(pid as i32, signal) };
 }
 
-/// The process id and wait status of a child of the calling thread, the main one, that has ended. None: there is none just now.
+/// The process id and wait status of a child of the calling thread, the main one, that has ended, or of a
+/// thread that it traces and that has stopped. None: there is none just now.
 pub fn wait_any() -> Option<(u32, i32)> {
     let mut status = 0;
-    // SAFETY: status lives across the call. (Not what other threads trace: plant.rs.)
+    // SAFETY: status lives across the call.
     let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WNOTHREAD) };
     (pid > 0).then_some((pid as u32, status))
 }

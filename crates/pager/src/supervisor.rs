@@ -330,7 +330,8 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
     value
 }
 
-/// Wait for the target and for all that it leaves behind; plant the agent into static programs; forward signals; carry out a verdict.
+/// Wait for the target and for all that it leaves behind; plant the agent into static programs; forward
+/// signals; carry out a verdict.
 fn wait(set_up: &SetUp, agent: &str, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
     let SetUp { run, door, second_signal } = set_up;
     let target = &door.target;

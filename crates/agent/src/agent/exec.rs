@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Where system calls are trapped that is done in the trap (`dispatch/trap.rs`), else by the C library's
-//! `execve`, in which the call is rewritten, as that of brk is (`malloc.rs`). The rest of the C library's exec
-//! functions, posix_spawn, popen and system come there too, also in the child of a vfork, which has its
+//! `execve`, in which the call is rewritten, as that of brk is (`malloc.rs`). The rest of the C library's
+//! exec functions, posix_spawn, popen and system come there too, also in the child of a vfork, which has its
 //! parent's memory.
 //!
 //! *Nobody is traced who would be another for it*: what gets privileges by its file would lose them.

@@ -58,7 +58,8 @@ global_asm!(
     begin = sym begin,
 );
 
-/// `base`: where this library's ELF header is. `stack`: argc, argv and its null, the environment and its null.
+/// `base`: where this library's ELF header is. `stack`: argc, argv and its null, the environment and its
+/// null.
 unsafe extern "C" fn begin(base: usize, stack: *const usize) {
     // SAFETY: all of this library is mapped there, by nobody else, and nothing of it has run.
     unsafe { relocate(base) };

@@ -146,7 +146,7 @@ fn has_auditors() -> bool {
 
 /// By the kernel's own word on what it has executed: the address of the loader, AT_BASE, is 0. The loader,
 /// run as a command, has none either.
-fn has_no_loader(pid: u32) -> bool {
+pub fn has_no_loader(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/auxv")).is_ok_and(|auxv| auxiliary(&auxv, libc::AT_BASE) == Some(0))
 }
 

@@ -241,8 +241,8 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
 }
 
 /// Runs a static program, with the mask that this one has; where that cannot be done, its result. The
-/// supervisor sets the mask, for no handler of ours may run between an exec and its failure. None: it is to be
-/// run as any other.
+/// supervisor sets the mask, for no handler of ours may run between an exec and its failure. None: it is to
+/// be run as any other.
 fn run_static(block: &mut Block, args: &[usize; 6], mask: u64) -> Option<Result<usize>> {
     hold(block, exec::EXECVE, args);
     let asked = match gadget::disarm() {
