@@ -28,6 +28,7 @@
 #![allow(unsafe_code, reason = "ptrace and waitpid, on integers and a struct of registers")]
 
 use crate::door::target::has_no_loader;
+use crate::proc;
 use crate::process::wire;
 use crate::signals;
 use crate::times::EXEC_ENDS;
@@ -37,6 +38,7 @@ use memspill_agent::protocol::{Forked, Go, MAGIC};
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, ProgramHeader64};
 use object::pod::{from_bytes, slice_from_bytes};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -79,11 +81,11 @@ pub fn on_exec(command: &mut Command) {
 /// mask. To be called by the thread that has started it. It is killed where that fails.
 pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Result<()> {
     let pid = child.id() as pid_t;
-    let planted = wait_for_trap(pid).and_then(|_| {
+    let planted = wait_for_trap(pid, libc::PTRACE_CONT).and_then(|is_to_stop| {
         let mut kept = [0; SIGSET_BYTES];
         // SAFETY: the set is longer than that, and consists of integers.
         kept.copy_from_slice(unsafe { std::slice::from_raw_parts((&raw const *mask).cast(), SIGSET_BYTES) });
-        Tracee::at_first_instruction(pid)?.plant(agent, u64::from_ne_bytes(kept))
+        Tracee::at_first_instruction(pid, is_to_stop)?.plant(agent, u64::from_ne_bytes(kept))
     });
     planted.map_err(|e| {
         signals::send(child.id(), libc::SIGKILL);
@@ -196,12 +198,14 @@ fn plant_at_stop(pid: pid_t, agent: &str, mask: Option<u64>) -> io::Result<()> {
     let kept = signal_mask(pid)?;
     set_signal_mask(pid, !(1 << (libc::SIGTRAP - 1)))?;
     // The call of exec ends, and sets its result.
-    let is_out = step(pid, libc::PTRACE_SYSCALL);
-    let planted = is_out.and_then(|()| Tracee::at_first_instruction(pid)).and_then(|tracee| {
-        tracee.plant(agent, mask.unwrap_or(kept)).inspect_err(|_| {
-            let _ = tracee.set_registers(&tracee.regs);
-        })
-    });
+    let how = libc::PTRACE_SYSCALL;
+    let is_out = resume(pid, how, 0).and_then(|()| wait_for_trap(pid, how));
+    let planted =
+        is_out.and_then(|is_to_stop| Tracee::at_first_instruction(pid, is_to_stop)).and_then(|tracee| {
+            tracee.plant(agent, mask.unwrap_or(kept)).inspect_err(|_| {
+                let _ = tracee.set_registers(&tracee.regs);
+            })
+        });
     planted.inspect_err(|_| {
         let _ = set_signal_mask(pid, mask.unwrap_or(kept));
         let _ = resume(pid, libc::PTRACE_DETACH, 0);
@@ -316,12 +320,15 @@ struct Tracee {
     pid: pid_t,
     /// As the kernel has set them.
     regs: user_regs_struct,
+    /// Somebody has sent SIGSTOP, and is to have what he wants in the end.
+    is_to_stop: Cell<bool>,
 }
 
 impl Tracee {
-    fn at_first_instruction(pid: pid_t) -> io::Result<Tracee> {
+    fn at_first_instruction(pid: pid_t, is_to_stop: bool) -> io::Result<Tracee> {
         // SAFETY: integers, all of which may be 0.
-        let mut tracee = Tracee { pid, regs: unsafe { std::mem::zeroed() } };
+        let mut tracee =
+            Tracee { pid, regs: unsafe { std::mem::zeroed() }, is_to_stop: Cell::new(is_to_stop) };
         tracee.regs = tracee.registers()?;
         Ok(tracee)
     }
@@ -330,8 +337,7 @@ impl Tracee {
     fn plant(&self, agent: &str, mask: u64) -> io::Result<()> {
         // The file is another than the one that was looked at: its loader brings the agent.
         if !has_no_loader(self.pid as u32) {
-            set_signal_mask(self.pid, mask)?;
-            return resume(self.pid, libc::PTRACE_DETACH, 0);
+            return self.let_go(mask);
         }
         let first = self.regs.rip;
         let instructions = self.peek(first)?;
@@ -342,8 +348,15 @@ impl Tracee {
         let stack = self.regs.rsp - 8;
         self.poke(stack, first)?;
         self.set_registers(&user_regs_struct { rip: begin, rsp: stack, orig_rax: NO_CALL, ..self.regs })?;
+        self.let_go(mask)
+    }
+
+    /// With the signal that it has had meanwhile. If somebody continues it from here on, the kernel forgets
+    /// that signal: it has stopped for one, and not gone on yet.
+    fn let_go(&self, mask: u64) -> io::Result<()> {
+        let stops = self.is_to_stop.get() && !is_continued(self.pid);
         set_signal_mask(self.pid, mask)?;
-        resume(self.pid, libc::PTRACE_DETACH, 0)
+        resume(self.pid, libc::PTRACE_DETACH, if stops { libc::SIGSTOP } else { 0 })
     }
 
     /// Returns the address at which the agent begins.
@@ -384,7 +397,10 @@ impl Tracee {
             ..self.regs
         };
         self.set_registers(&regs)?;
-        step(self.pid, libc::PTRACE_SINGLESTEP)?;
+        resume(self.pid, libc::PTRACE_SINGLESTEP, 0)?;
+        if wait_for_trap(self.pid, libc::PTRACE_SINGLESTEP)? {
+            self.is_to_stop.set(true);
+        }
         let result = self.registers()?.rax;
         match result.wrapping_neg() {
             errno @ 1..=ERRNO_MAX => Err(io::Error::from_raw_os_error(errno as i32)),
@@ -437,27 +453,36 @@ fn check(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Until it has done that. (It may have been asked to stop before.)
-fn step(pid: pid_t, how: c_uint) -> io::Result<()> {
+/// Waits until it has done what it was resumed for by `how`; for a trap, that is. Returns whether it was to stop
+/// meanwhile (SIGSTOP, which cannot be blocked): it goes on first. It may have been asked to stop by us, too.
+fn wait_for_trap(pid: pid_t, how: c_uint) -> io::Result<bool> {
+    let mut is_to_stop = false;
     loop {
-        resume(pid, how, 0)?;
-        if wait_for_trap(pid)? == 0 {
-            return Ok(());
+        let mut status: c_int = 0;
+        // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are
+        // blocked.)
+        check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }.into())?;
+        let is_event = status >> 16 != 0;
+        match libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status)) {
+            Some(libc::SIGTRAP) if !is_event => return Ok(is_to_stop),
+            Some(libc::SIGSTOP) if !is_event => is_to_stop = true,
+            Some(_) if is_event => {}
+            Some(signal) => return Err(io::Error::other(format!("it was stopped by signal {signal}"))),
+            None => return Err(io::Error::other("it was killed")),
         }
+        resume(pid, how, 0)?;
     }
 }
 
-/// Returns the event for which it has stopped, if it is one.
-fn wait_for_trap(pid: pid_t) -> io::Result<c_int> {
-    let mut status: c_int = 0;
-    // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are
-    // blocked.)
-    check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }.into())?;
-    match libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status)) {
-        Some(libc::SIGTRAP) => Ok(status >> 16),
-        Some(signal) => Err(io::Error::other(format!("it was stopped by signal {signal}"))),
-        None => Err(io::Error::other("it was killed")),
-    }
+/// Has somebody continued it, whose signals are blocked?
+fn is_continued(pid: pid_t) -> bool {
+    let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = |name: &str| {
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok())
+    };
+    ["SigPnd:", "ShdPnd:"]
+        .iter()
+        .any(|name| pending(name).is_some_and(|set| set >> (libc::SIGCONT - 1) & 1 != 0))
 }
 
 /// What of a shared object is mapped where.

@@ -161,26 +161,32 @@ fn kind_of(path: usize, line: &mut [u8; LINE_BYTES]) -> Option<Kind> {
     if line.starts_with(b"#!") && len > 2 {
         return Some(script(line));
     }
-    let word = |at: usize| u64::from_ne_bytes(line.get(at..at + 8)?.try_into().ok()?).into();
-    let half = |at: usize| Some(u16::from_ne_bytes(line.get(at..at + 2)?.try_into().ok()?));
-    let is_native =
-        line.starts_with(&ELF_MAGIC) && line.get(4) == Some(&CLASS_64) && half(18) == Some(EM_X86_64);
-    if !is_native || is_loader || gets_privileges(&file) {
+    let is_native = line.starts_with(&ELF_MAGIC) && line.get(4) == Some(&CLASS_64);
+    if !is_native || half(line, 18) != Some(EM_X86_64) || is_loader {
         return Some(Kind::Other);
     }
-    let table: Option<u64> = word(32);
-    let (table, each, count) = (table?, half(54)?, half(56)?);
+    let table = line.get(32..40)?.try_into().map(u64::from_ne_bytes).ok()?;
+    let (each, count) = (half(line, 54)?, half(line, 56)?);
     if usize::from(each) != HEADER_BYTES || count > HEADERS_MAX {
         return Some(Kind::Other);
     }
     for index in 0..u64::from(count) {
+        let at = table.checked_add(index * HEADER_BYTES as u64)?;
+        // The loader's is mostly the second, and near the beginning.
         let mut kind = [0u8; 4];
-        read_at(&file, &mut kind, table.checked_add(index * HEADER_BYTES as u64)?)?;
+        match line.get(at as usize..).and_then(|rest| rest.get(..4)) {
+            Some(read) => kind.copy_from_slice(read),
+            None => _ = read_at(&file, &mut kind, at)?,
+        }
         if u32::from_ne_bytes(kind) == PT_INTERP {
             return Some(Kind::Other);
         }
     }
-    Some(Kind::Static)
+    Some(if gets_privileges(&file) { Kind::Other } else { Kind::Static })
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().map(u16::from_ne_bytes).ok()
 }
 
 /// The dynamic loader, run as a command, has no loader and follows LD_PRELOAD.
