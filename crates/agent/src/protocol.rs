@@ -42,9 +42,9 @@ pub const KIND_FORKS: u32 = 2;
 /// The child of such a fork. `Hello::fork` says of which.
 pub const KIND_CHILD: u32 = 3;
 
-/// A process is about to run a static program. `Hello::fork`: the signal mask that this is to have, and 1 if
-/// it is another than the thread's. It gets no Welcome, but Go, and then it is traced. If the exec fails it
-/// says so (`Forked`, with an errno), and has another Go when it is traced no more.
+/// A thread is about to run a static program. `Hello::fork`: the signal mask that this is to have, and the
+/// thread's id as it knows it, 8 bytes each. It gets no Welcome, but Go, and then it is traced. If the exec
+/// fails it says so (`Forked`, with an errno), and has another Go when it is traced no more.
 pub const KIND_STATIC: u32 = 4;
 
 /// Welcome.uffd_source: what the second descriptor is, or what to do without one.

@@ -3,7 +3,7 @@
 //! ```text
 //!   the process                                 its tracer (ptrace(2))
 //!   the command: PTRACE_TRACEME, all signals blocked
-//!   others ask, before execve (KIND_STATIC) ──▶ PTRACE_SEIZE of all its threads ─ Go
+//!   others ask, before execve (KIND_STATIC) ──▶ PTRACE_SEIZE of the thread that asks ─ Go
 //!   execve ── stops at its first instruction ─▶ writes `syscall` there
 //!   open, mmap ... mmap, close   ◀───────────── one step each
 //!                                               puts the instruction back, lays its address on the stack,
@@ -31,7 +31,7 @@ use crate::door::target::has_no_loader;
 use crate::proc;
 use crate::process::wire;
 use crate::signals;
-use crate::times::EXEC_ENDS;
+use crate::times::{TRACEES_LOOK, TRACEES_LOOK_OLD, TRACEES_NEW};
 use libc::{c_int, c_uint, pid_t, user_regs_struct};
 use memspill_agent::AGENT_SO;
 use memspill_agent::protocol::{Forked, Go, MAGIC};
@@ -44,17 +44,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
 /// Of x86-64, little endian: 0f 05.
 const SYSCALL: u64 = 0x050f;
 /// Below the stack pointer, far from what the kernel has put there.
 const SCRATCH_BELOW: u64 = 1024;
+/// The code segment of 64-bit programs.
+const CODE_64: u64 = 0x33;
 /// In orig_rax. With another value the kernel might take a stop for an interrupted call, and repeat that.
 const NO_CALL: u64 = u64::MAX;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
-const PTRACE_GETSIGMASK: c_uint = 0x420a;
 /// Of the kernel, not the C library's.
 const SIGSET_BYTES: usize = 8;
 
@@ -81,11 +82,11 @@ pub fn on_exec(command: &mut Command) {
 /// mask. To be called by the thread that has started it. It is killed where that fails.
 pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Result<()> {
     let pid = child.id() as pid_t;
-    let planted = wait_for_trap(pid, libc::PTRACE_CONT).and_then(|is_to_stop| {
+    let planted = wait_for_trap(pid, libc::PTRACE_CONT, Trap::Exec).and_then(|meanwhile| {
         let mut kept = [0; SIGSET_BYTES];
         // SAFETY: the set is longer than that, and consists of integers.
         kept.copy_from_slice(unsafe { std::slice::from_raw_parts((&raw const *mask).cast(), SIGSET_BYTES) });
-        Tracee::at_first_instruction(pid, is_to_stop)?.plant(agent, u64::from_ne_bytes(kept))
+        Tracee::at_first_instruction(pid, meanwhile)?.plant(agent, u64::from_ne_bytes(kept))
     });
     planted.map_err(|e| {
         signals::send(child.id(), libc::SIGKILL);
@@ -94,12 +95,14 @@ pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Resul
     })
 }
 
-/// A process that is about to run a static program, and waits for an answer.
+/// A thread that is about to run a static program, and waits for an answer.
 struct Asker {
     pid: u32,
+    /// As it calls itself.
+    own_tid: u32,
     socket: Arc<OwnedFd>,
-    /// The signal mask that the program is to have. None: that of the thread that executes it.
-    mask: Option<u64>,
+    /// The signal mask that the program is to have. The thread has blocked all signals.
+    mask: u64,
 }
 
 /// Those who have come in by the door, for the main thread.
@@ -107,14 +110,14 @@ struct Asker {
 pub struct Askers(Mutex<Vec<Asker>>);
 
 impl Askers {
-    pub fn add(&self, pid: u32, socket: Arc<OwnedFd>, mask: Option<u64>) {
-        self.0.lock().expect("askers").push(Asker { pid, socket, mask });
+    pub fn add(&self, pid: u32, own_tid: u32, socket: Arc<OwnedFd>, mask: u64) {
+        self.0.lock().expect("askers").push(Asker { pid, own_tid, socket, mask });
         // For this the main thread waits.
         signals::send(std::process::id(), libc::SIGCHLD);
     }
 }
 
-/// The main thread's own: the processes that it follows from the asking to the exec.
+/// The main thread's own: the threads that it follows from the asking to the exec.
 pub struct Tracer<'a> {
     askers: &'a Askers,
     agent: &'a str,
@@ -123,154 +126,112 @@ pub struct Tracer<'a> {
     followed: Vec<Followed>,
 }
 
+/// A thread that is traced. Of its process only that one: while it executes, the kernel ends the others, and
+/// waits until whoever traces them has taken notice; and to trace one more waits for the exec.
+struct Followed {
+    asker: Asker,
+    thread: pid_t,
+    since: Instant,
+    /// Its exec has failed, and it is about to stop.
+    ends: bool,
+}
+
 impl<'a> Tracer<'a> {
     pub fn new(askers: &'a Askers, agent: &'a str, tell: &'a dyn Fn(u32, &io::Error)) -> Tracer<'a> {
         Tracer { askers, agent, tell, followed: Vec::new() }
     }
 
-    /// Is there something to look at, beside what the kernel tells?
-    pub fn follows(&self) -> bool {
-        !self.followed.is_empty()
+    /// When there is something to look at, beside what the kernel tells.
+    pub fn next_look(&self) -> Option<Duration> {
+        let is_new = |followed: &Followed| followed.since.elapsed() < TRACEES_NEW;
+        let new = self.followed.iter().any(is_new).then_some(TRACEES_LOOK);
+        new.or((!self.followed.is_empty()).then_some(TRACEES_LOOK_OLD))
     }
 
     /// Begins to follow who has asked, and lets go whose exec has failed.
     pub fn look(&mut self) {
         for asker in std::mem::take(&mut *self.askers.0.lock().expect("askers")) {
-            let mut followed = Followed::new(asker);
-            match followed.seize_all() {
-                Ok(()) => {
-                    followed.answer(0);
-                    self.followed.push(followed);
+            match self.seize(&asker) {
+                Ok(thread) => {
+                    asker.answer(0);
+                    self.followed.push(Followed { asker, thread, since: Instant::now(), ends: false });
                 }
                 Err(e) => {
-                    (self.tell)(
-                        followed.asker.pid,
-                        &io::Error::new(e.kind(), format!("it cannot be traced: {e}")),
-                    );
-                    followed.begin_to_let_go(e.raw_os_error().unwrap_or(libc::EPERM));
-                    self.followed.push(followed);
+                    asker.answer(e.raw_os_error().unwrap_or(libc::EPERM));
+                    (self.tell)(asker.pid, &io::Error::new(e.kind(), format!("it cannot be traced: {e}")));
                 }
             }
         }
-        for followed in &mut self.followed {
-            // An error: it is closed, by the exec, of which we are about to be told, or has ended.
-            let has_failed = || wire::receive_now::<Forked>(&*followed.asker.socket).is_ok();
-            if followed.ends.is_none() && (followed.until <= Instant::now() || has_failed()) {
-                followed.begin_to_let_go(0);
+        for followed in self.followed.iter_mut().filter(|followed| !followed.ends) {
+            // (An error: it is closed, by the exec, of which we are about to be told, or it has ended.)
+            if wire::receive_now::<Forked>(&*followed.asker.socket).is_ok() {
+                followed.ends = true;
+                // ESRCH: it was killed, of which we are told.
+                let _ = resume(followed.thread, libc::PTRACE_INTERRUPT, 0);
             }
         }
-        self.followed.retain(|followed| !followed.is_over());
+    }
+
+    fn seize(&self, asker: &Asker) -> io::Result<pid_t> {
+        // The first of two threads that execute at once ends the other.
+        if self.followed.iter().any(|followed| followed.asker.pid == asker.pid) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        let thread = proc::thread(asker.pid, asker.own_tid)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        // SAFETY: no memory is passed.
+        check(unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACEEXEC) })?;
+        Ok(thread as pid_t)
     }
 
     /// What the kernel tells of a thread that may be one of those; `status` as of waitpid(2).
     pub fn is_told(&mut self, thread: u32, status: c_int) {
         let thread = thread as pid_t;
         let is_exec = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8;
-        let whose =
-            |one: &Followed| one.threads.contains(&thread) || is_exec && one.asker.pid as pid_t == thread;
-        let Some(index) = self.followed.iter().position(whose) else {
-            // Of one that has been let go in the meantime.
-            if libc::WIFSTOPPED(status) {
-                go_on(thread, status, libc::PTRACE_DETACH);
-            }
-            return;
-        };
-        let followed = &mut self.followed[index];
+        // With the exec it becomes its process's first.
+        let whose = |one: &Followed| one.thread == thread || is_exec && one.asker.pid as pid_t == thread;
+        let is_stop = libc::WIFSTOPPED(status);
+        let Some(index) = self.followed.iter().position(whose) else { return };
+        if is_stop && !is_exec && !self.followed[index].ends {
+            return go_on(thread, status, libc::PTRACE_CONT);
+        }
+        let Followed { asker, .. } = self.followed.swap_remove(index);
         if is_exec {
-            let Followed { asker, .. } = self.followed.swap_remove(index);
             if let Err(e) = plant_at_stop(thread, self.agent, asker.mask) {
                 (self.tell)(asker.pid, &e);
             }
-        } else if libc::WIFSTOPPED(status) && followed.ends.is_none() {
-            go_on(thread, status, libc::PTRACE_CONT);
-        } else {
-            if libc::WIFSTOPPED(status) {
-                go_on(thread, status, libc::PTRACE_DETACH);
-            }
-            followed.threads.retain(|one| *one != thread);
+        } else if is_stop {
+            go_on(thread, status, libc::PTRACE_DETACH);
+            asker.answer(0);
         }
-        self.followed.retain(|followed| !followed.is_over());
+    }
+}
+
+impl Asker {
+    fn answer(&self, errno: i32) {
+        // Whom it does not reach has gone.
+        let _ = wire::send(&*self.socket, &Go { magic: MAGIC, errno }, &[]);
     }
 }
 
 /// The new program has not begun. Whatever goes wrong, it does.
-fn plant_at_stop(pid: pid_t, agent: &str, mask: Option<u64>) -> io::Result<()> {
-    let kept = signal_mask(pid)?;
-    set_signal_mask(pid, !(1 << (libc::SIGTRAP - 1)))?;
-    // The call of exec ends, and sets its result.
+fn plant_at_stop(pid: pid_t, agent: &str, mask: u64) -> io::Result<()> {
     let how = libc::PTRACE_SYSCALL;
-    let is_out = resume(pid, how, 0).and_then(|()| wait_for_trap(pid, how));
-    let planted =
-        is_out.and_then(|is_to_stop| Tracee::at_first_instruction(pid, is_to_stop)).and_then(|tracee| {
-            tracee.plant(agent, mask.unwrap_or(kept)).inspect_err(|_| {
+    // (The thread had SIGTRAP blocked too.)
+    let planted = set_signal_mask(pid, !(1 << (libc::SIGTRAP - 1)))
+        // The call of exec ends, and sets its result.
+        .and_then(|()| resume(pid, how, 0))
+        .and_then(|()| wait_for_trap(pid, how, Trap::Step))
+        .and_then(|meanwhile| Tracee::at_first_instruction(pid, meanwhile))
+        .and_then(|tracee| {
+            tracee.plant(agent, mask).inspect_err(|_| {
                 let _ = tracee.set_registers(&tracee.regs);
             })
         });
     planted.inspect_err(|_| {
-        let _ = set_signal_mask(pid, mask.unwrap_or(kept));
+        let _ = set_signal_mask(pid, mask);
         let _ = resume(pid, libc::PTRACE_DETACH, 0);
     })
-}
-
-/// A process whose threads are traced.
-struct Followed {
-    asker: Asker,
-    threads: Vec<pid_t>,
-    until: Instant,
-    /// It is to be traced no more, and is answered that when it is not.
-    ends: Option<i32>,
-}
-
-impl Followed {
-    fn new(asker: Asker) -> Followed {
-        Followed { asker, threads: Vec::new(), until: Instant::now() + EXEC_ENDS, ends: None }
-    }
-
-    /// Whichever of its threads executes a program.
-    fn seize_all(&mut self) -> io::Result<()> {
-        loop {
-            let before = self.threads.len();
-            for thread in std::fs::read_dir(format!("/proc/{}/task", self.asker.pid))? {
-                let Ok(thread) = thread?.file_name().to_string_lossy().parse::<pid_t>() else { continue };
-                if self.threads.contains(&thread) {
-                    continue;
-                }
-                // SAFETY: no memory is passed.
-                let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACEEXEC) };
-                match check(seized) {
-                    Ok(()) => self.threads.push(thread),
-                    // It has ended.
-                    Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            if self.threads.len() == before {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Each stops for that.
-    fn begin_to_let_go(&mut self, errno: i32) {
-        self.ends = Some(errno);
-        self.threads.retain(|thread| resume(*thread, libc::PTRACE_INTERRUPT, 0).is_ok());
-    }
-
-    /// Nobody is traced any more. Says so.
-    fn is_over(&self) -> bool {
-        if !self.threads.is_empty() {
-            return false;
-        }
-        if let Some(errno) = self.ends {
-            self.answer(errno);
-        }
-        true
-    }
-
-    fn answer(&self, errno: i32) {
-        // Whom it does not reach has gone.
-        let _ = wire::send(&*self.asker.socket, &Go { magic: MAGIC, errno }, &[]);
-    }
 }
 
 /// With the signal for which it has stopped, if it is one.
@@ -287,13 +248,6 @@ fn go_on(thread: pid_t, status: c_int, how: c_uint) {
 fn resume(pid: pid_t, how: c_uint, signal: c_int) -> io::Result<()> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::ptrace(how, pid, 0, libc::c_long::from(signal)) })
-}
-
-fn signal_mask(pid: pid_t) -> io::Result<u64> {
-    let mut mask = 0u64;
-    // SAFETY: the kernel writes so many bytes.
-    check(unsafe { libc::ptrace(PTRACE_GETSIGMASK, pid, SIGSET_BYTES, &raw mut mask) })?;
-    Ok(mask)
 }
 
 fn set_signal_mask(pid: pid_t, mask: u64) -> io::Result<()> {
@@ -320,15 +274,14 @@ struct Tracee {
     pid: pid_t,
     /// As the kernel has set them.
     regs: user_regs_struct,
-    /// Somebody has sent SIGSTOP, and is to have what he wants in the end.
-    is_to_stop: Cell<bool>,
+    meanwhile: Cell<Meanwhile>,
 }
 
 impl Tracee {
-    fn at_first_instruction(pid: pid_t, is_to_stop: bool) -> io::Result<Tracee> {
+    fn at_first_instruction(pid: pid_t, meanwhile: Meanwhile) -> io::Result<Tracee> {
         // SAFETY: integers, all of which may be 0.
-        let mut tracee =
-            Tracee { pid, regs: unsafe { std::mem::zeroed() }, is_to_stop: Cell::new(is_to_stop) };
+        let regs = unsafe { std::mem::zeroed() };
+        let mut tracee = Tracee { pid, regs, meanwhile: Cell::new(meanwhile) };
         tracee.regs = tracee.registers()?;
         Ok(tracee)
     }
@@ -336,7 +289,7 @@ impl Tracee {
     /// And lets it go on, with this signal mask.
     fn plant(&self, agent: &str, mask: u64) -> io::Result<()> {
         // The file is another than the one that was looked at: its loader brings the agent.
-        if !has_no_loader(self.pid as u32) {
+        if !has_no_loader(self.pid as u32) || self.regs.cs != CODE_64 {
             return self.let_go(mask);
         }
         let first = self.regs.rip;
@@ -351,11 +304,15 @@ impl Tracee {
         self.let_go(mask)
     }
 
-    /// With the signal that it has had meanwhile. If somebody continues it from here on, the kernel forgets
+    /// With the signals that it has had meanwhile. If somebody continues it from here on, the kernel forgets
     /// that signal: it has stopped for one, and not gone on yet.
     fn let_go(&self, mask: u64) -> io::Result<()> {
-        let stops = self.is_to_stop.get() && !is_continued(self.pid);
+        let Meanwhile { is_to_stop, is_to_trap } = self.meanwhile.get();
+        let stops = is_to_stop && !is_continued(self.pid);
         set_signal_mask(self.pid, mask)?;
+        if is_to_trap {
+            signals::send(self.pid as u32, libc::SIGTRAP);
+        }
         resume(self.pid, libc::PTRACE_DETACH, if stops { libc::SIGSTOP } else { 0 })
     }
 
@@ -367,6 +324,12 @@ impl Tracee {
         }
         let fd =
             self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])?;
+        let mapped = self.map_parts(fd);
+        self.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+        mapped
+    }
+
+    fn map_parts(&self, fd: u64) -> io::Result<u64> {
         let image = Image::of(AGENT_SO);
         let private = libc::MAP_PRIVATE as u64;
         let anonymous = private | (libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -377,7 +340,6 @@ impl Tracee {
             let args = [base + part.start, part.bytes, part.protection as u64, fixed, fd, part.offset];
             self.call(libc::SYS_mmap, args)?;
         }
-        self.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         Ok(base + image.entry)
     }
 
@@ -398,9 +360,12 @@ impl Tracee {
         };
         self.set_registers(&regs)?;
         resume(self.pid, libc::PTRACE_SINGLESTEP, 0)?;
-        if wait_for_trap(self.pid, libc::PTRACE_SINGLESTEP)? {
-            self.is_to_stop.set(true);
-        }
+        let now = wait_for_trap(self.pid, libc::PTRACE_SINGLESTEP, Trap::Step)?;
+        let before = self.meanwhile.get();
+        self.meanwhile.set(Meanwhile {
+            is_to_stop: before.is_to_stop || now.is_to_stop,
+            is_to_trap: before.is_to_trap || now.is_to_trap,
+        });
         let result = self.registers()?.rax;
         match result.wrapping_neg() {
             errno @ 1..=ERRNO_MAX => Err(io::Error::from_raw_os_error(errno as i32)),
@@ -453,24 +418,71 @@ fn check(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Waits until it has done what it was resumed for by `how`; for a trap, that is. Returns whether it was to stop
-/// meanwhile (SIGSTOP, which cannot be blocked): it goes on first. It may have been asked to stop by us, too.
-fn wait_for_trap(pid: pid_t, how: c_uint) -> io::Result<bool> {
-    let mut is_to_stop = false;
+/// What a thread stops for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trap {
+    /// The exec of one that has asked to be traced itself.
+    Exec,
+    /// What it was resumed for.
+    Step,
+}
+
+/// Signals that could not be blocked, and came while it was at it. It has gone on first.
+#[derive(Clone, Copy, Default)]
+struct Meanwhile {
+    is_to_stop: bool,
+    is_to_trap: bool,
+}
+
+/// Waits for the trap, for which it was resumed by `how`. It may have been asked to stop by us, too.
+///
+/// Of one that has ended the status is left for the main loop, for it may be the command's.
+fn wait_for_trap(pid: pid_t, how: c_uint, trap: Trap) -> io::Result<Meanwhile> {
+    let mut meanwhile = Meanwhile::default();
     loop {
-        let mut status: c_int = 0;
-        // SAFETY: the status lives across the call. (No signal interrupts it: those that are handled are
-        // blocked.)
-        check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }.into())?;
-        let is_event = status >> 16 != 0;
-        match libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status)) {
-            Some(libc::SIGTRAP) if !is_event => return Ok(is_to_stop),
-            Some(libc::SIGSTOP) if !is_event => is_to_stop = true,
-            Some(_) if is_event => {}
-            Some(signal) => return Err(io::Error::other(format!("it was stopped by signal {signal}"))),
-            None => return Err(io::Error::other("it was killed")),
+        let (signal, is_event) = wait_for_stop(pid)?;
+        match signal {
+            libc::SIGTRAP if !is_event && (trap == Trap::Exec || is_of_kernel(pid)?) => return Ok(meanwhile),
+            _ if is_event => {}
+            libc::SIGTRAP => meanwhile.is_to_trap = true,
+            libc::SIGSTOP => meanwhile.is_to_stop = true,
+            _ => return Err(io::Error::other(format!("it was stopped by signal {signal}"))),
         }
         resume(pid, how, 0)?;
+    }
+}
+
+/// The signal for which it has stopped, and whether that is an event of its own.
+fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
+    let wait = |options| {
+        // SAFETY: the struct is integers, and lives across the call. (No signal interrupts it: those that are
+        // handled are blocked.)
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let result = libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, options | libc::__WALL);
+            check(result.into())?;
+            io::Result::Ok((info.si_pid(), info.si_code, info.si_status()))
+        }
+    };
+    loop {
+        let (_, code, _) = wait(libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
+        if !matches!(code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
+            return Err(io::Error::other("it was killed"));
+        }
+        // 0: it has been killed since.
+        if let (1.., _, status) = wait(libc::WSTOPPED | libc::WNOHANG)? {
+            return Ok((status & 0xff, status >> 8 != 0));
+        }
+    }
+}
+
+/// Is the signal for which it has stopped of the kernel's making?
+fn is_of_kernel(pid: pid_t) -> io::Result<bool> {
+    // SAFETY: the kernel fills the struct, which is integers.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        check(libc::ptrace(libc::PTRACE_GETSIGINFO, pid, 0, &raw mut info))?;
+        Ok(info.si_code > 0)
     }
 }
 

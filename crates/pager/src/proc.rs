@@ -753,10 +753,14 @@ fn environment(pid: u32) -> Vec<u8> {
     environments.into_iter().find(|environment| !environment.is_empty()).unwrap_or_default()
 }
 
-/// The evictor of a process: the thread whose id the process itself, in its own pid namespace, calls
-/// `own_tid`.
+/// The evictor of a process.
 pub fn evictor(pid: u32, own_tid: u32) -> Option<u32> {
-    let is_it = |tid: &u32| *tid != pid && ids(*tid).is_some_and(|ids| ids.innermost_tid == own_tid);
+    thread(pid, own_tid).filter(|tid| *tid != pid)
+}
+
+/// The thread of a process that the process itself, in its own pid namespace, calls `own_tid`.
+pub fn thread(pid: u32, own_tid: u32) -> Option<u32> {
+    let is_it = |tid: &u32| ids(*tid).is_some_and(|ids| ids.innermost_tid == own_tid);
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
 }

@@ -34,7 +34,7 @@ use crate::run::sampling::Sampling;
 use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited};
-use crate::times::{KILL_STEP, TRACEES_LOOK, TREE_ENDS};
+use crate::times::{KILL_STEP, TREE_ENDS};
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -388,7 +388,7 @@ fn wait(set_up: &SetUp, agent: &str, pid: u32, guardian: u32, children: &signals
             }
         }
         let pause = target.pause_before_look();
-        children.wait(if tracer.follows() { pause.min(TRACEES_LOOK) } else { pause });
+        children.wait(tracer.next_look().map_or(pause, |look| look.min(pause)));
         for (signal, from_user) in second_signal.arrived() {
             match (signal, exit_code) {
                 // The command is gone already: what it left behind goes too.

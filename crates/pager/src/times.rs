@@ -17,7 +17,6 @@
 //!   a thread with advice    room for pages that are wanted           AHEAD_GIVEN_UP   they are not brought
 //!   the same                a device's read                          until the run ends
 //!   the door                an exchange with an agent                EXCHANGE_ENDS    the agent is refused
-//!   a tracer                the exec of a static program             EXEC_ENDS        it is traced no more
 //!   the main thread         processes that it has killed             TREE_ENDS        the guardian has them
 //!   the monitor             its next round                           ROUND_*          it counts again
 //!   the monitor             changes under way at a registration      EARLIER_CHANGES  another round adopts
@@ -152,10 +151,11 @@ pub const AHEAD_GIVEN_UP: Duration = ms(500);
 /// From connect to Go. A child of a fork may have to wait for memory meanwhile; a process that is stopped has
 /// no time.
 pub const EXCHANGE_ENDS: Duration = s(30);
-/// From the asking to the exec. A process that is stopped in between runs a program outside the budget.
-pub const EXEC_ENDS: Duration = s(10);
-/// Whether the exec has failed.
+/// Whether the exec of a static program has failed, of which only a thread tells that goes on: soon, or after
+/// it was stopped.
 pub const TRACEES_LOOK: Duration = ms(1);
+pub const TRACEES_NEW: Duration = ms(50);
+pub const TRACEES_LOOK_OLD: Duration = ms(50);
 /// The door is shut for this long when there is no descriptor or no memory for the next caller.
 pub const DOOR_SHUT: Duration = ms(50);
 /// A command with its loader in it and nothing else is known only by the time that passes without an agent.

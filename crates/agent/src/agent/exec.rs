@@ -24,7 +24,7 @@ use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::protocol::{Forked, Go, Hello, KIND_STATIC, MAGIC};
-use crate::sys::{self, Fd, nr};
+use crate::sys::{self, Fd, SignalsBlocked, nr};
 use crate::{STATE, dispatch, handshake, site};
 
 pub const EXECVE: usize = 59;
@@ -77,63 +77,97 @@ pub fn install() {
 
 /// The call as it was asked for, by its arguments in their order, and the kernel's result.
 extern "C" fn exec(args: &[usize; 6]) -> usize {
-    // A trapped call is asked for in the trap.
-    let asked = if dispatch::traps() { None } else { ask(args[0], None) };
     // SAFETY: the C library's own call, passed through.
-    let result = unsafe { sys::syscall_raw(EXECVE, *args) };
-    if let Some(asked) = asked {
-        asked.failed();
+    let call = || unsafe { sys::syscall_raw(EXECVE, *args) };
+    // A trapped call is asked for in the trap.
+    if dispatch::traps() || !concerns(args[0]) {
+        return call();
     }
-    result
+    // No handler of the program may run another program in between, or never return.
+    let blocked = SignalsBlocked::new();
+    let Some(asked) = ask(blocked.before()) else {
+        drop(blocked);
+        return call();
+    };
+    let result = call();
+    asked.failed();
+    drop(blocked);
+    if is_forbidden(result) { call() } else { result }
 }
 
-/// The supervisor waits for this process's exec.
+/// A security module may forbid an exec because it is traced.
+pub fn is_forbidden(result: usize) -> bool {
+    const EACCES: i32 = 13;
+    [sys::EPERM, EACCES].iter().any(|errno| result == -(*errno as isize) as usize)
+}
+
+/// The supervisor waits for this thread's exec.
 pub struct Asked(Fd);
 
 impl Asked {
     /// There was none.
     pub fn failed(self) {
-        handshake::send(&self.0, &Forked { magic: MAGIC, errno: 1 }, None);
-        let _ = handshake::receive::<Go>(&self.0);
+        if tell(&self.0, &Forked { magic: MAGIC, errno: 1 }) {
+            let _ = hear_go(&self.0);
+        }
     }
 }
 
-/// Before an exec of the file at `path`. `mask`: the signal mask that the program is to have, where that of
-/// the calling thread is another. None: it is no static program, or nobody can plant an agent into it.
-pub fn ask(path: usize, mask: Option<u64>) -> Option<Asked> {
+/// Is the file at `path` a static program into which an agent is to be planted?
+pub fn concerns(path: usize) -> bool {
     // A filter of the program's own may end it for the asking.
-    if STATE.confined.load(Ordering::SeqCst) != 0 || !handshake::knows_supervisor() || !is_static(path) {
-        return None;
-    }
+    STATE.confined.load(Ordering::SeqCst) == 0 && handshake::knows_supervisor() && is_static(path)
+}
+
+/// Before an exec, with all signals blocked. `mask`: the signal mask that the program is to have. None:
+/// nobody can plant an agent into it.
+pub fn ask(mask: u64) -> Option<Asked> {
+    const GETTID: usize = 186;
     let socket = handshake::connect()?;
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     let token = unsafe { (*STATE.address.get()).token };
-    let mut words = [0u8; 16];
-    let (first, second) = words.split_at_mut(8);
-    first.copy_from_slice(&mask.unwrap_or(0).to_ne_bytes());
-    second.copy_from_slice(&u64::from(mask.is_some()).to_ne_bytes());
-    let pid = sys::getpid();
-    handshake::send(
-        &socket,
-        &Hello { magic: MAGIC, kind: KIND_STATIC, pid, reserved: 0, token, fork: words },
-        None,
-    );
-    match handshake::receive::<Go>(&socket) {
-        Some((Go { magic: MAGIC, errno: 0 }, _)) => Some(Asked(socket)),
-        _ => None,
-    }
+    // SAFETY: no memory involved.
+    let tid = unsafe { sys::syscall(GETTID, [0; 6]) }.ok()? as u64;
+    let mut fork = [0u8; 16];
+    let (first, second) = fork.split_at_mut(8);
+    first.copy_from_slice(&mask.to_ne_bytes());
+    second.copy_from_slice(&tid.to_ne_bytes());
+    let hello = Hello { magic: MAGIC, kind: KIND_STATIC, pid: sys::getpid(), reserved: 0, token, fork };
+    let answered = tell(&socket, &hello).then(|| hear_go(&socket))?;
+    matches!(answered, Some(Go { magic: MAGIC, errno: 0 })).then_some(Asked(socket))
+}
+
+// Whoever joins and is not heard ends itself (`handshake.rs`). Who asks here only runs without an agent.
+
+fn tell<T: Copy>(socket: &Fd, message: &T) -> bool {
+    const SENDTO: usize = 44;
+    const MSG_NOSIGNAL: usize = 0x4000;
+    let args = [socket.0 as usize, message as *const T as usize, size_of::<T>(), MSG_NOSIGNAL, 0, 0];
+    // SAFETY: the kernel reads the message.
+    unsafe { sys::syscall(SENDTO, args) }.is_ok()
+}
+
+fn hear_go(socket: &Fd) -> Option<Go> {
+    const RECVFROM: usize = 45;
+    let mut go = Go { magic: 0, errno: 0 };
+    let args = [socket.0 as usize, &raw mut go as usize, size_of::<Go>(), 0, 0, 0];
+    // SAFETY: the kernel writes into the message, no more than its length.
+    (unsafe { sys::syscall(RECVFROM, args) } == Ok(size_of::<Go>())).then_some(go)
 }
 
 /// Will the kernel load a program of this processor without a loader, and is it one that may be traced?
 fn is_static(path: usize) -> bool {
     let mut line = [0u8; LINE_BYTES];
+    let mut interpreter;
     let Some(mut kind) = kind_of(path, &mut line) else { return false };
     for _ in 0..SCRIPTS_MAX {
         match kind {
             Kind::Static => return true,
             Kind::Other => return false,
             Kind::Script(start) => {
-                let Some(next) = kind_of(line.as_ptr() as usize + start, &mut line) else { return false };
+                interpreter = line;
+                let path = interpreter.as_ptr() as usize + start;
+                let Some(next) = kind_of(path, &mut line) else { return false };
                 kind = next;
             }
         }
@@ -148,7 +182,7 @@ enum Kind {
     Other,
 }
 
-/// `path`: a string, which may lie in `line`.
+/// `path`: a string. `line`: for how the file begins.
 fn kind_of(path: usize, line: &mut [u8; LINE_BYTES]) -> Option<Kind> {
     const O_NONBLOCK: usize = 0o4000;
     // SAFETY: the kernel reads the path, if it is one.

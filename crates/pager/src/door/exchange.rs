@@ -65,8 +65,11 @@ pub enum Greeted {
     Welcomed,
     /// A process of the run is about to fork.
     Forks,
-    /// It is about to run a static program, with this signal mask if it is another than the thread's.
-    RunsStatic(Option<u64>),
+    /// A thread of it is about to run a static program, which is to have this signal mask.
+    RunsStatic {
+        own_tid: u32,
+        mask: u64,
+    },
 }
 
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we
@@ -151,11 +154,11 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
     if hello.kind == KIND_STATIC {
-        let ([mask, is_other], _) = hello.fork.as_chunks::<8>() else { unreachable!("16 bytes") };
-        let mask = (*is_other != [0; 8]).then(|| u64::from_ne_bytes(*mask));
+        let ([mask, tid], _) = hello.fork.as_chunks::<8>() else { unreachable!("16 bytes") };
+        let (mask, own_tid) = (u64::from_ne_bytes(*mask), u64::from_ne_bytes(*tid) as u32);
         let is_ours = is_below_us(run, &caller.peer);
         return if is_ours {
-            Ok(Greeted::RunsStatic(mask))
+            Ok(Greeted::RunsStatic { own_tid, mask })
         } else {
             Err(io::ErrorKind::PermissionDenied.into())
         };

@@ -203,11 +203,11 @@ impl<'a> Porter<'a> {
                     let caller = self.callers.take(number).expect("looked up above").caller;
                     return self.prepare_fork(caller);
                 }
-                Ok(Greeted::RunsStatic(mask)) => {
+                Ok(Greeted::RunsStatic { own_tid, mask }) => {
                     let Caller { peer, socket, .. } =
                         self.callers.take(number).expect("looked up above").caller;
                     let _ = epoll::delete(&self.epoll, &*socket);
-                    return self.door.askers.add(peer.pid, socket, mask);
+                    return self.door.askers.add(peer.pid, own_tid, socket, mask);
                 }
                 Err(e) => Err(e),
             },

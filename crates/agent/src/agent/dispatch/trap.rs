@@ -246,14 +246,14 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
 fn run_static(block: &mut Block, args: &[usize; 6], mask: u64) -> Option<Result<usize>> {
     hold(block, exec::EXECVE, args);
     let asked = match gadget::disarm() {
-        Ok(_) => exec::ask(args[0], Some(mask | block.reserved_mask)),
-        Err(_) => None,
+        Ok(_) if exec::concerns(args[0]) => exec::ask(mask | block.reserved_mask),
+        _ => None,
     };
-    let result = asked.map(|asked| {
+    let result = asked.and_then(|asked| {
         // SAFETY: the program's own call, on memory that is there.
-        let result = unsafe { gadget::call(exec::EXECVE, *args) };
+        let result = unsafe { sys::syscall_raw(exec::EXECVE, *args) };
         asked.failed();
-        result
+        (!exec::is_forbidden(result)).then(|| Err(-(result as isize) as i32))
     });
     if gadget::arm().is_err() {
         sys::die();
