@@ -74,6 +74,16 @@ def make_cpp(work):
     make_input(work / "templates.cpp", "make_cpp.py", 11)
 
 
+def go_is_alone(work):
+    """Static programs, and nothing kept from the time before."""
+    os.environ.update(CGO_ENABLED="0", GO111MODULE="off", GOCACHE=str(work / "go-cache"))
+
+
+def make_go(work):
+    go_is_alone(work)
+    subprocess.run(["go", "build", "-o", work / "go-job", PROGRAMS / "job.go"], check=True)
+
+
 ROWS = {
     "java": Row(5, lambda work: java(work, 10), make_java),
     "node": Row(20, lambda work: node(20)),
@@ -85,6 +95,9 @@ ROWS = {
     "sort": Row(25, sort, make_lines),
     "sort-100M": Row(45, sort, make_lines, 100),
     "hash-map": Row(120, lambda work: [work / "hash_map", "900000"], make_hash_map),
+    "go": Row(None, lambda work: [work / "go-job", "400000"], make_go),
+    "go-build": Row(None, lambda work: ["go", "build", "-a", "-trimpath", "-o", "/dev/stdout",
+                                        PROGRAMS / "job.go"], go_is_alone),
     "dicts-small": Row(None, lambda work: python("dicts.py", 5)),
     "hash-map-small": Row(None, lambda work: [work / "hash_map", "250000"], make_hash_map),
     "sqlite-small": Row(None, lambda work: sqlite(200_000)),
