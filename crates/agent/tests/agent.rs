@@ -1170,6 +1170,7 @@ fn the_shared_object_depends_on_nothing() {
         .collect();
     assert!(sections.get(".bss").is_none_or(|&(_, size)| size == 0), "globals in .bss are anonymous memory");
     assert!(!sections.contains_key(".tbss") && !sections.contains_key(".tdata"), "thread-locals");
+    assert!(!sections.contains_key(".relr.dyn"), "relocations that a planted agent does not know");
     assert!(!sections.contains_key(".plt") && !sections.contains_key(".rela.plt"), "lazily bound symbols");
 
     let (dynamic, size) = sections[".dynamic"];
@@ -1191,6 +1192,13 @@ fn the_shared_object_depends_on_nothing() {
             }
             _ => defined.push(name),
         }
+    }
+    // What a planted agent does by itself: its own addresses, and symbols that nobody has, which stay 0.
+    let (relocations, size) = sections[".rela.dyn"];
+    for at in (relocations..relocations + size).step_by(24) {
+        let (kind, symbol) = (word(at + 8, 4), word(at + 12, 4));
+        let is_defined = word(symbols + symbol * 24 + 6, 2) != 0;
+        assert!(kind == 8 || kind == 6 && !is_defined, "a relocation of kind {kind}");
     }
     defined.sort();
     wanted.sort();

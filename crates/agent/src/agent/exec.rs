@@ -3,7 +3,7 @@
 //! there (`planted.rs`).
 //!
 //! ```text
-//!   here                                     supervisor (crates/pager/src/plant.rs)
+//!   here                                     supervisor (crates/pager/src/plant/)
 //!   is the file a static program? ─ Hello KIND_STATIC ─▶ traces this process
 //!   execve ◀───────────────────────────────────── Go
 //!     │ (closes the socket)                    stops at the exec: plants, lets go
@@ -18,7 +18,8 @@
 //!
 //! *Nobody is traced who would be another for it*: what gets privileges by its file would lose them.
 //!
-//! What it does not do: execveat; and execs by a program's own instructions where calls are not trapped.
+//! What it does not do: execveat; execs by a program's own instructions where calls are not trapped; programs
+//! whose file may not be read.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -115,8 +116,12 @@ impl Asked {
 
 /// Is the file at `path` a static program into which an agent is to be planted?
 pub fn concerns(path: usize) -> bool {
-    // A filter of the program's own may end it for the asking.
-    STATE.confined.load(Ordering::SeqCst) == 0 && handshake::knows_supervisor() && is_static(path)
+    // A filter of the program's own may end it for the asking. Where agents make the forks, none can be in a
+    // static program, but where all calls are trapped.
+    STATE.confined.load(Ordering::SeqCst) == 0
+        && (STATE.forks.load(Ordering::Relaxed) == 0 || dispatch::traps())
+        && handshake::knows_supervisor()
+        && is_static(path)
 }
 
 /// Before an exec, with all signals blocked. `mask`: the signal mask that the program is to have. None:

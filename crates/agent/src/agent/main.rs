@@ -43,7 +43,7 @@
 //! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about
 //! userfaultfd features (the supervisor issues UFFDIO_API and all registrations), and it does not follow
 //! programs that it is not loaded into: set-user-id ones, those started with LD_PRELOAD taken away, static
-//! ones that a program starts by its own instructions.
+//! ones that a program starts by its own instructions where these are not trapped.
 #![no_std]
 #![allow(
     unsafe_code,

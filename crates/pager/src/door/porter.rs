@@ -207,7 +207,7 @@ impl<'a> Porter<'a> {
                     let Caller { peer, socket, .. } =
                         self.callers.take(number).expect("looked up above").caller;
                     let _ = epoll::delete(&self.epoll, &*socket);
-                    return self.door.askers.add(peer.pid, own_tid, socket, mask);
+                    return self.door.askers.add(peer, own_tid, socket, mask);
                 }
                 Err(e) => Err(e),
             },

@@ -51,7 +51,7 @@
 //! robust list, the word that its end clears (`Block::kept`); all of the agent. (The program's alternate
 //! stacks it does not touch: signals are handled on those of the agent.)
 //!
-//! Not covered: static programs; programs that use Syscall User Dispatch or %gs themselves (Wine), which are
+//! Not covered: programs that use Syscall User Dispatch or %gs themselves (Wine), which are
 //! left alone; memory behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of
 //! a call after it has returned (vmsplice, MSG_ZEROCOPY).
 

@@ -142,6 +142,14 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     block.frame.args = regs.args();
     block.frame.next = regs.rip;
     let is_ours = info.arch == AUDIT_ARCH_X86_64;
+    // Before the process joins for an exec that would show that its calls are trapped: this one does not.
+    if is_ours
+        && block.frame.number == exec::EXECVE
+        && let Some(errno) = run_static(block, context.mask)
+    {
+        context.regs.rax = -(errno as isize) as usize;
+        return;
+    }
     let joins = match is_ours {
         true => late::joins_before(block, block.frame.number, &block.frame.args),
         // Nothing is known of calls by `int 0x80`, and as long as they are trapped there are none.
@@ -197,9 +205,6 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             context.regs.rip = enter::end_thread();
             Ok(Answer::GoOn)
         }
-        exec::EXECVE if let Some(result) = run_static(block, &args, context.mask) => {
-            result.map(Answer::Result)
-        }
         nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
         nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => {
             say("may not use Syscall User Dispatch: memspill's user pager does");
@@ -240,20 +245,21 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
     }
 }
 
-/// Runs a static program, with the mask that this one has; where that cannot be done, its result. The
+/// Runs a static program, with the mask that this one has; where that cannot be done, its errno. The
 /// supervisor sets the mask, for no handler of ours may run between an exec and its failure. None: it is to
 /// be run as any other.
-fn run_static(block: &mut Block, args: &[usize; 6], mask: u64) -> Option<Result<usize>> {
-    hold(block, exec::EXECVE, args);
+fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
+    let args = block.frame.args;
+    hold(block, exec::EXECVE, &args);
     let asked = match gadget::disarm() {
         Ok(_) if exec::concerns(args[0]) => exec::ask(mask | block.reserved_mask),
         _ => None,
     };
     let result = asked.and_then(|asked| {
         // SAFETY: the program's own call, on memory that is there.
-        let result = unsafe { sys::syscall_raw(exec::EXECVE, *args) };
+        let result = unsafe { sys::syscall_raw(exec::EXECVE, args) };
         asked.failed();
-        (!exec::is_forbidden(result)).then(|| Err(-(result as isize) as i32))
+        (!exec::is_forbidden(result)).then_some(-(result as isize) as i32)
     });
     if gadget::arm().is_err() {
         sys::die();
