@@ -6,9 +6,9 @@
 //! ```
 //!
 //! What the main thread waits for, and how long: the command's exec (spawn); processes of the tree, looked at
-//! every half second, and at the end, with the guardian, TREE_ENDS; writes under way to swap files that
-//! have a name (the disk). It waits for no other thread. A second SIGINT or SIGTERM ends each of these
-//! waits (`second_signal.rs`).
+//! every half second, and at the end, with the guardian, TREE_ENDS; the steps of a process that the agent is
+//! planted into (`plant/`); writes under way to swap files that have a name (the disk). It waits for no other
+//! thread. A second SIGINT or SIGTERM ends each of these waits (`second_signal.rs`).
 //!
 //! The tree lives no longer than the supervisor: by PDEATHSIG (the target), by its agents' sockets (every
 //! process with an agent), by the guardian (all the rest).

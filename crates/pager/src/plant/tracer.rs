@@ -85,10 +85,9 @@ impl<'a> Tracer<'a> {
                     // Another process that has its number now is to be traced no more.
                     let ends = asker.pidfd.has_ended();
                     let followed = Followed { asker, thread, since: Instant::now(), ends };
-                    if ends {
-                        followed.interrupt()
-                    } else {
-                        followed.asker.answer(0)
+                    match ends {
+                        true => followed.interrupt(),
+                        false => followed.asker.answer(0),
                     }
                     self.followed.push(followed);
                 }
@@ -134,7 +133,13 @@ impl<'a> Tracer<'a> {
         let whose = |one: &Followed| {
             one.thread == thread || (is_exec || !is_stop) && one.asker.pid as pid_t == thread
         };
-        let Some(index) = self.followed.iter().position(whose) else { return };
+        let Some(index) = self.followed.iter().position(whose) else {
+            // Nobody whom we know is left stopped.
+            if is_stop {
+                go_on(thread, status, libc::PTRACE_DETACH);
+            }
+            return;
+        };
         if is_stop && !is_exec && !self.followed[index].ends {
             return go_on(thread, status, libc::PTRACE_CONT);
         }
