@@ -21,12 +21,12 @@
 //! What it does not do: execveat; execs by a program's own instructions where calls are not trapped; programs
 //! whose file may not be read.
 
-use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::protocol::{Forked, Go, Hello, KIND_STATIC, MAGIC};
+use crate::protocol::{Forked, Go, KIND_STATIC, MAGIC};
+use crate::site::{self, Place};
 use crate::sys::{self, Fd, SignalsBlocked, nr};
-use crate::{STATE, dispatch, handshake, site};
+use crate::{STATE, dispatch, handshake};
 
 pub const EXECVE: usize = 59;
 const AT_FDCWD: usize = -100isize as usize;
@@ -45,35 +45,12 @@ const HEADER_BYTES: usize = 56;
 #[unsafe(link_section = ".data")]
 static BEHIND_EXECVE: AtomicUsize = AtomicUsize::new(0);
 
-global_asm!(
-    ".pushsection .text.memspill_exec_site, \"ax\", @progbits",
-    ".hidden memspill_exec_site",
-    ".globl memspill_exec_site",
-    "memspill_exec_site:",
-    site::keep_registers!(),
-    "mov rdi, rbx",
-    "call {exec}",
-    site::restore_registers!(),
-    "mov rcx, qword ptr [rip + {behind}]",
-    "jmp rcx",
-    ".popsection",
-    exec = sym exec,
-    behind = sym BEHIND_EXECVE,
-);
+site::place!(memspill_exec_site, exec, BEHIND_EXECVE);
 
-unsafe extern "C" {
-    fn memspill_exec_site();
-}
-
-/// Rewrites the site, if nobody else can be in it. Where that cannot be, static programs run outside the
-/// budget.
-pub fn install() {
-    if BEHIND_EXECVE.load(Ordering::Relaxed) != 0 || sys::thread_count() != Some(1) {
-        return;
-    }
-    if let Some((at, _)) = site::find(&[sys::weak!("execve")], &[EXECVE]) {
-        let _ = site::rewrite(at, memspill_exec_site as *const () as usize, &BEHIND_EXECVE);
-    }
+/// Where it cannot be rewritten, static programs run outside the budget.
+pub fn place() -> Place {
+    let target = memspill_exec_site as *const () as usize;
+    Place { function: sys::weak!("execve"), number: EXECVE, target, behind: &BEHIND_EXECVE }
 }
 
 /// The call as it was asked for, by its arguments in their order, and the kernel's result.
@@ -129,16 +106,13 @@ pub fn concerns(path: usize) -> bool {
 pub fn ask(mask: u64) -> Option<Asked> {
     const GETTID: usize = 186;
     let socket = handshake::connect()?;
-    // SAFETY: the constructor wrote it, before anything else of the agent ran.
-    let token = unsafe { (*STATE.address.get()).token };
     // SAFETY: no memory involved.
     let tid = unsafe { sys::syscall(GETTID, [0; 6]) }.ok()? as u64;
     let mut fork = [0u8; 16];
     let (first, second) = fork.split_at_mut(8);
     first.copy_from_slice(&mask.to_ne_bytes());
     second.copy_from_slice(&tid.to_ne_bytes());
-    let hello = Hello { magic: MAGIC, kind: KIND_STATIC, pid: sys::getpid(), reserved: 0, token, fork };
-    let answered = tell(&socket, &hello).then(|| hear_go(&socket))?;
+    let answered = tell(&socket, &handshake::hello_of(KIND_STATIC, fork)).then(|| hear_go(&socket))?;
     matches!(answered, Some(Go { magic: MAGIC, errno: 0 })).then_some(Asked(socket))
 }
 

@@ -57,10 +57,14 @@ pub fn join(kind: u32) {
 /// Connects and says who this is.
 pub fn hello(kind: u32, fork: [u8; 16]) -> Option<Fd> {
     let socket = connect()?;
+    send(&socket, &hello_of(kind, fork), None);
+    Some(socket)
+}
+
+pub fn hello_of(kind: u32, fork: [u8; 16]) -> Hello {
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     let token = unsafe { (*STATE.address.get()).token };
-    send(&socket, &Hello { magic: MAGIC, kind, pid: sys::getpid(), reserved: 0, token, fork }, None);
-    Some(socket)
+    Hello { magic: MAGIC, kind, pid: sys::getpid(), reserved: 0, token, fork }
 }
 
 /// As `join`, with all signals blocked. `fork`: of which fork this is the child (KIND_CHILD).
@@ -199,7 +203,7 @@ fn prepare_region(
             follow_forks()?;
         }
     }
-    announce_what_malloc_gets();
+    stand_before_the_c_library();
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     keep_region(&region, ident);
     region.write_block(socket, uffd.as_ref());
@@ -259,12 +263,12 @@ fn keep_region(_region: &Region, _ident: usize) {
     }
 }
 
-/// Has what malloc gets registered before it is used.
-fn announce_what_malloc_gets() {
+/// Has what malloc gets registered before it is used, and asks before static programs.
+fn stand_before_the_c_library() {
     #[cfg(target_arch = "x86_64")]
     if !crate::windows::has_supervisor() {
-        crate::malloc::install();
-        crate::exec::install();
+        let [brk, mmap] = crate::malloc::places();
+        site::rewrite_all(&[brk, mmap, crate::exec::place()]);
     }
 }
 

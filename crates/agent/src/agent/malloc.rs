@@ -27,13 +27,13 @@
 //!
 //! What it does not do: other processors, where the monitor finds all of it.
 
-use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::STATE;
+use crate::fork_lock;
 use crate::hooks;
+use crate::site::{self, Place};
 use crate::sys::{self, nr};
-use crate::{fork_lock, site};
 
 /// Behind the site in `brk`.
 #[unsafe(link_section = ".data")]
@@ -42,39 +42,11 @@ static BEHIND_BRK: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".data")]
 static BEHIND_MMAP: AtomicUsize = AtomicUsize::new(0);
 
-global_asm!(
-    ".pushsection .text.memspill_malloc_sites, \"ax\", @progbits",
-    ".hidden memspill_brk_site",
-    ".globl memspill_brk_site",
-    "memspill_brk_site:",
-    site::keep_registers!(),
-    "call {grow}",
-    site::restore_registers!(),
-    "mov rcx, qword ptr [rip + {behind_brk}]",
-    "jmp rcx",
-    ".hidden memspill_mmap_site",
-    ".globl memspill_mmap_site",
-    "memspill_mmap_site:",
-    site::keep_registers!(),
-    "mov rdi, rbx",
-    "call {map}",
-    site::restore_registers!(),
-    "mov rcx, qword ptr [rip + {behind_mmap}]",
-    "jmp rcx",
-    ".popsection",
-    grow = sym grow,
-    behind_brk = sym BEHIND_BRK,
-    map = sym map,
-    behind_mmap = sym BEHIND_MMAP,
-);
-
-unsafe extern "C" {
-    fn memspill_brk_site();
-    fn memspill_mmap_site();
-}
+site::place!(memspill_brk_site, grow, BEHIND_BRK);
+site::place!(memspill_mmap_site, map, BEHIND_MMAP);
 
 /// The call as it was asked for, and its result.
-extern "C" fn grow(wanted: usize) -> usize {
+extern "C" fn grow(&[wanted, ..]: &[usize; 6]) -> usize {
     if is_confined() {
         return brk(wanted);
     }
@@ -118,19 +90,11 @@ fn is_confined() -> bool {
     STATE.confined.load(Ordering::SeqCst) != 0
 }
 
-/// Rewrites the sites that there are, if nobody else can be in them.
-pub fn install() {
-    if BEHIND_BRK.load(Ordering::Relaxed) != 0 || sys::thread_count() != Some(1) {
-        return;
-    }
-    // Where one cannot be rewritten the monitor finds what is new. (`mmap` itself is the agent's.)
-    let sites = [
-        (sys::weak!("brk"), nr::BRK, memspill_brk_site as *const () as usize, &BEHIND_BRK),
-        (sys::weak!("__mmap"), nr::MMAP, memspill_mmap_site as *const () as usize, &BEHIND_MMAP),
-    ];
-    for (function, number, target, behind) in sites {
-        if let Some((at, _)) = site::find(&[function], &[number]) {
-            let _ = site::rewrite(at, target, behind);
-        }
-    }
+/// Where one cannot be rewritten the monitor finds what is new. (`mmap` itself is the agent's.)
+pub fn places() -> [Place; 2] {
+    let (brk, mmap) = (memspill_brk_site as *const () as usize, memspill_mmap_site as *const () as usize);
+    [
+        Place { function: sys::weak!("brk"), number: nr::BRK, target: brk, behind: &BEHIND_BRK },
+        Place { function: sys::weak!("__mmap"), number: nr::MMAP, target: mmap, behind: &BEHIND_MMAP },
+    ]
 }

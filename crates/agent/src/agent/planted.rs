@@ -17,7 +17,7 @@
 use core::arch::global_asm;
 use core::ffi::{c_char, c_int};
 
-use crate::constructor;
+use crate::{constructor, region};
 
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: usize = 0;
@@ -72,18 +72,6 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
 }
 
 #[repr(C)]
-struct Segment {
-    kind: u32,
-    flags: u32,
-    offset: usize,
-    vaddr: usize,
-    paddr: usize,
-    filesz: usize,
-    memsz: usize,
-    align: usize,
-}
-
-#[repr(C)]
 struct Rela {
     offset: usize,
     info: usize,
@@ -95,20 +83,12 @@ struct Rela {
 /// # Safety
 /// `base` is the ELF header of this library, all of which is mapped as its program headers say.
 unsafe fn relocate(base: usize) {
-    const HEADERS_AT: usize = 32;
-    const HEADERS_COUNT_AT: usize = 56;
     // SAFETY: the header and what it points to lie in the first segment, which is mapped; the dynamic section
     // and what is relocated, in one that is writable.
     unsafe {
-        let headers = base + ((base + HEADERS_AT) as *const usize).read();
-        let count = ((base + HEADERS_COUNT_AT) as *const u16).read();
         let (mut table, mut bytes) = (0, 0);
-        for index in 0..usize::from(count) {
-            let segment = (headers as *const Segment).add(index);
-            if (*segment).kind != PT_DYNAMIC {
-                continue;
-            }
-            let mut entry = (base + (*segment).vaddr) as *const [usize; 2];
+        for segment in region::segments(base).filter(|segment| segment.kind == PT_DYNAMIC) {
+            let mut entry = (base + segment.vaddr) as *const [usize; 2];
             while (*entry)[0] != DT_NULL {
                 match *entry {
                     [DT_RELA, at] => table = base + at,

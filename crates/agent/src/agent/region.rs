@@ -197,38 +197,49 @@ unsafe fn populate(addr: usize, pages: usize) {
     }
 }
 
+/// A program header (ELF64).
+#[repr(C)]
+pub struct Segment {
+    pub kind: u32,
+    flags: u32,
+    offset: usize,
+    pub vaddr: usize,
+    paddr: usize,
+    filesz: usize,
+    memsz: usize,
+    align: usize,
+}
+
+/// The program headers of a library, whether it was relocated or not.
+///
+/// # Safety
+/// `base` is its ELF header, and what that tells of is mapped.
+pub unsafe fn segments(base: usize) -> impl Iterator<Item = Segment> {
+    const TABLE_AT: usize = 32;
+    const COUNT_AT: usize = 56;
+    // SAFETY: the caller's promise; the table lies in the same segment.
+    let (table, count) = unsafe {
+        let offset = ((base + TABLE_AT) as *const usize).read();
+        ((base + offset) as *const Segment, ((base + COUNT_AT) as *const u16).read())
+    };
+    // SAFETY: `index` is within the table.
+    (0..usize::from(count)).map(move |index| unsafe { table.add(index).read() })
+}
+
 /// The writable part of the agent's own image: [addr, addr + len), whole pages. From its program headers,
 /// because no symbol marks the beginning of `.data`.
 pub fn image() -> (usize, usize) {
-    #[repr(C)]
-    struct Segment {
-        kind: u32,
-        flags: u32,
-        offset: u64,
-        vaddr: u64,
-        paddr: u64,
-        filesz: u64,
-        memsz: u64,
-        align: u64,
-    }
     const PT_LOAD: u32 = 1;
     const PF_W: u32 = 2;
     let base = &raw const __ehdr_start;
-    // SAFETY: an ELF64 header is in memory there: e_phoff at 32, e_phnum at 56; the table lies in the same
-    // segment.
-    let (table, count) = unsafe {
-        let offset = base.add(32).cast::<u64>().read() as usize;
-        (base.add(offset).cast::<Segment>(), base.add(56).cast::<u16>().read())
-    };
     let (mut low, mut high) = (usize::MAX, 0);
-    for index in 0..usize::from(count) {
-        // SAFETY: `index` is within the table.
-        let segment = unsafe { table.add(index).read() };
+    // SAFETY: this library is all mapped.
+    for segment in unsafe { segments(base as usize) } {
         if segment.kind == PT_LOAD && segment.flags & PF_W != 0 {
             // The image is linked at 0, so a virtual address is an offset from the header.
-            let start = base as usize + segment.vaddr as usize;
+            let start = base as usize + segment.vaddr;
             low = low.min(start & !(PAGE - 1));
-            high = high.max((start + segment.memsz as usize).next_multiple_of(PAGE));
+            high = high.max((start + segment.memsz).next_multiple_of(PAGE));
         }
     }
     (low, high.saturating_sub(low))

@@ -181,9 +181,60 @@ pub fn install() -> Result<()> {
     rewrite(site, memspill_fork_site as *const () as usize, &BACK)
 }
 
+/// A system call in a function of the C library that comes to a function of the agent's: `extern "C"`, with
+/// the arguments of the call in their order, and the kernel's result.
+macro_rules! place {
+    ($label:ident, $function:ident, $behind:ident) => {
+        core::arch::global_asm!(
+            ".pushsection .text.memspill_sites, \"ax\", @progbits",
+            concat!(".hidden ", stringify!($label)),
+            concat!(".globl ", stringify!($label)),
+            concat!(stringify!($label), ":"),
+            $crate::site::keep_registers!(),
+            "mov rdi, rbx",
+            "call {function}",
+            $crate::site::restore_registers!(),
+            "mov rcx, qword ptr [rip + {behind}]",
+            "jmp rcx",
+            ".popsection",
+            function = sym $function,
+            behind = sym $behind,
+        );
+
+        unsafe extern "C" {
+            fn $label();
+        }
+    };
+}
+pub(crate) use place;
+
+/// What such a call comes to.
+pub struct Place {
+    /// Address of the C library's function; 0: it has no such one.
+    pub function: usize,
+    /// Of the call.
+    pub number: usize,
+    /// What `place` has made.
+    pub target: usize,
+    pub behind: &'static AtomicUsize,
+}
+
+/// Rewrites those that there are, once, if nobody else can be in them.
+pub fn rewrite_all(places: &[Place]) {
+    if places.iter().any(|place| place.behind.load(Ordering::Relaxed) != 0) || sys::thread_count() != Some(1)
+    {
+        return;
+    }
+    for place in places {
+        if let Some((at, _)) = find(&[place.function], &[place.number]) {
+            let _ = rewrite(at, place.target, place.behind);
+        }
+    }
+}
+
 /// Address of the first `mov $N, %eax; syscall` in one of these functions of the C library (0: it has no such
 /// one) where N is one of `numbers`, and N.
-pub fn find(functions: &[usize], numbers: &[usize]) -> Option<(usize, usize)> {
+fn find(functions: &[usize], numbers: &[usize]) -> Option<(usize, usize)> {
     functions.iter().filter(|address| **address != 0).find_map(|function| {
         // SAFETY: code of the C library, which goes on for longer than that after this function.
         let code = unsafe { core::slice::from_raw_parts(*function as *const u8, FUNCTION_BYTES) };
@@ -197,7 +248,7 @@ pub fn find(functions: &[usize], numbers: &[usize]) -> Option<(usize, usize)> {
 
 /// Has the program go from `site`, which `find` has found, to `target`, and stores in `back` where it is to
 /// go on from there. The process has one thread.
-pub fn rewrite(site: usize, target: usize, back: &AtomicUsize) -> Result<()> {
+fn rewrite(site: usize, target: usize, back: &AtomicUsize) -> Result<()> {
     let distance = target.wrapping_sub(site + 5) as isize;
     let distance = i32::try_from(distance).map_err(|_| ENOTSUP)?;
     back.store(site + SITE_BYTES, Ordering::Relaxed);

@@ -174,7 +174,7 @@ fn words_of(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-pub(super) fn check(result: libc::c_long) -> io::Result<()> {
+fn check(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
