@@ -12,7 +12,8 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 . "$(dirname "$0")/common.sh"
 
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
-    swap-dir static-c static-children static-go agent-forks agent-forks-strangers agent-forks-killed
+    swap-dir static-c static-children static-runs static-go
+    agent-forks agent-forks-strangers agent-forks-killed
     no-capability unprivileged no-agent thread-ends
     kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals
     stop-target stop-supervisor ctrl-z
@@ -312,7 +313,17 @@ compiled_static() {
 #include <unistd.h>
 int main(int count, char **words) { return count > 1 ? execvp(words[1], words + 1) : sleep(20); }
 END
-    gcc -static later.c -o later 2>/dev/null || { SKIP="gcc -static does not work here"; return 1; }
+    cat >hidden.c <<'END'
+volatile long execve = 59;
+int main(int count, char **words) {
+    long result = execve;
+    __asm__ volatile("xor %%edx, %%edx; syscall" : "+a"(result) : "D"(words[1]), "S"(words + 1)
+        : "rcx", "rdx", "r11", "memory");
+    return result;
+}
+END
+    gcc -static later.c -o later 2>/dev/null && gcc -static hidden.c -o hidden ||
+        { SKIP="gcc -static does not work here"; return 1; }
     gcc -O2 -static -pthread -o static "$TESTS/programs/static.c" &&
         gcc -O2 -static-pie -pthread -o static-pie "$TESTS/programs/static.c" &&
         gcc -O1 -pthread -o exec-from-thread "$TESTS/programs/exec_from_thread.c" ||
@@ -373,10 +384,10 @@ static_under_kernel() {
     code_is 0 && is_swapped kernel && clean || return
     call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
     code_is 125 && says 'use --pager=thread' && clean || return
-    # One that it becomes by its own instructions is known by looking, within a second.
+    # One that it becomes by an instruction that is not found is known by looking, within a second.
     local start took
     start=$(now)
-    call 20 "${SPILL[@]}" --pager=kernel -- ./later ./later
+    call 20 "${SPILL[@]}" --pager=kernel -- ./hidden ./later
     code_is 125 && says 'later is statically linked' && clean || return
     took=$(since "$start")
     awk -v s="$took" 'BEGIN { exit !(s < 3) }' || no "seen after $took s"
@@ -425,15 +436,72 @@ sys.exit(subprocess.run(["./static", "160"], close_fds=False).returncode)'
     clean
 }
 
+# static_run WHAT WORD...: under the pager of programs that are not static.
+static_run() {
+    local what=$1
+    shift
+    call 60 "${SPILL[@]}" --stats --verbose -- sh -c 'exec "$@"' sh "$@"
+    code_is 0 || { WHY="$what: $WHY"; return 1; }
+    ! grep -q 'outside the budget' err || { no "$what: $(grep -m 1 outside err)"; return 1; }
+    is_swapped "$what"
+}
+
+# What static programs run, and the children of their forks.
+case_static-runs() {
+    compiled_static || return 0
+    call 20 "${SPILL[@]}" --verbose -- true
+    local KERNEL_FORKS=false compiler how
+    if grep -q 'pager: kernel' err; then
+        kernel_tells_of_forks || { SKIP="the kernel does not tell of forks"; return; }
+        KERNEL_FORKS=true
+    fi
+    for compiler in 'gcc -static' 'gcc -static-pie' 'musl-gcc -static'; do
+        have "${compiler%% *}" || { DID="without musl-gcc"; continue; }
+        $compiler -O2 -pthread -o runs "$TESTS/programs/static_runs.c" ||
+            { no "$compiler: does not compile"; return; }
+        for how in exec function thread fork vfork spawn popen failing; do
+            # (Its function is compiled, differently each time.)
+            [ "$compiler $how" != 'musl-gcc -static function' ] || continue
+            static_run "$compiler, $how" ./runs $how ./static 100 || return
+            [[ "$(cat out)" == *" tracer 0,"*"bad 0, child 0, caught 1, another program" ]] ||
+                { no "$compiler, $how: $(cat out)"; return; }
+        done
+        for how in child grandchild; do
+            static_run "$compiler, $how" ./runs $how 144 || return
+        done
+        # A filter that kills for what it takes to join, in which the other program runs too.
+        call 20 "${SPILL[@]}" -- sh -c './runs filtered /bin/sh -c "echo filtered"'
+        code_is 0 && [ "$(cat out)" = filtered ] || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
+        call 20 "${SPILL[@]}" -- sh -c './runs filtered ./static 8 exit'
+        code_is 7 || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
+        # (Where agents make the forks, one needs a socket.)
+        $KERNEL_FORKS || continue
+        call 20 "${SPILL[@]}" -- sh -c './runs filtered-child 8'
+        code_is 0 || { WHY="$compiler, filtered-child: $WHY $(cat out)"; return; }
+    done
+    clean || return
+    have go || { DID="without Go"; return; }
+    compiled_go run go-run || return 0
+    static_run "Go" ./go-run 1 ./static 100 || return
+    static_run "Go, four at once" ./go-run 4 ./static 40 || return
+    [ "$(grep -c 'bad 0, child 0' out)" = 4 ] || { no "Go, four at once: $(cat out)"; return; }
+    clean
+}
+
+# compiled_go SOURCE PROGRAM: without the C library.
+compiled_go() {
+    mkdir -p go
+    cp "$TESTS/programs/$1.go" go/main.go
+    (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build \
+        -o "../$2" main.go) >/dev/null 2>&1 ||
+        { SKIP="go build does not work here"; return 1; }
+}
+
 # Programs of Go call the kernel by their own instructions, with stacks of their own.
 case_static-go() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     have go || { SKIP="no go"; return; }
-    mkdir -p go
-    cp "$TESTS/programs/job.go" go/main.go
-    (cd go && GOCACHE=$WORK/go/cache GOFLAGS=-mod=mod CGO_ENABLED=0 go build \
-        -o ../static-go main.go) >/dev/null 2>&1 ||
-        { SKIP="go build does not work here"; return; }
+    compiled_go job static-go || return 0
     local alone
     alone=$(./static-go 400000) || { no "it fails alone"; return; }
     call 100 "${SPILL[@]}" --stats --check -- ./static-go 400000

@@ -73,8 +73,8 @@ pub fn run(args: RunArgs) -> u8 {
     }
 }
 
-/// For a static program, one that follows what it starts by its own instructions, if there is a choice. (The
-/// kernel tells of its forks alone, and where agents make those, of nothing.)
+/// For a static program, one that traps all its calls, if there is a choice. (The kernel tells of its forks
+/// alone, and where agents make those, of nothing.)
 fn pager_for(has_loader: bool, found: source::Pager, args: &RunArgs) -> Result<source::Pager, String> {
     if has_loader || found != source::Pager::Kernel {
         return Ok(found);
@@ -82,9 +82,7 @@ fn pager_for(has_loader: bool, found: source::Pager, args: &RunArgs) -> Result<s
     let is_free = args.pager == Wanted::Auto && args.forks.is_none() && args.shared != Shared::All;
     if is_free && let Ok((pager, _)) = doctor::choose(Wanted::Thread) {
         if args.verbose {
-            eprintln!(
-                "memspill: pager: thread, for what a statically linked command starts is followed by it"
-            );
+            eprintln!("memspill: pager: thread, for the command is statically linked");
         }
         return Ok(pager);
     }

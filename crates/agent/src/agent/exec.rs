@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::protocol::{Forked, Go, KIND_STATIC, MAGIC};
 use crate::site::{self, Place};
 use crate::sys::{self, Fd, SignalsBlocked, nr};
-use crate::{STATE, dispatch, handshake};
+use crate::{STATE, dispatch, handshake, planted};
 
 pub const EXECVE: usize = 59;
 const AT_FDCWD: usize = -100isize as usize;
@@ -83,6 +83,18 @@ pub fn is_forbidden(result: usize) -> bool {
 pub struct Asked(Fd);
 
 impl Asked {
+    /// To be kept as a number meanwhile.
+    pub fn into_socket(self) -> i32 {
+        let socket = self.0.0;
+        core::mem::forget(self);
+        socket
+    }
+
+    /// What `into_socket` has returned.
+    pub fn of_socket(socket: i32) -> Asked {
+        Asked(Fd(socket))
+    }
+
     /// There was none.
     pub fn failed(self) {
         if tell(&self.0, &Forked { magic: MAGIC, errno: 1 }) {
@@ -95,10 +107,15 @@ impl Asked {
 pub fn concerns(path: usize) -> bool {
     // A filter of the program's own may end it for the asking. Where agents make the forks, none can be in a
     // static program, but where all calls are trapped.
-    STATE.confined.load(Ordering::SeqCst) == 0
+    let may_ask = || STATE.confined.load(Ordering::SeqCst) == 0;
+    may_ask()
         && (STATE.forks.load(Ordering::Relaxed) == 0 || dispatch::traps())
         && handshake::knows_supervisor()
         && is_static(path)
+        && {
+            planted::look_for_filters();
+            may_ask()
+        }
 }
 
 /// Before an exec, with all signals blocked. `mask`: the signal mask that the program is to have. None:

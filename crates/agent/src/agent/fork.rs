@@ -67,6 +67,19 @@ extern "C" fn prepare() {
     change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));
 }
 
+/// A fork that a program makes by its own instructions, with the kernel's result, which comes back twice.
+#[cfg(target_arch = "x86_64")]
+pub fn by_program(call: impl FnOnce() -> usize) -> usize {
+    prepare();
+    let result = call();
+    if result == 0 {
+        child();
+    } else {
+        parent();
+    }
+    result
+}
+
 extern "C" fn parent() {
     change_forking(|forking| forking.fetch_sub(1, Ordering::SeqCst));
 }

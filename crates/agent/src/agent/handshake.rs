@@ -430,6 +430,12 @@ pub fn may_be_late() -> bool {
     is_name_with(NAME_LATE) || is_then_free()
 }
 
+/// Are all their calls trapped, as long as they run?
+#[cfg(target_arch = "x86_64")]
+pub fn are_all_trapped() -> bool {
+    is_name_with(NAME_LATE)
+}
+
 /// May they, and are their calls trapped only until then?
 #[cfg(target_arch = "x86_64")]
 pub fn is_then_free() -> bool {

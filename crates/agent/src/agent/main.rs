@@ -24,6 +24,7 @@
 //! | `malloc.rs`    | where its malloc gets memory                                               |
 //! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `planted.rs`   | where a program without a loader begins                                    |
+//! | `instructions/` | where such a program forks and runs others                               |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
 //! |                | processes that join late                                                   |
 //! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
@@ -78,6 +79,8 @@ mod fork_lock;
 mod forks;
 mod handshake;
 mod hooks;
+#[cfg(target_arch = "x86_64")]
+mod instructions;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[cfg(target_arch = "x86_64")]
 #[path = "../link.rs"]
@@ -186,6 +189,8 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
         // SAFETY: constructors run one after the other, and nothing reads the address before the line after
         // this one.
         unsafe { STATE.address.get().write(address) };
+        #[cfg(target_arch = "x86_64")]
+        planted::address_is_known();
         if !may_join_late() {
             handshake::join(protocol::KIND_EXEC);
         }

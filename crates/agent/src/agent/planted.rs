@@ -9,15 +9,28 @@
 //!
 //! Nobody has relocated this library, so it does that itself: nothing that holds an address may be used
 //! before. Symbols of the C library are weak, and stay 0: without them the agent stands before nothing. The
-//! program calls the kernel by its own instructions, and memspill finds out what that has changed, as of any
-//! program that does so.
+//! program calls the kernel by its own instructions. Those by which it forks and runs others are found
+//! (`instructions/`), or all are trapped (`dispatch/`); what else they have changed memspill finds out, as
+//! of any program that does so.
 //!
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
 
 use core::arch::global_asm;
 use core::ffi::{c_char, c_int};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{constructor, region};
+use crate::{STATE, constructor, handshake, hooks, instructions, region, sys};
+
+const AT_NULL: usize = 0;
+const AT_ENTRY: usize = 9;
+
+/// Where this program begins, if it has begun here.
+#[unsafe(link_section = ".data.hot")]
+static ENTRY: AtomicUsize = AtomicUsize::new(0);
+
+/// How many seccomp filters it had then.
+#[unsafe(link_section = ".data.hot")]
+static FILTERS: AtomicUsize = AtomicUsize::new(0);
 
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: usize = 0;
@@ -67,7 +80,50 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
     unsafe {
         let count = stack.read();
         let words = stack.add(1).cast::<*const c_char>();
-        constructor(count as c_int, words, words.add(count + 1));
+        let environment = words.add(count + 1);
+        ENTRY.store(entry(environment), Ordering::Relaxed);
+        constructor(count as c_int, words, environment);
+    }
+}
+
+/// # Safety
+/// Behind the environment's null is the kernel's vector of values.
+unsafe fn entry(mut environment: *const *const c_char) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        while !environment.read().is_null() {
+            environment = environment.add(1);
+        }
+        let mut value = environment.add(1).cast::<[usize; 2]>();
+        loop {
+            match *value {
+                [AT_NULL, _] => return 0,
+                [AT_ENTRY, entry] => return entry,
+                _ => value = value.add(1),
+            }
+        }
+    }
+}
+
+/// It is known where the supervisor listens, and no call is trapped yet. If it is a static program that
+/// begins, and its calls are not to be trapped as long as it runs, the agent stands before some of them.
+pub fn address_is_known() {
+    let entry = ENTRY.load(Ordering::Relaxed);
+    if entry == 0 {
+        return;
+    }
+    FILTERS.store(sys::seccomp_filters(), Ordering::Relaxed);
+    if !handshake::are_all_trapped() {
+        instructions::place(entry);
+    }
+}
+
+/// Before what a seccomp filter of the program's own may not allow. Nothing tells of the call by which such a
+/// program sets one.
+pub fn look_for_filters() {
+    if ENTRY.load(Ordering::Relaxed) != 0 && sys::seccomp_filters() > FILTERS.load(Ordering::Relaxed) {
+        hooks::tell_confined();
+        STATE.confined.store(1, Ordering::SeqCst);
     }
 }
 

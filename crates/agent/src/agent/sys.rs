@@ -773,19 +773,32 @@ pub fn is_traced() -> bool {
     value.into_iter().any(|piece| piece.starts_with(tracer) && !piece.ends_with(b"0"))
 }
 
+/// How many seccomp filters the calling thread has. 0 where /proc does not say (before Linux 5.9).
+#[cfg(target_arch = "x86_64")]
+pub fn seccomp_filters() -> usize {
+    let mut text = [0u8; 2048];
+    let name = b"\nSeccomp_filters:\t";
+    let text = read_file(c"/proc/thread-self/status", &mut text);
+    let at = text.windows(name.len()).position(|piece| piece == name);
+    let value = at.and_then(|at| text.get(at + name.len()..)).unwrap_or_default();
+    value.split(|byte| *byte == b'\n').next().and_then(number).unwrap_or(0)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn number(digits: &[u8]) -> Option<usize> {
+    digits.iter().try_fold(0usize, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| usize::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
+}
+
 /// Bytes of private memory that this process can store to, there or not. None where /proc does not say.
 #[cfg(target_arch = "x86_64")]
 pub fn data_bytes() -> Option<usize> {
     const FIELD: usize = 5;
     let mut text = [0u8; 128];
     let pages = read_file(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ').nth(FIELD)?;
-    pages
-        .iter()
-        .try_fold(0usize, |pages, digit| {
-            let digit = digit.is_ascii_digit().then(|| usize::from(digit - b'0'))?;
-            pages.checked_mul(10)?.checked_add(digit)
-        })?
-        .checked_mul(PAGE)
+    number(pages)?.checked_mul(PAGE)
 }
 
 /// What is at the beginning of a file; nothing where it cannot be read.
