@@ -14,7 +14,7 @@ HELP="usage: tests/robustness.sh [--memspill BIN] [--workload BIN] [--with 'ARGS
 ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command not-executable not-found
     swap-dir static-c static-children static-runs static-go
     agent-forks agent-forks-strangers agent-forks-killed
-    no-capability unprivileged no-agent thread-ends
+    no-capability unprivileged no-agent other-user thread-ends
     kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught signals
     stop-target stop-supervisor ctrl-z
     swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
@@ -130,7 +130,14 @@ clean() {
         rm -rf "${SWAP:?}"/*
         return 1
     }
-    shm | cmp -s - shm.before || no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"
+    shm | cmp -s - shm.before || { no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"; return 1; }
+    [ -z "$(agents)" ] || no "left: $(agents)"
+}
+
+# Files of agents that have a name.
+agents() {
+    local file
+    for file in {/run,/tmp,/var/tmp}/memspill-agent-*; do [ ! -e "$file" ] || echo "$file"; done
 }
 
 targets() { # processes of ours that are the workload, the first one first
@@ -451,6 +458,8 @@ case_static-runs() {
     compiled_static || return 0
     call 20 "${SPILL[@]}" --verbose -- true
     local KERNEL_FORKS=false compiler how
+    echo 'int main(void) { return 7; }' >seven.c
+    gcc -static -o seven seven.c || { no "a program does not compile"; return; }
     if grep -q 'pager: kernel' err; then
         kernel_tells_of_forks || { SKIP="the kernel does not tell of forks"; return; }
         KERNEL_FORKS=true
@@ -469,15 +478,28 @@ case_static-runs() {
         for how in child grandchild; do
             static_run "$compiler, $how" ./runs $how 144 || return
         done
+        call 20 "${SPILL[@]}" -- sh -c './runs lookalike -'
+        code_is 0 || { WHY="$compiler, lookalike: $WHY"; return; }
         # A filter that kills for what it takes to join, in which the other program runs too.
         call 20 "${SPILL[@]}" -- sh -c './runs filtered /bin/sh -c "echo filtered"'
         code_is 0 && [ "$(cat out)" = filtered ] || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
         call 20 "${SPILL[@]}" -- sh -c './runs filtered ./static 8 exit'
         code_is 7 || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
-        # (Where agents make the forks, one needs a socket.)
+        # (Where agents make the forks, one needs a socket; where calls are trapped, more.)
         $KERNEL_FORKS || continue
-        call 20 "${SPILL[@]}" -- sh -c './runs filtered-child 8'
-        code_is 0 || { WHY="$compiler, filtered-child: $WHY $(cat out)"; return; }
+        # One that kills for whatever is not in its list.
+        call 20 "${SPILL[@]}" -- sh -c './runs listed ./seven'
+        code_is 7 || { WHY="$compiler, listed: $WHY $(cat out)"; return; }
+        for how in filtered-child listed-child; do
+            call 20 "${SPILL[@]}" -- sh -c "./runs $how 8"
+            code_is 0 || { WHY="$compiler, $how: $WHY $(cat out)"; return; }
+        done
+    done
+    # With groups, under a pager that traps all calls.
+    gcc -static -O2 -pthread -o runs "$TESTS/programs/static_runs.c"
+    for how in child grandchild; do
+        call 60 "${SPILL[@]}" --group all,comm=runs --stats -- ./runs $how 144
+        code_is 0 && is_swapped "a group, $how" || return
     done
     clean || return
     have go || { DID="without Go"; return; }
@@ -641,10 +663,6 @@ unmanaged() { # WORDS COMMAND...
 case_no-agent() {
     # The loader is not told of it.
     unmanaged 'without memspill.s agent' env -u LD_PRELOAD sleep 20 || return
-    # The loader may not open it.
-    if [ "$(id -u)" = 0 ] && have setpriv; then
-        unmanaged 'without memspill.s agent' setpriv --reuid 65534 sleep 20 || return
-    fi
     # The agent cannot get the descriptors that it needs.
     unmanaged refused sh -c 'ulimit -n 4; exec sleep 20' || return
     # A loader that knows nothing of LD_PRELOAD, and a program that is over before it can be looked at.
@@ -657,6 +675,65 @@ END
         gcc main.c -o other-loader "-Wl,--dynamic-linker=$WORK/loader" ||
         { DID="without static-pie, some were left out"; return; }
     unmanaged 'without memspill.s agent' ./other-loader
+}
+
+# A program that was root becomes another user and runs programs: its loader may not open memspill's
+# descriptors, which is what those of other users are closed to.
+case_other-user() {
+    [ "$(id -u)" = 0 ] && have setpriv || { SKIP="needs root and setpriv"; return; }
+    local other=(setpriv --reuid 65534 --regid 65534 --clear-groups) program=$PYTHON how
+    call 60 "${SPILL[@]}" --stats --check -- "${other[@]}" "$program" -c '
+import os, subprocess
+lists = [[number] * 40 for number in range(400_000)]
+echo = subprocess.run(["/bin/sh", "-c", "id -u; /bin/echo again"], capture_output=True, text=True)
+print(os.getuid(), sum(map(sum, lists)), echo.stdout.split(), echo.stderr)'
+    code_is 0 && [ "$(cat out)" = "65534 3199992000000 ['65534', 'again'] " ] ||
+        { WHY="$WHY: $(cat out)"; return; }
+    is_swapped "of another user" && clean || return
+    # In a shell, with what the shell says.
+    for how in 'exec "$@"' '"$@"' '"$@" | cat; true'; do
+        call 20 "${SPILL[@]}" --verbose -- sh -c "$how" sh "${other[@]}" /bin/sh -c 'id -u; /bin/true'
+        code_is 0 && [ "$(cat out)" = 65534 ] || { WHY="$how: $WHY"; return; }
+        ! grep -qE 'outside the budget|preloaded' err ||
+            { no "$how: $(grep -m 1 -E 'outside|preloaded' err)"; return; }
+    done
+    # An environment that cannot be written, or is not there, is passed on as it is.
+    call 20 "${SPILL[@]}" -- $PYTHON -c '
+import ctypes, mmap, os
+os.setresuid(65534, 65534, 65534)
+libc = ctypes.CDLL(None, use_errno=True)
+def run(environment):
+    if os.fork() == 0:
+        libc.execve(b"/bin/true", (ctypes.c_char_p * 2)(b"true", None), environment)
+        os._exit(ctypes.get_errno())
+    return os.waitstatus_to_exitcode(os.wait()[1])
+page = mmap.mmap(-1, mmap.PAGESIZE)
+words = [f"{name}={value}".encode() for name, value in os.environ.items()]
+strings = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+page.write(bytes(strings))
+at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+libc.mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ)
+print(run(None), run(ctypes.c_void_p(8)), run(ctypes.c_void_p(at)))'
+    code_is 0 && [ "$(cat out)" = "0 14 0" ] || { WHY="bad environments: $WHY $(cat out)"; return; }
+    clean || return
+    # The file has no other user than memspill.
+    start "${SPILL[@]}" -- "${other[@]}" sleep 1000
+    until pgrep -U 65534 -x sleep >/dev/null || ! kill -0 $PID 2>/dev/null; do sleep 0.02; done
+    [ "$(agents | wc -l)" = 1 ] || { no "files: $(agents)"; return; }
+    kill -9 $PID
+    ends 10
+    code_is 137 && clean || return
+    # Where the guardian is killed too, the next run removes what is left.
+    start "${SPILL[@]}" -- sleep 1000
+    until [ -n "$(agents)" ] && pgrep -P $PID memspill-guard >/dev/null || ! kill -0 $PID 2>/dev/null; do
+        sleep 0.02
+    done
+    kill -9 $PID $(pgrep -P $PID memspill-guard)
+    ends 10
+    gone 5 || { no "left: $(ours)"; kill_ours; }
+    [ "$(agents | wc -l)" = 1 ] || { no "files after both were killed: $(agents)"; return; }
+    call 20 "${SPILL[@]}" -- true
+    code_is 0 && clean
 }
 
 # The target is killed while it starts, populates and touches.

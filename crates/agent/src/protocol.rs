@@ -26,8 +26,22 @@ pub const MAGIC: u32 = 0x6d73_700e;
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 
-/// The end of the name where processes may join late (`agent/dispatch/late.rs`): where all trap their system
-/// calls, and where those do that have not joined yet.
+/// A name under which everybody can open the agent, where there is one (`agent/readable.rs`).
+pub const ENV_FILE: &str = "MEMSPILL_AGENT_FILE";
+
+/// Is this the name of the agent's file, in /proc/PID/maps?
+pub fn is_agent(file: &str) -> bool {
+    file.starts_with("/memfd:memspill-agent")
+        || file.rsplit('/').next().is_some_and(|name| name.starts_with(FILE_PREFIX))
+}
+
+/// So the second name begins, behind its directory.
+pub const FILE_PREFIX: &str = "memspill-agent-";
+
+/// The end of the name where all processes trap their system calls, and join at once.
+pub const NAME_TRAPPED: &str = "-trapped";
+/// And where processes may join late (`agent/dispatch/late.rs`): where all trap their calls, and where those
+/// do that have not joined yet.
 pub const NAME_LATE: &str = "-late";
 pub const NAME_LATE_THEN_FREE: &str = "-late-then-free";
 

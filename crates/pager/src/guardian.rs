@@ -8,7 +8,8 @@
 //! guardian lives. The kernel signals it when the supervisor dies; it then kills every process of the tree
 //! (which it finds by the token in their environment and by their parents), and exits only after that.
 //!
-//! Then it empties the files of which the supervisor had some swapped out (`held_files.rs`).
+//! Then it empties the files of which the supervisor had some swapped out (`held_files.rs`), and removes the
+//! agent's file (`published.rs`).
 //!
 //! If it outlives the supervisor, its exit closes the last descriptors of swap files. The kernel frees their
 //! space then, which may take long on a busy disk. So the guardian first closes what others wait for: pipes
@@ -23,7 +24,8 @@ use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, KILL_STEP};
 use std::io;
 
 /// Start the guardian and return its pid. `token` is in the environment of each process of the tree.
-pub fn start(token: &str, held: &HeldFiles) -> io::Result<u32> {
+/// `agent`: the agent's file, if it has a name.
+pub fn start(token: &str, held: &HeldFiles, agent: Option<&str>) -> io::Result<u32> {
     let supervisor = std::process::id();
     // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
     // returns from `watch`. The caller asserts that the process has one thread, so no lock is held by a
@@ -31,13 +33,13 @@ pub fn start(token: &str, held: &HeldFiles) -> io::Result<u32> {
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
-        0 => watch(supervisor, token, held),
+        0 => watch(supervisor, token, held, agent),
         pid => Ok(pid as u32),
     }
 }
 
 /// What the guardian's process does: wait for the supervisor's death, kill the tree, exit.
-fn watch(supervisor: u32, token: &str, held: &HeldFiles) -> ! {
+fn watch(supervisor: u32, token: &str, held: &HeldFiles, agent: Option<&str>) -> ! {
     // SAFETY: prctl and signal calls with constant arguments; sets are initialised by sigfillset.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -56,6 +58,8 @@ fn watch(supervisor: u32, token: &str, held: &HeldFiles) -> ! {
     }
     kill_tree(token);
     held.empty_all();
+    // (Gone, where the supervisor has ended by itself.)
+    agent.map(std::fs::remove_file);
     close_all_but_files();
     // SAFETY: ends this process; nothing of the copied supervisor (buffers, exit handlers) may run.
     unsafe { libc::_exit(0) }

@@ -26,6 +26,7 @@ mod plant;
 pub mod pool_share;
 pub mod proc;
 pub mod process;
+mod published;
 mod reclaim;
 pub mod run;
 mod second_signal;

@@ -26,6 +26,7 @@ use crate::held_files::HeldFiles;
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
 use crate::plant::{self, Tracer};
+use crate::published::Published;
 use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
 use crate::run::files::Files;
@@ -35,6 +36,7 @@ use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited};
 use crate::times::{KILL_STEP, TREE_ENDS};
+use memspill_agent::protocol::is_agent;
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -43,7 +45,6 @@ use memspill_engine::tuning::Tuning;
 use memspill_uffd::fanotify::Watch;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -89,20 +90,19 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
     // Before the guardian, which shares our descriptors: to make room for a high number in a table that is
     // shared takes 8 ms.
-    let agent = publish_agent().map_err(|e| limits::explained("cannot publish the agent", e))?;
-    let agent_path = format!("/proc/{}/fd/{}", std::process::id(), agent.as_raw_fd());
+    let agent = Published::new().map_err(|e| limits::explained("cannot publish the agent", e))?;
     let held = Arc::new(HeldFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
-    let guardian = crate::guardian::start(&address, &held)
+    let guardian = crate::guardian::start(&address, &held, agent.file())
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
     let inherited = Inherited { limits: config.limits, core, mask: forwarded.before() };
     let (command, has_loader) = (config.command.clone(), config.has_loader);
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
     let SetUp { run, door, second_signal } = &set_up;
-    let started = door.target.start(|| spawn(&command, has_loader, &agent_path, &address, inherited));
+    let started = door.target.start(|| spawn(&command, has_loader, &agent, &address, inherited));
     let ended = started.map(|pid| {
         second_signal.set_command(pid);
-        wait(&set_up, &agent_path, pid, guardian, &children)
+        wait(&set_up, &agent, pid, guardian, &children)
     });
     check_at_the_end(run);
     // What others may still read, before the guardian goes: if we are killed meanwhile, it empties the rest.
@@ -200,7 +200,8 @@ fn proc_is_ours() -> io::Result<()> {
 fn not_inside_a_run() -> io::Result<()> {
     let maps = std::fs::read_to_string("/proc/self/maps");
     let maps = maps.map_err(|e| limits::explained("cannot read which agent is loaded", e))?;
-    match maps.contains("/memfd:memspill-agent") {
+    let is_agent = |line: &str| line.splitn(6, ' ').nth(5).is_some_and(|file| is_agent(file.trim()));
+    match maps.lines().any(is_agent) {
         false => Ok(()),
         true => Err(io::Error::other(
             "inside another run of memspill: a run within a run would hold neither budget; \
@@ -255,56 +256,24 @@ fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<
     Ok(())
 }
 
-/// The agent as a sealed memfd. Programs open it through our /proc entry for as long as we live; nothing is
-/// on disk.
-///
-/// In the /proc of another pid namespace the same path means whatever file the process with that number has
-/// open there. Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds
-/// nothing, and says so. (Whoever wants to be found can see to it: he reads the number in the environment of
-/// a program there. What he gains is what root in that namespace may do there.)
-fn publish_agent() -> io::Result<OwnedFd> {
-    use rustix::fs::{MemfdFlags, SealFlags};
-    let fd = rustix::fs::memfd_create("memspill-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let mut rest = memspill_agent::AGENT_SO;
-    while !rest.is_empty() {
-        let n = rustix::io::write(&fd, rest)?;
-        rest = &rest[n..];
-    }
-    rustix::fs::fcntl_add_seals(
-        &fd,
-        SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
-    )?;
-    rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(0o555))?;
-    high_number(fd)
-}
-
-/// The same descriptor in the upper half of what the limit of open files, or a table of moderate size, has
-/// room for.
-fn high_number(fd: OwnedFd) -> io::Result<OwnedFd> {
-    const NUMBERS_MAX: u64 = 1 << 14;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let half = limit.min(NUMBERS_MAX) / 2;
-    let mut drawn = [0; 8];
-    rustix::rand::getrandom(&mut drawn, rustix::rand::GetRandomFlags::empty())?;
-    let number = half + u64::from_ne_bytes(drawn) % half.max(1);
-    // No room there: then it has a low one.
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, number as i32).unwrap_or(fd))
-}
-
 fn spawn(
     command: &[OsString],
     has_loader: bool,
-    agent: &str,
+    agent: &Published,
     address: &str,
     inherited: Inherited,
 ) -> io::Result<Child> {
     let mut child = Command::new(&command[0]);
     child
         .args(&command[1..])
-        .env("LD_PRELOAD", joined(agent, std::env::var_os("LD_PRELOAD"), ":"))
+        .env("LD_PRELOAD", joined(agent.path(), std::env::var_os("LD_PRELOAD"), ":"))
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
+    match agent.file() {
+        Some(file) => child.env(memspill_agent::protocol::ENV_FILE, file),
+        None => child.env_remove(memspill_agent::protocol::ENV_FILE),
+    };
     let mask = inherited.mask;
     signals::on_exec(&mut child, inherited);
     if !has_loader {
@@ -332,7 +301,7 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
 
 /// Wait for the target and for all that it leaves behind; plant the agent into static programs; forward
 /// signals; carry out a verdict.
-fn wait(set_up: &SetUp, agent: &str, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
+fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
     let SetUp { run, door, second_signal } = set_up;
     let target = &door.target;
     let mut exit_code = None;

@@ -18,15 +18,17 @@
 //!
 //! *Nobody is traced who would be another for it*: what gets privileges by its file would lose them.
 //!
-//! What it does not do: execveat; execs by a program's own instructions where calls are not trapped; programs
-//! whose file may not be read.
+//! In a static program the instructions that make the call are rewritten (`instructions/`).
+//!
+//! What it does not do: execveat; execs by instructions of a dynamically linked program's own where calls are
+//! not trapped; programs whose file may not be read.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::protocol::{Forked, Go, KIND_STATIC, MAGIC};
 use crate::site::{self, Place};
 use crate::sys::{self, Fd, SignalsBlocked, nr};
-use crate::{STATE, dispatch, handshake, planted};
+use crate::{STATE, dispatch, handshake, planted, readable};
 
 pub const EXECVE: usize = 59;
 const AT_FDCWD: usize = -100isize as usize;
@@ -58,7 +60,11 @@ extern "C" fn exec(args: &[usize; 6]) -> usize {
     // SAFETY: the C library's own call, passed through.
     let call = || unsafe { sys::syscall_raw(EXECVE, *args) };
     // A trapped call is asked for in the trap.
-    if dispatch::traps() || !concerns(args[0]) {
+    if dispatch::traps() {
+        return call();
+    }
+    readable::for_exec(args[2]);
+    if !concerns(args[0]) {
         return call();
     }
     // No handler of the program may run another program in between, or never return.

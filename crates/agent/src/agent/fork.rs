@@ -11,9 +11,10 @@
 //! memory is tight (`dispatch/late.rs`).
 //!
 //! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and
-//! posix_spawn share their parent's memory until they exec: nothing to do. The child of a raw clone is served
-//! by the pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program
-//! that has a seccomp filter.
+//! posix_spawn share their parent's memory until they exec: nothing to do. In a static program the
+//! instructions that fork are rewritten (`instructions/`). The child of another raw clone is served by the
+//! pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program that has
+//! a seccomp filter.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -70,11 +71,15 @@ extern "C" fn prepare() {
 /// A fork that a program makes by its own instructions, with the kernel's result, which comes back twice.
 #[cfg(target_arch = "x86_64")]
 pub fn by_program(call: impl FnOnce() -> usize) -> usize {
-    prepare();
+    // A filter of the program's own may end it for the asking whose page that is.
+    let is_told = STATE.confined.load(Ordering::SeqCst) == 0;
+    if is_told {
+        prepare();
+    }
     let result = call();
     if result == 0 {
         child();
-    } else {
+    } else if is_told {
         parent();
     }
     result

@@ -25,7 +25,7 @@ use crate::protocol::{
     UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE};
+use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 #[cfg(target_arch = "x86_64")]
 use crate::site;
@@ -433,7 +433,7 @@ pub fn may_be_late() -> bool {
 /// Are all their calls trapped, as long as they run?
 #[cfg(target_arch = "x86_64")]
 pub fn are_all_trapped() -> bool {
-    is_name_with(NAME_LATE)
+    is_name_with(NAME_LATE) || is_name_with(NAME_TRAPPED)
 }
 
 /// May they, and are their calls trapped only until then?

@@ -24,6 +24,7 @@
 //! | `malloc.rs`    | where its malloc gets memory                                               |
 //! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `planted.rs`   | where a program without a loader begins                                    |
+//! | `readable.rs`  | the agent's name for programs of another user                              |
 //! | `instructions/` | where such a program forks and runs others                               |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
 //! |                | processes that join late                                                   |
@@ -44,7 +45,7 @@
 //! What it does not do: it decides nothing (which page, when), it does not talk to the kernel about
 //! userfaultfd features (the supervisor issues UFFDIO_API and all registrations), and it does not follow
 //! programs that it is not loaded into: set-user-id ones, those started with LD_PRELOAD taken away, static
-//! ones that a program starts by its own instructions where these are not trapped.
+//! ones that a program starts by its own instructions where these are neither trapped nor found.
 #![no_std]
 #![allow(
     unsafe_code,
@@ -97,6 +98,8 @@ mod pool;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;
+#[cfg(target_arch = "x86_64")]
+mod readable;
 mod region;
 mod remap;
 #[cfg(target_arch = "x86_64")]
@@ -190,7 +193,11 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp
         // this one.
         unsafe { STATE.address.get().write(address) };
         #[cfg(target_arch = "x86_64")]
-        planted::address_is_known();
+        {
+            // SAFETY: as above.
+            unsafe { readable::learn(envp) };
+            planted::address_is_known();
+        }
         if !may_join_late() {
             handshake::join(protocol::KIND_EXEC);
         }

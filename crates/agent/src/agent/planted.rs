@@ -28,7 +28,8 @@ const AT_ENTRY: usize = 9;
 #[unsafe(link_section = ".data.hot")]
 static ENTRY: AtomicUsize = AtomicUsize::new(0);
 
-/// How many seccomp filters it had then.
+const UNKNOWN: usize = usize::MAX;
+/// How many seccomp filters it had then, or `UNKNOWN`.
 #[unsafe(link_section = ".data.hot")]
 static FILTERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -112,16 +113,21 @@ pub fn address_is_known() {
     if entry == 0 {
         return;
     }
-    FILTERS.store(sys::seccomp_filters(), Ordering::Relaxed);
+    FILTERS.store(sys::seccomp_filters().unwrap_or(UNKNOWN), Ordering::Relaxed);
     if !handshake::are_all_trapped() {
         instructions::place(entry);
     }
 }
 
-/// Before what a seccomp filter of the program's own may not allow. Nothing tells of the call by which such a
-/// program sets one.
+/// Before what a seccomp filter of the program's own may not allow, where the call by which it has set one
+/// was not found. What does not say any more how many there are is taken for one.
 pub fn look_for_filters() {
-    if ENTRY.load(Ordering::Relaxed) != 0 && sys::seccomp_filters() > FILTERS.load(Ordering::Relaxed) {
+    let is_new = || match (sys::seccomp_filters(), FILTERS.load(Ordering::Relaxed)) {
+        (_, UNKNOWN) => false,
+        (None, _) => true,
+        (Some(now), before) => now > before,
+    };
+    if ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0 && is_new() {
         hooks::tell_confined();
         STATE.confined.store(1, Ordering::SeqCst);
     }

@@ -133,6 +133,8 @@ pub mod nr {
     pub const PWRITEV: usize = 296;
     pub const COPY_FILE_RANGE: usize = 326;
     pub const PREADV2: usize = 327;
+    pub const PROCESS_VM_READV: usize = 310;
+    pub const PROCESS_VM_WRITEV: usize = 311;
     pub const PWRITEV2: usize = 328;
 }
 
@@ -773,15 +775,30 @@ pub fn is_traced() -> bool {
     value.into_iter().any(|piece| piece.starts_with(tracer) && !piece.ends_with(b"0"))
 }
 
-/// How many seccomp filters the calling thread has. 0 where /proc does not say (before Linux 5.9).
+/// How many seccomp filters the calling thread has. None where /proc does not say (before Linux 5.9). The
+/// file is read by pieces, for it may be called on a small stack.
 #[cfg(target_arch = "x86_64")]
-pub fn seccomp_filters() -> usize {
-    let mut text = [0u8; 2048];
+pub fn seccomp_filters() -> Option<usize> {
+    const PIECE: usize = 256;
+    /// With all of its digits, behind the piece's end.
+    const LINE: usize = 32;
     let name = b"\nSeccomp_filters:\t";
-    let text = read_file(c"/proc/thread-self/status", &mut text);
-    let at = text.windows(name.len()).position(|piece| piece == name);
-    let value = at.and_then(|at| text.get(at + name.len()..)).unwrap_or_default();
-    value.split(|byte| *byte == b'\n').next().and_then(number).unwrap_or(0)
+    let path = c"/proc/thread-self/status".as_ptr() as usize;
+    // SAFETY: the kernel reads the path.
+    let file = Fd(unsafe { syscall(nr::OPENAT, [AT_FDCWD, path, O_CLOEXEC, 0, 0, 0]) }.ok()? as i32);
+    for offset in (0..).step_by(PIECE) {
+        let mut text = [0u8; PIECE + LINE];
+        let args = [file.0 as usize, text.as_mut_ptr() as usize, text.len(), offset, 0, 0];
+        // SAFETY: the kernel writes into the buffer.
+        let read = unsafe { syscall(nr::PREAD64, args) }.ok().filter(|read| *read > 0)?;
+        let text = text.get(..read)?;
+        let at = text.windows(name.len()).position(|piece| piece == name);
+        let value = at.and_then(|at| text.get(at + name.len()..)).unwrap_or_default();
+        if let Some(end) = value.iter().position(|byte| *byte == b'\n') {
+            return number(value.get(..end)?);
+        }
+    }
+    None
 }
 
 #[cfg(target_arch = "x86_64")]

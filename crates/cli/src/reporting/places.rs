@@ -117,7 +117,7 @@ fn mapping(line: &Line, below: Option<&Line>, above: Option<&Line>) -> Mapping {
 }
 
 fn name_of(line: &Line, below: Option<&Line>, above: Option<&Line>) -> String {
-    if line.name.starts_with("/memfd:memspill-agent") {
+    if memspill_agent::protocol::is_agent(&line.name) {
         return "memspill's agent".into();
     }
     if line.name == "/dev/zero (deleted)" {

@@ -363,6 +363,12 @@ fn take_in(
     };
     check_ready(&ready)?;
     let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
+    if !door.source.is_link() && agent.is_closed_to_us() {
+        return Err(io::Error::other(
+            "it is another user's, and memspill may not read its memory: that takes CAP_SYS_PTRACE, which \
+             --pager=thread does without",
+        ));
+    }
     let fresh = || link.or(uffd.map(Port::Kernel)).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     let process = match (known, parent, child) {
         (_, Some(parent), Some(child)) => {

@@ -5,7 +5,7 @@ use crate::door::source::{Pager, UffdSource};
 use crate::door::target::Target;
 use crate::plant::Askers;
 use crate::process::control::ControlPage;
-use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE};
+use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use memspill_uffd::userfaultfd as uffd_abi;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -50,7 +50,8 @@ impl Door {
         // And whether it may join late.
         let late = match source.pager() {
             // Its group is known by its parent, which may end before.
-            _ if !rules.groups.is_empty() => "",
+            Pager::Kernel if !rules.groups.is_empty() => "",
+            _ if !rules.groups.is_empty() => NAME_TRAPPED,
             // Its calls on such files are counted by a process that has joined; and for one that has not, the
             // kernel must tell of forks.
             Pager::Kernel if files || features & uffd_abi::FEATURE_EVENT_FORK == 0 => "",

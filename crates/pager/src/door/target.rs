@@ -20,6 +20,7 @@ use crate::times::{
     COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_STATIC, COMMAND_UNCONNECTED,
     COMMAND_UNLOADED,
 };
+use memspill_agent::protocol::is_agent;
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -183,7 +184,7 @@ fn loaded(maps: &str, program: &str) -> Loaded {
     if files.is_empty() {
         return Loaded::Nothing;
     }
-    if files.iter().any(|file| file.starts_with("/memfd:memspill-agent")) {
+    if files.iter().any(|file| is_agent(file)) {
         Loaded::Agent
     } else if !is_loader(program) && files.iter().any(|file| *file != program && !is_loader(file)) {
         Loaded::Others

@@ -30,9 +30,9 @@
 //! among it, which it passes on; for as long as it takes from the asking to the exec. It waits for each step
 //! of a process that it plants into: if a cgroup is frozen in these microseconds, until that is thawed.
 //!
-//! What it does not do: programs that are started by system calls of a program's own, where these are not
-//! trapped. (The kernel drops what a set-user-id program would gain when that is traced: nobody asks for
-//! those.)
+//! What it does not do: programs that are started by system calls of a program's own, where these are neither
+//! trapped nor found. (The kernel drops what a set-user-id program would gain when that is traced: nobody
+//! asks for those.)
 #![allow(unsafe_code, reason = "what a process does between fork and exec: sigprocmask, ptrace")]
 
 mod image;
@@ -41,6 +41,7 @@ mod tracer;
 
 pub use tracer::{Askers, Tracer};
 
+use crate::published::Published;
 use crate::signals;
 use libc::pid_t;
 use std::io;
@@ -68,9 +69,9 @@ pub fn on_exec(command: &mut Command) {
     }
 }
 
-/// Plants the agent, which is the file `agent` for the command too, and lets it begin. `mask`: its signal
+/// Plants the agent, and lets it begin. `mask`: its signal
 /// mask. To be called by the thread that has started it. It is killed where that fails.
-pub fn plant(child: &mut Child, agent: &str, mask: &libc::sigset_t) -> io::Result<()> {
+pub fn plant(child: &mut Child, agent: &Published, mask: &libc::sigset_t) -> io::Result<()> {
     let pid = child.id() as pid_t;
     let planted = wait_for_trap(pid, libc::PTRACE_CONT, Trap::Exec).and_then(|meanwhile| {
         // SAFETY: the set is integers, and not shorter than the first of them, which is the kernel's set.

@@ -4,6 +4,7 @@
 use super::image::Image;
 use crate::door::target::has_no_loader;
 use crate::proc;
+use crate::published::Published;
 use crate::signals;
 use libc::{c_int, c_uint, pid_t, user_regs_struct};
 use memspill_agent::AGENT_SO;
@@ -39,9 +40,8 @@ impl Tracee {
         Ok(tracee)
     }
 
-    /// Plants the agent, which is the file `agent` for the process too, and lets it go on, with this signal
-    /// mask.
-    pub(super) fn plant(&self, agent: &str, mask: u64) -> io::Result<()> {
+    /// Plants the agent, and lets it go on, with this signal mask.
+    pub(super) fn plant(&self, agent: &Published, mask: u64) -> io::Result<()> {
         // The file is another than the one that was looked at: its loader brings the agent.
         if !has_no_loader(self.pid as u32) || self.regs.cs != CODE_64 {
             return self.let_go(mask);
@@ -77,16 +77,23 @@ impl Tracee {
     }
 
     /// Returns the address at which the agent begins.
-    fn map_agent(&self, agent: &str) -> io::Result<u64> {
-        let path = (self.regs.rsp - SCRATCH_BELOW) & !7;
-        for (index, word) in words_of(agent).enumerate() {
-            self.poke(path + 8 * index as u64, word)?;
+    fn map_agent(&self, agent: &Published) -> io::Result<u64> {
+        let mut opened = Err(io::Error::from_raw_os_error(libc::ENOENT));
+        for name in agent.names() {
+            opened = opened.or_else(|_| self.open(name));
         }
-        let fd =
-            self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])?;
+        let fd = opened?;
         let mapped = self.map_parts(fd);
         self.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         mapped
+    }
+
+    fn open(&self, file: &str) -> io::Result<u64> {
+        let path = (self.regs.rsp - SCRATCH_BELOW) & !7;
+        for (index, word) in words_of(file).enumerate() {
+            self.poke(path + 8 * index as u64, word)?;
+        }
+        self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])
     }
 
     fn map_parts(&self, fd: u64) -> io::Result<u64> {

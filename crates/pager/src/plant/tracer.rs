@@ -12,6 +12,7 @@
 use super::tracee::{Tracee, Trap, resume, seize, set_signal_mask, wait_for_trap};
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
+use crate::published::Published;
 use crate::times::{TRACEES_LOOK, TRACEES_LOOK_OLD, TRACEES_NEW};
 use crate::{proc, signals};
 use libc::{c_int, c_uint, pid_t};
@@ -49,7 +50,7 @@ impl Askers {
 /// The main thread's own: the threads that it follows from the asking to the exec.
 pub struct Tracer<'a> {
     askers: &'a Askers,
-    agent: &'a str,
+    agent: &'a Published,
     /// A process goes on without an agent; why.
     tell: &'a dyn Fn(u32, &io::Error),
     followed: Vec<Followed>,
@@ -66,7 +67,7 @@ struct Followed {
 }
 
 impl<'a> Tracer<'a> {
-    pub fn new(askers: &'a Askers, agent: &'a str, tell: &'a dyn Fn(u32, &io::Error)) -> Tracer<'a> {
+    pub fn new(askers: &'a Askers, agent: &'a Published, tell: &'a dyn Fn(u32, &io::Error)) -> Tracer<'a> {
         Tracer { askers, agent, tell, followed: Vec::new() }
     }
 
@@ -178,7 +179,7 @@ impl Asker {
 }
 
 /// The new program has not begun. Whatever goes wrong, it does.
-fn plant_at_stop(pid: pid_t, agent: &str, mask: u64) -> io::Result<()> {
+fn plant_at_stop(pid: pid_t, agent: &Published, mask: u64) -> io::Result<()> {
     let how = libc::PTRACE_SYSCALL;
     // (The thread had SIGTRAP blocked too.)
     let at_first = set_signal_mask(pid, !(1 << (libc::SIGTRAP - 1)))

@@ -156,6 +156,13 @@ impl Agent {
         }
     }
 
+    /// May we not read what is to be swapped out?
+    pub fn is_closed_to_us(&self) -> bool {
+        let mut word = [0; size_of::<u64>()];
+        let read = self.read(&[(self.ready.control_addr, word.len())], &mut word);
+        read.is_err_and(|e| e.raw_os_error() == Some(libc::EPERM))
+    }
+
     /// The agent's own ranges: never to be managed.
     pub fn own_ranges(&self) -> [(u64, u64); 8] {
         own_ranges(&self.ready)

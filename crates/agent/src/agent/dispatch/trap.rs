@@ -37,7 +37,7 @@ use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EINTR, EINVAL, Result};
 use crate::windows;
-use crate::{exec, handshake};
+use crate::{exec, handshake, readable};
 
 const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -252,8 +252,11 @@ fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
     let args = block.frame.args;
     hold(block, exec::EXECVE, &args);
     let asked = match gadget::disarm() {
-        Ok(_) if exec::concerns(args[0]) => exec::ask(mask | block.reserved_mask),
-        _ => None,
+        Ok(_) => {
+            readable::for_exec(args[2]);
+            exec::concerns(args[0]).then(|| exec::ask(mask | block.reserved_mask)).flatten()
+        }
+        Err(_) => None,
     };
     let result = asked.and_then(|asked| {
         // SAFETY: the program's own call, on memory that is there.

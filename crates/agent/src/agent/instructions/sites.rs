@@ -12,8 +12,15 @@ use crate::sys::{self, PAGE, Result, nr};
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const NOP: u8 = 0x90;
 const JUMP_BYTES: usize = 5;
-/// `mov $N, %eax`, with an N below 256.
+/// More than is ever replaced.
+const REPLACED_MAX: usize = 8;
+/// `mov $N, %eax`, and the same with %rax.
 const NUMBER_BYTES: usize = 5;
+const LONG_NUMBER_BYTES: usize = 7;
+pub const FORK: u32 = 57;
+pub const CLONE: u32 = 56;
+pub const PRCTL: u32 = 157;
+const SECCOMP: u32 = 317;
 /// `mov 8(%rsp), %rax`.
 const OF_OLD_GO: [u8; 5] = [0x48, 0x8b, 0x44, 0x24, 0x08];
 /// `mov 8(%rsp), %r9`.
@@ -30,6 +37,8 @@ enum Kind {
     Exec,
     Fork,
     Clone,
+    /// It may set a filter of system calls.
+    Filter,
     /// It makes calls of any number.
     Any,
 }
@@ -47,11 +56,21 @@ impl Site {
     fn before(code: &[u8], syscall: usize) -> Option<Site> {
         let site = |bytes, kind| Some(Site { syscall, bytes, kind });
         match *code.last_chunk::<NUMBER_BYTES>()? {
-            [0xb8, 59, 0, 0, 0] => site(NUMBER_BYTES, Kind::Exec),
-            [0xb8, 57, 0, 0, 0] => site(NUMBER_BYTES, Kind::Fork),
-            [0xb8, 56, 0, 0, 0] => site(NUMBER_BYTES, Kind::Clone),
-            OF_OLD_GO | OF_GLIBC => site(OF_GLIBC.len(), Kind::Any),
-            _ if code.ends_with(&OF_GO) => site(OF_GO_REPLACED, Kind::Any),
+            OF_OLD_GO | OF_GLIBC => return site(OF_GLIBC.len(), Kind::Any),
+            _ if code.ends_with(&OF_GO) => return site(OF_GO_REPLACED, Kind::Any),
+            _ => {}
+        }
+        let (before, bytes) = code.split_last_chunk::<4>()?;
+        let bytes_replaced = match *before {
+            [.., 0x48, 0xc7, 0xc0] => LONG_NUMBER_BYTES,
+            [ref before @ .., 0xb8] if !is_end_of_longer(before) => NUMBER_BYTES,
+            _ => return None,
+        };
+        match u32::from_le_bytes(*bytes) {
+            number if number as usize == EXECVE => site(bytes_replaced, Kind::Exec),
+            FORK => site(bytes_replaced, Kind::Fork),
+            CLONE => site(bytes_replaced, Kind::Clone),
+            PRCTL | SECCOMP => site(bytes_replaced, Kind::Filter),
             _ => None,
         }
     }
@@ -67,6 +86,13 @@ impl Site {
     }
 }
 
+/// Is what looks like `mov $N, %eax`, behind these bytes, the end of a longer instruction? Of one for another
+/// register, with a prefix that says so (REX.B); or of `movl $N, -72(...)`.
+fn is_end_of_longer(before: &[u8]) -> bool {
+    matches!(before, [.., 0x41 | 0x43 | 0x45 | 0x47 | 0x49 | 0x4b | 0x4d | 0x4f])
+        || matches!(before, [.., 0xc7, _] | [.., 0xc7, _, _])
+}
+
 /// Instructions that lie at `at`.
 struct Stub {
     at: usize,
@@ -75,29 +101,31 @@ struct Stub {
 }
 
 impl Stub {
-    fn of(site: &Site, at: usize, targets: &Targets) -> Stub {
+    fn of(site: &Site, at: usize, target: usize) -> Stub {
         let mut stub = Stub { at, bytes: [0xcc; STUB_BYTES], len: 0 };
         stub.push(site.replaced());
         match site.kind {
-            Kind::Exec | Kind::Fork => {}
-            // test $CLONE_VM, %edi, or a stack of the child's own: not a fork.
+            Kind::Exec | Kind::Fork | Kind::Filter => {}
+            // test $CLONE_VM | CLONE_VFORK, %edi, or a stack of the child's own: not a fork.
             Kind::Clone => {
-                stub.push(&[0xf7, 0xc7, 0, 1, 0, 0]);
+                stub.push(&[0xf7, 0xc7, 0, 0x41, 0, 0]);
                 stub.if_not_zero(site.syscall);
                 // test %rsi, %rsi
                 stub.push(&[0x48, 0x85, 0xf6]);
                 stub.if_not_zero(site.syscall);
             }
-            // cmp $59, %rax
             Kind::Any => {
-                stub.push(&[0x48, 0x83, 0xf8, EXECVE as u8]);
+                // cmp $317, %rax is the last: from behind the others it is 6 + 6 bytes to what follows, and
+                // from the first 8 more.
+                for (number, bytes_to_go) in [(EXECVE as u32, 20), (PRCTL, 12)] {
+                    stub.compare(number);
+                    // je
+                    stub.push(&[0x74, bytes_to_go]);
+                }
+                stub.compare(SECCOMP);
                 stub.if_not_zero(site.syscall);
             }
         }
-        let target = match site.kind {
-            Kind::Exec | Kind::Any => targets.exec,
-            Kind::Fork | Kind::Clone => targets.fork,
-        };
         // mov $behind, %rcx ; mov $target, %r11 ; jmp *%r11
         stub.push(&[0x48, 0xb9]);
         stub.push(&(site.syscall + SYSCALL.len()).to_le_bytes());
@@ -114,6 +142,12 @@ impl Stub {
         self.len += bytes.len();
     }
 
+    /// cmp $number, %rax
+    fn compare(&mut self, number: u32) {
+        self.push(&[0x48, 0x3d]);
+        self.push(&number.to_le_bytes());
+    }
+
     /// jnz, which is jne.
     fn if_not_zero(&mut self, target: usize) {
         self.push(&[0x0f, 0x85]);
@@ -123,14 +157,8 @@ impl Stub {
     }
 }
 
-/// To where a stub jumps with a call that concerns us.
-pub struct Targets {
-    pub exec: usize,
-    pub fork: usize,
-}
-
-/// As `super::place`.
-pub fn place(entry: usize, targets: &Targets) {
+/// As `super::place`. `target`: to where a stub jumps with a call that concerns us.
+pub fn place(entry: usize, target: usize) {
     let Some(program) = Program::of(entry) else { return };
     let mut sites = [Site { syscall: 0, bytes: 0, kind: Kind::Any }; STUBS];
     let mut count = 0;
@@ -149,35 +177,49 @@ pub fn place(entry: usize, targets: &Targets) {
         })
     });
     // An error: they stay as they are.
-    let _ = rewrite_all(sites.get(..count).unwrap_or_default(), program.lowest, targets);
+    let _ = rewrite_all(sites.get(..count).unwrap_or_default(), program.lowest, target);
 }
 
-fn rewrite_all(sites: &[Site], lowest: usize, targets: &Targets) -> Result<()> {
-    let (Some(first), Some(last)) = (sites.first(), sites.last()) else { return Ok(()) };
-    let page = map_below(lowest).ok_or(sys::ENOMEM)?;
-    let is_near = |at: usize| at.abs_diff(page) < i32::MAX as usize - PAGE;
-    if !is_near(first.syscall) || !is_near(last.syscall) {
+fn rewrite_all(sites: &[Site], lowest: usize, target: usize) -> Result<()> {
+    if sites.is_empty() {
         return Ok(());
     }
+    let page = map_below(lowest).ok_or(sys::ENOMEM)?;
+    let is_near = |site: &Site| site.syscall.abs_diff(page) < i32::MAX as usize - PAGE;
+    let rewritten = match sites.iter().all(is_near) {
+        true => rewrite_from(sites, page, target),
+        false => Err(sys::ENOTSUP),
+    };
+    if rewritten == Err(sys::ENOTSUP) {
+        // No site leads there.
+        // SAFETY: the page is ours.
+        let _ = unsafe { sys::syscall(nr::MUNMAP, [page, PAGE, 0, 0, 0, 0]) };
+    }
+    rewritten
+}
+
+/// ENOTSUP: no site has been rewritten.
+fn rewrite_from(sites: &[Site], page: usize, target: usize) -> Result<()> {
+    const PROT_EXEC: usize = 4;
     for (index, site) in sites.iter().enumerate() {
-        let stub = Stub::of(site, page + index * STUB_BYTES, targets);
+        let stub = Stub::of(site, page + index * STUB_BYTES, target);
         // SAFETY: within the page, which is new, and writable.
         unsafe { (stub.at as *mut [u8; STUB_BYTES]).write(stub.bytes) };
     }
     // SAFETY: the page is ours.
-    unsafe { sys::syscall(nr::MPROTECT, [page, PAGE, sys::PROT_READ | PROT_EXEC, 0, 0, 0]) }?;
+    let ready = unsafe { sys::syscall(nr::MPROTECT, [page, PAGE, sys::PROT_READ | PROT_EXEC, 0, 0, 0]) };
+    ready.map_err(|_| sys::ENOTSUP)?;
     for (index, site) in sites.iter().enumerate() {
-        let mut jump = [0xe9, 0, 0, 0, 0, NOP];
+        let mut jump = [NOP; REPLACED_MAX];
         let distance = (page + index * STUB_BYTES).wrapping_sub(site.start() + JUMP_BYTES) as i32;
-        for (place, byte) in jump.iter_mut().skip(1).zip(distance.to_le_bytes()) {
+        for (place, byte) in jump.iter_mut().zip([0xe9].into_iter().chain(distance.to_le_bytes())) {
             *place = byte;
         }
+        // What could be written once can be again.
         site::write(site.start(), jump.get(..site.bytes).unwrap_or_default())?;
     }
     Ok(())
 }
-
-const PROT_EXEC: usize = 4;
 
 /// A page for the stubs, near below the program: what lies above it grows.
 fn map_below(lowest: usize) -> Option<usize> {
