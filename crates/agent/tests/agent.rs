@@ -1083,7 +1083,7 @@ fn a_program_that_may_not_have_threads_or_descriptors_is_left_alone() {
     let _peer = supervisor.join(UFFD_FROM_DEVICE);
     assert_eq!(target.line(), as_ever(2));
     // No memory for its region.
-    let mut target = limited("ulimit -v 4000; LD_PRELOAD=$AGENT exec \"$1\" self");
+    let mut target = limited("ulimit -v 4096; LD_PRELOAD=$AGENT exec \"$1\" self");
     let (socket, _) = supervisor.accept();
     let control = ControlPage::new();
     let fds = [control.fd.as_raw_fd(), supervisor.device.as_raw_fd()];
