@@ -10,7 +10,7 @@ HELP="usage: tests/container.sh [--memspill BIN] [--with 'ARGS'] [NAME...]
   --list   names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(killed strings numpy forks gcc supervisor-killed)
+ALL=(killed strings numpy forks gcc other-user supervisor-killed)
 option() {
     [ "$1" = --list ] && { echo "${ALL[*]}"; exit; }
     return 1
@@ -50,6 +50,16 @@ case_strings() { is 27000000 $PYTHON -c "$STRINGS"; }
 case_numpy() {
     $PYTHON -c 'import numpy' 2>/dev/null || { SKIP="no numpy"; return; }
     is 312499987500000 $PYTHON -c "$NUMPY"
+}
+# As the entry points of many images do, which drop root before they run their server.
+case_other-user() {
+    local other=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+    contained "${SPILL[@]}" "${other[@]}" true
+    [ $? = 125 ] && grep -q 'takes CAP_SYS_PTRACE' "$WORK/err" ||
+        { WHY="without the capability: $(tail -n 1 "$WORK/err")"; return 1; }
+    # (The last two are the root directory.)
+    local CONTAINER=("${CONTAINER[@]:0:${#CONTAINER[@]}-2}" --cap-add SYS_PTRACE "${CONTAINER[@]: -2}")
+    is $'65534\n27000000' "${other[@]}" sh -c "id -u; $PYTHON -c '$STRINGS'"
 }
 case_forks() { is $'0\n0\n0' $PYTHON -c "$FORKS"; }
 case_gcc() {

@@ -715,6 +715,39 @@ at = ctypes.addressof(ctypes.c_char.from_buffer(page))
 libc.mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ)
 print(run(None), run(ctypes.c_void_p(8)), run(ctypes.c_void_p(at)))'
     code_is 0 && [ "$(cat out)" = "0 14 0" ] || { WHY="bad environments: $WHY $(cat out)"; return; }
+    # What a program that has become another user passes to others is its own, to free as well: in the child
+    # of a vfork, and where an exec fails. Another library stays in LD_PRELOAD, wherever it stands.
+    call 20 "${SPILL[@]}" -- $PYTHON -c '
+import os, subprocess
+os.setresuid(65534, 65534, 65534)
+agent = os.environ["LD_PRELOAD"]
+def run(**more):
+    script = "grep -c r-xp.*/memspill-agent- /proc/self/maps; echo $LD_PRELOAD"
+    return subprocess.run(["/bin/sh", "-c", script], env=dict(os.environ, **more), capture_output=True,
+        text=True, close_fds=False)
+for number in range(50):
+    assert run().stdout.startswith("1\n/run/memspill-agent-"), run()
+    try:
+        os.execve("/nothing/there", ["there"], dict(os.environ))
+    except FileNotFoundError:
+        pass
+for list in "libc.so.6:" + agent, agent + ":libc.so.6", "libc.so.6 " + agent + " libc.so.6":
+    found = run(LD_PRELOAD=list)
+    assert found.stdout.split("\n")[0] == "1" and not found.stderr, found
+    assert found.stdout.count("libc.so.6") == list.count("libc.so.6"), found
+print("done")'
+    code_is 0 && [ "$(cat out)" = done ] || { WHY="its own environment: $WHY $(tail -n 1 err)"; return; }
+    clean || return
+    # In another root directory somebody else has put a file under the name of ours.
+    mkdir -p root/{bin,run,proc,dev}
+    local jail=(unshare --mount sh -c 'for at in bin lib lib64 usr proc; do
+            mkdir -p root/$at; mount --rbind /$at root/$at; done
+        echo "not ours" >root$(echo "$MEMSPILL_AGENT_FILE" | cut -d: -f1)
+        exec chroot --userspec=65534:65534 root /bin/sh -c "echo in; /bin/echo \$LD_PRELOAD"')
+    call 20 "${SPILL[@]}" -- sh -c '"$@"; true' sh "${jail[@]}"
+    code_is 0 && [ "$(head -n 1 out)" = in ] && ! grep -q memspill-agent- out ||
+        { WHY="in another root directory: $WHY $(cat out)"; return; }
+    rm -r root/run
     clean || return
     # The file has no other user than memspill.
     start "${SPILL[@]}" -- "${other[@]}" sleep 1000

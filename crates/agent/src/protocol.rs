@@ -26,7 +26,8 @@ pub const MAGIC: u32 = 0x6d73_700e;
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 
-/// A name under which everybody can open the agent, where there is one (`agent/readable.rs`).
+/// `NAME:DEVICE:INODE`, the latter in decimal: a name under which everybody can open the agent, where there
+/// is one, and what it leads to (`agent/readable.rs`).
 pub const ENV_FILE: &str = "MEMSPILL_AGENT_FILE";
 
 /// Is this the name of the agent's file, in /proc/PID/maps?

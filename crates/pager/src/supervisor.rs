@@ -270,7 +270,7 @@ fn spawn(
         .env(memspill_agent::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
-    match agent.file() {
+    match agent.told() {
         Some(file) => child.env(memspill_agent::protocol::ENV_FILE, file),
         None => child.env_remove(memspill_agent::protocol::ENV_FILE),
     };

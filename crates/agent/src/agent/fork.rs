@@ -71,15 +71,11 @@ extern "C" fn prepare() {
 /// A fork that a program makes by its own instructions, with the kernel's result, which comes back twice.
 #[cfg(target_arch = "x86_64")]
 pub fn by_program(call: impl FnOnce() -> usize) -> usize {
-    // A filter of the program's own may end it for the asking whose page that is.
-    let is_told = STATE.confined.load(Ordering::SeqCst) == 0;
-    if is_told {
-        prepare();
-    }
+    prepare();
     let result = call();
     if result == 0 {
         child();
-    } else if is_told {
+    } else {
         parent();
     }
     result

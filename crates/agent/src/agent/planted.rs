@@ -120,14 +120,12 @@ pub fn address_is_known() {
 }
 
 /// Before what a seccomp filter of the program's own may not allow, where the call by which it has set one
-/// was not found. What does not say any more how many there are is taken for one.
+/// was not found.
 pub fn look_for_filters() {
-    let is_new = || match (sys::seccomp_filters(), FILTERS.load(Ordering::Relaxed)) {
-        (_, UNKNOWN) => false,
-        (None, _) => true,
-        (Some(now), before) => now > before,
-    };
-    if ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0 && is_new() {
+    let may_be_asked = ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
+    let before = FILTERS.load(Ordering::Relaxed);
+    // What does not say how many there are (in another root directory, without /proc) is no news.
+    if may_be_asked && sys::seccomp_filters().is_some_and(|now| now > before) {
         hooks::tell_confined();
         STATE.confined.store(1, Ordering::SeqCst);
     }

@@ -1,91 +1,44 @@
 //! The name by which programs open the agent that may not open it by the usual one.
 //!
-//! The loader opens the agent through the supervisor's /proc/PID/fd. That is for processes of its user with
-//! no fewer rights: not for one that was root and has become another user, as programs of container images
-//! do before they run their server (gosu, setpriv, su). So where memspill is root the agent has a second
-//! name, which the environment tells (ENV_FILE). A process that cannot open the first one any more puts the
-//! second one in its place before it runs another program:
+//! The loader opens the agent through the supervisor's /proc/PID/fd. That is for processes of its user: not
+//! for one that was root and has become another user, as programs of container images do before they run
+//! their server (gosu, setpriv, su). So where memspill is root the agent has a second name, which the
+//! environment tells (ENV_FILE). A process of another user writes it over the first one before it runs
+//! another program. Both are equally long:
 //!
 //! ```text
-//!   the program's list of its environment:  ... │ LD_PRELOAD=/proc/PID/fd/N:more                    │ ...
-//!     the pointer is exchanged              ... │ LD_PRELOAD=/run/memspill-agent-NUMBER.so:more     │ ...
+//!   LD_PRELOAD=more:/proc/PID/fd//////////////NUMBER      in the environment that is passed
+//!   LD_PRELOAD=more:/run/memspill-agent-NUMBER.so
 //! ```
 //!
-//! Both texts are made when this program begins. The kernel reads and writes the list for us, so that one
-//! that is not there, or may not be written, is left to the call.
+//! The text is the program's own, and so is the list that points to it: it may free both. (The child of a
+//! vfork shares them with its parent, for which the second name is as good.) The kernel reads and writes them
+//! for us, so that what is not there, or may not be written, is left to the call.
 //!
-//! What it does not do: execveat; programs that are run without these variables (by sudo, or `su -`), or with
-//! another LD_PRELOAD than this one had; those of a root whose capabilities its next exec will take away.
+//! *It is that file, and no other*, that the name leads to: in another root directory somebody else may have
+//! put one there. The environment tells its device and number too.
+//!
+//! What it does not do: execveat; programs that are run without these variables (by sudo, or `su -`); an
+//! LD_PRELOAD of more than 500 bytes; root with fewer capabilities than memspill, which the loader is refused
+//! too.
 
-use core::cell::UnsafeCell;
 use core::ffi::c_char;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::protocol::ENV_FILE;
 use crate::sys::{self, Fd, PAGE, nr};
 use crate::{STATE, find_variable};
 
-const PRELOAD: &str = "LD_PRELOAD";
-const TEXT_BYTES: usize = 256;
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const FIRST_NAME: &[u8] = b"/proc/";
+const TEXT_BYTES: usize = 512;
 /// A longer environment is not looked through.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// A text, and a NUL.
-struct Text {
-    bytes: UnsafeCell<[u8; TEXT_BYTES]>,
-    /// Without the NUL.
-    len: AtomicUsize,
-}
-
-// SAFETY: written by the constructor, before there is a second thread, and only read afterwards.
-unsafe impl Sync for Text {}
-
-impl Text {
-    const fn new() -> Text {
-        Text { bytes: UnsafeCell::new([0; TEXT_BYTES]), len: AtomicUsize::new(0) }
-    }
-
-    /// False: there is no room for all of it. Only in the constructor.
-    fn set(&self, parts: &[&[u8]]) -> bool {
-        // SAFETY: the process has one thread.
-        let bytes = unsafe { &mut *self.bytes.get() };
-        let mut len = 0;
-        for byte in parts.iter().copied().flatten() {
-            match bytes.get_mut(len) {
-                Some(place) if len < TEXT_BYTES - 1 => *place = *byte,
-                _ => return false,
-            }
-            len += 1;
-        }
-        self.len.store(len, Ordering::Relaxed);
-        true
-    }
-
-    fn get(&self) -> &[u8] {
-        // SAFETY: nobody writes it any more.
-        unsafe { &*self.bytes.get() }.get(..self.len.load(Ordering::Relaxed)).unwrap_or_default()
-    }
-
-    fn address(&self) -> usize {
-        self.bytes.get() as usize
-    }
-}
-
+/// Not 0: there is a second name.
 // In .data by force, as all of the agent.
-/// By which name this program's loader has opened the agent.
-#[unsafe(link_section = ".data")]
-static PATH: Text = Text::new();
-/// The other one.
-#[unsafe(link_section = ".data")]
-static READABLE_PATH: Text = Text::new();
-/// What the environment says, and what it is to say.
-#[unsafe(link_section = ".data")]
-static ENTRY: Text = Text::new();
-#[unsafe(link_section = ".data")]
-static READABLE: Text = Text::new();
-/// Not 0: these are known.
 #[unsafe(link_section = ".data.hot")]
-static IS_KNOWN: AtomicU32 = AtomicU32::new(0);
+static IS_THERE: AtomicU32 = AtomicU32::new(0);
 
 /// In the constructor.
 ///
@@ -93,61 +46,112 @@ static IS_KNOWN: AtomicU32 = AtomicU32::new(0);
 /// As for `find_variable`.
 pub unsafe fn learn(environment: *const *const c_char) {
     // SAFETY: the caller's promise.
-    let (file, value) =
-        unsafe { (find_variable(environment, ENV_FILE), find_variable(environment, PRELOAD)) };
-    let (Some(file), Some(value)) = (file, value) else { return };
-    let (path, rest) = value.split_at(value.iter().position(|byte| *byte == b':').unwrap_or(value.len()));
-    if path == file {
-        return;
-    }
-    let name = [PRELOAD.as_bytes(), b"="];
-    let is_known = PATH.set(&[path])
-        && READABLE_PATH.set(&[file])
-        && ENTRY.set(&[name[0], name[1], value])
-        && READABLE.set(&[name[0], name[1], file, rest]);
-    IS_KNOWN.store(is_known.into(), Ordering::Relaxed);
+    let is_there = unsafe { find_variable(environment, ENV_FILE) }.is_some();
+    IS_THERE.store(is_there.into(), Ordering::Relaxed);
 }
 
 /// Before an exec of the program's with this list as its environment. No call is trapped.
 pub fn for_exec(environment: usize) {
-    if IS_KNOWN.load(Ordering::Relaxed) == 0
-        // A filter of the program's own may end it for the calls here.
-        || STATE.confined.load(Ordering::SeqCst) != 0
-        || environment == 0
-        || is_for_next(&PATH)
-        || !is_open(&READABLE_PATH)
-    {
-        return;
-    }
-    let entry = ENTRY.get();
-    for index in 0..ENTRIES_MAX {
-        let place = environment.wrapping_add(index * size_of::<usize>());
-        let mut pointer = [0; size_of::<usize>()];
-        if read(place, &mut pointer) < pointer.len() || pointer == [0; size_of::<usize>()] {
-            return;
-        }
-        let mut text = [0; TEXT_BYTES];
-        let Some(text) = text.get_mut(..=entry.len()) else { return };
-        read(usize::from_ne_bytes(pointer), text);
-        if text.split_last() == Some((&0, entry)) {
-            return write(place, &READABLE.address().to_ne_bytes());
-        }
-    }
-}
-
-/// Will a program that is run now be able to open it? A process that was root may do so until then, with
-/// capabilities that the exec takes away (setpriv).
-fn is_for_next(path: &Text) -> bool {
     const GETEUID: usize = 107;
     // SAFETY: a number.
-    let is_root = unsafe { sys::syscall(GETEUID, [0; 6]) } == Ok(0);
-    is_root && is_open(path)
+    let is_another_user = || unsafe { sys::syscall(GETEUID, [0; 6]) } != Ok(0);
+    // A filter of the program's own may end it for the calls here.
+    let may_look = IS_THERE.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
+    if !may_look || environment == 0 || !is_another_user() {
+        return;
+    }
+    let (Some(preload), Some(file)) = (find(environment, PRELOAD), find(environment, ENV_FILE.as_bytes()))
+    else {
+        return;
+    };
+    let mut text = [0; TEXT_BYTES];
+    let Some(file) = Named::of(text_at(file, &mut text)) else { return };
+    let mut text = [0; TEXT_BYTES];
+    if let Some(at) = first_name_in(text_at(preload, &mut text), file.name.len())
+        && file.is_that()
+    {
+        write(preload + at, file.name);
+    }
 }
 
-fn is_open(path: &Text) -> bool {
-    // SAFETY: the kernel reads the path.
-    let opened = unsafe { sys::syscall(nr::OPENAT, [0, path.address(), sys::O_CLOEXEC, 0, 0, 0]) };
-    opened.map(|fd| Fd(fd as i32)).is_ok()
+/// Where the entry of the environment lies that begins so.
+fn find(environment: usize, begins: &[u8]) -> Option<usize> {
+    const BEGINS_MAX: usize = 24;
+    for place in (environment..).step_by(size_of::<usize>()).take(ENTRIES_MAX) {
+        let mut pointer = [0; size_of::<usize>()];
+        let is_read = read(place, &mut pointer) == pointer.len();
+        let at = usize::from_ne_bytes(pointer);
+        if !is_read || at == 0 {
+            return None;
+        }
+        let mut text = [0; BEGINS_MAX];
+        // Most are others, and this tells.
+        let first = text.get_mut(..4)?;
+        if read(at, first) == first.len() && begins.starts_with(first) {
+            let read = read(at, text.get_mut(..begins.len())?);
+            if text.get(..read) == Some(begins) {
+                return Some(at);
+            }
+        }
+    }
+    None
+}
+
+/// Where the first name is in `LD_PRELOAD=...`: a part of the list, which is as long as the second one.
+fn first_name_in(entry: &[u8], len: usize) -> Option<usize> {
+    let is_between = |byte: Option<&u8>| matches!(byte, None | Some(b':' | b' '));
+    (PRELOAD.len()..entry.len()).find(|at| {
+        let is_first = *at == PRELOAD.len() || is_between(entry.get(at - 1));
+        let name = entry.get(*at..at + len).filter(|name| name.starts_with(FIRST_NAME));
+        is_first
+            && name.is_some_and(|name| !name.iter().any(|byte| is_between(Some(byte))))
+            && is_between(entry.get(at + len))
+    })
+}
+
+/// The second name, and what it is to lead to.
+struct Named<'a> {
+    name: &'a [u8],
+    device: u64,
+    inode: u64,
+}
+
+impl Named<'_> {
+    /// Of `MEMSPILL_AGENT_FILE=NAME:DEVICE:INODE`.
+    fn of(entry: &[u8]) -> Option<Named<'_>> {
+        let mut parts =
+            entry.strip_prefix(ENV_FILE.as_bytes())?.strip_prefix(b"=")?.split(|byte| *byte == b':');
+        let (name, device, inode) = (parts.next()?, number(parts.next()?)?, number(parts.next()?)?);
+        Some(Named { name, device, inode })
+    }
+
+    fn is_that(&self) -> bool {
+        const FSTAT: usize = 5;
+        let mut path = [0; TEXT_BYTES];
+        path.iter_mut().zip(self.name).take(TEXT_BYTES - 1).for_each(|(place, byte)| *place = *byte);
+        let mut stat = [0u64; 18];
+        // SAFETY: the kernel reads the path, and writes a struct stat, of 144 bytes.
+        let looked = unsafe {
+            let args = [0, path.as_ptr() as usize, sys::O_CLOEXEC | sys::O_NONBLOCK, 0, 0, 0];
+            sys::syscall(nr::OPENAT, args).and_then(|fd| {
+                let file = Fd(fd as i32);
+                sys::syscall(FSTAT, [file.0 as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0])
+            })
+        };
+        // It begins with st_dev and st_ino.
+        looked.is_ok() && stat.starts_with(&[self.device, self.inode])
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    sys::number(digits).map(|number| number as u64)
+}
+
+/// What is there up to a NUL; nothing, where it is too long or not there.
+fn text_at(at: usize, text: &mut [u8; TEXT_BYTES]) -> &[u8] {
+    let read = read(at, text);
+    let end = text.iter().take(read).position(|byte| *byte == 0).unwrap_or(0);
+    text.get(..end).unwrap_or_default()
 }
 
 /// How many bytes of the process's memory are there, from this address on.
@@ -167,16 +171,19 @@ fn read(at: usize, to: &mut [u8]) -> usize {
 
 /// Where that cannot be, it is not.
 fn write(at: usize, bytes: &[u8]) {
-    // SAFETY: a pointer in a list of the program's, which has passed it for what is about to be run.
+    // SAFETY: a text of the program's, which it has passed for what is about to be run.
     let _ = unsafe { transfer(nr::PROCESS_VM_WRITEV, bytes.as_ptr() as usize, at, bytes.len()) };
 }
 
 /// # Safety
 /// What is read or written must be sound for the program and for the caller.
 unsafe fn transfer(number: usize, own: usize, other: usize, bytes: usize) -> bool {
+    const GETTID: usize = 186;
     let (own, other) = ([own, bytes], [other, bytes]);
-    let pid = sys::getpid() as usize;
-    let args = [pid, own.as_ptr() as usize, 1, other.as_ptr() as usize, 1, 0];
+    // By the thread: the first one may have ended, and then the process's number leads to no memory.
+    // SAFETY: a number.
+    let Ok(tid) = (unsafe { sys::syscall(GETTID, [0; 6]) }) else { return false };
+    let args = [tid, own.as_ptr() as usize, 1, other.as_ptr() as usize, 1, 0];
     // SAFETY: the caller's promise; the lists are alive.
     let done = unsafe { sys::syscall(number, args) };
     done == Ok(bytes)

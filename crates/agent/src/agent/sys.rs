@@ -802,7 +802,7 @@ pub fn seccomp_filters() -> Option<usize> {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn number(digits: &[u8]) -> Option<usize> {
+pub fn number(digits: &[u8]) -> Option<usize> {
     digits.iter().try_fold(0usize, |number, digit| {
         let digit = digit.is_ascii_digit().then(|| usize::from(digit - b'0'))?;
         number.checked_mul(10)?.checked_add(digit)

@@ -362,12 +362,22 @@ fn take_in(
         unreachable!("nobody is ready unasked")
     };
     check_ready(&ready)?;
-    let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid)?;
-    if !door.source.is_link() && agent.is_closed_to_us() {
-        return Err(io::Error::other(
-            "it is another user's, and memspill may not read its memory: that takes CAP_SYS_PTRACE, which \
-             --pager=thread does without",
-        ));
+    let is_foreign = caller.peer.uid != rustix::process::geteuid();
+    let closed = || {
+        io::Error::other(
+            "it is another user's, and to look into its memory takes CAP_SYS_PTRACE, which memspill does not \
+             have",
+        )
+    };
+    let agent = Agent::new(caller.socket.clone(), control, ready, &caller.peer, hello.pid);
+    let agent = agent.map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied if is_foreign => closed(),
+        _ => e,
+    })?;
+    // The child of a fork is served whether something of it can be swapped out or not.
+    let is_new = known.is_none() && parent.is_none();
+    if is_new && is_foreign && !door.source.is_link() && agent.is_closed_to_us() {
+        return Err(closed());
     }
     let fresh = || link.or(uffd.map(Port::Kernel)).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     let process = match (known, parent, child) {

@@ -80,20 +80,31 @@ impl Tracee {
     fn map_agent(&self, agent: &Published) -> io::Result<u64> {
         let mut opened = Err(io::Error::from_raw_os_error(libc::ENOENT));
         for name in agent.names() {
-            opened = opened.or_else(|_| self.open(name));
+            opened = opened.or_else(|_| self.open(agent, name));
         }
         let fd = opened?;
         let mapped = self.map_parts(fd);
-        self.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+        self.close(fd)?;
         mapped
     }
 
-    fn open(&self, file: &str) -> io::Result<u64> {
+    /// In its own root directory the name may lead elsewhere.
+    fn open(&self, agent: &Published, name: &str) -> io::Result<u64> {
         let path = (self.regs.rsp - SCRATCH_BELOW) & !7;
-        for (index, word) in words_of(file).enumerate() {
+        for (index, word) in words_of(name).enumerate() {
             self.poke(path + 8 * index as u64, word)?;
         }
-        self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])
+        let fd =
+            self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])?;
+        if agent.is(format!("/proc/{}/fd/{fd}", self.pid).as_ref()) {
+            return Ok(fd);
+        }
+        self.close(fd)?;
+        Err(io::Error::other("in its root directory there is another file under the agent's name"))
+    }
+
+    fn close(&self, fd: u64) -> io::Result<u64> {
+        self.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])
     }
 
     fn map_parts(&self, fd: u64) -> io::Result<u64> {

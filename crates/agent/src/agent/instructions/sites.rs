@@ -32,6 +32,7 @@ const OF_GO_REPLACED: usize = 6;
 const STUB_BYTES: usize = 64;
 /// All in one page. More places than that has no program.
 const STUBS: usize = PAGE / STUB_BYTES;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Exec,
@@ -90,7 +91,7 @@ impl Site {
 /// register, with a prefix that says so (REX.B); or of `movl $N, -72(...)`.
 fn is_end_of_longer(before: &[u8]) -> bool {
     matches!(before, [.., 0x41 | 0x43 | 0x45 | 0x47 | 0x49 | 0x4b | 0x4d | 0x4f])
-        || matches!(before, [.., 0xc7, _] | [.., 0xc7, _, _])
+        || matches!(before, [.., 0xc7, 0x40..=0x43 | 0x45..=0x47] | [.., 0xc7, 0x44, _])
 }
 
 /// Instructions that lie at `at`.
@@ -176,30 +177,27 @@ pub fn place(entry: usize, target: usize) {
             if is_all { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     });
-    // An error: they stay as they are.
-    let _ = rewrite_all(sites.get(..count).unwrap_or_default(), program.lowest, target);
+    rewrite_all(sites.get(..count).unwrap_or_default(), program.lowest, target);
 }
 
-fn rewrite_all(sites: &[Site], lowest: usize, target: usize) -> Result<()> {
+/// Those that cannot be rewritten stay as they are.
+fn rewrite_all(sites: &[Site], lowest: usize, target: usize) {
     if sites.is_empty() {
-        return Ok(());
+        return;
     }
-    let page = map_below(lowest).ok_or(sys::ENOMEM)?;
+    let Some(page) = map_below(lowest) else { return };
     let is_near = |site: &Site| site.syscall.abs_diff(page) < i32::MAX as usize - PAGE;
-    let rewritten = match sites.iter().all(is_near) {
-        true => rewrite_from(sites, page, target),
-        false => Err(sys::ENOTSUP),
-    };
-    if rewritten == Err(sys::ENOTSUP) {
+    let is_ready = sites.iter().all(is_near) && make_stubs(sites, page, target).is_ok();
+    let stubs = (page..).step_by(STUB_BYTES);
+    let rewritten = sites.iter().zip(stubs).filter(|(site, stub)| is_ready && rewrite(site, *stub)).count();
+    if rewritten == 0 {
         // No site leads there.
         // SAFETY: the page is ours.
         let _ = unsafe { sys::syscall(nr::MUNMAP, [page, PAGE, 0, 0, 0, 0]) };
     }
-    rewritten
 }
 
-/// ENOTSUP: no site has been rewritten.
-fn rewrite_from(sites: &[Site], page: usize, target: usize) -> Result<()> {
+fn make_stubs(sites: &[Site], page: usize, target: usize) -> Result<usize> {
     const PROT_EXEC: usize = 4;
     for (index, site) in sites.iter().enumerate() {
         let stub = Stub::of(site, page + index * STUB_BYTES, target);
@@ -207,18 +205,16 @@ fn rewrite_from(sites: &[Site], page: usize, target: usize) -> Result<()> {
         unsafe { (stub.at as *mut [u8; STUB_BYTES]).write(stub.bytes) };
     }
     // SAFETY: the page is ours.
-    let ready = unsafe { sys::syscall(nr::MPROTECT, [page, PAGE, sys::PROT_READ | PROT_EXEC, 0, 0, 0]) };
-    ready.map_err(|_| sys::ENOTSUP)?;
-    for (index, site) in sites.iter().enumerate() {
-        let mut jump = [NOP; REPLACED_MAX];
-        let distance = (page + index * STUB_BYTES).wrapping_sub(site.start() + JUMP_BYTES) as i32;
-        for (place, byte) in jump.iter_mut().zip([0xe9].into_iter().chain(distance.to_le_bytes())) {
-            *place = byte;
-        }
-        // What could be written once can be again.
-        site::write(site.start(), jump.get(..site.bytes).unwrap_or_default())?;
+    unsafe { sys::syscall(nr::MPROTECT, [page, PAGE, sys::PROT_READ | PROT_EXEC, 0, 0, 0]) }
+}
+
+fn rewrite(site: &Site, stub: usize) -> bool {
+    let mut jump = [NOP; REPLACED_MAX];
+    let distance = stub.wrapping_sub(site.start() + JUMP_BYTES) as i32;
+    for (place, byte) in jump.iter_mut().zip([0xe9].into_iter().chain(distance.to_le_bytes())) {
+        *place = byte;
     }
-    Ok(())
+    site::write(site.start(), jump.get(..site.bytes).unwrap_or_default()).is_ok()
 }
 
 /// A page for the stubs, near below the program: what lies above it grows.
