@@ -471,7 +471,7 @@ case_static-runs() {
         for how in exec function thread fork vfork spawn popen failing; do
             # (Its function is compiled, differently each time.)
             [ "$compiler $how" != 'musl-gcc -static function' ] || continue
-            static_run "$compiler, $how" ./runs $how ./static 100 || return
+            static_run "$compiler, $how" ./runs $how ./static 128 || return
             [[ "$(cat out)" == *" tracer 0,"*"bad 0, child 0, caught 1, another program" ]] ||
                 { no "$compiler, $how: $(cat out)"; return; }
         done
@@ -504,7 +504,7 @@ case_static-runs() {
     clean || return
     have go || { DID="without Go"; return; }
     compiled_go run go-run || return 0
-    static_run "Go" ./go-run 1 ./static 100 || return
+    static_run "Go" ./go-run 1 ./static 128 || return
     static_run "Go, four at once" ./go-run 4 ./static 40 || return
     [ "$(grep -c 'bad 0, child 0' out)" = 4 ] || { no "Go, four at once: $(cat out)"; return; }
     clean
@@ -747,6 +747,10 @@ print("done")'
     call 20 "${SPILL[@]}" -- sh -c '"$@"; true' sh "${jail[@]}"
     code_is 0 && [ "$(head -n 1 out)" = in ] && ! grep -q memspill-agent- out ||
         { WHY="in another root directory: $WHY $(cat out)"; return; }
+    # And one who has the second name already, root too.
+    call 20 "${SPILL[@]}" -- sh -c 'LD_PRELOAD=${MEMSPILL_AGENT_FILE%%:*} "$@"; true' sh "${jail[@]}"
+    code_is 0 && [ "$(head -n 1 out)" = in ] && grep -q '^////*$' out ||
+        { WHY="in another root directory, loaded by that name: $WHY $(cat out)"; return; }
     rm -r root/run
     clean || return
     # The file has no other user than memspill.

@@ -2,9 +2,8 @@
 //!
 //! ```text
 //!   /proc/SUPERVISOR/fd/NUMBER     a sealed memfd: LD_PRELOAD. Nothing is on disk
-//!   /run/memspill-agent-DRAWN.so   where memspill is root: for programs that have become another user, or
-//!                                  have fewer rights, which may not open the other
-//!                                  (crates/agent/src/agent/readable.rs)
+//!   /run/memspill-agent-DRAWN.so   where memspill is root: for programs that have become another user, which
+//!                                  may not open the other (crates/agent/src/agent/readable.rs)
 //! ```
 //!
 //! In the /proc of another pid namespace the first path means whatever file the process with that number has

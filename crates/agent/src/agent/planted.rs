@@ -124,8 +124,15 @@ pub fn address_is_known() {
 pub fn look_for_filters() {
     let may_be_asked = ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
     let before = FILTERS.load(Ordering::Relaxed);
-    // What does not say how many there are (in another root directory, without /proc) is no news.
-    if may_be_asked && sys::seccomp_filters().is_some_and(|now| now > before) {
+    const EACCES: i32 = 13;
+    const ENOSYS: i32 = 38;
+    let is_new = || match sys::seccomp_filters() {
+        Ok(now) => now > before,
+        // It may be the filter that forbids to look. (In another root directory there may be no /proc.)
+        Err(sys::EPERM | EACCES | ENOSYS) => before != UNKNOWN,
+        Err(_) => false,
+    };
+    if may_be_asked && is_new() {
         hooks::tell_confined();
         STATE.confined.store(1, Ordering::SeqCst);
     }

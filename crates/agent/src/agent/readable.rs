@@ -16,29 +16,35 @@
 //! for us, so that what is not there, or may not be written, is left to the call.
 //!
 //! *It is that file, and no other*, that the name leads to: in another root directory somebody else may have
-//! put one there. The environment tells its device and number too.
+//! put one there. The environment tells its device and number too, and each process that was loaded by the
+//! second name looks again before it passes that on; what leads elsewhere is written over by slashes.
 //!
 //! What it does not do: execveat; programs that are run without these variables (by sudo, or `su -`); an
-//! LD_PRELOAD of more than 500 bytes; root with fewer capabilities than memspill, which the loader is refused
-//! too.
+//! LD_PRELOAD of more than 500 bytes, or in memory that may not be written; root that the loader refuses the
+//! first name too, with fewer capabilities than memspill or in a user namespace.
 
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::protocol::ENV_FILE;
 use crate::sys::{self, Fd, PAGE, nr};
-use crate::{STATE, find_variable};
+use crate::{STATE, find_variable, planted};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const FIRST_NAME: &[u8] = b"/proc/";
 const TEXT_BYTES: usize = 512;
+const SLASHES: [u8; TEXT_BYTES] = [b'/'; TEXT_BYTES];
 /// A longer environment is not looked through.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// Not 0: there is a second name.
+const NOT_THERE: u32 = 0;
+const IS_THERE: u32 = 1;
+const LOADED_BY_IT: u32 = 2;
+
+/// The second name.
 // In .data by force, as all of the agent.
 #[unsafe(link_section = ".data.hot")]
-static IS_THERE: AtomicU32 = AtomicU32::new(0);
+static SECOND_NAME: AtomicU32 = AtomicU32::new(NOT_THERE);
 
 /// In the constructor.
 ///
@@ -46,43 +52,61 @@ static IS_THERE: AtomicU32 = AtomicU32::new(0);
 /// As for `find_variable`.
 pub unsafe fn learn(environment: *const *const c_char) {
     // SAFETY: the caller's promise.
-    let is_there = unsafe { find_variable(environment, ENV_FILE) }.is_some();
-    IS_THERE.store(is_there.into(), Ordering::Relaxed);
+    let (file, preload) =
+        unsafe { (find_variable(environment, ENV_FILE), find_variable(environment, "LD_PRELOAD")) };
+    let name = file.and_then(|file| file.split(|byte| *byte == b':').next()).filter(|name| !name.is_empty());
+    let is_in = |name: &[u8]| preload.is_some_and(|list| list.windows(name.len()).any(|part| part == name));
+    let what = match name {
+        None => NOT_THERE,
+        Some(name) if is_in(name) => LOADED_BY_IT,
+        Some(_) => IS_THERE,
+    };
+    SECOND_NAME.store(what, Ordering::Relaxed);
 }
 
 /// Before an exec of the program's with this list as its environment. No call is trapped.
 pub fn for_exec(environment: usize) {
     const GETEUID: usize = 107;
+    let second = SECOND_NAME.load(Ordering::Relaxed);
+    if second == NOT_THERE || environment == 0 {
+        return;
+    }
+    // A filter of the program's own may end it for the calls here.
+    planted::look_for_filters();
     // SAFETY: a number.
     let is_another_user = || unsafe { sys::syscall(GETEUID, [0; 6]) } != Ok(0);
-    // A filter of the program's own may end it for the calls here.
-    let may_look = IS_THERE.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
-    if !may_look || environment == 0 || !is_another_user() {
+    if STATE.confined.load(Ordering::SeqCst) != 0 || second == IS_THERE && !is_another_user() {
         return;
     }
     let (Some(preload), Some(file)) = (find(environment, PRELOAD), find(environment, ENV_FILE.as_bytes()))
     else {
         return;
     };
-    let mut text = [0; TEXT_BYTES];
+    let (mut text, mut list) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
     let Some(file) = Named::of(text_at(file, &mut text)) else { return };
-    let mut text = [0; TEXT_BYTES];
-    if let Some(at) = first_name_in(text_at(preload, &mut text), file.name.len())
+    let list = text_at(preload, &mut list);
+    let is_first = |name: &[u8]| name.starts_with(FIRST_NAME) && name.windows(4).any(|part| part == b"/fd/");
+    if let Some(at) = find_in(list, file.name.len(), |name| name == file.name) {
+        if !file.is_that() {
+            write(preload + at, SLASHES.get(..file.name.len()).unwrap_or_default());
+        }
+    } else if let Some(at) = find_in(list, file.name.len(), is_first)
         && file.is_that()
     {
         write(preload + at, file.name);
     }
 }
 
-/// Where the entry of the environment lies that begins so.
+/// Where the entry of the environment lies that begins so: the last one, by which the loader goes.
 fn find(environment: usize, begins: &[u8]) -> Option<usize> {
     const BEGINS_MAX: usize = 24;
+    let mut found = None;
     for place in (environment..).step_by(size_of::<usize>()).take(ENTRIES_MAX) {
         let mut pointer = [0; size_of::<usize>()];
         let is_read = read(place, &mut pointer) == pointer.len();
         let at = usize::from_ne_bytes(pointer);
         if !is_read || at == 0 {
-            return None;
+            break;
         }
         let mut text = [0; BEGINS_MAX];
         // Most are others, and this tells.
@@ -90,22 +114,21 @@ fn find(environment: usize, begins: &[u8]) -> Option<usize> {
         if read(at, first) == first.len() && begins.starts_with(first) {
             let read = read(at, text.get_mut(..begins.len())?);
             if text.get(..read) == Some(begins) {
-                return Some(at);
+                found = Some(at);
             }
         }
     }
-    None
+    found
 }
 
-/// Where the first name is in `LD_PRELOAD=...`: a part of the list, which is as long as the second one.
-fn first_name_in(entry: &[u8], len: usize) -> Option<usize> {
+/// Where in `LD_PRELOAD=...` a part of the list begins that has so many bytes and is such a one.
+fn find_in(entry: &[u8], len: usize, is_one: impl Fn(&[u8]) -> bool) -> Option<usize> {
     let is_between = |byte: Option<&u8>| matches!(byte, None | Some(b':' | b' '));
     (PRELOAD.len()..entry.len()).find(|at| {
-        let is_first = *at == PRELOAD.len() || is_between(entry.get(at - 1));
-        let name = entry.get(*at..at + len).filter(|name| name.starts_with(FIRST_NAME));
-        is_first
-            && name.is_some_and(|name| !name.iter().any(|byte| is_between(Some(byte))))
+        let name = entry.get(*at..at + len);
+        (*at == PRELOAD.len() || is_between(entry.get(at - 1)))
             && is_between(entry.get(at + len))
+            && name.is_some_and(|name| is_one(name) && !name.iter().any(|byte| is_between(Some(byte))))
     })
 }
 

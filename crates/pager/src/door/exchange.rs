@@ -374,7 +374,7 @@ fn take_in(
         io::ErrorKind::PermissionDenied if is_foreign => closed(),
         _ => e,
     })?;
-    // The child of a fork is served whether something of it can be swapped out or not.
+    // The child of a fork of which the kernel has told is served whether something of it can leave or not.
     let is_new = known.is_none() && parent.is_none();
     if is_new && is_foreign && !door.source.is_link() && agent.is_closed_to_us() {
         return Err(closed());

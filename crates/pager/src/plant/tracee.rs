@@ -94,13 +94,14 @@ impl Tracee {
         for (index, word) in words_of(name).enumerate() {
             self.poke(path + 8 * index as u64, word)?;
         }
-        let fd =
-            self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, libc::O_CLOEXEC as u64, 0, 0, 0])?;
+        // Nobody is waited for, should it be a FIFO.
+        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+        let fd = self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, path, flags, 0, 0, 0])?;
         if agent.is(format!("/proc/{}/fd/{fd}", self.pid).as_ref()) {
             return Ok(fd);
         }
         self.close(fd)?;
-        Err(io::Error::other("in its root directory there is another file under the agent's name"))
+        Err(io::Error::other("what it finds under the agent's name is not known to be the agent"))
     }
 
     fn close(&self, fd: u64) -> io::Result<u64> {

@@ -17,7 +17,8 @@
 //!                            execve ─ if it fails: tells ─ signals ─▶ behind the syscall
 //!           fork             as the C library's fork does (`fork.rs`) ─▶ behind the syscall
 //!           prctl, seccomp   has the program got a seccomp filter? From then on nobody asks, and the
-//!                            children of forks do not join: it might end them for that
+//!                            children of forks do not join: it might end them for that (a fork asks for the
+//!                            process's number, as those of other programs do)
 //! ```
 //!
 //! *A stack of the agent's*, for those of Go have room for some hundred bytes. It is free again before the
