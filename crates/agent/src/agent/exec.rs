@@ -60,11 +60,7 @@ extern "C" fn exec(args: &[usize; 6]) -> usize {
     // SAFETY: the C library's own call, passed through.
     let call = || unsafe { sys::syscall_raw(EXECVE, *args) };
     // A trapped call is asked for in the trap.
-    if dispatch::traps() {
-        return call();
-    }
-    readable::for_exec(args[2]);
-    if !concerns(args[0]) {
+    if dispatch::traps() || !concerns(args) {
         return call();
     }
     // No handler of the program may run another program in between, or never return.
@@ -109,19 +105,20 @@ impl Asked {
     }
 }
 
-/// Is the file at `path` a static program into which an agent is to be planted?
-pub fn concerns(path: usize) -> bool {
-    // A filter of the program's own may end it for the asking. Where agents make the forks, none can be in a
-    // static program, but where all calls are trapped.
-    let may_ask = || STATE.confined.load(Ordering::SeqCst) == 0;
-    may_ask()
-        && (STATE.forks.load(Ordering::Relaxed) == 0 || dispatch::traps())
+/// Before an exec with these arguments, where no call is trapped: is somebody to be asked, for it runs a
+/// static program into which an agent is to be planted?
+pub fn concerns(args: &[usize; 6]) -> bool {
+    let [path, _, environment, ..] = *args;
+    // A filter of the program's own may end it for the looks, and for the asking.
+    planted::look_for_filters();
+    if STATE.confined.load(Ordering::SeqCst) != 0 {
+        return false;
+    }
+    readable::for_exec(environment);
+    // Where agents make the forks, none can be in a static program, but where all calls are trapped.
+    (STATE.forks.load(Ordering::Relaxed) == 0 || dispatch::traps())
         && handshake::knows_supervisor()
         && is_static(path)
-        && {
-            planted::look_for_filters();
-            may_ask()
-        }
 }
 
 /// Before an exec, with all signals blocked. `mask`: the signal mask that the program is to have. None:

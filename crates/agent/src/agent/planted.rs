@@ -125,11 +125,10 @@ pub fn look_for_filters() {
     let may_be_asked = ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
     let before = FILTERS.load(Ordering::Relaxed);
     const EACCES: i32 = 13;
-    const ENOSYS: i32 = 38;
     let is_new = || match sys::seccomp_filters() {
         Ok(now) => now > before,
         // It may be the filter that forbids to look. (In another root directory there may be no /proc.)
-        Err(sys::EPERM | EACCES | ENOSYS) => before != UNKNOWN,
+        Err(sys::EPERM | EACCES | sys::ENOSYS) => before != UNKNOWN,
         Err(_) => false,
     };
     if may_be_asked && is_new() {

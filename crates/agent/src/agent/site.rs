@@ -29,6 +29,7 @@ use crate::{fork_lock, forks};
 /// As far as the site is looked for from the beginning of the function.
 const FUNCTION_BYTES: usize = 256;
 const SITE_BYTES: usize = 7;
+pub const JUMP_BYTES: usize = 5;
 const CLONE_VM: usize = 0x100;
 const STACK_BYTES: usize = 16 << 10;
 
@@ -249,18 +250,20 @@ fn find(functions: &[usize], numbers: &[usize]) -> Option<(usize, usize)> {
 /// Has the program go from `site`, which `find` has found, to `target`, and stores in `back` where it is to
 /// go on from there. The process has one thread.
 fn rewrite(site: usize, target: usize, back: &AtomicUsize) -> Result<()> {
-    let distance = target.wrapping_sub(site + 5) as isize;
-    let distance = i32::try_from(distance).map_err(|_| ENOTSUP)?;
+    let jump = jump(site, target)?;
     back.store(site + SITE_BYTES, Ordering::Relaxed);
-    let mut jump = [0xe9, 0, 0, 0, 0];
-    for (place, byte) in jump.iter_mut().skip(1).zip(distance.to_le_bytes()) {
-        *place = byte;
-    }
     let written = write(site, &jump);
     if written.is_err() {
         back.store(0, Ordering::Relaxed);
     }
     written
+}
+
+/// The instruction at `from` that goes on at `to`. Err: that is too far away.
+pub fn jump(from: usize, to: usize) -> Result<[u8; JUMP_BYTES]> {
+    let distance = to.wrapping_sub(from + JUMP_BYTES) as isize;
+    let [a, b, c, d] = i32::try_from(distance).map_err(|_| ENOTSUP)?.to_le_bytes();
+    Ok([0xe9, a, b, c, d])
 }
 
 /// Into code that nobody is in.

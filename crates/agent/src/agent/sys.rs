@@ -19,7 +19,6 @@ pub const ENOMEM: i32 = 12;
 pub const EBUSY: i32 = 16;
 pub const EFAULT: i32 = 14;
 pub const EINVAL: i32 = 22;
-#[cfg(not(target_arch = "x86_64"))]
 pub const ENOSYS: i32 = 38;
 pub const EPROTO: i32 = 71;
 pub const ENOTSUP: i32 = 95;

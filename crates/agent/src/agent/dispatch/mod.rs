@@ -85,11 +85,11 @@ const GETTID: usize = 186;
 const ARCH_GET_FS: usize = 0x1003;
 const GET_ROBUST_LIST: usize = 274;
 
-/// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
-/// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
-const ENOSYS: i32 = 38;
 /// EBUSY: the program uses %gs, or has more than one thread already.
 use crate::sys::EBUSY;
+/// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
+/// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
+use crate::sys::ENOSYS;
 
 /// Whether `arm` can do its work here, and where it will keep what it needs: (address, bytes). Nothing that
 /// the program sees has changed. `own_threads`: the agent's.

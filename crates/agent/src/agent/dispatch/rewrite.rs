@@ -36,6 +36,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use super::context::Registers;
 use super::hold::is_plain;
 use super::{enter, gadget};
+use crate::site::{JUMP_BYTES, jump};
 use crate::sys::{self, PAGE, nr};
 use crate::{files, region};
 
@@ -48,7 +49,6 @@ const STUB_BYTES: usize = 32;
 /// The C library is not larger, nor are the libraries beside it.
 const NEAR: usize = 4 << 20;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const JUMP_BYTES: usize = 5;
 const NOP: u8 = 0x90;
 /// Functions begin at multiples of it, so that no more is needed before one.
 const PADDING_MAX: usize = 16;
@@ -259,7 +259,7 @@ impl Code {
     /// Not across two pages, of which the second may not be had.
     fn write_jump(&self, at: usize, to: usize) -> Option<()> {
         let is_within = at % PAGE + JUMP_BYTES <= PAGE;
-        (is_within && self.write(at, &jump(at, to)?)).then_some(())
+        (is_within && self.write(at, &jump(at, to).ok()?)).then_some(())
     }
 
     /// As `rewrite`, of a call whose number the code says, or does not.
@@ -373,7 +373,7 @@ impl Code {
         let (at, next) = (stub(index), site + SYSCALL.len());
         let mut code = [0xcc; STUB_BYTES];
         let behind = i32::try_from(next as isize - (at + 12) as isize).ok()?.to_le_bytes();
-        let parts: [&[u8]; 4] = [&first, &[0x48, 0x8d, 0x0d], &behind, &jump(at + 12, enter::site())?];
+        let parts: [&[u8]; 4] = [&first, &[0x48, 0x8d, 0x0d], &behind, &jump(at + 12, enter::site()).ok()?];
         for (place, byte) in code.iter_mut().zip(parts.into_iter().flatten()) {
             *place = *byte;
         }
@@ -416,11 +416,6 @@ impl Drop for Code {
         // SAFETY: the descriptor is ours.
         let _ = unsafe { gadget::call(nr::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
-}
-
-fn jump(at: usize, to: usize) -> Option<[u8; JUMP_BYTES]> {
-    let [a, b, c, d] = i32::try_from(to as isize - (at + JUMP_BYTES) as isize).ok()?.to_le_bytes();
-    Some([0xe9, a, b, c, d])
 }
 
 /// How many bytes of padding the code begins with, as assemblers make it.

@@ -35,13 +35,12 @@ use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
 use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite};
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
-use crate::sys::{self, EINTR, EINVAL, Result};
+use crate::sys::{self, EINTR, EINVAL, ENOSYS, Result};
 use crate::windows;
-use crate::{exec, handshake, readable};
+use crate::{exec, handshake};
 
 const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-const ENOSYS: i32 = 38;
 const EPERM: i32 = 1;
 const ARCH_SET_GS: usize = 0x1001;
 const PR_SET_DUMPABLE: usize = 4;
@@ -252,11 +251,8 @@ fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
     let args = block.frame.args;
     hold(block, exec::EXECVE, &args);
     let asked = match gadget::disarm() {
-        Ok(_) => {
-            readable::for_exec(args[2]);
-            exec::concerns(args[0]).then(|| exec::ask(mask | block.reserved_mask)).flatten()
-        }
-        Err(_) => None,
+        Ok(_) if exec::concerns(&args) => exec::ask(mask | block.reserved_mask),
+        _ => None,
     };
     let result = asked.and_then(|asked| {
         // SAFETY: the program's own call, on memory that is there.

@@ -48,7 +48,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::exec::{self, Asked, EXECVE};
 use crate::site::{keep_registers, restore_registers};
-use crate::{AgentState, STATE, dispatch, fork, planted, readable, sys};
+use crate::{AgentState, STATE, dispatch, fork, planted, sys};
 
 mod program;
 mod sites;
@@ -297,11 +297,7 @@ unsafe extern "C" {
 /// program is to have.
 extern "C" fn ask(args: &[usize; 6], mask: u64) -> isize {
     // A trapped call is asked for in the trap.
-    if dispatch::traps() {
-        return -1;
-    }
-    readable::for_exec(args[2]);
-    if !exec::concerns(args[0]) {
+    if dispatch::traps() || !exec::concerns(args) {
         return -1;
     }
     exec::ask(mask).map_or(-1, |asked| asked.into_socket() as isize)

@@ -11,7 +11,6 @@ use crate::sys::{self, PAGE, Result, nr};
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const NOP: u8 = 0x90;
-const JUMP_BYTES: usize = 5;
 /// More than is ever replaced.
 const REPLACED_MAX: usize = 8;
 /// `mov $N, %eax`, and the same with %rax.
@@ -209,12 +208,10 @@ fn make_stubs(sites: &[Site], page: usize, target: usize) -> Result<usize> {
 }
 
 fn rewrite(site: &Site, stub: usize) -> bool {
-    let mut jump = [NOP; REPLACED_MAX];
-    let distance = stub.wrapping_sub(site.start() + JUMP_BYTES) as i32;
-    for (place, byte) in jump.iter_mut().zip([0xe9].into_iter().chain(distance.to_le_bytes())) {
-        *place = byte;
-    }
-    site::write(site.start(), jump.get(..site.bytes).unwrap_or_default()).is_ok()
+    let Ok(jump) = site::jump(site.start(), stub) else { return false };
+    let mut code = [NOP; REPLACED_MAX];
+    code.iter_mut().zip(jump).for_each(|(place, byte)| *place = byte);
+    site::write(site.start(), code.get(..site.bytes).unwrap_or_default()).is_ok()
 }
 
 /// A page for the stubs, near below the program: what lies above it grows.
