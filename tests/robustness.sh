@@ -30,7 +30,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     second-signal exit-file traced stop-evictor shared-pool shared-changes shared-workers shared-removed
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
-    populate opened late-children late-then-free told-heap forked-writers many-children
+    populate opened in-order late-children late-then-free told-heap forked-writers many-children
     page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
     shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
@@ -1639,6 +1639,25 @@ case_opened() {
     gcc -O1 -pthread -o opened "$TESTS/programs/opened.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 90 "${SPILL[@]}" --check -- ./opened 192
     code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
+}
+
+# Whoever goes through memory in order has fewer faults than pages, unless that is switched off; whoever
+# brings them, each page is counted once.
+case_in-order() {
+    local knob most
+    for knob in stream:0.4 auto:1; do
+        call 60 "${SPILL[@]}" --check --swap ram: --tune readahead=${knob%:*} --stats-json stats.json \
+            -- "$WORKLOAD" sequential --size 96M --contents half --passes 3
+        code_is 0 || { WHY="$knob: $WHY"; return; }
+        most=$($PYTHON -c "
+import json
+s = json.load(open('stats.json'))
+pages, faults, along = s['pswpin'], s['pgmajfault'], s['swap_ra']
+assert pages > 8000, pages
+print(abs(pages - faults - along) <= pages / 50, faults <= ${knob#*:} * pages, pages, faults, along)")
+        [[ $most == "True True "* ]] || { no "$knob: $most"; return; }
+    done
+    clean
 }
 
 # Children of a process of which nothing is away: they join late, or never, and have all of its memory.

@@ -34,7 +34,7 @@
 // `Link::early` which pages it has brought:
 //
 // ```text
-//   a thread, inside its gate                      a pager
+//   a thread, inside its gate                      a pager or a reclaimer
 //   0 ─▶ FETCHING   word FILLING; reads, looks,
 //        installs; word NONE
 //   FETCHING ─▶ HERE                               HERE ─▶ NOTING   the page is resident from now on
@@ -119,7 +119,13 @@ pub const FETCHING: u64 = 1;
 pub const HERE: u64 = 2;
 pub const NOTING: u64 = 3;
 pub const EARLY_STATE: u64 = 3;
-pub const EARLY: usize = 64;
+const _: () = assert!(FETCHING < HERE && HERE < NOTING && NOTING == EARLY_STATE);
+/// And this, where it came along with the one before it: no thread has touched it yet.
+pub const ALONG: u64 = 4;
+pub const EARLY_PAGE: u64 = !(PAGE as u64 - 1);
+pub const EARLY: usize = 256;
+/// Pages that a thread brings at once at most.
+pub const EARLY_RUN_MAX: usize = 16;
 
 /// Where a page is stored: it was SWAPPED when this was written.
 #[repr(C)]
@@ -159,10 +165,17 @@ pub struct Link {
     pub take: u64,
     /// Pages that threads bring by themselves. See above.
     pub early: [u64; EARLY],
+    /// So many have been brought; written by the agent. So many of these were noted; by the supervisor.
+    pub early_brought: u64,
+    pub early_noted: u64,
     /// The thread that has brought each of them.
     pub early_tids: [u32; EARLY],
     /// Non-zero: they may, by the hints that they have. Written by the supervisor.
     pub allows_early: u64,
+    /// So many pages at once, where memory is gone through in order; 0: there is no room, and who asks waits
+    /// for it. The bell is rung when so many are not noted. Written by the supervisor.
+    pub early_run: u64,
+    pub early_told_at: u64,
     /// Non-zero: the thread, of whatever process, that alone may bring pages by itself for now. All others
     /// ask, and the supervisor lets those wait for their turn that fault often. Written by the supervisor.
     pub token: u64,

@@ -2,7 +2,7 @@
 //! others get, a pool that is emptied to a disk, deliveries, changes, swapoff.
 //!
 //! ```text
-//!   a thread that lacks a page     early.rs: bring           a pager                    faults/thread.rs
+//!   a thread that lacks a page     early.rs: fetch           a pager, the reclaimer     pager: run/early.rs
 //!     reads hints                    take_hints                HERE, NOTING; 0            note_early
 //!     an entry FETCHING              noted::claim              RESIDENT, its slot free    engine: note_there
 //!     FILLING                                                  a fault: delivered, FULL   supervisor.rs: ask
@@ -685,10 +685,8 @@ impl All {
     }
 
     fn note(&self, page: usize) -> bool {
-        let guard = held(self.engine.gate.read());
-        let is_settled = !self.is_changing() || self.without == Without::NoteUnchanged;
-        drop(guard);
-        if !is_settled {
+        let _inside = held(self.engine.gate.read());
+        if self.is_changing() && self.without != Without::NoteUnchanged {
             return false;
         }
         let mut words = self.engine.words.held();
@@ -714,6 +712,7 @@ impl All {
         for round in 0..rounds {
             let page = round as usize % PAGES;
             self.adopt(page);
+            self.note_all();
             let batch = self.engine.batch.held();
             {
                 let mut words = self.engine.words.held();

@@ -172,9 +172,13 @@ impl Engine {
     /// The page's owner has put it into its place by himself, by what `Memory::stored` has told him: it is
     /// resident from now on, and nothing is read. False: somebody else has it in work, ask again.
     ///
-    /// Only of a page that its owner keeps there until this has said true.
-    pub fn note_there(&self, cpu: CpuId, space: &Arc<Space>, vpn: Vpn, scratch: &mut Scratch) -> bool {
-        self.swap_in(cpu, scratch).note_there(space, vpn)
+    /// `comes_along`: with another one, before it is touched.
+    ///
+    /// Only of a page that its owner keeps there until this has said true, and by a caller who is inside the
+    /// space's gate, as fills are, and has found no change under way there.
+    pub fn note_there(&self, cpu: CpuId, space: &Space, vpn: Vpn, comes_along: bool) -> bool {
+        // It brings nothing, and needs no buffers.
+        self.swap_in(cpu, &mut Scratch::default()).note_there(space, vpn, comes_along)
     }
 
     /// MADV_WILLNEED: the first pages of [from, to) that are swapped out come in, a window of them, as far as

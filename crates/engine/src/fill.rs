@@ -78,8 +78,6 @@ pub struct FillJob {
     pub(crate) ahead: ReadWith,
     /// Page i of the buffer holds the bytes of `pages[i]`; empty for a zero fill.
     pub(crate) buf: PageBuf,
-    /// Its owner has put the page there.
-    pub(crate) is_there: bool,
     pub(crate) cause: Cause,
 }
 
@@ -191,7 +189,6 @@ impl FillJob {
             pages,
             ahead: ReadWith::default(),
             buf: PageBuf::default(),
-            is_there: false,
             cause: self.cause,
         }
     }

@@ -46,6 +46,15 @@ impl Gate {
         }
     }
 
+    /// As [`Gate::enter_fill`], for whoever has something else to do while an event reader is inside.
+    pub fn try_enter_fill(&self) -> Option<FillGuard<'_>> {
+        if self.word.fetch_add(1, Ordering::Acquire) & EVENTS == 0 {
+            return Some(FillGuard(self));
+        }
+        self.word.fetch_sub(1, Ordering::Release);
+        None
+    }
+
     /// Only one reader: the caller gets None if there is one already.
     pub fn try_enter_events(&self) -> Option<EventGuard<'_>> {
         if self.word.fetch_or(EVENTS, Ordering::Acquire) & EVENTS != 0 {

@@ -455,6 +455,10 @@ impl Group {
     pub fn gap_bytes(&self) -> u64 {
         self.gap_bytes.load(Ordering::Relaxed)
     }
+    /// The least gap, here and above.
+    pub fn least_gap_bytes(&self) -> u64 {
+        self.chain().map(Group::gap_bytes).min().unwrap_or(0)
+    }
     /// The bound, and what is lent beyond it.
     pub fn target_bytes(&self) -> u64 {
         self.bound_bytes().saturating_add(self.lent_bytes())

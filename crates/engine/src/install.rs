@@ -111,9 +111,6 @@ impl SwapIn<'_> {
     /// it.
     fn put(&self, job: &FillJob, at: usize, pages: usize) -> Fill {
         let vpn = job.pages[at].vpn;
-        if job.is_there {
-            return Fill { pages, stop: Stop::Done };
-        }
         if job.pages[at].entry.is_none() {
             add(&self.swap.stats.rare().zero_fill, pages as u64);
             return job.space.memory.put_zero(vpn, pages, job.write);

@@ -10,6 +10,9 @@
 //! list, no job, no table of reads, nothing on the heap. Whatever is not the rule goes on there, with the
 //! page claimed and its bytes in a job.
 //!
+//! A page that its owner has read and put in place by himself (`note_there`) takes the last of these steps
+//! alone, under one lock: nobody sees it claimed.
+//!
 //! What it does not do: keep copies (what is at hand is in RAM), bring other pages.
 
 use crate::backing::QueueId;
@@ -21,7 +24,7 @@ use crate::reclaim::queues::Coming;
 use crate::space::{Chunk, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
-use crate::units::{Page, PageBuf};
+use crate::units::{Page, PageBuf, Vpn};
 use crate::word::{CANCELLED, HAS_ENTRY, State, SwapEntry, Word};
 
 impl SwapIn<'_> {
@@ -110,20 +113,60 @@ impl SwapIn<'_> {
         if fill.stop != Stop::Done {
             return false;
         }
-        let now = self.swap.eviction_clock();
-        let coming =
-            shadow.map_or(Coming::Unwritten, |shadow| Coming::After(now.wrapping_sub(shadow).into()));
         let mut words = lock(chunk);
         claimed(&words, vpn);
-        let (ways, resident) = (space.ways(), space.resident_pages());
-        let welcome = Welcome::of(cause, fault.favoured, false);
-        let arrival = Arrival::of(space, ways, resident, (vpn, coming), welcome);
-        words[index(vpn)] = arrival.word;
-        self.count_arrivals([&arrival], [coming]);
-        space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
+        self.arrive(space, &mut words[index(vpn)], (vpn, shadow), Welcome::of(cause, fault.favoured, false));
         drop(words);
         drop(guard);
         self.swap.free_one(self.cpu, entry);
+        space.memory.filled(vpn, 1);
+        true
+    }
+
+    /// The page is in its place: its word says so from now on, and a queue has it.
+    fn arrive(&self, space: &Space, word: &mut Word, (vpn, shadow): (Vpn, Option<u32>), welcome: Welcome) {
+        let now = self.swap.eviction_clock();
+        let coming =
+            shadow.map_or(Coming::Unwritten, |shadow| Coming::After(now.wrapping_sub(shadow).into()));
+        let (ways, resident) = (space.ways(), space.resident_pages());
+        let arrival = Arrival::of(space, ways, resident, (vpn, coming), welcome);
+        *word = arrival.word;
+        self.count_arrivals([&arrival], [coming]);
+        space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
+    }
+
+    /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.
+    pub fn note_there(&self, space: &Space, vpn: Vpn, comes_along: bool) -> bool {
+        // What nobody knows of is not away.
+        let Some(chunk) = space.chunk(vpn) else { return true };
+        let mut words = lock(&chunk);
+        let word = &mut words[index(vpn)];
+        match word.state() {
+            State::Swapped if !space.is_dead() => {}
+            State::Evicting | State::Filling => return false,
+            // It was brought from here meanwhile. (Or it could not be read from here, and its owner was the
+            // first: then it stays with him for good.)
+            _ => return true,
+        }
+        space.group(self.swap).force_charge(self.cpu, 1);
+        let entry = word.entry();
+        self.mark_lean(space, word);
+        let (_, shadow) = self.swap.device(entry).slots.look(entry.slot);
+        let welcome = if comes_along { Welcome::Along } else { Welcome::Touched };
+        self.arrive(space, word, (vpn, shadow), welcome);
+        drop(words);
+        self.swap.free_one(self.cpu, entry);
+        let counters = self.swap.stats.on(self.cpu);
+        add(&counters.pswpin, 1);
+        if comes_along {
+            space.trust().forget(vpn);
+            add(&counters.swap_ra, 1);
+        } else {
+            self.note_predicted(space, vpn);
+            self.note_left_out(space, vpn);
+            add(&counters.pgmajfault, 1);
+            add(&counters.swap_cache_bypass, 1);
+        }
         space.memory.filled(vpn, 1);
         true
     }
@@ -159,7 +202,6 @@ fn job_of(
         pages: vec![Claim { vpn: fault.vpn, entry: Some(entry), read, comes_along: false }],
         ahead: ReadWith::default(),
         buf,
-        is_there: false,
         cause,
     }
 }

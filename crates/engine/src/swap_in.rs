@@ -105,7 +105,6 @@ impl SwapIn<'_> {
                     pages,
                     ahead: ReadWith::default(),
                     buf: PageBuf::default(),
-                    is_there: false,
                     cause,
                 };
                 match state {
@@ -119,41 +118,6 @@ impl SwapIn<'_> {
                 }
             }
         }
-    }
-
-    /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.
-    pub fn note_there(&mut self, space: &Arc<Space>, vpn: Vpn) -> bool {
-        // What nobody knows of is not away.
-        let Some(chunk) = space.chunk(vpn) else { return true };
-        let mut words = lock(&chunk);
-        match words[index(vpn)].state() {
-            State::Swapped if !space.is_dead() => {}
-            State::Evicting | State::Filling => return false,
-            // It was brought from here meanwhile. (Or it could not be read from here, and its owner was the
-            // first: then it stays with him for good.)
-            _ => return true,
-        }
-        space.group(self.swap).force_charge(self.cpu, 1);
-        let pages = self.mark_claimed(space, &mut words, &[vpn], State::Swapped, Some(vpn));
-        drop(words);
-        self.note_predicted(space, vpn);
-        self.note_left_out(space, vpn);
-        let counters = self.swap.stats.on(self.cpu);
-        for counter in [&counters.pgmajfault, &counters.pswpin, &counters.swap_cache_bypass] {
-            add(counter, 1);
-        }
-        self.install(FillJob {
-            space: space.clone(),
-            write: true,
-            favoured: false,
-            fault: vpn,
-            pages,
-            ahead: ReadWith::default(),
-            buf: PageBuf::default(),
-            is_there: true,
-            cause: Cause::Fault,
-        });
-        true
     }
 
     /// Of [from, to) the first pages in a row that are swapped out, as if they had been touched. A reserve
@@ -200,7 +164,6 @@ impl SwapIn<'_> {
                 pages,
                 ahead: ReadWith::default(),
                 buf: PageBuf::default(),
-                is_there: false,
                 cause: Cause::Advised,
             };
             return Brought { outcome: self.read_in(queue, job, true), next, pages: brought };

@@ -16,6 +16,7 @@ use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{CpuId, PAGE_SIZE, Page, SpaceId, Vpn, page_buf};
 use memspill_engine::word::{State, SwapEntry};
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 const CPU: CpuId = CpuId(0);
@@ -100,12 +101,25 @@ fn history(random: &mut Random) -> u64 {
                 owner.hints.lock().unwrap().remove(&vpn.0);
                 owner.there.lock().unwrap().insert(vpn.0, stamp_of(&done.buf[0]));
                 let before = engine.root().usage_bytes();
-                assert!(engine.note_there(CPU, &space, vpn, &mut scratch));
+                let comes_along = random.one_in(3);
+                let counters = engine.stats().on(CPU);
+                let counted = || {
+                    let of = [&counters.pswpin, &counters.pgmajfault, &counters.swap_ra];
+                    of.map(|counter| counter.load(Ordering::Relaxed))
+                };
+                let [read, faults, along] = counted();
+                let note_there = || {
+                    let _inside = space.gate.enter_fill();
+                    assert!(engine.note_there(CPU, &space, vpn, comes_along));
+                };
+                note_there();
                 assert_eq!(space.word(vpn).state(), State::Resident);
                 assert_eq!(engine.root().usage_bytes(), before + PAGE_SIZE as u64);
                 // Told again it is the same.
-                assert!(engine.note_there(CPU, &space, vpn, &mut scratch));
+                note_there();
                 assert_eq!(engine.root().usage_bytes(), before + PAGE_SIZE as u64);
+                let comes = u64::from(comes_along);
+                assert_eq!(counted(), [read + 1, faults + 1 - comes, along + comes]);
                 early += 1;
                 continue;
             }

@@ -23,11 +23,13 @@ use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
 use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
+use memspill_agent::link::EARLY_RUN_MAX;
 use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, KIND_FORKS, KIND_STATIC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL,
     UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
+use memspill_engine::tuning::Readahead;
 use memspill_engine::units::{PAGE_SIZE, SpaceId};
 use memspill_uffd::userfaultfd::Uffd;
 use rustix::event::epoll::{EventData, EventFlags};
@@ -181,9 +183,14 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 bell.as_ref().map(|bell| (bell, pool_file)),
             )?;
             let control = Arc::new(control);
-            let link = bell.map(|bell| AgentLink::new(control.clone(), bell, pool.map(|(number, _)| number)));
+            let mut link =
+                bell.map(|bell| AgentLink::new(control.clone(), bell, pool.map(|(number, _)| number)));
             let limit_bytes = run.engine.groups().root().limit_bytes();
-            link.iter().for_each(|link| link.set_closed_bytes(limit_bytes / CLOSED_SHARE));
+            if let Some(link) = &mut link {
+                link.set_closed_bytes(limit_bytes / CLOSED_SHARE);
+                let goes_on = run.engine.swap().tuning.readahead == Readahead::Stream;
+                link.set_run(if goes_on { EARLY_RUN_MAX } else { 1 });
+            }
             let link = link.map(Port::Agent);
             Ok((control, link))
         }),

@@ -21,12 +21,12 @@
 //! that are kept awake bring more, or pagers on the CPU that the disk interrupts; and to wait for the read of
 //! a lone fault brought 7 % at most, for a pager that serves nobody while a disk hangs (docs/benchmarks.md).
 
-use crate::faults::held::{Held, HeldFault, Rates};
+use crate::faults::held::{Held, HeldFault};
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
-use crate::run::sampling::Countdown;
+use crate::run::early::Seen;
 use crate::run::token::Faulter;
 use crate::run::watch;
 use crate::times::{HELD_AGAIN, NO_MEMORY, PROCESS_YOUNG, PUT_OFF_AGAIN, now_us, us_of};
@@ -62,9 +62,7 @@ pub struct FaultThread<'a> {
     unread: Vec<Weak<Process>>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
-    /// To the next fault that is noted for a report.
-    countdown: Countdown,
-    rates: Rates,
+    seen: Seen,
     held: Held<Arc<Process>>,
     /// So often in a row there was no room for pages that are expected to be touched soon.
     without_room: u32,
@@ -114,8 +112,7 @@ impl<'a> FaultThread<'a> {
             reading: HashMap::new(),
             messages: Vec::new(),
             known: HashMap::new(),
-            countdown: Countdown::new(index),
-            rates: Rates::default(),
+            seen: Seen::new(index),
             held: Held::new(),
             without_room: 0,
             ahead: 0,
@@ -192,48 +189,14 @@ impl<'a> FaultThread<'a> {
             }
             faults = self.serve_messages(process, Instant::now());
         }
-        self.note_early(process);
+        self.seen.note_early(self.run, self.cpu, process);
+        self.run.kick_reclaim();
         let Some(link) = process.memory.uffd.agent() else { return };
         link.show_token(self.run.token.served_alone(self.group_of(process), us_of(now)));
         // A link's bell is silenced before it is clear that all can be read now.
         if link.has_messages() || link.has_early() {
             self.unread.push(Arc::downgrade(process));
         }
-    }
-
-    /// Pages that threads of the process have brought by themselves, out of a pool.
-    fn note_early(&mut self, process: &Arc<Process>) {
-        let Some(link) = process.memory.uffd.agent().filter(|link| link.has_early()) else { return };
-        let now_us = now_us();
-        let (run, cpu, scratch) = (self.run, self.cpu, &mut self.scratch);
-        let serves_alone = run.token.serves_alone();
-        let group = process.space.group(run.engine.swap());
-        let (countdown, rates) = (&mut self.countdown, &mut self.rates);
-        link.note_early(|page, tid| {
-            // A change that was made before, and is not told yet, may have moved the page to where it is.
-            let guard = process.space.gate.enter_fill();
-            let is_settled = !link.is_changing();
-            drop(guard);
-            if !is_settled {
-                return false;
-            }
-            let vpn = Vpn::from_addr(page);
-            let is_noted = run.engine.note_there(cpu, &process.space, vpn, scratch);
-            if is_noted {
-                memspill_engine::stats::add(&run.engine.stats().on(cpu).pgfault, 1);
-                process.count_fault();
-                watch::note_fault(&run.cpus, process, tid);
-                let often = serves_alone && rates.note(tid, vpn, now_us);
-                run.token.note_fault(Faulter::new(tid, group, often), now_us);
-                run.recording.note(Touch { space: process.space.id, vpn, write: true });
-                if run.sampling.is_due(countdown) {
-                    // The thread has gone on.
-                    run.sampling.note(process.key, page, || None);
-                }
-            }
-            is_noted
-        });
-        run.kick_reclaim();
     }
 
     /// Go on with what could not be read.
@@ -395,7 +358,7 @@ impl<'a> FaultThread<'a> {
 
     /// For `--report`.
     fn sample(&mut self, process: &Process, addr: u64, tid: u32) {
-        if self.run.sampling.is_due(&mut self.countdown) {
+        if self.run.sampling.is_due(&mut self.seen.countdown) {
             // The thread sleeps in its fault until that is served. Over a link it sleeps in its agent.
             let instruction = || match process.memory.uffd.agent() {
                 None => crate::proc::instruction(process.memory.pid(), tid),
@@ -543,7 +506,7 @@ impl<'a> FaultThread<'a> {
     /// The thread of a fault, before it is served.
     fn faulter(&mut self, process: &Process, tid: u32, vpn: Vpn, now_us: u64) -> Faulter {
         let is_away = || matches!(process.space.word(vpn).state(), State::Swapped | State::Evicting);
-        let often = self.run.token.serves_alone() && is_away() && self.rates.note(tid, vpn, now_us);
+        let often = self.run.token.serves_alone() && is_away() && self.seen.rates.note(tid, vpn, now_us);
         Faulter::new(tid, process.space.group(self.run.engine.swap()), often)
     }
 

@@ -13,6 +13,7 @@
 
 use crate::proc::{self, Statm};
 use crate::process::Process;
+use crate::process::link::AgentLink;
 use crate::run::{Run, account};
 use crate::times::PROCESS_YOUNG;
 use memspill_engine::group::Group;
@@ -43,7 +44,9 @@ pub fn note_unmanaged(run: &Run, process: &Process, statm: Statm) {
         return;
     }
     let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
-    process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes));
+    // Charged when they are noted, which is soon.
+    let early_bytes = process.memory.uffd.agent().map_or(0, AgentLink::early_pages) * PAGE_SIZE as u64;
+    process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes + early_bytes));
     // More cannot be shared than is there: it was measured before some of it was unmapped.
     let pages = statm.anon_bytes.max(managed_bytes) / PAGE_SIZE as u64;
     if process.space.discount_pages() > pages {

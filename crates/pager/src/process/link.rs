@@ -19,9 +19,9 @@ use crate::process::peer::Pidfd;
 use crate::process::staged::{HALF_PAGES, Staged};
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
-    BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_STATE, END, FAULT, FREE, FULL, HERE,
-    HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP,
-    WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of, open,
+    ALONG, BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_PAGE, EARLY_STATE, END, FAULT,
+    FREE, FULL, HERE, HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, RUN_CLOSED,
+    STAGING_AT, UNMAP, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -37,6 +37,18 @@ use std::time::Instant;
 pub enum Port {
     Kernel(Uffd),
     Agent(AgentLink),
+}
+
+/// What lies there unnoted is less than what the monitor takes for growth for sure (`growth.rs`), and there
+/// may be many processes. Tried: 48. A program that goes through memory in order took a twelfth longer.
+const EARLY_TOLD_MAX: u64 = 96;
+
+/// A page that a thread has brought by itself.
+pub struct Early {
+    pub page: u64,
+    pub tid: u32,
+    /// With one that the thread has touched.
+    pub comes_along: bool,
 }
 
 /// Of pages that are delivered.
@@ -59,6 +71,8 @@ pub struct AgentLink {
     has_met_change: AtomicBool,
     /// Whose file the agent reads: the number of a device.
     pool: Option<u8>,
+    /// What threads may bring at once while there is room.
+    run_pages: u64,
     staged: Staged,
 }
 
@@ -81,6 +95,7 @@ impl AgentLink {
             delivering: Mutex::default(),
             has_met_change: AtomicBool::new(false),
             pool,
+            run_pages: 0,
             staged: Staged::default(),
         };
         link.allow_early(pool.is_some());
@@ -264,6 +279,29 @@ impl AgentLink {
         self.word64(field).store(bytes, Ordering::SeqCst);
     }
 
+    /// So many pages at once a thread may bring by itself where it goes through memory in order, from when
+    /// [`AgentLink::show_room`] says that there is room.
+    pub fn set_run(&mut self, pages: usize) {
+        self.run_pages = pages as u64;
+    }
+
+    /// Is there room for what threads bring by themselves? We are called when what is not noted is half of
+    /// the gap, in which reclaim begins before there is none; or `EARLY_TOLD_MAX`.
+    pub fn show_room(&self, has_room: bool, gap_bytes: u64) {
+        let link = self.link();
+        // SAFETY: only addresses are taken.
+        let fields = unsafe { [addr_of_mut!((*link).early_run), addr_of_mut!((*link).early_told_at)] };
+        let run_pages = if has_room { self.run_pages } else { 0 };
+        let told_at = (gap_bytes / PAGE_SIZE as u64 / 2).clamp(1, EARLY_TOLD_MAX);
+        for (field, value) in fields.into_iter().zip([run_pages, told_at]) {
+            let field = self.word64(field);
+            // As with the token.
+            if field.load(Ordering::Relaxed) != value {
+                field.store(value, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Brings pages; their waiters are woken.
     fn deliver(&self, addr: u64, pages: usize, content: Content<'_>) -> Fill {
         let _delivering = self.delivering.lock().expect("delivering");
@@ -442,34 +480,56 @@ impl AgentLink {
         self.control.unlock();
     }
 
-    /// Has the process brought pages that are not noted?
+    /// Has the process brought pages that are not noted? (One that another thread is noting it may have to
+    /// leave for later.)
     pub fn has_early(&self) -> bool {
-        (0..EARLY).any(|index| self.early(index).load(Ordering::SeqCst) & EARLY_STATE == HERE)
+        (0..EARLY).any(|index| self.early(index).load(Ordering::SeqCst) & EARLY_STATE >= HERE)
+    }
+
+    /// Is there something to be noted, or said of what can be?
+    pub fn waits_for_note(&self) -> bool {
+        self.has_early() || self.was_shown_no_room()
+    }
+
+    /// So many pages lie there that are not noted.
+    pub fn early_pages(&self) -> u64 {
+        (0..EARLY).filter(|index| self.early(*index).load(Ordering::Relaxed) & EARLY_STATE >= HERE).count()
+            as u64
+    }
+
+    /// Threads have been told that there is no room, and ask for each page.
+    fn was_shown_no_room(&self) -> bool {
+        // SAFETY: only the address is taken.
+        let run = self.word64(unsafe { addr_of_mut!((*self.link()).early_run) });
+        self.pool.is_some() && run.load(Ordering::Relaxed) == 0
     }
 
     /// What the process has brought by itself: of each page, and the thread that has brought it, `note` says
     /// whether it has been noted, or is to be told again later. One at a time has a page: told twice it might
     /// have left in between.
-    pub fn note_early(&self, mut note: impl FnMut(u64, u32) -> bool) {
-        let mut is_any_noted = false;
+    pub fn note_early(&self, mut note: impl FnMut(Early) -> bool) {
+        let mut noted = 0;
         for index in 0..EARLY {
             let entry = self.early(index);
             let seen = entry.load(Ordering::SeqCst);
-            let page = seen & !EARLY_STATE;
+            let page = seen & EARLY_PAGE;
             let noting = page | NOTING;
             if seen & EARLY_STATE != HERE
                 || entry.compare_exchange(seen, noting, Ordering::SeqCst, Ordering::SeqCst).is_err()
             {
                 continue;
             }
-            let is_page = page.is_multiple_of(PAGE_SIZE as u64) && page < crate::USER_END;
             // SAFETY: in bounds.
             let tid = unsafe { addr_of_mut!((*self.link()).early_tids[index]).read_volatile() };
-            let is_noted = !is_page || note(page, tid);
+            let early = Early { page, tid, comes_along: seen & ALONG != 0 };
+            let is_noted = page >= crate::USER_END || note(early);
             entry.store(if is_noted { 0 } else { seen }, Ordering::SeqCst);
-            is_any_noted |= is_noted;
+            noted += u64::from(is_noted);
         }
-        if is_any_noted {
+        if noted > 0 {
+            // SAFETY: only the address is taken.
+            let count = self.word64(unsafe { addr_of_mut!((*self.link()).early_noted) });
+            count.fetch_add(noted, Ordering::SeqCst);
             self.let_write();
         }
     }

@@ -51,6 +51,7 @@ use home::Home;
 use memory::ProcessMemory;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
+use memspill_engine::swap::Swap;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use standstill::{Aside, Standstill};
 use std::io;
@@ -138,6 +139,14 @@ impl Process {
         let pid = self.memory.pid();
         self.memory.serving_agent().is_none()
             && (self.age() < AGENT_GIVEN_UP || pid == 0 || standstill::of(pid).is_some())
+    }
+
+    /// Threads that bring pages by themselves are told whether there is room for that.
+    pub fn show_room(&self, swap: &Swap) {
+        if let Some(link) = self.memory.uffd.agent() {
+            let group = self.space.group(swap);
+            link.show_room(!group.full(), group.least_gap_bytes());
+        }
     }
 
     /// A fault of the program has been read.

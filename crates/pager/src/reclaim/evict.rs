@@ -20,6 +20,7 @@ use crate::reclaim::direct::{self, TakesShared};
 use crate::reclaim::linger::linger;
 use crate::reclaim::no_room::NoRoom;
 use crate::run::cpus::Waiting;
+use crate::run::early::Seen;
 use crate::run::files::are_held_calls_over;
 use crate::run::{Run, watch};
 use crate::shared::Object;
@@ -47,6 +48,7 @@ pub fn reclaim(run: &Run, index: u32) {
     let mut seen = 0;
     while !run.is_stopping() {
         run.wait_for_kick(&mut seen, RECLAIM_IDLE);
+        reclaimer.look_around();
         watch::release_stuck(&run.cpus, &run.processes());
         reclaimer.take_back_those_aside();
         while run.engine.groups().above_low_mark() && !run.is_stopping() {
@@ -64,7 +66,10 @@ pub fn reclaim(run: &Run, index: u32) {
         // It may be long: a pool that is compressed once more.
         while reclaimer.maintain_devices() && !run.is_stopping() && !run.engine.groups().above_low_mark() {}
         if index == 0 {
-            linger(run);
+            linger(run, |process| {
+                reclaimer.note_if_early(process);
+                reclaimer.look_around();
+            });
         }
     }
 }
@@ -136,6 +141,10 @@ struct Reclaimer<'a> {
     cpu: CpuId,
     queue: QueueId,
     no_room: NoRoom,
+    /// None: it has noted no early pages yet.
+    seen: Option<Seen>,
+    /// No earlier than this all processes are looked at for such pages.
+    look_at: Instant,
     /// No earlier than this are pages written again whose write failed.
     write_again_at: Instant,
     /// No earlier than this it is looked at which of those that stood still go on.
@@ -146,7 +155,47 @@ impl<'a> Reclaimer<'a> {
     fn new(run: &'a Run, cpu: CpuId, queue: QueueId) -> Reclaimer<'a> {
         let now = Instant::now();
         let no_room = NoRoom::default();
-        Reclaimer { run, cpu, queue, no_room, write_again_at: now, take_back_at: now }
+        let (write_again_at, take_back_at) = (now, now);
+        Reclaimer { run, cpu, queue, no_room, seen: None, look_at: now, write_again_at, take_back_at }
+    }
+
+    /// Pages that threads have brought by themselves are noted, however few they are.
+    fn look_for_early(&mut self) {
+        if self.is_look_due() {
+            self.look_at = Instant::now() + RECLAIM_IDLE;
+            let processes = self.run.processes();
+            let served = processes.iter().filter(|process| !process.space.is_aside());
+            served.for_each(|process| self.note_early(process));
+        }
+    }
+
+    fn is_look_due(&self) -> bool {
+        self.cpu.0 == 0 && Instant::now() >= self.look_at
+    }
+
+    /// The same, for whoever is not at work yet.
+    fn look_around(&mut self) {
+        if self.is_look_due() {
+            let _work = self.run.quiet.begin_work();
+            self.look_for_early();
+        }
+    }
+
+    fn note_early(&mut self, process: &Arc<Process>) {
+        if process.memory.uffd.agent().is_some_and(AgentLink::waits_for_note) {
+            // Another seed than the pagers'.
+            let seed = self.run.layout.pagers + self.cpu.0;
+            self.seen.get_or_insert_with(|| Seen::new(seed)).note_early(self.run, self.cpu, process);
+        }
+    }
+
+    /// What threads of this one have brought is noted, and reclaim is called where that is too much.
+    fn note_if_early(&mut self, process: &Arc<Process>) {
+        if process.memory.uffd.agent().is_some_and(AgentLink::has_early) {
+            let _work = self.run.quiet.begin_work();
+            self.note_early(process);
+            self.run.kick_reclaim();
+        }
     }
 
     /// Take one batch out. False if that achieved nothing.
@@ -157,6 +206,7 @@ impl<'a> Reclaimer<'a> {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }
         self.take_back_those_aside();
+        self.look_for_early();
         let mut taken = self.shrink_some();
         if taken == 0 {
             taken = run.engine.drop_read_ahead(self.cpu, BATCH_PAGES);
@@ -232,6 +282,7 @@ impl<'a> Reclaimer<'a> {
             aside::set_aside(&process, standstill::of(agent.evictor.tid));
             return 0;
         }
+        self.note_early(&process);
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
             if let Some(why) = process.standstill_in_fork() {
@@ -264,6 +315,7 @@ impl<'a> Reclaimer<'a> {
         // Room was made when the pages left, not when they are stored: who waits need not wait for the
         // compression.
         self.run.poke_for_room(shrunk.taken);
+        self.note_early(&process);
         if let Some(write_out) = write_out {
             engine.write_out(self.cpu, self.queue, write_out);
         }

@@ -4,19 +4,25 @@
 //! A thread that a fill wakes goes to an idle CPU if there is one, away from its pager, and both pay for an
 //! idle CPU's waking (50 µs in a virtual machine) at every fault from then on. On more CPUs one of them is
 //! always idle.
+//!
+//! Where threads bring pages by themselves this is who notes them, on a CPU that is not theirs.
 
+use crate::process::Process;
 use crate::run::Run;
 use crate::run::watch;
 use crate::times::{LINGER_ELSEWHERE, LINGER_FAULTS};
 use memspill_engine::units::CpuId;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Return when reclaim is wanted, faults have ceased, or somebody else has run here.
-pub fn linger(run: &Run) {
-    if run.cpus.len() != 2 || !watch::one_thread_faults(&run.processes()) {
+/// Return when reclaim is wanted, faults have ceased, or somebody else has run here. `look`: what the caller
+/// does meanwhile, for the process whose thread it is.
+pub fn linger(run: &Run, mut look: impl FnMut(&Arc<Process>)) {
+    if run.cpus.len() != 2 {
         return;
     }
+    let Some(process) = watch::whose_one_thread_faults(&run.processes()) else { return };
     let stats = run.engine.stats();
     let faults =
         || [0, 1].map(|cpu| stats.on(CpuId(cpu)).pgfault.load(Ordering::Relaxed)).iter().sum::<u64>();
@@ -26,6 +32,7 @@ pub fn linger(run: &Run) {
         let before = Instant::now();
         std::thread::yield_now();
         let now = Instant::now();
+        look(&process);
         if now - before > LINGER_ELSEWHERE {
             return;
         }

@@ -26,8 +26,10 @@
 pub mod account;
 pub mod advice;
 pub mod cpus;
+pub mod early;
 pub mod files;
 pub mod quiet;
+pub mod rates;
 pub mod reads;
 pub mod record;
 pub mod sampling;
@@ -276,6 +278,7 @@ impl Run {
         self.engine.add_space(process.space.clone());
         self.processes.write().expect("processes").insert(process.key, process.clone());
         self.end_early_if_over(&process);
+        process.show_room(self.engine.swap());
         watch::watch_new(&self.cpus, &process)
     }
 
@@ -283,6 +286,7 @@ impl Run {
     pub fn add_inherited(&self, process: Arc<Process>) -> std::io::Result<()> {
         self.processes.write().expect("processes").insert(process.key, process.clone());
         self.end_early_if_over(&process);
+        process.show_room(self.engine.swap());
         process.space.set_aside(false, &self.engine.spaces());
         watch::watch_new(&self.cpus, &process)
     }

@@ -49,7 +49,7 @@ pub struct Countdown {
 }
 
 impl Countdown {
-    /// `seed`: another for each pager.
+    /// `seed`: another for each thread that has one.
     pub fn new(seed: u32) -> Countdown {
         Countdown { left: 0, random: (u64::from(seed) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
     }

@@ -75,10 +75,11 @@ fn keep_evictor_on(process: &Process, cpu: Option<usize>) {
     }
 }
 
-/// All faults that have come lately are of one thread?
-pub fn one_thread_faults(processes: &[Arc<Process>]) -> bool {
+/// The process of the one thread of which all faults are that have come lately, if there is one.
+pub fn whose_one_thread_faults(processes: &[Arc<Process>]) -> Option<Arc<Process>> {
     let mut at_home = processes.iter().filter(|process| process.home.is_one());
-    at_home.next().is_some() && at_home.next().is_none()
+    let first = at_home.next()?;
+    at_home.next().is_none().then(|| first.clone())
 }
 
 /// A pager that is busy for long may be stuck: let the others see what it would have to serve.

@@ -28,6 +28,7 @@ use super::gadget;
 use crate::handshake;
 use crate::protocol::{Board, RangeInUse, SLOT_RANGES, Slot};
 use crate::sys::{self, PAGE, Result, nr};
+use crate::windows::Rows;
 
 const STACK_BYTES: usize = 16 * PAGE;
 /// vforks inside the children of vforks.
@@ -154,6 +155,8 @@ pub struct Block {
     pub saved: Saved,
     /// The page on which the thread looks whether its fault is the program's own (`windows/uses.rs`); or 0.
     pub hazard: AtomicUsize,
+    /// Where it goes through memory in order (`windows/rows.rs`).
+    pub rows: Rows,
 }
 
 const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
@@ -373,6 +376,7 @@ fn make() -> Result<*mut Block> {
         has_left: false,
         saved: NOTHING_SAVED,
         hazard: AtomicUsize::new(0),
+        rows: Rows::new(),
     };
     // SAFETY: the page is ours, large enough and aligned.
     unsafe { block.write(new) };

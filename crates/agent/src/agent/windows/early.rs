@@ -28,9 +28,10 @@
 //!
 //! `crates/agent/tests/shuttle_early.rs` is the model of all this.
 //!
-//! While another thread has the swap token a page is asked for: the supervisor says when it is our turn.
+//! While another thread has the swap token a page is asked for: the supervisor says when it is our turn. So
+//! it is while memory is full, or may be: whoever asks waits until reclaim has made room.
 //!
-//! What it does not do: read ahead. A page behind the last one is asked for, and comes with others.
+//! What it does not do: read ahead beyond some pages (`rows.rs`).
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -48,12 +49,12 @@ use crate::words::{SWAPPED, Word};
 
 struct State {
     header: UnsafeCell<Header>,
-    /// The page that was needed last.
-    last: AtomicUsize,
     /// Where the first part of the table is mapped, or 0: two reads by calls are a tenth of a fault.
     table: AtomicUsize,
 }
 
+/// Pages that are read before they are put in place together: as many as the agent's stack has room for.
+const PIECE: usize = 4;
 /// 8 MiB, for 4 GiB of pages: what lies behind is read by calls.
 const MAPPED_SLOTS: u64 = 1 << 20;
 const MAPPED_BYTES: usize = MAPPED_SLOTS as usize * size_of::<u64>();
@@ -65,7 +66,6 @@ unsafe impl Sync for State {}
 #[unsafe(link_section = ".data")]
 static STATE: State = State {
     header: UnsafeCell::new(Header { magic: 0, algorithm: 0, rooms_bytes: [0; ROOMS] }),
-    last: AtomicUsize::new(0),
     table: AtomicUsize::new(0),
 };
 
@@ -137,46 +137,93 @@ pub fn ends_with(number: usize) -> bool {
     )
 }
 
-/// Brings a page that is SWAPPED. False: it is to be asked for.
-pub fn bring(_inside: &Inside, page: usize, word: &AtomicU64) -> bool {
-    // Whoever goes through memory in order is better served by the supervisor, which reads ahead.
-    let last = STATE.last.swap(page, Ordering::Relaxed);
-    if page.wrapping_sub(last) == PAGE || DESCRIPTORS.pool.load(Ordering::SeqCst) < 0 {
+/// A page of a run that is being brought: FILLING, with an entry that is FETCHING.
+#[derive(Clone, Copy)]
+struct Fetched {
+    word: &'static AtomicU64,
+    entry: usize,
+}
+
+/// Brings a page that is SWAPPED, and some behind it where its thread goes through memory in order. False: it
+/// is to be asked for.
+pub fn bring(_inside: &Inside, page: usize) -> bool {
+    if DESCRIPTORS.pool.load(Ordering::SeqCst) < 0 {
         return false;
     }
     // SAFETY: only threads that are armed touch what may be away.
-    let tid = unsafe { thread::current().tid };
-    if !has_its_turn(tid) {
+    let thread = unsafe { thread::current() };
+    if !has_its_turn(thread.tid) || noted::are_too_many() {
         return false;
     }
+    let most = word64(field!(early_run)).load(Ordering::Relaxed) as usize;
+    let (row, wanted) = thread.rows.find(page);
+    let wanted = wanted.min(most);
+    let mut pages = 0;
+    while pages < wanted {
+        let piece = PIECE.min(wanted - pages);
+        let brought = bring_piece(page + pages * PAGE, piece, thread.tid, pages > 0);
+        pages += brought;
+        if brought < piece {
+            break;
+        }
+    }
+    if pages > 0 {
+        thread.rows.note(row, page, pages);
+    }
+    pages > 0
+}
+
+/// Brings so many pages in a row, or those before the first whose bytes are not at hand. Returns how many.
+fn bring_piece(start: usize, most: usize, tid: u32, comes_along: bool) -> usize {
+    let prot = table::find(start).map_or(0, |word| table::load(word).prot());
+    let mut bytes = MaybeUninit::<[[u8; PAGE_BYTES]; PIECE]>::uninit();
+    // SAFETY: bytes of any value are good; what is not written is not used.
+    let bytes = unsafe { &mut *bytes.as_mut_ptr().cast::<[[u8; PAGE_BYTES]; PIECE]>() };
+    let mut fetched: [Option<Fetched>; PIECE] = [None; PIECE];
+    let mut pages = 0;
+    for (bytes, place) in bytes.iter_mut().zip(&mut fetched).take(most) {
+        *place = fetch(start + pages * PAGE, prot, bytes);
+        if place.is_none() {
+            break;
+        }
+        pages += 1;
+    }
+    if pages > 0 {
+        run::fill(&Run { start, pages, prot: prot as usize }, bytes.as_ptr() as usize, false);
+    }
+    for (n, fetched) in fetched.iter().flatten().enumerate() {
+        table::finish(fetched.word, Word::EMPTY);
+        noted::here(fetched.entry, start + n * PAGE, tid, comes_along || n > 0);
+    }
+    pages
+}
+
+/// Reads a page that is SWAPPED, with this protection. None: its bytes are not at hand, and it is as it was.
+fn fetch(page: usize, prot: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Fetched> {
+    let word = table::find(page)?;
     if table::load(word).slot() == 0 {
         noted::take_hints();
     }
     let seen = table::load(word);
-    if seen.state() != SWAPPED || seen.slot() == 0 || seen.is_closed() || !is_allowed() {
-        return false;
+    let is_ours = seen.state() == SWAPPED && seen.prot() == prot;
+    if !is_ours || seen.slot() == 0 || seen.is_closed() || !is_allowed() {
+        return None;
     }
-    let Some(index) = noted::claim(page) else { return false };
+    let entry = noted::claim(page)?;
     if noted::is_closed() || !table::turn(word, seen, seen.filling()) {
-        noted::give_back(index);
-        return false;
+        noted::give_back(entry);
+        return None;
     }
-    let mut bytes = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
-    // SAFETY: bytes of any value are good; what is not written is not used.
-    let bytes = unsafe { &mut *bytes.as_mut_ptr().cast::<[u8; PAGE_BYTES]>() };
     let is_right = read(seen.slot(), bytes) && is_allowed() && {
         fence(Ordering::SeqCst);
         supervisor::first_delivered(page, page + PAGE) != page
     };
     if !is_right {
         table::finish(word, Word::swapped(0, seen.prot()));
-        noted::give_back(index);
-        return false;
+        noted::give_back(entry);
+        return None;
     }
-    run::fill(&Run { start: page, pages: 1, prot: seen.prot() as usize }, bytes.as_ptr() as usize, false);
-    table::finish(word, Word::EMPTY);
-    noted::here(index, page, tid);
-    true
+    Some(Fetched { word, entry })
 }
 
 /// Nobody has the swap token, or this thread has it.

@@ -38,12 +38,12 @@ pub fn settle(page: usize) -> bool {
         let seen = table::load(word);
         match seen.state() {
             SWAPPED if linked::is_there() => {
-                if early::bring(&inside, page, word) {
-                    drop(inside);
+                let is_brought = early::bring(&inside, page);
+                drop(inside);
+                if is_brought {
                     noted::tell();
                     return true;
                 }
-                drop(inside);
                 supervisor::ask(page);
                 has_waited = true;
             }

@@ -27,7 +27,7 @@
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `linked.rs` | what is shared with it |
-//! | `early.rs`, `noted.rs` | a page read out of its pool, by the thread that needs it |
+//! | `early.rs`, `noted.rs`, `rows.rs` | a page read out of its pool, by the thread that needs it |
 //! | `rules.rs` | the switch |
 //!
 //! What must hold:
@@ -68,6 +68,7 @@ mod kernel;
 mod linked;
 mod moving;
 mod noted;
+mod rows;
 mod rules;
 mod run;
 mod source;
@@ -81,6 +82,7 @@ pub use evict::{empty_staging, take_run};
 pub use fork::{begins as fork_begins, ends as fork_ends, in_child, is_all_here};
 pub use linked::{is_there as has_supervisor, staging};
 pub use noted::take_hints_outside as take_hints;
+pub use rows::Rows;
 pub use rules::is_on;
 pub use supervisor::take_word;
 

@@ -13,28 +13,29 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use super::gate;
 use super::linked::{self, field, link, word64};
 use super::{table, wait};
-use crate::link::{EARLY, EARLY_STATE, FETCHING, HERE, HINTS, Hint, Link};
+use crate::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, Link};
 use crate::pool::SLOTS_END;
 use crate::words::{SLOTS_MAX, SWAPPED};
-
-/// The supervisor is called when so many pages wait to be noted, or when somebody waits for it.
-const TOLD_AT: usize = 16;
 
 struct State {
     /// Changes that wait for all entries to be free.
     closed: AtomicUsize,
     /// Held while hints are read.
     reading: AtomicU32,
+    /// So many pages had been brought when the supervisor was last called for them.
+    told: AtomicU64,
 }
 
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static STATE: State = State { closed: AtomicUsize::new(0), reading: AtomicU32::new(0) };
+static STATE: State =
+    State { closed: AtomicUsize::new(0), reading: AtomicU32::new(0), told: AtomicU64::new(0) };
 
 /// In the child of a fork, where nobody waits.
 pub fn reset() {
     STATE.closed.store(0, Ordering::SeqCst);
     STATE.reading.store(0, Ordering::SeqCst);
+    STATE.told.store(0, Ordering::SeqCst);
 }
 
 /// While this lives no thread begins to bring a page by itself.
@@ -70,18 +71,23 @@ pub fn is_empty() -> bool {
 
 /// The first page of [start, end) that a thread has brought, and that is not noted; else `end`.
 pub fn first(start: usize, end: usize) -> usize {
-    let page_of = |index| (entry(index).load(Ordering::SeqCst) & !EARLY_STATE) as usize;
+    let page_of = |index| (entry(index).load(Ordering::SeqCst) & EARLY_PAGE) as usize;
     (0..EARLY).map(page_of).filter(|page| (start..end).contains(page)).min().unwrap_or(end)
 }
 
-/// An entry for a page that is to be brought.
+/// An entry for a page that is to be brought: they are taken in turns, so the next one is nearly always free.
 pub fn claim(page: usize) -> Option<usize> {
     let taken = page as u64 | FETCHING;
-    (0..EARLY).find(|index| {
+    let first = brought().load(Ordering::Relaxed) as usize;
+    (first..first.wrapping_add(EARLY)).map(|turn| turn % EARLY).find(|index| {
         let entry = entry(*index);
         entry.load(Ordering::Relaxed) == 0
             && entry.compare_exchange(0, taken, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     })
+}
+
+fn brought() -> &'static AtomicU64 {
+    word64(field!(early_brought))
 }
 
 /// It was not brought.
@@ -90,18 +96,37 @@ pub fn give_back(index: usize) {
     linked::wake_waiting();
 }
 
-/// The page of an entry is in its place, by this thread.
-pub fn here(index: usize, page: usize, tid: u32) {
+/// The page of an entry is in its place, by this thread; it has touched it, or not yet.
+pub fn here(index: usize, page: usize, tid: u32, comes_along: bool) {
     let by = field!(early_tids[index % EARLY]);
     // SAFETY: in the file, which stays mapped.
     unsafe { by.write_volatile(tid) };
-    entry(index).store(page as u64 | HERE, Ordering::SeqCst);
+    let along = if comes_along { ALONG } else { 0 };
+    // Before it may be noted: what is noted was brought.
+    brought().fetch_add(1, Ordering::SeqCst);
+    entry(index).store(page as u64 | along | HERE, Ordering::SeqCst);
 }
 
-/// The supervisor is called, if it is time. Outside of the gate.
+/// At so many pages that are not noted the supervisor is called.
+fn told_at() -> u64 {
+    word64(field!(early_told_at)).load(Ordering::Relaxed).max(1)
+}
+
+/// The supervisor was called a while ago, and has not come: it does not know how full memory is.
+pub fn are_too_many() -> bool {
+    let noted = word64(field!(early_noted)).load(Ordering::Relaxed);
+    brought().load(Ordering::Relaxed).saturating_sub(noted) >= 2 * told_at()
+}
+
+/// The supervisor is called where so many pages more have been brought than it was called for or has noted
+/// (its reclaimers do so uncalled), or where somebody waits for it. Outside of the gate.
 pub fn tell() {
-    let waiting = (0..EARLY).filter(|index| entry(*index).load(Ordering::Relaxed) != 0).count();
-    if waiting >= TOLD_AT || is_closed() {
+    let noted = word64(field!(early_noted)).load(Ordering::Relaxed);
+    let (brought, told) = (brought().load(Ordering::Relaxed), STATE.told.load(Ordering::Relaxed));
+    let is_time = brought.saturating_sub(told.max(noted)) >= told_at()
+        // One of the threads that see it calls.
+        && STATE.told.compare_exchange(told, brought, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if is_time || is_closed() {
         linked::ring();
     }
 }
