@@ -189,9 +189,11 @@ impl<'a> FaultThread<'a> {
             }
             faults = self.serve_messages(process, Instant::now());
         }
-        self.seen.note_early(self.run, self.cpu, process);
-        self.run.kick_reclaim();
         let Some(link) = process.memory.uffd.agent() else { return };
+        if link.waits_for_note() {
+            self.seen.note_early(self.run, self.cpu, process);
+            self.run.kick_reclaim();
+        }
         link.show_token(self.run.token.served_alone(self.group_of(process), us_of(now)));
         // A link's bell is silenced before it is clear that all can be read now.
         if link.has_messages() || link.has_early() {
