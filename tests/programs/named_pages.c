@@ -2,7 +2,7 @@
  * They are walked upwards and downwards, and each page that they name is checked, while another thread drops
  * some of those pages and writes some. Between two walks all named pages move to another address.
  *
- *   named_pages PAGES WALKS
+ *   named_pages PAGES WALKS [dense]      dense: no page compresses
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -54,6 +54,14 @@ static uint64_t drawn(uint64_t *state, uint64_t below)
 	return *state % below;
 }
 
+static void fill(uint64_t *words, uint64_t count)
+{
+	static uint64_t random = 2463534242;
+
+	for (uint64_t i = 0; i < count; i++)
+		words[i] = drawn(&random, UINT64_MAX);
+}
+
 static void write_run(uint64_t run)
 {
 	for (uint64_t n = run * RUN; n < (run + 1) * RUN; n++)
@@ -95,8 +103,9 @@ int main(int argc, char **argv)
 	uint64_t random = 362436069, walks, entries;
 	pthread_t other;
 
-	if (argc != 3)
+	if (argc < 3 || argc > 4)
 		return 2;
+	int is_dense = argc == 4;
 	pages = strtoull(argv[1], NULL, 0) / RUN * RUN;
 	walks = strtoull(argv[2], NULL, 0);
 	entries = pages * VISITS;
@@ -104,11 +113,16 @@ int main(int argc, char **argv)
 	states = map(pages / RUN * sizeof *states);
 	struct entry *row = map(entries * sizeof *row);
 	for (uint64_t run = 0; run < pages / RUN; run++) {
+		if (is_dense)
+			fill(page_of(run * RUN), (uint64_t)RUN * PAGE / 8);
 		write_run(run);
 		states[run] = 2;
 	}
-	for (uint64_t i = 0; i < entries; i++)
+	for (uint64_t i = 0; i < entries; i++) {
 		row[i].number = drawn(&random, pages);
+		if (is_dense)
+			fill(row[i].rest, 2);
+	}
 	for (uint64_t walk = 0; walk < walks; walk++) {
 		for (uint64_t i = 0; i < entries; i++)
 			row[i].page = page_of(row[i].number);

@@ -5,7 +5,7 @@
 // ```text
 //  the control memfd   ┌─────────┬──────────────────────────────┬────────────────────┬──────────────┐
 //                      │ Control │ Link: counts, waiters,       │ bytes of deliveries│ staging      │
-//                      │ 4 KiB   │ deliveries, ring of messages │ 32 times 16 pages  │ 256 pages    │
+//                      │ 4 KiB   │ deliveries, ring of messages │ 32 of 16, 32 of 1  │ 256 pages    │
 //                      └─────────┴──────────────────────────────┴────────────────────┴──────────────┘
 //
 //  a thread that lacks a page                       a pager
@@ -57,12 +57,14 @@ pub const REMOVE: u32 = 3;
 pub const REMAP: u32 = 4;
 /// All of a change has been told.
 pub const END: u32 = 5;
+/// As `FAULT`, by an access that only reads.
+pub const READ_FAULT: u32 = 6;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Message {
     pub kind: u32,
-    /// FAULT: the thread that faults.
+    /// FAULT, READ_FAULT: the thread that faults.
     pub tid: u32,
     pub addr: u64,
     pub end: u64,
@@ -138,8 +140,12 @@ pub struct Hint {
 pub const HINTS: usize = 1024;
 pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
+/// Of what threads wait for, with room for so many pages each.
 pub const DELIVERIES: usize = 32;
 pub const DELIVERY_PAGES: usize = 16;
+/// Behind those: of what nobody has asked for, of a page each.
+pub const UNASKED: usize = 32;
+pub const DELIVERIES_ALL: usize = DELIVERIES + UNASKED;
 /// Of zeros, which take no room in the file: so many.
 pub const ZERO_PAGES: usize = 512;
 
@@ -176,6 +182,9 @@ pub struct Link {
     /// for it. The bell is rung when so many are not noted. Written by the supervisor.
     pub early_run: u64,
     pub early_told_at: u64,
+    /// Non-zero: pages name those that are touched next (the engine's pointers.rs), which the supervisor sees
+    /// only where it brings them: so all are asked for. Written by the supervisor.
+    pub names_followed: u64,
     /// Non-zero: the thread, of whatever process, that alone may bring pages by itself for now. All others
     /// ask, and the supervisor lets those wait for their turn that fault often. Written by the supervisor.
     pub token: u64,
@@ -184,7 +193,7 @@ pub struct Link {
     pub hints_tail: u64,
     pub hints: [Hint; HINTS],
     pub waiters: [Waiter; WAITERS],
-    pub deliveries: [Delivery; DELIVERIES],
+    pub deliveries: [Delivery; DELIVERIES_ALL],
     pub ring: [Message; RING],
 }
 
@@ -215,12 +224,16 @@ const PAGE: usize = 4096;
 /// Where the parts lie in the file.
 pub const LINK_AT: usize = PAGE;
 pub const BYTES_AT: usize = LINK_AT + core::mem::size_of::<Link>().next_multiple_of(PAGE);
-pub const STAGING_AT: usize = BYTES_AT + DELIVERIES * DELIVERY_PAGES * PAGE;
+pub const STAGING_AT: usize = bytes_at(DELIVERIES_ALL);
 pub const FILE_BYTES: usize = STAGING_AT + STAGING_PAGES as usize * PAGE;
 
 /// Where the bytes of a delivery begin.
 pub const fn bytes_at(delivery: usize) -> usize {
-    BYTES_AT + delivery * DELIVERY_PAGES * PAGE
+    /// In pages.
+    const UNASKED_AT: usize = DELIVERIES * DELIVERY_PAGES;
+    let pages =
+        if delivery < DELIVERIES { delivery * DELIVERY_PAGES } else { UNASKED_AT + delivery - DELIVERIES };
+    BYTES_AT + pages * PAGE
 }
 
 const _: () = assert!(core::mem::size_of::<Message>() == 32 && core::mem::size_of::<Delivery>() == 24);

@@ -1,5 +1,5 @@
 //! The link between a process that is paged by windows and its supervisor, under schedules that are drawn:
-//! faults, deliveries, changes, and an evictor that is cut off.
+//! faults, deliveries, of pages that nobody has asked for too, changes, and an evictor that is cut off.
 //!
 //! ```text
 //!   a thread that lacks a page       supervisor.rs: ask      two pagers                faults/thread.rs
@@ -42,6 +42,8 @@ const PAGES: usize = 3;
 const WAITERS: usize = 3;
 const DELIVERIES: usize = 2;
 const DELIVERY_PAGES: usize = 2;
+/// Behind those, of what nobody has asked for.
+const UNASKED: usize = 1;
 const CHUNK: usize = 2;
 /// So that a second change waits.
 const UNREAD_CHANGES_MAX: u32 = 0;
@@ -56,6 +58,8 @@ enum Without {
     // The agent.
     /// A change says so before it installs what was delivered.
     Announce,
+    /// Whoever installs looks also at what nobody has asked for.
+    InstallUnasked,
     /// A change installs what was delivered.
     InstallBeforeChange,
     /// Who waits remembers what the futex was before he looks.
@@ -138,7 +142,7 @@ struct Link {
     lock: Futex,
     take: AtomicU64,
     waiters: [Waiter; WAITERS],
-    deliveries: [Delivery; DELIVERIES],
+    deliveries: [Delivery; DELIVERIES + UNASKED],
     ring: [Mutex<Option<Message>>; RING as usize],
     head: AtomicU32,
     tail: AtomicU32,
@@ -167,6 +171,8 @@ struct Engine {
     batch: Mutex<()>,
     put_off: Mutex<Vec<Job>>,
     delivering: Mutex<()>,
+    /// Pages that are being brought, and that nobody has asked for.
+    unasked: AtomicU32,
 }
 
 impl Default for State {
@@ -179,6 +185,7 @@ impl Default for State {
 struct Job {
     first: usize,
     bytes: Vec<Option<Bytes>>,
+    is_unasked: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -202,6 +209,8 @@ struct All {
     without: Without,
     /// GUARD_INSTALL fails sometimes, as on locked memory.
     guards_fail: bool,
+    /// Pagers bring pages that nobody has asked for.
+    brings_unasked: bool,
     kernel: Kernel<PAGES>,
     gate: Gate,
     words: [PageWord; PAGES],
@@ -347,7 +356,9 @@ impl All {
     }
 
     fn install_inside(&self) -> Result<(), (usize, Word)> {
-        for delivery in &self.link.deliveries {
+        let all = &self.link.deliveries;
+        let looked_at = if self.without == Without::InstallUnasked { &all[..DELIVERIES] } else { &all[..] };
+        for delivery in looked_at {
             let state = &delivery.state;
             let takes = self.without != Without::TakeDelivery;
             if state.load(Ordering::SeqCst) != FULL
@@ -620,6 +631,27 @@ impl All {
         }
         drop(alone);
         faults.into_iter().for_each(|page| self.engine_fault(page));
+        if self.brings_unasked && thread_rng().gen_bool(0.5) {
+            self.bring_unasked();
+        }
+    }
+
+    /// `SwapIn::bring_predicted`: any page that is away.
+    fn bring_unasked(&self) {
+        let is_free = |delivery: &&Delivery| delivery.state.load(Ordering::SeqCst) == FREE;
+        let free = self.link.deliveries[DELIVERIES..].iter().filter(is_free).count();
+        let mut words = self.engine.words.held();
+        let is_away = |page: &usize| matches!(words[*page], State::Swapped(_));
+        let away: Vec<usize> = (0..PAGES).filter(is_away).collect();
+        if away.is_empty() || self.engine.unasked.load(Ordering::SeqCst) as usize >= free {
+            return;
+        }
+        let page = away[thread_rng().gen_range(0..away.len())];
+        let State::Swapped(bytes) = words[page] else { return };
+        words[page] = State::Filling { cancelled: false };
+        self.engine.unasked.fetch_add(1, Ordering::SeqCst);
+        drop(words);
+        self.install_job(Job { first: page, bytes: vec![Some(bytes)], is_unasked: true })
     }
 
     fn read(&self, faults: &mut Vec<usize>, removed: &mut Vec<usize>) {
@@ -676,10 +708,10 @@ impl All {
             State::None => {
                 words[page] = State::Filling { cancelled: false };
                 drop(words);
-                self.install_job(Job { first: page, bytes: vec![None] })
+                self.install_job(Job { first: page, bytes: vec![None], is_unasked: false })
             }
             State::Swapped(_) => {
-                let mut job = Job { first: page, bytes: Vec::new() };
+                let mut job = Job { first: page, bytes: Vec::new(), is_unasked: false };
                 while let Some(State::Swapped(bytes)) = words.get(page + job.bytes.len()).copied()
                     && job.bytes.len() < DELIVERY_PAGES
                 {
@@ -719,6 +751,9 @@ impl All {
         }
         drop(guard);
         dropped.into_iter().for_each(|page| self.wake(page..page + 1));
+        if is_delivered && job.is_unasked {
+            self.engine.unasked.fetch_sub(1, Ordering::SeqCst);
+        }
         if !is_delivered {
             self.engine.put_off.held().push(job);
             // So that one looks there.
@@ -732,7 +767,9 @@ impl All {
         let link = &self.link;
         let delivering = self.engine.delivering.lock();
         let is_free = |delivery: &&Delivery| delivery.state.load(Ordering::SeqCst) == FREE;
-        let is_delivered = link.deliveries.iter().find(is_free).is_some_and(|delivery| {
+        let (asked, unasked) = link.deliveries.split_at(DELIVERIES);
+        let own = if job.is_unasked { unasked } else { &[] };
+        let is_delivered = own.iter().chain(asked).find(is_free).is_some_and(|delivery| {
             *delivery.filled.held() = Filled { first: job.first, bytes: job.bytes.clone(), done: 0 };
             let locks = self.without != Without::DeliverLocked;
             locks.then(|| link.lock.lock());
@@ -881,6 +918,7 @@ struct Scene {
     /// All pages are away at first, with these bytes.
     away: Option<Bytes>,
     guards_fail: bool,
+    brings_unasked: bool,
 }
 
 const COUNTING: Scene = Scene {
@@ -888,6 +926,7 @@ const COUNTING: Scene = Scene {
     rounds: 4,
     away: None,
     guards_fail: false,
+    brings_unasked: false,
 };
 const LOCKED: Scene = Scene { guards_fail: true, ..COUNTING };
 const COMING_BACK: Scene = Scene {
@@ -910,11 +949,15 @@ const GIVEN_UP: Scene = Scene {
     ..COUNTING
 };
 
+const COMING_UNASKED: Scene = Scene { brings_unasked: true, ..COMING_BACK };
+const EMPTIED_UNASKED: Scene = Scene { brings_unasked: true, ..EMPTYING };
+
 fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'static {
     move || {
         let all = Arc::new(All {
             without,
             guards_fail: scene.guards_fail,
+            brings_unasked: scene.brings_unasked,
             kernel: Kernel::default(),
             gate: Gate::default(),
             words: Default::default(),
@@ -977,6 +1020,11 @@ fn link_nothing_comes_back_of_what_was_given_up() {
 }
 
 #[test]
+fn link_pages_that_nobody_has_asked_for_are_neither_lost_nor_old() {
+    [COMING_UNASKED, EMPTIED_UNASKED].into_iter().for_each(|scene| explore(play(Without::Nothing, scene)));
+}
+
+#[test]
 fn link_what_cannot_be_guarded_stays() {
     explore(play(Without::Nothing, LOCKED));
 }
@@ -996,6 +1044,7 @@ macro_rules! controls {
 controls! {
     link_control_announce: Announce, GIVEN_UP, "wrong";
     link_control_install_before_change: InstallBeforeChange, GIVEN_UP, "wrong";
+    link_control_install_unasked: InstallUnasked, COMING_UNASKED, "wrong";
     link_control_seen_first: SeenFirst, FAULTING, "deadlock";
     link_control_take_delivery: TakeDelivery, COUNTING, "wrong";
     link_control_done: Done, COMING_BACK, "wrong";

@@ -112,8 +112,9 @@ impl SwapIn<'_> {
     fn put(&self, job: &FillJob, at: usize, pages: usize) -> Fill {
         let vpn = job.pages[at].vpn;
         if job.pages[at].entry.is_none() {
-            add(&self.swap.stats.rare().zero_fill, pages as u64);
-            return job.space.memory.put_zero(vpn, pages, job.write);
+            let fill = job.space.memory.put_zero(vpn, pages, job.write);
+            add(&self.swap.stats.rare().zero_fill, fill.pages as u64);
+            return fill;
         }
         let bytes = &job.buf[at..at + pages];
         match job.cause.is_awaited() || pages > 1 {
@@ -259,6 +260,9 @@ impl SwapIn<'_> {
             }
             job.pages = rest;
             return Outcome::Again(job);
+        }
+        if job.cause == Cause::Named {
+            space.count_named_under_way(-1);
         }
         self.scratch.give_back(std::mem::take(&mut job.buf));
         match end.stop {

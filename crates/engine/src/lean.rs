@@ -118,6 +118,9 @@ impl SwapIn<'_> {
         self.arrive(space, &mut words[index(vpn)], (vpn, shadow), Welcome::of(cause, fault.favoured, false));
         drop(words);
         drop(guard);
+        if cause == Cause::Named {
+            space.count_named_under_way(-1);
+        }
         self.swap.free_one(self.cpu, entry);
         space.memory.filled(vpn, 1);
         true

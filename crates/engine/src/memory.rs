@@ -100,13 +100,13 @@ pub trait Memory: Send + Sync {
     fn put_vanished(&self, vpn: Vpn) -> Fill {
         self.put_zero(vpn, 1, true)
     }
-    /// As `put`, of a page that has not faulted: so what is known of a page that has is not known of it.
+    /// As `put`, of one page that has not faulted: so what is known of a page that has is not known of it.
     fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
         self.put(vpn, page)
     }
-    /// May many such pages be put in?
-    fn takes_unasked(&self) -> bool {
-        true
+    /// There is room for so many such pages just now.
+    fn room_for_unasked(&self) -> u64 {
+        u64::MAX
     }
     /// The words of pages that were put in say so: whoever finds them FILLING from now on is not of this
     /// fill.

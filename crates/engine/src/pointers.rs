@@ -28,8 +28,10 @@
 //! Here is what is known of an address space's predictions, and what a page's words name; what is done with
 //! that is in predict.rs.
 //!
-//! What it does not do: follow what those pages name in turn, or look at pages that threads bring by
-//! themselves (the `thread` pager's early fills).
+//! What threads bring by themselves (the `thread` pager's early fills) nobody looks at. So while predictions
+//! are right, and are made, threads ask for all of their pages (`Space::follows_names`).
+//!
+//! What it does not do: follow what those pages name in turn.
 
 use crate::notes::{Notes, Rate};
 use crate::units::{PAGE_SIZE, Page, Vpn};
@@ -45,6 +47,8 @@ const LOOKS_TRIED: u32 = 32;
 const NAMED_TRIED: usize = 32;
 /// Percent of them that must have been right.
 const RIGHT_PERCENT: u32 = 75;
+/// So many stamps after the last prediction its program does something else.
+const FOLLOWED_STAMPS: u64 = 4096;
 /// A page that faults later than so many stamps after it was predicted was predicted by chance.
 const SOON_STAMPS: u64 = 128;
 
@@ -55,6 +59,8 @@ pub(crate) struct Pointers {
     rate: Rate,
     predicted: u32,
     looks: u32,
+    /// When the last page was predicted that is to be brought.
+    last_stamp: Option<u64>,
 }
 
 impl Pointers {
@@ -72,6 +78,7 @@ impl Pointers {
     pub fn predict(&mut self, vpn: Vpn, stamp: u64) -> bool {
         self.predicted = self.predicted.wrapping_add(1);
         if self.are_right() && !self.predicted.is_multiple_of(SAMPLED) {
+            self.last_stamp = Some(stamp);
             return true;
         }
         // Else it is named twice.
@@ -88,6 +95,11 @@ impl Pointers {
             self.rate.note_right();
         }
         is_right
+    }
+
+    /// Are they right, and have there been any of late?
+    pub fn are_followed(&self, stamp: u64) -> bool {
+        self.are_right() && self.last_stamp.is_some_and(|last| stamp.wrapping_sub(last) <= FOLLOWED_STAMPS)
     }
 
     /// Of those that were noted of late.

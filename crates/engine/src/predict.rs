@@ -35,7 +35,7 @@ impl SwapIn<'_> {
         fault: Fault,
         window: Window,
     ) -> Cause {
-        if self.swap.tuning.pointers == Pointers::Off || !space.memory.takes_unasked() {
+        if self.swap.tuning.pointers == Pointers::Off {
             return Cause::Fault;
         }
         self.note_predicted(space, fault.vpn);
@@ -118,13 +118,15 @@ impl SwapIn<'_> {
         }
         let group = space.group(self.swap);
         // A reserve stays for faults.
-        if !group.try_charge(self.cpu, 1, group.gap_bytes() / 2) {
+        let has_room = space.named_under_way() < space.memory.room_for_unasked();
+        if !has_room || !group.try_charge(self.cpu, 1, group.gap_bytes() / 2) {
             drop(words);
             self.scratch.predicted.push_front((space, vpn));
             return Some(Outcome::NoRoom);
         }
         self.mark_lean(&space, &mut words[index(vpn)]);
         drop(words);
+        space.count_named_under_way(1);
         space.trust().forget(vpn);
         add(&self.swap.stats.on(self.cpu).named_pages, 1);
         let fault = Fault { vpn, write: false, urgent: false, favoured: false };

@@ -57,6 +57,8 @@ pub struct Space {
     /// ends.
     displaced: Mutex<BTreeMap<Vpn, Word>>,
     turn: Turn,
+    /// Pages that are being brought because others have named them (predict.rs).
+    named_under_way: AtomicU64,
     /// Pages of this space that are charged: RESIDENT, EVICTING (until taken) and FILLING.
     resident_pages: AtomicU64,
     swapped_pages: AtomicU64,
@@ -87,6 +89,7 @@ impl Space {
             excluded: RwLock::new(Vec::new()),
             displaced: Mutex::new(BTreeMap::new()),
             turn: Turn::new(),
+            named_under_way: AtomicU64::new(0),
             resident_pages: AtomicU64::new(0),
             swapped_pages: AtomicU64::new(0),
             parked: Mutex::new(Vec::new()),
@@ -251,6 +254,11 @@ impl Space {
         lock(&self.pointers)
     }
 
+    /// Are pages brought that others name?
+    pub fn follows_names(&self) -> bool {
+        self.pointers().are_followed(self.stamp_now())
+    }
+
     /// The stamp of a page that comes in now.
     pub(crate) fn stamp_now(&self) -> u64 {
         self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT
@@ -306,6 +314,13 @@ impl Space {
     }
     pub(crate) fn count_swapped(&self, pages: i64) {
         add_signed(&self.swapped_pages, pages);
+    }
+
+    pub(crate) fn count_named_under_way(&self, pages: i64) {
+        add_signed(&self.named_under_way, pages);
+    }
+    pub(crate) fn named_under_way(&self) -> u64 {
+        self.named_under_way.load(Ordering::Relaxed)
     }
 
     /// Give up kept copies of resident pages until there are `want` of them. Returns them; the caller drops

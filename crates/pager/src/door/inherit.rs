@@ -122,8 +122,8 @@ impl Memory for Later {
         self.0.get().map_or(NOTHING, |memory| memory.put_unasked(vpn, page))
     }
 
-    fn takes_unasked(&self) -> bool {
-        self.0.get().is_some_and(|memory| memory.takes_unasked())
+    fn room_for_unasked(&self) -> u64 {
+        self.0.get().map_or(0, |memory| memory.room_for_unasked())
     }
 
     fn zeros_max(&self) -> usize {

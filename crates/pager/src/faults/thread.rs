@@ -195,6 +195,7 @@ impl<'a> FaultThread<'a> {
             self.run.kick_reclaim();
         }
         link.show_token(self.run.token.served_alone(self.group_of(process), us_of(now)));
+        link.show_names_followed(process.space.follows_names());
         // A link's bell is silenced before it is clear that all can be read now.
         if link.has_messages() || link.has_early() {
             self.unread.push(Arc::downgrade(process));

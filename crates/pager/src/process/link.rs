@@ -19,14 +19,16 @@ use crate::process::peer::Pidfd;
 use crate::process::staged::{HALF_PAGES, Staged};
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
-    ALONG, BYTES, CUT, DELIVERIES, DELIVERY_PAGES, Delivery, EARLY, EARLY_PAGE, EARLY_STATE, END, FAULT,
-    FREE, FULL, HERE, HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, REMAP, REMOVE, RING, RUN_CLOSED,
-    STAGING_AT, UNMAP, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of, open,
+    ALONG, BYTES, CUT, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, EARLY, EARLY_PAGE, EARLY_STATE,
+    END, FAULT, FREE, FULL, HERE, HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, READ_FAULT, REMAP,
+    REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of,
+    open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
 use memspill_uffd::userfaultfd::{Event, Fill, Stop, Uffd};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::addr_of_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -232,7 +234,10 @@ impl AgentLink {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             out.push(match message.kind {
-                FAULT => Event::Fault { addr: message.addr, write: true, protected: false, tid: message.tid },
+                kind @ (FAULT | READ_FAULT) => {
+                    let write = kind == FAULT;
+                    Event::Fault { addr: message.addr, write, protected: false, tid: message.tid }
+                }
                 UNMAP => Event::Unmap { start: range.0, end: range.1 },
                 REMOVE => Event::Remove { start: range.0, end: range.1 },
                 REMAP if message.to <= crate::USER_END - (range.1 - range.0) => {
@@ -302,6 +307,19 @@ impl AgentLink {
         }
     }
 
+    /// Brings a page that no thread waits for, as far as is known.
+    pub fn deliver_unasked(&self, addr: u64, page: &[u8]) -> Fill {
+        assert_eq!(page.len(), PAGE_SIZE, "one at a time");
+        let delivering = self.delivering.lock().expect("delivering");
+        if self.deliver_piece(addr, 1, Content::Bytes(page), DELIVERIES..DELIVERIES_ALL) {
+            // A thread may have asked meanwhile.
+            self.wake(addr, 1);
+            return Fill { bytes: PAGE_SIZE as u64, stop: Stop::Done };
+        }
+        drop(delivering);
+        self.deliver(addr, 1, Content::Bytes(page))
+    }
+
     /// Brings pages; their waiters are woken.
     fn deliver(&self, addr: u64, pages: usize, content: Content<'_>) -> Fill {
         let _delivering = self.delivering.lock().expect("delivering");
@@ -314,7 +332,7 @@ impl AgentLink {
                 without => without,
             };
             let at = addr + (done * PAGE_SIZE) as u64;
-            if !self.deliver_piece(at, count, piece) {
+            if !self.deliver_piece(at, count, piece, 0..DELIVERIES) {
                 // Nobody else may come who installs what is there.
                 self.wake_all();
                 return Fill { bytes: (done * PAGE_SIZE) as u64, stop: Stop::Again };
@@ -325,8 +343,9 @@ impl AgentLink {
         Fill { bytes: (pages * PAGE_SIZE) as u64, stop: Stop::Done }
     }
 
-    fn deliver_piece(&self, addr: u64, pages: usize, content: Content<'_>) -> bool {
-        let free = (0..DELIVERIES).find(|index| self.state_of(*index).load(Ordering::SeqCst) == FREE);
+    /// `places`: with room for so many pages.
+    fn deliver_piece(&self, addr: u64, pages: usize, content: Content<'_>, mut places: Range<usize>) -> bool {
+        let free = places.find(|index| self.state_of(*index).load(Ordering::SeqCst) == FREE);
         let Some(index) = free else { return false };
         if let Content::Bytes(bytes) = content {
             // SAFETY: the part of the file that goes with the delivery, which has room for so many pages.
@@ -341,7 +360,7 @@ impl AgentLink {
             Content::Zeros => ZEROS,
         };
         let delivery = Delivery { state: FREE, pages: pages as u32, addr, content, done: 0 };
-        // SAFETY: the index is below DELIVERIES, and the agent leaves alone what is FREE.
+        // SAFETY: the index is below DELIVERIES_ALL, and the agent leaves alone what is FREE.
         unsafe { self.delivery(index).write_volatile(delivery) };
         // A change would not know of it.
         if !self.control.lock() {
@@ -355,8 +374,14 @@ impl AgentLink {
         may_deliver
     }
 
+    /// There is room for so many pages that no thread waits for.
+    pub fn room_for_unasked(&self) -> u64 {
+        let is_free = |index: &usize| self.state_of(*index).load(Ordering::Relaxed) == FREE;
+        (DELIVERIES..DELIVERIES_ALL).filter(is_free).count() as u64
+    }
+
     fn delivery(&self, index: usize) -> *mut Delivery {
-        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        // SAFETY: the index is below DELIVERIES_ALL; only the address is taken.
         unsafe { addr_of_mut!((*self.link()).deliveries).cast::<Delivery>().add(index) }
     }
 
@@ -445,6 +470,16 @@ impl AgentLink {
         // The line is read with every fault of the process, so it is written only where it changes.
         if token.load(Ordering::Relaxed) != u64::from(tid) {
             token.store(tid.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Are threads to ask for all pages, for the sake of what these name?
+    pub fn show_names_followed(&self, are_followed: bool) {
+        // SAFETY: only the address is taken.
+        let field = self.word64(unsafe { addr_of_mut!((*self.link()).names_followed) });
+        // As with the token.
+        if field.load(Ordering::Relaxed) != u64::from(are_followed) {
+            field.store(are_followed.into(), Ordering::Relaxed);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::proc::RESERVE_BYTES;
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
 use crate::process::copies::Copies;
-use crate::process::link::Port;
+use crate::process::link::{AgentLink, Port};
 use crate::process::ranges::Ranges;
 use crate::process::reserves::Reserves;
 use crate::process::shared::SharedMappings;
@@ -114,17 +114,19 @@ impl Memory for ProcessMemory {
     }
 
     fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
+        if self.is_shared(vpn, page.len()) {
+            return NOT_OURS;
+        }
         match (self.agent(), self.uffd.agent()) {
-            (Some(agent), None) if !self.is_shared(vpn, page.len()) => {
-                self.put_open(vpn, page, self.before_guard(agent, vpn, page.len()))
-            }
-            _ => self.put(vpn, page),
+            (_, Some(link)) => fill(link.deliver_unasked(vpn.addr(), bytes_of(page))),
+            (Some(agent), None) => self.put_open(vpn, page, self.before_guard(agent, vpn, page.len())),
+            (None, None) => self.put(vpn, page),
         }
     }
 
     /// Without a userfaultfd a page waits until a thread of the process takes it, and few can wait at once.
-    fn takes_unasked(&self) -> bool {
-        self.uffd.agent().is_none()
+    fn room_for_unasked(&self) -> u64 {
+        self.uffd.agent().map_or(u64::MAX, AgentLink::room_for_unasked)
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {

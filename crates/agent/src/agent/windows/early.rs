@@ -29,7 +29,8 @@
 //! `crates/agent/tests/shuttle_early.rs` is the model of all this.
 //!
 //! While another thread has the swap token a page is asked for: the supervisor says when it is our turn. So
-//! it is while memory is full, or may be: whoever asks waits until reclaim has made room.
+//! it is while memory is full, or may be: whoever asks waits until reclaim has made room. And so it is where
+//! the supervisor brings what pages name before it is touched, for it must see the pages.
 //!
 //! What it does not do: read ahead beyond some pages (`rows.rs`).
 
@@ -152,7 +153,8 @@ pub fn bring(_inside: &Inside, page: usize) -> bool {
     }
     // SAFETY: only threads that are armed touch what may be away.
     let thread = unsafe { thread::current() };
-    if !has_its_turn(thread.tid) || noted::are_too_many() {
+    let is_read_by_supervisor = word64(field!(names_followed)).load(Ordering::Relaxed) != 0;
+    if is_read_by_supervisor || !has_its_turn(thread.tid) || noted::are_too_many() {
         return false;
     }
     let most = word64(field!(early_run)).load(Ordering::Relaxed) as usize;

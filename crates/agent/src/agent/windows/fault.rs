@@ -42,7 +42,8 @@ pub fn handle(info: &Info, context: &mut Context) -> bool {
     if !is_fault || page >= table::TOP {
         return false;
     }
-    fill::settle(page) || is_over(page, context.regs.error, info.signal as usize == SIGBUS)
+    let error = context.regs.error;
+    fill::settle_for(page, error & WRITE == 0) || is_over(page, error, info.signal as usize == SIGBUS)
 }
 
 /// Whether the access that failed would not fail now.

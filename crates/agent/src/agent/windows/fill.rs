@@ -31,6 +31,11 @@ const PIECE: usize = 4;
 
 /// Brings a page that is away, or waits until it has come or stays. False: there was nothing to do.
 pub fn settle(page: usize) -> bool {
+    settle_for(page, false)
+}
+
+/// As `settle`. `only_reads`: so does the access for which it is needed.
+pub fn settle_for(page: usize, only_reads: bool) -> bool {
     let mut has_waited = false;
     loop {
         let Some(word) = table::find(page) else { return has_waited };
@@ -44,7 +49,7 @@ pub fn settle(page: usize) -> bool {
                     noted::tell();
                     return true;
                 }
-                supervisor::ask(page);
+                supervisor::ask(page, only_reads);
                 has_waited = true;
             }
             SWAPPED => {

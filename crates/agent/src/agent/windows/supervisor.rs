@@ -20,8 +20,8 @@ use super::linked::{control, field, file, is_there, push, wait_for_reader, word3
 use super::{noted, run, table, wait};
 use crate::dispatch::gadget;
 use crate::link::{
-    CLOSED_MAX, DELIVERIES, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, RUN_CLOSED, TAKEN,
-    WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
+    CLOSED_MAX, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, READ_FAULT,
+    RUN_CLOSED, TAKEN, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
 use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
@@ -78,8 +78,10 @@ fn wait_to_change() {
     }
 }
 
-/// Waits for a page that was SWAPPED, until it is something else. Outside of the gate.
-pub fn ask(page: usize) {
+/// Waits for a page that was SWAPPED, until it is something else. Outside of the gate. `only_reads`: so does
+/// the access for which it is needed.
+pub fn ask(page: usize, only_reads: bool) {
+    let kind = if only_reads { READ_FAULT } else { FAULT };
     let index = claim_waiter(page);
     let waiter = waiter(index);
     // SAFETY: as above; only addresses are taken.
@@ -93,7 +95,7 @@ pub fn ask(page: usize) {
             break;
         }
         run.store(run_from(page) as u32, Ordering::SeqCst);
-        push(FAULT, page, page + PAGE, 0);
+        push(kind, page, page + PAGE, 0);
         while woken.load(Ordering::SeqCst) == seen {
             wait::sleep(woken, seen);
         }
@@ -157,9 +159,9 @@ type Blocked = core::result::Result<(), (usize, Word)>;
 
 /// The same, for whoever is inside. Err: a page is in the hands of another thread, which is inside too.
 pub fn install_inside(by_window: bool) -> Blocked {
-    for index in 0..DELIVERIES {
+    for index in 0..DELIVERIES_ALL {
         let delivery = field!(deliveries).cast::<Delivery>().wrapping_add(index);
-        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        // SAFETY: the index is below DELIVERIES_ALL; only the address is taken.
         let state = word32(unsafe { &raw mut (*delivery).state });
         if state.load(Ordering::SeqCst) != FULL
             || state.compare_exchange(FULL, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_err()
@@ -183,9 +185,9 @@ pub fn install_inside(by_window: bool) -> Blocked {
 /// Inside the gate.
 pub fn first_delivered(start: usize, end: usize) -> usize {
     let mut first = end;
-    for index in 0..DELIVERIES {
+    for index in 0..DELIVERIES_ALL {
         let delivery = field!(deliveries).cast::<Delivery>().wrapping_add(index);
-        // SAFETY: the index is below DELIVERIES; only the address is taken.
+        // SAFETY: the index is below DELIVERIES_ALL; only the address is taken.
         if word32(unsafe { &raw mut (*delivery).state }).load(Ordering::SeqCst) == FREE {
             continue;
         }
