@@ -243,6 +243,13 @@ impl Scratch {
         }
         self.predicted.push_back((space.clone(), vpn));
     }
+    /// The next one to be brought: where its space has no room for it, the first one of another space.
+    pub(crate) fn next_predicted(&mut self) -> Option<(Arc<Space>, Vpn)> {
+        let (first, _) = self.predicted.front()?;
+        let of_another = || self.predicted.iter().position(|(space, _)| space.id != first.id);
+        let at = if first.has_room_for_named() { None } else { of_another() };
+        self.predicted.remove(at.unwrap_or(0))
+    }
     /// Are there such pages?
     pub fn has_predicted(&self) -> bool {
         !self.predicted.is_empty()

@@ -29,7 +29,10 @@ impl SwapIn<'_> {
         let mut longest = usize::MAX;
         while at < job.pages.len() && end.stop == Stop::Done {
             let claim = job.pages[at];
-            if !cancelled[at] && claim.read == ReadEnd::Later {
+            // Nobody has touched a page that was not asked for: whether it is lost, its fault will say.
+            let is_asked = job.cause.is_awaited() && !claim.comes_along;
+            let may_be_read_again = claim.read == ReadEnd::Later || claim.read == ReadEnd::Lost && !is_asked;
+            if !cancelled[at] && may_be_read_again {
                 end.returned.push(claim);
                 at += 1;
                 continue;
@@ -402,6 +405,8 @@ mod tests {
     use crate::slots::Slots;
     use crate::space::Space;
     use crate::testing::blank::{BlankDevice, BlankMemory};
+    use crate::testing::device::{Lost, MockBacking};
+    use crate::testing::stamp::stamped;
     use crate::tuning::Tuning;
     use crate::units::{CpuId, Page, SpaceId, Vpn};
     use crate::word::State;
@@ -451,6 +456,53 @@ mod tests {
         memory.space.set(Arc::downgrade(&space)).expect("set once");
         engine.add_space(space.clone());
         (engine, memory, space)
+    }
+
+    /// Its pages have bytes by which a device knows them.
+    struct Stamped;
+
+    impl Memory for Stamped {
+        fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
+            BlankMemory.take(runs, frames, outcome);
+            (0..outcome.len()).for_each(|at| frames[at] = stamped(1 + at as u64));
+        }
+        fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+            BlankMemory.put(vpn, pages)
+        }
+        fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
+            BlankMemory.put_zero(vpn, pages, write)
+        }
+        fn poison(&self, _: Vpn) {}
+        fn wake(&self, _: Vpn, _: usize) {}
+    }
+
+    /// Its program may never touch it: it would be killed for nothing, or find SIGBUS where the next read
+    /// would have been good.
+    #[test]
+    fn a_page_that_nobody_has_touched_is_not_lost_by_a_read_that_fails() {
+        let (tuning, lost) = (Tuning::default(), Arc::new(Lost::default()));
+        let backing = Arc::new(MockBacking::new(4096, true, lost));
+        let device = Device::new("test".into(), 0, Slots::new(4096, 1, false, &tuning), backing.clone());
+        let engine = Engine::new(vec![device], 64 << 20, tuning);
+        let space = Arc::new(Space::new(SpaceId(1), Arc::new(Stamped)));
+        engine.add_space(space.clone());
+        let mut scratch = Scratch::default();
+        let mut touch = |vpn| {
+            let fault = Fault { vpn, write: true, urgent: false, favoured: false };
+            let outcome = engine.fault(CpuId(0), QueueId(0), &space, fault, &mut scratch);
+            assert!(matches!(outcome, Outcome::Done));
+            space.word(vpn).state()
+        };
+        assert_eq!(touch(Vpn(7)), State::Resident);
+        let (_, batch) = engine.shrink(CpuId(0), &space, 64);
+        engine.write_out(CpuId(0), QueueId(0), batch.expect("a page was taken"));
+        backing.fail_reads(1);
+        let range = (Vpn(0), Vpn(64));
+        engine.bring_ahead(CpuId(0), QueueId(0), &space, range, &mut Scratch::default());
+        assert_eq!(space.word(Vpn(7)).state(), State::Swapped);
+        assert_eq!((space.resident_pages(), engine.groups().charged_pages(engine.root())), (0, 0));
+        backing.fail_reads(1);
+        assert_eq!(touch(Vpn(7)), State::Poisoned);
     }
 
     /// Of a page that has not faulted it is not known that no guard is in its place.

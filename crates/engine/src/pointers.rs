@@ -47,8 +47,6 @@ const LOOKS_TRIED: u32 = 32;
 const NAMED_TRIED: usize = 32;
 /// Percent of them that must have been right.
 const RIGHT_PERCENT: u32 = 75;
-/// So many stamps after the last prediction its program does something else.
-const FOLLOWED_STAMPS: u64 = 4096;
 /// A page that faults later than so many stamps after it was predicted was predicted by chance.
 const SOON_STAMPS: u64 = 128;
 
@@ -59,8 +57,8 @@ pub(crate) struct Pointers {
     rate: Rate,
     predicted: u32,
     looks: u32,
-    /// When the last page was predicted that is to be brought.
-    last_stamp: Option<u64>,
+    /// When the last page was brought for that.
+    brought_stamp: Option<u64>,
 }
 
 impl Pointers {
@@ -78,7 +76,6 @@ impl Pointers {
     pub fn predict(&mut self, vpn: Vpn, stamp: u64) -> bool {
         self.predicted = self.predicted.wrapping_add(1);
         if self.are_right() && !self.predicted.is_multiple_of(SAMPLED) {
-            self.last_stamp = Some(stamp);
             return true;
         }
         // Else it is named twice.
@@ -97,9 +94,14 @@ impl Pointers {
         is_right
     }
 
-    /// Are they right, and have there been any of late?
+    /// A page is brought that was predicted.
+    pub fn note_brought(&mut self, stamp: u64) {
+        self.brought_stamp = Some(stamp);
+    }
+
+    /// Are they right, and have some been brought of late?
     pub fn are_followed(&self, stamp: u64) -> bool {
-        self.are_right() && self.last_stamp.is_some_and(|last| stamp.wrapping_sub(last) <= FOLLOWED_STAMPS)
+        self.are_right() && self.brought_stamp.is_some_and(|last| stamp.wrapping_sub(last) <= SOON_STAMPS)
     }
 
     /// Of those that were noted of late.

@@ -108,7 +108,7 @@ impl SwapIn<'_> {
 
     /// Bring the next page that was predicted. None: there is none.
     pub fn bring_predicted(&mut self, queue: QueueId) -> Option<Outcome> {
-        let (space, vpn) = self.scratch.predicted.pop_front()?;
+        let (space, vpn) = self.scratch.next_predicted()?;
         let Some(chunk) = space.chunk(vpn) else { return Some(Outcome::Done) };
         let mut words = lock(&chunk);
         let word = words[index(vpn)];
@@ -118,8 +118,7 @@ impl SwapIn<'_> {
         }
         let group = space.group(self.swap);
         // A reserve stays for faults.
-        let has_room = space.named_under_way() < space.memory.room_for_unasked();
-        if !has_room || !group.try_charge(self.cpu, 1, group.gap_bytes() / 2) {
+        if !space.has_room_for_named() || !group.try_charge(self.cpu, 1, group.gap_bytes() / 2) {
             drop(words);
             self.scratch.predicted.push_front((space, vpn));
             return Some(Outcome::NoRoom);
@@ -127,6 +126,7 @@ impl SwapIn<'_> {
         self.mark_lean(&space, &mut words[index(vpn)]);
         drop(words);
         space.count_named_under_way(1);
+        space.pointers().note_brought(space.stamp_now());
         space.trust().forget(vpn);
         add(&self.swap.stats.on(self.cpu).named_pages, 1);
         let fault = Fault { vpn, write: false, urgent: false, favoured: false };

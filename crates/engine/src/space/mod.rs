@@ -319,8 +319,13 @@ impl Space {
     pub(crate) fn count_named_under_way(&self, pages: i64) {
         add_signed(&self.named_under_way, pages);
     }
-    pub(crate) fn named_under_way(&self) -> u64 {
+    /// Pages are being brought because others have named them.
+    pub fn named_under_way(&self) -> u64 {
         self.named_under_way.load(Ordering::Relaxed)
+    }
+    /// May another one be?
+    pub(crate) fn has_room_for_named(&self) -> bool {
+        self.named_under_way() < self.memory.room_for_unasked()
     }
 
     /// Give up kept copies of resident pages until there are `want` of them. Returns them; the caller drops

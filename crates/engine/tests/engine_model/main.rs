@@ -582,6 +582,7 @@ impl World {
         self.drain();
         for target in &self.targets {
             assert_eq!(target.memory.waiters(), [], "faults that nobody will serve");
+            assert_eq!(target.space.named_under_way(), 0, "pages that are named are counted for ever");
         }
         self.check_objects_quiet();
         self.engine.check();

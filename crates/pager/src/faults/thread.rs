@@ -124,10 +124,11 @@ impl<'a> FaultThread<'a> {
         while !self.run.is_stopping() {
             let is_idle = self.put_off.is_empty() && self.unread.is_empty();
             let limit = match (is_idle, self.held.is_empty()) {
-                _ if self.scratch.has_predicted() => match self.without_room > 0 || self.reads_many_ahead() {
-                    true => Some(PUT_OFF_AGAIN),
-                    false => Some(Duration::ZERO),
-                },
+                // The end of a read is told.
+                _ if self.scratch.has_predicted() && self.without_room < WITHOUT_ROOM_MAX => {
+                    let waits = self.without_room > 0 || self.reads_many_ahead();
+                    Some(if waits { PUT_OFF_AGAIN } else { Duration::ZERO })
+                }
                 (false, _) => Some(PUT_OFF_AGAIN),
                 (true, false) => Some(HELD_AGAIN),
                 (true, true) => None,
@@ -537,7 +538,7 @@ impl<'a> FaultThread<'a> {
                 None => break,
                 // Or no memory for the read: its fault reads it again.
                 Some(Outcome::NoRoom | Outcome::Pause) => {
-                    self.without_room += 1;
+                    self.without_room = WITHOUT_ROOM_MAX.min(self.without_room + 1);
                     break;
                 }
                 Some(outcome) => {
@@ -547,7 +548,8 @@ impl<'a> FaultThread<'a> {
                 }
             }
         }
-        if self.without_room == WITHOUT_ROOM_MAX {
+        // While they are read there is about to be some.
+        if self.without_room == WITHOUT_ROOM_MAX && self.ahead == 0 {
             self.without_room = 0;
             self.scratch.forget_predicted();
         }

@@ -311,13 +311,16 @@ impl AgentLink {
     pub fn deliver_unasked(&self, addr: u64, page: &[u8]) -> Fill {
         assert_eq!(page.len(), PAGE_SIZE, "one at a time");
         let delivering = self.delivering.lock().expect("delivering");
-        if self.deliver_piece(addr, 1, Content::Bytes(page), DELIVERIES..DELIVERIES_ALL) {
-            // A thread may have asked meanwhile.
-            self.wake(addr, 1);
-            return Fill { bytes: PAGE_SIZE as u64, stop: Stop::Done };
+        if self.room_for_unasked() == 0 {
+            drop(delivering);
+            return self.deliver(addr, 1, Content::Bytes(page));
         }
-        drop(delivering);
-        self.deliver(addr, 1, Content::Bytes(page))
+        if !self.deliver_piece(addr, 1, Content::Bytes(page), DELIVERIES..DELIVERIES_ALL) {
+            return Fill { bytes: 0, stop: Stop::Again };
+        }
+        // A thread may have asked meanwhile.
+        self.wake(addr, 1);
+        Fill { bytes: PAGE_SIZE as u64, stop: Stop::Done }
     }
 
     /// Brings pages; their waiters are woken.
@@ -393,20 +396,23 @@ impl AgentLink {
     /// Does a thread wait for this page? Then how many pages from it on are away, as the agent says.
     pub fn waited_for(&self, addr: u64) -> Option<usize> {
         let most = |run| if run & RUN_CLOSED != 0 { ZERO_PAGES } else { DELIVERY_PAGES };
-        self.run_waited_for(addr).map(|run| (run & !RUN_CLOSED).clamp(1, most(run)))
+        self.runs_waited_for(addr).next().map(|run| (run & !RUN_CLOSED).clamp(1, most(run)))
     }
 
-    /// Does a thread wait for this page, in which nothing was ever, as the agent says?
+    /// Does a thread wait for this page, in which nothing was ever, as the agent says? One that was woken
+    /// long ago, and has not run since, may say so of what it was then: all who wait must.
     pub fn is_waited_for_as_new(&self, addr: u64) -> bool {
-        self.run_waited_for(addr).is_some_and(|run| run & RUN_CLOSED != 0)
+        let mut runs = self.runs_waited_for(addr).peekable();
+        runs.peek().is_some() && runs.all(|run| run & RUN_CLOSED != 0)
     }
 
-    fn run_waited_for(&self, addr: u64) -> Option<usize> {
-        let is_it = |index: &usize| self.word64(self.waiter(*index).0).load(Ordering::SeqCst) == addr;
-        let index = (0..WAITERS).find(is_it)?;
-        // SAFETY: the index is below WAITERS; only the address is taken.
-        let run = unsafe { addr_of_mut!((*self.link()).waiters[index].run) };
-        Some(self.word32(run).load(Ordering::SeqCst) as usize)
+    fn runs_waited_for(&self, addr: u64) -> impl Iterator<Item = usize> {
+        let is_it = move |index: &usize| self.word64(self.waiter(*index).0).load(Ordering::SeqCst) == addr;
+        (0..WAITERS).filter(is_it).map(|index| {
+            // SAFETY: the index is below WAITERS; only the address is taken.
+            let run = unsafe { addr_of_mut!((*self.link()).waiters[index].run) };
+            self.word32(run).load(Ordering::SeqCst) as usize
+        })
     }
 
     /// Of a waiter: its page, and its futex.
@@ -819,6 +825,42 @@ mod tests {
         let fill = link.deliver(AT, DELIVERY_PAGES * (DELIVERIES + 1), Content::Bytes(&pages));
         assert_eq!(fill.stop, Stop::Again);
         assert_eq!(fill.bytes as usize, PAGE_SIZE * DELIVERY_PAGES * DELIVERIES);
+    }
+
+    #[test]
+    fn pages_that_nobody_has_asked_for_leave_the_places_of_others() {
+        let (link, page) = (new_link(), vec![7; PAGE_SIZE]);
+        let room = link.room_for_unasked();
+        for n in 0..room {
+            assert_eq!(link.deliver_unasked(AT + n * PAGE_SIZE as u64, &page).stop, Stop::Done);
+        }
+        assert_eq!(link.room_for_unasked(), 0);
+        let pages = vec![7; PAGE_SIZE * DELIVERY_PAGES * DELIVERIES];
+        let fill = link.deliver(AT << 1, DELIVERY_PAGES * DELIVERIES, Content::Bytes(&pages));
+        assert_eq!(fill.stop, Stop::Done);
+        let [_, _, changes, _] = link.counts();
+        link.state_of(DELIVERIES).store(FREE, Ordering::SeqCst);
+        changes.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(link.deliver_unasked(AT, &page).stop, Stop::Again, "a change is under way");
+    }
+
+    /// One that was woken and has not run since says of the page what it was before it was written.
+    #[test]
+    fn a_page_is_new_if_all_who_wait_for_it_say_so() {
+        let link = new_link();
+        let wait = |index: usize, run: usize| {
+            // SAFETY: in bounds; only the address is taken.
+            let place = unsafe { addr_of_mut!((*link.link()).waiters[index].run) };
+            link.word32(place).store(run as u32, Ordering::SeqCst);
+            link.word64(link.waiter(index).0).store(AT, Ordering::SeqCst);
+        };
+        assert!(!link.is_waited_for_as_new(AT));
+        wait(0, 4 | RUN_CLOSED);
+        assert!(link.is_waited_for_as_new(AT));
+        wait(9, 1);
+        assert!(!link.is_waited_for_as_new(AT));
+        wait(9, 1 | RUN_CLOSED);
+        assert!(link.is_waited_for_as_new(AT));
     }
 
     #[test]
