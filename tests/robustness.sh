@@ -1033,12 +1033,16 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
         { no "$counter does not count it"; return; }
     clean
 }
-# SIGBUS, or, where threads bring pages by themselves, the process's end and a line that says why.
+# SIGBUS, or, where threads bring pages by themselves, the process's end and a line that says why. Without
+# readahead: a page that came along, and that nobody has touched, is only read again.
+NO_READAHEAD=(--tune readahead=auto --tune page-cluster=0)
 case_read-error() {
+    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
     failing "$(of_pager 135 137 135)" 'has a read error: Input/output error' "$(of_pager 1 2 1)" read_errors \
         "file:$WORK/device,fail=read@1000"
 }
 case_wrong-bytes() {
+    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
     failing "$(of_pager 135 137 135)" 'has a read error: checksum mismatch' "$(of_pager 1 2 1)" read_errors \
         "file:$WORK/device,fail=flip@1000"
 }

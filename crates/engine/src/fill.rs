@@ -243,12 +243,15 @@ impl Scratch {
         }
         self.predicted.push_back((space.clone(), vpn));
     }
-    /// The next one to be brought: where its space has no room for it, the first one of another space.
-    pub(crate) fn next_predicted(&mut self) -> Option<(Arc<Space>, Vpn)> {
-        let (first, _) = self.predicted.front()?;
-        let of_another = || self.predicted.iter().position(|(space, _)| space.id != first.id);
-        let at = if first.has_room_for_named() { None } else { of_another() };
-        self.predicted.remove(at.unwrap_or(0))
+    /// Where the next one to be brought is: the first one whose space has room for it, else the first one.
+    pub(crate) fn next_predicted(&self) -> usize {
+        let mut full = None;
+        let has_room = |(space, _): &(Arc<Space>, Vpn)| {
+            let has_room = full != Some(space.id) && space.has_room_for_named();
+            full = if has_room { full } else { Some(space.id) };
+            has_room
+        };
+        self.predicted.iter().position(has_room).unwrap_or(0)
     }
     /// Are there such pages?
     pub fn has_predicted(&self) -> bool {

@@ -348,7 +348,7 @@ struct End {
     dropped: Vec<(Claim, bool)>,
     /// Present already.
     found: Vec<Claim>,
-    /// Could not be filled, or not be read now: as before the claim.
+    /// Could not be filled, or not be read (now, or without a fault): as before the claim.
     returned: Vec<Claim>,
     stop: Stop,
 }

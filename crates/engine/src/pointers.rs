@@ -29,7 +29,7 @@
 //! that is in predict.rs.
 //!
 //! What threads bring by themselves (the `thread` pager's early fills) nobody looks at. So while predictions
-//! are right, and are made, threads ask for all of their pages (`Space::follows_names`).
+//! are right, and are brought, threads ask for all of their pages (`Space::follows_names`).
 //!
 //! What it does not do: follow what those pages name in turn.
 

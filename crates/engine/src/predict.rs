@@ -108,7 +108,8 @@ impl SwapIn<'_> {
 
     /// Bring the next page that was predicted. None: there is none.
     pub fn bring_predicted(&mut self, queue: QueueId) -> Option<Outcome> {
-        let (space, vpn) = self.scratch.next_predicted()?;
+        let at = self.scratch.next_predicted();
+        let (space, vpn) = self.scratch.predicted.remove(at)?;
         let Some(chunk) = space.chunk(vpn) else { return Some(Outcome::Done) };
         let mut words = lock(&chunk);
         let word = words[index(vpn)];
@@ -120,7 +121,7 @@ impl SwapIn<'_> {
         // A reserve stays for faults.
         if !space.has_room_for_named() || !group.try_charge(self.cpu, 1, group.gap_bytes() / 2) {
             drop(words);
-            self.scratch.predicted.push_front((space, vpn));
+            self.scratch.predicted.insert(at, (space, vpn));
             return Some(Outcome::NoRoom);
         }
         self.mark_lean(&space, &mut words[index(vpn)]);

@@ -19,9 +19,9 @@
 //!
 //! Claiming sets the word to FILLING, and FILLING has one owner: that is the only synchronisation between
 //! faults on one page, for all three outcomes. The entry's reference is held until the page is installed, so
-//! its slot can be neither freed nor rewritten meanwhile (no ABA). A failed read poisons the page; it never
-//! becomes data. Where the machine only had no memory for the read, nothing is lost: the page is SWAPPED
-//! again, and its next fault reads it.
+//! its slot can be neither freed nor rewritten meanwhile (no ABA). A failed read poisons the page that has
+//! faulted; it never becomes data. Where the machine only had no memory for the read, or the page came along
+//! with another one, nothing is lost: it is SWAPPED again, and its next fault reads it.
 //!
 //! Invariant: every fault ends in exactly one of: a fill, a wake, a mark on another thread's work, or an
 //! `Outcome` that obliges the caller to come back.

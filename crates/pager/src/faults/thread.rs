@@ -535,7 +535,10 @@ impl<'a> FaultThread<'a> {
         }
         for _ in 0..PREDICTED_AT_ONCE {
             match self.run.engine.bring_predicted(self.cpu, self.queue, &mut self.scratch) {
-                None => break,
+                None => {
+                    self.without_room = 0;
+                    break;
+                }
                 // Or no memory for the read: its fault reads it again.
                 Some(Outcome::NoRoom | Outcome::Pause) => {
                     self.without_room = WITHOUT_ROOM_MAX.min(self.without_room + 1);

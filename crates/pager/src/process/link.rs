@@ -400,10 +400,22 @@ impl AgentLink {
     }
 
     /// Does a thread wait for this page, in which nothing was ever, as the agent says? One that was woken
-    /// long ago, and has not run since, may say so of what it was then: all who wait must.
+    /// long ago, and has not run since, may say so of what it was then; so not where its bytes are on their
+    /// way.
     pub fn is_waited_for_as_new(&self, addr: u64) -> bool {
-        let mut runs = self.runs_waited_for(addr).peekable();
-        runs.peek().is_some() && runs.all(|run| run & RUN_CLOSED != 0)
+        self.runs_waited_for(addr).any(|run| run & RUN_CLOSED != 0) && !self.is_delivered(addr)
+    }
+
+    fn is_delivered(&self, addr: u64) -> bool {
+        (0..DELIVERIES_ALL).any(|index| {
+            if self.state_of(index).load(Ordering::SeqCst) == FREE {
+                return false;
+            }
+            // SAFETY: the index is below DELIVERIES_ALL, and any bytes are a delivery.
+            let delivery = unsafe { self.delivery(index).read_volatile() };
+            addr.checked_sub(delivery.addr)
+                .is_some_and(|offset| offset / (PAGE_SIZE as u64) < delivery.pages.into())
+        })
     }
 
     fn runs_waited_for(&self, addr: u64) -> impl Iterator<Item = usize> {
@@ -846,20 +858,18 @@ mod tests {
 
     /// One that was woken and has not run since says of the page what it was before it was written.
     #[test]
-    fn a_page_is_new_if_all_who_wait_for_it_say_so() {
-        let link = new_link();
-        let wait = |index: usize, run: usize| {
-            // SAFETY: in bounds; only the address is taken.
-            let place = unsafe { addr_of_mut!((*link.link()).waiters[index].run) };
-            link.word32(place).store(run as u32, Ordering::SeqCst);
-            link.word64(link.waiter(index).0).store(AT, Ordering::SeqCst);
-        };
+    fn a_page_whose_bytes_are_on_their_way_is_not_new() {
+        let (link, page) = (new_link(), vec![7; PAGE_SIZE]);
         assert!(!link.is_waited_for_as_new(AT));
-        wait(0, 4 | RUN_CLOSED);
+        // SAFETY: in bounds; only the address is taken.
+        let run = unsafe { addr_of_mut!((*link.link()).waiters[3].run) };
+        link.word32(run).store((4 | RUN_CLOSED) as u32, Ordering::SeqCst);
+        link.word64(link.waiter(3).0).store(AT, Ordering::SeqCst);
+        link.deliver_unasked(AT + PAGE_SIZE as u64, &page);
         assert!(link.is_waited_for_as_new(AT));
-        wait(9, 1);
+        link.deliver_unasked(AT, &page);
         assert!(!link.is_waited_for_as_new(AT));
-        wait(9, 1 | RUN_CLOSED);
+        link.state_of(DELIVERIES + 1).store(FREE, Ordering::SeqCst);
         assert!(link.is_waited_for_as_new(AT));
     }
 
