@@ -185,6 +185,17 @@ pub(crate) struct ReadRun {
     pub(crate) end: RunEnd,
 }
 
+impl ReadRun {
+    pub(crate) fn new(offset_bytes: u64, first: usize, pages: usize) -> ReadRun {
+        ReadRun { offset_bytes, first, pages, end: RunEnd { done_bytes: 0, errno: None } }
+    }
+
+    /// Nothing of it is to be read any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.errno.is_some() || self.end.done_bytes == self.pages * PAGE_SIZE
+    }
+}
+
 /// A read under way. `Tag` is whatever the caller wants back with it.
 pub(crate) struct ReadOp<Tag> {
     pub(crate) tag: Tag,
@@ -244,9 +255,10 @@ impl<Tag> ReadRing<Tag> {
         self.ring.as_fd()
     }
 
-    /// Submit a read. It has at least one run, and the runs lie inside its buffer.
+    /// Submit a read. At least one of its runs is not over, and the runs lie inside its buffer.
     pub(crate) fn start(&mut self, op: ReadOp<Tag>) {
-        assert!(!op.runs.is_empty(), "a read of nothing would never complete");
+        let to_read: Vec<usize> = (0..op.runs.len()).filter(|run| !op.runs[*run].is_over()).collect();
+        assert!(!to_read.is_empty(), "a read of nothing would never complete");
         for run in &op.runs {
             assert!(run.pages > 0 && run.first + run.pages <= op.buf.len(), "a run beyond its buffer");
         }
@@ -254,9 +266,9 @@ impl<Tag> ReadRing<Tag> {
             self.ops.push(None);
             self.ops.len() - 1
         });
-        let runs_left = op.runs.len();
+        let runs_left = to_read.len();
         self.ops[id] = Some(InFlight { tag: op.tag, buf: LentBuf::of(op.buf), runs: op.runs, runs_left });
-        for run in 0..runs_left {
+        for run in to_read {
             self.push(id, run);
         }
         self.submit();

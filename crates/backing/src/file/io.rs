@@ -5,7 +5,9 @@
 //!
 //! *Errors* are of two kinds. What the kernel says when it is short of something itself (`is_short`) says
 //! nothing of the medium: `Short`, and the page may be asked for again. Everything else it says of a read is
-//! the medium's word (EIO, ENODATA, EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...).
+//! the medium's word (EIO, ENODATA, EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...). It says it of a whole
+//! request, which may be for many pages: each of these is read alone then, so that only those are lost that
+//! cannot be read.
 //!
 //! What it does not do: know what a slot holds, or whether what came is what was written.
 
@@ -118,19 +120,47 @@ impl<Tag> Queues<Tag> {
                 lock(&rings.read).as_mut().expect("a device that is not closed").start(op);
                 None
             }
-            _ => {
-                for run in &mut op.runs {
+            _ => loop {
+                for run in op.runs.iter_mut().filter(|run| !run.is_over()) {
                     read_now(file, run, &mut op.buf);
                 }
-                Some(op)
-            }
+                if !self.is_split(&mut op.runs) {
+                    return Some(op);
+                }
+            },
         }
     }
 
     /// Reads that have ended.
     pub(super) fn reap(&self, queue: QueueId) -> Vec<ReadOp<Tag>> {
-        let rings = self.rings(queue);
-        rings.and_then(|rings| lock(&rings.read).as_mut().map(ReadRing::reap)).unwrap_or_default()
+        let Some(rings) = self.rings(queue) else { return Vec::new() };
+        let mut ring = lock(&rings.read);
+        let Some(ring) = ring.as_mut() else { return Vec::new() };
+        let mut ended = ring.reap();
+        for op in ended.extract_if(.., |op| self.is_split(&mut op.runs)).collect::<Vec<_>>() {
+            ring.start(op);
+        }
+        ended
+    }
+
+    /// Has the medium failed a run of several pages? Each page that has not come is a run of its own now, to
+    /// be read.
+    fn is_split(&self, runs: &mut Vec<ReadRun>) -> bool {
+        let has_failed = |run: &&mut ReadRun| {
+            run.pages > 1 && run.end.errno.is_some_and(|errno| !is_short(Errno::from_raw_os_error(errno)))
+        };
+        let mut alone: Vec<ReadRun> = Vec::new();
+        for run in runs.iter_mut().filter(has_failed) {
+            let came = run.end.done_bytes / PAGE_SIZE;
+            let page = |i| ReadRun::new(run.offset_bytes + (i * PAGE_SIZE) as u64, run.first + i, 1);
+            alone.extend((came..run.pages).map(page));
+            run.pages = came;
+            run.end.errno = None;
+        }
+        self.read_ios.fetch_add(alone.len() as u64, Ordering::Relaxed);
+        runs.append(&mut alone);
+        runs.retain(|run| run.pages > 0);
+        runs.iter().any(|run| !run.is_over())
     }
 
     /// Polls readable while reads that have ended wait to be reaped.
@@ -186,12 +216,7 @@ pub(super) fn add_to_read(runs: &mut Vec<ReadRun>, slot: SlotIndex, index: usize
         {
             run.pages += 1;
         }
-        _ => runs.push(ReadRun {
-            offset_bytes,
-            first: index,
-            pages: 1,
-            end: RunEnd { done_bytes: 0, errno: None },
-        }),
+        _ => runs.push(ReadRun::new(offset_bytes, index, 1)),
     }
 }
 
@@ -264,6 +289,49 @@ pub(super) fn failed(errno: Errno) -> BackingError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memspill_engine::units::page_buf;
+    use std::fs::{self, File};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    /// Two pages in a row in a file of this machine of which the first cannot be read and the second can:
+    /// in /proc/self/mem, where the kernel's data for the vdso ends and its code begins.
+    fn bad_page_before_a_good_one() -> (File, u64) {
+        let memory = File::open("/proc/self/mem").unwrap();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let code = maps.lines().find(|line| line.ends_with("[vdso]")).expect("a kernel with a vdso");
+        let code = u64::from_str_radix(code.split_once('-').unwrap().0, 16).unwrap();
+        let mut page = [0; PAGE_SIZE];
+        memory.read_exact_at(&mut page, code).expect("the code can be read");
+        let bad = code - PAGE_SIZE as u64;
+        memory.read_exact_at(&mut page, bad).expect_err("the kernel's data cannot be read");
+        (memory, bad)
+    }
+
+    /// A page that is all right is not lost because one beside it cannot be read.
+    #[test]
+    fn a_bad_page_takes_no_other_of_its_request_with_it() {
+        for engine in [IoEngine::Auto, IoEngine::Sync] {
+            let (file, offset_bytes) = bad_page_before_a_good_one();
+            let queues = Queues::<()>::new(engine, 1, file.as_fd()).unwrap();
+            let runs = vec![ReadRun::new(offset_bytes, 1, 2)];
+            let op = ReadOp { tag: (), buf: page_buf(3), runs };
+            let mut ended = queues.read(QueueId(0), file.as_fd(), op);
+            while ended.is_none() {
+                ended = queues.reap(QueueId(0)).pop();
+            }
+            let ReadOp { buf, runs, .. } = ended.unwrap();
+            let [bad, good] = &runs[..] else { panic!("{engine:?}: {runs:?}") };
+            assert_eq!((bad.first, bad.pages, bad.end.errno), (1, 1, Some(libc::EIO)), "{engine:?}");
+            assert_eq!((good.first, good.pages, good.end.errno), (2, 1, None), "{engine:?}");
+            assert!(buf[0].0.iter().all(|byte| *byte == 0) && buf[1].0.iter().all(|byte| *byte == 0));
+            let mut page = [0; PAGE_SIZE];
+            file.read_exact_at(&mut page, offset_bytes + PAGE_SIZE as u64).unwrap();
+            assert!(buf[2].0 == page, "{engine:?}");
+            let (_, _, read_ios) = queues.totals();
+            assert_eq!(read_ios, 3, "{engine:?}: a request for both, and one for each");
+        }
+    }
 
     /// A page must not be lost because memory was short for a moment, nor be asked for again for ever where
     /// the medium fails.
