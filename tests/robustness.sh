@@ -31,8 +31,8 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     populate opened in-order late-children late-then-free told-heap forked-writers many-children
-    page-advice named-pages shared-file-pool shared-file-calls shared-file-unfit shared-file-opened
-    shared-file-kept shared-file-killed shared-file-numpy)
+    page-advice named-pages address-limit shared-file-pool shared-file-calls shared-file-unfit
+    shared-file-opened shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
 LONG=" agent-forks agent-forks-killed no-capability shared-postgres-killed second-signal compaction "
 KILLS=
@@ -1638,6 +1638,27 @@ case_page-advice() {
         --swap "file:$SWAP/two,size=1G" "${MEMSPILL_ARGS[@]}" -- ./page-advice libc 80
     rm -f "$SWAP/one" "$SWAP/two"
     code_is 0 && clean || WHY="two files: $WHY"
+}
+
+# What threads map of the pool, to read it, takes no addresses from a program that may have few.
+case_address-limit() {
+    local limit expected job='import resource
+def mapped():
+    lines = [line.split() for line in open("/proc/self/maps") if "memspill-pool" in line]
+    ends = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    return sum(end - start for start, end in ends) >> 20
+before, memory = mapped(), bytearray(b"x" * (120 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+print(before, mapped(), memory.count(b"x"), memory.count(b"x"))'
+    for limit in unlimited 6000000; do
+        expected="0 0"
+        [[ "${MEMSPILL_ARGS[*]}" != *pager=@(thread|signal)* ]] || expected="1032 8"
+        [ "$expected" = "0 0" ] || [ $limit = unlimited ] || expected="8 8"
+        call 60 "${SPILL[@]}" -- bash -c "ulimit -S -v $limit; exec $PYTHON -c '$job'"
+        code_is 0 && clean || { WHY="ulimit -v $limit: $WHY"; return; }
+        [ "$(cat out)" = "$expected 125829120 125829120" ] ||
+            { no "ulimit -v $limit: not $expected but $(cat out)"; return; }
+    done
 }
 
 case_populate() {

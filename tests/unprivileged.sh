@@ -15,7 +15,7 @@ CASES=(check kill-target kill-child kill-supervisor kill-supervisor-tree kill-da
     wrong-bytes write-error remap-pieces madv-free locked regrow main-exits ctl-swapoff ctl-limit guards
     last-thread locked-once locked-kept writable-code torn-mapping remap-grow many-mappings deep-stack
     many-small stop-sibling second-signal stop-evictor page-advice populate opened
-    late-children forked-writers many-children few-descriptors)
+    late-children forked-writers many-children few-descriptors address-limit)
 PROGRAMS=(sort numpy python sqlite redis gcc make node java-serial java cplusplus verify-threads
     mutate fork-storm stress-ng bash)
 

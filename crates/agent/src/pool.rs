@@ -33,7 +33,7 @@ const _: () = assert!(HEADER_BYTES == 264);
 
 pub const PAGE_BYTES: usize = 4096;
 const TABLE_AT: u64 = 4096;
-const PAGES_AT: u64 = 1 << 35;
+pub const PAGES_AT: u64 = 1 << 35;
 /// Slots are below this.
 pub const SLOTS_END: u64 = 1 << 31;
 

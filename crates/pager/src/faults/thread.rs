@@ -183,8 +183,8 @@ impl<'a> FaultThread<'a> {
     /// Read one process's messages and answer them.
     fn serve_process(&mut self, process: &Arc<Process>, now: Instant) {
         let mut faults = self.serve_messages(process, now);
-        // The thread that got its page runs on this CPU at once, in place of this one, and goes to sleep at its
-        // next fault: that is there already. (Three of four times, under Python's dicts.)
+        // The thread that got its page runs on this CPU at once, in place of this one, and goes to sleep at
+        // its next fault: that is there already. (Three of four times, under Python's dicts.)
         for _ in 0..READS_IN_A_ROW {
             if faults == 0 {
                 break;

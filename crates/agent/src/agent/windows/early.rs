@@ -52,13 +52,17 @@ struct State {
     header: UnsafeCell<Header>,
     /// Where the first part of the table is mapped, or 0: two reads by calls are a tenth of a fault.
     table: AtomicUsize,
+    /// The same for the chunks' pages: to read an object by a call is another tenth.
+    chunks: AtomicUsize,
 }
 
 /// Pages that are read before they are put in place together: as many as the agent's stack has room for.
 const PIECE: usize = 4;
 /// 8 MiB, for 4 GiB of pages: what lies behind is read by calls.
 const MAPPED_SLOTS: u64 = 1 << 20;
-const MAPPED_BYTES: usize = MAPPED_SLOTS as usize * size_of::<u64>();
+const TABLE_BYTES: usize = MAPPED_SLOTS as usize * size_of::<u64>();
+/// What lies behind in the chunks is read by calls.
+const CHUNKS_BYTES: usize = 1 << 30;
 
 // SAFETY: the header is written while the process has one thread.
 unsafe impl Sync for State {}
@@ -68,6 +72,7 @@ unsafe impl Sync for State {}
 static STATE: State = State {
     header: UnsafeCell::new(Header { magic: 0, algorithm: 0, rooms_bytes: [0; ROOMS] }),
     table: AtomicUsize::new(0),
+    chunks: AtomicUsize::new(0),
 };
 
 /// The supervisor has sent its pool. While the process has one thread.
@@ -82,9 +87,11 @@ pub fn connect(pool: Option<i32>) {
         && is_known
         && let Ok(high) = kernel::high_copy(fd)
     {
-        // Where it cannot be mapped (RLIMIT_AS) calls do.
-        let table = kernel::map_to_read(fd, MAPPED_BYTES, pool::location_at(0) as usize).unwrap_or(0);
-        STATE.table.store(table, Ordering::SeqCst);
+        // Where one cannot be mapped (RLIMIT_AS) calls do.
+        let map = |len, at| kernel::map_to_read(fd, len, at as usize).unwrap_or(0);
+        STATE.table.store(map(TABLE_BYTES, pool::location_at(0)), Ordering::SeqCst);
+        let chunks = if kernel::addresses_are_limited() { 0 } else { map(CHUNKS_BYTES, pool::PAGES_AT) };
+        STATE.chunks.store(chunks, Ordering::SeqCst);
         DESCRIPTORS.pool.store(high, Ordering::SeqCst);
     }
 }
@@ -100,9 +107,14 @@ fn close() {
     if fd >= 0 {
         kernel::close(fd);
     }
-    let table = STATE.table.swap(0, Ordering::SeqCst);
-    if table != 0 {
-        kernel::unmap(table, MAPPED_BYTES);
+    unmap(&STATE.table, TABLE_BYTES);
+    unmap(&STATE.chunks, CHUNKS_BYTES);
+}
+
+fn unmap(mapped: &AtomicUsize, len: usize) {
+    let at = mapped.swap(0, Ordering::SeqCst);
+    if at != 0 {
+        kernel::unmap(at, len);
     }
 }
 
@@ -115,7 +127,22 @@ pub fn leave() {
     }
 }
 
-/// Is it such a call? (Filters of system calls are seen elsewhere.)
+/// A call that limits the process's addresses is about to be made: those are the program's.
+pub fn leave_addresses(number: usize, args: &[usize; 6]) {
+    const SETRLIMIT: usize = 160;
+    const PRLIMIT64: usize = 302;
+    let limits = match number {
+        SETRLIMIT => args[0] as u32 == kernel::RLIMIT_AS,
+        PRLIMIT64 => args[1] as u32 == kernel::RLIMIT_AS && args[2] != 0,
+        _ => false,
+    };
+    if limits && STATE.chunks.load(Ordering::SeqCst) != 0 {
+        let _alone = gate::enter_alone();
+        unmap(&STATE.chunks, CHUNKS_BYTES);
+    }
+}
+
+/// Does a call of this number end reading (`leave`)? (Filters of system calls are seen elsewhere.)
 pub fn ends_with(number: usize) -> bool {
     matches!(
         number,
@@ -255,9 +282,13 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
         Location::Object { offset, len, packed } => {
             let mut block = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
             // SAFETY: `len` is a page at most, by what it is made of; as many bytes are used as were read.
+            // What is mapped stays so until nobody is inside the gate.
             let (read, block) = unsafe {
                 let at = block.as_mut_ptr().cast::<u8>();
-                let read = kernel::read_at(fd, at as usize, len.min(PAGE_BYTES), offset);
+                let read = match chunk_mapped(offset, len) {
+                    Some(from) => copy_out(from, at, len),
+                    None => kernel::read_at(fd, at as usize, len.min(PAGE_BYTES), offset),
+                };
                 (read, core::slice::from_raw_parts(at, read.min(PAGE_BYTES)))
             };
             if read != len || !location(fd, slot).is_some_and(|again| pool::is_same_place(word, again)) {
@@ -271,6 +302,34 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
         }
         Location::Elsewhere => false,
     }
+}
+
+/// Where an object of a page at most is mapped, as whole words, which its room has.
+fn chunk_mapped(offset: u64, len: usize) -> Option<*mut u64> {
+    let chunks = STATE.chunks.load(Ordering::Relaxed);
+    let at = offset.checked_sub(pool::PAGES_AT)? as usize;
+    let is_mapped = chunks != 0
+        && at.is_multiple_of(size_of::<u64>())
+        && at < CHUNKS_BYTES - PAGE_BYTES
+        && len <= PAGE_BYTES;
+    is_mapped.then(|| (chunks as *mut u64).wrapping_byte_add(at))
+}
+
+/// Copies an object, which the supervisor may free and write over meanwhile: the location tells whether it
+/// has (pool.rs of memspill-backing draws how). What is read where a chunk has just been let go is zeros.
+///
+/// # Safety
+/// `from` is mapped with room for `len` in whole words, and so is `to`.
+unsafe fn copy_out(from: *mut u64, to: *mut u8, len: usize) -> usize {
+    for n in 0..len.div_ceil(size_of::<u64>()) {
+        // SAFETY: inside of both, by the caller's promise.
+        unsafe {
+            let word = AtomicU64::from_ptr(from.add(n)).load(Ordering::Relaxed);
+            to.cast::<u64>().add(n).write_unaligned(word);
+        }
+    }
+    fence(Ordering::Acquire);
+    len
 }
 
 fn location(fd: i32, slot: u64) -> Option<u64> {

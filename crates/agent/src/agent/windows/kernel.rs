@@ -190,6 +190,18 @@ pub fn unmap(at: usize, len: usize) {
     let _ = unsafe { gadget::call(nr::MUNMAP, [at, len, 0, 0, 0, 0]) };
 }
 
+pub const RLIMIT_AS: u32 = 9;
+
+/// May the process have no more than so many addresses?
+pub fn addresses_are_limited() -> bool {
+    const PRLIMIT64: usize = 302;
+    let mut limits = [0u64; 2];
+    // SAFETY: the kernel writes two words.
+    let result =
+        unsafe { gadget::call(PRLIMIT64, [0, RLIMIT_AS as usize, 0, (&raw mut limits) as usize, 0, 0]) };
+    result.is_err() || limits[0] != u64::MAX
+}
+
 /// Private memory of the agent's own.
 pub fn map_private(len: usize) -> Result<usize> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;

@@ -214,6 +214,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
             if early::ends_with(number) {
                 early::leave();
             }
+            early::leave_addresses(number, &args);
             descriptors::answer(number, args).or_else(|| change::answer(number, args))
         }
     }
