@@ -6,8 +6,8 @@
 //! *Errors* are of two kinds. What the kernel says when it is short of something itself (`is_short`) says
 //! nothing of the medium: `Short`, and the page may be asked for again. Everything else it says of a read is
 //! the medium's word (EIO, ENODATA, EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...). It says it of a whole
-//! request, which may be for many pages: each of these is read alone then, so that only those are lost that
-//! cannot be read.
+//! request, which may be for many pages. Where it speaks of some place (`is_of_a_place`), each of these is
+//! read alone then, so that only those are lost that cannot be read.
 //!
 //! What it does not do: know what a slot holds, or whether what came is what was written.
 
@@ -143,11 +143,12 @@ impl<Tag> Queues<Tag> {
         ended
     }
 
-    /// Has the medium failed a run of several pages? Each page that has not come is a run of its own now, to
-    /// be read.
+    /// Has a run of several pages failed for what lies somewhere in it? Each page that has not come is a run
+    /// of its own now, to be read.
     fn is_split(&self, runs: &mut Vec<ReadRun>) -> bool {
         let has_failed = |run: &&mut ReadRun| {
-            run.pages > 1 && run.end.errno.is_some_and(|errno| !is_short(Errno::from_raw_os_error(errno)))
+            let errno = run.end.errno.map(Errno::from_raw_os_error);
+            run.pages > 1 && errno.is_some_and(is_of_a_place)
         };
         let mut alone: Vec<ReadRun> = Vec::new();
         for run in runs.iter_mut().filter(has_failed) {
@@ -275,6 +276,12 @@ pub(super) fn is_short(errno: Errno) -> bool {
             | Errno::INTR
             | Errno::CANCELED
     )
+}
+
+/// The medium cannot give what lies at some place of it, and may give what lies beside that. A device that is
+/// gone, or does not answer in time (ENODEV, ENXIO, ETIMEDOUT, ...), would be asked in vain, page by page.
+fn is_of_a_place(errno: Errno) -> bool {
+    matches!(errno, Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::REMOTEIO)
 }
 
 /// What a read or a write that ended so is to the engine.

@@ -316,7 +316,8 @@ fn chunk_mapped(offset: u64, len: usize) -> Option<*mut u64> {
 }
 
 /// Copies an object, which the supervisor may free and write over meanwhile: the location tells whether it
-/// has (pool.rs of memspill-backing draws how). What is read where a chunk has just been let go is zeros.
+/// has (pool.rs of memspill-backing draws how). Where a chunk has been let go in between, the kernel puts a
+/// page of zeros into the file, which stays until the pool uses that place again.
 ///
 /// # Safety
 /// `from` is mapped with room for `len` in whole words, and so is `to`.

@@ -181,6 +181,9 @@ pub fn map_to_read(fd: i32, len: usize, offset: usize) -> Result<usize> {
             return Err(errno);
         }
     }
+    // A huge page would fill what is empty in the file. A kernel without them refuses the advice.
+    // SAFETY: as above.
+    let _ = unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_NOHUGEPAGE, 0, 0, 0]) };
     Ok(at)
 }
 
