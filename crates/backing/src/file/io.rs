@@ -124,7 +124,7 @@ impl<Tag> Queues<Tag> {
                 for run in op.runs.iter_mut().filter(|run| !run.is_over()) {
                     read_now(file, run, &mut op.buf);
                 }
-                if !self.is_split(&mut op.runs) {
+                if !self.split_failed(&mut op.runs) {
                     return Some(op);
                 }
             },
@@ -137,15 +137,15 @@ impl<Tag> Queues<Tag> {
         let mut ring = lock(&rings.read);
         let Some(ring) = ring.as_mut() else { return Vec::new() };
         let mut ended = ring.reap();
-        for op in ended.extract_if(.., |op| self.is_split(&mut op.runs)).collect::<Vec<_>>() {
+        for op in ended.extract_if(.., |op| self.split_failed(&mut op.runs)).collect::<Vec<_>>() {
             ring.start(op);
         }
         ended
     }
 
-    /// Has a run of several pages failed for what lies somewhere in it? Each page that has not come is a run
-    /// of its own now, to be read.
-    fn is_split(&self, runs: &mut Vec<ReadRun>) -> bool {
+    /// Where a run of several pages has failed for what lies somewhere in it: each page that has not come is
+    /// a run of its own now. True: there are such, to be read.
+    fn split_failed(&self, runs: &mut Vec<ReadRun>) -> bool {
         let has_failed = |run: &&mut ReadRun| {
             let errno = run.end.errno.map(Errno::from_raw_os_error);
             run.pages > 1 && errno.is_some_and(is_of_a_place)
@@ -158,10 +158,13 @@ impl<Tag> Queues<Tag> {
             run.pages = came;
             run.end.errno = None;
         }
+        if alone.is_empty() {
+            return false;
+        }
         self.read_ios.fetch_add(alone.len() as u64, Ordering::Relaxed);
         runs.append(&mut alone);
         runs.retain(|run| run.pages > 0);
-        runs.iter().any(|run| !run.is_over())
+        true
     }
 
     /// Polls readable while reads that have ended wait to be reaped.
