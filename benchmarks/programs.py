@@ -3,6 +3,7 @@ how figures are shown. It knows no row and no side.
 """
 import os
 import pathlib
+import shlex
 import signal
 import statistics
 import subprocess
@@ -51,7 +52,11 @@ def half_of_peak(work, command):
     spot = work / "peak"
     spot.unlink(missing_ok=True)
     measured = [PYTHON, PROGRAMS / "peak.py", spot, "--", *map(str, command)]
-    subprocess.run(measured, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(measured, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          errors="replace")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        sys.exit(f"without memspill, `{shlex.join(map(str, command))}` ends with {done.returncode}: {last}")
     return max(int(spot.read_text()) // 2048, BUDGET_MIB_MIN)
 
 
