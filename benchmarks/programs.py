@@ -1,6 +1,7 @@
 """What the comparisons in this folder share: how programs are made, how large they are, how they are run, and
 how figures are shown. It knows no row and no side.
 """
+import math
 import os
 import pathlib
 import shlex
@@ -52,11 +53,9 @@ def half_of_peak(work, command):
     spot = work / "peak"
     spot.unlink(missing_ok=True)
     measured = [PYTHON, PROGRAMS / "peak.py", spot, "--", *map(str, command)]
-    done = subprocess.run(measured, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          errors="replace")
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        sys.exit(f"without memspill, `{shlex.join(map(str, command))}` ends with {done.returncode}: {last}")
+    done = Run(work, measured, math.inf)
+    if done.code != 0:
+        sys.exit(f"without memspill, `{shlex.join(map(str, command))}` {done.why_failed()}")
     return max(int(spot.read_text()) // 2048, BUDGET_MIB_MIN)
 
 
