@@ -400,7 +400,7 @@ mod tests {
     use crate::backing::QueueId;
     use crate::devices::Device;
     use crate::engine::Engine;
-    use crate::fill::{Fault, Outcome, Scratch};
+    use crate::fill::{Fault, FillJob, Outcome, Scratch};
     use crate::memory::{Fill, Memory, PageRun, Stop, Take};
     use crate::slots::Slots;
     use crate::space::Space;
@@ -505,20 +505,48 @@ mod tests {
         assert_eq!(touch(Vpn(7)), State::Poisoned);
     }
 
+    /// A page that is swapped out, and whose fill has met an event: it is still claimed.
+    fn claim_of_a_fill(engine: &Engine, space: &Arc<Space>, scratch: &mut Scratch) -> FillJob {
+        let fault = Fault { vpn: Vpn(7), write: true, urgent: false, favoured: false };
+        engine.fault(CpuId(0), QueueId(0), space, fault, scratch);
+        let (_, batch) = engine.shrink(CpuId(0), space, 64);
+        engine.write_out(CpuId(0), QueueId(0), batch.expect("a page was taken"));
+        let brought = engine.bring_ahead(CpuId(0), QueueId(0), space, (Vpn(0), Vpn(64)), scratch);
+        let Outcome::Again(job) = brought.outcome else { panic!("no event was met") };
+        job
+    }
+
     /// Of a page that has not faulted it is not known that no guard is in its place.
     #[test]
     fn a_page_that_was_not_asked_for_stays_so_when_its_fill_is_tried_again() {
         let (engine, memory, space) = new();
         let mut scratch = Scratch::default();
-        let fault = Fault { vpn: Vpn(7), write: true, urgent: false, favoured: false };
-        engine.fault(CpuId(0), QueueId(0), &space, fault, &mut scratch);
-        let (_, batch) = engine.shrink(CpuId(0), &space, 64);
-        engine.write_out(CpuId(0), QueueId(0), batch.expect("a page was taken"));
-        let brought = engine.bring_ahead(CpuId(0), QueueId(0), &space, (Vpn(0), Vpn(64)), &mut scratch);
-        let Outcome::Again(job) = brought.outcome else { panic!("no event was met") };
+        let job = claim_of_a_fill(&engine, &space, &mut scratch);
         assert!(matches!(engine.install(CpuId(0), job, &mut scratch), Outcome::Done));
         assert_eq!(*memory.unasked.lock().unwrap(), [Vpn(7), Vpn(7)]);
         assert_eq!(space.word(Vpn(7)).state(), State::Resident);
+    }
+
+    /// The mapping goes while a page of it is on its way, another comes in its place with a page of its own,
+    /// and that one is found by a scan: it is managed once the filler has let go.
+    #[test]
+    fn a_page_that_is_found_where_a_filler_was_overtaken_is_managed() {
+        let (engine, _, space) = new();
+        let mut scratch = Scratch::default();
+        let job = claim_of_a_fill(&engine, &space, &mut scratch);
+        let adopt = || space.adopt(engine.swap(), Vpn(0), Vpn(64));
+        let unmap = || space.unmap(engine.swap(), CpuId(0), Vpn(7), Vpn(8));
+        unmap();
+        assert_eq!((adopt(), adopt()), (64, 0), "each once");
+        engine.check();
+        unmap();
+        engine.check();
+        assert_eq!(adopt(), 1, "the next mapping has one too");
+        assert!(matches!(engine.install(CpuId(0), job, &mut scratch), Outcome::Done));
+        assert_eq!(space.word(Vpn(7)).state(), State::Resident);
+        assert_eq!(space.resident_pages(), 64);
+        engine.check();
+        assert_eq!(engine.shrink(CpuId(0), &space, 64).0.taken, 64, "it is in the LRU too");
     }
 
     /// A waiter of shared memory that looked at the word before is woken, and one that looks afterwards finds

@@ -111,8 +111,8 @@ impl Space {
         resident
     }
 
-    /// The new word of a claimed page that was not filled: the one that mremap has moved here while the
-    /// filler was at work, else `word`.
+    /// The new word of a claimed page that was not filled: the one of a page that came here while the filler
+    /// was at work, else `word`.
     pub(crate) fn displaced_or(&self, vpn: Vpn, word: Word) -> Word {
         let displaced = lock(&self.displaced).remove(&vpn);
         displaced.map_or(word, |moved| self.settled(vpn, moved))

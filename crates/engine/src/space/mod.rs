@@ -24,7 +24,7 @@ use crate::swap::Swap;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::trust::Trust;
 use crate::units::{SpaceId, Vpn};
-use crate::word::{MADE_OWN, ON_TRIAL, STAMP_MASK, State, SwapEntry, WANTED, Word};
+use crate::word::{CANCELLED, MADE_OWN, ON_TRIAL, STAMP_MASK, State, SwapEntry, WANTED, Word};
 use std::collections::BTreeMap;
 
 /// Pages in a chunk of the page table (2 MiB).
@@ -53,8 +53,8 @@ pub struct Space {
     next_stamp: AtomicU64,
     /// Ranges that are never managed, whatever their words say (the agent's own pages).
     excluded: RwLock<Vec<(Vpn, Vpn)>>,
-    /// Words that mremap moved onto pages whose filler was still at work: the filler puts them there when it
-    /// ends.
+    /// Words of pages that came to where a filler was still at work for what was there before (by mremap, or
+    /// found by a scan): the filler puts them there when it ends.
     displaced: Mutex<BTreeMap<Vpn, Word>>,
     turn: Turn,
     /// Pages that are being brought because others have named them (predict.rs).
@@ -395,8 +395,9 @@ impl Space {
         }
     }
 
-    /// Pages found present by a scan and not yet known: charge them and put them into the LRU. Returns how
-    /// many.
+    /// Pages found present by a scan and not yet known: charge them and put them into the LRU. One whose word
+    /// is still claimed by a filler for what was mapped there before waits in `displaced` for that one's end.
+    /// Returns how many.
     pub fn adopt(&self, swap: &Swap, from: Vpn, to: Vpn) -> u64 {
         let mut adopted = 0;
         let mut at = from.0;
@@ -404,16 +405,30 @@ impl Space {
             let end = ((at / CHUNK_PAGES + 1) * CHUNK_PAGES).min(to.0);
             let chunk = self.chunk_or_new(Vpn(at));
             let mut words = lock(&chunk);
-            let new = |p: &u64| words[index(Vpn(*p))].state() == State::None && !self.is_excluded(Vpn(*p));
-            let new: Vec<u64> = (at..end).filter(new).collect();
+            let mut displaced = lock(&self.displaced);
+            let is_new = |vpn: &Vpn| {
+                let word = words[index(*vpn)];
+                let is_unknown = match word.state() {
+                    State::None => true,
+                    State::Filling => word.has(CANCELLED) && !displaced.contains_key(vpn),
+                    _ => false,
+                };
+                is_unknown && !self.is_excluded(*vpn)
+            };
+            let new: Vec<Vpn> = (at..end).map(Vpn).filter(is_new).collect();
             // Charged before they can be victims.
             self.group(swap).charge_adopted(new.len() as u64);
             self.count_resident(new.len() as i64);
             let mut lru = lock(&self.lru);
-            for page in &new {
-                let (resident, record) = self.fresh_resident(Vpn(*page), 0);
-                words[index(Vpn(*page))] = resident;
-                lru.push(record, false);
+            for vpn in &new {
+                let (resident, record) = self.fresh_resident(*vpn, 0);
+                let word = &mut words[index(*vpn)];
+                if word.state() == State::Filling {
+                    displaced.insert(*vpn, resident);
+                } else {
+                    *word = resident;
+                    lru.push(record, false);
+                }
             }
             adopted += new.len() as u64;
             at = end;
