@@ -13,12 +13,13 @@
 //! set of pages and then on another, it takes twice as many faults. So the two are in a *duel* (Qureshi and
 //! others, "Adaptive insertion policies for high performance caching", ISCA 2007): of 64 blocks in a row one
 //! always goes by arrival, one is always bimodal, and all others follow the one of which fewer pages come
-//! back.
+//! back. With a small budget it is one of 24: else a leader is a handful of blocks, and it is chance what of
+//! the program lies in them.
 //!
 //! # Invariants
 //!
 //! * A block of 64 KiB has one role, by its address alone. Each leader has queues and a part of memory (a
-//!   64th) of its own; in one memory for all the bimodal one would be pushed out by the others.
+//!   64th, or a 24th) of its own; in one memory for all the bimodal one would be pushed out by the others.
 //! * What is counted here is how many pages a queue has; those that went with a neighbour are counted off
 //!   when they go, those that were unmapped when their record is met or swept.
 //!
@@ -27,7 +28,8 @@
 
 use crate::reclaim::lru::{Lru, Record};
 use crate::tuning::AUTO_ORDER_MIN;
-use crate::units::Vpn;
+use crate::units::{PAGE_SIZE, Vpn};
+use std::ops::Range;
 
 /// Of a bimodal part of memory: for pages on trial.
 const TRIAL_PART: usize = 16;
@@ -36,8 +38,11 @@ const NEAR_PART: u64 = 8;
 /// One block in so many is kept although others are on trial; which, changes after so many stamps.
 const KEPT_ONE_IN: u64 = 32;
 const KEPT_FOR_STAMPS: u64 = 64;
-/// Of so many blocks in a row one leads by arrival, and one as bimodal.
+/// Of so many blocks in a row one leads by arrival, and one as bimodal; and of so many with a small budget.
 const LEADS_ONE_IN: u64 = 64;
+const LEADS_ONE_IN_OF_SMALL: u64 = 24;
+/// With less than the least of these nothing is ever on trial.
+const SMALL_BUDGET_BYTES: Range<u64> = DUEL_LEAST_PAGES * PAGE_SIZE as u64..48 << 20;
 /// How many more pages of one leader have come back than of the other: more does not count, so many decide.
 const SCORE_MAX: i32 = 256;
 const SCORE_DECIDES: i32 = 64;
@@ -65,14 +70,15 @@ pub(crate) enum Coming {
 /// What decides where a page goes; taken once for all that come together.
 #[derive(Clone, Copy)]
 pub(crate) struct Ways {
-    duels: bool,
+    /// None: there is no duel.
+    leads_one_in: Option<u64>,
     follows_bimodal: bool,
     resident_pages: u64,
 }
 
 impl Ways {
     pub fn role(&self, vpn: Vpn) -> Role {
-        if self.duels { role_of(vpn) } else { Role::Follows }
+        self.leads_one_in.map_or(Role::Follows, |blocks| role_of(vpn, blocks))
     }
 
     /// Is this page to be on trial?
@@ -131,7 +137,7 @@ pub(crate) enum Source {
 pub(crate) struct Queues {
     next: Lru,
     parts: [Part; 3],
-    duels: bool,
+    leads_one_in: Option<u64>,
     /// Above 0: more pages of the bimodal leader came back.
     score: i32,
     follows_bimodal: bool,
@@ -140,12 +146,13 @@ pub(crate) struct Queues {
 
 impl Queues {
     /// From now on blocks have roles; before, all follow, by arrival.
-    pub fn let_duel(&mut self) {
-        self.duels = true;
+    pub fn let_duel(&mut self, budget_bytes: u64) {
+        let is_small = SMALL_BUDGET_BYTES.contains(&budget_bytes);
+        self.leads_one_in = Some(if is_small { LEADS_ONE_IN_OF_SMALL } else { LEADS_ONE_IN });
     }
 
     pub fn ways(&self, resident_pages: u64) -> Ways {
-        Ways { duels: self.duels, follows_bimodal: self.follows_bimodal, resident_pages }
+        Ways { leads_one_in: self.leads_one_in, follows_bimodal: self.follows_bimodal, resident_pages }
     }
 
     /// A page that came is the youngest of its queue.
@@ -176,7 +183,8 @@ impl Queues {
 
     /// Who gives the next page: a leader that has more than its part, else who follows.
     fn giver(&self) -> Role {
-        let most = self.parts.iter().map(Part::pages).sum::<usize>() / LEADS_ONE_IN as usize;
+        let leads_one_in = self.leads_one_in.unwrap_or(LEADS_ONE_IN) as usize;
+        let most = self.parts.iter().map(Part::pages).sum::<usize>() / leads_one_in;
         let has = |role: &Role| self.parts[*role as usize].pages();
         let leader = [Role::LeadsArrival, Role::LeadsBimodal].into_iter().find(|role| has(role) > most);
         let any = [Role::Follows, Role::LeadsArrival, Role::LeadsBimodal];
@@ -265,13 +273,14 @@ fn block_of(vpn: Vpn) -> u64 {
     vpn.0 >> AUTO_ORDER_MIN.0
 }
 
-fn role_of(vpn: Vpn) -> Role {
+/// Of `blocks` in a row, of which this is one, two lead.
+fn role_of(vpn: Vpn, blocks: u64) -> Role {
     let block = block_of(vpn);
-    let draw = mix(block / LEADS_ONE_IN);
-    // Two different places among the 64.
-    let arrival = draw % LEADS_ONE_IN;
-    let bimodal = (arrival + 1 + (draw >> 32) % (LEADS_ONE_IN - 1)) % LEADS_ONE_IN;
-    match block % LEADS_ONE_IN {
+    let draw = mix(block / blocks);
+    // Two different places.
+    let arrival = draw % blocks;
+    let bimodal = (arrival + 1 + (draw >> 32) % (blocks - 1)) % blocks;
+    match block % blocks {
         place if place == arrival => Role::LeadsArrival,
         place if place == bimodal => Role::LeadsBimodal,
         _ => Role::Follows,
@@ -291,15 +300,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_64_blocks_one_leads_each_way() {
-        for group in [0u64, 1, 77, (1 << 30) / 1024] {
-            let roles: Vec<Role> = (0..1024).map(|page| role_of(Vpn(group * 1024 + page))).collect();
-            for role in [Role::LeadsArrival, Role::LeadsBimodal] {
-                let first = roles.iter().position(|r| *r == role).expect("a leader");
-                assert_eq!(roles.iter().filter(|r| **r == role).count(), 16, "{role:?}");
-                assert!(first % 16 == 0 && roles[first..first + 16].iter().all(|r| *r == role));
+    fn of_so_many_blocks_one_leads_each_way() {
+        for blocks in [LEADS_ONE_IN_OF_SMALL, LEADS_ONE_IN] {
+            for group in [0u64, 1, 77, (1 << 30) / 1024] {
+                let pages = blocks * 16;
+                let role = |page| role_of(Vpn(group * pages + page), blocks);
+                let roles: Vec<Role> = (0..pages).map(role).collect();
+                for role in [Role::LeadsArrival, Role::LeadsBimodal] {
+                    let first = roles.iter().position(|r| *r == role).expect("a leader");
+                    assert_eq!(roles.iter().filter(|r| **r == role).count(), 16, "{role:?}");
+                    assert!(first % 16 == 0 && roles[first..first + 16].iter().all(|r| *r == role));
+                }
             }
         }
+    }
+
+    #[test]
+    fn with_a_small_budget_there_are_more_leaders() {
+        let leaders = |budget_bytes| {
+            let mut queues = Queues::default();
+            queues.let_duel(budget_bytes);
+            let ways = queues.ways(1 << 20);
+            (0..24 * 64).filter(|block| ways.role(Vpn(block * 16)) != Role::Follows).count()
+        };
+        let budgets_mib: [u64; 5] = [7, 8, 47, 48, 1 << 20];
+        assert_eq!(budgets_mib.map(|mib| leaders(mib << 20)), [48, 128, 128, 48, 48]);
     }
 
     #[test]
@@ -314,8 +339,8 @@ mod tests {
     #[test]
     fn a_leader_gives_what_it_has_beyond_its_part() {
         let mut queues = Queues::default();
-        queues.let_duel();
-        let is_leader = |vpn: &u64| role_of(Vpn(*vpn)) == Role::LeadsArrival;
+        queues.let_duel(u64::MAX);
+        let is_leader = |vpn: &u64| role_of(Vpn(*vpn), LEADS_ONE_IN) == Role::LeadsArrival;
         (0..64 << 10).filter(|vpn| !is_leader(vpn)).for_each(|n| queues.push(Record::new(Vpn(n), 1), false));
         let leaders: Vec<u64> = (0..256 << 10).filter(is_leader).collect();
         leaders.iter().for_each(|n| queues.push(Record::new(Vpn(*n), 1), false));
@@ -330,12 +355,12 @@ mod tests {
     #[test]
     fn the_score_decides_and_is_bounded() {
         let mut queues = Queues::default();
-        queues.let_duel();
+        queues.let_duel(u64::MAX);
         let came = Coming::After(u64::MAX);
         let vpn = (0..).map(Vpn).find(|vpn| {
-            role_of(*vpn) == Role::Follows && {
-                let ways = Ways { duels: true, follows_bimodal: true, resident_pages: 1 << 20 };
-                ways.puts_on_trial(*vpn, came, 1)
+            role_of(*vpn, LEADS_ONE_IN) == Role::Follows && {
+                let ways = queues.ways(1 << 20);
+                Ways { follows_bimodal: true, ..ways }.puts_on_trial(*vpn, came, 1)
             }
         });
         let vpn = vpn.expect("a page that is not kept");
@@ -351,7 +376,7 @@ mod tests {
         assert!(!on_trial(Role::LeadsBimodal, 1));
         let ways = queues.ways(1 << 20);
         for coming in [Coming::New, Coming::Unwritten, Coming::After(1 << 17)] {
-            let leads = (0..).map(Vpn).find(|vpn| role_of(*vpn) == Role::LeadsBimodal).unwrap();
+            let leads = (0..).map(Vpn).find(|vpn| ways.role(*vpn) == Role::LeadsBimodal).unwrap();
             assert!(!ways.puts_on_trial(leads, coming, 1), "{coming:?}");
         }
     }

@@ -272,8 +272,8 @@ impl Space {
     // ---- the queues of its resident pages -----------------------------------------------------------------
 
     /// Two ways in which pages leave are tried on parts of it (reclaim/queues.rs).
-    pub(crate) fn let_duel(&self) {
-        lock(&self.lru).let_duel();
+    pub(crate) fn let_duel(&self, budget_bytes: u64) {
+        lock(&self.lru).let_duel(budget_bytes);
     }
     pub(crate) fn ways(&self) -> Ways {
         lock(&self.lru).ways(self.resident_pages())

@@ -6,8 +6,8 @@
 //!   any       the same, but any page of main leaves
 //!   bimodal   who comes back not very soon is on trial, but for one block in 32
 //!                trial (a 16th of memory) ─▶ its oldest leave, else any page of main
-//!   duel      one block in 64 always by arrival, one always bimodal, each of the two with its part of
-//!             memory; all others as the one of which fewer pages came back of late
+//!   duel      one block in 64 (in 24 where memory is small) always by arrival, one always bimodal, each of
+//!             the two with its part of memory; all others as the one of which fewer pages came back of late
 //! ```
 //!
 //! What it does not do: batches, heat of more than one round, folios above 64 KiB.
@@ -31,8 +31,11 @@ const NEAR_PART: u32 = 8;
 /// One block in so many comes to stay although others are on trial; which, changes after so many arrivals.
 const STAYS_ONE_IN: u64 = 32;
 const STAYS_FOR: u32 = 4096;
-/// Of so many blocks in a row one leads by arrival, and one as bimodal.
+/// Of so many blocks in a row one leads by arrival, and one as bimodal; and of so many in a small memory. (In
+/// the engine: where a budget is small, of which the pool has its part.)
 const LEADS_ONE_IN: u32 = 64;
+const LEADS_ONE_IN_OF_SMALL: u32 = 24;
+const SMALL_PAGES: u32 = 8192;
 /// How many more pages of one leader have come back than of the other: no more than this counts, and so many
 /// decide.
 const SCORE_MAX: i32 = 256;
@@ -78,6 +81,7 @@ pub struct Arrivals {
     next_stamp: u32,
     parts: [Part; 3],
     random: Random,
+    leads_one_in: u32,
     /// Above 0: more pages of who leads as bimodal came back.
     score: i32,
     follows_bimodal: bool,
@@ -91,6 +95,7 @@ impl Arrivals {
             next_stamp: 0,
             parts: Default::default(),
             random: Random::new(seed),
+            leads_one_in: LEADS_ONE_IN_OF_SMALL,
             score: 0,
             follows_bimodal: order == Order::Bimodal,
         }
@@ -98,10 +103,10 @@ impl Arrivals {
 
     fn role(&self, page: Page) -> Role {
         let block = page / BLOCK_PAGES;
-        let mut random = Random::new((block / LEADS_ONE_IN).into());
-        let place = u64::from(block % LEADS_ONE_IN);
-        let arrival = random.below(LEADS_ONE_IN.into());
-        let bimodal = (arrival + 1 + random.below(u64::from(LEADS_ONE_IN) - 1)) % u64::from(LEADS_ONE_IN);
+        let mut random = Random::new((block / self.leads_one_in).into());
+        let (place, blocks) = (u64::from(block % self.leads_one_in), u64::from(self.leads_one_in));
+        let arrival = random.below(blocks);
+        let bimodal = (arrival + 1 + random.below(blocks - 1)) % blocks;
         match place {
             _ if self.order != Order::Duel => Role::Follows,
             _ if place == arrival => Role::LeadsArrival,
@@ -142,7 +147,7 @@ impl Arrivals {
     /// Whose turn it is to give: a leader that has more than its part, else who follows.
     fn giver(&self) -> Role {
         let all: u32 = self.parts.iter().map(Part::pages).sum();
-        let has_more = |role: &Role| self.parts[*role as usize].pages() > all / LEADS_ONE_IN;
+        let has_more = |role: &Role| self.parts[*role as usize].pages() > all / self.leads_one_in;
         let leader = [Role::LeadsArrival, Role::LeadsBimodal].into_iter().find(has_more);
         leader.filter(|_| self.order == Order::Duel).unwrap_or(Role::Follows)
     }
@@ -191,6 +196,9 @@ impl Arrivals {
 
 impl Policy for Arrivals {
     fn came(&mut self, page: Page, seen: &mut Seen) {
+        if self.next_stamp == 0 && seen.memory >= SMALL_PAGES {
+            self.leads_one_in = LEADS_ONE_IN;
+        }
         let (role, distance) = (self.role(page), seen.distance(page));
         if distance.is_some() {
             self.keep_score(role);
