@@ -125,8 +125,7 @@ impl Engine {
         let tuning = &self.swap.tuning;
         // A folio of a set size is one position for all of it: it has pages of several roles.
         if tuning.insertion == Insertion::Duel && tuning.folio == FolioSize::Auto {
-            let group_bytes = space.group(&self.swap).max_bytes();
-            space.let_duel(group_bytes.min(self.root().max_bytes()));
+            space.let_duel(space.group(&self.swap).budget_bytes());
         }
         self.spaces.add(space);
     }

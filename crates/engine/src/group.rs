@@ -167,6 +167,10 @@ impl Group {
 
     // ---- limits -------------------------------------------------------------------------------------------
 
+    /// The least maximum of this group and those above it.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.chain().map(Group::max_bytes).min().expect("the group itself")
+    }
     /// What may be used: its maximum, or more while some is lent to it.
     pub fn limit_bytes(&self) -> u64 {
         self.max_bytes().max(self.target_bytes())

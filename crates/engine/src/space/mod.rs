@@ -419,7 +419,7 @@ impl Space {
             // Charged before they can be victims.
             self.group(swap).charge_adopted(new.len() as u64);
             self.count_resident(new.len() as i64);
-            let mut lru = lock(&self.lru);
+            let mut records = Vec::with_capacity(new.len());
             for vpn in &new {
                 let (resident, record) = self.fresh_resident(*vpn, 0);
                 let word = &mut words[index(*vpn)];
@@ -427,9 +427,11 @@ impl Space {
                     displaced.insert(*vpn, resident);
                 } else {
                     *word = resident;
-                    lru.push(record, false);
+                    records.push(record);
                 }
             }
+            drop(displaced);
+            self.push_youngest(records);
             adopted += new.len() as u64;
             at = end;
         }
