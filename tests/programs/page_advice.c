@@ -82,6 +82,11 @@ static size_t resident(char *p, size_t len) {
     return count;
 }
 
+/* Until so many are there, or too long a time has passed. */
+static void wait_for(char *p, size_t len, size_t pages) {
+    for (int wait = 0; wait < 500 && resident(p, len) < pages; wait++) usleep(10000);
+}
+
 /* Where pages are left: how many, where, and whether they are there still a moment later. */
 static void expect_none(char *p, size_t len, const char *what) {
     size_t left = resident(p, len), first = 0, last = len / PAGE - 1;
@@ -109,7 +114,7 @@ static void leave_and_come(void) {
     expect_none(p, SIZE, "pages are left by pieces");
     EXPECT(advised(p, SIZE, MADV_PAGEOUT) == 0, "pageout of nothing says", errno);
     EXPECT(advised(p, SIZE, MADV_WILLNEED) == 0, "willneed says", errno);
-    for (int wait = 0; wait < 500 && resident(p, SIZE) < PAGES; wait++) usleep(10000);
+    wait_for(p, SIZE, PAGES);
     EXPECT(resident(p, SIZE) == PAGES, "pages came ahead", resident(p, SIZE));
     verify(p, SIZE, 1, "after they came ahead");
     EXPECT(advised(p, SIZE, MADV_COLD) == 0, "cold says", errno);
@@ -144,7 +149,7 @@ static void errors(void) {
     if (!madvise(p + PAGE, PAGE, GUARD_INSTALL)) {
         EXPECT(advised(p, SIZE, MADV_PAGEOUT) == 0, "with a guard it says", errno);
         EXPECT(advised(p, SIZE, MADV_WILLNEED) == 0, "willneed with a guard says", errno);
-        for (int wait = 0; wait < 500 && resident(p, SIZE / 2) < PAGES / 2 - 1; wait++) usleep(10000);
+        wait_for(p, SIZE / 2, PAGES / 2 - 1);
         if (madvise(p + PAGE, PAGE, GUARD_REMOVE)) perror("guard"), exit(2);
         for (size_t at = 0; at < PAGE; at++) EXPECT(p[PAGE + at] == 0, "what was under a guard", at);
     }
