@@ -15,7 +15,8 @@
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
 //! * form: what the object is a block of. See [`Form`].
-//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old.
+//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old. A raw page that waits
+//!   to go to the file (tier.rs): zstd does not compress it either.
 //! * generation: counts the stores to the slot, modulo 16; tells a FIFO entry from a later object. A false
 //!   match after 16 stores makes a young page leave early, and nothing worse. (A reader compares all of the
 //!   word before and after its copy, some 100 ns: no slot is stored to 16 times meanwhile.)
@@ -137,9 +138,13 @@ impl Location {
         (self.kind() == LocationKind::File).then(|| SlotIndex((self.payload() >> 2) as u32))
     }
 
-    /// Does the page take a whole page of the pool?
-    pub(crate) fn is_raw_in_pool(self) -> bool {
-        self.kind() == LocationKind::Pool && self.object().1 == PAGE_SIZE
+    /// Of a page that takes a whole page of the pool: what does not compress it.
+    pub(crate) fn raw_in_pool(self) -> Raw {
+        match (self.kind() == LocationKind::Pool && self.object().1 == PAGE_SIZE, self.is_old()) {
+            (false, _) => Raw::No,
+            (true, false) => Raw::ByPool,
+            (true, true) => Raw::ByBoth,
+        }
     }
 
     pub(crate) fn new(kind: LocationKind, generation: u64, payload: u64) -> Location {

@@ -24,8 +24,10 @@ pub(crate) enum Second<'a> {
 /// The order in which the pages of a pool leave it.
 pub(crate) struct Order {
     pub(crate) young: Mutex<Fifo>,
-    /// This is what is written back first.
+    /// Leave before those.
     pub(crate) old: Mutex<Fifo>,
+    /// Do not compress, and leave before all others.
+    pub(crate) raw: Mutex<Fifo>,
     pub(crate) worth: Worth,
     pub(crate) dense: Dense,
 }
@@ -34,7 +36,8 @@ impl Order {
     /// `is_shared`: programs read the pool by themselves.
     pub(crate) fn new(setting: Recompress, is_shared: bool) -> Order {
         let dense = Dense::new(setting != Recompress::Off, !is_shared);
-        Order { young: Mutex::default(), old: Mutex::default(), worth: Worth::new(setting, is_shared), dense }
+        let [young, old, raw] = Default::default();
+        Order { young, old, raw, worth: Worth::new(setting, is_shared), dense }
     }
 
     /// What zstd makes of a page that the pool's algorithm does not compress.

@@ -248,8 +248,7 @@ impl RamBacking {
         codec: &mut Codec,
         delta: &mut Delta,
     ) -> Result<(Location, Location), Raw> {
-        // Everything but the pool comes off the limit first.
-        let room_bytes = self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool());
+        let room_bytes = self.room_bytes();
         let in_pool = |bytes: &[u8]| {
             let handle = self.pool.store(slot, bytes, room_bytes).map_err(|_| Raw::No)?;
             Ok((LocationKind::Pool, Location::pool_payload(handle, bytes.len(), 0)))
@@ -283,11 +282,43 @@ impl RamBacking {
             }
             Encoded::Raw => in_pool(&page.0)?,
         };
-        let next = |old: Location| Some(Location::new(kind, old.generation() + 1, payload).with_form(form));
+        Ok(self.put(slot, delta, |generation| Location::new(kind, generation, payload).with_form(form)))
+    }
+
+    /// Put a page into RAM as it is, which `store` did not take because that does not compress it. Returns
+    /// the same; or nothing where there is no room, and the slot keeps what it had.
+    pub(crate) fn store_raw(
+        &self,
+        slot: u32,
+        page: &Page,
+        raw: Raw,
+        delta: &mut Delta,
+    ) -> Option<(Location, Location)> {
+        let handle = self.pool.store(slot, &page.0, self.room_bytes()).ok()?;
+        let payload = Location::pool_payload(handle, PAGE_SIZE, 0);
+        Some(self.put(slot, delta, |generation| {
+            let location = Location::new(LocationKind::Pool, generation, payload);
+            if raw == Raw::ByBoth { location.aged() } else { location }
+        }))
+    }
+
+    /// What the pool may take in all: everything else comes off the limit first.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool())
+    }
+
+    /// Give a slot the location that is made for the generation; what it had is freed. Returns both.
+    fn put(&self, slot: u32, delta: &mut Delta, new: impl Fn(u64) -> Location) -> (Location, Location) {
+        let next = |old: Location| Some(new(old.generation() + 1));
         let (old, new) = self.update(slot, next).expect("the change always wants a new location");
         delta.count(new, 1);
         self.retire(old, delta);
-        Ok((old, new))
+        (old, new)
+    }
+
+    /// Pages that take a whole page of the pool each.
+    pub(crate) fn raw_pages(&self) -> u64 {
+        self.counters.incompressible_pages.load(Ordering::Relaxed)
     }
 
     /// Make a slot empty; returns what it was. Not counted, nothing freed: see `retire`.
@@ -373,20 +404,21 @@ impl RamBacking {
         }
     }
 
-    /// Remember the order of pages that came into the pool.
+    /// Remember the order of pages that came into the pool, or were to leave and have stayed.
     pub(crate) fn enqueue(&self, entries: &[Entry]) {
-        if let Some(order) = &self.order {
-            self.push(&order.young, entries);
-        }
-    }
-
-    /// Of pages that were to leave and have stayed.
-    pub(crate) fn enqueue_again(&self, entries: &[Entry]) {
         let Some(order) = &self.order else { return };
-        let is_old = |entry: &Entry| self.location(entry.slot()).is_old();
-        let (old, young): (Vec<Entry>, Vec<Entry>) = entries.iter().partition(|entry| is_old(entry));
+        let (mut young, mut old, mut raw) = (Vec::with_capacity(entries.len()), Vec::new(), Vec::new());
+        for entry in entries {
+            let location = self.location(entry.slot());
+            match location.raw_in_pool() {
+                Raw::No if location.is_old() => old.push(*entry),
+                Raw::No => young.push(*entry),
+                Raw::ByPool | Raw::ByBoth => raw.push(*entry),
+            }
+        }
         self.push(&order.young, &young);
         self.push(&order.old, &old);
+        self.push(&order.raw, &raw);
     }
 
     pub(crate) fn push(&self, fifo: &Mutex<Fifo>, entries: &[Entry]) {
@@ -407,16 +439,18 @@ impl RamBacking {
 
     /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn.
     /// And whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the
-    /// writers. The old come first.
+    /// writers. The raw come first, then the old.
     pub(crate) fn dequeue(&self, max: usize, mut want: impl FnMut(Entry) -> bool) -> (Vec<Entry>, bool) {
-        let Some(order) = &self.order else { return (Vec::new(), false) };
-        let (mut taken, more) = self.dequeue_from(&order.old, max, &mut want);
-        if more {
-            return (taken, true);
+        let mut taken = Vec::with_capacity(max);
+        let Some(order) = &self.order else { return (taken, false) };
+        for fifo in [&order.raw, &order.old, &order.young] {
+            let (entries, more) = self.dequeue_from(fifo, max - taken.len(), &mut want);
+            taken.extend(entries);
+            if more {
+                return (taken, true);
+            }
         }
-        let (young, more) = self.dequeue_from(&order.young, max - taken.len(), want);
-        taken.extend(young);
-        (taken, more)
+        (taken, false)
     }
 
     pub(crate) fn dequeue_from(
@@ -471,8 +505,9 @@ impl RamBacking {
     /// No slot holds anything, and none will.
     fn close(&self) {
         if let Some(order) = &self.order {
-            *lock(&order.young) = Fifo::default();
-            *lock(&order.old) = Fifo::default();
+            for fifo in [&order.young, &order.old, &order.raw] {
+                *lock(fifo) = Fifo::default();
+            }
             self.fifo_bytes.store(0, Ordering::Relaxed);
         }
         self.pool.trim();

@@ -9,7 +9,8 @@
 //!
 //! *The order in which pages leave* is kept in two FIFOs: the young, as they came, and the old, whose turn
 //! has come. So each page has one turn, whether it is tried then or not, and whatever comes of it. Where
-//! nothing is recompressed all pages are young, and leave as they came.
+//! nothing is recompressed all pages are young, and leave as they came. Pages that do not compress are in a
+//! third one (tier.rs).
 //!
 //! *An object is exchanged as by a writeback*: wb in its location keeps compaction away from it, and is gone
 //! with it where it is discarded or stored again meanwhile. So an object that has wb at the end is the one
@@ -146,8 +147,7 @@ impl RamBacking {
         let (_, len_bytes) = before.object();
         let block =
             order.compress_again(page, (len_bytes, is_dense), len_bytes - len_bytes / SHORTER_PART, codec)?;
-        let room_bytes = self.limit_bytes().saturating_sub(self.ram_bytes_beside_pool());
-        let handle = self.pool.store(slot, block, room_bytes).ok()?;
+        let handle = self.pool.store(slot, block, self.room_bytes()).ok()?;
         Some((handle, block.len()))
     }
 }

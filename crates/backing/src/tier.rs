@@ -3,8 +3,9 @@
 //! ```text
 //!             ┌──────── RamBacking ─────────┐
 //!   write ──▶ │ pool, up to the RAM limit   │ ── oldest first, above 95 %, down to 85 % ──▶ FileBacking
+//!      │      │  pages that do not compress │ ── by batches ──────────────────────────────▶
 //!      │      └─────────────────────────────┘            Chore::Maintain
-//!      └── pool at its limit, or page does not compress ───────────────────────────────────▶
+//!      └── pool at its limit, or two batches of pages that do not compress wait ───────────▶
 //! ```
 //!
 //! *Where reads of the file take long*, pages are compressed once more before they would have to leave
@@ -29,9 +30,11 @@
 //! *Only one writeback runs at a time*, or one that compresses, and it alone sets wb: so where it finds wb
 //! set, the object is the one that it has copied.
 //!
-//! *A page that does not compress goes to the file, not into the pool*, where it would take the room that it
-//! leaves. Once it went there, up to the low mark: the oldest stayed for good, and younger ones came from the
-//! disk. In the file it is kept while it is in memory: if nothing is stored to it, it is not written again.
+//! *A page that does not compress goes to the file*, as in the pool it would take the room that it leaves.
+//! It waits in the pool only until there are enough of them for a batch. (Before, each write took those of
+//! its own pages to the file at once: some ten of java's in a request. Once they stayed in the pool, up to
+//! the low mark: the oldest for good, and younger ones came from the disk.) In the file it is kept while it
+//! is in memory: if nothing is stored to it, it is not written again.
 //!
 //! *The location is switched only after the page is on the device.* If the write fails the page stays in the
 //! pool and is tried again later.
@@ -51,7 +54,7 @@ use memspill_engine::sync::lock;
 use memspill_engine::tuning::Recompress;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
-use crate::compress::{Algorithm, with_scratch};
+use crate::compress::{Algorithm, Codec, with_scratch};
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
 use crate::location::{Location, LocationKind, Raw};
@@ -64,6 +67,8 @@ use crate::worth::FileReads;
 /// limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 16;
+/// So many batches of pages that do not compress wait in the pool; what comes then goes to the file at once.
+const WAITING_BATCHES: u64 = 2;
 /// Shares of the RAM limit, in percent.
 struct Marks {
     /// Writeback starts above this one,
@@ -162,10 +167,15 @@ impl TierBacking {
         self.ram.limit_bytes() / 100 * percent
     }
 
-    /// Move one batch of the oldest pages to the file. False if there was nothing to move or no room for it.
+    /// Pages of one writeback.
+    fn batch_pages(&self) -> u64 {
+        (self.ram.limit_bytes() / 128 / PAGE_SIZE as u64).clamp(WRITEBACK_PAGES_MIN, WRITEBACK_PAGES_MAX)
+    }
+
+    /// Move one batch of pages to the file: those that do not compress, then the oldest. False if there was
+    /// nothing to move or no room for it.
     fn write_back(&self, queue: QueueId, work: &mut Writeback) -> bool {
-        let batch_pages = (self.ram.limit_bytes() / 128 / PAGE_SIZE as u64)
-            .clamp(WRITEBACK_PAGES_MIN, WRITEBACK_PAGES_MAX) as usize;
+        let batch_pages = self.batch_pages() as usize;
         // Claim: only pages that are still the object that was queued, and in the pool.
         let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(batch_pages, |entry| {
             self.ram
@@ -208,19 +218,19 @@ impl TierBacking {
 
         let mut delta = Delta::default();
         let mut again = Vec::new();
-        let mut moved = 0;
+        let (mut moved, mut moved_raw) = (0, 0);
         for ((entry, place), result) in batch.iter().zip(places).zip(&results) {
             let slot = entry.slot();
             if result.is_ok() {
                 let switched = self.ram.update(slot, |location| {
-                    let raw = if location.is_raw_in_pool() { Raw::ByPool } else { Raw::No };
-                    location.is_leaving().then(|| location.in_file(place, raw))
+                    location.is_leaving().then(|| location.in_file(place, location.raw_in_pool()))
                 });
                 if let Some((old, _)) = switched {
                     self.ram.note_moved_out(old);
                     self.ram.retire(old, &mut delta);
                     delta.file_pages += 1;
                     moved += 1;
+                    moved_raw += u64::from(old.raw_in_pool() != Raw::No);
                     continue;
                 }
             } else {
@@ -235,9 +245,29 @@ impl TierBacking {
         self.writeback_errors.fetch_add(without.len() as u64, Ordering::Relaxed);
         again.extend(without.into_iter().filter(|entry| self.stays(entry.slot())));
         self.ram.apply(delta);
-        self.ram.enqueue_again(&again);
-        self.written_back_pages.fetch_add(moved, Ordering::Relaxed);
+        self.ram.enqueue(&again);
+        // Those that had to leave for want of room.
+        self.written_back_pages.fetch_add(moved - moved_raw, Ordering::Relaxed);
         moved > 0
+    }
+
+    /// Put a page into the pool; returns what its location was, and is. Or what does not compress it, if it
+    /// is to go to the file at once.
+    fn store(
+        &self,
+        write: &PageWrite<'_>,
+        codec: &mut Codec,
+        may_wait_pages: &mut u64,
+        delta: &mut Delta,
+    ) -> Result<(Location, Location), Raw> {
+        let slot = write.slot.0;
+        let raw = match self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, delta) {
+            Err(raw @ (Raw::ByPool | Raw::ByBoth)) if *may_wait_pages > 0 => raw,
+            stored => return stored,
+        };
+        let waiting = self.ram.store_raw(slot, write.page, raw, delta).ok_or(raw)?;
+        *may_wait_pages -= 1;
+        Ok(waiting)
     }
 
     fn let_go_of_buffer(&self, work: &mut Writeback) {
@@ -290,17 +320,17 @@ impl TierBacking {
         let held = self.ram.ram_bytes();
         let was_draining = self.draining.load(Ordering::Relaxed);
         let marks = if recompresses { RECOMPRESSING } else { MARKS };
-        let mut draining = held > self.percent_of_limit(if was_draining { marks.low } else { marks.high });
-        if draining {
-            draining = self.write_back(queue, &mut work);
-        }
+        let is_above = held > self.percent_of_limit(if was_draining { marks.low } else { marks.high });
+        let a_batch_waits = || self.ram.raw_pages() >= self.batch_pages();
+        let has_moved = (is_above || a_batch_waits()) && self.write_back(queue, &mut work);
+        let draining = is_above && has_moved;
         self.draining.store(draining, Ordering::Relaxed);
         if !draining {
             self.let_go_of_buffer(&mut work);
         }
         let untidy = self.ram.housekeep(Chore::Maintain { queue });
         let punching = self.file.housekeep(Chore::Maintain { queue });
-        draining || recompressed > 0 || untidy || punching
+        draining || (has_moved && a_batch_waits()) || recompressed > 0 || untidy || punching
     }
 
     /// As `Chore::GiveRam`.
@@ -341,12 +371,13 @@ impl Backing for TierBacking {
         let base = results.len();
         let mut entries = Vec::with_capacity(pages.len());
         let mut to_file = Vec::new();
+        let mut may_wait_pages = (WAITING_BATCHES * self.batch_pages()).saturating_sub(self.ram.raw_pages());
         self.count_other_ram();
         with_scratch(|codec, _| {
             for (index, write) in pages.iter().enumerate() {
                 let slot = write.slot.0;
                 assert!(slot != 0, "slot 0 is never used");
-                let stored = self.ram.store(slot, write.page, Accepts::WhatCompresses, codec, &mut delta);
+                let stored = self.store(write, codec, &mut may_wait_pages, &mut delta);
                 let old = match &stored {
                     Ok((old, new)) => {
                         entries.extend(RamBacking::entry(slot, *new));
@@ -530,8 +561,13 @@ mod tests {
         let tier = TierBacking::new(ram_config(), file_config()).unwrap();
         let all: Vec<u8> = (0..=255).collect();
         let (text, noise) = (page_of(&all[32..80], 1), page_of(&all, 1));
-        write(&tier, 1, &text);
-        write(&tier, 2, &noise);
+        // What waits goes to the file.
+        let write_both = || {
+            write(&tier, 1, &text);
+            write(&tier, 2, &noise);
+            assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+        };
+        write_both();
         assert_eq!((tier.usage().file_pages, tier.usage().recompressed_pages_total), (2, 0));
         let kept = || [1, 2].map(|slot| tier.keeps(SlotIndex(slot), None));
         assert_eq!(kept(), [true, true]);
@@ -544,9 +580,71 @@ mod tests {
         write(&tier, 1, &text);
         write(&tier, 2, &noise);
         let usage = tier.usage();
-        assert_eq!((usage.zstd_pages, usage.file_pages, usage.recompressed_pages_total), (1, 1, 2));
-        assert_eq!(kept(), [false, true]);
-        assert_eq!(tier.places.used_places(), 1);
+        assert_eq!((usage.zstd_pages, usage.ram_pages, usage.recompressed_pages_total), (1, 2, 2));
+        // What does not compress leaves before what is older.
+        let (first, _) = tier.ram.dequeue(1, |_| true);
+        assert!(first.len() == 1 && first[0].slot() == 2);
+        tier.ram.enqueue(&first);
+        assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+        assert_eq!(tier.ram.location(2).raw_in_file(), Raw::ByBoth, "zstd was tried");
+        assert_eq!(tier.usage().written_back_pages_total, 1, "the text, for want of room");
+    }
+
+    /// Pages that do not compress go to the file by batches, and at once where two of them wait already.
+    #[test]
+    fn what_does_not_compress_waits_for_a_batch() {
+        let tier = TierBacking::new(ram_config(), file_config()).unwrap();
+        let noise: Vec<u8> = (0..=255).collect();
+        let in_ram_and_file = || (tier.usage().incompressible_pages, tier.usage().file_pages);
+        let maintain = || while tier.housekeep(Chore::Maintain { queue: QueueId(0) }) {};
+        let batch = WRITEBACK_PAGES_MIN as u32;
+        let write = |slot: u32| write(&tier, slot, &page_of(&noise, slot));
+        (1..batch).for_each(write);
+        maintain();
+        assert_eq!(in_ram_and_file(), (15, 0));
+        write(batch);
+        maintain();
+        assert_eq!((in_ram_and_file(), tier.usage().write_ios_total), ((0, 16), 1));
+        (20..60).for_each(write);
+        assert_eq!((in_ram_and_file(), tier.usage().write_ios_total), ((32, 24), 9), "one by one");
+        maintain();
+        assert_eq!(in_ram_and_file(), (0, 56));
+        // What is discarded or stored again meanwhile does not count.
+        (1..batch).for_each(write);
+        tier.discard(&[SlotIndex(3)]);
+        super::tests::write(&tier, 4, &Page::ZERO);
+        write(17);
+        maintain();
+        assert_eq!(in_ram_and_file(), (14, 41));
+        for slot in (1..3).chain(5..=17).chain(20..60).filter(|slot| *slot != batch) {
+            let (slots, buf) = (vec![SlotIndex(slot)], page_buf(1));
+            let request = ReadRequest { token: 0, slots, buf, is_awaited: true };
+            let ReadStart::Done(done) = tier.read(QueueId(0), request) else { panic!("it is synchronous") };
+            assert!(done.results == [Ok(())] && done.buf[0].0 == page_of(&noise, slot).0, "slot {slot}");
+        }
+    }
+
+    /// The file takes nothing: what waits stays in the pool, and the next is refused.
+    #[test]
+    fn what_waits_stays_while_the_file_is_full() {
+        let full = FileConfig { free_floor_bytes: u64::MAX, ..file_config() };
+        let tier = TierBacking::new(ram_config(), full).unwrap();
+        let noise: Vec<u8> = (0..=255).collect();
+        for slot in 1..=2 * WRITEBACK_PAGES_MIN as u32 + 1 {
+            let mut results = Vec::new();
+            let page = page_of(&noise, slot);
+            let slot = SlotIndex(slot);
+            tier.write(QueueId(0), &[PageWrite { slot, page: &page }], &mut results);
+            let waits = u64::from(slot.0) <= 2 * WRITEBACK_PAGES_MIN;
+            assert_eq!(results, [waits.then_some(()).ok_or(BackingError::Full)], "slot {}", slot.0);
+            assert!(!tier.housekeep(Chore::Maintain { queue: QueueId(0) }), "there is no end");
+            let mut again = Page::ZERO;
+            let at_hand = tier.read_now(slot, &mut again);
+            assert_eq!(at_hand, Some(if waits { Ok(()) } else { Err(BackingError::Empty) }));
+            assert!(!waits || again.0 == page.0);
+        }
+        assert_eq!((tier.usage().incompressible_pages, tier.usage().file_pages), (32, 0));
+        assert!(tier.writeback_errors_total() > 0);
     }
 
     /// A page is compressed once more while another is stored to its slot, or it is discarded: what was made
