@@ -15,8 +15,8 @@
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
 //! * form: what the object is a block of. See [`Form`].
-//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old. A raw page that waits
-//!   to go to the file (tier.rs): zstd does not compress it either.
+//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old. Of a raw page, which has
+//!   no such turn, it says that zstd does not compress it either.
 //! * generation: counts the stores to the slot, modulo 16; tells a FIFO entry from a later object. A false
 //!   match after 16 stores makes a young page leave early, and nothing worse. (A reader compares all of the
 //!   word before and after its copy, some 100 ns: no slot is stored to 16 times meanwhile.)
@@ -46,11 +46,12 @@ pub(crate) enum LocationKind {
     File = 3,
 }
 
-/// What does not compress a page, so that it is in the file: the two low bits of its payload.
+/// What does not compress a page. Of one in the file, the two low bits of its payload; of a raw one in the
+/// pool, see `raw_in_pool`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(crate) enum Raw {
-    /// Nothing that is known: it is in the file because the pool had no room.
+    /// Nothing that is known: it is compressed, or in the file because the pool had no room.
     No = 0,
     /// The pool's algorithm.
     ByPool = 1,

@@ -21,6 +21,15 @@ pub(crate) enum Second<'a> {
     Block(&'a [u8]),
 }
 
+/// Which pages are to leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leaving {
+    /// Those that do not compress.
+    Raw,
+    /// Those first, then the oldest.
+    All,
+}
+
 /// The order in which the pages of a pool leave it.
 pub(crate) struct Order {
     pub(crate) young: Mutex<Fifo>,

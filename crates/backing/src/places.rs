@@ -12,8 +12,9 @@
 //!
 //! *How long the runs are* is a question of room. Where pages come back at random, and the file has used `n`
 //! times the room of its pages, a word is `n - 1` in `n` free on average; but the word at the cursor is the
-//! one that has lost pages for longest, and freer than that. With 3 a run is some 18 pages long; with 2 it
-//! would be 7, with 4 39, and the tables of the file are so much larger.
+//! one that has lost pages for longest, and freer than that. With 3 a run is some 18 pages long (the test
+//! `runs_stay_long` says it); with 2 it was 7, and with 4 it was 39, but the file and its tables grow with
+//! it.
 //!
 //! *Who takes what*: a place has one owner, from `take` to `give`: the location of a slot, or a write whose
 //! page nobody's location names yet. So there are never two writes to one place.
@@ -120,6 +121,12 @@ impl Places {
             cursor.run_wanted = RUN_WANTED.min(cursor.run_wanted * 2);
         }
         cursor.word = 0;
+    }
+
+    /// Free places were taken, and the disk had no room for them: those that were written before have room,
+    /// and they lie in short gaps, as holes are punched in long ones. Any gap will do until the next round.
+    pub(crate) fn want_what_had_room(&self) {
+        lock(&self.cursor).run_wanted = 1;
     }
 
     /// Goes on behind the end. False: there is nothing.
@@ -256,6 +263,22 @@ mod tests {
         assert!(pages > 15 * requests, "{pages} pages in {requests} requests");
         let extent = lock(&places.cursor).end * WORD_PLACES;
         assert!(extent < LIVE * 4, "{extent} places for {LIVE} pages");
+    }
+
+    /// Short gaps are left while there are longer ones, unless the disk has no room.
+    #[test]
+    fn short_gaps_are_used_when_the_disk_has_no_room() {
+        let places = Places::new(1 << 13).unwrap();
+        let all = places.take(4096 - 1);
+        let short: Vec<SlotIndex> = all.iter().copied().filter(|place| place.0 % 64 / 8 == 1).collect();
+        let long: Vec<SlotIndex> = all.iter().copied().filter(|place| place.0 % 64 >= 40).collect();
+        short.iter().chain(&long).for_each(|place| places.give(*place));
+        let taken = places.take(8);
+        assert!(taken.iter().all(|place| long.contains(place)), "{taken:?}");
+        taken.into_iter().for_each(|place| places.give(place));
+        places.want_what_had_room();
+        let taken = places.take(40);
+        assert!(taken.iter().any(|place| short.contains(place)), "{taken:?}");
     }
 
     #[test]

@@ -41,7 +41,7 @@ use crate::compress::{self, Algorithm, Codec, Encoded, with_scratch};
 use crate::dense;
 use crate::fifo::{Entry, Fifo};
 use crate::location::{Form, Location, LocationKind, Raw, pack_same, unpack_same};
-use crate::order::{Order, Second};
+use crate::order::{Leaving, Order, Second};
 use crate::pool::{Pool, rooms_bytes};
 use crate::pool_file::{PoolFile, TABLE_AT};
 
@@ -96,7 +96,9 @@ impl Delta {
                 let (_, len_bytes) = location.object();
                 self.ram_pages += sign;
                 self.compressed_bytes += sign * len_bytes as i64;
-                self.old_bytes += sign * len_bytes as i64 * i64::from(location.is_old());
+                // What does not compress has no turn.
+                let is_young = !location.is_old() && location.raw_in_pool() == Raw::No;
+                self.old_bytes += sign * len_bytes as i64 * i64::from(!is_young);
                 self.zstd_pages += sign * i64::from(location.form().is_zstd());
                 self.wordwise_pages += sign * i64::from(location.form() == Form::Wordwise);
                 self.incompressible_pages += sign * i64::from(len_bytes == PAGE_SIZE);
@@ -285,8 +287,8 @@ impl RamBacking {
         Ok(self.put(slot, delta, |generation| Location::new(kind, generation, payload).with_form(form)))
     }
 
-    /// Put a page into RAM as it is, which `store` did not take because that does not compress it. Returns
-    /// the same; or nothing where there is no room, and the slot keeps what it had.
+    /// Put a page into RAM as it is: one that `store` did not take because it does not compress. Returns what
+    /// the slot's location was, and is; or nothing where there is no room, and the slot keeps what it had.
     pub(crate) fn store_raw(
         &self,
         slot: u32,
@@ -437,13 +439,19 @@ impl RamBacking {
         location.kind() == LocationKind::Pool && location.generation() == entry.generation()
     }
 
-    /// The oldest entries for which `want` says yes, at most `max`; it is asked for each popped one in turn.
-    /// And whether there may be more: a call looks at no more than 4096 entries, so as not to hold up the
-    /// writers. The raw come first, then the old.
-    pub(crate) fn dequeue(&self, max: usize, mut want: impl FnMut(Entry) -> bool) -> (Vec<Entry>, bool) {
+    /// Of what leaves, the oldest entries for which `want` says yes, at most `max`; it is asked for each
+    /// popped one in turn. And whether there may be more: a call looks at no more than 4096 entries, so as
+    /// not to hold up the writers. The raw come first, then the old.
+    pub(crate) fn dequeue(
+        &self,
+        leaving: Leaving,
+        max: usize,
+        mut want: impl FnMut(Entry) -> bool,
+    ) -> (Vec<Entry>, bool) {
         let mut taken = Vec::with_capacity(max);
         let Some(order) = &self.order else { return (taken, false) };
-        for fifo in [&order.raw, &order.old, &order.young] {
+        let fifos = [&order.raw, &order.old, &order.young];
+        for fifo in if leaving == Leaving::Raw { &fifos[..1] } else { &fifos } {
             let (entries, more) = self.dequeue_from(fifo, max - taken.len(), &mut want);
             taken.extend(entries);
             if more {

@@ -45,7 +45,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
@@ -58,7 +58,7 @@ use crate::compress::{Algorithm, Codec, with_scratch};
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
 use crate::location::{Location, LocationKind, Raw};
-use crate::order::Order;
+use crate::order::{Leaving, Order};
 use crate::places::Places;
 use crate::ram::{Accepts, Delta, Loaded, RamBacking, RamConfig};
 use crate::worth::FileReads;
@@ -69,6 +69,8 @@ const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 16;
 /// So many batches of pages that do not compress wait in the pool; what comes then goes to the file at once.
 const WAITING_BATCHES: u64 = 2;
+/// The file has taken none of a batch of them: the next one is tried after so long.
+const REFUSED: Duration = Duration::from_millis(200);
 /// Shares of the RAM limit, in percent.
 struct Marks {
     /// Writeback starts above this one,
@@ -88,8 +90,10 @@ const RECOMPRESS_PERCENT: u64 = MARKS.low;
 
 #[derive(Default)]
 struct Writeback {
-    /// Holds the batch, from the first one until writeback stops at the low mark.
+    /// Holds the batch, until nothing is left to be moved.
     buf: Option<PageBuf>,
+    /// When the file last took none of a batch of pages that do not compress.
+    refused: Option<Instant>,
 }
 
 /// See the module's header.
@@ -172,12 +176,11 @@ impl TierBacking {
         (self.ram.limit_bytes() / 128 / PAGE_SIZE as u64).clamp(WRITEBACK_PAGES_MIN, WRITEBACK_PAGES_MAX)
     }
 
-    /// Move one batch of pages to the file: those that do not compress, then the oldest. False if there was
-    /// nothing to move or no room for it.
-    fn write_back(&self, queue: QueueId, work: &mut Writeback) -> bool {
+    /// Move one batch of pages to the file. False if there was nothing to move or no room for it.
+    fn write_back(&self, queue: QueueId, leaving: Leaving, work: &mut Writeback) -> bool {
         let batch_pages = self.batch_pages() as usize;
         // Claim: only pages that are still the object that was queued, and in the pool.
-        let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(batch_pages, |entry| {
+        let (mut batch, more): (Vec<Entry>, bool) = self.ram.dequeue(leaving, batch_pages, |entry| {
             self.ram
                 .update(entry.slot(), |location| {
                     let is_it =
@@ -215,6 +218,7 @@ impl TierBacking {
         let without = batch.split_off(places.len());
         let mut results = Vec::with_capacity(places.len());
         self.file.write_own_pages(queue, &places, &mut buf[..places.len()], &mut results);
+        self.look_at_room(&results);
 
         let mut delta = Delta::default();
         let mut again = Vec::new();
@@ -251,6 +255,18 @@ impl TierBacking {
         moved > 0
     }
 
+    /// Move a batch of pages that do not compress to the file, if so many wait. True if another one does.
+    fn write_back_raw(&self, queue: QueueId, work: &mut Writeback, now: Instant) -> bool {
+        let a_batch_waits = || self.ram.raw_pages() >= self.batch_pages();
+        let is_refused = work.refused.is_some_and(|at| now.duration_since(at) < REFUSED);
+        if is_refused || !a_batch_waits() {
+            return false;
+        }
+        let has_moved = self.write_back(queue, Leaving::Raw, work);
+        work.refused = (!has_moved).then_some(now);
+        has_moved && a_batch_waits()
+    }
+
     /// Put a page into the pool; returns what its location was, and is. Or what does not compress it, if it
     /// is to go to the file at once.
     fn store(
@@ -285,6 +301,13 @@ impl TierBacking {
         is_there
     }
 
+    /// Pages were written to places of the file: was there room for all of them?
+    fn look_at_room(&self, results: &[Result<(), BackingError>]) {
+        if results.contains(&Err(BackingError::Full)) {
+            self.places.want_what_had_room();
+        }
+    }
+
     /// A place of the file that no location names any more.
     fn leave(&self, place: SlotIndex) {
         self.file.discard(&[place]);
@@ -313,7 +336,8 @@ impl TierBacking {
             awaited: file.awaited_reads_total,
             awaited_us: file.read_us_total,
         };
-        self.ram.settle(reads, Instant::now());
+        let now = Instant::now();
+        self.ram.settle(reads, now);
         // First, so that little has to be moved out.
         let recompresses = self.ram.recompresses();
         let recompressed = if recompresses { self.recompress() } else { 0 };
@@ -321,16 +345,15 @@ impl TierBacking {
         let was_draining = self.draining.load(Ordering::Relaxed);
         let marks = if recompresses { RECOMPRESSING } else { MARKS };
         let is_above = held > self.percent_of_limit(if was_draining { marks.low } else { marks.high });
-        let a_batch_waits = || self.ram.raw_pages() >= self.batch_pages();
-        let has_moved = (is_above || a_batch_waits()) && self.write_back(queue, &mut work);
-        let draining = is_above && has_moved;
+        let draining = is_above && self.write_back(queue, Leaving::All, &mut work);
         self.draining.store(draining, Ordering::Relaxed);
-        if !draining {
+        let more_waits = !is_above && self.write_back_raw(queue, &mut work, now);
+        if !draining && !more_waits {
             self.let_go_of_buffer(&mut work);
         }
         let untidy = self.ram.housekeep(Chore::Maintain { queue });
         let punching = self.file.housekeep(Chore::Maintain { queue });
-        draining || (has_moved && a_batch_waits()) || recompressed > 0 || untidy || punching
+        draining || more_waits || recompressed > 0 || untidy || punching
     }
 
     /// As `Chore::GiveRam`.
@@ -338,7 +361,7 @@ impl TierBacking {
         let mut work = lock(&self.writeback);
         let before = self.usage().ram_bytes;
         let enough = self.ram.ram_bytes().saturating_sub(bytes);
-        while self.ram.ram_bytes() > enough && self.write_back(queue, &mut work) {}
+        while self.ram.ram_bytes() > enough && self.write_back(queue, Leaving::All, &mut work) {}
         self.let_go_of_buffer(&mut work);
         self.ram.give_spare_back();
         self.usage().ram_bytes < before
@@ -405,6 +428,7 @@ impl Backing for TierBacking {
                 .collect();
             let mut written = Vec::with_capacity(writes.len());
             self.file.write_pages(queue, &writes, &mut written);
+            self.look_at_room(&written);
             for (((index, raw), place), result) in to_file.into_iter().zip(places).zip(written) {
                 if result.is_ok() {
                     let in_file = |old: Location| Some(old.in_file(place, raw));
@@ -565,7 +589,7 @@ mod tests {
         let write_both = || {
             write(&tier, 1, &text);
             write(&tier, 2, &noise);
-            assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+            assert!(tier.write_back(QueueId(0), Leaving::All, &mut Writeback::default()));
         };
         write_both();
         assert_eq!((tier.usage().file_pages, tier.usage().recompressed_pages_total), (2, 0));
@@ -582,10 +606,10 @@ mod tests {
         let usage = tier.usage();
         assert_eq!((usage.zstd_pages, usage.ram_pages, usage.recompressed_pages_total), (1, 2, 2));
         // What does not compress leaves before what is older.
-        let (first, _) = tier.ram.dequeue(1, |_| true);
+        let (first, _) = tier.ram.dequeue(Leaving::All, 1, |_| true);
         assert!(first.len() == 1 && first[0].slot() == 2);
         tier.ram.enqueue(&first);
-        assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+        assert!(tier.write_back(QueueId(0), Leaving::All, &mut Writeback::default()));
         assert_eq!(tier.ram.location(2).raw_in_file(), Raw::ByBoth, "zstd was tried");
         assert_eq!(tier.usage().written_back_pages_total, 1, "the text, for want of room");
     }
@@ -692,7 +716,7 @@ mod tests {
         assert_eq!((old.ram_pages, old.zstd_pages), (1, 1));
         assert!(old.ram_compressed_bytes * 4 < young.ram_compressed_bytes * 3, "{old:?}, {young:?}");
         assert!(read(&tier) == Ok(first.0));
-        assert!(tier.write_back(QueueId(0), &mut Writeback::default()));
+        assert!(tier.write_back(QueueId(0), Leaving::All, &mut Writeback::default()));
         assert_eq!((tier.usage().zstd_pages, tier.usage().file_pages), (0, 1));
         tier.discard(&[SlotIndex(7)]);
         assert_eq!(tier.ram.young_bytes(), 0);
@@ -701,25 +725,33 @@ mod tests {
         assert_eq!(tier.ram.pool.ram_bytes(), 0, "each block was freed");
     }
 
-    /// A page goes to the file while another is stored to its slot: its place is given back.
+    /// A page goes to the file while another is stored to its slot: its place is given back. Also of one that
+    /// does not compress, and waits.
     #[test]
     fn a_place_is_given_back_when_its_page_is_stored_again() {
-        let tier = Arc::new(TierBacking::new(ram_config(), file_config()).unwrap());
-        let mut page = Page::ZERO;
-        // It compresses, and is not filled with one word.
-        page.0[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        write(&tier, 7, &page);
-        let other = tier.clone();
-        let overtake = move || {
-            let write_back = move || other.write_back(QueueId(0), &mut Writeback::default());
-            assert!(std::thread::spawn(write_back).join().unwrap());
-        };
-        NEXT.set(Some((Moment::ObjectTaken, Box::new(overtake))));
-        page.0[0] = 9;
-        write(&tier, 7, &page);
-        assert!(NEXT.take().is_none(), "the writer was overtaken");
-        let usage = tier.usage();
-        assert_eq!((usage.ram_pages, usage.file_pages, usage.written_back_pages_total), (1, 0, 1));
-        assert_eq!(tier.places.used_places(), 0);
+        let mut compresses = Page::ZERO;
+        // Not filled with one word.
+        compresses.0[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let noise = page_of(&(0..=255).collect::<Vec<u8>>(), 1);
+        for (mut page, written_back_pages) in [(compresses, 1), (noise, 0)] {
+            let tier = Arc::new(TierBacking::new(ram_config(), file_config()).unwrap());
+            write(&tier, 7, &page);
+            let other = tier.clone();
+            let overtake = move || {
+                let write_back =
+                    move || other.write_back(QueueId(0), Leaving::All, &mut Writeback::default());
+                assert!(std::thread::spawn(write_back).join().unwrap());
+            };
+            NEXT.set(Some((Moment::ObjectTaken, Box::new(overtake))));
+            page.0[0] = 9;
+            write(&tier, 7, &page);
+            assert!(NEXT.take().is_none(), "the writer was overtaken");
+            let usage = tier.usage();
+            let moved = usage.written_back_pages_total;
+            assert_eq!((usage.ram_pages, usage.file_pages, moved), (1, 0, written_back_pages));
+            assert_eq!(tier.places.used_places(), 0);
+            let mut read = Page::ZERO;
+            assert!(tier.read_now(SlotIndex(7), &mut read) == Some(Ok(())) && read.0 == page.0);
+        }
     }
 }

@@ -120,7 +120,7 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         sum(
             "written_back_pages",
             all(|u| u.written_back_pages_total),
-            "pages moved from the pool to the file",
+            "compressed pages moved from the pool to the file",
         ),
         sum(
             "swap_write_ios",

@@ -162,7 +162,7 @@ pub struct Usage {
     pub file_pages: u64,
     /// Bytes of the file allocated on disk, as far as known.
     pub file_bytes: u64,
-    /// Pages moved from RAM to the file so far (kernel: zswpwb).
+    /// Compressed pages moved from RAM to the file so far (kernel: zswpwb).
     pub written_back_pages_total: u64,
     /// Requests to the device so far: each for a run of pages that lie there in a row.
     pub write_ios_total: u64,

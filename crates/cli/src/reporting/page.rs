@@ -478,7 +478,7 @@ fn devices(run: &Run, watched: &Watched) -> Option<Table> {
             number(usage.read_ios_total)
         }),
         (
-            column("moved", "pool to file", Unit::Count, "Pages moved from the pool to the file."),
+            column("moved", "pool to file", Unit::Count, "Compressed pages moved from the pool to the file."),
             |(_, usage)| number(usage.written_back_pages_total),
         ),
         (column("encryption", "encryption", Unit::Words, "Of what leaves RAM."), |(device, _)| {
