@@ -203,7 +203,20 @@ impl Comparison {
                 let _ = writeln!(text, "failed, {side}: {count} of {}: {way}", self.pairs.len());
             }
         }
-        text
+        text + &self.stolen()
+    }
+
+    /// What the host of a virtual machine took from either side, if it did: where it is much, it tells why
+    /// runs of one side differ.
+    fn stolen(&self) -> String {
+        let kernel: Vec<f64> = self.pairs.iter().map(|(kernel, _)| kernel.ran.stolen_s).collect();
+        let memspill: Vec<f64> = self.pairs.iter().map(|(_, memspill)| memspill.ran.stolen_s).collect();
+        if kernel.iter().chain(&memspill).all(|stolen_s| *stolen_s == 0.0) {
+            return String::new();
+        }
+        let side = self.kernel_side();
+        let (kernel, memspill) = (shown(Spread::of(&kernel)), shown(Spread::of(&memspill)));
+        format!("stolen by the host, s of CPU time: {side} {kernel}, memspill {memspill}\n")
     }
 
     fn kernel_side(&self) -> &'static str {
@@ -312,6 +325,7 @@ impl Comparison {
             "wall_s": rounded(run.ran.wall_s, 6),
             "user_s": rounded(run.ran.user_s, 2),
             "system_s": rounded(run.ran.system_s, 2),
+            "stolen_s": rounded(run.ran.stolen_s, 2),
             "cgroup_peak_bytes": run.ran.peak_bytes,
             "pool_peak_bytes": run.pool_peak_bytes,
             "zswap_compressor": run.zswap,
@@ -380,6 +394,7 @@ mod tests {
             wall_s: 100.0 / rate,
             user_s: 0.0,
             system_s: 1.0,
+            stolen_s: 0.0,
             peak_bytes: Some(100 * MIB),
             printed: vec![("ops_per_s".into(), rate)],
             failed: failed.map(String::from),
@@ -458,7 +473,18 @@ mod tests {
         let text = compared.text();
         assert!(text.contains("failed, kernel's swap: 1 of 3: killed for memory"), "{text}");
         assert!(text.contains("2.50 (2.00..3.00)"), "{text}");
+        assert!(!text.contains("stolen"), "{text}");
         assert!(compared.has_a_pair() && !comparison(Vec::new()).has_a_pair());
+    }
+
+    #[test]
+    fn what_the_host_took_is_said() {
+        let mut pair = (run(Side::Kernel, 10.0, None), run(Side::Memspill, 20.0, None));
+        pair.1.ran.stolen_s = 1.5;
+        let text = comparison(vec![pair]).text();
+        let wanted = "kernel's swap 0.00 (0.00..0.00), memspill 1.50 (1.50..1.50)";
+        let wanted = format!("stolen by the host, s of CPU time: {wanted}");
+        assert!(text.trim_end().ends_with(&wanted), "{text}");
     }
 
     #[test]

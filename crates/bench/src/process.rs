@@ -29,6 +29,8 @@ pub struct CommandRun {
     pub wall_s: f64,
     pub user_s: f64,
     pub system_s: f64,
+    /// CPU time that a virtual machine wanted meanwhile, of all its CPUs, and its host gave to others.
+    pub stolen_s: f64,
     /// Of the cgroup: the command and, where it runs under memspill, memspill.
     pub peak_bytes: Option<u64>,
     /// Numbers in the first line of its output, where that is JSON.
@@ -51,6 +53,7 @@ pub fn run(
 ) -> Result<CommandRun, Stop> {
     let named: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let (user_before, system_before) = children_cpu_s();
+    let stolen_before = stolen_s();
     let start = Instant::now();
     let mut child = prepare(command, group)
         .spawn()
@@ -95,6 +98,7 @@ pub fn run(
         wall_s: wall.as_secs_f64(),
         user_s: user_after - user_before,
         system_s: system_after - system_before,
+        stolen_s: stolen_s() - stolen_before,
         peak_bytes: group.and_then(Group::peak_bytes),
         printed,
         failed,
@@ -179,6 +183,16 @@ fn children_cpu_s() -> (f64, f64) {
     (user as f64 / ticks_per_s, system as f64 / ticks_per_s)
 }
 
+fn stolen_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    stolen_ticks(&stat).unwrap_or_default() as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// Of all CPUs: the eighth number of the first line of proc_stat(5).
+fn stolen_ticks(stat: &str) -> Option<u64> {
+    stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
+}
+
 /// cutime and cstime, fields 16 and 17 of proc_pid_stat(5); the second, a name in brackets, may hold
 /// anything.
 fn children_ticks(stat: &str) -> Option<(u64, u64)> {
@@ -219,6 +233,12 @@ mod tests {
         let stat = "12 (a b) c) S 1 2 3 4 5 6 7 8 9 10 11 12 77 88 20";
         assert_eq!(children_ticks(stat), Some((77, 88)));
         assert_eq!(children_ticks(""), None);
+    }
+
+    #[test]
+    fn what_the_host_took() {
+        let stat = "cpu  10 20 30 40 50 60 70 812 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n";
+        assert_eq!((stolen_ticks(stat), stolen_ticks("")), (Some(812), None));
     }
 
     #[test]
