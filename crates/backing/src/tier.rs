@@ -568,6 +568,13 @@ mod tests {
         assert_eq!(results, [Ok(())]);
     }
 
+    fn read(tier: &TierBacking, slot: u32) -> Result<[u8; PAGE_SIZE], BackingError> {
+        let (slots, buf) = (vec![SlotIndex(slot)], page_buf(1));
+        let request = ReadRequest { token: 0, slots, buf, is_awaited: true };
+        let ReadStart::Done(mut done) = tier.read(QueueId(0), request) else { panic!("it is synchronous") };
+        done.results.remove(0).map(|()| done.buf[0].0)
+    }
+
     /// Bytes of `letters`, in no order.
     fn page_of(letters: &[u8], seed: u32) -> Page {
         let mut page = Page::ZERO;
@@ -641,10 +648,7 @@ mod tests {
         maintain();
         assert_eq!(in_ram_and_file(), (14, 41));
         for slot in (1..3).chain(5..=17).chain(20..60).filter(|slot| *slot != batch) {
-            let (slots, buf) = (vec![SlotIndex(slot)], page_buf(1));
-            let request = ReadRequest { token: 0, slots, buf, is_awaited: true };
-            let ReadStart::Done(done) = tier.read(QueueId(0), request) else { panic!("it is synchronous") };
-            assert!(done.results == [Ok(())] && done.buf[0].0 == page_of(&noise, slot).0, "slot {slot}");
+            assert!(read(&tier, slot) == Ok(page_of(&noise, slot).0), "slot {slot}");
         }
     }
 
@@ -677,15 +681,7 @@ mod tests {
     fn what_is_stored_meanwhile_stays() {
         let tier =
             Arc::new(TierBacking::with_recompress(ram_config(), file_config(), Recompress::On).unwrap());
-        let read = |tier: &TierBacking| {
-            let (slots, buf) = (vec![SlotIndex(7)], page_buf(1));
-            let ReadStart::Done(mut done) =
-                tier.read(QueueId(0), ReadRequest { token: 0, slots, buf, is_awaited: true })
-            else {
-                panic!("it is in RAM")
-            };
-            done.results.remove(0).map(|()| done.buf[0].0)
-        };
+        let read = |tier: &TierBacking| read(tier, 7);
         // What zstd makes much shorter than LZ4 does.
         let page = |seed: u32| page_of(b"abcd", seed);
         let recompress = |tier: &TierBacking| {
