@@ -479,7 +479,7 @@ case_static-runs() {
                 { no "$compiler, $how: $(cat out)"; return; }
         done
         for how in child grandchild; do
-            static_run "$compiler, $how" ./runs $how 112 || return
+            static_run "$compiler, $how" ./runs $how 144 || return
         done
         call 20 "${SPILL[@]}" -- sh -c './runs lookalike -'
         code_is 0 || { WHY="$compiler, lookalike: $WHY"; return; }
@@ -501,7 +501,7 @@ case_static-runs() {
     # With groups, under a pager that traps all calls.
     gcc -static -O2 -pthread -o runs "$TESTS/programs/static_runs.c"
     for how in child grandchild; do
-        call 60 "${SPILL[@]}" --group all,comm=runs --stats -- ./runs $how 112
+        call 60 "${SPILL[@]}" --group all,comm=runs --stats -- ./runs $how 144
         code_is 0 && is_swapped "a group, $how" || return
     done
     clean || return
