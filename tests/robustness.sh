@@ -457,7 +457,7 @@ static_run() {
 case_static-runs() {
     compiled_static || return 0
     call 20 "${SPILL[@]}" --verbose -- true
-    local KERNEL_FORKS=false compiler how all='exec function thread fork vfork spawn popen failing' ways
+    local KERNEL_FORKS=false compiler how ways
     echo 'int main(void) { return 7; }' >seven.c
     gcc -static -o seven seven.c || { no "a program does not compile"; return; }
     if grep -q 'pager: kernel' err; then
@@ -468,8 +468,8 @@ case_static-runs() {
         have "${compiler%% *}" || { DID="without musl-gcc"; continue; }
         $compiler -O2 -pthread -o runs "$TESTS/programs/static_runs.c" ||
             { no "$compiler: does not compile"; return; }
-        # Where it is loaded makes no difference to how it starts others.
-        ways=$all
+        # Where a program is loaded makes no difference to how it starts others.
+        ways='exec function thread fork vfork spawn popen failing'
         [ "$compiler" != 'gcc -static-pie' ] || [ $FULL = 1 ] || ways='exec fork'
         for how in $ways; do
             # (Its function is compiled, differently each time.)
@@ -2039,8 +2039,8 @@ case_private-file() {
 case_many-small() {
     gcc -O1 -o many-small "$TESTS/programs/many_small.c" 2>/dev/null || { SKIP="no gcc"; return; }
     # Some 119 KiB of each process cannot be swapped out: with the dispatch's stack and block, and with the
-    # tables of the windows, there is not room for as many. (Nor for many more under the kernel's pager: 340
-    # take 3 s, 360 from 6 s to 90 and more, with what is left they cannot but thrash.)
+    # tables of the windows, there is not room for as many. Under the kernel's pager 340 take 3 s, as these
+    # do, but 360 from 6 s to more than 90: too little memory is left to them, so they thrash.
     call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 250 160 320)" 250
     peak_below 76 && clean
 }
