@@ -44,6 +44,14 @@ fn seqswap_times_both_ways() {
 }
 
 #[test]
+fn sequential_counts_its_passes_and_not_what_was_before() {
+    for way in ["", "--write", "--after-random"] {
+        let words = format!("sequential --size 4M --passes 3 --check full {way}");
+        assert_eq!(number(&words, "pages"), 3072.0, "{way}");
+    }
+}
+
+#[test]
 fn compile_executes_three_processes_a_job() {
     assert_eq!(number("compile --count 5 -j 2 --size 1M --check full", "processes"), 15.0);
     assert!(number("compile --count 3 --size 1M", "jobs_per_s") > 0.0);
