@@ -57,7 +57,7 @@ fi
 
 PROGRAMS=()
 [ $FULL = 0 ] || mapfile -t PROGRAMS < <("$TESTS/real_programs.sh" --list | tr ' ' '\n')
-VERIFIER=(pmbench --size 160M --processes 2 --seconds 2 --read-percent 50 --check full)
+VERIFIER=(pmbench --size 160M --processes 2 --seconds 1 --read-percent 50 --check full)
 [ $FULL = 0 ] || VERIFIER=(mutate --size 160M --threads 2 --seconds 20)
 PASSED=0
 FAILED=0

@@ -133,27 +133,27 @@ fn holds_with(args: &[&str], how: Option<&'static str>) {
 
 #[test]
 fn no_word_is_lost() {
-    holds(&["2"]);
+    holds(&["1"]);
 }
 
 #[test]
 fn no_word_is_lost_in_changes() {
-    holds(&["2", "changes"]);
+    holds(&["1", "changes"]);
 }
 
 #[test]
 fn no_word_is_lost_in_calls() {
-    holds(&["2", "calls"]);
+    holds(&["1", "calls"]);
 }
 
 #[test]
 fn no_word_is_lost_in_forks() {
-    holds(&["2", "forks"]);
+    holds(&["1", "forks"]);
 }
 
 #[test]
 fn no_word_is_lost_in_all_of_it_at_once() {
-    holds(&["3", "changes", "calls", "forks"]);
+    holds(&["2", "changes", "calls", "forks"]);
 }
 
 #[test]
