@@ -7,8 +7,8 @@
 #   modules      no two modules of a crate use each other, be it by way of others (tidy/modules.py)
 #   clippy       no warning, in all targets of the workspace; the agent's sources are an example of its crate
 #
-# Prints each fault with its place. Quick enough before each commit with --quick, which leaves out clippy.
-# --self-test shows that the checks find what is planted.
+# Prints each fault with its place. Quick enough before each commit with --quick, which leaves out clippy;
+# --clippy is clippy alone. --self-test shows that the checks find what is planted.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 [ -d "${HOME:-}/.cargo/bin" ] && PATH=$PATH:$HOME/.cargo/bin
@@ -40,18 +40,20 @@ self_test() {
 LINES_NOT_YET=""
 CIRCLES_NOT_YET=""
 
+clippy() { cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings; }
+
 case ${1-} in
 '' | --quick)
     check format format
     NOT_YET=$LINES_NOT_YET check lines python3 tests/tidy/lines.py .
     check references python3 tests/tidy/references.py .
     NOT_YET=$CIRCLES_NOT_YET check modules python3 tests/tidy/modules.py .
-    [ "${1-}" = --quick ] ||
-        check clippy cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings
+    [ "${1-}" = --quick ] || check clippy clippy
     ;;
+--clippy) check clippy clippy ;;
 --self-test) check self-test self_test ;;
 *)
-    echo "usage: tests/tidy.sh [--quick|--self-test]" >&2
+    echo "usage: tests/tidy.sh [--quick|--clippy|--self-test]" >&2
     exit 2
     ;;
 esac
