@@ -1,6 +1,6 @@
 #!/bin/bash
-# All tests, in the order in which a failure tells most: packages, form, build, cargo's tests, the shell
-# suites. Clippy and the model checkers run beside the first suites, on the CPU time that these leave.
+# All tests: packages, form, build, the shell suites, cargo's tests. Beside the suites, on the CPU time that
+# these leave, cargo's tests are compiled, and clippy and the model checkers run.
 #
 # Stops at the first stage that fails, names it, and ends with a non-zero code. The last line sums up the
 # shell suites (cargo prints its own figures). Written to end within 30 minutes on two CPUs; a stage that
@@ -78,22 +78,25 @@ beside() {
     set +m
 }
 
-joined() { # NAME
+# Waits for these, and shows what they said.
+joined() {
     local code
-    begin "$1"
+    begin "what went on beside them"
     wait "$BESIDE"
     code=$?
     BESIDE=
     cat "$BESIDE_LOG"
     [ $code = 0 ] && return
     FAILED=$((FAILED + 1))
-    give_up "$1" $code
+    give_up "what went on beside the suites" $code
 }
 
 # suite NAME SECONDS COMMAND...: a shell suite, which ends with `N passed, N failed, N skipped`.
 suite() {
     local name=$1 seconds=$2 code counts
     shift 2
+    # If something has failed there, the suites that are left would only hold that back.
+    [ -z "$BESIDE" ] || kill -0 "$BESIDE" 2>/dev/null || joined
     begin "$name"
     # A job with a process group of its own, so that all of it can be ended, and none of its signals is
     # ignored. Through a file, not a pipe: what a suite leaves running must not keep us waiting.
@@ -142,12 +145,11 @@ fi
 stage "form" tests/tidy.sh --quick
 stage "checks of form find what is planted" tests/tidy.sh --self-test
 stage "build" cargo build --release --workspace --locked
-stage "cargo's tests" cargo test --release --workspace --locked
-# Builds for the most part; by themselves they are done in four minutes.
-beside 1800 bash -c 'tests/tidy.sh --clippy && scripts/interleavings.sh --short'
+# Compilers for the most part, nine minutes of both CPUs.
+beside 2400 bash -c "cargo test --release --workspace --locked --no-run && tests/tidy.sh --clippy &&
+    scripts/interleavings.sh --short"
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
-suite "robustness" 900 tests/robustness.sh --kills 4
-joined "clippy and interleavings"
+suite "robustness" 1080 tests/robustness.sh --kills 4
 suite "without privileges" 240 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
     forked-writers python verify-threads
 suite "by the thread that faults" 120 tests/unprivileged.sh --pager=thread check kill-target remap-pieces \
@@ -160,4 +162,6 @@ suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \
     own-memory
 suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with --pager=signal mprotect-4
+[ -z "$BESIDE" ] || joined
+stage "cargo's tests" cargo test --release --workspace --locked
 begin "all stages passed"
