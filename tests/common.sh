@@ -95,6 +95,10 @@ cleanup() {
     trap '' INT TERM
     cd /
     exec 2>/dev/null # the shell would tell of each of these kills
+    # The second SIGTERM ends a whole run, and it leaves nothing; what is killed with -9 may leave a file.
+    local pids
+    pids=$(ours)
+    [ -z "$pids" ] || { kill $pids; kill $pids; gone 2; }
     kill -9 $(jobs -p)
     kill_ours
     at_exit
