@@ -77,11 +77,23 @@ pub fn look(run: &Run, process: &Process) -> Option<Seen> {
 }
 
 /// The calls that threads of the process wait in, once one that changes the address space is among them.
+///
+/// A thread whose event was read may still wait in its call, for the lock of the address space. That call
+/// must not vouch for the next event, which may be the same thread's MADV_REMOVE of the same pages. So what
+/// is no MADV_REMOVE counts if its thread waits in it before and after a moment in which something was
+/// changing: then it waits for its event, or another thread does, whose call is among these.
 fn calls_of_changes(process: &Process) -> Vec<WaitingCall> {
+    let waiting = || threads::waiting_calls(process.memory.proc_id());
+    let removes =
+        |call: &WaitingCall| call.number == libc::SYS_madvise && call.args[2] as i32 == libc::MADV_REMOVE;
     for _ in 0..LOOKS_MAX {
-        let calls = threads::waiting_calls(process.memory.proc_id());
-        if calls.iter().any(|call| CHANGES.contains(&call.number)) {
-            return calls;
+        let before = waiting();
+        if process.memory.uffd.is_changing() {
+            let mut calls = waiting();
+            calls.retain(|call| removes(call) || before.contains(call));
+            if calls.iter().any(|call| CHANGES.contains(&call.number)) {
+                return calls;
+            }
         }
         std::thread::sleep(CHANGE_STEP);
     }
