@@ -81,7 +81,7 @@ beside() {
 # Waits for these, and shows what they said.
 joined() {
     local code
-    begin "what went on beside them"
+    begin "what went on beside the suites"
     wait "$BESIDE"
     code=$?
     BESIDE=
