@@ -7,6 +7,7 @@
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
@@ -19,18 +20,40 @@ pub struct WaitingCall {
     pub args: [u64; 3],
 }
 
-/// What the threads of a process wait in, as far as they wait in a call.
-pub fn waiting_calls(pid: u32) -> Vec<WaitingCall> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let call = |task: fs::DirEntry| waiting_call_in(&fs::read_to_string(task.path().join("syscall")).ok()?);
-    tasks.filter_map(call).collect()
+/// A thread that waits.
+pub struct Waiting {
+    /// None: outside of calls, or for a program in the kernel alone (io_uring), which does not tell its call.
+    pub call: Option<WaitingCall>,
+    /// Until its event is read from a userfaultfd. Who reads them all knows that it stays there.
+    pub has_event: bool,
 }
 
-/// The same for a file's text: `number 0xARGUMENT... 0xSP 0xPC`, outside of calls `-1 0xSP 0xPC`, or
-/// `running`.
-pub fn waiting_call_in(text: &str) -> Option<WaitingCall> {
+/// The threads of a process that wait.
+pub fn waiting(pid: u32) -> Vec<Waiting> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let waiting = |task: fs::DirEntry| {
+        // This first: a thread that does not wait with an event may be in another call a moment later.
+        let has_event = waits_with_event(&task.path());
+        let text = fs::read_to_string(task.path().join("syscall")).ok()?;
+        (text != "running\n").then(|| Waiting { call: waiting_call_in(&text), has_event })
+    };
+    tasks.filter_map(waiting).collect()
+}
+
+/// Does the thread of this folder wait until its event is read? That is the function of the kernel that it
+/// sleeps in.
+fn waits_with_event(thread: &Path) -> bool {
+    fs::read_to_string(thread.join("wchan")).is_ok_and(|name| name.starts_with("userfaultfd_event_wait"))
+}
+
+/// The call that a file tells: `number 0xARGUMENT... 0xSP 0xPC`, outside of calls `-1 0xSP 0xPC`, or
+/// `running`. Threads that are in the kernel alone have neither SP nor PC, and what they tell is nonsense.
+fn waiting_call_in(text: &str) -> Option<WaitingCall> {
     let mut fields = text.split_ascii_whitespace();
     let number: i64 = fields.next()?.parse().ok().filter(|number| *number >= 0)?;
+    if text.ends_with(" 0x0 0x0\n") {
+        return None;
+    }
     let mut argument = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
     Some(WaitingCall { number, args: [argument()?, argument()?, argument()?] })
 }
@@ -56,6 +79,12 @@ impl Busy {
         let busy =
             |folder: String| state_and_cpu_ns(&folder).filter(|(busy, _)| *busy).map(|(_, ns)| (folder, ns));
         Ok(Busy { threads: folders.filter_map(busy).collect() })
+    }
+
+    /// A thread that waits with an event has come out of a call whose event was read, or past what that was
+    /// about.
+    pub fn leave_out_who_has_an_event(&mut self) {
+        self.threads.retain(|(folder, _)| !waits_with_event(Path::new(folder)));
     }
 
     /// Have all of them come out of it?
@@ -93,6 +122,7 @@ mod tests {
         let call = WaitingCall { number: 28, args: [0x7f0000001000, 0x2000, 9] };
         assert_eq!(waiting_call_in(text), Some(call));
         assert_eq!((waiting_call_in("running\n"), waiting_call_in("-1 0x7ffc0 0x7f11\n")), (None, None));
+        assert_eq!(waiting_call_in(&text.replace("0x7ffc0 0x7f11", "0x0 0x0")), None);
     }
 
     #[test]

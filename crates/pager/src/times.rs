@@ -257,6 +257,9 @@ pub const WALK_PAUSE_MAX: Duration = ms(200);
 pub const SHARED_LOOK: Duration = ms(10);
 /// The same where nothing tells that it changes, and the hundredth part of the time.
 pub const SHARED_LOOK_ANYWAY: Duration = ms(200);
+/// A thread that has begun a change of the address space waits with its event after so long, unless it
+/// copies the address space for a fork.
+pub const CALL_SHOWS: Duration = ms(100);
 /// A call whose event was read has ended by then, and so has its thread's part in it.
 pub const CALL_ENDS: Duration = s(1);
 /// Shared memory of a process that is younger than this is not looked for: it may end soon.

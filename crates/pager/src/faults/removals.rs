@@ -6,23 +6,32 @@
 //! So a process that has managed shared memory is read with care:
 //!
 //! ```text
-//!   look    is anything changing? Then which calls do its threads wait in? What MADV_REMOVE names is removed
-//!           here and now, as if the agent had told of it
+//!   look    is anything changing? Then until a thread waits with its event: what are the threads at? What
+//!           MADV_REMOVE names is removed here and now, as if the agent had told of it
 //!   read    one message after the other, and no event unless there was a look since the last one: what is
 //!           readable while nothing changes is a fault
+//!   check   is the event in what was removed, or in what other advice names that waited with its event?
 //! ```
 //!
-//! A fault may go away between the question and the reading (a signal), and an event come in its place. Then
-//! nobody has seen its call. If nothing of the range is swapped out it does not matter. Else we wait until
-//! its thread has left the call: an object's times tell whether anybody has made a hole but us. If somebody
-//! has, what is swapped out cannot be trusted, and the run ends.
+//! *Whose event it is.* Events are read in the order in which they came. A thread whose event was read may
+//! wait in its call for some time more, for the lock of the address space, and come with its next event, a
+//! MADV_REMOVE, before the next reading. So advice counts only if its thread waits with its event, which the
+//! kernel tells (/proc/PID/task/TID/wchan). Another thread that runs, or waits for a lock, may have an event
+//! that is older. So before that advice counts, all threads are waited for until each was seen elsewhere or
+//! with its event, and are looked at once more.
+//!
+//! *Else nobody has seen the event's call.* If nothing of the range is swapped out it does not matter. Else
+//! we wait until its thread has left the call: an object's times tell whether anybody has made a hole but us.
+//! If somebody has, what is swapped out cannot be trusted, and the run ends.
+//!
+//! Not seen: threads of a process that shares the address space and is not the same process (vfork).
 
 use crate::faults::shared;
 use crate::process::Process;
 use crate::run::Run;
 use crate::shared::{Object, PagesHeld};
-use crate::threads::{self, Busy, WaitingCall};
-use crate::times::{CALL_ENDS, CHANGE_STEP};
+use crate::threads::{self, Busy, Waiting};
+use crate::times::{CALL_ENDS, CALL_SHOWS, CHANGE_STEP};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_engine::word::State;
 use memspill_uffd::userfaultfd::{Event, MESSAGES_MAX};
@@ -31,73 +40,66 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Looks for the thread that waits with an event: it is about to.
-const LOOKS_MAX: u32 = 20;
-/// Calls that have an event.
-const CHANGES: [i64; 8] = [
-    libc::SYS_madvise,
-    libc::SYS_process_madvise,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mmap,
-    libc::SYS_brk,
-    libc::SYS_clone,
-    libc::SYS_clone3,
-];
-
 /// What was seen before a reading.
 pub struct Seen {
     is_changing: bool,
-    /// Ranges of madvise calls that waited.
-    advised: Vec<(u64, u64)>,
+    /// What was removed, or is about to be given up by other advice: an event in it is no surprise.
+    expected: Vec<Range>,
 }
+
+/// Addresses: [start, end).
+type Range = (u64, u64);
 
 /// To be called inside the gate, before the userfaultfd is read. None: there is nothing to be careful of.
 pub fn look(run: &Run, process: &Process) -> Option<Seen> {
     if !process.memory.shared.any() {
         return None;
     }
-    let mut seen = Seen { is_changing: process.memory.uffd.is_changing(), advised: Vec::new() };
-    if seen.is_changing {
-        let advice: Vec<WaitingCall> =
-            calls_of_changes(process).into_iter().filter(|call| call.number == libc::SYS_madvise).collect();
-        for WaitingCall { args: [addr, len, advice], .. } in advice {
-            let Some(end) =
-                len.checked_next_multiple_of(PAGE_SIZE as u64).and_then(|len| addr.checked_add(len))
-            else {
-                continue;
-            };
-            if advice as i32 == libc::MADV_REMOVE && process.memory.shared.intersects(addr, end) {
-                shared::remove_pages(run, process, addr, end);
-            }
-            seen.advised.push((addr, end));
-        }
-    }
-    Some(seen)
+    // What is not there yet is not read now.
+    let is_changing = process.memory.uffd.is_changing() && process.memory.uffd.is_readable();
+    let expected = if is_changing { expected(run, process) } else { Vec::new() };
+    Some(Seen { is_changing, expected })
 }
 
-/// The calls that threads of the process wait in, once one that changes the address space is among them.
-///
-/// A thread whose event was read may still wait in its call, for the lock of the address space. That call
-/// must not vouch for the next event, which may be the same thread's MADV_REMOVE of the same pages. So what
-/// is no MADV_REMOVE counts if its thread waits in it before and after a moment in which something was
-/// changing: then it waits for its event, or another thread does, whose call is among these.
-fn calls_of_changes(process: &Process) -> Vec<WaitingCall> {
-    let waiting = || threads::waiting_calls(process.memory.proc_id());
-    let removes =
-        |call: &WaitingCall| call.number == libc::SYS_madvise && call.args[2] as i32 == libc::MADV_REMOVE;
-    for _ in 0..LOOKS_MAX {
-        let before = waiting();
-        if process.memory.uffd.is_changing() {
-            let mut calls = waiting();
-            calls.retain(|call| removes(call) || before.contains(call));
-            if calls.iter().any(|call| CHANGES.contains(&call.number)) {
-                return calls;
-            }
-        }
+fn expected(run: &Run, process: &Process) -> Vec<Range> {
+    let (pid, begun) = (process.memory.proc_id(), Instant::now());
+    let mut threads = threads::waiting(pid);
+    // There are none of a fork's child of which nobody knows which process it is.
+    while pid != 0 && !threads.iter().any(|thread| thread.has_event) && begun.elapsed() < CALL_SHOWS {
         std::thread::sleep(CHANGE_STEP);
+        threads = threads::waiting(pid);
     }
-    Vec::new()
+    let mut expected = remove_what_is_named(run, process, &threads);
+    threads.retain(|thread| thread.has_event);
+    let advice = shared_advised(process, &threads, |advice| advice != libc::MADV_REMOVE);
+    if !advice.is_empty() {
+        have_left_their_calls(process);
+        let threads = threads::waiting(pid);
+        expected.extend(remove_what_is_named(run, process, &threads));
+        if threads.iter().all(|thread| thread.call.is_some() || !thread.has_event) {
+            expected.extend(advice);
+        }
+    }
+    expected
+}
+
+/// What threads give to MADV_REMOVE is removed.
+fn remove_what_is_named(run: &Run, process: &Process, threads: &[Waiting]) -> Vec<Range> {
+    let named = shared_advised(process, threads, |advice| advice == libc::MADV_REMOVE);
+    named.iter().for_each(|(start, end)| shared::remove_pages(run, process, *start, *end));
+    named
+}
+
+/// The ranges of such advice that these threads wait in, where something managed is shared.
+fn shared_advised(process: &Process, threads: &[Waiting], is_such: impl Fn(i32) -> bool) -> Vec<Range> {
+    let advised = |thread: &Waiting| {
+        let call = thread.call?;
+        let [start, len, advice] = call.args;
+        let end = start.checked_add(len.checked_next_multiple_of(PAGE_SIZE as u64)?)?;
+        let is_meant = call.number == libc::SYS_madvise && is_such(advice as i32);
+        (is_meant && process.memory.shared.intersects(start, end)).then_some((start, end))
+    };
+    threads.iter().filter_map(advised).collect()
 }
 
 /// Read faults, and an event if its call may have been seen.
@@ -114,12 +116,12 @@ pub fn read(process: &Process, seen: &Seen, messages: &mut Vec<Event>) -> io::Re
     Ok(count)
 }
 
-/// Was each of these events' call seen, or does it not matter?
+/// Was each of these events expected, or does it not matter?
 pub fn check(run: &Run, process: &Process, seen: &Seen, messages: &[Event]) {
     for message in messages {
         let Event::Remove { start, end } = *message else { continue };
-        let is_seen = seen.advised.iter().any(|(from, to)| *from <= start && end <= *to);
-        if !is_seen
+        let is_expected = seen.expected.iter().any(|(from, to)| *from <= start && end <= *to);
+        if !is_expected
             && process.memory.shared.intersects(start, end)
             && may_be_removed(run, process, start, end)
         {
@@ -144,15 +146,16 @@ fn may_be_removed(run: &Run, process: &Process, start: u64, end: u64) -> bool {
         })
     };
     // While the pages are held: what is in memory now does not leave before the hole is made.
-    let is_over = has_left_its_call(process);
+    let is_over = have_left_their_calls(process);
     let is_changed = objects.values().any(|object| !object.memory.mapped.is_punched_by_us_only());
     let is_any_away = pieces.iter().any(is_away);
     drop(held);
     is_any_away && (!is_over || is_changed)
 }
 
-/// Wait until each thread of the process has left the call in which it may have been. False if one does not.
-fn has_left_its_call(process: &Process) -> bool {
+/// Wait until each thread of the process has left the call in which it may have been, or waits with an event.
+/// False if one does not.
+fn have_left_their_calls(process: &Process) -> bool {
     let begun = Instant::now();
     // The child of a fork, and nobody knows which process it is: its threads cannot be looked at.
     if process.memory.proc_id() == 0 && !process.is_known() {
@@ -165,6 +168,7 @@ fn has_left_its_call(process: &Process) -> bool {
             return false;
         }
         std::thread::sleep(CHANGE_STEP);
+        busy.leave_out_who_has_an_event();
     }
     true
 }
