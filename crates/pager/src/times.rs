@@ -243,6 +243,8 @@ pub const AGENT_JOINS: Duration = s(2);
 pub const AGENT_GIVEN_UP: Duration = s(10);
 /// A small process that is younger than this may end soon, however many of them there are.
 pub const PROCESS_YOUNG: Duration = ms(100);
+/// One that is younger than this may not have begun its work, where CPUs are short.
+pub const PROCESS_BEGINS: Duration = s(1);
 /// Changes that were under way when ranges were registered have ended within this time, or the ranges are
 /// looked at again later.
 pub const EARLIER_CHANGES: Duration = ms(100);

@@ -40,7 +40,7 @@ use crate::process::finder::{Found, New};
 use crate::process::growth::Registered;
 use crate::process::ranges::{Range, Ranges};
 use crate::run::Run;
-use crate::times::{AGENT_JOINS, EVICTOR_ANSWERS, MARKS_TURN};
+use crate::times::{AGENT_JOINS, EVICTOR_ANSWERS, MARKS_TURN, PROCESS_BEGINS};
 use memspill_agent::protocol::{DOORBELLS, MoveRun, OP_MARK, RUNS_MAX, STAGING_PAGES};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,9 +52,9 @@ const REGISTERING_THREADS_MAX: usize = 16;
 /// So many ranges are registered by one call at most: the program waits for it, and so do events.
 const REGISTER_MAPPINGS: usize = 256;
 
-/// Register what is new in each process that is large enough, or while memory is `filling` may become so by
-/// what it has mapped. Returns what was registered in each, and lies in one mapping: see
-/// [`crate::monitor::adopt`].
+/// Register what is new in each process that is large enough, or while memory is `filling` may become so, by
+/// what it has mapped or because it is young. Returns what was registered in each, and lies in one mapping:
+/// see [`crate::monitor::adopt`].
 pub fn register_all<'a>(
     run: &Run,
     sizes: &account::Sizes<'a>,
@@ -63,7 +63,10 @@ pub fn register_all<'a>(
     let too_many = account::too_many_small(run, sizes);
     let wanted = |(process, statm): &(&'a Arc<Process>, Statm)| {
         let small_bytes = account::small_bytes(account::limit_of(run, process));
-        let grows = filling && statm.data_bytes > statm.anon_bytes.saturating_add(small_bytes);
+        let has_mapped = statm.data_bytes > statm.anon_bytes.saturating_add(small_bytes);
+        // One that has just begun is about to: two of 16 had mapped nothing yet when memory got tight, and
+        // had filled theirs when they were looked at again, 50 ms later (320 to 345 MiB of 300).
+        let grows = filling && (has_mapped || process.age() < PROCESS_BEGINS);
         let least_bytes = if grows || too_many.contains(&process.key) { 0 } else { small_bytes };
         Wanted { process, statm: *statm, least_bytes, slack_bytes: small_bytes }
     };

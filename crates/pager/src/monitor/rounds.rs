@@ -35,8 +35,9 @@ const LATE_MS: u64 = 10;
 const SLOW_GROWTH_BYTES: u64 = 1 << 20;
 /// Memory that would grow by more than this in LATE_MS is being filled, by those too who are still small: of
 /// 16 processes that fill memory on two CPUs, four to six have hardly begun when it gets tight. Left
-/// unmanaged until they were large, they took 324 to 406 MiB of 300.
-const FAST_GROWTH_BYTES: u64 = 16 << 20;
+/// unmanaged until they were large, they took 324 to 406 MiB of 300. (They fill it at 1.3 to 2.3 GB/s: at
+/// twice of this, 2 of 100 runs took for slow what was not, and came to 317 to 345 MiB.)
+const FAST_GROWTH_BYTES: u64 = 8 << 20;
 /// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
 const SHARED_PART: u32 = 10;
 /// The same where nothing tells that it has changed.
