@@ -3,7 +3,7 @@
 // Rounds: a range is filled, and swapped out for the most part; it is removed, and is zeros in each process,
 // also after what was swapped out meanwhile has come back. What is stored after the call stays. With `raw`
 // the call is made by instructions of its own; so is MADV_DONTNEED, after which all is as before. Beside it
-// threads read what is to stay.
+// threads read what is to stay, and one gives advice on memory of its own, for which the others wait.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, WORDS = PAGE / 8, ROUNDS = 12 };
+enum { PAGE = 4096, WORDS = PAGE / 8, ROUNDS = 12, MAPPINGS = 600 };
 
 static uint64_t *memory;
 static size_t pages;
@@ -46,15 +46,27 @@ static void *look_around(void *sum) {
     return NULL;
 }
 
+static void *advise(void *unused) {
+    char *own = mmap(NULL, MAPPINGS * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) exit(2);
+    for (int i = 0; i < MAPPINGS; i += 2) mprotect(own + i * PAGE, PAGE, PROT_READ);
+    for (int n = 0; !is_over; n++) {
+        raw_madvise(own, MAPPINGS * PAGE, n % 2 ? MADV_DONTFORK : MADV_DOFORK);
+        usleep(50);
+    }
+    return unused;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     int is_raw = argc > 2;
     pages = strtoul(argv[1], NULL, 10) * (1 << 20) / PAGE;
     memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return 2;
-    pthread_t readers[2];
+    pthread_t readers[2], adviser;
     uint64_t sums[2] = {0};
     for (int i = 0; is_raw && i < 2; i++) pthread_create(&readers[i], NULL, look_around, &sums[i]);
+    if (is_raw) pthread_create(&adviser, NULL, advise, NULL);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
         for (size_t page = 0; page < pages; page++)
             for (size_t word = 0; word < WORDS; word++)
@@ -94,6 +106,7 @@ int main(int argc, char **argv) {
     }
     is_over = 1;
     for (int i = 0; is_raw && i < 2; i++) pthread_join(readers[i], NULL);
+    if (is_raw) pthread_join(adviser, NULL);
     puts("all as it should be");
     return 0;
 }

@@ -4,14 +4,18 @@
 //! Only of a thread that does not run does the kernel say in which call it is. Of one that runs, or is about
 //! to, it is known to have left a call by the CPU time that it has had since ([`Busy`]).
 
+use crate::times::CHANGE_STEP;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
 const CALL_CPU_NS: u64 = 10_000_000;
+
+/// What is told of a thread that runs, or is about to, instead of its call.
+const RUNNING: &str = "running\n";
 
 /// A system call that a thread waits in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +39,7 @@ pub fn waiting(pid: u32) -> Vec<Waiting> {
         // This first: a thread that does not wait with an event may be in another call a moment later.
         let has_event = waits_with_event(&task.path());
         let text = fs::read_to_string(task.path().join("syscall")).ok()?;
-        (text != "running\n").then(|| Waiting { call: waiting_call_in(&text), has_event })
+        (text != RUNNING).then(|| Waiting { call: waiting_call_in(&text), has_event })
     };
     tasks.filter_map(waiting).collect()
 }
@@ -44,6 +48,30 @@ pub fn waiting(pid: u32) -> Vec<Waiting> {
 /// sleeps in.
 fn waits_with_event(thread: &Path) -> bool {
     fs::read_to_string(thread.join("wchan")).is_ok_and(|name| name.starts_with("userfaultfd_event_wait"))
+}
+
+/// Wait until each thread that runs was seen to wait, or has had more CPU time than it takes to fall asleep.
+/// False if that takes longer than `limit`.
+pub fn wait_for_running(pid: u32, limit: Duration) -> bool {
+    let begun = Instant::now();
+    let runs =
+        |folder: &str| fs::read_to_string(format!("{folder}/syscall")).is_ok_and(|text| text == RUNNING);
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let folders = tasks.map(|task| task.path().to_string_lossy().into_owned());
+    let mut running: Vec<(String, u64)> = folders
+        .filter(|folder| runs(folder))
+        .filter_map(|folder| state_and_cpu_ns(&folder).map(|(_, ns)| (folder, ns)))
+        .collect();
+    while !running.is_empty() {
+        if begun.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(CHANGE_STEP);
+        running.retain(|(folder, before_ns)| {
+            runs(folder) && state_and_cpu_ns(folder).is_some_and(|(_, ns)| ns < before_ns + CALL_CPU_NS)
+        });
+    }
+    true
 }
 
 /// The call that a file tells: `number 0xARGUMENT... 0xSP 0xPC`, outside of calls `-1 0xSP 0xPC`, or

@@ -16,15 +16,18 @@
 //! *Whose event it is.* Events are read in the order in which they came. A thread whose event was read may
 //! wait in its call for some time more, for the lock of the address space, and come with its next event, a
 //! MADV_REMOVE, before the next reading. So advice counts only if its thread waits with its event, which the
-//! kernel tells (/proc/PID/task/TID/wchan). Another thread that runs, or waits for a lock, may have an event
-//! that is older. So before that advice counts, all threads are waited for until each was seen elsewhere or
-//! with its event, and are looked at once more.
+//! kernel tells (/proc/PID/task/TID/wchan). Another thread that runs may have an event that is older: each
+//! reading wakes all who have one, and they fall asleep again. So before that advice counts, those that run
+//! are waited for, and all are looked at once more.
 //!
 //! *Else nobody has seen the event's call.* If nothing of the range is swapped out it does not matter. Else
 //! we wait until its thread has left the call: an object's times tell whether anybody has made a hole but us.
-//! If somebody has, what is swapped out cannot be trusted, and the run ends.
+//! If somebody has, what is swapped out cannot be trusted, and the run ends. So it is where the kernel does
+//! not tell what threads wait for.
 //!
-//! Not seen: threads of a process that shares the address space and is not the same process (vfork).
+//! Not seen: threads of a process that shares the address space and is not the same process (vfork). And a
+//! MADV_REMOVE beside another thread's advice on the same memory, if its thread has an event, was woken by
+//! the reading of a third one, and had no CPU since for a tenth of a second.
 
 use crate::faults::shared;
 use crate::process::Process;
@@ -39,6 +42,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Calls that have an event, and of which we know what they do.
+const CHANGES: [i64; 10] = [
+    libc::SYS_madvise,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mmap,
+    libc::SYS_shmdt,
+    libc::SYS_brk,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+];
 
 /// What was seen before a reading.
 pub struct Seen {
@@ -71,35 +88,42 @@ fn expected(run: &Run, process: &Process) -> Vec<Range> {
     }
     let mut expected = remove_what_is_named(run, process, &threads);
     threads.retain(|thread| thread.has_event);
-    let advice = shared_advised(process, &threads, |advice| advice != libc::MADV_REMOVE);
+    let mut advice = advised(&threads, |advice| advice != libc::MADV_REMOVE);
+    advice.retain(|(start, end)| process.memory.shared.intersects(*start, *end));
     if !advice.is_empty() {
-        have_left_their_calls(process);
-        let threads = threads::waiting(pid);
-        expected.extend(remove_what_is_named(run, process, &threads));
-        if threads.iter().all(|thread| thread.call.is_some() || !thread.has_event) {
-            expected.extend(advice);
-        }
+        threads::wait_for_running(pid, CALL_SHOWS);
+    }
+    // Who was about to wait does by now.
+    let threads = threads::waiting(pid);
+    expected.extend(remove_what_is_named(run, process, &threads));
+    if threads.iter().all(|thread| !thread.has_event || is_no_other_removal(thread)) {
+        expected.extend(advice);
     }
     expected
 }
 
-/// What threads give to MADV_REMOVE is removed.
+/// What threads give to MADV_REMOVE is removed. (A mapping may have moved, and nobody have told us yet where:
+/// so all that is named is looked up.)
 fn remove_what_is_named(run: &Run, process: &Process, threads: &[Waiting]) -> Vec<Range> {
-    let named = shared_advised(process, threads, |advice| advice == libc::MADV_REMOVE);
-    named.iter().for_each(|(start, end)| shared::remove_pages(run, process, *start, *end));
-    named
+    let named = advised(threads, |advice| advice == libc::MADV_REMOVE).into_iter();
+    named.map(|(start, end)| (start, shared::remove_pages(run, process, start, end))).collect()
 }
 
-/// The ranges of such advice that these threads wait in, where something managed is shared.
-fn shared_advised(process: &Process, threads: &[Waiting], is_such: impl Fn(i32) -> bool) -> Vec<Range> {
+/// The ranges of such advice that these threads wait in.
+fn advised(threads: &[Waiting], is_such: impl Fn(i32) -> bool) -> Vec<Range> {
     let advised = |thread: &Waiting| {
-        let call = thread.call?;
+        let call = thread.call.filter(|call| call.number == libc::SYS_madvise)?;
         let [start, len, advice] = call.args;
         let end = start.checked_add(len.checked_next_multiple_of(PAGE_SIZE as u64)?)?;
-        let is_meant = call.number == libc::SYS_madvise && is_such(advice as i32);
-        (is_meant && process.memory.shared.intersects(start, end)).then_some((start, end))
+        is_such(advice as i32).then_some((start, end))
     };
     threads.iter().filter_map(advised).collect()
+}
+
+/// Is what it waits in no MADV_REMOVE that we cannot see: by process_madvise, a call of 32-bit code, or
+/// io_uring?
+fn is_no_other_removal(thread: &Waiting) -> bool {
+    thread.call.is_some_and(|call| CHANGES.contains(&call.number))
 }
 
 /// Read faults, and an event if its call may have been seen.
@@ -146,7 +170,7 @@ fn may_be_removed(run: &Run, process: &Process, start: u64, end: u64) -> bool {
         })
     };
     // While the pages are held: what is in memory now does not leave before the hole is made.
-    let is_over = have_left_their_calls(process);
+    let is_over = has_left_its_call(process);
     let is_changed = objects.values().any(|object| !object.memory.mapped.is_punched_by_us_only());
     let is_any_away = pieces.iter().any(is_away);
     drop(held);
@@ -155,7 +179,7 @@ fn may_be_removed(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 
 /// Wait until each thread of the process has left the call in which it may have been, or waits with an event.
 /// False if one does not.
-fn have_left_their_calls(process: &Process) -> bool {
+fn has_left_its_call(process: &Process) -> bool {
     let begun = Instant::now();
     // The child of a fork, and nobody knows which process it is: its threads cannot be looked at.
     if process.memory.proc_id() == 0 && !process.is_known() {

@@ -126,19 +126,19 @@ pub fn remove(run: &Run, process: &Process, addr: u64, len: u64) -> bool {
     true
 }
 
-/// All that we know of the pages of objects in [addr, end) goes, and the pages with it. The caller is inside
-/// the process's gate, and a thread of it waits in the call or before it.
-pub fn remove_pages(run: &Run, process: &Process, addr: u64, end: u64) {
+/// All that we know of the pages of objects in [addr, end) goes, and the pages with it. Returns up to which
+/// address: the kernel stops where something is locked, and nothing is done for a process that is gone. The
+/// caller is inside the process's gate, and a thread of it waits in the call or before it.
+pub fn remove_pages(run: &Run, process: &Process, addr: u64, end: u64) -> u64 {
     let (pid, page) = (process.memory.proc_id(), PAGE_SIZE as u64);
-    let Ok(maps) = proc::shared_maps(pid) else { return };
+    let Ok(maps) = proc::shared_maps_of_any_thread(pid) else { return addr };
     let locked: Ranges = match proc::locked_and_pinned(pid) {
         Some((0, _)) => Ranges::default(),
         _ => proc::locked(pid).unwrap_or_default().into_iter().collect(),
     };
     for m in maps.mappings.iter().filter(|m| m.start < end && addr < m.end) {
-        // There the kernel stops, and says that it cannot.
         if locked.intersects(m.start, m.end) {
-            break;
+            return m.start.max(addr);
         }
         let Some(object) = run.object_of(m.object) else { continue };
         let page_at = |at: u64| (m.offset + at - m.start) / page;
@@ -149,6 +149,7 @@ pub fn remove_pages(run: &Run, process: &Process, addr: u64, end: u64) {
             run.fail(format!("cannot remove pages of shared memory: {error}"));
         }
     }
+    end
 }
 
 #[cfg(test)]
