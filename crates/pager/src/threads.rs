@@ -50,9 +50,9 @@ fn waits_with_event(thread: &Path) -> bool {
     fs::read_to_string(thread.join("wchan")).is_ok_and(|name| name.starts_with("userfaultfd_event_wait"))
 }
 
-/// Wait until each thread that runs was seen to wait, or has had more CPU time than it takes to fall asleep.
-/// False if that takes longer than `limit`.
-pub fn wait_for_running(pid: u32, limit: Duration) -> bool {
+/// Wait until each thread that runs was seen to wait, or has had more CPU time than it takes to fall asleep;
+/// for so long at most.
+pub fn wait_for_running(pid: u32, limit: Duration) {
     let begun = Instant::now();
     let runs =
         |folder: &str| fs::read_to_string(format!("{folder}/syscall")).is_ok_and(|text| text == RUNNING);
@@ -62,16 +62,12 @@ pub fn wait_for_running(pid: u32, limit: Duration) -> bool {
         .filter(|folder| runs(folder))
         .filter_map(|folder| state_and_cpu_ns(&folder).map(|(_, ns)| (folder, ns)))
         .collect();
-    while !running.is_empty() {
-        if begun.elapsed() > limit {
-            return false;
-        }
+    while !running.is_empty() && begun.elapsed() <= limit {
         std::thread::sleep(CHANGE_STEP);
         running.retain(|(folder, before_ns)| {
             runs(folder) && state_and_cpu_ns(folder).is_some_and(|(_, ns)| ns < before_ns + CALL_CPU_NS)
         });
     }
-    true
 }
 
 /// The call that a file tells: `number 0xARGUMENT... 0xSP 0xPC`, outside of calls `-1 0xSP 0xPC`, or
