@@ -264,7 +264,10 @@ impl<'a> FaultThread<'a> {
             process.memory.wake(vpn, 1);
             return Waits::No;
         }
-        if process.descent.as_ref().is_some_and(|descent| descent.hopeless) {
+        // A protected page is in memory, and has the bytes that it was inherited with.
+        let is_lost = matches!(kind, Kind::Missing { .. })
+            && process.descent.as_ref().is_some_and(|descent| descent.hopeless);
+        if is_lost {
             process.memory.poison(vpn);
             process.memory.wake(vpn, 1);
             return Waits::No;
