@@ -312,14 +312,17 @@ int main(int argc, char **argv) {
         }
         sigprocmask(SIG_SETMASK, &before, NULL);
         check("child", "a call, all signals blocked", pid, 0);
-        // A signal of the kind by which memspill traps, from somebody else, ends who has no handler.
+        // A signal of the kind by which memspill traps, from somebody else, ends who has no handler. In every
+        // other round the timer has expired, and what it tells waits, as the child stands still.
         if ((pid = fork()) == 0) {
             shared->begun = 1;
             while (1) continue;
         }
-        int ended = 0;
+        int ended = 0, stands_still = round % 2;
         while (shared->begun == 0) usleep(100);
+        if (stands_still) kill(pid, SIGSTOP), usleep(10000);
         kill(pid, SIGSYS);
+        if (stands_still) kill(pid, SIGCONT);
         for (int tries = 0; tries < 50000 && waitpid(pid, &ended, WNOHANG) == 0; tries++) usleep(200);
         if (!ended) kill(pid, SIGKILL);
         shared->begun = 0;

@@ -43,8 +43,14 @@
 //! thread is put before its call once more, which traps again (`deliver.rs`).
 //!
 //! The timer is one of the process's, which exec takes away with its signal; a program that makes a timer
-//! joins before. What a child shares with its parent meanwhile
-//! cannot be moved: reclaim finds that out page by page (`Space::cow`).
+//! joins before. Its signal is for the thread, and a SIGBUS. The kernel keeps one of a kind for a process and
+//! one for each thread, and drops what comes while that waits: one for the process would take the place of
+//! what another process sends, and a SIGSYS for the thread that of a trap, whose call would be lost. A fault
+//! that was dropped comes again. SIGBUS is not blocked in the dispatch's handlers, for the sake of guarded
+//! accesses: there it only notes that it was there (`has_come`).
+//!
+//! What a child shares with its parent meanwhile cannot be moved: reclaim finds that out page by page
+//! (`Space::cow`).
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -60,6 +66,8 @@ use crate::{STATE, forks, handshake};
 const LATE_MS: i64 = 10;
 /// Shorter, for here calls are trapped for nothing else: `true` in a shell takes 1 ms, its fork included.
 const LATE_THEN_FREE_MS: i64 = 3;
+/// Again, where a handler of the dispatch was at work: most take microseconds.
+const HANDLER_ENDS_MS: i64 = 1;
 
 /// Who can fill more than this without a call is not late where calls are trapped only until then, for what
 /// it fills is not held up: eight children that filled 32 MiB each at once took 122 MiB of a budget of 64.
@@ -71,6 +79,7 @@ const SMALL_BYTES: usize = 1 << 20;
 const HEAP_BYTES: usize = 8 << 20;
 
 const GETPPID: usize = 110;
+const GETTID: usize = 186;
 const TIMER_CREATE: usize = 222;
 const TIMER_SETTIME: usize = 223;
 const TIMER_DELETE: usize = 226;
@@ -89,6 +98,9 @@ static IS_TRACED: AtomicU32 = AtomicU32::new(0);
 /// Where the heap ended when the program began; 0: that is not known.
 #[unsafe(link_section = ".data.hot")]
 static HEAP_BEGAN: AtomicUsize = AtomicUsize::new(0);
+/// The timer has come inside a handler.
+#[unsafe(link_section = ".data.hot")]
+static IS_TIME_OVER: AtomicU32 = AtomicU32::new(0);
 #[unsafe(link_section = ".data.hot")]
 static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 
@@ -185,9 +197,13 @@ pub fn delete_timer() {
 /// From now on this process is late: CHILD or PROGRAM. All signals are blocked.
 pub fn begin(what: u32) {
     IS_LATE.store(what, Ordering::Relaxed);
-    let late_ms = if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS };
+    IS_TIME_OVER.store(0, Ordering::Relaxed);
+    set_timer(if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS });
+}
+
+fn set_timer(ms: i64) {
     // Once: no interval.
-    let when = [0, 0, 0, late_ms * 1_000_000];
+    let when = [0, 0, 0, ms * 1_000_000];
     // SAFETY: the kernel reads two times.
     unsafe {
         let timer = TIMER.load(Ordering::Relaxed);
@@ -234,15 +250,32 @@ pub fn join() -> Joined {
     if is_free { Joined::AndFree } else { Joined::Trapped }
 }
 
-/// Is this signal the timer's? It may come when the child has joined already.
-pub fn is_timer(info: &Info) -> bool {
+/// Is this signal the timer's?
+pub fn is_timer(signal: usize, info: &Info) -> bool {
     let value = info.number as u32 as usize | (info.arch as usize) << 32;
-    info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
+    signal == signals::SIGBUS && info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
+}
+
+/// The timer's signal has come, to a thread with this mask. Is the process to join now? Not where it has done
+/// so already, nor inside a handler of the dispatch, which are the ones to have SIGSYS blocked: then it joins
+/// at its next call, or when the timer comes again.
+pub fn has_come(mask: u64) -> bool {
+    let is_in_handler = mask & signals::bit(signals::SIGSYS) != 0;
+    if is_late() && is_in_handler {
+        IS_TIME_OVER.store(1, Ordering::Relaxed);
+        set_timer(HANDLER_ENDS_MS);
+    }
+    is_late() && !is_in_handler
 }
 
 /// Must this process, which may not have joined yet, do so before this call?
 pub fn joins_before(block: &Block, number: usize, args: &[usize; 6]) -> bool {
-    is_late() && (!may_be_made(number, args) || handshake::is_then_free() && would_show(block, number, args))
+    let must = || {
+        IS_TIME_OVER.load(Ordering::Relaxed) != 0
+            || !may_be_made(number, args)
+            || handshake::is_then_free() && would_show(block, number, args)
+    };
+    is_late() && must()
 }
 
 /// Would it be seen that calls were trapped, where those of others are not? Of the dispatch's own signals
@@ -394,7 +427,7 @@ fn is_on_plain_fs(fd: usize, is_read: bool) -> bool {
     }
 }
 
-/// The number of a timer that tells by SIGSYS when the time is over, once it is set.
+/// The number of a timer that tells the calling thread when the time is over, once it is set.
 fn make_timer() -> sys::Result<usize> {
     /// `struct sigevent`.
     #[repr(C)]
@@ -402,11 +435,20 @@ fn make_timer() -> sys::Result<usize> {
         value: usize,
         signal: i32,
         notify: i32,
-        rest: [u64; 6],
+        thread: i32,
+        rest: [i32; 11],
     }
-    const BY_SIGNAL: i32 = 0;
-    let signal = super::signals::SIGSYS as i32;
-    let event = Event { value: IS_LATE.as_ptr() as usize, signal, notify: BY_SIGNAL, rest: [0; 6] };
+    const _: () = assert!(size_of::<Event>() == 64);
+    const FOR_THREAD: i32 = 4;
+    // SAFETY: a number.
+    let thread = unsafe { gadget::call(GETTID, [0; 6]) }? as i32;
+    let event = Event {
+        value: IS_LATE.as_ptr() as usize,
+        signal: signals::SIGBUS as i32,
+        notify: FOR_THREAD,
+        thread,
+        rest: [0; 11],
+    };
     let mut timer = 0i32;
     // SAFETY: the kernel reads an event, and writes a number.
     unsafe {

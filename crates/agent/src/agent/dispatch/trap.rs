@@ -71,6 +71,9 @@ mod nr {
 /// The handler that the kernel calls.
 pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     let signal = signal as usize;
+    if late::is_timer(signal, info) {
+        return join_by_timer(context);
+    }
     if matches!(signal, SIGSEGV | SIGBUS) && windows::is_on() && windows::fault(info, context) {
         return;
     }
@@ -84,9 +87,6 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     }
     // SAFETY: all threads that signals of the program reach are armed, and this is one handler.
     let block = unsafe { thread::current() };
-    if signal == SIGSYS && late::is_timer(info) {
-        return join_by_timer(block, context);
-    }
     if signal == SIGSYS && info.code == SYS_USER_DISPATCH {
         return trap(block, info, context);
     }
@@ -98,11 +98,13 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
 }
 
 /// The time is over in which the process may be late.
-fn join_by_timer(block: &mut Block, context: &mut Context) {
-    let joined = late::join();
-    if joined == Joined::Before {
+fn join_by_timer(context: &mut Context) {
+    if !late::has_come(context.mask) {
         return;
     }
+    // SAFETY: who is late is armed, and this is one handler.
+    let block = unsafe { thread::current() };
+    let joined = late::join();
     let frame = block.frame;
     let is_before_call = context.regs.rip == enter::make();
     // A call that was about to be made without the supervisor's knowing traps once more.
