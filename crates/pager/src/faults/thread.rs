@@ -264,14 +264,6 @@ impl<'a> FaultThread<'a> {
             process.memory.wake(vpn, 1);
             return Waits::No;
         }
-        // A protected page is in memory, and has the bytes that it was inherited with.
-        let is_lost = matches!(kind, Kind::Missing { .. })
-            && process.descent.as_ref().is_some_and(|descent| descent.hopeless);
-        if is_lost {
-            process.memory.poison(vpn);
-            process.memory.wake(vpn, 1);
-            return Waits::No;
-        }
         if doorbell::is_agent_call(self.run, process, addr, tid) {
             return Waits::No;
         }
@@ -308,6 +300,12 @@ impl<'a> FaultThread<'a> {
         }
         // Before the private page table: what is put there would go into the object.
         match process.memory.shared.find(addr) {
+            // Private, and not there. (What is protected is there, and what is shared is the object's.)
+            None if process.descent.as_ref().is_some_and(|descent| descent.hopeless) => {
+                process.memory.poison(vpn);
+                process.memory.wake(vpn, 1);
+                Waits::No
+            }
             None => {
                 self.record(&process.space, fault);
                 if !urgent && self.run.token.holds_back(who, now_us) {
