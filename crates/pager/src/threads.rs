@@ -8,7 +8,6 @@ use crate::times::CHANGE_STEP;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
@@ -34,20 +33,25 @@ pub struct Waiting {
 
 /// The threads of a process that wait.
 pub fn waiting(pid: u32) -> Vec<Waiting> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let waiting = |task: fs::DirEntry| {
+    let waiting = |folder: String| {
         // This first: a thread that does not wait with an event may be in another call a moment later.
-        let has_event = waits_with_event(&task.path());
-        let text = fs::read_to_string(task.path().join("syscall")).ok()?;
+        let has_event = waits_with_event(&folder);
+        let text = fs::read_to_string(format!("{folder}/syscall")).ok()?;
         (text != RUNNING).then(|| Waiting { call: waiting_call_in(&text), has_event })
     };
-    tasks.filter_map(waiting).collect()
+    folders(pid).into_iter().flatten().filter_map(waiting).collect()
+}
+
+/// Those of a process's threads.
+fn folders(pid: u32) -> io::Result<impl Iterator<Item = String>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    Ok(tasks.map(|task| task.path().to_string_lossy().into_owned()))
 }
 
 /// Does the thread of this folder wait until its event is read? That is the function of the kernel that it
 /// sleeps in.
-fn waits_with_event(thread: &Path) -> bool {
-    fs::read_to_string(thread.join("wchan")).is_ok_and(|name| name.starts_with("userfaultfd_event_wait"))
+fn waits_with_event(folder: &str) -> bool {
+    fs::read_to_string(format!("{folder}/wchan")).is_ok_and(|name| name.starts_with("userfaultfd_event_wait"))
 }
 
 /// Wait until each thread that runs was seen to wait, or has had more CPU time than it takes to fall asleep;
@@ -56,9 +60,9 @@ pub fn wait_for_running(pid: u32, limit: Duration) {
     let begun = Instant::now();
     let runs =
         |folder: &str| fs::read_to_string(format!("{folder}/syscall")).is_ok_and(|text| text == RUNNING);
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let folders = tasks.map(|task| task.path().to_string_lossy().into_owned());
-    let mut running: Vec<(String, u64)> = folders
+    let mut running: Vec<(String, u64)> = folders(pid)
+        .into_iter()
+        .flatten()
         .filter(|folder| runs(folder))
         .filter_map(|folder| state_and_cpu_ns(&folder).map(|(_, ns)| (folder, ns)))
         .collect();
@@ -98,17 +102,15 @@ impl Busy {
     /// All that run or wait for something that is sure to come. (In an interruptible sleep nobody copies an
     /// address space, or removes pages.)
     pub fn of(pid: u32) -> io::Result<Busy> {
-        let folders = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
-        let folders = folders.map(|task| task.path().to_string_lossy().into_owned());
         let busy =
             |folder: String| state_and_cpu_ns(&folder).filter(|(busy, _)| *busy).map(|(_, ns)| (folder, ns));
-        Ok(Busy { threads: folders.filter_map(busy).collect() })
+        Ok(Busy { threads: folders(pid)?.filter_map(busy).collect() })
     }
 
     /// A thread that waits with an event has come out of a call whose event was read, or past what that was
     /// about.
     pub fn leave_out_who_has_an_event(&mut self) {
-        self.threads.retain(|(folder, _)| !waits_with_event(Path::new(folder)));
+        self.threads.retain(|(folder, _)| !waits_with_event(folder));
     }
 
     /// Have all of them come out of it?
