@@ -30,7 +30,7 @@ struct Asker {
     /// As it calls itself.
     own_tid: u32,
     socket: Arc<OwnedFd>,
-    /// The signal mask that the program is to have. The thread has blocked all signals.
+    /// The signal mask that the program is to have. The thread has blocked all but SIGSEGV and SIGBUS.
     mask: u64,
 }
 

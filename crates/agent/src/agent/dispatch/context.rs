@@ -58,7 +58,7 @@ const _: () = assert!(core::mem::size_of::<Context>() == 304);
 
 /// `struct siginfo`, with the fields of SIGSYS.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Info {
     pub signal: i32,
     pub errno: i32,

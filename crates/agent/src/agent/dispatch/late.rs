@@ -218,19 +218,16 @@ pub fn is_late() -> bool {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Joined {
-    /// It had done so before.
-    Before,
     /// Its calls go on being trapped.
     Trapped,
     /// They are trapped no more: the caller has the thread leave.
     AndFree,
 }
 
-/// Joins, in the dispatch's handler: with all signals blocked, and on a stack that is never managed, or,
-/// where calls are trapped only until then, under a kernel that waits for its pages.
+/// Who is late joins, in the dispatch's handler: with all signals blocked, and on a stack that is never
+/// managed, or, where calls are trapped only until then, under a kernel that waits for its pages.
 pub fn join() -> Joined {
     let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
-        0 => return Joined::Before,
         PROGRAM => KIND_EXEC,
         _ => KIND_FORK,
     };

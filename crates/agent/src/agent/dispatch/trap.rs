@@ -247,8 +247,8 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
 }
 
 /// Runs a static program, with the mask that this one has; where that cannot be done, its errno. The
-/// supervisor sets the mask, for no handler of ours may run between an exec and its failure. None: it is to
-/// be run as any other.
+/// supervisor sets the mask, for no handler of ours but the timer's may run between an exec and its failure.
+/// None: it is to be run as any other.
 fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
     let args = block.frame.args;
     hold(block, exec::EXECVE, &args);
