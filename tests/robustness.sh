@@ -768,7 +768,10 @@ print("done")'
     until [ -n "$(agents)" ] && pgrep -P $PID memspill-guard >/dev/null || ! kill -0 $PID 2>/dev/null; do
         sleep 0.02
     done
-    kill -9 $PID $(pgrep -P $PID memspill-guard)
+    # Stopped first: between two kills the guardian may run, and remove the file.
+    local guardian=$(pgrep -P $PID memspill-guard)
+    kill -STOP "$guardian"
+    kill -9 $PID "$guardian"
     ends 10
     gone 5 || { no "left: $(ours)"; kill_ours; }
     [ "$(agents | wc -l)" = 1 ] || { no "files after both were killed: $(agents)"; return; }
