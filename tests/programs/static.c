@@ -19,6 +19,8 @@
 enum { THREADS = 2, BLOCK_BYTES = 3000 };
 extern char **environ;
 static size_t words_of_thread;
+// The threads have theirs at the same time, however they run.
+static pthread_barrier_t all_filled;
 static volatile sig_atomic_t caught;
 
 static void on_signal(int signal) { caught += signal == SIGALRM; }
@@ -31,6 +33,7 @@ static void *fill(void *argument) {
     uint64_t *at = mmap(NULL, words_of_thread * 8, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (at == MAP_FAILED) return (void *)1;
     for (size_t word = 0; word < words_of_thread; word++) at[word] = value(word, who);
+    if (who < THREADS) pthread_barrier_wait(&all_filled);
     for (int pass = 0; pass < 2; pass++)
         for (size_t word = 0; word < words_of_thread; word++) bad += at[word] != value(word, who);
     munmap(at, words_of_thread * 8);
@@ -97,6 +100,7 @@ int main(int count, char **words) {
     signal(SIGALRM, on_signal);
     words_of_thread = bytes / THREADS / 8;
     pthread_t threads[THREADS];
+    if (pthread_barrier_init(&all_filled, NULL, THREADS)) return 3;
     for (uintptr_t thread = 0; thread < THREADS; thread++)
         if (pthread_create(&threads[thread], NULL, fill, (void *)thread)) return 3;
     raise(SIGALRM);
