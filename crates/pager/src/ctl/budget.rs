@@ -45,6 +45,8 @@ pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String
     for (device, bytes) in ram {
         device.backing.housekeep(Chore::LimitRam { bytes });
     }
+    // How long the monitor may pause it has found by the budget before.
+    run.ask_for_look();
     run.kick_reclaim();
     run.poke_waiting();
     Ok(before)
@@ -54,6 +56,7 @@ pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String
 /// now and then how many have left, and of how many; if it returns false nobody waits any more. Returns how
 /// many are still over.
 pub fn until_within(run: &Run, bytes: u64, mut goes_on: impl FnMut(u64, u64) -> bool) -> u64 {
+    until_counted(run);
     let over_bytes = || run.engine.root().usage_bytes().saturating_sub(bytes);
     let total = over_bytes();
     let mut least = total;
@@ -72,6 +75,15 @@ pub fn until_within(run: &Run, bytes: u64, mut goes_on: impl FnMut(u64, u64) -> 
                 return over;
             }
         }
+        std::thread::sleep(LIMIT_LOOK);
+    }
+}
+
+/// Wait until the monitor has counted what is there now: since its last look, what is not managed may have
+/// grown by much.
+fn until_counted(run: &Run) {
+    let (look, asked) = (run.ask_for_look(), Instant::now());
+    while !run.has_looked(look) && asked.elapsed() < LIMIT_STUCK && !run.is_stopping() {
         std::thread::sleep(LIMIT_LOOK);
     }
 }

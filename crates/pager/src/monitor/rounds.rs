@@ -53,10 +53,12 @@ pub fn keep_watch(run: &Arc<Run>) {
     while !run.is_stopping() {
         let start = Instant::now();
         let work = run.quiet.begin_work();
+        let asked = run.looks_asked();
         // Before it is looked at what they are about.
         let advice = run.advice.take_to_register();
         let seen = monitor.count_and_register();
         run.advice.add_looked_at(advice);
+        run.note_looked(asked);
         monitor.unmanaged.check_groups(run);
         errors::tell_device_errors(&run.engine);
         monitor.do_chores(matches!(seen, Seen::Room { filling: true, .. }));

@@ -95,8 +95,7 @@ pub struct Run {
     reclaim_wanted: AtomicBool,
     /// How often reclaim was called for, and who waits for that.
     reclaim_calls: (Mutex<u64>, Condvar),
-    /// The monitor is to look now.
-    look_wanted: (Mutex<bool>, Condvar),
+    looks: (Mutex<Looks>, Condvar),
     /// Memory is tight: everything is registered, new mappings too.
     memory_is_tight: AtomicBool,
     stopping: AtomicBool,
@@ -106,6 +105,14 @@ pub struct Run {
     is_early_over: AtomicBool,
     /// Of the device whose pool programs may read; None: of none.
     shared_place: OnceLock<Option<usize>>,
+}
+
+/// The monitor's looks by number, as they are asked for.
+#[derive(Default)]
+struct Looks {
+    asked: u64,
+    /// Answered by a look that began after it was asked for.
+    done: u64,
 }
 
 /// Why the supervisor must end the run by itself.
@@ -244,7 +251,7 @@ impl Run {
             shared_place: OnceLock::new(),
             reclaim_wanted: AtomicBool::new(false),
             reclaim_calls: (Mutex::new(0), Condvar::new()),
-            look_wanted: (Mutex::new(false), Condvar::new()),
+            looks: (Mutex::new(Looks::default()), Condvar::new()),
             memory_is_tight: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             verdict: Mutex::new(None),
@@ -483,18 +490,35 @@ impl Run {
         self.reclaim_wanted.store(false, Ordering::Relaxed);
     }
 
-    /// Let the monitor look at once.
-    pub fn ask_for_look(&self) {
-        *self.look_wanted.0.lock().expect("look") = true;
-        self.look_wanted.1.notify_all();
+    /// Let the monitor look at once. Returns the look's number, for `has_looked`.
+    pub fn ask_for_look(&self) -> u64 {
+        let mut looks = self.looks.0.lock().expect("looks");
+        looks.asked += 1;
+        self.looks.1.notify_all();
+        looks.asked
+    }
+
+    /// Has the monitor counted all memory since that look was asked for?
+    pub fn has_looked(&self, look: u64) -> bool {
+        self.looks.0.lock().expect("looks").done >= look
+    }
+
+    /// The monitor begins a look: which is the last that was asked for.
+    pub fn looks_asked(&self) -> u64 {
+        self.looks.0.lock().expect("looks").asked
+    }
+
+    /// The look has been done that answers all up to this one.
+    pub fn note_looked(&self, asked: u64) {
+        self.looks.0.lock().expect("looks").done = asked;
     }
 
     /// The monitor's pause between two looks.
     pub fn wait_for_look(&self, limit: Duration) {
-        let wanted = self.look_wanted.0.lock().expect("look");
-        let (mut wanted, _) =
-            self.look_wanted.1.wait_timeout_while(wanted, limit, |wanted| !*wanted).expect("look");
-        *wanted = false;
+        let looks = self.looks.0.lock().expect("looks");
+        drop(
+            self.looks.1.wait_timeout_while(looks, limit, |looks| looks.asked == looks.done).expect("looks"),
+        );
     }
 
     /// Let the pagers try again what waits for room.
