@@ -1538,7 +1538,21 @@ assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
     [ "$after" -lt $((before / 2)) ] || { no "pageout: $((before >> 20)) to $((after >> 20)) MiB"; return; }
     DID="pageout: $((before >> 20)) to $((after >> 20)) MiB"
     ends 60
-    code_is 0 && clean
+    code_is 0 && clean || return
+    # While it fills its memory, what it has taken a moment ago counts too.
+    local time
+    for time in 1 2 3 4 5 6 7 8; do
+        start "$MEMSPILL" run --memory-max 160M --swap-dir "$SWAP" -- \
+            "$WORKLOAD" random --size 128M --seconds 20
+        answers || return
+        sleep 0.0$((time % 6))
+        ctl_ok limit 64M && ctl_ok stats --json || return
+        $PYTHON -c 'import json; assert json.load(open("ctl.out"))["memory_bytes"] <= 66 << 20' ||
+            { no "over the new budget while it fills: $(grep memory_bytes ctl.out)"; return; }
+        kill $PID
+        ends 10
+        code_is 143 && clean || return
+    done
 }
 command_of_run() {
     local pid
