@@ -66,9 +66,9 @@ stage() {
     give_up "$name" $code
 }
 
-# beside SECONDS COMMAND...: stages that run no memspill, beside the suites until `joined`. The suites leave
-# half of two CPUs' time, for a program and its pager wait for each other. In the kernel's idle class what
-# runs here takes no more than that, and gives a CPU back at once.
+# beside SECONDS COMMAND...: stages that run no memspill, beside the suites until `end_beside`. The suites
+# leave half of two CPUs' time, for a program and its pager wait for each other. In the kernel's idle class
+# what runs here takes no more than that, and gives a CPU back at once.
 beside() {
     local idle=(chrt --idle 0)
     "${idle[@]}" true 2>/dev/null || idle=(nice -n 19)
@@ -81,14 +81,14 @@ beside() {
 # Waits for these, and shows what they said.
 joined() {
     local code
-    begin "what went on beside the suites"
     wait "$BESIDE"
     code=$?
     BESIDE=
     cat "$BESIDE_LOG"
-    [ $code = 0 ] && return
-    FAILED=$((FAILED + 1))
-    give_up "what went on beside the suites" $code
+    return $code
+}
+end_beside() {
+    [ -z "$BESIDE" ] || stage "what went on beside the suites" joined
 }
 
 # suite NAME SECONDS COMMAND...: a shell suite, which ends with `N passed, N failed, N skipped`.
@@ -96,7 +96,7 @@ suite() {
     local name=$1 seconds=$2 code counts
     shift 2
     # If something has failed there, the suites that are left would only hold that back.
-    [ -z "$BESIDE" ] || kill -0 "$BESIDE" 2>/dev/null || joined
+    kill -0 "$BESIDE" 2>/dev/null || end_beside
     begin "$name"
     # A job with a process group of its own, so that all of it can be ended, and none of its signals is
     # ignored. Through a file, not a pipe: what a suite leaves running must not keep us waiting.
@@ -162,6 +162,6 @@ suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \
     own-memory
 suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with --pager=signal mprotect-4
-[ -z "$BESIDE" ] || joined
+end_beside
 stage "cargo's tests" cargo test --release --workspace --locked
 begin "all stages passed"
