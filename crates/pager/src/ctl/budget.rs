@@ -45,7 +45,7 @@ pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String
     for (device, bytes) in ram {
         device.backing.housekeep(Chore::LimitRam { bytes });
     }
-    // How long the monitor may pause it has found by the budget before.
+    // The monitor's pause is as long as the room under the old budget could take to fill.
     run.ask_for_look();
     run.kick_reclaim();
     run.poke_waiting();

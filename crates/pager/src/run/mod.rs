@@ -503,12 +503,12 @@ impl Run {
         self.looks.0.lock().expect("looks").done >= look
     }
 
-    /// The monitor begins a look: which is the last that was asked for.
+    /// The number of the last look that was asked for. The monitor takes it when it begins one.
     pub fn looks_asked(&self) -> u64 {
         self.looks.0.lock().expect("looks").asked
     }
 
-    /// The look has been done that answers all up to this one.
+    /// A look has been done that answers all up to this number.
     pub fn note_looked(&self, asked: u64) {
         self.looks.0.lock().expect("looks").done = asked;
     }
