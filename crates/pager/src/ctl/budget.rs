@@ -52,9 +52,9 @@ pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String
     Ok(before)
 }
 
-/// Wait until no more than these bytes are used, or what is over them does not become less. `goes_on` is told
-/// now and then how many have left, and of how many; if it returns false nobody waits any more. Returns how
-/// many are still over.
+/// After `set`: wait until no more than these bytes are used, or what is over them does not become less.
+/// `goes_on` is told now and then how many have left, and of how many; if it returns false nobody waits any
+/// more. Returns how many are still over.
 pub fn until_within(run: &Run, bytes: u64, mut goes_on: impl FnMut(u64, u64) -> bool) -> u64 {
     until_counted(run);
     let over_bytes = || run.engine.root().usage_bytes().saturating_sub(bytes);
@@ -79,11 +79,11 @@ pub fn until_within(run: &Run, bytes: u64, mut goes_on: impl FnMut(u64, u64) -> 
     }
 }
 
-/// Wait until the monitor has counted what is there now: since its last look, what is not managed may have
-/// grown by much.
+/// Wait for the look that a new budget asks for: since the one before, what is not managed may have grown by
+/// much.
 fn until_counted(run: &Run) {
-    let (look, asked) = (run.ask_for_look(), Instant::now());
-    while !run.has_looked(look) && asked.elapsed() < LIMIT_STUCK && !run.is_stopping() {
+    let (asked, begun) = (run.looks_asked(), Instant::now());
+    while !run.has_looked(asked) && begun.elapsed() < LIMIT_STUCK && !run.is_stopping() {
         std::thread::sleep(LIMIT_LOOK);
     }
 }

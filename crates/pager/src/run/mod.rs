@@ -490,22 +490,20 @@ impl Run {
         self.reclaim_wanted.store(false, Ordering::Relaxed);
     }
 
-    /// Let the monitor look at once. Returns the look's number, for `has_looked`.
-    pub fn ask_for_look(&self) -> u64 {
-        let mut looks = self.looks.0.lock().expect("looks");
-        looks.asked += 1;
+    /// Let the monitor look at once.
+    pub fn ask_for_look(&self) {
+        self.looks.0.lock().expect("looks").asked += 1;
         self.looks.1.notify_all();
-        looks.asked
-    }
-
-    /// Has the monitor counted all memory since that look was asked for?
-    pub fn has_looked(&self, look: u64) -> bool {
-        self.looks.0.lock().expect("looks").done >= look
     }
 
     /// The number of the last look that was asked for. The monitor takes it when it begins one.
     pub fn looks_asked(&self) -> u64 {
         self.looks.0.lock().expect("looks").asked
+    }
+
+    /// Has the monitor counted all memory since the look of this number was asked for?
+    pub fn has_looked(&self, asked: u64) -> bool {
+        self.looks.0.lock().expect("looks").done >= asked
     }
 
     /// A look has been done that answers all up to this number.
