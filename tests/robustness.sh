@@ -21,6 +21,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     swap-file-old read-error wrong-bytes write-error write-error-all write-error-other fork-advice
     remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
     ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers top-hangup
+    idle-cpus
     guards privileges
     last-thread locked-once locked-kept writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside
@@ -911,6 +912,36 @@ case_stop-target() {
     kill -TERM $PID
     ends 10
     code_is 143 && clean
+}
+
+# Idle CPUs are kept awake while faults come often, and only then.
+case_idle-cpus() {
+    local device=/dev/cpu_dma_latency driver knob
+    driver=$(cat /sys/devices/system/cpu/cpuidle/current_driver 2>/dev/null)
+    if [ ! -w $device ] || [ "${driver:-none}" = none ]; then
+        SKIP="idle CPUs have no choice here, or $device cannot be written"
+        return
+    fi
+    keeps_awake() { [ -n "$(find "/proc/$PID/fd" -lname $device)" ]; }
+    # becomes COMMAND...: within 10 s.
+    becomes() { local n; for n in {1..100}; do ! "$@" || return 0; sleep 0.1; done; return 1; }
+    halt() { ! keeps_awake; }
+    for knob in awake halt; do
+        start "${SPILL[@]}" --tune idle-cpus=$knob -- "${SPIN[@]}"
+        populated 1 || return
+        if [ $knob = awake ]; then
+            becomes keeps_awake || no "idle CPUs may halt while faults come often"
+        else
+            sleep 1
+            halt || no "idle CPUs are kept awake with idle-cpus=halt"
+        fi
+        kill -STOP $(targets)
+        becomes halt || no "idle CPUs are kept awake while no faults come"
+        kill -CONT $(targets)
+        kill -TERM $PID
+        ends 10
+        code_is 143 && clean || return
+    done
 }
 
 # While memspill is stopped the program waits; afterwards it goes on.

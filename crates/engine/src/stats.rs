@@ -52,6 +52,11 @@ impl Default for Stats {
 }
 
 impl Stats {
+    /// On all CPUs, so far.
+    pub fn faults(&self) -> u64 {
+        self.sum(|counters| &counters.pgfault)
+    }
+
     pub fn on(&self, cpu: CpuId) -> &Counters {
         self.places.of(cpu)
     }

@@ -177,6 +177,8 @@ pub struct Tuning {
     pub pool_share: PoolShare,
     pub recompress: Recompress,
     pub swap_token: SwapToken,
+    /// Idle CPUs do not halt while faults come often.
+    pub keep_awake: bool,
 }
 
 impl Default for Tuning {
@@ -198,6 +200,7 @@ impl Default for Tuning {
             pool_share: PoolShare::Follows,
             recompress: Recompress::Auto,
             swap_token: SwapToken::Auto,
+            keep_awake: true,
         }
     }
 }
@@ -276,6 +279,7 @@ const fn words_of<T: Copy, const N: usize>(values: &[(&'static str, T); N]) -> [
 }
 
 const SWITCH: [(&str, bool); 2] = [("off", false), ("on", true)];
+const IDLE_CPUS: [(&str, bool); 2] = [("halt", false), ("awake", true)];
 
 /// Every knob, in the order in which `--tune help` and the documentation show them.
 pub const KNOBS: &[Knob] = &[
@@ -406,6 +410,14 @@ pub const KNOBS: &[Knob] = &[
         old: "favour",
         get: |t| place(&SWAP_TOKENS, t.swap_token),
         set: |t, value| t.swap_token = SWAP_TOKENS[value as usize].1,
+    },
+    Knob {
+        name: "idle-cpus",
+        help: "while faults come often idle CPUs halt as ever, or stay awake, where root may ask for that",
+        values: Values::OneOf(&[IDLE_CPUS[0].0, IDLE_CPUS[1].0]),
+        old: "halt",
+        get: |t| place(&IDLE_CPUS, t.keep_awake),
+        set: |t, value| t.keep_awake = IDLE_CPUS[value as usize].1,
     },
 ];
 
@@ -595,6 +607,7 @@ mod tests {
             pool_share: PoolShare::Fixed(40),
             recompress: Recompress::Off,
             swap_token: SwapToken::Favour,
+            keep_awake: false,
         };
         assert_eq!(tuning, expected);
         let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();

@@ -12,6 +12,7 @@ macro_rules! eprintln {
 }
 
 mod advice;
+pub mod awake;
 pub mod ctl;
 pub mod door;
 pub mod exit;

@@ -283,6 +283,10 @@ pub const TMPFS_FULL: Duration = s(5);
 pub const TABLES_LOOK: Duration = ms(100);
 /// It is looked this often how much time is lost to waiting for memory.
 pub const STALLS_LOOK: Duration = ms(100);
+/// It is looked this often whether faults come often, so that idle CPUs are kept awake, ...
+pub const AWAKE_LOOK: Duration = ms(100);
+/// ... until they have come seldom for so long.
+pub const AWAKE_ENDS: Duration = s(1);
 /// The lists of each address space are tidied this often.
 pub const SPACES_TIDIED: Duration = s(2);
 /// All memory is searched for guards that came without the C library this often: some ns a page.

@@ -35,7 +35,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
         max_map_count(facts),
     ]);
     checks.extend(facts.swap_dir.as_ref().map(|dir| swap_dir(facts, dir)));
-    checks.extend([huge_pages(facts), memory(facts), kernel_swap(facts)]);
+    checks.extend([huge_pages(facts), idle_cpus(facts), memory(facts), kernel_swap(facts)]);
     checks
 }
 
@@ -284,6 +284,22 @@ fn huge_pages(facts: &Facts) -> Check {
         Some("always") => ok(NAME, "always; memory that memspill manages is in pages of 4 KiB"),
         Some(setting) => ok(NAME, setting),
         None => ok(NAME, "not in this kernel"),
+    }
+}
+
+fn idle_cpus(facts: &Facts) -> Check {
+    const NAME: &str = "idle CPUs";
+    match facts.idle_cpus {
+        None => ok(NAME, "wait as they always do: this kernel has no choice of it"),
+        Some(Ok(())) => ok(NAME, "stay awake while faults come often"),
+        Some(Err(errno)) => warn(
+            NAME,
+            format!(
+                "{}, /dev/cpu_dma_latency: they may halt between two faults, and wake late",
+                reason(errno)
+            ),
+            (errno == libc::EACCES).then(|| facts.as_root_give("/dev/cpu_dma_latency")),
+        ),
     }
 }
 

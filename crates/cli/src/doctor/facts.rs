@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
+use memspill_pager::awake;
 use memspill_uffd::{fanotify, shmem};
 
 use crate::machine::{Memory, is_in_ram};
@@ -65,6 +66,8 @@ pub(super) struct Facts {
     pub(super) file_watch: Tried,
     pub(super) huge_pages: Option<String>,
     pub(super) max_map_count: Option<u64>,
+    /// Keeping idle CPUs awake; None where they have no choice.
+    pub(super) idle_cpus: Option<Tried>,
     pub(super) memory: Memory,
     pub(super) swap_dir: Option<SwapDir>,
 }
@@ -129,6 +132,7 @@ impl Facts {
                 .ok()
                 .map(chosen_word),
             max_map_count: number_in("/proc/sys/vm/max_map_count"),
+            idle_cpus: awake::probe().map(tried),
             memory: Memory::of_this_machine(),
             swap_dir: swap_dir.map(SwapDir::gather),
         }
@@ -151,8 +155,20 @@ impl Facts {
         }
     }
 
+    /// The command that lets this user open a device of root's.
+    pub(super) fn as_root_give(&self, device: &str) -> String {
+        let user = self.device_user_id();
+        let command = match self.setfacl {
+            true => format!("setfacl -m u:{user}:rw {device}"),
+            // Without ACL tools: it is root's alone, so that nobody loses it.
+            false => format!("chown {user} {device}"),
+        };
+        // A comment for the shell: what is pasted still runs.
+        self.as_root(&format!("{command}  # until the next boot; a udev rule keeps it"))
+    }
+
     /// The user as the owner of a device node is counted.
-    pub(super) fn device_user_id(&self) -> u32 {
+    fn device_user_id(&self) -> u32 {
         self.outer_user_id.unwrap_or(self.user_id)
     }
 

@@ -46,6 +46,7 @@ fn good() -> Facts {
         file_watch: Ok(()),
         huge_pages: Some("madvise".into()),
         max_map_count: Some(65_530),
+        idle_cpus: Some(Ok(())),
         memory: Memory {
             ram_bytes: 8 << 30,
             swap_bytes: 0,
@@ -75,6 +76,7 @@ fn plain_user() -> Facts {
         shared_memory: Err(libc::EPERM),
         file_watch: Err(libc::EPERM),
         memlock_bytes: Some(8 << 20),
+        idle_cpus: Some(Err(libc::EACCES)),
         ..good()
     }
 }
@@ -152,11 +154,26 @@ fn a_plain_user_is_told_the_one_command() {
     assert!(fix.starts_with("sudo chown 1000 /dev/userfaultfd "), "{fix}");
 }
 
+#[test]
+fn idle_cpus() {
+    assert_eq!(check(&good(), "idle CPUs").level, Level::Ok);
+    let user = check(&plain_user(), "idle CPUs");
+    assert_eq!(user.level, Level::Warn);
+    assert!(user.fix.unwrap().starts_with("sudo setfacl -m u:1000:rw /dev/cpu_dma_latency "));
+    let without_choice = Facts { idle_cpus: None, ..plain_user() };
+    assert_eq!(check(&without_choice, "idle CPUs").level, Level::Ok);
+}
+
 /// Either way to a full userfaultfd is enough.
 #[test]
 fn the_device_or_the_system_call() {
-    let plain_user =
-        || Facts { event_fork: Ok(()), shared_memory: Ok(()), file_watch: Ok(()), ..plain_user() };
+    let plain_user = || Facts {
+        event_fork: Ok(()),
+        shared_memory: Ok(()),
+        file_watch: Ok(()),
+        idle_cpus: None,
+        ..plain_user()
+    };
     let by_device = Facts { uffd_device: Ok(()), ..plain_user() };
     assert_eq!(worst(&by_device), Level::Ok);
     assert_eq!(check(&by_device, "userfaultfd(2)").level, Level::Ok);

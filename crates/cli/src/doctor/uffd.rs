@@ -26,15 +26,8 @@ pub(super) fn uffd_device(facts: &Facts) -> Check {
 }
 
 fn uffd_device_fix(facts: &Facts, errno: i32) -> Option<String> {
-    // A comment for the shell: what is pasted still runs.
-    const LASTS: &str = "# until the next boot; a udev rule keeps it";
-    let user = facts.device_user_id();
     match errno {
-        libc::EACCES if facts.setfacl => {
-            Some(facts.as_root(&format!("setfacl -m u:{user}:rw /dev/userfaultfd  {LASTS}")))
-        }
-        // Without ACL tools: the device is root's alone by default, so that nobody loses it.
-        libc::EACCES => Some(facts.as_root(&format!("chown {user} /dev/userfaultfd  {LASTS}"))),
+        libc::EACCES => Some(facts.as_root_give("/dev/userfaultfd")),
         libc::ENOENT | libc::EPERM if facts.container => {
             Some("start the container with --device=/dev/userfaultfd".into())
         }

@@ -11,6 +11,7 @@
 //!
 //! Memory that has once been tight stays so: what is registered is not unregistered again.
 
+use crate::awake;
 use crate::faults::guards;
 use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
@@ -18,8 +19,8 @@ use crate::monitor::{account, adopt, ended, errors, protect, register, shared, s
 use crate::reclaim::fairness::Progress;
 use crate::run::{Run, Shared};
 use crate::times::{
-    CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX, SHARED_LOOK,
-    SHARED_LOOK_ANYWAY, SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
+    AWAKE_LOOK, CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX,
+    SHARED_LOOK, SHARED_LOOK_ANYWAY, SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +134,8 @@ struct Monitor<'a> {
     tables: Timer,
     tidying: Timer,
     stalls: Timer,
+    idle_cpus: awake::Watch,
+    awake: Timer,
     guards: Timer,
     check: Timer,
 }
@@ -157,6 +160,8 @@ impl<'a> Monitor<'a> {
             tables: timer(TABLES_LOOK),
             tidying: timer(SPACES_TIDIED),
             stalls: timer(STALLS_LOOK),
+            idle_cpus: awake::Watch::new(run),
+            awake: timer(AWAKE_LOOK),
             guards: timer(GUARDS_LOOK),
             check: timer(CHECK_EVERY),
         }
@@ -265,6 +270,10 @@ impl<'a> Monitor<'a> {
             stalls::look(run);
             run.note_working_set();
             self.stalls.be_due_in(STALLS_LOOK);
+        }
+        if self.awake.is_due() {
+            self.idle_cpus.look(run);
+            self.awake.be_due_in(AWAKE_LOOK);
         }
         if self.guards.is_due() {
             guards::forget_guarded_everywhere(run);

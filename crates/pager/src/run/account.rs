@@ -10,6 +10,7 @@
 use memspill_engine::engine::{Engine, TableBytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 /// All tables, and the pages (resident and swapped) that they were for.
 #[derive(Clone, Copy, Default)]
@@ -29,6 +30,7 @@ pub struct Account {
     largest_shared_bytes: AtomicU64,
     shared_objects: AtomicU64,
     shared_pages_out: AtomicU64,
+    awake_us: AtomicU64,
 }
 
 impl Account {
@@ -105,6 +107,15 @@ impl Account {
     /// Pages of shared memory that were taken out so far.
     pub fn shared_pages_out(&self) -> u64 {
         self.shared_pages_out.load(Ordering::Relaxed)
+    }
+
+    /// For so long idle CPUs were kept awake.
+    pub fn add_awake(&self, time: Duration) {
+        self.awake_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    pub fn awake_us(&self) -> u64 {
+        self.awake_us.load(Ordering::Relaxed)
     }
 
     /// The most RAM that pools held, as it was seen after each batch.
