@@ -106,9 +106,11 @@ impl SwapIn<'_> {
         if claimed(&lock(chunk), vpn).has(CANCELLED) {
             return false;
         }
-        let fill = match cause {
-            Cause::Named => space.memory.put_unasked(vpn, &buf[..1]),
-            _ => space.memory.put(vpn, &buf[..1]),
+        let wakes_late = cause != Cause::Named && space.gate.wakes_late();
+        let fill = match (cause, wakes_late) {
+            (Cause::Named, _) => space.memory.put_unasked(vpn, &buf[..1]),
+            (_, false) => space.memory.put(vpn, &buf[..1]),
+            (_, true) => space.memory.put_without_wake(vpn, &buf[..1]),
         };
         if fill.stop != Stop::Done {
             return false;
@@ -118,6 +120,9 @@ impl SwapIn<'_> {
         self.arrive(space, &mut words[index(vpn)], (vpn, shadow), Welcome::of(cause, fault.favoured, false));
         drop(words);
         drop(guard);
+        if wakes_late {
+            space.memory.wake(vpn, 1);
+        }
         if cause == Cause::Named {
             space.count_named_under_way(-1);
         }

@@ -87,6 +87,10 @@ pub trait Memory: Send + Sync {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>);
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill;
+    /// As `put`, but it may wake nobody: the caller does (`wake`).
+    fn put_without_wake(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        self.put(vpn, pages)
+    }
     /// Fill with zeros. `write`: the fault was a store, so the shared zero page would not do.
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill;
 

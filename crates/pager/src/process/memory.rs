@@ -29,6 +29,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// What waits there is woken, faults again, and is told from private memory then.
 const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
+/// [`Port::copy`], or without waking.
+type Copy = fn(&Port, u64, &[u8]) -> userfaultfd::Fill;
+
 pub struct ProcessMemory {
     pub uffd: Port,
     /// Faults inside system calls are not served, and the agent traps all calls.
@@ -104,13 +107,11 @@ impl Memory for ProcessMemory {
     }
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
-        if self.is_shared(vpn, pages.len()) {
-            return NOT_OURS;
-        }
-        if self.uffd.agent().is_some() {
-            return fill(self.uffd.copy(vpn.addr(), bytes_of(pages)));
-        }
-        self.put_open(vpn, pages, self.without_guard(vpn, pages.len()))
+        self.put_by(Port::copy, vpn, pages)
+    }
+
+    fn put_without_wake(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        self.put_by(Port::copy_without_wake, vpn, pages)
     }
 
     fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
@@ -119,7 +120,9 @@ impl Memory for ProcessMemory {
         }
         match (self.agent(), self.uffd.agent()) {
             (_, Some(link)) => fill(link.deliver_unasked(vpn.addr(), bytes_of(page))),
-            (Some(agent), None) => self.put_open(vpn, page, self.before_guard(agent, vpn, page.len())),
+            (Some(agent), None) => {
+                self.put_open(Port::copy, vpn, page, self.before_guard(agent, vpn, page.len()))
+            }
             (None, None) => self.put(vpn, page),
         }
     }
@@ -263,9 +266,19 @@ impl ProcessMemory {
         (first_guard - vpn.addr()) as usize / PAGE_SIZE
     }
 
-    fn put_open(&self, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
+    fn put_by(&self, copy: Copy, vpn: Vpn, pages: &[Page]) -> Fill {
+        if self.is_shared(vpn, pages.len()) {
+            return NOT_OURS;
+        }
+        if self.uffd.agent().is_some() {
+            return fill(copy(&self.uffd, vpn.addr(), bytes_of(pages)));
+        }
+        self.put_open(copy, vpn, pages, self.without_guard(vpn, pages.len()))
+    }
+
+    fn put_open(&self, copy: Copy, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
         self.filled_in_part(pages.len(), open, |open| {
-            fill(self.uffd.copy(vpn.addr(), bytes_of(&pages[..open])))
+            fill(copy(&self.uffd, vpn.addr(), bytes_of(&pages[..open])))
         })
     }
 
