@@ -74,9 +74,9 @@ impl Gate {
         let mut spins = 0;
         while self.word.load(Ordering::Acquire) != EVENTS {
             backoff(&mut spins);
-        }
-        if spins >= SPINS {
-            self.late_fills.store(LATE_FILLS, Ordering::Relaxed);
+            if spins == SPINS {
+                self.late_fills.store(LATE_FILLS, Ordering::Relaxed);
+            }
         }
         Some(EventGuard(self))
     }
@@ -139,10 +139,12 @@ mod tests {
         let fill = gate.enter_fill();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(gate.enter_events()));
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            while !gate.wakes_late() {
+                std::thread::yield_now();
+            }
             drop(fill);
         });
-        for fill in 0..LATE_FILLS {
+        for fill in 1..LATE_FILLS {
             assert!(gate.wakes_late(), "{fill}");
         }
         assert!(!gate.wakes_late());
