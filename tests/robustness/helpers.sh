@@ -1,0 +1,193 @@
+# What the cases have in common: how a run is started, waited for and asked, and what must be left of it.
+
+WHY=
+no() { WHY=${WHY:-$1}; return 1; } # the first thing that went wrong
+
+# start COMMAND...: in the background as a job; PID is its process and its group.
+start() {
+    : >out
+    : >err
+    "$@" </dev/null >out 2>err &
+    PID=$!
+}
+
+# Each thread of ours, and what it waits for in the kernel (root sees the stacks).
+where_it_hangs() {
+    local pid task
+    for pid in $(ours); do
+        echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
+        for task in "/proc/$pid/task"/*; do
+            echo "  $(cat "$task/comm"): $(grep '^State' "$task/status") $(cat "$task/wchan"):" \
+                "$(tr '\n' ' ' <"$task/stack")"
+        done
+    done 2>/dev/null
+}
+
+# ends SECONDS: waits for PID; CODE is its exit code, or "hung".
+ends() {
+    local end=$((SECONDS + $1 + 1))
+    while kill -0 $PID 2>/dev/null; do
+        if [ $SECONDS -ge $end ]; then
+            CODE=hung
+            where_it_hangs >&2
+            kill_ours
+            wait $PID 2>/dev/null
+            return
+        fi
+        sleep 0.02
+    done
+    wait $PID 2>/dev/null
+    CODE=$?
+}
+
+# call SECONDS COMMAND...: runs to its end.
+call() {
+    local limit=$1
+    shift
+    start "$@"
+    ends "$limit"
+}
+
+code_is() { [ "$CODE" = "$1" ] || no "exit code $CODE instead of $1: $(tail -n 1 err)"; }
+
+# The reason is one line on stderr, nothing on stdout.
+says() {
+    [ "$(grep -c '^memspill: ' err)" -ge 1 ] || { no "no line 'memspill: ...' on stderr"; return 1; }
+    [ ! -s out ] || { no "something on stdout"; return 1; }
+    [ -z "${1:-}" ] || grep -qiE -- "$1" err || no "the line does not say '$1': $(tail -n 1 err)"
+}
+
+clean() {
+    ! grep -q 'BAD PAGE' err || { no "$(grep -m 1 'BAD PAGE' err)"; return 1; }
+    if ! gone 2; then
+        no "left after 2 s: $(for p in $(ours); do tr '\0' ' ' </proc/$p/cmdline; echo "($p);"; done)"
+        kill_ours
+        return 1
+    fi
+    [ -z "$(ls -A "$SWAP")" ] || {
+        no "left in the swap directory: $(ls -A "$SWAP")"
+        rm -rf "${SWAP:?}"/*
+        return 1
+    }
+    shm | cmp -s - shm.before || { no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"; return 1; }
+    [ -z "$(agents)" ] || no "left: $(agents)"
+}
+
+# Files of agents that have a name.
+agents() {
+    local file
+    for file in {/run,/tmp,/var/tmp}/memspill-agent-*; do [ ! -e "$file" ] || echo "$file"; done
+}
+
+targets() { # processes of ours that are the workload, the first one first
+    local pid
+    for pid in $(ours | sort -n); do [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid; done
+}
+
+# running COUNT: until so many targets are there.
+running() {
+    local end=$((SECONDS + 10))
+    until [ "$(targets | wc -l)" -ge "$1" ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "the target did not start"; return 1; }
+        sleep 0.02
+    done
+}
+
+# populated COUNT: until so many processes have said that all their memory is written.
+populated() {
+    local end=$((SECONDS + 60))
+    until [ "$(grep -c ready out)" -ge "$1" ]; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "not populated after 60 s"; return 1; }
+        sleep 0.02
+    done
+}
+
+moment() { sleep "$(awk "BEGIN { srand($RANDOM); print rand() * ${1:-2} }")"; } # up to so many seconds
+
+refused() { # ARGS...: memspill must refuse with 125 and a line, without running anything
+    call 20 "$MEMSPILL" run "$@" -- touch "$WORK/ran"
+    [ ! -e ran ] || { rm -f ran; no "ran with: $*"; return 1; }
+    code_is 125 && says || { WHY="with '$*': $WHY"; return 1; }
+    [ "$(wc -l <err)" -le 2 ] || no "with '$*': more than two lines on stderr"
+}
+
+# is_swapped: much has been swapped out.
+is_swapped() {
+    local pages
+    pages=$(awk '$2 == "pswpout" { print $3 }' err)
+    [ "${pages:-0}" -gt 20000 ] || { no "$1: only ${pages:-0} pages were swapped out"; return 1; }
+}
+
+until_true() { # SECONDS COMMAND...
+    local end=$((SECONDS + $1 + 1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.05
+    done
+}
+
+ctl() { "$MEMSPILL" ctl --pid $PID "$@" >ctl.out 2>&1; }
+ctl_ok() { ctl "$@" || { no "ctl $1: $(tail -n 1 ctl.out)"; return 1; }; }
+# answers: until the run can be asked.
+answers() {
+    local end=$((SECONDS + 10))
+    until ctl swaps; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "it does not answer: $(cat ctl.out)"; return 1; }
+        sleep 0.05
+    done
+}
+open_files() { ls -l /proc/$PID/fd 2>/dev/null | grep -c -- "-> $1\$"; }
+# used NAME: KiB that the device holds.
+used() { ctl swaps; awk -v name="$1" '$1 == name && $6 != "off" { print $4 }' ctl.out; }
+# away SECONDS KIB NAME: until the device holds so much.
+away() {
+    local end=$((SECONDS + $1 + 1))
+    until [ "$(used "$3")" -ge "$2" ] 2>/dev/null; do
+        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
+        [ $SECONDS -ge $end ] && { no "$3 was not used"; return 1; }
+        sleep 0.05
+    done
+}
+
+# of_pager USER SIGNAL ELSE: what goes with the pager of the runs; thread is as signal.
+of_pager() {
+    case " ${MEMSPILL_ARGS[*]} " in
+    *" --pager=user "*) echo "$1" ;;
+    *" --pager=signal "* | *" --pager=thread "*) echo "$2" ;;
+    *) echo "$3" ;;
+    esac
+}
+
+# peak_below MIB: the largest number that the program has printed.
+peak_below() {
+    code_is 0 || return
+    [[ "$(tail -n 1 out)" =~ ^[0-9]+$ ]] && [ "$(tail -n 1 out)" -le "$1" ] ||
+        no "its anonymous memory is $(tail -n 1 out) MiB instead of $1"
+}
+
+# At the end it is always checked once, even if it never was before.
+checked() { grep -qE -- '--check: ([3-9]|[1-9][0-9]+) checks, nothing found' err ||
+    no "not checked: $(tail -n 1 err)"; }
+
+# A group that is made for this, wherever the machine has a freezer.
+freezer() {
+    local folder
+    for folder in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/freezer; do
+        FROZEN=$folder/memspill-test-$$
+        mkdir "$FROZEN" 2>/dev/null || continue
+        { [ -e "$FROZEN/cgroup.freeze" ] || [ -e "$FROZEN/freezer.state" ]; } && echo $folder
+        rmdir "$FROZEN"
+    done
+}
+
+command_of_run() {
+    local pid
+    for pid in $(cat /proc/$PID/task/$PID/children); do
+        [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid
+    done
+}
+rss() { awk '/^RssAnon/ { print $2 * 1024 }' /proc/"$(command_of_run)"/status; } # in bytes
