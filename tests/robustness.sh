@@ -64,6 +64,9 @@ shm >shm.before
 
 # Each case, `case_NAME`, returns 0, or leaves the reason in WHY; SKIP is the reason for not running.
 for file in "$TESTS"/robustness/*.sh; do . "$file"; done
+for name in "${ALL[@]}"; do
+    declare -F "case_$name" >/dev/null || { echo "there is no case_$name in $TESTS/robustness" >&2; exit 2; }
+done
 
 at_exit() { umount "$WORK/disk" "$WORK/closed" 2>/dev/null; return 0; }
 

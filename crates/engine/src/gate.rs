@@ -14,14 +14,17 @@
 //!
 //! A fill often loses it, and to the thread that it wakes: then another pager that wants to read what has
 //! faulted waits for as long as that thread runs, a tenth of all CPU time where two threads of Java fault on
-//! two CPUs. So once that has happened fills wake nobody before they have left, which takes a call more.
+//! two CPUs. So once a reader has waited for long, fills of one page (lean.rs) wake nobody before they have
+//! left, which takes a call more. It may have waited for a large fill that had its CPU all the while; then
+//! that call is spent in vain.
 
 use crate::sync::{AtomicU32, Ordering, spin_hint};
 
 /// Bit 31: an event reader is inside (or waits for the fills to leave). Bits 0..31: fills inside.
 const EVENTS: u32 = 1 << 31;
 
-/// Tries to come in, before giving the CPU away once: 5 to 10 µs. A fill that keeps its CPU has left by then.
+/// Tries to come in, before giving the CPU away once: 5 to 10 µs. A fill of one page has left by then, if it
+/// has kept its CPU.
 const SPINS: u32 = 256;
 /// So many fills wake late after one that has kept a reader waiting for longer than that.
 const LATE_FILLS: u32 = 256;
@@ -29,7 +32,7 @@ const LATE_FILLS: u32 = 256;
 #[derive(Default)]
 pub struct Gate {
     word: AtomicU32,
-    /// Fills that are still to wake late, about: it is a hint, so models do not follow it.
+    /// Fills that are still to wake late, about: a hint, whose order no model need follow.
     late_fills: std::sync::atomic::AtomicU32,
 }
 
@@ -75,13 +78,18 @@ impl Gate {
         while self.word.load(Ordering::Acquire) != EVENTS {
             backoff(&mut spins);
             if spins == SPINS {
-                self.late_fills.store(LATE_FILLS, Ordering::Relaxed);
+                self.wake_late(LATE_FILLS);
             }
         }
         Some(EventGuard(self))
     }
 
-    /// Is the next fill to wake nobody before it has left?
+    /// So many fills from now on are to wake nobody before they have left.
+    pub fn wake_late(&self, fills: u32) {
+        self.late_fills.store(fills, Ordering::Relaxed);
+    }
+
+    /// Is the next fill one of them?
     pub fn wakes_late(&self) -> bool {
         let left = self.late_fills.load(Ordering::Relaxed);
         if left > 0 {

@@ -6,9 +6,9 @@
 //!                                  anything but a whole page that was put in place:  as others (`install`)
 //! ```
 //!
-//! The same steps in the same order as in swap_in.rs and install.rs, without what several pages need: no
-//! list, no job, no table of reads, nothing on the heap. Whatever is not the rule goes on there, with the
-//! page claimed and its bytes in a job.
+//! The same steps in the same order as in swap_in.rs and install.rs (but that whoever waits may be woken
+//! after the gate, gate.rs), without what several pages need: no list, no job, no table of reads, nothing on
+//! the heap. Whatever is not the rule goes on there, with the page claimed and its bytes in a job.
 //!
 //! A page that its owner has read and put in place by himself (`note_there`) takes the last of these steps
 //! alone, under one lock: nobody sees it claimed.

@@ -7,8 +7,9 @@
 //! * [`Memory::take`] is atomic per page: once it returns, no store to that page can be lost, and an access
 //!   to it waits for `put`, `put_zero` or `poison`.
 //! * The filling calls never overwrite a page that is present ([`Stop::Exists`] instead). They wake the
-//!   waiters of what they filled; or [`Memory::filled`] does, where a waiter may come after the fill and not
-//!   see it (of shared memory, which others have mapped: the kernel looks at the waiter's own page table).
+//!   waiters of what they filled, but for [`Memory::put_without_wake`]; or [`Memory::filled`] does, where a
+//!   waiter may come after the fill and not see it (of shared memory, which others have mapped: the kernel
+//!   looks at the waiter's own page table).
 //! * Nothing here waits for a fault to be served.
 
 use crate::units::{Page, Vpn};
@@ -87,7 +88,8 @@ pub trait Memory: Send + Sync {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>);
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill;
-    /// As `put`, but it may wake nobody: the caller does (`wake`).
+    /// As `put`, but it need not wake anybody: the caller does (`wake`), outside of the gate. A memory whose
+    /// fill wakes all the same is right, too.
     fn put_without_wake(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         self.put(vpn, pages)
     }

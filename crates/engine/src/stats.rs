@@ -52,7 +52,7 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// On all CPUs, so far.
+    /// Faults that all CPUs have served so far.
     pub fn faults(&self) -> u64 {
         self.sum(|counters| &counters.pgfault)
     }

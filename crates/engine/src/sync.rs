@@ -6,9 +6,9 @@
 //! * those of virtual CPUs, which cost virtual time, under `--cfg simulated` (the crate `engine-sim`, which
 //!   compiles these same sources).
 //!
-//! All other files of the engine import them from here (but for `OnceLock` in slots/lazy.rs and per_cpu.rs),
-//! so that the same code is shipped, model-checked and simulated. What it does not do: pick a CPU (that is an
-//! argument).
+//! All other files of the engine import them from here (but for `OnceLock` in slots/lazy.rs and per_cpu.rs,
+//! and a hint in gate.rs), so that the same code is shipped, model-checked and simulated. What it does not
+//! do: pick a CPU (that is an argument).
 
 #[cfg(loom)]
 pub use loom::sync::{

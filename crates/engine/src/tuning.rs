@@ -413,7 +413,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "idle-cpus",
-        help: "while faults come often idle CPUs halt as ever, or stay awake, where root may ask for that",
+        help: "while faults come often, idle CPUs halt as ever, or stay awake (by /dev/cpu_dma_latency)",
         values: Values::OneOf(&[IDLE_CPUS[0].0, IDLE_CPUS[1].0]),
         old: "halt",
         get: |t| place(&IDLE_CPUS, t.keep_awake),

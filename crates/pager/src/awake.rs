@@ -11,12 +11,13 @@
 //! (Documentation/power/pm_qos_interface). So nothing is left behind however memspill ends.
 //!
 //! What it does not do: anything where no driver chooses how an idle CPU waits (it halts at once, and nothing
-//! changes that), or where the file cannot be opened; it belongs to root.
+//! changes that), or where the file cannot be opened; it belongs to root. Let go while memspill itself is
+//! stopped (^Z, a frozen cgroup): then the CPUs stay awake until it goes on or ends.
 
 use crate::run::Run;
 use crate::times::AWAKE_ENDS;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::time::{Duration, Instant};
 
 /// As many faults a second cost a thread a tenth of its time by waking CPUs that have halted.
@@ -26,30 +27,36 @@ const GOES_ON_PER_S: u64 = BEGINS_PER_S / 4;
 const FILE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
-/// Of the states of a CPU of its own, those remain that it leaves as fast as this: one is left by a store to
-/// memory that it watches (MWAIT), without an interrupt.
+/// A physical CPU may use the states that it leaves within this time: it leaves the first of them when memory
+/// that it watches is written to (MWAIT), without an interrupt.
 const SHALLOW_US: i32 = 2;
-/// Of a virtual CPU, those that it does not leave to its host.
+/// A virtual CPU only polls: any other state hands it to the host.
 const POLLING_US: i32 = 0;
 
-/// The longest that a CPU may take to go on, as the kernel takes it. None: it has no choice.
+/// The longest that a CPU may take to go on, as the kernel takes it. None: no driver asks for that.
 fn limit_us() -> Option<i32> {
-    match std::fs::read_to_string(DRIVER).ok()?.trim() {
+    let driver = std::fs::read_to_string(DRIVER).ok()?;
+    match driver.trim() {
         "none" | "" => None,
-        "haltpoll" => Some(POLLING_US),
+        _ if is_virtual() => Some(POLLING_US),
         _ => Some(SHALLOW_US),
     }
 }
 
-/// The file, where there is one and idle CPUs have a choice. Nothing is asked for before it is written to.
-fn open() -> Option<(io::Result<File>, i32)> {
-    let limit_us = limit_us()?;
-    let file = OpenOptions::new().write(true).open(FILE);
-    let is_there = !file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    is_there.then_some((file, limit_us))
+/// Does the first CPU say that it is a virtual one?
+fn is_virtual() -> bool {
+    let Ok(file) = File::open("/proc/cpuinfo") else { return false };
+    let mut lines = BufReader::new(file).lines().map_while(Result::ok);
+    lines.find(|line| line.starts_with("flags")).is_some_and(|flags| flags.contains(" hypervisor"))
 }
 
-/// Can idle CPUs be kept awake? None: they halt as they do whatever is done.
+/// The file, where a driver looks at it. Nothing is asked for before it is written to.
+fn open() -> Option<(io::Result<File>, i32)> {
+    let limit_us = limit_us()?;
+    Some((OpenOptions::new().write(true).open(FILE), limit_us))
+}
+
+/// Can idle CPUs be kept awake? None: nothing can keep them so.
 pub fn probe() -> Option<io::Result<()>> {
     open().map(|(file, _)| file.map(drop))
 }

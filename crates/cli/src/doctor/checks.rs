@@ -289,18 +289,22 @@ fn huge_pages(facts: &Facts) -> Check {
 
 fn idle_cpus(facts: &Facts) -> Check {
     const NAME: &str = "idle CPUs";
-    match facts.idle_cpus {
-        None => ok(NAME, "wait as they always do: this kernel has no choice of it"),
-        Some(Ok(())) => ok(NAME, "stay awake while faults come often"),
-        Some(Err(errno)) => warn(
-            NAME,
-            format!(
-                "{}, /dev/cpu_dma_latency: they may halt between two faults, and wake late",
-                reason(errno)
-            ),
-            (errno == libc::EACCES).then(|| facts.as_root_give("/dev/cpu_dma_latency")),
-        ),
-    }
+    const FILE: &str = "/dev/cpu_dma_latency";
+    let errno = match facts.idle_cpus {
+        None => return ok(NAME, "no cpuidle driver: nothing can keep them awake"),
+        Some(Ok(())) => return ok(NAME, "are kept from sleeping deeply while faults come often"),
+        Some(Err(errno)) => errno,
+    };
+    let fix = match errno {
+        libc::EACCES => Some(facts.as_root_give(FILE)),
+        libc::ENOENT | libc::EPERM if facts.container => {
+            Some(format!("start the container with --device={FILE}"))
+        }
+        _ => None,
+    };
+    let found =
+        format!("may halt between two faults, and wake late: {FILE}, for all CPUs: {}", reason(errno));
+    warn(NAME, found, fix)
 }
 
 fn memory(facts: &Facts) -> Check {

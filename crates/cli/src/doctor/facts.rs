@@ -66,7 +66,7 @@ pub(super) struct Facts {
     pub(super) file_watch: Tried,
     pub(super) huge_pages: Option<String>,
     pub(super) max_map_count: Option<u64>,
-    /// Keeping idle CPUs awake; None where they have no choice.
+    /// Keeping idle CPUs awake; None where nothing can.
     pub(super) idle_cpus: Option<Tried>,
     pub(super) memory: Memory,
     pub(super) swap_dir: Option<SwapDir>,

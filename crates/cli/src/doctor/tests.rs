@@ -160,8 +160,10 @@ fn idle_cpus() {
     let user = check(&plain_user(), "idle CPUs");
     assert_eq!(user.level, Level::Warn);
     assert!(user.fix.unwrap().starts_with("sudo setfacl -m u:1000:rw /dev/cpu_dma_latency "));
-    let without_choice = Facts { idle_cpus: None, ..plain_user() };
-    assert_eq!(check(&without_choice, "idle CPUs").level, Level::Ok);
+    let contained = Facts { idle_cpus: Some(Err(libc::ENOENT)), container: true, ..good() };
+    assert!(check(&contained, "idle CPUs").fix.unwrap().contains("--device=/dev/cpu_dma_latency"));
+    let without_driver = Facts { idle_cpus: None, ..plain_user() };
+    assert_eq!(check(&without_driver, "idle CPUs").level, Level::Ok);
 }
 
 /// Either way to a full userfaultfd is enough.

@@ -173,14 +173,18 @@ impl MockMemory {
 
     fn fill(&self, from: u64, stamps: impl ExactSizeIterator<Item = u64>) -> Fill {
         let mut inner = self.lock();
-        let stop = inner.stop_fill.take();
-        let fill = inner.pages.fill(from, stamps, stop);
+        let fill = inner.fill(from, stamps);
         inner.wake(from, fill.pages as u64);
         fill
     }
 }
 
 impl Inner {
+    fn fill(&mut self, from: u64, stamps: impl ExactSizeIterator<Item = u64>) -> Fill {
+        let stop = self.stop_fill.take();
+        self.pages.fill(from, stamps, stop)
+    }
+
     fn wake(&mut self, from: u64, pages: u64) {
         self.waiters.retain(|(page, _)| !(from..from + pages).contains(page));
     }
@@ -212,6 +216,10 @@ impl Memory for MockMemory {
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
         self.fill(vpn.0, pages.iter().map(stamp_of))
+    }
+
+    fn put_without_wake(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        self.lock().fill(vpn.0, pages.iter().map(stamp_of))
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, _write: bool) -> Fill {

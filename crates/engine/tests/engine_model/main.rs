@@ -382,6 +382,8 @@ impl World {
     }
 
     fn fault_in(&mut self, space: &Arc<Space>, fault: Fault) {
+        // Of every other page the waiters are woken after the gate.
+        space.gate.wake_late((fault.vpn.0 % 2) as u32);
         let outcome = self.engine.fault(CPU, QUEUE, space, fault, &mut self.scratch);
         match outcome {
             Outcome::NoRoom => self.waiting.push_back((space.clone(), fault)),

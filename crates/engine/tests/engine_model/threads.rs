@@ -144,6 +144,9 @@ impl Pager<'_> {
     /// False: there was no room.
     fn fault(&mut self, space: &Arc<Space>, vpn: Vpn) -> bool {
         let fault = Fault { vpn, write: self.random.one_in(2), urgent: false, favoured: false };
+        if self.random.one_in(2) {
+            space.gate.wake_late(1);
+        }
         let queue = QueueId(self.id);
         let outcome = self.stress.engine.fault(self.cpu(), queue, space, fault, &mut self.scratch);
         let served = !matches!(outcome, Outcome::NoRoom);

@@ -118,6 +118,10 @@ impl Memory for Later {
         self.0.get().map_or(NOTHING, |memory| memory.put(vpn, pages))
     }
 
+    fn put_without_wake(&self, vpn: Vpn, pages: &[Page]) -> Fill {
+        self.0.get().map_or(NOTHING, |memory| memory.put_without_wake(vpn, pages))
+    }
+
     fn put_unasked(&self, vpn: Vpn, page: &[Page]) -> Fill {
         self.0.get().map_or(NOTHING, |memory| memory.put_unasked(vpn, page))
     }

@@ -703,6 +703,7 @@ impl Port {
         }
     }
 
+    /// An agent wakes whom it delivers to.
     pub fn copy_without_wake(&self, dst: u64, src: &[u8]) -> Fill {
         match self {
             Port::Kernel(uffd) => uffd.copy_without_wake(dst, src),

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
 /// [`Port::copy`], or without waking.
-type Copy = fn(&Port, u64, &[u8]) -> userfaultfd::Fill;
+type CopyBy = fn(&Port, u64, &[u8]) -> userfaultfd::Fill;
 
 pub struct ProcessMemory {
     pub uffd: Port,
@@ -266,7 +266,7 @@ impl ProcessMemory {
         (first_guard - vpn.addr()) as usize / PAGE_SIZE
     }
 
-    fn put_by(&self, copy: Copy, vpn: Vpn, pages: &[Page]) -> Fill {
+    fn put_by(&self, copy: CopyBy, vpn: Vpn, pages: &[Page]) -> Fill {
         if self.is_shared(vpn, pages.len()) {
             return NOT_OURS;
         }
@@ -276,7 +276,7 @@ impl ProcessMemory {
         self.put_open(copy, vpn, pages, self.without_guard(vpn, pages.len()))
     }
 
-    fn put_open(&self, copy: Copy, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
+    fn put_open(&self, copy: CopyBy, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
         self.filled_in_part(pages.len(), open, |open| {
             fill(copy(&self.uffd, vpn.addr(), bytes_of(&pages[..open])))
         })
