@@ -6,9 +6,9 @@
 //!
 //! A fault wakes a pager, and the pager wakes the thread, and each may find its CPU idle. In a virtual
 //! machine an idle CPU halts, and its host takes 50 µs to run it again, several times what the fault itself
-//! takes; others may sleep deeply, which takes as long. The kernel keeps CPUs out of every state that takes
-//! longer to leave than somebody has written to /dev/cpu_dma_latency, for as long as he has it open
-//! (Documentation/power/pm_qos_interface). So nothing is left behind however memspill ends.
+//! takes; a physical one may sleep deeply, and takes as long to come back. The kernel keeps CPUs out of every
+//! state that takes longer to leave than somebody has written to /dev/cpu_dma_latency, for as long as he has
+//! it open (Documentation/power/pm_qos_interface). So nothing is left behind however memspill ends.
 //!
 //! What it does not do: anything where no driver chooses how an idle CPU waits (it halts at once, and nothing
 //! changes that), or where the file cannot be opened; it belongs to root. Let go while memspill itself is
