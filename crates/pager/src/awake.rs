@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const BEGINS_PER_S: u64 = 1000;
 const GOES_ON_PER_S: u64 = BEGINS_PER_S / 4;
 
-const FILE: &str = "/dev/cpu_dma_latency";
+pub const FILE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
 /// A physical CPU may use the states that it leaves within this time: it leaves the first of them when memory
@@ -33,14 +33,24 @@ const SHALLOW_US: i32 = 2;
 /// A virtual CPU only polls: any other state hands it to the host.
 const POLLING_US: i32 = 0;
 
-/// The longest that a CPU may take to go on, as the kernel takes it. None: no driver asks for that.
-fn limit_us() -> Option<i32> {
+/// Can idle CPUs be kept awake? None: no driver asks for how long they may take to go on.
+pub fn probe() -> Option<io::Result<()>> {
+    open().map(|file| file.map(drop))
+}
+
+/// The file, where a driver looks at it. Nothing is asked for before it is written to.
+fn open() -> Option<io::Result<File>> {
     let driver = std::fs::read_to_string(DRIVER).ok()?;
-    match driver.trim() {
-        "none" | "" => None,
-        _ if is_virtual() => Some(POLLING_US),
-        _ => Some(SHALLOW_US),
-    }
+    let is_there = !matches!(driver.trim(), "none" | "");
+    is_there.then(|| OpenOptions::new().write(true).open(FILE))
+}
+
+/// Keep idle CPUs awake until the file is closed.
+fn hold() -> Option<File> {
+    let mut file = open()?.ok()?;
+    let limit_us = if is_virtual() { POLLING_US } else { SHALLOW_US };
+    file.write_all(&limit_us.to_ne_bytes()).ok()?;
+    Some(file)
 }
 
 /// Does the first CPU say that it is a virtual one?
@@ -48,25 +58,6 @@ fn is_virtual() -> bool {
     let Ok(file) = File::open("/proc/cpuinfo") else { return false };
     let mut lines = BufReader::new(file).lines().map_while(Result::ok);
     lines.find(|line| line.starts_with("flags")).is_some_and(|flags| flags.contains(" hypervisor"))
-}
-
-/// The file, where a driver looks at it. Nothing is asked for before it is written to.
-fn open() -> Option<(io::Result<File>, i32)> {
-    let limit_us = limit_us()?;
-    Some((OpenOptions::new().write(true).open(FILE), limit_us))
-}
-
-/// Can idle CPUs be kept awake? None: nothing can keep them so.
-pub fn probe() -> Option<io::Result<()>> {
-    open().map(|(file, _)| file.map(drop))
-}
-
-/// Keep idle CPUs awake until the file is closed.
-fn hold() -> Option<File> {
-    let (file, limit_us) = open()?;
-    let mut file = file.ok()?;
-    file.write_all(&limit_us.to_ne_bytes()).ok()?;
-    Some(file)
 }
 
 /// What the monitor remembers from look to look.

@@ -1,5 +1,7 @@
 //! The checks of everything but userfaultfd, and all checks in the order in which they are shown.
 
+use memspill_pager::awake::FILE as CPU_LATENCY;
+
 use super::check::{Check, fail, ok, reason, warn};
 use super::facts::{CAP_IPC_LOCK, Facts, SwapDir};
 use super::uffd::{uffd_device, uffd_feature_checks, uffd_syscall};
@@ -289,22 +291,14 @@ fn huge_pages(facts: &Facts) -> Check {
 
 fn idle_cpus(facts: &Facts) -> Check {
     const NAME: &str = "idle CPUs";
-    const FILE: &str = "/dev/cpu_dma_latency";
     let errno = match facts.idle_cpus {
         None => return ok(NAME, "no cpuidle driver: nothing can keep them awake"),
         Some(Ok(())) => return ok(NAME, "are kept from sleeping deeply while faults come often"),
         Some(Err(errno)) => errno,
     };
-    let fix = match errno {
-        libc::EACCES => Some(facts.as_root_give(FILE)),
-        libc::ENOENT | libc::EPERM if facts.container => {
-            Some(format!("start the container with --device={FILE}"))
-        }
-        _ => None,
-    };
     let found =
-        format!("may halt between two faults, and wake late: {FILE}, for all CPUs: {}", reason(errno));
-    warn(NAME, found, fix)
+        format!("may halt between two faults, and wake late: {CPU_LATENCY}, for all CPUs: {}", reason(errno));
+    warn(NAME, found, facts.device_fix(CPU_LATENCY, errno))
 }
 
 fn memory(facts: &Facts) -> Check {

@@ -155,16 +155,20 @@ impl Facts {
         }
     }
 
-    /// The command that lets this user open a device of root's.
-    pub(super) fn as_root_give(&self, device: &str) -> String {
+    /// What lets this user open a device of root's, which failed so.
+    pub(super) fn device_fix(&self, device: &str, errno: i32) -> Option<String> {
         let user = self.device_user_id();
-        let command = match self.setfacl {
-            true => format!("setfacl -m u:{user}:rw {device}"),
-            // Without ACL tools: it is root's alone, so that nobody loses it.
-            false => format!("chown {user} {device}"),
+        let command = match errno {
+            libc::EACCES if self.setfacl => format!("setfacl -m u:{user}:rw {device}"),
+            // Without ACL tools: it is root's alone by default, so that nobody loses it.
+            libc::EACCES => format!("chown {user} {device}"),
+            libc::ENOENT | libc::EPERM if self.container => {
+                return Some(format!("start the container with --device={device}"));
+            }
+            _ => return None,
         };
         // A comment for the shell: what is pasted still runs.
-        self.as_root(&format!("{command}  # until the next boot; a udev rule keeps it"))
+        Some(self.as_root(&format!("{command}  # until the next boot; a udev rule keeps it")))
     }
 
     /// The user as the owner of a device node is counted.

@@ -26,15 +26,9 @@ pub(super) fn uffd_device(facts: &Facts) -> Check {
 }
 
 fn uffd_device_fix(facts: &Facts, errno: i32) -> Option<String> {
-    match errno {
-        libc::EACCES => Some(facts.as_root_give("/dev/userfaultfd")),
-        libc::ENOENT | libc::EPERM if facts.container => {
-            Some("start the container with --device=/dev/userfaultfd".into())
-        }
-        _ if facts.uffd_user_mode.is_ok() => Some(facts.as_root(ALLOW_TO_ALL)),
-        // The check of userfaultfd(2) says why.
-        _ => None,
-    }
+    let for_all = || facts.uffd_user_mode.is_ok().then(|| facts.as_root(ALLOW_TO_ALL));
+    // Where that does not help either, the check of userfaultfd(2) says why.
+    facts.device_fix("/dev/userfaultfd", errno).or_else(for_all)
 }
 
 pub(super) fn uffd_syscall(facts: &Facts) -> Check {
