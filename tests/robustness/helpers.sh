@@ -84,25 +84,24 @@ targets() { # processes of ours that are the workload, the first one first
     for pid in $(ours | sort -n); do [ "$(readlink /proc/$pid/exe)" = "$WORKLOAD" ] && echo $pid; done
 }
 
-# running COUNT: until so many targets are there.
-running() {
-    local end=$((SECONDS + 10))
-    until [ "$(targets | wc -l)" -ge "$1" ]; do
+# while_it_runs SECONDS WORDS COMMAND...: until the command is true; the run must go on meanwhile.
+while_it_runs() {
+    local end=$((SECONDS + $1)) words=$2
+    shift 2
+    until "$@"; do
         kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
-        [ $SECONDS -ge $end ] && { no "the target did not start"; return 1; }
+        [ $SECONDS -lt $end ] || { no "$words"; return 1; }
         sleep 0.02
     done
 }
 
+# running COUNT: until so many targets are there.
+running() { while_it_runs 10 "the target did not start" are_there "$1"; }
+are_there() { [ "$(targets | wc -l)" -ge "$1" ]; }
+
 # populated COUNT: until so many processes have said that all their memory is written.
-populated() {
-    local end=$((SECONDS + 60))
-    until [ "$(grep -c ready out)" -ge "$1" ]; do
-        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
-        [ $SECONDS -ge $end ] && { no "not populated after 60 s"; return 1; }
-        sleep 0.02
-    done
-}
+populated() { while_it_runs 60 "not populated after 60 s" are_ready "$1"; }
+are_ready() { [ "$(grep -c ready out)" -ge "$1" ]; }
 
 moment() { sleep "$(awk "BEGIN { srand($RANDOM); print rand() * ${1:-2} }")"; } # up to so many seconds
 
@@ -133,25 +132,14 @@ ctl() { "$MEMSPILL" ctl --pid $PID "$@" >ctl.out 2>&1; }
 ctl_ok() { ctl "$@" || { no "ctl $1: $(tail -n 1 ctl.out)"; return 1; }; }
 # answers: until the run can be asked.
 answers() {
-    local end=$((SECONDS + 10))
-    until ctl swaps; do
-        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
-        [ $SECONDS -ge $end ] && { no "it does not answer: $(cat ctl.out)"; return 1; }
-        sleep 0.05
-    done
+    while_it_runs 10 "it does not answer" ctl swaps || { WHY="$WHY; ctl says: $(cat ctl.out)"; return 1; }
 }
 open_files() { ls -l /proc/$PID/fd 2>/dev/null | grep -c -- "-> $1\$"; }
 # used NAME: KiB that the device holds.
 used() { ctl swaps; awk -v name="$1" '$1 == name && $6 != "off" { print $4 }' ctl.out; }
 # away SECONDS KIB NAME: until the device holds so much.
-away() {
-    local end=$((SECONDS + $1 + 1))
-    until [ "$(used "$3")" -ge "$2" ] 2>/dev/null; do
-        kill -0 $PID 2>/dev/null || { no "it ended by itself: $(tail -n 1 err)"; return 1; }
-        [ $SECONDS -ge $end ] && { no "$3 was not used"; return 1; }
-        sleep 0.05
-    done
-}
+away() { while_it_runs $(($1 + 1)) "$3 was not used" holds "$2" "$3"; }
+holds() { [ "$(used "$2")" -ge "$1" ] 2>/dev/null; }
 
 # of_pager USER SIGNAL ELSE: what goes with the pager of the runs; thread is as signal.
 of_pager() {
