@@ -46,11 +46,17 @@ static int is_as_written(size_t first, size_t count)
     return 1;
 }
 
+/* By chunks that do not reach over a border of 2 MiB: where the memory behind it is not registered yet, such
+ * a chunk would end there. Where sbrk's memory lies is drawn anew for each process. */
 static size_t away(void *at, size_t pages)
 {
-    size_t went = 0;
-    for (size_t i = 0; i < pages; i += 64)
-        went += take_out((unsigned char *)at + i * PAGE, pages - i < 64 ? pages - i : 64);
+    size_t went = 0, count;
+    for (size_t i = 0; i < pages; i += count) {
+        unsigned char *first = (unsigned char *)at + i * PAGE;
+        count = 64 - (uintptr_t)first / PAGE % 64;
+        count = count < pages - i ? count : pages - i;
+        went += take_out(first, count);
+    }
     return went;
 }
 
