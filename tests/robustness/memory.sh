@@ -149,6 +149,23 @@ print(abs(pages - faults - along) <= pages / 50, faults <= ${knob#*:} * pages, p
     clean
 }
 
+# Rows may go down. And where what they say is wrong each time, little is brought for it, once that is known.
+case_rows() {
+    gcc -O1 -o rows "$TESTS/programs/rows.c" 2>/dev/null || { SKIP="no gcc"; return; }
+    local way along
+    for way in "down along > faults" "pairs 8 * along < faults"; do
+        call 60 "${SPILL[@]}" --check --swap ram: --stats-json stats.json -- ./rows 128 "${way%% *}"
+        code_is 0 || { WHY="$way: $WHY $(grep -m 1 BAD out)"; return; }
+        along=$($PYTHON -c "
+import json
+s = json.load(open('stats.json'))
+faults, along = s['pgmajfault'], s['swap_ra']
+print(${way#* } and s['pswpin'] > 8000, faults, along)")
+        [[ $along == "True "* ]] || { no "$way: $along"; return; }
+    done
+    clean
+}
+
 # What malloc gets while memory is tight is registered when malloc returns: heap, and what it maps.
 case_told-heap() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }

@@ -126,8 +126,46 @@ const _: () = assert!(FETCHING < HERE && HERE < NOTING && NOTING == EARLY_STATE)
 pub const ALONG: u64 = 4;
 pub const EARLY_PAGE: u64 = !(PAGE as u64 - 1);
 pub const EARLY: usize = 256;
-/// Pages that a thread brings at once at most.
+/// Pages that a thread brings at once at most, but for those that left together.
 pub const EARLY_RUN_MAX: usize = 16;
+/// And of those.
+pub const EARLY_BLOCK_MAX: usize = 64;
+const _: () = assert!(EARLY_RUN_MAX <= EARLY_BLOCK_MAX && 2 * EARLY_BLOCK_MAX <= EARLY);
+
+/// A page that the row of another one would have brought, and that was left out to see whether it faults by
+/// itself: an entry of `Link::early_left_out`.
+///
+/// ```text
+///   31             16 15             0
+///   ┌────────────────┬────────────────┐
+///   │ pages          │ distance       │   0: none
+///   └────────────────┴────────────────┘
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeftOut {
+    /// Of the window.
+    pub pages: u16,
+    /// So many pages above the one that was needed, or below.
+    pub distance: i16,
+}
+
+impl LeftOut {
+    pub const NONE: LeftOut = LeftOut { pages: 0, distance: 0 };
+
+    pub const fn word(self) -> u32 {
+        (self.pages as u32) << 16 | self.distance as u16 as u32
+    }
+
+    pub const fn of(word: u32) -> LeftOut {
+        LeftOut { pages: (word >> 16) as u16, distance: word as u16 as i16 }
+    }
+}
+
+const _: () = {
+    let left_out = LeftOut { pages: 64, distance: -63 };
+    let again = LeftOut::of(left_out.word());
+    assert!(again.pages == 64 && again.distance == -63 && LeftOut::NONE.word() == 0);
+};
 
 /// Where a page is stored: it was SWAPPED when this was written.
 #[repr(C)]
@@ -176,11 +214,17 @@ pub struct Link {
     pub early_noted: u64,
     /// The thread that has brought each of them.
     pub early_tids: [u32; EARLY],
+    /// What was left out with each of them: [`LeftOut::word`].
+    pub early_left_out: [u32; EARLY],
+    /// Bit n: too little is touched of windows of 2^n pages and more, up to 2^(n + 1). Written by the
+    /// supervisor.
+    pub distrusted: u64,
     /// Non-zero: they may, by the hints that they have. Written by the supervisor.
     pub allows_early: u64,
-    /// So many pages at once, where memory is gone through in order; 0: there is no room, and who asks waits
-    /// for it. The bell is rung when so many are not noted. Written by the supervisor.
+    /// So many pages at once, where memory is gone through in order, or more that left together. 1: that is
+    /// switched off. 0: there is no room, and who asks waits for it. Written by the supervisor.
     pub early_run: u64,
+    /// The bell is rung when so many are not noted. Written by the supervisor.
     pub early_told_at: u64,
     /// Non-zero: pages name those that are touched next (the engine's pointers.rs), which the supervisor sees
     /// only where it brings them: so all are asked for. Written by the supervisor.

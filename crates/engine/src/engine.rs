@@ -181,6 +181,14 @@ impl Engine {
         self.swap_in(cpu, &mut Scratch::default()).note_there(space, vpn, comes_along)
     }
 
+    /// The owner has brought a page of a row by himself, and left this one out of a window of so many pages,
+    /// to see whether it faults by itself. One that has come meanwhile tells nothing.
+    pub fn leave_out(&self, cpu: CpuId, space: &Space, vpn: Vpn, pages: usize) {
+        if space.word(vpn).state() == crate::word::State::Swapped {
+            self.swap_in(cpu, &mut Scratch::default()).leave_out(space, vpn, pages);
+        }
+    }
+
     /// MADV_WILLNEED: the first pages of [from, to) that are swapped out come in, a window of them, as far as
     /// there is room beyond what faults need.
     pub fn bring_ahead(

@@ -42,13 +42,13 @@ impl<T> Default for Notes<T> {
 }
 
 impl<T> Notes<T> {
-    /// Note a page. False: it is noted already, and that counts from now.
-    pub fn put(&mut self, vpn: Vpn, stamp: u64, of: T) -> bool {
+    /// Note a page. Returns what it was noted for already: that does not count from now on.
+    pub fn put(&mut self, vpn: Vpn, stamp: u64, of: T) -> Option<T> {
         if self.table.is_empty() {
             self.table = (0..NOTES).map(|_| None).collect();
         }
         let before = self.table[place_of(vpn)].replace(Note { vpn, stamp, of });
-        before.is_none_or(|before| before.vpn != vpn)
+        before.filter(|before| before.vpn == vpn).map(|before| before.of)
     }
 
     /// A page has faulted: how many stamps ago it was noted, if it was, and what for.
@@ -63,7 +63,7 @@ fn place_of(vpn: Vpn) -> usize {
 }
 
 /// How many of the predictions noted of late were right.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Rate {
     noted: u32,
     right: u32,
@@ -80,10 +80,11 @@ impl Rate {
     /// What was noted is not known.
     pub fn forget(&mut self) {
         self.noted = self.noted.saturating_sub(1);
+        self.right = self.right.min(self.noted);
     }
 
     pub fn note_right(&mut self) {
-        self.right += 1;
+        self.right = (self.right + 1).min(self.noted);
     }
 
     /// Enough were noted.

@@ -79,7 +79,7 @@ impl Pointers {
             return true;
         }
         // Else it is named twice.
-        if self.notes.put(vpn, stamp, ()) {
+        if self.notes.put(vpn, stamp, ()).is_none() {
             self.rate.note();
         }
         false

@@ -20,7 +20,8 @@
 //! window is no smaller than before. A window of a size that is not trusted grows as if it had come: a row
 //! proves itself by more faults, until it comes to a size that is trusted.
 //!
-//! Here is what is known; windows.rs asks for it.
+//! Here is what is known; windows.rs asks for it, and threads that bring their pages by themselves are told
+//! (the agent's along.rs).
 //!
 //! What it does not do: find rows (readahead.rs).
 
@@ -57,21 +58,31 @@ impl Trust {
     /// Of a window of so many pages.
     pub fn verdict(&mut self, pages: usize) -> Verdict {
         self.windows = self.windows.wrapping_add(1);
-        let rate = self.rates[size_of_window(pages)];
-        if rate.is_known() && !rate.is_at_least(RIGHT_PERCENT) {
+        if is_distrusted(self.rates[size_of_window(pages)]) {
             return Verdict::Leave;
         }
         if self.windows.is_multiple_of(SAMPLED) { Verdict::Try } else { Verdict::Bring }
     }
 
-    /// The window would have brought this page. False: it is noted already.
+    /// Bit n: windows of 2^n pages up to 2^(n + 1) are not worth bringing.
+    pub fn distrusted(&self) -> u64 {
+        let sizes = self.rates.iter().enumerate();
+        sizes.map(|(size, rate)| u64::from(is_distrusted(*rate)) << size).sum()
+    }
+
+    /// The window would have brought this page. False: it was noted already, for the same or another size,
+    /// for which it does not count any more.
     pub fn note(&mut self, vpn: Vpn, pages: usize, stamp: u64) -> bool {
         let size = size_of_window(pages);
-        let is_new = self.notes.put(vpn, stamp, size as u8);
-        if is_new {
-            self.rates[size].note();
+        let before = self.notes.put(vpn, stamp, size as u8).map(usize::from);
+        if before == Some(size) {
+            return false;
         }
-        is_new
+        if let Some(before) = before {
+            self.rates[before].forget();
+        }
+        self.rates[size].note();
+        before.is_none()
     }
 
     /// A page comes that has not faulted: whether it would have, nobody will see.
@@ -98,6 +109,10 @@ impl Trust {
     }
 }
 
+fn is_distrusted(rate: Rate) -> bool {
+    rate.is_known() && !rate.is_at_least(RIGHT_PERCENT)
+}
+
 fn size_of_window(pages: usize) -> usize {
     (pages.max(1).ilog2() as usize).min(SIZES - 1)
 }
@@ -105,6 +120,20 @@ fn size_of_window(pages: usize) -> usize {
 #[cfg(all(test, not(any(loom, simulated))))]
 mod tests {
     use super::*;
+
+    /// As a process may say that brings its pages by itself.
+    #[test]
+    fn a_page_that_is_noted_for_many_sizes_counts_for_the_last_one() {
+        let mut trust = Trust::default();
+        for n in 0..1000 {
+            assert!(trust.note(Vpn(7), 4, n));
+            assert!(!trust.note(Vpn(7), 64, n) && !trust.note(Vpn(7), 64, n));
+            assert!(trust.note_fault(Vpn(7), n, 100) && !trust.note_fault(Vpn(7), n, 100));
+        }
+        let [small, large] = [4, 64].map(|pages| trust.rates[size_of_window(pages)]);
+        assert!(!small.is_known(), "{small:?}");
+        assert!(large.is_known() && large.is_at_least(100) && !large.is_at_least(101), "{large:?}");
+    }
 
     #[test]
     fn a_window_is_left_while_too_few_noted_pages_fault() {

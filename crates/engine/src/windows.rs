@@ -142,9 +142,8 @@ impl SwapIn<'_> {
         }
         let place = away.nth(trust.any(pages - 1)).expect("it is one of them");
         let left_out = Vpn(chunk_first + place as u64);
-        let is_new = trust.note(left_out, pages, space.stamp_now());
         drop(trust);
-        add(&self.swap.stats.on(self.cpu).ra_noted, u64::from(is_new));
+        self.leave_out(space, left_out, pages);
         let (first, end) = match (verdict, upwards) {
             (Verdict::Try, true) => (vpn.0, left_out.0),
             (Verdict::Try, false) => (left_out.0 + 1, vpn.0 + 1),
@@ -153,6 +152,12 @@ impl SwapIn<'_> {
         let cut = Window { first: Vpn(first), pages: end - first, proven: verdict == Verdict::Try };
         space.streams().note_brought(vpn, cut.first, cut.pages);
         (cut, None)
+    }
+
+    /// The page is left out of a window of so many.
+    pub(crate) fn leave_out(&self, space: &Space, vpn: Vpn, pages: usize) {
+        let is_new = space.trust().note(vpn, pages, space.stamp_now());
+        add(&self.swap.stats.on(self.cpu).ra_noted, u64::from(is_new));
     }
 
     /// Pages come that have not faulted.

@@ -259,6 +259,11 @@ impl Space {
         self.pointers().are_followed(self.stamp_now())
     }
 
+    /// Of which windows too little is touched. Bit n: of 2^n pages up to 2^(n + 1).
+    pub fn distrusted_windows(&self) -> u64 {
+        self.trust().distrusted()
+    }
+
     /// The stamp of a page that comes in now.
     pub(crate) fn stamp_now(&self) -> u64 {
         self.next_stamp.load(Ordering::Relaxed) >> STAMP_SHIFT

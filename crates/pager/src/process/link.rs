@@ -19,10 +19,10 @@ use crate::process::peer::Pidfd;
 use crate::process::staged::{HALF_PAGES, Staged};
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
 use memspill_agent::link::{
-    ALONG, BYTES, CUT, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, EARLY, EARLY_PAGE, EARLY_STATE,
-    END, FAULT, FREE, FULL, HERE, HINTS, Hint, LINK_AT, LOST, Link, Message, NOTING, READ_FAULT, REMAP,
-    REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at, committed_of,
-    open,
+    ALONG, BYTES, CUT, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, EARLY, EARLY_BLOCK_MAX,
+    EARLY_PAGE, EARLY_STATE, END, FAULT, FREE, FULL, HERE, HINTS, Hint, LINK_AT, LOST, LeftOut, Link,
+    Message, NOTING, READ_FAULT, REMAP, REMOVE, RING, RUN_CLOSED, STAGING_AT, UNMAP, WAITERS, Waiter,
+    ZERO_PAGES, ZEROS, bytes_at, committed_of, open,
 };
 use memspill_agent::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
@@ -51,6 +51,8 @@ pub struct Early {
     pub tid: u32,
     /// With one that the thread has touched.
     pub comes_along: bool,
+    /// A page that was left out of its window, with how many pages that had.
+    pub left_out: Option<(u64, usize)>,
 }
 
 /// Of pages that are delivered.
@@ -284,8 +286,8 @@ impl AgentLink {
         self.word64(field).store(bytes, Ordering::SeqCst);
     }
 
-    /// So many pages at once a thread may bring by itself where it goes through memory in order, from when
-    /// [`AgentLink::show_room`] says that there is room.
+    /// So many pages at once a thread may bring by itself where it goes through memory in order, or more if
+    /// they left together (1: it is always one), from when [`AgentLink::show_room`] says that there is room.
     pub fn set_run(&mut self, pages: usize) {
         self.run_pages = pages as u64;
     }
@@ -501,6 +503,16 @@ impl AgentLink {
         }
     }
 
+    /// Which windows are not worth bringing, as the engine has it.
+    pub fn show_distrusted(&self, windows: u64) {
+        // SAFETY: only the address is taken.
+        let field = self.word64(unsafe { addr_of_mut!((*self.link()).distrusted) });
+        // As with the token.
+        if field.load(Ordering::Relaxed) != windows {
+            field.store(windows, Ordering::Relaxed);
+        }
+    }
+
     /// Of what device slots are to be told.
     pub fn pool(&self) -> Option<u8> {
         self.pool
@@ -561,8 +573,12 @@ impl AgentLink {
     /// whether it has been noted, or is to be told again later. One at a time has a page: told twice it might
     /// have left in between.
     pub fn note_early(&self, mut note: impl FnMut(Early) -> bool) {
+        // SAFETY: only the address is taken.
+        let count = self.word64(unsafe { addr_of_mut!((*self.link()).early_noted) });
         let mut noted = 0;
-        for index in 0..EARLY {
+        // As they were taken: about the oldest one first.
+        let first = count.load(Ordering::Relaxed) as usize % EARLY;
+        for index in (first..EARLY).chain(0..first) {
             let entry = self.early(index);
             let seen = entry.load(Ordering::SeqCst);
             let page = seen & EARLY_PAGE;
@@ -573,15 +589,17 @@ impl AgentLink {
                 continue;
             }
             // SAFETY: in bounds.
-            let tid = unsafe { addr_of_mut!((*self.link()).early_tids[index]).read_volatile() };
-            let early = Early { page, tid, comes_along: seen & ALONG != 0 };
+            let (tid, left_out) = unsafe {
+                let link = self.link();
+                let left_out = addr_of_mut!((*link).early_left_out[index]).read_volatile();
+                (addr_of_mut!((*link).early_tids[index]).read_volatile(), LeftOut::of(left_out))
+            };
+            let early = Early { page, tid, comes_along: seen & ALONG != 0, left_out: beside(page, left_out) };
             let is_noted = page >= crate::USER_END || note(early);
             entry.store(if is_noted { 0 } else { seen }, Ordering::SeqCst);
             noted += u64::from(is_noted);
         }
         if noted > 0 {
-            // SAFETY: only the address is taken.
-            let count = self.word64(unsafe { addr_of_mut!((*self.link()).early_noted) });
             count.fetch_add(noted, Ordering::SeqCst);
             self.let_write();
         }
@@ -621,6 +639,17 @@ impl AgentLink {
     fn is_gone(&self) -> bool {
         self.alive.get().is_some_and(Pidfd::has_ended)
     }
+}
+
+/// The page that was left out, if it can have been: whatever the process says.
+fn beside(page: u64, left_out: LeftOut) -> Option<(u64, usize)> {
+    let LeftOut { pages, distance } = left_out;
+    let away = i64::from(distance) * PAGE_SIZE as i64;
+    let is_of_a_window = distance != 0 && usize::from(distance.unsigned_abs()) < usize::from(pages);
+    let beside = page.checked_add_signed(away).filter(|beside| *beside < crate::USER_END);
+    beside
+        .filter(|_| is_of_a_window && usize::from(pages) <= EARLY_BLOCK_MAX)
+        .map(|beside| (beside, pages.into()))
 }
 
 fn wake_futex(word: *mut u32) {
@@ -810,6 +839,18 @@ mod tests {
         assert_eq!(link.read(&mut events).unwrap(), 1);
         assert_eq!((link.deliver(AT, 1, Content::Bytes(&page)).stop, events.len()), (Stop::Done, 1));
         assert_eq!(link.state_of(0).load(Ordering::SeqCst), FULL);
+    }
+
+    #[test]
+    fn what_was_left_out_is_beside_its_page_whatever_the_process_says() {
+        let left_out = |distance, pages| beside(AT, LeftOut { pages, distance });
+        let pages = PAGE_SIZE as u64;
+        assert_eq!(left_out(3, 4), Some((AT + 3 * pages, 4)));
+        assert_eq!(left_out(-63, 64), Some((AT - 63 * pages, 64)));
+        assert_eq!([left_out(0, 0), left_out(0, 4), left_out(4, 4), left_out(-4, 4)], [None; 4]);
+        assert_eq!([left_out(1, 65), left_out(i16::MIN, u16::MAX)], [None; 2]);
+        let at_ends = [(0, -1), (crate::USER_END - pages, 1)];
+        assert_eq!(at_ends.map(|(page, distance)| beside(page, LeftOut { pages: 4, distance })), [None; 2]);
     }
 
     #[test]

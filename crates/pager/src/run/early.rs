@@ -53,6 +53,9 @@ impl Seen {
                 return false;
             }
             drop(inside);
+            if let Some((beside, pages)) = early.left_out {
+                run.engine.leave_out(cpu, &process.space, Vpn::from_addr(beside), pages);
+            }
             if early.comes_along {
                 return true;
             }
@@ -70,6 +73,7 @@ impl Seen {
             true
         });
         process.show_room(run.engine.swap());
+        link.show_distrusted(process.space.distrusted_windows());
         link.show_token(run.token.served_alone(group.id, crate::times::now_us()));
     }
 }

@@ -32,18 +32,22 @@
 //! it is while memory is full, or may be: whoever asks waits until reclaim has made room. And so it is where
 //! the supervisor brings what pages name before it is touched, for it must see the pages.
 //!
-//! What it does not do: read ahead beyond some pages (`rows.rs`).
+//! What it does not do: say what comes along with a page (`rows.rs`, `along.rs`).
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
+use super::along::{self, Limits};
 use super::gate::{self, Inside};
 use super::kernel::{self, DESCRIPTORS};
 use super::linked::{field, word64};
+use super::noted::{self, Comes};
+use super::rows::Way;
 use super::run::{self, Run};
-use super::{noted, supervisor, table};
+use super::{supervisor, table};
 use crate::dispatch::thread;
+use crate::link::LeftOut;
 use crate::pool::{self, HEADER_BYTES, Header, Location, MAGIC, PAGE_BYTES, Packed, ROOMS};
 use crate::sys::PAGE;
 use crate::words::{SWAPPED, Word};
@@ -172,7 +176,7 @@ struct Fetched {
     entry: usize,
 }
 
-/// Brings a page that is SWAPPED, and some behind it where its thread goes through memory in order. False: it
+/// Brings a page that is SWAPPED, and some beside it where its thread goes through memory in order. False: it
 /// is to be asked for.
 pub fn bring(_inside: &Inside, page: usize) -> bool {
     if DESCRIPTORS.pool.load(Ordering::SeqCst) < 0 {
@@ -185,44 +189,71 @@ pub fn bring(_inside: &Inside, page: usize) -> bool {
         return false;
     }
     let most = word64(field!(early_run)).load(Ordering::Relaxed) as usize;
-    let (row, wanted) = thread.rows.find(page);
-    let wanted = wanted.min(most);
+    let way = thread.rows.find(page);
+    let (wanted, left_out) = window(&way, most);
     let mut pages = 0;
     while pages < wanted {
         let piece = PIECE.min(wanted - pages);
-        let brought = bring_piece(page + pages * PAGE, piece, thread.tid, pages > 0);
+        let comes = if pages == 0 { Comes::Needed(left_out) } else { Comes::Along };
+        let brought = bring_piece(&way, pages, piece, thread.tid, comes);
         pages += brought;
         if brought < piece {
             break;
         }
     }
     if pages > 0 {
-        thread.rows.note(row, page, pages);
+        thread.rows.note(&way, pages);
     }
     pages > 0
 }
 
-/// Brings so many pages in a row, or those before the first whose bytes are not at hand. Returns how many.
-fn bring_piece(start: usize, most: usize, tid: u32, comes_along: bool) -> usize {
-    let prot = table::find(start).map_or(0, |word| table::load(word).prot());
+/// How many pages of a window come, and what is left out.
+fn window(way: &Way, most: usize) -> (usize, LeftOut) {
+    /// Of windows, by all threads: a thread may end before it has had many.
+    #[unsafe(link_section = ".data")]
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let slot_of = |page: usize| {
+        let seen = table::load(table::find(page)?);
+        (seen.state() == SWAPPED && !seen.is_closed()).then_some(seen.slot())
+    };
+    if way.pages > 1 && slot_of(way.page(0)) == Some(0) {
+        noted::take_hints();
+    }
+    let limits = Limits {
+        window_pages: most,
+        // No more than may lie there unnoted: so far threads may pass the limit.
+        block_pages: noted::told_at() as usize,
+        distrusted: word64(field!(distrusted)).load(Ordering::Relaxed),
+    };
+    along::wanted(way, &limits, NUMBER.fetch_add(1, Ordering::Relaxed), &slot_of)
+}
+
+/// Brings so many pages of a window, from that one on, or those before the first whose bytes are not at hand.
+/// Returns how many. `comes`: the first of them.
+fn bring_piece(way: &Way, from: usize, most: usize, tid: u32, comes: Comes) -> usize {
+    let prot = table::find(way.page(from)).map_or(0, |word| table::load(word).prot());
     let mut bytes = MaybeUninit::<[[u8; PAGE_BYTES]; PIECE]>::uninit();
     // SAFETY: bytes of any value are good; what is not written is not used.
     let bytes = unsafe { &mut *bytes.as_mut_ptr().cast::<[[u8; PAGE_BYTES]; PIECE]>() };
     let mut fetched: [Option<Fetched>; PIECE] = [None; PIECE];
     let mut pages = 0;
-    for (bytes, place) in bytes.iter_mut().zip(&mut fetched).take(most) {
-        *place = fetch(start + pages * PAGE, prot, bytes);
+    for (n, place) in fetched.iter_mut().enumerate().take(most) {
+        // In the order of the addresses.
+        let Some(bytes) = bytes.get_mut(if way.is_down() { PIECE - 1 - n } else { n }) else { break };
+        *place = fetch(way.page(from + n), prot, bytes);
         if place.is_none() {
             break;
         }
         pages += 1;
     }
     if pages > 0 {
-        run::fill(&Run { start, pages, prot: prot as usize }, bytes.as_ptr() as usize, false);
+        let (lowest, at) = if way.is_down() { (from + pages - 1, PIECE - pages) } else { (from, 0) };
+        let run = Run { start: way.page(lowest), pages, prot: prot as usize };
+        run::fill(&run, bytes.as_ptr().wrapping_add(at) as usize, false);
     }
     for (n, fetched) in fetched.iter().flatten().enumerate() {
         table::finish(fetched.word, Word::EMPTY);
-        noted::here(fetched.entry, start + n * PAGE, tid, comes_along || n > 0);
+        noted::here(fetched.entry, way.page(from + n), tid, if n == 0 { comes } else { Comes::Along });
     }
     pages
 }

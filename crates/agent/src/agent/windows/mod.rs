@@ -27,7 +27,8 @@
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `linked.rs` | what is shared with it |
-//! | `early.rs`, `noted.rs`, `rows.rs` | a page read out of its pool, by the thread that needs it |
+//! | `early.rs`, `noted.rs` | a page read out of its pool, by the thread that needs it |
+//! | `rows.rs`, `along.rs` | what comes along with it |
 //! | `rules.rs` | the switch |
 //!
 //! What must hold:
@@ -52,6 +53,7 @@ use crate::sys::{self, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
 use crate::uffd::UFFDIO_COPY;
 use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
 
+mod along;
 mod change;
 mod descriptors;
 mod early;

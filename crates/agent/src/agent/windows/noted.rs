@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use super::gate;
 use super::linked::{self, field, link, word64};
 use super::{table, wait};
-use crate::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, Link};
+use crate::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, LeftOut, Link};
 use crate::pool::SLOTS_END;
 use crate::words::{SLOTS_MAX, SWAPPED};
 
@@ -96,19 +96,35 @@ pub fn give_back(index: usize) {
     linked::wake_waiting();
 }
 
-/// The page of an entry is in its place, by this thread; it has touched it, or not yet.
-pub fn here(index: usize, page: usize, tid: u32, comes_along: bool) {
+/// Why a page was brought.
+#[derive(Clone, Copy)]
+pub enum Comes {
+    /// Its thread touches it.
+    Needed(LeftOut),
+    /// With that one; no thread has touched it yet.
+    Along,
+}
+
+/// The page of an entry is in its place, by this thread.
+pub fn here(index: usize, page: usize, tid: u32, comes: Comes) {
     let by = field!(early_tids[index % EARLY]);
+    let left_out = field!(early_left_out[index % EARLY]);
+    let (along, word) = match comes {
+        Comes::Along => (ALONG, LeftOut::NONE.word()),
+        Comes::Needed(left_out) => (0, left_out.word()),
+    };
     // SAFETY: in the file, which stays mapped.
-    unsafe { by.write_volatile(tid) };
-    let along = if comes_along { ALONG } else { 0 };
+    unsafe {
+        by.write_volatile(tid);
+        left_out.write_volatile(word);
+    }
     // Before it may be noted: what is noted was brought.
     brought().fetch_add(1, Ordering::SeqCst);
     entry(index).store(page as u64 | along | HERE, Ordering::SeqCst);
 }
 
 /// At so many pages that are not noted the supervisor is called.
-fn told_at() -> u64 {
+pub fn told_at() -> u64 {
     word64(field!(early_told_at)).load(Ordering::Relaxed).max(1)
 }
 
