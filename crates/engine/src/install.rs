@@ -153,10 +153,10 @@ impl SwapIn<'_> {
                 entries.extend(claim.entry);
             }
         }
-        self.count_arrivals(&arrivals, coming);
+        self.count_arrivals(&arrivals, coming.iter().copied());
         let records: Vec<(Record, bool)> = arrivals.iter().map(|a| (a.record, a.on_trial)).collect();
-        let came_back = end.installed.iter().filter(|claim| claim.entry.is_some());
-        space.push_arrivals(&records, came_back.map(|claim| ways.role(claim.vpn)));
+        let came_back = end.installed.iter().zip(coming).filter(|(claim, _)| claim.entry.is_some());
+        space.push_arrivals(&records, came_back.map(|(claim, coming)| ways.returned(claim.vpn, coming)));
         let mut uncharged = 0;
         for (claim, cancelled) in &end.dropped {
             let lost = !cancelled && claim.read == ReadEnd::Lost;

@@ -140,7 +140,10 @@ impl SwapIn<'_> {
         let arrival = Arrival::of(space, ways, resident, (vpn, coming), welcome);
         *word = arrival.word;
         self.count_arrivals([&arrival], [coming]);
-        space.push_arrivals(&[(arrival.record, arrival.on_trial)], std::iter::once(ways.role(vpn)));
+        space.push_arrivals(
+            &[(arrival.record, arrival.on_trial)],
+            std::iter::once(ways.returned(vpn, coming)),
+        );
     }
 
     /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.

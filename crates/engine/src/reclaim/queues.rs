@@ -3,16 +3,19 @@
 //! ```text
 //!                      new, or back very soon                 by arrival: the oldest
 //!   a page comes ──────────────────────────────▶ main ──────▶ bimodal:    any
-//!        └─ bimodal: back later; but for one ──▶ trial ─────▶ bimodal:    the oldest, beyond a 16th
+//!        └─ bimodal: back later; but for one ──▶ trial ─────▶ bimodal:    the oldest, if too many
 //!           block in 32                                       by arrival: the oldest, before main
 //!   the next victims by somebody's word ───────▶ next ──────▶ before all others
 //! ```
 //!
 //! By arrival a loop that is larger than memory has no hit: each page leaves just before it is wanted.
-//! Bimodal insertion keeps most of what there is, and turns a 16th of memory over. Where programs work on one
-//! set of pages and then on another, it takes twice as many faults. So the two are in a *duel* (Qureshi and
-//! others, "Adaptive insertion policies for high performance caching", ISCA 2007): of 64 blocks in a row one
-//! always goes by arrival, one is always bimodal, and all others follow the one of which fewer pages come
+//! Bimodal insertion keeps most of what there is, and turns the rest over: a 32nd to an 8th of memory. A page
+//! that comes back soon after its trial has cost a fault that a longer one would have saved, so the trial
+//! becomes longer; and shorter with pages that come back later, for that leaves more to what is kept.
+//! (So ARC weighs its two lists: Megiddo and Modha, FAST 2003.) Where programs work on one set of pages and
+//! then on another, bimodal insertion takes twice as many faults. So it and arrival are in a *duel* (Qureshi
+//! and others, "Adaptive insertion policies for high performance caching", ISCA 2007): of 64 blocks in a row
+//! one always goes by arrival, one is always bimodal, and all others follow the one of which fewer pages come
 //! back. With a small budget it is one of 24: else a leader is a handful of blocks, and it is chance what of
 //! the program lies in them.
 //!
@@ -31,8 +34,17 @@ use crate::tuning::AUTO_ORDER_MIN;
 use crate::units::{PAGE_SIZE, Vpn};
 use std::ops::Range;
 
-/// Of a bimodal part of memory: for pages on trial.
-const TRIAL_PART: usize = 16;
+/// Of a bimodal part of memory, for pages on trial, in parts of `TRIAL_UNIT`: at first, at least, at most.
+const TRIAL_UNIT: u32 = 1 << 20;
+const TRIAL_AT_FIRST: u32 = TRIAL_UNIT / 16;
+const TRIAL_LEAST: u32 = TRIAL_UNIT / 32;
+const TRIAL_MOST: u32 = TRIAL_UNIT / 8;
+/// Back before so many pages left, in parts of what is resident: a longer trial would have kept it. A trial
+/// becomes longer with each such page, and shorter with each other one that comes back. Where one in nine is
+/// such a page, it stays as it is.
+const MISSED_PART: u64 = 16;
+const TRIAL_LONGER: u32 = 8 * TRIAL_SHORTER;
+const TRIAL_SHORTER: u32 = 8;
 /// Back before so many pages left, in parts of what is resident: very soon.
 const NEAR_PART: u64 = 8;
 /// One block in so many is kept although others are on trial; which, changes after so many stamps.
@@ -56,15 +68,33 @@ pub(crate) enum Role {
     LeadsBimodal = 2,
 }
 
+impl Role {
+    fn is_bimodal(self, follows_bimodal: bool) -> bool {
+        match self {
+            Role::Follows => follows_bimodal,
+            Role::LeadsArrival => false,
+            Role::LeadsBimodal => true,
+        }
+    }
+}
+
 /// How a page comes that is put into memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Coming {
     /// It was not swapped out.
     New,
-    /// It was not even written by the time that it was wanted.
+    /// It was not even written by the time that it was wanted; or it was read ahead into the swap cache.
     Unwritten,
     /// So many pages have left since it did.
     After(u64),
+}
+
+/// A page that was swapped out has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Return {
+    pub role: Role,
+    /// Would a longer trial have kept it? None: nobody knows, or there are no trials.
+    pub is_near: Option<bool>,
 }
 
 /// What decides where a page goes; taken once for all that come together.
@@ -81,14 +111,21 @@ impl Ways {
         self.leads_one_in.map_or(Role::Follows, |blocks| role_of(vpn, blocks))
     }
 
+    /// Of a page that was swapped out.
+    pub fn returned(&self, vpn: Vpn, coming: Coming) -> Return {
+        let is_near = match coming {
+            Coming::After(distance) if self.resident_pages >= DUEL_LEAST_PAGES => {
+                Some(distance <= self.resident_pages / MISSED_PART)
+            }
+            _ => None,
+        };
+        Return { role: self.role(vpn), is_near }
+    }
+
     /// Is this page to be on trial?
     pub fn puts_on_trial(&self, vpn: Vpn, coming: Coming, stamp: u64) -> bool {
         let Coming::After(distance) = coming else { return false };
-        let is_bimodal = match self.role(vpn) {
-            Role::Follows => self.follows_bimodal,
-            Role::LeadsArrival => false,
-            Role::LeadsBimodal => true,
-        };
+        let is_bimodal = self.role(vpn).is_bimodal(self.follows_bimodal);
         let is_kept = || mix(block_of(vpn) ^ (stamp / KEPT_FOR_STAMPS) << 48).is_multiple_of(KEPT_ONE_IN);
         is_bimodal
             && self.resident_pages >= DUEL_LEAST_PAGES
@@ -133,7 +170,6 @@ pub(crate) enum Source {
     Part(Role, bool),
 }
 
-#[derive(Default)]
 pub(crate) struct Queues {
     next: Lru,
     parts: [Part; 3],
@@ -141,7 +177,23 @@ pub(crate) struct Queues {
     /// Above 0: more pages of the bimodal leader came back.
     score: i32,
     follows_bimodal: bool,
+    /// Of a bimodal part, for pages on trial.
+    trial: u32,
     drawn: u64,
+}
+
+impl Default for Queues {
+    fn default() -> Queues {
+        Queues {
+            next: Lru::default(),
+            parts: Default::default(),
+            leads_one_in: None,
+            score: 0,
+            follows_bimodal: false,
+            trial: TRIAL_AT_FIRST,
+            drawn: 0,
+        }
+    }
 }
 
 impl Queues {
@@ -166,9 +218,12 @@ impl Queues {
         self.next.push_oldest(record);
     }
 
-    /// Pages of these roles have come back.
-    pub fn keep_score(&mut self, came_back: impl Iterator<Item = Role>) {
-        for role in came_back {
+    /// Pages have come back.
+    pub fn keep_score(&mut self, came_back: impl Iterator<Item = Return>) {
+        for Return { role, is_near } in came_back {
+            if let Some(is_near) = is_near.filter(|_| role.is_bimodal(self.follows_bimodal)) {
+                self.adapt_trial(is_near);
+            }
             self.score += match role {
                 Role::Follows => continue,
                 Role::LeadsArrival => -1,
@@ -179,6 +234,11 @@ impl Queues {
                 self.follows_bimodal = self.score < 0;
             }
         }
+    }
+
+    fn adapt_trial(&mut self, is_near: bool) {
+        let trial = if is_near { self.trial + TRIAL_LONGER } else { self.trial - TRIAL_SHORTER };
+        self.trial = trial.clamp(TRIAL_LEAST, TRIAL_MOST);
     }
 
     /// Who gives the next page: a leader that has more than its part, else who follows.
@@ -201,13 +261,9 @@ impl Queues {
             return Some((record, Source::Next));
         }
         let role = self.giver();
-        let is_bimodal = match role {
-            Role::Follows => self.follows_bimodal,
-            Role::LeadsArrival => false,
-            Role::LeadsBimodal => true,
-        };
+        let (is_bimodal, trial) = (role.is_bimodal(self.follows_bimodal), self.trial as usize);
         let part = &mut self.parts[role as usize];
-        let trial_max = if is_bimodal { part.pages() / TRIAL_PART } else { 0 };
+        let trial_max = if is_bimodal { part.pages() * trial / TRIAL_UNIT as usize } else { 0 };
         let is_trial = part.trial.pages() > trial_max || part.main.lru.is_empty();
         let queue = part.queue(is_trial);
         let record = if is_bimodal && !is_trial {
@@ -352,6 +408,42 @@ mod tests {
         assert_eq!(given, 3072);
     }
 
+    /// How many of 16 Ki pages on trial stay, beside three times as many that are not.
+    fn on_trial(queues: &mut Queues) -> usize {
+        (0..16u64 << 10).for_each(|n| queues.push(Record::new(Vpn(n), 1), true));
+        (0..48u64 << 10).for_each(|n| queues.push(Record::new(Vpn(1 << 20 | n), 1), false));
+        while let Some((_, Source::Part(Role::Follows, true))) = queues.pop() {}
+        queues.parts[Role::Follows as usize].trial.pages()
+    }
+
+    #[test]
+    fn a_trial_is_longer_where_pages_come_back_just_after_it() {
+        let near_in_100 = |near: usize| {
+            let mut queues = Queues { follows_bimodal: true, ..Queues::default() };
+            let come = (0..100_000).map(|n| Return { role: Role::Follows, is_near: Some(n % 100 < near) });
+            queues.keep_score(come);
+            on_trial(&mut queues)
+        };
+        let part = |pages: usize, of: f64| (pages as f64 * of / 49152.0 - 1.0).abs() < 0.2;
+        let [none, few, many] = [0, 8, 16].map(near_in_100);
+        assert!(part(none, 32.0) && part(few, 32.0) && part(many, 8.0), "{none} {few} {many}");
+        let mut by_arrival = Queues::default();
+        by_arrival
+            .keep_score(std::iter::repeat_n(Return { role: Role::Follows, is_near: Some(true) }, 100_000));
+        by_arrival.follows_bimodal = true;
+        let pages = on_trial(&mut by_arrival);
+        assert!(part(pages, 16.0), "nothing was on trial: {pages}");
+    }
+
+    #[test]
+    fn who_comes_back_soon_is_near() {
+        let is_near = |coming, resident| Queues::default().ways(resident).returned(Vpn(1), coming).is_near;
+        let after = |distance| is_near(Coming::After(distance), 3200);
+        assert_eq!([after(200), after(201)], [Some(true), Some(false)]);
+        assert_eq!([Coming::Unwritten, Coming::New].map(|coming| is_near(coming, 3200)), [None; 2]);
+        assert_eq!(is_near(Coming::After(1), DUEL_LEAST_PAGES - 1), None, "nothing is on trial");
+    }
+
     #[test]
     fn the_score_decides_and_is_bounded() {
         let mut queues = Queues::default();
@@ -365,7 +457,7 @@ mod tests {
         });
         let vpn = vpn.expect("a page that is not kept");
         let mut on_trial = |role, times| {
-            queues.keep_score(std::iter::repeat_n(role, times));
+            queues.keep_score(std::iter::repeat_n(Return { role, is_near: Some(false) }, times));
             queues.ways(1 << 20).puts_on_trial(vpn, came, 1)
         };
         assert!(!on_trial(Role::Follows, 1000));

@@ -18,7 +18,7 @@ use crate::memory::Memory;
 use crate::pointers::Pointers;
 use crate::readahead::{HitWindow, Streams};
 use crate::reclaim::lru::Record;
-use crate::reclaim::queues::{Queues, Role, Source, Ways};
+use crate::reclaim::queues::{Queues, Return, Source, Ways};
 use crate::reclaim::turn::Turn;
 use crate::swap::Swap;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
@@ -299,8 +299,8 @@ impl Space {
         let mut lru = lock(&self.lru);
         records.into_iter().for_each(|record| lru.push(record, false));
     }
-    /// Pages that have come, with those on trial told; and the roles of those that were swapped out.
-    pub(crate) fn push_arrivals(&self, records: &[(Record, bool)], came_back: impl Iterator<Item = Role>) {
+    /// Pages that have come, with those on trial told; and those of them that were swapped out.
+    pub(crate) fn push_arrivals(&self, records: &[(Record, bool)], came_back: impl Iterator<Item = Return>) {
         let mut lru = lock(&self.lru);
         records.iter().for_each(|(record, on_trial)| lru.push(*record, *on_trial));
         lru.keep_score(came_back);

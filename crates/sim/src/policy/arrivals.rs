@@ -5,7 +5,7 @@
 //!   arrival   all are pushed to main, and its oldest leaves
 //!   any       the same, but any page of main leaves
 //!   bimodal   who comes back not very soon is on trial, but for one block in 32
-//!                trial (a 16th of memory) ─▶ its oldest leave, else any page of main
+//!                trial (a 32nd to an 8th of memory) ─▶ its oldest leave, else any page of main
 //!   duel      one block in 64 (in 24 where memory is small) always by arrival, one always bimodal, each of
 //!             the two with its part of memory; all others as the one of which fewer pages came back of late
 //! ```
@@ -24,8 +24,16 @@ pub enum Order {
     Duel,
 }
 
-/// The part of memory that is for pages on trial.
-const TRIAL_PART: u32 = 16;
+/// The part of memory that is for pages on trial, in parts of `TRIAL_UNIT`: at first, the least and the most.
+const TRIAL_UNIT: u32 = 1 << 20;
+const TRIAL_AT_FIRST: u32 = TRIAL_UNIT / 16;
+const TRIAL_LEAST: u32 = TRIAL_UNIT / 32;
+const TRIAL_MOST: u32 = TRIAL_UNIT / 8;
+/// Back before so many left, in parts of memory: a longer trial would have kept it, and it becomes longer by
+/// so much; and shorter with each other page that comes back.
+const MISSED_PART: u32 = 16;
+const TRIAL_LONGER: u32 = 8 * TRIAL_SHORTER;
+const TRIAL_SHORTER: u32 = 8;
 /// Back before so many left, in parts of memory: not on trial.
 const NEAR_PART: u32 = 8;
 /// One block in so many comes to stay although others are on trial; which, changes after so many arrivals.
@@ -85,6 +93,7 @@ pub struct Arrivals {
     /// Above 0: more pages of who leads as bimodal came back.
     score: i32,
     follows_bimodal: bool,
+    trial: u32,
 }
 
 impl Arrivals {
@@ -98,6 +107,7 @@ impl Arrivals {
             leads_one_in: LEADS_ONE_IN_OF_SMALL,
             score: 0,
             follows_bimodal: order == Order::Bimodal,
+            trial: TRIAL_AT_FIRST,
         }
     }
 
@@ -144,6 +154,11 @@ impl Arrivals {
         }
     }
 
+    fn adapt_trial(&mut self, is_near: bool) {
+        let trial = if is_near { self.trial + TRIAL_LONGER } else { self.trial - TRIAL_SHORTER };
+        self.trial = trial.clamp(TRIAL_LEAST, TRIAL_MOST);
+    }
+
     /// Whose turn it is to give: a leader that has more than its part, else who follows.
     fn giver(&self) -> Role {
         let all: u32 = self.parts.iter().map(Part::pages).sum();
@@ -154,9 +169,10 @@ impl Arrivals {
 
     fn pop(&mut self) -> (Page, u32) {
         let role = self.giver();
-        let is_bimodal = self.is_bimodal(role);
+        let (is_bimodal, trial) = (self.is_bimodal(role), u64::from(self.trial));
         let part = &mut self.parts[role as usize];
-        let trial_max = if is_bimodal { part.pages() / TRIAL_PART } else { 0 };
+        let trial_part = |pages: u32| (u64::from(pages) * trial / u64::from(TRIAL_UNIT)) as u32;
+        let trial_max = if is_bimodal { trial_part(part.pages()) } else { 0 };
         let record = if part.trial_pages > trial_max || part.main.is_empty() {
             part.trial.pop_front()
         } else if is_bimodal || self.order == Order::Any {
@@ -200,8 +216,11 @@ impl Policy for Arrivals {
             self.leads_one_in = LEADS_ONE_IN;
         }
         let (role, distance) = (self.role(page), seen.distance(page));
-        if distance.is_some() {
+        if let Some(distance) = distance {
             self.keep_score(role);
+            if self.is_bimodal(role) {
+                self.adapt_trial(distance <= seen.memory / MISSED_PART);
+            }
         }
         let is_far = distance.is_some_and(|distance| distance > seen.memory / NEAR_PART);
         let epoch = u64::from(self.next_stamp / STAYS_FOR);

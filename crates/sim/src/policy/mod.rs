@@ -62,7 +62,7 @@ const POLICIES: &[Entry] = &[
     Entry {
         key: "bimodal",
         name: "bimodal",
-        help: "As arrival, but who comes back not very soon is on trial in a 16th of memory.",
+        help: "As arrival, but who comes back not very soon is on trial in a 32nd to an 8th of memory.",
         make: Some(|pages, seed| Box::new(Arrivals::new(Order::Bimodal, pages, seed))),
     },
     Entry {
