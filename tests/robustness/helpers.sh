@@ -112,11 +112,12 @@ refused() { # ARGS...: memspill must refuse with 125 and a line, without running
     [ "$(wc -l <err)" -le 2 ] || no "with '$*': more than two lines on stderr"
 }
 
-# is_swapped: much has been swapped out.
+# is_swapped WHO: whose 96 MiB or more, all there at one time, had 32 to leave of (BUDGET is 64M). What leaves
+# beyond that depends on the order in which threads run: of ./static 96 it may be as little again.
 is_swapped() {
     local pages
     pages=$(awk '$2 == "pswpout" { print $3 }' err)
-    [ "${pages:-0}" -gt 20000 ] || { no "$1: only ${pages:-0} pages were swapped out"; return 1; }
+    [ "${pages:-0}" -ge 8192 ] || { no "$1: only ${pages:-0} pages were swapped out"; return 1; }
 }
 
 until_true() { # SECONDS COMMAND...
