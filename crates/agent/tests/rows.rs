@@ -91,7 +91,7 @@ fn way(page: usize, pages: usize, is_down: bool) -> rows::Way {
 fn comes(way: &rows::Way, limits: &along::Limits, away: std::ops::Range<usize>) -> (Vec<usize>, Vec<i16>) {
     let slot_of = |page: usize| away.contains(&(page / sys::PAGE)).then_some((page / sys::PAGE) as u64);
     let all: Vec<(usize, LeftOut)> =
-        (0..1000).map(|number| along::wanted(way, limits, number, &slot_of)).collect();
+        (0..1000).map(|number| along::wanted(way, limits, || number, &slot_of)).collect();
     let (left, whole): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, left)| *left != LeftOut::NONE);
     let mut pages: Vec<usize> = whole.into_iter().map(|(pages, _)| pages).collect();
     pages.dedup();
@@ -148,6 +148,6 @@ fn pages_whose_slots_are_not_in_a_row_left_apart() {
         move |page: usize| Some(first.wrapping_add(step.wrapping_mul((page / sys::PAGE - 1024) as u64)))
     };
     let way = way(1024, 8, false);
-    let pages = |first, step| along::wanted(&way, &LIMITS, 1, &slots(first, step)).0;
+    let pages = |first, step| along::wanted(&way, &LIMITS, || 1, &slots(first, step)).0;
     assert_eq!([pages(4096, 1), pages(4097, 1), pages(4096, 2), pages(0, 0)], [32, 8, 8, 8]);
 }

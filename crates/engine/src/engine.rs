@@ -31,6 +31,7 @@ use crate::swapoff::{Step, Swapoff, SwapoffError, SwapoffStep};
 use crate::sync::Arc;
 use crate::tuning::{FolioSize, Insertion, Tuning};
 use crate::units::{CpuId, PAGE_SIZE, Vpn};
+use crate::word::State;
 use crate::write_out::{WriteOut, Writer};
 
 /// Bytes of what is kept for each page beside its own bytes.
@@ -184,7 +185,7 @@ impl Engine {
     /// The owner has brought a page of a row by himself, and left this one out of a window of so many pages,
     /// to see whether it faults by itself. One that has come meanwhile tells nothing.
     pub fn leave_out(&self, cpu: CpuId, space: &Space, vpn: Vpn, pages: usize) {
-        if space.word(vpn).state() == crate::word::State::Swapped {
+        if space.word(vpn).state() == State::Swapped {
             self.swap_in(cpu, &mut Scratch::default()).leave_out(space, vpn, pages);
         }
     }

@@ -36,11 +36,11 @@ pub struct Limits {
 }
 
 /// How many pages of a window come, with the one that is needed, and what is left out. `slot_of` a page that
-/// is away is its slot, or 0 if that is not known. `number`: another one each time.
+/// is away is its slot, or 0 if that is not known. `next_number`: another one each time.
 pub fn wanted(
     way: &Way,
     limits: &Limits,
-    number: usize,
+    next_number: impl FnOnce() -> usize,
     slot_of: &impl Fn(usize) -> Option<u64>,
 ) -> (usize, LeftOut) {
     let Limits { window_pages, block_pages, distrusted } = *limits;
@@ -52,6 +52,7 @@ pub fn wanted(
     if pages == 1 {
         return (1, LeftOut::NONE);
     }
+    let number = next_number();
     let is_worth_it = distrusted >> order_of(pages) & 1 == 0;
     if is_worth_it && !number.is_multiple_of(SAMPLED) {
         return (pages, LeftOut::NONE);

@@ -225,7 +225,7 @@ fn window(way: &Way, most: usize) -> (usize, LeftOut) {
         block_pages: noted::told_at() as usize,
         distrusted: word64(field!(distrusted)).load(Ordering::Relaxed),
     };
-    along::wanted(way, &limits, NUMBER.fetch_add(1, Ordering::Relaxed), &slot_of)
+    along::wanted(way, &limits, || NUMBER.fetch_add(1, Ordering::Relaxed), &slot_of)
 }
 
 /// Brings so many pages of a window, from that one on, or those before the first whose bytes are not at hand.
