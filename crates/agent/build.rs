@@ -39,7 +39,7 @@ fn main() {
             "-C",
             "panic=abort",
             "-C",
-            "opt-level=s",
+            "opt-level=2",
             "-C",
             "codegen-units=1",
             "-C",
