@@ -25,7 +25,9 @@
 //! Tried: *tags of two bits for zero, same and differs*, and four more for the others: a twentieth shorter,
 //! a tenth slower on the way back. *Tables of recent words on both sides*, with numbers of 4 bits in place of
 //! distances: a twentieth shorter, but the way back has to make the tables too. *All candidates weighed
-//! without branches*: as slow.
+//! without branches*: as slow. *Two passes without branches*, the easy words first and then a list of the
+//! others: twice as slow, for each word costs more instructions than a branch that is foretold wrongly.
+//! *The way back without branches* (PDEP): 2.3 µs, where it takes 2.2 to 2.7.
 
 mod decode;
 

@@ -37,7 +37,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Pages taken out in one batch: enough to amortise the two wakes and the TLB flushes, short enough for who
-/// waits.
+/// waits. With 32, where threads bring their own pages, p99 of a touch at random is three quarters of what it
+/// is with 64, but reclaim takes a quarter more CPU time; under the kernel's pager a program is slower.
 const BATCH_PAGES: usize = 64;
 /// Searched at once for pages that are to leave now: the batch lock is held meanwhile.
 const PAGEOUT_SPAN_PAGES: u64 = 1 << 18;

@@ -16,7 +16,9 @@
 //! to 5 µs for the thread that faulted, in a virtual machine), takes that CPU from reclaim, and now and then
 //! the late one steals a fault and serves it from afar. Random faults of one process: 85k accesses/s with all
 //! pagers woken, 133k with one. What was tried and lost for one thread: one exclusive waiter (wakes an idle
-//! CPU), pagers of a high priority, fewer pagers.
+//! CPU), pagers of a high priority, fewer pagers; on two CPUs, where threads bring their own pages, the pager
+//! on the other CPU, or reclaimers that stay there (a page out of Python's dicts 17.0, 17.0 and 17.3 µs), and
+//! both (20).
 //!
 //! The evictor goes to the CPU of the one thread too (`agent/src/agent/affinity.rs`): by that the same faults
 //! come 12 to 15 % faster on two CPUs, with any pager.
