@@ -13,11 +13,34 @@ use std::path::{Path, PathBuf};
 
 /// What a process of some hundred mappings has, in one piece.
 const BUFFER_BYTES: usize = 64 << 10;
+/// What a `status` or a `stat` has.
+const TEXT_BYTES: usize = 4 << 10;
 
 /// A file of /proc as text. A process may give itself a name that is not UTF-8, and map a file with such a
 /// name: those bytes are read as U+FFFD.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
-    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+    Ok(String::from_utf8_lossy(&whole(path, TEXT_BYTES)?).into_owned())
+}
+
+/// All of a file of /proc, which is likely to be shorter than this. Such a file says that it is empty, so
+/// `fs::read` begins with 32 bytes, and takes eleven calls for what takes four here; and for each of them the
+/// kernel looks for its place in a list of mappings.
+fn whole(path: impl AsRef<Path>, likely_bytes: usize) -> io::Result<Vec<u8>> {
+    let mut file = fs::File::open(path)?;
+    let (mut bytes, mut len) = (vec![0; likely_bytes], 0);
+    loop {
+        match file.read(&mut bytes[len..]) {
+            Ok(0) => break,
+            Ok(read) => len += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if len == bytes.len() {
+            bytes.resize(2 * len, 0);
+        }
+    }
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 /// /proc/PID/statm, in bytes.
@@ -181,12 +204,8 @@ pub fn private_anonymous(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(maps.split(|byte| *byte == b'\n').filter_map(read).collect())
 }
 
-/// In a few large reads. The file says that it is empty, so `fs::read` begins with 32 bytes, and the kernel
-/// looks for its place in the list of mappings ten times.
 fn read_maps(pid: u32) -> io::Result<Vec<u8>> {
-    let mut maps = Vec::with_capacity(BUFFER_BYTES);
-    fs::File::open(format!("/proc/{pid}/maps"))?.read_to_end(&mut maps)?;
-    Ok(maps)
+    whole(format!("/proc/{pid}/maps"), BUFFER_BYTES)
 }
 
 /// A mapping of shared memory.
@@ -230,12 +249,12 @@ pub fn shared_maps(pid: u32) -> io::Result<SharedMaps> {
 
 /// The same by any thread of the process: once the first one has ended, its own file is empty.
 pub fn shared_maps_of_any_thread(pid: u32) -> io::Result<SharedMaps> {
-    let own = fs::read(format!("/proc/{pid}/maps"))?;
+    let own = read_maps(pid)?;
     if !own.is_empty() {
         return Ok(shared_maps_in(&own));
     }
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
-    let all = tasks.map(|task| fs::read(task.path().join("maps")).unwrap_or_default());
+    let all = tasks.map(|task| whole(task.path().join("maps"), BUFFER_BYTES).unwrap_or_default());
     let ended = || io::Error::new(io::ErrorKind::NotFound, "all its threads have ended");
     Ok(shared_maps_in(&all.into_iter().find(|maps| !maps.is_empty()).ok_or_else(ended)?))
 }
@@ -600,8 +619,7 @@ struct Stat(String);
 const STAT_BYTES_MAX: usize = 2048;
 
 impl Stat {
-    /// By three system calls. (`fs::read`, which does not know the length, makes ten, and pagers look once in
-    /// some faults.)
+    /// By three system calls: pagers look once in some faults.
     fn read(path: &str) -> Option<Stat> {
         let mut buf = [0; STAT_BYTES_MAX];
         let len = fs::File::open(path).ok()?.read(&mut buf).ok()?;
@@ -775,6 +793,20 @@ pub fn thread(pid: u32, own_tid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_read_whole_however_long_it_is() {
+        let path = std::env::temp_dir().join(format!("memspill-whole-{}", std::process::id()));
+        let written: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+        fs::write(&path, &written).unwrap();
+        for likely_bytes in [1, 9_999, 10_000, 10_001] {
+            assert!(whole(&path, likely_bytes).unwrap() == written, "{likely_bytes}");
+        }
+        fs::write(&path, []).unwrap();
+        assert!(whole(&path, 1).unwrap().is_empty());
+        fs::remove_file(&path).unwrap();
+        assert!(whole(&path, 1).is_err());
+    }
 
     #[test]
     fn the_instruction_of_a_thread_that_sleeps() {
