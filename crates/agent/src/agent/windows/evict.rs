@@ -16,9 +16,10 @@
 //!
 //! Most runs are of one or two pages, and two of three lie within 64 KiB of the run before. Tried
 //! (benchmarks/pagers/floor.c): *one UFFDIO_MOVE for several of them*, over the holes in between
-//! (ALLOW_SRC_HOLES). The kernel empties the translation buffers for each run all the same, so four runs take
-//! as long by one call as by four, and a look at what has come takes 1.3 µs more. *Pages in staging moved to
-//! where a page is missing*, in place of UFFDIO_COPY: of 3.8 µs for a page out and one in that saves 0.7.
+//! (ALLOW_SRC_HOLES). The kernel seems to empty the translation buffers for each run all the same: four runs
+//! take as long by one call as by four, and a look at what has come takes 1.3 µs more. *Pages in staging
+//! moved to where a page is missing*, in place of UFFDIO_COPY: of 3.8 µs for a page out and one in that saves
+//! 0.7.
 //!
 //! Where pages go to a `Source` (tests) they are copied under READ, as they may lie apart, and zapped under
 //! NONE.
