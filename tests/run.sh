@@ -156,6 +156,7 @@ suite "by the thread that faults" 120 tests/unprivileged.sh --pager=thread check
     python by_auto
 suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target opened by_auto
 export -f verifier
+suite "small programs of every kind" 600 tests/field.sh
 suite "packages" 120 tests/packages.sh man completions-bash completions-zsh completions-fish deb make ninja
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
