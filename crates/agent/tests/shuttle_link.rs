@@ -20,8 +20,9 @@
 //! Each thread counts in bytes of its own. No count may be lost or come back, nobody may wait for ever, no
 //! event may meet a page that is being taken out; and in the end both sides must say the same of each page.
 //!
-//! Gate, words and the kernel are in `models/windows.rs`. Not shown: forks, memory that moves (for which
-//! events are told in order), what calls use, pages that cannot be read, a ring or bytes that lie.
+//! Gate, words and the kernel are in `models/windows.rs`, forks in `fork_model.rs`. Not shown: memory that
+//! moves (for which events are told in order), what calls use, pages that cannot be read, a ring or bytes
+//! that lie.
 //! `first_delivered` of `take_run` is not there: no schedule has shown a need of it.
 #![cfg(shuttle)]
 

@@ -19,7 +19,7 @@
 //! for ever; and in the end each word says whether its page is away. Gate and words are those of
 //! `models/windows.rs`.
 //!
-//! Not shown: what cannot be accessed, mremap, forks, memory that runs out.
+//! Forks are in `fork_model.rs`. Not shown: what cannot be accessed, mremap, memory that runs out.
 #![cfg(shuttle)]
 
 mod models;

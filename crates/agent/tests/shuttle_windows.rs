@@ -18,7 +18,8 @@
 //! Each thread counts in bytes of its own; none may be lost. No call may meet a page that is out, nobody may
 //! get SIGSEGV for memory that he may access, and nobody may wait for ever.
 //!
-//! Orders of memory are in `loom_in_use.rs`. Not shown: bytes that cannot be kept, forks, mappings that end.
+//! Orders of memory are in `loom_in_use.rs`, forks in `fork_model.rs`. Not shown: bytes that cannot be kept,
+//! mappings that end.
 #![cfg(shuttle)]
 
 mod models;

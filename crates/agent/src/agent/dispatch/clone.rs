@@ -7,8 +7,11 @@
 //! | its parent's (a thread) | a new one                | it gets an alternate stack                       |
 //! | its parent's, by vfork  | its parent's             | the parent sleeps, its call is kept in `parents` |
 //!
-//! Signals are blocked from the trap on until all is in order on both sides. The side to which a block
-//! belongs travels in r9, which these calls do not use, and which the program gets back from its frame.
+//! Signals are blocked from the trap on until all is in order on both sides, as in the handler. SIGBUS is
+//! not: the timer of a late child may come before its first steps are done, and then waits for their end
+//! (`late::has_come`). To join in the middle of them would have the next of their own calls trapped, in the
+//! block that says where the child goes on. The side to which a block belongs travels in r9, which these
+//! calls do not use, and which the program gets back from its frame.
 //!
 //! A child with its parent's memory that is neither a thread nor by vfork shares the list of actions with its
 //! parent, which the kernel does not: what it sets is set for both, as far as the dispatch tells.
@@ -254,7 +257,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         block.is_late = is_late;
     }
     context.regs.rip = label as *const () as usize;
-    context.mask = !signals::RESERVED;
+    context.mask = signals::IN_DISPATCH;
     Ok(())
 }
 

@@ -47,7 +47,7 @@
 //! one for each thread, and drops what comes while that waits: one for the process would take the place of
 //! what another process sends, and a SIGSYS for the thread that of a trap, whose call would be lost. A fault
 //! that was dropped comes again. SIGBUS is not blocked in the dispatch's handlers, for the sake of guarded
-//! accesses: there it only notes that it was there (`has_come`).
+//! accesses, nor in the first steps of a child: there it only notes that it was there (`has_come`).
 //!
 //! What a child shares with its parent meanwhile cannot be moved: reclaim finds that out page by page
 //! (`Space::cow`).
@@ -66,8 +66,9 @@ use crate::{STATE, forks, handshake};
 const LATE_MS: i64 = 10;
 /// Shorter, for here calls are trapped for nothing else: `true` in a shell takes 1 ms, its fork included.
 const LATE_THEN_FREE_MS: i64 = 3;
-/// Again, where a handler of the dispatch was at work: most take microseconds.
-const HANDLER_ENDS_MS: i64 = 1;
+/// Again, where the dispatch was at work, most of which takes microseconds; then twice as long each time, for
+/// the thread may be kept from running just there, and each of these signals takes a part of its stack.
+const DISPATCH_ENDS_MS: u32 = 1;
 
 /// Who can fill more than this without a call is not late where calls are trapped only until then, for what
 /// it fills is not held up: eight children that filled 32 MiB each at once took 122 MiB of a budget of 64.
@@ -101,6 +102,9 @@ static HEAP_BEGAN: AtomicUsize = AtomicUsize::new(0);
 /// The timer has come inside a handler.
 #[unsafe(link_section = ".data.hot")]
 static IS_TIME_OVER: AtomicU32 = AtomicU32::new(0);
+/// How long it is set for when it does so next.
+#[unsafe(link_section = ".data.hot")]
+static NEXT_MS: AtomicU32 = AtomicU32::new(DISPATCH_ENDS_MS);
 #[unsafe(link_section = ".data.hot")]
 static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 
@@ -198,12 +202,13 @@ pub fn delete_timer() {
 pub fn begin(what: u32) {
     IS_LATE.store(what, Ordering::Relaxed);
     IS_TIME_OVER.store(0, Ordering::Relaxed);
+    NEXT_MS.store(DISPATCH_ENDS_MS, Ordering::Relaxed);
     set_timer(if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS });
 }
 
 fn set_timer(ms: i64) {
     // Once: no interval.
-    let when = [0, 0, 0, ms * 1_000_000];
+    let when = [0, 0, ms / 1000, ms % 1000 * 1_000_000];
     // SAFETY: the kernel reads two times.
     unsafe {
         let timer = TIMER.load(Ordering::Relaxed);
@@ -254,15 +259,17 @@ pub fn is_timer(signal: usize, info: &Info) -> bool {
 }
 
 /// The timer's signal has come, to a thread with this mask. Is the process to join now? Not where it has done
-/// so already, nor inside a handler of the dispatch, which are the ones to have SIGSYS blocked: then it joins
-/// at its next call, or when the timer comes again.
+/// so already, nor inside the dispatch (`signals::IN_DISPATCH`): then it joins at its next call, or when the
+/// timer comes again.
 pub fn has_come(mask: u64) -> bool {
-    let is_in_handler = mask & signals::bit(signals::SIGSYS) != 0;
-    if is_late() && is_in_handler {
+    let is_in_dispatch = mask & signals::bit(signals::SIGSYS) != 0;
+    if is_late() && is_in_dispatch {
         IS_TIME_OVER.store(1, Ordering::Relaxed);
-        set_timer(HANDLER_ENDS_MS);
+        let ms = NEXT_MS.load(Ordering::Relaxed);
+        NEXT_MS.store(ms.saturating_mul(2), Ordering::Relaxed);
+        set_timer(ms.into());
     }
-    is_late() && !is_in_handler
+    is_late() && !is_in_dispatch
 }
 
 /// Must this process, which may not have joined yet, do so before this call?

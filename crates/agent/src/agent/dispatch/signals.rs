@@ -46,6 +46,9 @@ const EPERM: i32 = 1;
 /// The dispatch's own.
 pub const RESERVED: u64 = bit(SIGSYS) | bit(SIGSEGV) | bit(SIGBUS);
 const UNBLOCKABLE: u64 = bit(SIGKILL) | bit(SIGSTOP);
+/// The mask of the dispatch's handlers, and of its steps around a clone. SIGSYS is blocked there and nowhere
+/// else, which tells the other two where they came (`late::has_come`).
+pub const IN_DISPATCH: u64 = !(bit(SIGSEGV) | bit(SIGBUS));
 
 pub const fn bit(signal: usize) -> u64 {
     1 << (signal - 1)
@@ -181,7 +184,7 @@ fn kernels(wanted: &Action) -> Action {
         handler: ACTIONS.handler.load(Ordering::Relaxed),
         flags: wanted.flags & !SA_NODEFER | SA_SIGINFO | SA_ONSTACK | SA_RESTORER,
         restorer: gadget::restorer(),
-        mask: !(bit(SIGSEGV) | bit(SIGBUS)),
+        mask: IN_DISPATCH,
     }
 }
 
