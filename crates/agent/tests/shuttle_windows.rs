@@ -180,6 +180,38 @@ impl Process {
         }
     }
 
+    /// The same, and closed (`empty.rs`): others may use it in calls, and see zeros.
+    fn empty_closed(&self, page: usize, times: u8) {
+        for _ in 0..times {
+            let _alone = self.gate.enter_alone();
+            let word = &self.words[page];
+            let was_there = self.kernel.is_present(page);
+            self.kernel.drop_pages(page..page + 1);
+            self.slots.held()[page] = Bytes::default();
+            let seen = word.load();
+            if was_there && seen.state() == EMPTY && word.turn(seen, seen.evicting()) {
+                if self.is_kept(page) {
+                    word.finish(Word::EMPTY);
+                } else {
+                    self.kernel.install_guards(page..page + 1);
+                    word.finish(Word::swapped(0, READ_WRITE));
+                }
+            }
+        }
+    }
+
+    /// A call that uses what another thread empties.
+    fn call_emptied(&self, who: usize, page: usize, times: u8) {
+        for _ in 0..times {
+            self.threads[who].in_use.store(page as u32 + 1, Ordering::SeqCst);
+            self.settle(page);
+            for _ in 0..2 {
+                self.kernel.access(page, READ_WRITE, |bytes| bytes[who] = 1).expect("wrong: EFAULT");
+            }
+            self.threads[who].in_use.store(0, Ordering::SeqCst);
+        }
+    }
+
     // -- Faults --
 
     fn settle(&self, page: usize) -> bool {
@@ -320,6 +352,9 @@ const PROTECTING: Scene =
 const EMPTYING: Scene = Scene { program: [|it| it.empty(0, 3), |it| it.empty(0, 3)], ..COUNTING };
 const CHANGING: Scene = Scene { rounds: 0, ..EMPTYING };
 const RENEWING: Scene = Scene { program: [|it| it.renew(0, 0, 3), |it| it.look(1, 0, 6)], ..CHANGING };
+const CLOSING: Scene =
+    Scene { program: [|it| it.empty_closed(1, 3), |it| it.call_emptied(1, 1, 3)], ..COUNTING };
+const ONLY_CLOSING: Scene = Scene { rounds: 0, ..CLOSING };
 
 fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'static {
     move || {
@@ -348,7 +383,7 @@ fn play(without: Without, scene: Scene) -> impl Fn() + Send + Sync + Clone + 'st
 
 #[test]
 fn windows_no_count_is_lost_and_nobody_waits_for_ever() {
-    for scene in [COUNTING, CALLING, PROTECTING, EMPTYING, CHANGING, RENEWING] {
+    for scene in [COUNTING, CALLING, PROTECTING, EMPTYING, CHANGING, RENEWING, CLOSING, ONLY_CLOSING] {
         explore(play(Without::Nothing, scene));
     }
 }
@@ -373,6 +408,7 @@ controls! {
     windows_control_same_prot: Without::SameProt, PROTECTING, "wrong";
     windows_control_as_before: Without::AsBefore, COUNTING, "wrong";
     windows_control_in_use: Without::InUse, CALLING, "wrong";
+    windows_control_in_use_of_emptied: Without::InUse, ONLY_CLOSING, "wrong";
     windows_control_hazard: Without::Hazard, COUNTING, "wrong";
     windows_control_look_inside: Without::LookInside, RENEWING, "wrong";
     windows_control_new_prot: Without::NewProt, PROTECTING, "wrong";

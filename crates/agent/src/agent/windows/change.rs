@@ -3,7 +3,7 @@
 //! | call                                  | the words                                                 |
 //! |---------------------------------------|-----------------------------------------------------------|
 //! | munmap, mmap over something, brk back | NONE                                                      |
-//! | madvise: DONTNEED, FREE               | NONE; and the markers go, or old bytes would come back    |
+//! | madvise: DONTNEED, FREE               | closed (`empty.rs`); or NONE, and the markers go          |
 //! | madvise: GUARD_INSTALL                | NONE; the markers are the program's now                   |
 //! | mprotect, pkey_mprotect               | another protection; what was never touched may be closed  |
 //! | mremap                                | go where the pages go                                     |
@@ -21,7 +21,7 @@ use super::follow::{drop_all, drop_away, each_away, make, reconcile};
 use super::kernel::{self, end};
 use super::moving::Moving;
 use super::supervisor::{self, Changing};
-use super::{exclude, grow, holes, table};
+use super::{empty, exclude, grow, holes, table};
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
@@ -68,8 +68,12 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         BRK => return brk(addr),
         // An int: the upper half says nothing.
         nr::MADVISE => match third as u32 as usize {
+            sys::MADV_DONTNEED | sys::MADV_FREE | sys::MADV_DONTNEED_LOCKED if empty::closes(addr, len) => {
+                let (from, to) = pages_of(addr, len);
+                empty::close(number, args, from, to)
+            }
             sys::MADV_DONTNEED | sys::MADV_FREE | sys::MADV_DONTNEED_LOCKED => {
-                over(number, args, addr, len, REMOVE, empty)
+                over(number, args, addr, len, REMOVE, empty::empty)
             }
             sys::MADV_GUARD_INSTALL => over(number, args, addr, len, REMOVE, drop_away),
             sys::MADV_GUARD_REMOVE if holes::are_registered() => {
@@ -180,31 +184,6 @@ fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
         reconcile(from, to, changing.as_ref());
     }
     result
-}
-
-/// What was in the pages is gone: they are as new.
-fn empty(from: usize, to: usize) -> bool {
-    if holes::are_registered() {
-        let was_away = drop_away(from, to);
-        holes::register_again(from, to);
-        return was_away;
-    }
-    let (mut start, mut stop) = (from, from);
-    let remove = |start: usize, stop: usize| {
-        // SAFETY: the program has given the bytes up, and nobody is filling.
-        if stop > start && unsafe { kernel::remove_guards(start, stop - start) }.is_err() {
-            end("cannot empty pages: their guards stay");
-        }
-    };
-    each_away(from, to, |page, _, _| {
-        if page != stop {
-            remove(start, stop);
-            start = page;
-        }
-        stop = page + PAGE;
-    });
-    remove(start, stop);
-    drop_away(from, to)
 }
 
 fn brk(wanted: usize) -> Option<Result<usize>> {

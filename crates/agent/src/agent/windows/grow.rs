@@ -15,8 +15,8 @@
 //! heaps of runtimes), is new when it can be written for the first time. What of it was never touched, by the
 //! kernel's word, is closed before the call, while nobody can write there.
 //!
-//! Not closed: what is locked, populated, or a stack; what was mapped before memory was tight; and what the
-//! program has emptied (MADV_DONTNEED). The supervisor sees by looking what is touched there.
+//! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
+//! supervisor sees by looking what is touched there. What the program has emptied: `empty.rs`.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 

@@ -389,7 +389,8 @@ struct Scan {
 pub const PAGEMAP_SCAN: usize = 0xc060_6610;
 const _: () = assert!(size_of::<Scan>() == 0x60);
 /// Something is there, or was: a page, an entry of the kernel's swap, a marker.
-const IS_OCCUPIED: u64 = 1 << 3 | 1 << 4;
+const IS_OCCUPIED: u64 = IS_PRESENT | 1 << 4;
+const IS_PRESENT: u64 = 1 << 3;
 const REGIONS: usize = 32;
 
 /// Ranges of [from, to) in which nothing is in the place of any page, in order: what was never touched, or
@@ -407,37 +408,66 @@ pub fn each_untouched(from: usize, to: usize, mut found: impl FnMut(usize, usize
 
 /// The same of the first part: where it ends.
 fn untouched_from(from: usize, to: usize, found: &mut impl FnMut(usize, usize)) -> usize {
-    let mut regions = [Region { start: 0, end: 0, categories: 0 }; REGIONS];
+    let Some(occupied) = scan(from, to, IS_OCCUPIED) else { return from };
+    let mut at = from;
+    for (start, end) in occupied.ranges() {
+        if at < start {
+            found(at, start);
+        }
+        at = end;
+    }
+    if at < occupied.end {
+        found(at, occupied.end);
+    }
+    occupied.end
+}
+
+/// What is there of the first part of [from, to), and where that part ends. Where it cannot be asked it is
+/// nothing.
+pub fn present(from: usize, to: usize) -> Present {
+    scan(from, to, IS_PRESENT).filter(|present| present.end > from).unwrap_or(Present::none(to))
+}
+
+/// Ranges of pages, in order, of what lies below `end`.
+pub struct Present {
+    regions: [Region; REGIONS],
+    count: usize,
+    pub end: usize,
+}
+
+impl Present {
+    pub const fn none(end: usize) -> Present {
+        Present { regions: [Region { start: 0, end: 0, categories: 0 }; REGIONS], count: 0, end }
+    }
+
+    pub fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.regions.iter().take(self.count).map(|region| (region.start as usize, region.end as usize))
+    }
+}
+
+/// Pages of [from, to) of one of these categories. None: the kernel does not say.
+fn scan(from: usize, to: usize, categories: u64) -> Option<Present> {
+    let mut found = Present::none(to);
     let mut scan = Scan {
         size: size_of::<Scan>() as u64,
         flags: 0,
         start: from as u64,
         end: to as u64,
         walk_end: 0,
-        regions: regions.as_mut_ptr() as u64,
+        regions: found.regions.as_mut_ptr() as u64,
         regions_len: REGIONS as u64,
         max_pages: 0,
         inverted: 0,
         all_of: 0,
-        any_of: IS_OCCUPIED,
-        returned: IS_OCCUPIED,
+        any_of: categories,
+        returned: categories,
     };
     let fd = DESCRIPTORS.pagemap.load(Ordering::Relaxed) as usize;
     // SAFETY: the kernel reads and writes the struct, and no more regions than there is room for.
     let scanned = unsafe { gadget::call(nr::IOCTL, [fd, PAGEMAP_SCAN, &raw mut scan as usize, 0, 0, 0]) };
-    let Ok(count) = scanned else { return from };
-    let mut at = from;
-    for region in regions.iter().take(count) {
-        if at < region.start as usize {
-            found(at, region.start as usize);
-        }
-        at = region.end as usize;
-    }
-    let end = (scan.walk_end as usize).min(to);
-    if at < end {
-        found(at, end);
-    }
-    end
+    found.count = scanned.ok()?;
+    found.end = (scan.walk_end as usize).min(to);
+    Some(found)
 }
 
 /// Ends the process, whose memory cannot be what it was, with a line on its stderr.

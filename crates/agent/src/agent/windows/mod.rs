@@ -23,7 +23,8 @@
 //! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
-//! | `change.rs`, `follow.rs`, `grow.rs`, `fork.rs` | mappings that change, their words, and new ones |
+//! | `change.rs`, `follow.rs`, `fork.rs` | mappings that change, and their words |
+//! | `grow.rs`, `empty.rs` | new memory, and what was emptied |
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `linked.rs` | what is shared with it |
@@ -57,6 +58,7 @@ mod along;
 mod change;
 mod descriptors;
 mod early;
+mod empty;
 mod evict;
 mod exclude;
 mod fault;
