@@ -20,8 +20,10 @@
 #![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
 
 use crate::held_files::HeldFiles;
-use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, KILL_STEP};
+use crate::signals::GUARDIAN_ENDED;
+use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, GUARDIAN_SURE, KILL_STEP};
 use std::io;
+use std::time::Instant;
 
 /// Start the guardian and return its pid. `token` is in the environment of each process of the tree.
 /// `agent`: the agent's file, if it has a name.
@@ -30,7 +32,8 @@ pub fn start(token: &str, held: &HeldFiles, agent: Option<&str>) -> io::Result<u
     // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
     // returns from `watch`. The caller asserts that the process has one thread, so no lock is held by a
     // thread that the child lacks.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+    let flags = libc::CLONE_FILES | GUARDIAN_ENDED;
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => watch(supervisor, token, held, agent),
@@ -83,12 +86,15 @@ fn close_all_but_files() {
 }
 
 /// Kill the processes of the tree until none is left; more than one round is needed, since a process may fork
-/// meanwhile. A process that is frozen, or waits in the kernel, ends later, and its userfaultfd must stay
+/// meanwhile. A round that finds none shows it only if no process was made while it looked, for a child may be
+/// made, and its parent end, behind its back; where some are made all the time, GUARDIAN_SURE is enough. A process that is frozen, or waits in the kernel, ends later, and its userfaultfd must stay
 /// open until then. A process that we are not allowed to kill is not of the tree, or has no userfaultfd.
 fn kill_tree(token: &str) {
     let me = std::process::id();
     let mut pause = KILL_STEP;
+    let mut empty_since = None;
     loop {
+        let made = crate::proc::last_made();
         let mut tree: Vec<u32> = crate::proc::with_environment(token);
         let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
         tree.extend(below);
@@ -96,7 +102,12 @@ fn kill_tree(token: &str) {
         // SAFETY: a plain kill.
         tree.retain(|pid| unsafe { libc::kill(*pid as i32, libc::SIGKILL) } == 0);
         if tree.is_empty() {
-            return;
+            let since = *empty_since.get_or_insert_with(Instant::now);
+            if made == crate::proc::last_made() || since.elapsed() > GUARDIAN_SURE {
+                return;
+            }
+        } else {
+            empty_since = None;
         }
         std::thread::sleep(pause);
         pause = (pause * 21 / 20).min(GUARDIAN_STEP_MAX);

@@ -25,10 +25,14 @@ pub struct SignalSet {
     before: libc::sigset_t,
 }
 
-/// Block these signals, and SIGCHLD; threads that are started later inherit that. `wait` of the first set
-/// returns these signals, `wait` of the second one SIGCHLD.
+/// Tells the supervisor that the guardian has ended. Not SIGCHLD: of the others `wait_any` says whether one is
+/// left. A process that is not prepared for this signal ignores it.
+pub const GUARDIAN_ENDED: i32 = libc::SIGURG;
+
+/// Block these signals, and those that tell of children; threads that are started later inherit that. `wait`
+/// of the first set returns these signals, `wait` of the second one those of children.
 pub fn block(signals: &[i32]) -> io::Result<(SignalSet, SignalSet)> {
-    Ok((block_set(signals)?, block_set(&[libc::SIGCHLD])?))
+    Ok((block_set(signals)?, block_set(&[libc::SIGCHLD, GUARDIAN_ENDED])?))
 }
 
 fn block_set(signals: &[i32]) -> io::Result<SignalSet> {
@@ -47,7 +51,8 @@ fn block_set(signals: &[i32]) -> io::Result<SignalSet> {
     }
 }
 
-/// Send SIGKILL to each descendant of this process but the guardian. Returns how many there were.
+/// Send SIGKILL to each descendant of this process but the guardian. Returns how many were seen: one that is
+/// made meanwhile may be missed.
 pub fn kill_tree(guardian: u32) -> usize {
     let tree = crate::proc::descendants(std::process::id());
     tree.into_iter().filter(|pid| *pid != guardian).map(|pid| send(pid, libc::SIGKILL)).count()
@@ -93,11 +98,16 @@ impl SignalSet {
 pub fn kill_and_wait(pid: u32, limit: Duration) {
     send(pid, libc::SIGKILL);
     let begun = std::time::Instant::now();
-    // SAFETY: no status is wanted.
-    let lives = || unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == 0;
-    while lives() && begun.elapsed() < limit {
+    while !child_has_ended(pid) && begun.elapsed() < limit {
         std::thread::sleep(KILLED_STEP);
     }
+}
+
+/// Whether this child of ours has ended, which is true from then on. `wait_any` may not tell of it.
+pub fn child_has_ended(pid: u32) -> bool {
+    let flags = libc::WNOHANG | libc::__WALL;
+    // SAFETY: no status is wanted.
+    unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), flags) != 0 }
 }
 
 /// Become the parent of all descendants whose own parent ends (PR_SET_CHILD_SUBREAPER).
@@ -157,13 +167,27 @@ pub fn send(pid: u32, signal: i32) {
     unsafe { libc::kill(pid as i32, signal) };
 }
 
-/// The process id and wait status of a child of the calling thread, the main one, that has ended, or of a
-/// thread that it traces and that has stopped. None: there is none just now.
-pub fn wait_any() -> Option<(u32, i32)> {
+/// What the kernel says of the children of the calling thread, the main one, the guardian excepted.
+pub enum Waited {
+    /// The process id and wait status of one that has ended, or of a thread that is traced and has stopped.
+    For(u32, i32),
+    /// None has ended since.
+    Lives,
+    /// There is none. As their subreaper we become the parent of all whose parent ends, before that is told of,
+    /// so nobody is below us at all. A look through /proc cannot say that: a process may be made, and its
+    /// parent end, while one looks.
+    Nobody,
+}
+
+pub fn wait_any() -> Waited {
     let mut status = 0;
     // SAFETY: status lives across the call.
     let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WNOTHREAD) };
-    (pid > 0).then_some((pid as u32, status))
+    match pid {
+        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) => Waited::Nobody,
+        -1 | 0 => Waited::Lives,
+        pid => Waited::For(pid as u32, status),
+    }
 }
 
 /// Pin the calling thread to a CPU.

@@ -34,7 +34,7 @@ use crate::run::record::Recording;
 use crate::run::sampling::Sampling;
 use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
-use crate::signals::{self, Inherited};
+use crate::signals::{self, Inherited, Waited};
 use crate::times::{KILL_STEP, TREE_ENDS};
 use memspill_agent::protocol::is_agent;
 use memspill_engine::backing::{Chore, QueueId};
@@ -313,7 +313,8 @@ fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &s
     };
     let mut tracer = Tracer::new(&door.askers, agent, &tell);
     loop {
-        for (who, status) in reap() {
+        let (ended, nobody) = reap();
+        for (who, status) in ended {
             tracer.is_told(who, status.into_raw());
             if status.stopped_signal().is_some() {
                 continue;
@@ -325,9 +326,9 @@ fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &s
                     exit::OWN_FAILURE
                 }));
             }
-            if who == guardian {
-                run.fail("the guardian was killed: the tree ends with it".into());
-            }
+        }
+        if signals::child_has_ended(guardian) {
+            run.fail("the guardian was killed: the tree ends with it".into());
         }
         tracer.look();
         if exit_code.is_none()
@@ -344,15 +345,11 @@ fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &s
             return end_tree(run, guardian, verdict.exit_code);
         }
         if let Some(code) = exit_code {
-            let below = crate::proc::descendants(std::process::id());
-            let left = below.iter().filter(|pid| **pid != guardian).count();
-            if left == 0 {
-                return Left { exit_code: code, nobody: true };
+            if nobody {
+                return Left { exit_code: code, nobody };
             }
             if run.settings.verbose && !told {
-                eprintln!(
-                    "memspill: the command has ended; waiting for {left} processes that it left behind"
-                );
+                eprintln!("memspill: the command has ended; waiting for the processes that it left behind");
                 told = true;
             }
         }
@@ -385,27 +382,29 @@ fn end_tree(run: &Run, guardian: u32, exit_code: i32) -> Left {
         run.stop();
     }
     let begun = Instant::now();
-    let mut left = signals::kill_tree(guardian);
-    while left > 0 && begun.elapsed() < TREE_ENDS {
-        reap();
+    let (mut left, mut nobody) = (signals::kill_tree(guardian), reap().1);
+    while !nobody && begun.elapsed() < TREE_ENDS {
         std::thread::sleep(KILL_STEP);
-        left = signals::kill_tree(guardian);
+        (left, nobody) = (signals::kill_tree(guardian), reap().1);
     }
-    reap();
-    if left > 0 {
+    if !nobody && left > 0 {
         let seconds = TREE_ENDS.as_secs();
         let why = "they are frozen, or wait in the kernel";
         eprintln!("memspill: {left} killed processes have not ended within {seconds} s: {why}");
     }
-    Left { exit_code, nobody: left == 0 }
+    Left { exit_code, nobody }
 }
 
-fn reap() -> Vec<(u32, ExitStatus)> {
+/// The children that have ended, and whether nobody is left.
+fn reap() -> (Vec<(u32, ExitStatus)>, bool) {
     let mut ended = Vec::new();
-    while let Some((pid, status)) = signals::wait_any() {
-        ended.push((pid, ExitStatus::from_raw(status)));
+    loop {
+        match signals::wait_any() {
+            Waited::For(pid, status) => ended.push((pid, ExitStatus::from_raw(status))),
+            Waited::Lives => return (ended, false),
+            Waited::Nobody => return (ended, true),
+        }
     }
-    ended
 }
 
 /// The shell's convention.

@@ -208,6 +208,8 @@ pub const KILL_STEP: Duration = ms(2);
 pub const KILLED_STEP: Duration = us(200);
 /// The guardian kills in steps that grow up to this: one that is frozen ends when it is thawed.
 pub const GUARDIAN_STEP_MAX: Duration = ms(200);
+/// The guardian looks again for so long where it finds nobody and the machine makes processes all the time.
+pub const GUARDIAN_SURE: Duration = ms(500);
 /// The guardian looks this often whether its parent is still the supervisor, whatever signals it gets.
 pub const GUARDIAN_LOOK: Duration = s(60);
 
