@@ -11,12 +11,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What memspill has inherited and changed for itself, and what the target gets back: resource limits, the
-/// limit on core dumps, the signal mask.
+/// limit on core dumps, the signal mask, and that SIGCHLD was ignored.
 #[derive(Clone, Copy)]
 pub struct Inherited {
     pub limits: Limits,
     pub core: libc::rlimit,
     pub mask: libc::sigset_t,
+    pub ignores_children: bool,
 }
 
 /// Signals that a thread waits for, and the signal mask before they were blocked.
@@ -25,8 +26,8 @@ pub struct SignalSet {
     before: libc::sigset_t,
 }
 
-/// Tells the supervisor that the guardian has ended. Not SIGCHLD: of the others `wait_any` says whether one is
-/// left. A process that is not prepared for this signal ignores it.
+/// Tells the supervisor that the guardian has ended. Not SIGCHLD: of the others `wait_any` says whether one
+/// is left. A process that is not prepared for this signal ignores it.
 pub const GUARDIAN_ENDED: i32 = libc::SIGURG;
 
 /// Block these signals, and those that tell of children; threads that are started later inherit that. `wait`
@@ -49,6 +50,13 @@ fn block_set(signals: &[i32]) -> io::Result<SignalSet> {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// The kernel keeps what has become of our children, also where SIGCHLD was ignored by whoever has started
+/// us. Returns whether it was.
+pub fn keep_statuses() -> bool {
+    // SAFETY: constant arguments; no handler is set.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_IGN }
 }
 
 /// Send SIGKILL to each descendant of this process but the guardian. Returns how many were seen: one that is
@@ -156,6 +164,9 @@ pub fn on_exec(command: &mut Command, inherited: Inherited) {
             libc::sigprocmask(libc::SIG_SETMASK, &inherited.mask, std::ptr::null_mut());
             inherited.limits.restore();
             libc::setrlimit(libc::RLIMIT_CORE, &inherited.core);
+            if inherited.ignores_children {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            }
             Ok(())
         });
     }
@@ -173,7 +184,7 @@ pub enum Waited {
     For(u32, i32),
     /// None has ended since.
     Lives,
-    /// There is none. As their subreaper we become the parent of all whose parent ends, before that is told of,
+    /// There is none. As their subreaper we become the parent of all whose parent ends, before that is told,
     /// so nobody is below us at all. A look through /proc cannot say that: a process may be made, and its
     /// parent end, while one looks.
     Nobody,

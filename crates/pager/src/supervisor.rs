@@ -84,6 +84,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     proc_is_ours()?;
     not_inside_a_run()?;
     let (forwarded, children) = signals::block(&FORWARDED)?;
+    let ignores_children = signals::keep_statuses();
     signals::become_subreaper()?;
     let core = signals::no_core(config.settings.forks == Forks::Kernel);
     let address = config.door.address();
@@ -94,7 +95,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let held = Arc::new(HeldFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
     let guardian = crate::guardian::start(&address, &held, agent.file())
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
-    let inherited = Inherited { limits: config.limits, core, mask: forwarded.before() };
+    let inherited = Inherited { limits: config.limits, core, mask: forwarded.before(), ignores_children };
     let (command, has_loader) = (config.command.clone(), config.has_loader);
     let set_up = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
