@@ -22,6 +22,7 @@ use core::sync::atomic::Ordering;
 
 use super::batch;
 use super::context::Context;
+use super::enter;
 use super::gadget;
 use super::in_use::{self, Use, Uses};
 use super::late;
@@ -52,6 +53,10 @@ global_asm!(
     ".pushsection memspill_gadget, \"ax\", @progbits",
     ".hidden memspill_clone, memspill_vfork, memspill_unmasked, memspill_go_on_cloned",
     ".globl memspill_clone, memspill_vfork, memspill_unmasked, memspill_go_on_cloned",
+    ".hidden memspill_clone_foreign, memspill_vfork_foreign",
+    ".globl memspill_clone_foreign, memspill_vfork_foreign",
+    "memspill_clone_foreign:",
+    "wrgsbase r11",
     "memspill_clone:",
     "syscall",
     "mov rdi, r9",
@@ -69,6 +74,8 @@ global_asm!(
     "fxsave64 [rsp]",
     "call {started}",
     "jmp 4f",
+    "memspill_vfork_foreign:",
+    "wrgsbase r11",
     "memspill_vfork:",
     "syscall",
     "mov rsp, qword ptr gs:[{top}]",
@@ -102,6 +109,10 @@ global_asm!(
     "mov r9, qword ptr gs:[{args} + 40]",
     "mov rax, qword ptr gs:[{result}]",
     "mov rcx, qword ptr gs:[{next}]",
+    "mov r11, qword ptr gs:[{gs}]",
+    "cmp r11, qword ptr gs:[0]",
+    "je memspill_go_on_cloned",
+    "wrgsbase r11",
     "memspill_go_on_cloned:",
     "jmp rcx",
     ".popsection",
@@ -111,6 +122,7 @@ global_asm!(
     args = const offset_of!(Block, frame) + offset_of!(Frame, args),
     result = const offset_of!(Block, frame) + offset_of!(Frame, result),
     next = const offset_of!(Block, frame) + offset_of!(Frame, next),
+    gs = const offset_of!(Block, gs),
     cloned = sym cloned,
     started = sym started,
     vforked = sym vforked,
@@ -120,6 +132,8 @@ global_asm!(
 unsafe extern "C" {
     fn memspill_clone();
     fn memspill_vfork();
+    fn memspill_clone_foreign();
+    fn memspill_vfork_foreign();
     fn memspill_unmasked();
     fn memspill_go_on_cloned();
 }
@@ -198,6 +212,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     block.frame.stack = context.regs.rsp;
     block.mask = context.mask;
     block.flags = request.flags;
+    block.gs = gadget::gs(block.address);
     if windows::is_on() && request.flags & (CLONE_VM | CLONE_FILES) == CLONE_FILES {
         // Each would have the other's memory for its own.
         return Err(sys::EINVAL);
@@ -206,7 +221,10 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         windows::exclude_word(request.child_tid);
     }
     let is_vfork = request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
-    let label: unsafe extern "C" fn() = if is_vfork { memspill_vfork } else { memspill_clone };
+    let [plain, foreign]: [unsafe extern "C" fn(); 2] = match is_vfork {
+        true => [memspill_vfork, memspill_vfork_foreign],
+        false => [memspill_clone, memspill_clone_foreign],
+    };
     context.regs.r9 = if is_vfork {
         keep_parent(block, stack).ok_or(EAGAIN)?
     } else if request.flags & CLONE_VM != 0 {
@@ -256,7 +274,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         block.joins = is_managed && !is_late;
         block.is_late = is_late;
     }
-    context.regs.rip = label as *const () as usize;
+    enter::go_to(block, &mut context.regs, plain, foreign);
     context.mask = signals::IN_DISPATCH;
     Ok(())
 }
@@ -306,6 +324,7 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
     child.mask = block.mask;
     child.reserved_mask = block.reserved_mask;
     child.alternate = thread::NO_STACK;
+    child.gs = if block.gs == block.address { child.address } else { block.gs };
     child.flags = request.flags;
     child.vforks.store(0, Ordering::Relaxed);
     child.keep(thread::KEPT_TID, request.cleared_at_end(), TID_BYTES);
@@ -322,10 +341,10 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
 /// Keeps what the parent needs when it wakes up: its child uses the block meanwhile.
 fn keep_parent(block: &mut Block, child_stack: usize) -> Option<usize> {
     let depth = block.vforks.load(Ordering::Relaxed) as usize;
-    let (frame, mask, reserved_mask, alternate) =
-        (block.frame, block.mask, block.reserved_mask, block.alternate);
+    let (frame, mask, reserved_mask, alternate, gs) =
+        (block.frame, block.mask, block.reserved_mask, block.alternate, block.gs);
     let place = block.parents.get_mut(depth).filter(|_| depth < VFORKS)?;
-    *place = Parent { frame, child_stack, mask, reserved_mask, alternate };
+    *place = Parent { frame, child_stack, mask, reserved_mask, alternate, gs };
     let place = place as *mut Parent as usize;
     block.vforks.fetch_add(1, Ordering::Relaxed);
     Some(place)
@@ -367,6 +386,7 @@ extern "C" fn started(block: *mut Block) {
     in_use::withdraw(block);
     // SAFETY: no memory involved.
     block.tid = unsafe { gadget::call(GETTID, [0; 6]) }.unwrap_or(0) as u32;
+    block.fs = gadget::fs();
     if block.flags & CLONE_VM != 0 {
         let stack = block.kernel_stack();
         // SAFETY: %gs and the alternate stack are of the calling thread, which had none; the stack is not in
@@ -431,6 +451,7 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     block.mask = parent.mask;
     block.reserved_mask = parent.reserved_mask;
     block.alternate = parent.alternate;
+    block.gs = parent.gs;
     let depth = (parent as *const Parent as usize - block.parents.as_ptr() as usize) / size_of::<Parent>();
     block.vforks.store(depth as u32, Ordering::Relaxed);
     // The child may have been killed anywhere.
@@ -440,9 +461,10 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
 
 /// The child's side of a vfork.
 extern "C" fn vfork_started(parent: &Parent) {
-    // SAFETY: %gs is its parent's, and so is the block.
+    // SAFETY: it stands on its parent's alternate stack, and the block is its parent's.
     let block = unsafe { thread::current() };
     in_use::withdraw(block);
     block.frame = Frame { stack: parent.child_stack, result: 0, ..parent.frame };
+    block.gs = parent.gs;
     arm_child(block.flags);
 }

@@ -9,12 +9,14 @@
 //! is prepared or is to be restarted has not begun: the program stands before its instruction, and traps
 //! again. A call that was made is over: the program stands behind its instruction, with the result. So no
 //! state of the agent outlives the beginning of a handler: it may make system calls, leave by longjmp, unwind
-//! the stack (pthread_cancel), switch to another coroutine, which goes on in another thread.
+//! the stack (pthread_cancel), switch to another coroutine, which goes on in another thread. %gs is the
+//! program's own.
 
 use super::context::{self, Context, Info, SignalFrame};
+use super::enter::{self, Place};
 use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN, SIGSEGV};
 use super::thread::{AltStack, Block};
-use super::{clone, enter, gadget, in_use, rewrite};
+use super::{clone, gadget, in_use, rewrite};
 use crate::sys;
 use core::mem::{offset_of, size_of};
 
@@ -33,24 +35,32 @@ pub fn show_program(block: &mut Block, context: &mut Context) {
     }
     let (frame, regs) = (&block.frame, &mut context.regs);
     let at = regs.rip;
-    let side = enter::is_before_site_call(at);
-    if side == Some(enter::Side::Registers) {
-        regs.rip = regs.rcx - INSTRUCTION;
-    } else if at == enter::make() || side == Some(enter::Side::Block) {
-        regs.rip = frame.next - INSTRUCTION;
-        regs.rax = frame.number;
-        regs.set_args(frame.args);
-    } else if rewrite::is_left(regs) {
+    let place = enter::place(at);
+    let is_cloned = (clone::unmasked()..clone::go_on()).contains(&at);
+    if is_cloned || place.is_some_and(|(_, has_own_gs)| has_own_gs) {
+        let _ = gadget::set_gs(block.gs);
+    }
+    match place.map(|(place, _)| place) {
+        Some(Place::BeforeByRegisters) => regs.rip = regs.rcx - INSTRUCTION,
+        Some(Place::Before) => {
+            regs.rip = frame.next - INSTRUCTION;
+            regs.rax = frame.number;
+            regs.set_args(frame.args);
+        }
+        Some(Place::After) => {
+            regs.rip = frame.next;
+            regs.set_args(frame.args);
+        }
+        Some(Place::AtEnd) => regs.rip = regs.rcx,
         // It stands before its call.
-    } else if (enter::made()..enter::go_on()).contains(&at) {
-        regs.rip = frame.next;
-        regs.set_args(frame.args);
-    } else if (clone::unmasked()..clone::go_on()).contains(&at) {
-        regs.rip = frame.next;
-        regs.rax = frame.result;
-        regs.set_args(frame.args);
-    } else if at == enter::go_on() || at == clone::go_on() {
-        regs.rip = regs.rcx;
+        None if rewrite::is_left(regs) => {}
+        None if is_cloned => {
+            regs.rip = frame.next;
+            regs.rax = frame.result;
+            regs.set_args(frame.args);
+        }
+        None if at == clone::go_on() => regs.rip = regs.rcx,
+        None => {}
     }
 }
 

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   site ─ jmp ▶ its stub: eax = number, rcx = behind the site's syscall ─ jmp ▶ memspill_site
+//!     %gs is not the block: the site's own syscall
 //!     registers into the block; `preparing` = 1
 //!     on the thread's alternate stack: publish, wait, touch (`hold::on_site`)
 //!     registers back; `preparing` = 0 ─▶ memspill_make; or, to be trapped after all, the site's own syscall
@@ -15,12 +16,18 @@
 //! After the call its ranges are withdrawn, the arguments' registers are as the program left them (the call
 //! may have been made with others), and the program goes on behind its own instruction. The address travels
 //! in rcx, which a system call destroys anyway.
+//!
+//! *%gs* points to the thread's block here. Where the program has it point elsewhere the call is made by
+//! memspill_make_foreign, which r11 tells the block, and which gives the program its own %gs at last. At a
+//! rewritten site %gs is taken for the thread's block if it lies among the blocks, at the place that it
+//! names, and names the thread's %fs: a coroutine may take the %gs of one thread to another.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-use super::hold;
-use super::thread::{Block, Frame, LEFT, Saved};
+use super::context::Registers;
+use super::thread::{self, Block, Frame, LEFT, Saved};
+use super::{gadget, hold};
 use crate::protocol::Slot;
 
 const ARGS: usize = offset_of!(Block, frame) + offset_of!(Frame, args);
@@ -29,8 +36,27 @@ global_asm!(
     ".pushsection memspill_gadget, \"ax\", @progbits",
     ".hidden memspill_make, memspill_made, memspill_go_on, memspill_end_thread, memspill_site",
     ".globl memspill_make, memspill_made, memspill_go_on, memspill_end_thread, memspill_site",
-    ".hidden memspill_site_saved, memspill_site_given_back",
-    ".globl memspill_site_saved, memspill_site_given_back",
+    ".hidden memspill_site_saved, memspill_site_given_back, memspill_site_foreign, memspill_site_checked",
+    ".globl memspill_site_saved, memspill_site_given_back, memspill_site_foreign, memspill_site_checked",
+    ".hidden memspill_make_foreign, memspill_make_foreign_call, memspill_made_foreign",
+    ".globl memspill_make_foreign, memspill_make_foreign_call, memspill_made_foreign",
+    ".hidden memspill_go_on_foreign, memspill_end_thread_foreign",
+    ".globl memspill_go_on_foreign, memspill_end_thread_foreign",
+    "memspill_site_foreign:",
+    "lea r11, [rcx - 2]",
+    "jmp r11",
+    // Where the program may have set %gs.
+    "memspill_site_checked:",
+    "rdgsbase r11",
+    "sub r11, qword ptr [rip + {shared} + {arena}]",
+    "cmp r11, qword ptr [rip + {shared} + {arena_bytes}]",
+    "jae memspill_site_foreign",
+    "rdgsbase r11",
+    "cmp r11, qword ptr gs:[0]",
+    "jne memspill_site_foreign",
+    "rdfsbase r11",
+    "cmp r11, qword ptr gs:[{fs}]",
+    "jne memspill_site_foreign",
     "memspill_site:",
     "mov qword ptr gs:[{number}], rax",
     "mov qword ptr gs:[{args}], rdi",
@@ -113,7 +139,26 @@ global_asm!(
     "mov rcx, qword ptr gs:[{next}]",
     "memspill_go_on:",
     "jmp rcx",
+    "memspill_make_foreign:",
+    "wrgsbase r11",
+    "memspill_make_foreign_call:",
+    "syscall",
+    "memspill_made_foreign:",
+    "mov dword ptr gs:[{count}], 0",
+    "mov rdi, qword ptr gs:[{args}]",
+    "mov rsi, qword ptr gs:[{args} + 8]",
+    "mov rdx, qword ptr gs:[{args} + 16]",
+    "mov r10, qword ptr gs:[{args} + 24]",
+    "mov r8, qword ptr gs:[{args} + 32]",
+    "mov r9, qword ptr gs:[{args} + 40]",
+    "mov rcx, qword ptr gs:[{next}]",
+    "mov r11, qword ptr gs:[{gs}]",
+    "wrgsbase r11",
+    "memspill_go_on_foreign:",
+    "jmp rcx",
     // The thread's last call: from here on another one may take its block.
+    "memspill_end_thread_foreign:",
+    "wrgsbase r11",
     "memspill_end_thread:",
     "mov dword ptr gs:[{state}], {left}",
     "syscall",
@@ -131,6 +176,11 @@ global_asm!(
     on_site = sym hold::on_site,
     state = const offset_of!(Block, state),
     left = const LEFT,
+    gs = const offset_of!(Block, gs),
+    fs = const offset_of!(Block, fs),
+    shared = sym thread::SHARED,
+    arena = const thread::SHARED_ARENA,
+    arena_bytes = const thread::SHARED_BYTES,
 );
 
 unsafe extern "C" {
@@ -141,50 +191,83 @@ unsafe extern "C" {
     fn memspill_made();
     fn memspill_go_on();
     fn memspill_end_thread();
+    fn memspill_site_foreign();
+    fn memspill_site_checked();
+    fn memspill_make_foreign();
+    fn memspill_make_foreign_call();
+    fn memspill_made_foreign();
+    fn memspill_go_on_foreign();
+    fn memspill_end_thread_foreign();
+}
+
+fn at(label: unsafe extern "C" fn()) -> usize {
+    label as *const () as usize
 }
 
 /// Where the stubs of rewritten sites lead to.
 pub fn site() -> usize {
-    memspill_site as *const () as usize
+    at(if gadget::has_fsgsbase() { memspill_site_checked } else { memspill_site })
 }
 
-/// Does a thread at this instruction prepare a call from a rewritten site, with the program's registers as
-/// they were, but for rcx: before they are in the block, or after? (Between, `Block::preparing` says it.)
-pub fn is_before_site_call(at: usize) -> Option<Side> {
-    let label = |label: unsafe extern "C" fn()| label as *const () as usize;
-    if (site()..label(memspill_site_saved)).contains(&at) {
-        Some(Side::Registers)
-    } else if (label(memspill_site_given_back)..make()).contains(&at) {
-        Some(Side::Block)
-    } else {
-        None
-    }
-}
-
-/// Where it is known which call it is.
+/// Where a thread stands that is at one of these instructions, but for those that prepare a call from a
+/// rewritten site while `Block::preparing` says so.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// In the registers; rcx is behind the site's syscall.
-    Registers,
-    Block,
+pub enum Place {
+    /// Before its call, as the registers say; rcx is behind the site's syscall.
+    BeforeByRegisters,
+    /// Before its call, as the block says.
+    Before,
+    /// The call has been made, and rax is its result.
+    After,
+    /// At the last instruction, which jumps to rcx.
+    AtEnd,
 }
 
-/// Where the call is made.
-pub fn make() -> usize {
-    memspill_make as *const () as usize
+/// None: it is elsewhere. True: %gs may be the block, where `Block::gs` is the program's.
+pub fn place(of: usize) -> Option<(Place, bool)> {
+    use Place::{After, AtEnd, Before, BeforeByRegisters};
+    let ranges = [
+        (at(memspill_site_foreign)..at(memspill_site_saved), BeforeByRegisters, false),
+        (at(memspill_site_given_back)..at(memspill_made), Before, false),
+        (at(memspill_made)..at(memspill_go_on), After, false),
+        (at(memspill_go_on)..at(memspill_make_foreign), AtEnd, false),
+        (at(memspill_make_foreign)..at(memspill_made_foreign), Before, true),
+        (at(memspill_made_foreign)..at(memspill_go_on_foreign), After, true),
+        (at(memspill_go_on_foreign)..at(memspill_end_thread_foreign), AtEnd, false),
+    ];
+    let found = ranges.into_iter().find(|(range, _, _)| range.contains(&of));
+    found.map(|(_, place, has_own_gs)| (place, has_own_gs))
 }
 
-/// From here on the call has been made, and rax is its result.
-pub fn made() -> usize {
-    memspill_made as *const () as usize
+/// Is the thread about to make a call?
+pub fn is_before_call(of: usize) -> bool {
+    [memspill_make, memspill_make_foreign, memspill_make_foreign_call]
+        .into_iter()
+        .any(|label| at(label) == of)
 }
 
-/// The last instruction, which jumps to rcx.
-pub fn go_on() -> usize {
-    memspill_go_on as *const () as usize
+/// Has a thread make its call when the handler returns: as the registers say, with all prepared.
+pub fn go_to_make(block: &mut Block, regs: &mut Registers) {
+    go_to(block, regs, memspill_make, memspill_make_foreign);
 }
 
-/// Where a thread ends.
-pub fn end_thread() -> usize {
-    memspill_end_thread as *const () as usize
+/// Has it end.
+pub fn go_to_end_thread(block: &mut Block, regs: &mut Registers) {
+    go_to(block, regs, memspill_end_thread, memspill_end_thread_foreign);
+}
+
+/// To instructions that find the block by %gs: `foreign` are those that point it there first.
+pub fn go_to(
+    block: &mut Block,
+    regs: &mut Registers,
+    plain: unsafe extern "C" fn(),
+    foreign: unsafe extern "C" fn(),
+) {
+    block.gs = gadget::gs(block.address);
+    if block.gs == block.address {
+        regs.rip = at(plain);
+    } else {
+        regs.rip = at(foreign);
+        regs.r11 = block.address;
+    }
 }

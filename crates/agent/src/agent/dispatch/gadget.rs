@@ -10,7 +10,8 @@
 //! nothing of it.
 
 use core::arch::{asm, global_asm};
-use core::mem::{MaybeUninit, size_of};
+use core::mem::{MaybeUninit, size_of, size_of_val};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::{Result, nr};
 
@@ -143,11 +144,65 @@ pub unsafe fn call_with_stack_at(stack: usize, number: usize, args: [usize; 3]) 
     }
 }
 
-/// Sets %gs, which leads a thread to its block; 0: to none.
+/// Not 0: the kernel lets programs set %fs and %gs by an instruction.
+#[unsafe(link_section = ".data.hot")]
+static HAS_FSGSBASE: AtomicU32 = AtomicU32::new(0);
+
+/// Asks the kernel (AT_HWCAP2) whether programs may set %gs by an instruction. Before any thread is armed.
+pub fn find_fsgsbase() {
+    const PR_GET_AUXV: usize = 0x4155_5856;
+    const AT_HWCAP2: usize = 26;
+    const FSGSBASE: usize = 2;
+    let mut list = [[0usize; 2]; 64];
+    let args = [PR_GET_AUXV, list.as_mut_ptr() as usize, size_of_val(&list), 0, 0, 0];
+    // SAFETY: the kernel writes to the list, no more than its length.
+    let is_told = unsafe { call(nr::PRCTL, args) }.is_ok();
+    let has = |[what, value]: &[usize; 2]| *what == AT_HWCAP2 && value & FSGSBASE != 0;
+    HAS_FSGSBASE.store((is_told && list.iter().any(has)).into(), Ordering::Relaxed);
+}
+
+/// May programs set %gs by an instruction? If not it is the dispatch's alone.
+pub fn has_fsgsbase() -> bool {
+    HAS_FSGSBASE.load(Ordering::Relaxed) != 0
+}
+
+/// Where %gs points to, if the program may have set it; else `block`.
+pub fn gs(block: usize) -> usize {
+    if !has_fsgsbase() {
+        return block;
+    }
+    let gs: usize;
+    // SAFETY: reads a register; the instruction is there.
+    unsafe { asm!("rdgsbase {}", out(reg) gs, options(nomem, nostack, preserves_flags)) };
+    gs
+}
+
+/// Where %fs points to, if the program may have set %gs; else 0.
+pub fn fs() -> usize {
+    if !has_fsgsbase() {
+        return 0;
+    }
+    let fs: usize;
+    // SAFETY: as above.
+    unsafe { asm!("rdfsbase {}", out(reg) fs, options(nomem, nostack, preserves_flags)) };
+    fs
+}
+
+/// Points %gs to an address, which is a block, or one that the program has had it point to.
 pub fn set_gs(to: usize) -> Result<usize> {
+    if has_fsgsbase() {
+        // SAFETY: no code of the agent's reads by %gs but the instructions of `enter.rs` and `clone.rs`.
+        unsafe { asm!("wrgsbase {}", in(reg) to, options(nomem, nostack, preserves_flags)) };
+        return Ok(0);
+    }
+    set_gs_by_call(to)
+}
+
+/// The same by the kernel, which looks whether the address may be.
+pub fn set_gs_by_call(to: usize) -> Result<usize> {
     const ARCH_PRCTL: usize = 158;
     const ARCH_SET_GS: usize = 0x1001;
-    // SAFETY: no memory involved; no code but the dispatch's uses %gs.
+    // SAFETY: as above; no memory involved.
     unsafe { call(ARCH_PRCTL, [ARCH_SET_GS, to, 0, 0, 0, 0]) }
 }
 

@@ -29,6 +29,8 @@ pub fn leave(block: &mut Block, context: &mut Context) {
     // SAFETY: the kernel reads a struct, and a number. All signals are blocked. Nothing looks at the block
     // any more.
     unsafe { gadget::call_with_stack_at(elsewhere, SIGALTSTACK, stack) };
-    let _ = gadget::set_gs(0);
+    if gadget::gs(block.address) == block.address {
+        let _ = gadget::set_gs(0);
+    }
     thread::give_back(block);
 }

@@ -51,9 +51,9 @@
 //! robust list, the word that its end clears (`Block::kept`); all of the agent. (The program's alternate
 //! stacks it does not touch: signals are handled on those of the agent.)
 //!
-//! Not covered: programs that use Syscall User Dispatch or %gs themselves (Wine), which are
-//! left alone; memory behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of
-//! a call after it has returned (vmsplice, MSG_ZEROCOPY).
+//! Not covered: programs that use Syscall User Dispatch themselves (Wine), which are refused it; memory
+//! behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of a call after it
+//! has returned (vmsplice, MSG_ZEROCOPY).
 
 use crate::protocol::Board;
 use crate::sys::{self, PAGE, Result};
@@ -85,7 +85,7 @@ const GETTID: usize = 186;
 const ARCH_GET_FS: usize = 0x1003;
 const GET_ROBUST_LIST: usize = 274;
 
-/// EBUSY: the program uses %gs, or has more than one thread already.
+/// EBUSY: the program has more than one thread already, or has set %gs where only the kernel can set it.
 use crate::sys::EBUSY;
 /// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
 /// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
@@ -98,14 +98,22 @@ pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
         // The child of a fork.
         return thread::reserve();
     }
-    let mut gs = 0usize;
-    // SAFETY: the kernel writes a word.
-    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
-    if gs != 0 || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads) {
+    gadget::find_fsgsbase();
+    if !gadget::has_fsgsbase() && kernels_gs()? != 0
+        || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
+    {
         return Err(EBUSY);
     }
     gadget::disarm().map_err(|_| ENOSYS)?;
     thread::reserve()
+}
+
+/// Where %gs points to.
+fn kernels_gs() -> Result<usize> {
+    let mut gs = 0usize;
+    // SAFETY: the kernel writes a word.
+    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
+    Ok(gs)
 }
 
 /// Are calls trapped in this process?
@@ -198,7 +206,12 @@ fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Resul
         let stack = block.kernel_stack();
         let before = &raw mut block.alternate as usize;
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
-        let _ = gadget::set_gs(block.address);
+        // What the program finds there it may put back when its calls are trapped no more.
+        let stays = gadget::has_fsgsbase() && handshake::is_then_free();
+        if !stays && gadget::gs(0) == 0 {
+            let _ = gadget::set_gs(block.address);
+        }
+        block.fs = gadget::fs();
         signals::adopt(trap::on_signal as *const () as usize);
         let mut kernels = 0u64;
         signals::set_mask(block, &mut kernels, mask);

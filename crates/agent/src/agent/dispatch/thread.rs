@@ -1,8 +1,15 @@
-//! What the dispatch keeps for each thread of the program: its *block*, which %gs points to.
+//! What the dispatch keeps for each thread of the program: its *block*.
 //!
 //! ```text
 //!   arena:  ‖ alternate stack 64 KiB | block 4 KiB ‖ alternate stack | block ‖ ...          ‖: no access
 //! ```
+//!
+//! A handler finds the block by the stack on which it runs. The instructions that run on the program's stack
+//! (`enter.rs`, `clone.rs`) find it by %gs. But the program may point %gs elsewhere by an instruction
+//! (wrgsbase), of which nobody is told. So the way to them from a handler points %gs to the block, and the
+//! way back to the program gives %gs its own value (`Block::gs`); the way from a rewritten site goes by the
+//! handler where %gs is not the block. A program that has never set %gs finds it where its block is, and may
+//! put back what it has found.
 //!
 //! A block is never given back, only used again by a later thread, so that the evictor can go through the
 //! list of them whenever it likes. None of this memory may ever be managed: the kernel writes signal frames
@@ -21,6 +28,7 @@
 //! fork has a copy of all blocks, of which only its own is in use.
 
 use core::arch::asm;
+use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -92,6 +100,7 @@ pub struct Parent {
     pub mask: u64,
     pub reserved_mask: u64,
     pub alternate: AltStack,
+    pub gs: usize,
 }
 
 /// What of the registers the preparation of a call may change, and a call does not.
@@ -107,7 +116,7 @@ const NOTHING_SAVED: Saved = Saved { general: [0; 6], vectors: [[0; 2]; 16] };
 pub const NOTHING_KEPT: [RangeInUse; KEPT] = [RangeInUse { start: 0, end: 0 }; KEPT];
 
 const NO_PARENT: Parent =
-    Parent { frame: NO_FRAME, child_stack: 0, mask: 0, reserved_mask: 0, alternate: NO_STACK };
+    Parent { frame: NO_FRAME, child_stack: 0, mask: 0, reserved_mask: 0, alternate: NO_STACK, gs: 0 };
 
 #[repr(C)]
 pub struct Block {
@@ -140,6 +149,10 @@ pub struct Block {
     pub tid: u32,
     /// The same of a process of its own, as its parent sees it; 0: it is a thread.
     pub process: AtomicU32,
+    /// Where the program's %gs points to, while %gs points to the block for a call: see `gadget::gs`.
+    pub gs: usize,
+    /// Where %fs pointed to when the thread trapped last.
+    pub fs: usize,
     pub slot: Slot,
     /// Ranges of the program's memory that are never to be taken out while there is this thread, by KEPT_*.
     /// Written by the thread, or by its parent before it begins; each with a call published that names them
@@ -162,24 +175,30 @@ pub struct Block {
 const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
 
 /// What there is once in a process.
-struct Shared {
+pub struct Shared {
     first: AtomicUsize,
     board: AtomicPtr<Board>,
-    /// Where the blocks lie, how many have room, and how many were made.
+    /// Where the blocks lie, in how many bytes, how many have room, and how many were made.
     arena: AtomicUsize,
+    bytes: AtomicUsize,
     blocks_max: AtomicUsize,
     blocks: AtomicUsize,
 }
 
 // In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data.hot")]
-static SHARED: Shared = Shared {
+pub static SHARED: Shared = Shared {
     first: AtomicUsize::new(0),
     board: AtomicPtr::new(null_mut()),
     arena: AtomicUsize::new(0),
+    bytes: AtomicUsize::new(0),
     blocks_max: AtomicUsize::new(0),
     blocks: AtomicUsize::new(0),
 };
+
+/// For the instructions that look whether %gs points into it.
+pub const SHARED_ARENA: usize = offset_of!(Shared, arena);
+pub const SHARED_BYTES: usize = offset_of!(Shared, bytes);
 
 #[unsafe(link_section = ".data.hot")]
 static OWN_BOARD: BoardCell = BoardCell(core::cell::UnsafeCell::new(Board::EMPTY));
@@ -254,17 +273,23 @@ unsafe fn copy_managed(from: *mut Board, to: *mut Board) {
     }
 }
 
-/// The calling thread's block.
+/// The calling thread's block: beside the stack on which this runs.
 ///
 /// # Safety
-/// The thread is armed, and the reference not used after the call or handler that it belongs to.
+/// The thread is armed and stands on its alternate stack, as in each handler; and the reference is not used
+/// after the call or handler that it belongs to.
 pub unsafe fn current<'a>() -> &'a mut Block {
-    let address: usize;
-    // SAFETY: %gs of an armed thread points to its block, which is never given back.
-    unsafe {
-        asm!("mov {}, qword ptr gs:[0]", out(reg) address, options(nostack, readonly, preserves_flags));
-        &mut *(address as *mut Block)
+    let pointer: usize;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    let arena = SHARED.arena.load(Ordering::Relaxed);
+    let index = pointer.wrapping_sub(arena) / (BLOCK_PAGES * PAGE);
+    if index >= SHARED.blocks_max.load(Ordering::Relaxed) {
+        // A thread of the agent's own, which has no block.
+        sys::die();
     }
+    // SAFETY: the block of that stack, which is the calling thread's and is never given back.
+    unsafe { &mut *((arena + index * BLOCK_PAGES * PAGE + PAGE + STACK_BYTES) as *mut Block) }
 }
 
 /// Reserves the memory of all blocks, once: (address, bytes). Only while the process has one thread.
@@ -278,6 +303,7 @@ pub fn reserve() -> Result<(usize, usize)> {
         match unsafe { gadget::call(nr::MMAP, [0, len, sys::PROT_NONE, flags, usize::MAX, 0]) } {
             Ok(arena) => {
                 SHARED.blocks_max.store(blocks, Ordering::Relaxed);
+                SHARED.bytes.store(len, Ordering::Relaxed);
                 SHARED.arena.store(arena, Ordering::Relaxed);
             }
             Err(errno) if blocks <= BLOCKS_MIN => return Err(errno),
@@ -369,6 +395,8 @@ fn make() -> Result<*mut Block> {
         parents: [NO_PARENT; VFORKS],
         tid: 0,
         process: AtomicU32::new(0),
+        gs: block as usize,
+        fs: 0,
         kept: NOTHING_KEPT,
         slot: Slot { next: 0, count: 0, reserved: 0, ranges: [none; SLOT_RANGES] },
         preparing: 0,
@@ -400,7 +428,7 @@ fn push(block: *mut Block) {
 }
 
 fn of_slot(slot: usize) -> Option<*mut Block> {
-    (slot != 0).then(|| (slot - core::mem::offset_of!(Block, slot)) as *mut Block)
+    (slot != 0).then(|| (slot - offset_of!(Block, slot)) as *mut Block)
 }
 
 /// All blocks, those of threads that are gone too.

@@ -16,7 +16,7 @@
 //! | mremap, madvise of some kinds                         | made here (`advice.rs`)                      |
 //! | io_uring_setup, io_setup                              | ENOSYS: buffers are used while no call runs  |
 //! | prctl(PR_SET_SYSCALL_USER_DISPATCH)                   | EINVAL: it is in use                         |
-//! | arch_prctl(ARCH_SET_GS)                               | EPERM: it is in use                          |
+//! | arch_prctl(ARCH_SET_GS), (ARCH_GET_GS)                | answered here: %gs may be the block          |
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
 //! | exit                                                  | the block becomes free at the last moment    |
@@ -35,7 +35,7 @@ use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
 use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite};
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
-use crate::sys::{self, EINTR, EINVAL, ENOSYS, Result};
+use crate::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
 use crate::windows;
 use crate::{exec, handshake};
 
@@ -43,6 +43,7 @@ const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const EPERM: i32 = 1;
 const ARCH_SET_GS: usize = 0x1001;
+const ARCH_GET_GS: usize = 0x1004;
 const PR_SET_DUMPABLE: usize = 4;
 const TID_BYTES: usize = 4;
 
@@ -106,7 +107,7 @@ fn join_by_timer(context: &mut Context) {
     let block = unsafe { thread::current() };
     let joined = late::join();
     let frame = block.frame;
-    let is_before_call = context.regs.rip == enter::make();
+    let is_before_call = enter::is_before_call(context.regs.rip);
     // A call that was about to be made without the supervisor's knowing traps once more.
     deliver::show_program(block, context);
     if is_before_call
@@ -142,6 +143,7 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     block.frame.number = regs.rax;
     block.frame.args = regs.args();
     block.frame.next = regs.rip;
+    block.fs = gadget::fs();
     let is_ours = info.arch == AUDIT_ARCH_X86_64;
     // Before the process joins for an exec that would show that its calls are trapped: this one does not.
     if is_ours
@@ -203,7 +205,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         }
         nr::EXIT if !is_vfork => {
             context.mask = !RESERVED;
-            context.regs.rip = enter::end_thread();
+            enter::go_to_end_thread(block, &mut context.regs);
             Ok(Answer::GoOn)
         }
         nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
@@ -211,10 +213,8 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             say("may not use Syscall User Dispatch: memspill's user pager does");
             Err(EINVAL)
         }
-        nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => {
-            say("may not set %gs: memspill's user pager uses it");
-            Err(EPERM)
-        }
+        nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => set_gs(block, args[1]).map(Answer::Result),
+        nr::ARCH_PRCTL if args[0] == ARCH_GET_GS => get_gs(block, args[1]).map(Answer::Result),
         _ if filters::sets_filter(number, &args) => {
             rewrite::stop(rewrite::FORBIDDEN);
             if filters::forbids_too_much(number, &args) {
@@ -244,6 +244,22 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             }
         },
     }
+}
+
+/// arch_prctl(ARCH_SET_GS).
+fn set_gs(block: &Block, to: usize) -> Result<usize> {
+    if !gadget::has_fsgsbase() {
+        say("may not set %gs: memspill uses it, as this kernel has it set by no instruction (fsgsbase)");
+        return Err(EPERM);
+    }
+    if to == 0 { gadget::set_gs(block.address) } else { gadget::set_gs_by_call(to) }
+}
+
+/// arch_prctl(ARCH_GET_GS): 0 where the program has set none.
+fn get_gs(block: &Block, result: usize) -> Result<usize> {
+    let gs = gadget::gs(block.address);
+    let told = if gs == block.address { 0 } else { gs };
+    if gadget::write(result, &told) { Ok(0) } else { Err(EFAULT) }
 }
 
 /// Runs a static program, with the mask that this one has; where that cannot be done, its errno. The
@@ -297,7 +313,7 @@ fn make(block: &mut Block, context: &mut Context) {
         }
     }
     hold(block, number, &args);
-    context.regs.rip = enter::make();
+    enter::go_to_make(block, &mut context.regs);
     match number {
         nr::RT_SIGSUSPEND => pass_mask(block, &mut context.regs.rdi),
         nr::PPOLL => pass_mask(block, &mut context.regs.r10),
