@@ -10,7 +10,7 @@ WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:pyth
     sqlite3:sqlite3 g++:g++ make:make node:nodejs javac:default-jdk-headless mkfs.ext4:e2fsprogs
     psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
     strace:strace zsh:zsh fish:fish mandoc:mandoc /usr/share/bash-completion/bash_completion:bash-completion
-    dpkg-shlibdeps:dpkg-dev strip:binutils ninja:ninja-build col:bsdextrautils)
+    musl-gcc:musl-tools dpkg-shlibdeps:dpkg-dev strip:binutils ninja:ninja-build col:bsdextrautils)
 
 there() {
     case $1 in

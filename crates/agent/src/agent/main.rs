@@ -182,12 +182,26 @@ type Constructor = unsafe extern "C" fn(c_int, *const *const c_char, *const *con
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: Constructor = constructor;
 
-/// Runs when the dynamic linker has loaded everything, before `main`.
-unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+/// Runs when the dynamic linker has loaded everything, before `main`. The GNU C library passes what `main`
+/// gets. Others pass nothing, and the registers hold anything: musl has the environment in a variable by now.
+unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, passed: *const *const c_char) {
+    let envp = match (sys::weak!("gnu_get_libc_version"), sys::weak!("__environ")) {
+        (0, 0) => core::ptr::null(),
+        // SAFETY: the C library's variable of this name, of a pointer.
+        (0, place) => unsafe { (place as *const *const *const c_char).read() },
+        _ => passed,
+    };
+    // SAFETY: an array of strings that ends with a null pointer, or null.
+    unsafe { begin(envp) };
+}
+
+/// # Safety
+/// As for `find_variable`; and the process has one thread.
+unsafe fn begin(envp: *const *const c_char) {
     direct::find_next();
     files::find_next();
     threads::note_thread();
-    // SAFETY: glibc passes the environment here, an array that ends with a null pointer.
+    // SAFETY: the caller's promise.
     if let Some(address) = unsafe { find_address(envp) } {
         // SAFETY: constructors run one after the other, and nothing reads the address before the line after
         // this one.

@@ -4,7 +4,7 @@
 //! ```text
 //!   stack:   ... program's first instruction │ argc │ argv ... 0 │ envp ... 0 │
 //!            ▲ rsp
-//!   memspill_begin ─ relocate ─ the constructor: joins ─ all registers 0 ─ ret: the program begins
+//!   memspill_begin ─ relocate ─ as a constructor: joins ─ all registers 0 ─ ret: the program begins
 //! ```
 //!
 //! Nobody has relocated this library, so it does that itself: nothing that holds an address may be used
@@ -16,10 +16,10 @@
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
 
 use core::arch::global_asm;
-use core::ffi::{c_char, c_int};
+use core::ffi::c_char;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{STATE, constructor, handshake, hooks, instructions, region, sys};
+use crate::{STATE, handshake, hooks, instructions, region, sys};
 
 const AT_NULL: usize = 0;
 const AT_ENTRY: usize = 9;
@@ -83,7 +83,7 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
         let words = stack.add(1).cast::<*const c_char>();
         let environment = words.add(count + 1);
         ENTRY.store(entry(environment), Ordering::Relaxed);
-        constructor(count as c_int, words, environment);
+        crate::begin(environment);
     }
 }
 

@@ -35,6 +35,8 @@ use crate::sys::{self, PAGE};
 /// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0 on
 /// x86-64 and at 0xd0 on aarch64.
 const NOTED_BYTES: usize = 1 << 10;
+/// Of musl's, up to behind the list of robust locks.
+const MUSL_BYTES: usize = 0xa0;
 /// Of so many stacks: 32 KiB, of which pages that no thread needed are never touched.
 const NOTES_MAX: usize = 4096;
 /// So many threads can be on their way from `pthread_create` to their first instruction.
@@ -152,17 +154,38 @@ extern "C" fn run(start: usize) -> usize {
 /// Notes the calling thread.
 pub fn note_thread() {
     let pthread_self = sys::weak!("pthread_self");
-    // The layout is glibc's.
-    if pthread_self == 0 || sys::weak!("gnu_get_libc_version") == 0 {
+    if pthread_self == 0 {
         return;
     }
     // SAFETY: every C library's function of this name; it returns where `struct pthread` begins.
     let own = unsafe { core::mem::transmute::<usize, extern "C" fn() -> usize>(pthread_self)() };
-    note(own);
+    if sys::weak!("gnu_get_libc_version") != 0 {
+        return keep(own, NOTED_BYTES);
+    }
+    keep(own, MUSL_BYTES);
+    if let Some(word) = cleared_at_end() {
+        keep(word, size_of::<u32>());
+    }
+}
+
+/// Where the kernel writes when the calling thread has ended. In musl that is a lock of the library's, the
+/// same one for all threads. None: the kernel does not say (CONFIG_CHECKPOINT_RESTORE).
+fn cleared_at_end() -> Option<usize> {
+    const PR_GET_TID_ADDRESS: usize = 40;
+    let mut word = 0usize;
+    // SAFETY: the kernel writes a word.
+    let asked =
+        unsafe { sys::syscall(sys::nr::PRCTL, [PR_GET_TID_ADDRESS, &raw mut word as usize, 0, 0, 0, 0]) };
+    asked.ok().map(|_| word).filter(|word| *word != 0)
+}
+
+/// Notes what lies there, of the calling thread, and has it in its place. `len`: no more than NOTED_BYTES.
+fn keep(start: usize, len: usize) {
+    note(start);
     fence(Ordering::SeqCst);
     wait_for_move();
-    for page in [own, own + NOTED_BYTES - 1] {
-        // SAFETY: both lie in the thread's own `struct pthread`, which is larger.
+    for page in [start, start + len - 1] {
+        // SAFETY: both lie in memory of the C library's, which is there as long as the thread.
         unsafe { (page as *const u8).read_volatile() };
     }
 }

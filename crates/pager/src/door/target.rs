@@ -106,11 +106,12 @@ impl Target {
             return None;
         }
         let program = program.to_string_lossy();
-        let limit = match loaded(&maps, &program) {
+        let base = loader_base(pid);
+        let limit = match loaded(&maps, &program, base) {
             // On its way out, or in the middle of an exec.
             Loaded::Nothing => return None,
             Loaded::Agent => COMMAND_UNCONNECTED,
-            Loaded::Unclear if !is_loader(&program) && has_no_loader(pid) => COMMAND_STATIC,
+            Loaded::Unclear if !is_loader(&program) && base == Some(0) => COMMAND_STATIC,
             Loaded::Unclear => COMMAND_UNLOADED,
             Loaded::Others if has_auditors() => COMMAND_UNLOADED,
             Loaded::Others => Duration::ZERO,
@@ -148,7 +149,11 @@ fn has_auditors() -> bool {
 /// By the kernel's own word on what it has executed: the address of the loader, AT_BASE, is 0. The loader,
 /// run as a command, has none either.
 pub fn has_no_loader(pid: u32) -> bool {
-    fs::read(format!("/proc/{pid}/auxv")).is_ok_and(|auxv| auxiliary(&auxv, libc::AT_BASE) == Some(0))
+    loader_base(pid) == Some(0)
+}
+
+fn loader_base(pid: u32) -> Option<u64> {
+    fs::read(format!("/proc/{pid}/auxv")).ok().and_then(|auxv| auxiliary(&auxv, libc::AT_BASE))
 }
 
 /// A value of the vector of pairs in /proc/PID/auxv, which is empty while a program starts.
@@ -172,15 +177,17 @@ enum Loaded {
     Agent,
 }
 
-fn loaded(maps: &str, program: &str) -> Loaded {
+/// `base`: where the loader lies. Its file may be called anything: musl's is the C library itself.
+fn loaded(maps: &str, program: &str, base: Option<u64>) -> Loaded {
     // `start-end perms offset dev inode path`
-    let mut files: Vec<&str> = maps
-        .lines()
-        .filter_map(|line| line.splitn(6, ' ').nth(5))
-        .map(str::trim)
-        .filter(|f| f.starts_with('/'))
-        .collect();
+    let lines = maps.lines().filter_map(|line| Some((line, line.splitn(6, ' ').nth(5)?.trim())));
+    let lines: Vec<(&str, &str)> = lines.filter(|(_, file)| file.starts_with('/')).collect();
+    let start = |line: &str| u64::from_str_radix(line.split('-').next()?, 16).ok();
+    let at_base = |(line, _): &&(&str, &str)| base.is_some_and(|base| base != 0 && start(line) == Some(base));
+    let loader = lines.iter().find(at_base).map(|(_, file)| *file);
+    let mut files: Vec<&str> = lines.iter().map(|(_, file)| *file).collect();
     files.dedup();
+    let is_loader = |file: &str| is_loader(file) || Some(file) == loader;
     if files.is_empty() {
         return Loaded::Nothing;
     }
@@ -198,10 +205,10 @@ mod tests {
     use super::*;
 
     fn maps(files: &[&str]) -> String {
-        let line = |file: &&str| {
-            format!("7f0000000000-7f0000001000 r-xp 00000000 08:01 1234                 {file}\n")
+        let line = |(at, file): (usize, &&str)| {
+            format!("7f000000{at}000-7f000001{at}000 r-xp 00000000 08:01 1234                 {file}\n")
         };
-        files.iter().map(line).collect::<String>()
+        files.iter().enumerate().map(line).collect::<String>()
             + "7ffc0000-7ffd0000 rw-p 00000000 00:00 0          [stack]\n"
     }
 
@@ -209,7 +216,7 @@ mod tests {
     fn what_the_maps_tell() {
         let (program, loader) = ("/usr/bin/with space", "/usr/lib64/ld-linux-x86-64.so.2");
         let agent = "/memfd:memspill-agent (deleted)";
-        let look = |files: &[&str]| loaded(&maps(files), program);
+        let look = |files: &[&str]| loaded(&maps(files), program, None);
         assert_eq!(look(&[]), Loaded::Nothing);
         assert_eq!(look(&[program]), Loaded::Unclear);
         assert_eq!(look(&[program, program, loader]), Loaded::Unclear);
@@ -217,7 +224,11 @@ mod tests {
         assert_eq!(look(&[program, "/lib/libc.so.6", loader, agent]), Loaded::Agent);
         assert_eq!(look(&[program, "/lib/libc.so.6", loader]), Loaded::Others);
         // The loader run as a command maps the program before the agent.
-        assert_eq!(loaded(&maps(&[loader, program]), loader), Loaded::Unclear);
+        assert_eq!(loaded(&maps(&[loader, program]), loader, None), Loaded::Unclear);
+        // A loader by another name.
+        let musl = maps(&[program, "/usr/lib/musl/lib/libc.so"]);
+        assert_eq!(loaded(&musl, program, Some(0x7f00_0000_1000)), Loaded::Unclear);
+        assert_eq!(loaded(&musl, program, Some(0x7f00_0000_2000)), Loaded::Others);
     }
 
     #[test]
