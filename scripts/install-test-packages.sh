@@ -10,11 +10,13 @@ WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:pyth
     sqlite3:sqlite3 g++:g++ make:make node:nodejs javac:default-jdk-headless mkfs.ext4:e2fsprogs
     psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
     strace:strace zsh:zsh fish:fish mandoc:mandoc /usr/share/bash-completion/bash_completion:bash-completion
-    musl-gcc:musl-tools dpkg-shlibdeps:dpkg-dev strip:binutils ninja:ninja-build col:bsdextrautils)
+    musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
+    ninja:ninja-build col:bsdextrautils)
 
 there() {
     case $1 in
     numpy) /usr/bin/python3 -c 'import numpy' 2>/dev/null ;;
+    libjemalloc.so.2) ldconfig -p 2>/dev/null | grep -q libjemalloc.so.2 ;;
     lib.c) [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || [ -e /usr/lib/libc.a ] ;;
     /usr/share/*) [ -e "$1" ] ;;
     *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;

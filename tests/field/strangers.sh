@@ -1,6 +1,6 @@
 # Programs that are strange to memspill: of another C library, confined by themselves, in namespaces of their
 # own, with another LD_PRELOAD. Cases of field.sh.
-CASES+=(musl musl-child)
+CASES+=(musl musl-child preload preload-child)
 
 # Another C library than the GNU one passes nothing to constructors.
 case_musl() {
@@ -11,4 +11,21 @@ case_musl() {
 case_musl-child() {
     build musl || return
     same 20M sh -c '"$0" 40 8; echo $?; env -u MEMSPILL_AGENT "$0" 8 2; echo $?' "$WORK/bin/musl" && left 4096
+}
+
+# Another malloc, the way people take one: it is the program's LD_PRELOAD, in place of what was there.
+has_jemalloc() {
+    JEMALLOC=$(ldconfig -p | awk '$1 == "libjemalloc.so.2" { print $NF; exit }')
+    [ -n "$JEMALLOC" ] && build preload || { SKIP=${WHY:-no libjemalloc.so.2}; return 1; }
+}
+
+case_preload() {
+    has_jemalloc || return 0
+    same 24M env LD_PRELOAD="$JEMALLOC" "$WORK/bin/preload" 48 && left 4096
+}
+
+case_preload-child() {
+    has_jemalloc || return 0
+    same 24M bash -c 'LD_PRELOAD=$1 "$0" 48; LD_PRELOAD="$1 $1" env "$0" 2; LD_PRELOAD= "$0" 2' \
+        "$WORK/bin/preload" "$JEMALLOC" && left 4096
 }

@@ -25,6 +25,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::preload::List;
 use crate::protocol::{Forked, Go, KIND_STATIC, MAGIC};
 use crate::site::{self, Place};
 use crate::sys::{self, Fd, SignalsBlocked, nr};
@@ -57,10 +58,26 @@ pub fn place() -> Place {
 
 /// The call as it was asked for, by its arguments in their order, and the kernel's result.
 extern "C" fn exec(args: &[usize; 6]) -> usize {
-    // SAFETY: the C library's own call, passed through.
+    // A trapped call is looked at in the trap.
+    if dispatch::traps() || is_confined() {
+        // SAFETY: the C library's own call, passed through.
+        return unsafe { sys::syscall_raw(EXECVE, *args) };
+    }
+    let mut list = List::of(args[2]);
+    let mut args = *args;
+    if let Some(list) = &mut list {
+        args[2] = list.lies_at(&raw const *list as usize);
+    }
+    let result = ask_and_exec(&args);
+    // The list is there until then.
+    core::hint::black_box(&list);
+    result
+}
+
+fn ask_and_exec(args: &[usize; 6]) -> usize {
+    // SAFETY: the C library's own call, with its own environment or another.
     let call = || unsafe { sys::syscall_raw(EXECVE, *args) };
-    // A trapped call is asked for in the trap.
-    if dispatch::traps() || !concerns(args) {
+    if !concerns(args) {
         return call();
     }
     // No handler of the program may run another program in between, or never return.
@@ -109,9 +126,7 @@ impl Asked {
 /// static program into which an agent is to be planted?
 pub fn concerns(args: &[usize; 6]) -> bool {
     let [path, _, environment, ..] = *args;
-    // A filter of the program's own may end it for the looks, and for the asking.
-    planted::look_for_filters();
-    if STATE.confined.load(Ordering::SeqCst) != 0 {
+    if is_confined() {
         return false;
     }
     readable::for_exec(environment);
@@ -119,6 +134,12 @@ pub fn concerns(args: &[usize; 6]) -> bool {
     (STATE.forks.load(Ordering::Relaxed) == 0 || dispatch::traps())
         && handshake::knows_supervisor()
         && is_static(path)
+}
+
+/// A filter of the program's own may end it for the looks, and for the asking.
+pub fn is_confined() -> bool {
+    planted::look_for_filters();
+    STATE.confined.load(Ordering::SeqCst) != 0
 }
 
 /// Before an exec, with all signals blocked. `mask`: the signal mask that the program is to have. None:

@@ -24,6 +24,7 @@
 //! | `malloc.rs`    | where its malloc gets memory                                               |
 //! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `planted.rs`   | where a program without a loader begins                                    |
+//! | `preload.rs`   | the agent's name in an LD_PRELOAD that the program has replaced            |
 //! | `readable.rs`  | the agent's name for programs of another user                              |
 //! | `instructions/` | where such a program forks and runs others                               |
 //! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
@@ -95,6 +96,8 @@ mod pidfd;
 mod planted;
 #[path = "../pool.rs"]
 mod pool;
+#[cfg(target_arch = "x86_64")]
+mod preload;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;
@@ -209,7 +212,10 @@ unsafe fn begin(envp: *const *const c_char) {
         #[cfg(target_arch = "x86_64")]
         {
             // SAFETY: as above.
-            unsafe { readable::learn(envp) };
+            unsafe {
+                readable::learn(envp);
+                preload::learn(envp);
+            }
             planted::address_is_known();
         }
         if !may_join_late() {

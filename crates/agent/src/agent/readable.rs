@@ -30,9 +30,11 @@ use crate::find_variable;
 use crate::protocol::ENV_FILE;
 use crate::sys::{self, Fd, PAGE, nr};
 
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
+pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const FIRST_NAME: &[u8] = b"/proc/";
 const TEXT_BYTES: usize = 512;
+/// Enough to tell the variables that matter.
+const BEGINS_MAX: usize = 24;
 const SLASHES: [u8; TEXT_BYTES] = [b'/'; TEXT_BYTES];
 /// A longer environment is not looked through.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -84,21 +86,64 @@ pub fn for_exec(environment: usize) {
     let (mut text, mut list) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
     let Some(file) = Named::of(text_at(file, &mut text)) else { return };
     let list = text_at(preload, &mut list);
-    let is_first = |name: &[u8]| name.starts_with(FIRST_NAME) && name.windows(4).any(|part| part == b"/fd/");
     if let Some(at) = find_in(list, file.name.len(), |name| name == file.name) {
         if !file.is_that() {
             write(preload + at, SLASHES.get(..file.name.len()).unwrap_or_default());
         }
-    } else if let Some(at) = find_in(list, file.name.len(), is_first)
+    } else if let Some(at) = find_in(list, file.name.len(), is_first_name)
         && file.is_that()
     {
         write(preload + at, file.name);
     }
 }
 
+/// Is it the name by which the loader opens the agent through the supervisor's descriptors?
+pub fn is_first_name(name: &[u8]) -> bool {
+    name.starts_with(FIRST_NAME) && name.windows(4).any(|part| part == b"/fd/")
+}
+
+/// Tells of each of these texts how it begins: what can be read of BEGINS_MAX bytes.
+pub fn each_beginning(texts: &[usize], mut tell: impl FnMut(usize, &[u8])) {
+    /// At once.
+    const TEXTS: usize = 32;
+    let mut done = 0;
+    while let Some(rest) = texts.get(done..).filter(|rest| !rest.is_empty()) {
+        let mut begins = [[0u8; BEGINS_MAX]; TEXTS];
+        let mut places = [[0usize; 2]; TEXTS];
+        for (place, text) in places.iter_mut().zip(rest) {
+            *place = [*text, BEGINS_MAX];
+        }
+        let count = rest.len().min(TEXTS);
+        let own = [begins.as_mut_ptr() as usize, count * BEGINS_MAX];
+        // SAFETY: the kernel writes into the buffer, no more than its length.
+        let bytes =
+            unsafe { transfer_all(nr::PROCESS_VM_READV, own, places.get(..count).unwrap_or_default()) };
+        let whole = bytes / BEGINS_MAX;
+        for (index, begins) in begins.iter().enumerate().take(whole) {
+            tell(done + index, begins);
+        }
+        done += whole;
+        if whole < count
+            && let Some(text) = texts.get(done)
+        {
+            // It ends where nothing is behind it.
+            let mut begins = [0u8; BEGINS_MAX];
+            let bytes = read(*text, &mut begins);
+            tell(done, begins.get(..bytes).unwrap_or_default());
+            done += 1;
+        }
+    }
+}
+
+/// How many words are there, from this address on.
+pub fn read_words(at: usize, to: &mut [usize]) -> usize {
+    // SAFETY: the same memory, as bytes.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<u8>(), size_of_val(to)) };
+    read(at, bytes) / size_of::<usize>()
+}
+
 /// Where the entry of the environment lies that begins so: the last one, by which the loader goes.
 fn find(environment: usize, begins: &[u8]) -> Option<usize> {
-    const BEGINS_MAX: usize = 24;
     let mut found = None;
     for place in (environment..).step_by(size_of::<usize>()).take(ENTRIES_MAX) {
         let mut pointer = [0; size_of::<usize>()];
@@ -170,7 +215,7 @@ fn number(digits: &[u8]) -> Option<u64> {
 }
 
 /// What is there up to a NUL; nothing, where it is too long or not there.
-fn text_at(at: usize, text: &mut [u8; TEXT_BYTES]) -> &[u8] {
+pub fn text_at(at: usize, text: &mut [u8]) -> &[u8] {
     let read = read(at, text);
     let end = text.iter().take(read).position(|byte| *byte == 0).unwrap_or(0);
     text.get(..end).unwrap_or_default()
@@ -200,13 +245,20 @@ fn write(at: usize, bytes: &[u8]) {
 /// # Safety
 /// What is read or written must be sound for the program and for the caller.
 unsafe fn transfer(number: usize, own: usize, other: usize, bytes: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { transfer_all(number, [own, bytes], &[[other, bytes]]) == bytes }
+}
+
+/// How many bytes, between memory of the caller's and these places.
+///
+/// # Safety
+/// As above.
+unsafe fn transfer_all(number: usize, own: [usize; 2], others: &[[usize; 2]]) -> usize {
     const GETTID: usize = 186;
-    let (own, other) = ([own, bytes], [other, bytes]);
     // By the thread: the first one may have ended, and then the process's number leads to no memory.
     // SAFETY: a number.
-    let Ok(tid) = (unsafe { sys::syscall(GETTID, [0; 6]) }) else { return false };
-    let args = [tid, own.as_ptr() as usize, 1, other.as_ptr() as usize, 1, 0];
+    let Ok(tid) = (unsafe { sys::syscall(GETTID, [0; 6]) }) else { return 0 };
+    let args = [tid, own.as_ptr() as usize, 1, others.as_ptr() as usize, others.len(), 0];
     // SAFETY: the caller's promise; the lists are alive.
-    let done = unsafe { sys::syscall(number, args) };
-    done == Ok(bytes)
+    unsafe { sys::syscall(number, args) }.unwrap_or(0)
 }

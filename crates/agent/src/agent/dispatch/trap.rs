@@ -20,7 +20,8 @@
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
 //! | exit                                                  | the block becomes free at the last moment    |
-//! | execve of a static program                            | made here (`exec.rs`)                        |
+//! | execve                                                | of a static program: made here (`exec.rs`);  |
+//! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | EINVAL if it forbids too much (`filters.rs`) |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
@@ -34,6 +35,7 @@ use super::leave::leave;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
 use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite};
+use crate::preload::List;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
 use crate::windows;
@@ -148,7 +150,7 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     // Before the process joins for an exec that would show that its calls are trapped: this one does not.
     if is_ours
         && block.frame.number == exec::EXECVE
-        && let Some(errno) = run_static(block, context.mask)
+        && let Some(errno) = run_static(block, context)
     {
         context.regs.rax = -(errno as isize) as usize;
         return;
@@ -161,6 +163,7 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     if joins && late::join() == Joined::AndFree {
         // The program makes it itself.
         context.regs.rip -= deliver::INSTRUCTION;
+        context.regs.set_args(block.frame.args);
         return leave(block, context);
     }
     let result = if is_ours { answer(block, context) } else { Err(ENOSYS) };
@@ -264,13 +267,18 @@ fn get_gs(block: &Block, result: usize) -> Result<usize> {
 
 /// Runs a static program, with the mask that this one has; where that cannot be done, its errno. The
 /// supervisor sets the mask, for no handler of ours but the timer's may run between an exec and its failure.
-/// None: it is to be run as any other.
-fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
-    let args = block.frame.args;
+/// None: it is to be run as any other, with the environment that the registers say.
+fn run_static(block: &mut Block, context: &mut Context) -> Option<i32> {
+    let mut args = block.frame.args;
     hold(block, exec::EXECVE, &args);
-    let asked = match gadget::disarm() {
-        Ok(_) if exec::concerns(&args) => exec::ask(mask | block.reserved_mask),
-        _ => None,
+    let may_look = gadget::disarm().is_ok() && !exec::is_confined();
+    if may_look && let Some(environment) = environment_with_agent(args[2], block) {
+        args[2] = environment;
+        context.regs.rdx = environment;
+    }
+    let asked = match may_look && exec::concerns(&args) {
+        true => exec::ask(context.mask | block.reserved_mask),
+        false => None,
     };
     let result = asked.and_then(|asked| {
         // SAFETY: the program's own call, on memory that is there.
@@ -283,6 +291,18 @@ fn run_static(block: &mut Block, mask: u64) -> Option<i32> {
     }
     in_use::withdraw(block);
     result
+}
+
+/// What is to be passed in place of an environment. It lies at the far end of the thread's alternate stack,
+/// for the program's may be a small one. Not inlined: it is large.
+#[inline(never)]
+fn environment_with_agent(environment: usize, block: &Block) -> Option<usize> {
+    let mut list = List::of(environment)?;
+    let at = block.kernel_stack().at;
+    let passed = list.lies_at(at);
+    // SAFETY: handlers never come down there, and the list is plain data.
+    unsafe { (at as *mut List).write(list) };
+    Some(passed)
 }
 
 /// The result of a call that changes the process's memory, where it is paged by windows.
@@ -303,6 +323,9 @@ fn make(block: &mut Block, context: &mut Context) {
     if let Some(len) = pieces::shortened(number, &args) {
         args[2] = len;
         context.regs.rdx = len;
+    }
+    if number == exec::EXECVE {
+        args[2] = context.regs.rdx;
     }
     if block.vforks.load(Ordering::Relaxed) == 0 {
         match number {
