@@ -1,6 +1,6 @@
 # Programs that are strange to memspill: of another C library, confined by themselves, in namespaces of their
 # own, with another LD_PRELOAD. Cases of field.sh.
-CASES+=(musl musl-child preload preload-child)
+CASES+=(musl musl-child seccomp preload preload-child)
 
 # Another C library than the GNU one passes nothing to constructors.
 case_musl() {
@@ -11,6 +11,13 @@ case_musl() {
 case_musl-child() {
     build musl || return
     same 20M sh -c '"$0" 40 8; echo $?; env -u MEMSPILL_AGENT "$0" 8 2; echo $?' "$WORK/bin/musl" && left 4096
+}
+
+# Filters of the program's own. Under the kernel pager nobody can tell a second thread of one.
+case_seccomp() {
+    local one=
+    [ "$MODE" != kernel ] || one=one
+    same 20M seccomp 32 $one && left 4096
 }
 
 # Another malloc, the way people take one: it is the program's LD_PRELOAD, in place of what was there.

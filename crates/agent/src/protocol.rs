@@ -182,7 +182,7 @@ pub const OP_POPULATE: u32 = 2;
 /// Empty staging pages [arg, arg + arg2) without an event (guard install + remove; MADV_DONTNEED where that
 /// is not known). No Reply.
 pub const OP_ZAP: u32 = 3;
-/// The evictor is the last thread of its process: end, by exit(2) with the code `arg`. No Reply.
+/// The evictor is the last thread of its process: end, so that wait(2) says `arg`. No Reply.
 pub const OP_EXIT: u32 = 4;
 /// The runs are about to be registered with a userfaultfd for user mode only: what calls use there is made
 /// present (MADV_POPULATE_READ), and `Board::managed` names them from then on, so that the calls to come

@@ -711,12 +711,12 @@ pub fn cpu_ticks(pid: u32) -> Option<u64> {
     Some(user + system)
 }
 
-/// The exit code of the first thread, where that has ended and so have all others but one. (The first one
-/// counts until its process has ended.)
-pub fn exit_code_of_all_but_one(pid: u32) -> Option<u32> {
+/// How the first thread has ended, as wait(2) would say it, where all others have ended too but one. (The
+/// first one counts until its process has ended.)
+pub fn status_of_all_but_one(pid: u32) -> Option<u32> {
     let stat = Stat::of(pid)?;
     let ended = stat.field(3) == Some("Z") && stat.field(20) == Some("2");
-    ended.then(|| stat.number::<u32>(52).unwrap_or(0) >> 8 & 0xff)
+    ended.then(|| stat.number::<u32>(52).unwrap_or(0))
 }
 
 /// Faults of the process that needed no I/O, those included that a userfaultfd has served. None: it is gone.

@@ -32,10 +32,11 @@
 //! fill is lost. So the guards are put a second time when the pager has forgotten the range: from then on
 //! every look sees them.
 //!
-//! *Seccomp with TSYNC.* The evictor has a filter of its own (`confine.rs`), and the kernel refuses TSYNC
-//! where another thread has a filter that is not an ancestor of the caller's. Where the caller and the
-//! evictor are the only threads, TSYNC is left out of the call: there is nobody else to be reached. Where
-//! there are more, the call fails as the kernel says, with the evictor's thread id.
+//! *Seccomp with TSYNC*, where calls are not trapped (else see `dispatch/filters.rs`). The evictor has a
+//! filter of its own (`confine.rs`), and the kernel refuses TSYNC where another thread has a filter that is
+//! not an ancestor of the caller's. Where the caller and the evictor are the only threads, TSYNC is left out
+//! of the call: there is nobody else to be reached. Where there are more, the call fails as the kernel says,
+//! with the evictor's thread id.
 //!
 //! Not seen from here: calls inside the C library itself (glibc 2.42 puts guards below the stacks of threads:
 //! they go over memory that nobody has touched, and are seen at each fill) and system calls made by a
@@ -309,7 +310,7 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
         tell_confined();
     }
     let everybody = args[0] == SECCOMP_SET_MODE_FILTER && args[1] & SECCOMP_FILTER_FLAG_TSYNC != 0;
-    if everybody && own_control().is_some() && sys::thread_count() == Some(2) {
+    if everybody && !traps() && own_control().is_some() && sys::thread_count() == Some(2) {
         args[1] &= !SECCOMP_FILTER_FLAG_TSYNC;
     }
     // SAFETY: the caller's own request, passed through.
@@ -318,4 +319,12 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
         STATE.confined.store(1, Ordering::SeqCst);
     }
     ret
+}
+
+/// Are the process's calls trapped?
+fn traps() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::dispatch::traps();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }

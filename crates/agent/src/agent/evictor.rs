@@ -118,6 +118,20 @@ extern "C" fn thread_main(block: usize) -> ! {
     serve_commands(block)
 }
 
+/// The first thread has ended so, as wait(2) would say it: by exit(2), or killed alone by seccomp.
+fn end_as(status: u32) -> ! {
+    match status & 0x7f {
+        0 => sys::exit_thread(status >> 8 & 0xff),
+        // The evictor's own filter ends the process by SIGSYS for any other call.
+        sys::SIGSYS => {
+            // SAFETY: it is not made.
+            let _ = unsafe { sys::syscall(nr::CHDIR, [0; 6]) };
+            sys::die()
+        }
+        _ => sys::die(),
+    }
+}
+
 /// What this thread needs; -1, or the same one several times, where that is less.
 fn kept_descriptors(block: &EvictorBlock) -> [i32; 6] {
     #[cfg(target_arch = "x86_64")]
@@ -144,7 +158,7 @@ fn serve_commands(block: &EvictorBlock) -> ! {
             OP_PREPARE => prepare_runs(block, command),
             OP_MARK => mark_runs(block, command),
             OP_ZAP => empty_staging(block, command, &mut guards),
-            OP_EXIT => sys::exit_thread(command.arg),
+            OP_EXIT => end_as(command.arg),
             // The two sides no longer understand each other.
             _ => sys::die(),
         }

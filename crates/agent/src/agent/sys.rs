@@ -66,6 +66,7 @@ pub const O_NONBLOCK: usize = 0o4000;
 
 pub const SIG_SETMASK: usize = 2;
 pub const SIGKILL: usize = 9;
+pub const SIGSYS: u32 = 31;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 

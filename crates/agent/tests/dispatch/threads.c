@@ -265,7 +265,7 @@ static void *write_a_byte(void *unused)
     return (void *)(write(1, "", 0) == 0 ? 0l : 1l);
 }
 
-/* A filter that leaves the dispatch what it needs holds; another one is refused. */
+/* Filters hold for the program, and not for what the dispatch needs. */
 static void seccomp_filters(void)
 {
     struct sock_filter forbids[] = {
@@ -274,12 +274,10 @@ static void seccomp_filters(void)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    /* Not the lines that say so. */
-    CHECK(dup2(open("/dev/null", O_WRONLY), 2) == 2);
-    CHECK(set_filter(forbids, 4) == -1 && errno == EINVAL);
+    CHECK(set_filter(forbids, 4) == 0);
     /* What a new thread begins with. */
     forbids[1].k = SYS_sigaltstack;
-    CHECK(set_filter(forbids, 4) == -1 && errno == EINVAL);
+    CHECK(set_filter(forbids, 4) == 0);
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == -1 && errno == EINVAL);
     struct sock_filter serves[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 4),

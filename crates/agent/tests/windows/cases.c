@@ -593,10 +593,10 @@ static void cost(void)
     }
 }
 
-/* A filter under which a thread could not bring its pages is refused, for each call by itself. */
+/* Filters that forbid the program what a thread needs to bring its pages: for each call by itself. */
 static void seccomp_filters(void)
 {
-    static const unsigned needed[] = {SYS_ioctl, SYS_pread64, SYS_pwrite64, SYS_write, SYS_madvise};
+    static const unsigned needed[] = {SYS_ioctl, SYS_pread64, SYS_pwrite64, SYS_madvise};
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
@@ -606,11 +606,9 @@ static void seccomp_filters(void)
     struct sock_fprog filter = {4, code};
     start(64);
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    /* Not the lines that say so. */
-    CHECK(dup2(open("/dev/null", O_WRONLY), 2) == 2);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
         code[1].k = needed[i];
-        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == -1 && errno == EINVAL);
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
         go();
         CHECK(is_as_written(0, 64));
     }

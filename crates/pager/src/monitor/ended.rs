@@ -24,8 +24,8 @@ pub fn size_if_there(run: &Run, process: &Arc<Process>) -> Option<Statm> {
 
 /// By the process's id, under which /proc shows no memory once its first thread has ended: then by its
 /// evictor's. Where that is the last thread, it must end for the process to end: the program's threads have
-/// left by exit(2), each for itself. The process's status is then what the last thread exits with, so it
-/// takes the first one's code.
+/// left by exit(2), each for itself, or the first one was killed alone, by seccomp. The process's status is
+/// then that of the last thread, so it ends as the first one.
 fn size_of(process: &Process) -> Option<Statm> {
     let pid = process.memory.pid();
     let size = proc::statm(pid).filter(|statm| statm.size_bytes > 0);
@@ -34,9 +34,9 @@ fn size_of(process: &Process) -> Option<Statm> {
         return size;
     }
     if let Some(agent) = process.memory.agent()
-        && let Some(code) = proc::exit_code_of_all_but_one(pid)
+        && let Some(status) = proc::status_of_all_but_one(pid)
     {
-        agent.let_exit(code);
+        agent.let_exit(status);
     }
     proc::statm(process.memory.proc_id())
 }

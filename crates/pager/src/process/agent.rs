@@ -135,10 +135,10 @@ impl Agent {
         memspill_uffd::pagemap::guarded(&self.pagemap, start, end, found)
     }
 
-    /// The evictor is alone: let it end, and its process with it.
-    pub fn let_exit(&self, code: u32) {
+    /// The evictor is alone: let it end, and its process with it, as the first thread did (wait(2)).
+    pub fn let_exit(&self, status: u32) {
         if self.serves() {
-            let _ = self.evictor.let_exit(code);
+            let _ = self.evictor.let_exit(status);
         }
     }
 

@@ -201,8 +201,8 @@ impl Evictor {
     }
 
     /// It is alone: let it end, and its process with it.
-    pub fn let_exit(&self, code: u32) -> io::Result<()> {
-        self.send(Command { op: OP_EXIT, arg: code, ..Command::default() })
+    pub fn let_exit(&self, status: u32) -> io::Result<()> {
+        self.send(Command { op: OP_EXIT, arg: status, ..Command::default() })
     }
 
     /// Never waits: an evictor that is stopped does not take its commands.

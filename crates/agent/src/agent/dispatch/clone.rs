@@ -148,6 +148,14 @@ pub fn go_on() -> usize {
     memspill_go_on_cloned as *const () as usize
 }
 
+/// Where these calls seem to be made, to a seccomp filter.
+pub fn made_at() -> [usize; 2] {
+    /// Of `syscall`.
+    const INSTRUCTION: usize = 2;
+    let labels: [unsafe extern "C" fn(); 2] = [memspill_clone, memspill_vfork];
+    labels.map(|label| label as *const () as usize + INSTRUCTION)
+}
+
 /// What a call of the family asks for.
 struct Request {
     flags: usize,
@@ -327,6 +335,15 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
     child.gs = if block.gs == block.address { child.address } else { block.gs };
     child.flags = request.flags;
     child.vforks.store(0, Ordering::Relaxed);
+    // The kernel has it inherit what is set, and what is wanted is wanted of it too.
+    child.filters.store(block.filters.load(Ordering::Relaxed), Ordering::Release);
+    loop {
+        let wanted = block.wanted_filters.load(Ordering::SeqCst);
+        child.wanted_filters.store(wanted, Ordering::SeqCst);
+        if block.wanted_filters.load(Ordering::SeqCst) == wanted {
+            break;
+        }
+    }
     child.keep(thread::KEPT_TID, request.cleared_at_end(), TID_BYTES);
     if request.flags & (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) != 0 {
         // The kernel writes it when the child begins, which may be long after the parent has gone on.
@@ -344,7 +361,8 @@ fn keep_parent(block: &mut Block, child_stack: usize) -> Option<usize> {
     let (frame, mask, reserved_mask, alternate, gs) =
         (block.frame, block.mask, block.reserved_mask, block.alternate, block.gs);
     let place = block.parents.get_mut(depth).filter(|_| depth < VFORKS)?;
-    *place = Parent { frame, child_stack, mask, reserved_mask, alternate, gs };
+    let filters = block.filters.load(Ordering::Relaxed);
+    *place = Parent { frame, child_stack, mask, reserved_mask, alternate, gs, filters };
     let place = place as *mut Parent as usize;
     block.vforks.fetch_add(1, Ordering::Relaxed);
     Some(place)
@@ -452,6 +470,7 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     block.reserved_mask = parent.reserved_mask;
     block.alternate = parent.alternate;
     block.gs = parent.gs;
+    block.filters.store(parent.filters, Ordering::Relaxed);
     let depth = (parent as *const Parent as usize - block.parents.as_ptr() as usize) / size_of::<Parent>();
     block.vforks.store(depth as u32, Ordering::Relaxed);
     // The child may have been killed anywhere.

@@ -40,8 +40,8 @@ global_asm!(
     ".globl memspill_site_saved, memspill_site_given_back, memspill_site_foreign, memspill_site_checked",
     ".hidden memspill_make_foreign, memspill_make_foreign_call, memspill_made_foreign",
     ".globl memspill_make_foreign, memspill_make_foreign_call, memspill_made_foreign",
-    ".hidden memspill_go_on_foreign, memspill_end_thread_foreign",
-    ".globl memspill_go_on_foreign, memspill_end_thread_foreign",
+    ".hidden memspill_go_on_foreign, memspill_end_thread_foreign, memspill_thread_ended",
+    ".globl memspill_go_on_foreign, memspill_end_thread_foreign, memspill_thread_ended",
     "memspill_site_foreign:",
     "lea r11, [rcx - 2]",
     "jmp r11",
@@ -162,6 +162,7 @@ global_asm!(
     "memspill_end_thread:",
     "mov dword ptr gs:[{state}], {left}",
     "syscall",
+    "memspill_thread_ended:",
     "ud2",
     ".popsection",
     count = const offset_of!(Block, slot) + offset_of!(Slot, count),
@@ -198,6 +199,7 @@ unsafe extern "C" {
     fn memspill_made_foreign();
     fn memspill_go_on_foreign();
     fn memspill_end_thread_foreign();
+    fn memspill_thread_ended();
 }
 
 fn at(label: unsafe extern "C" fn()) -> usize {
@@ -244,6 +246,11 @@ pub fn is_before_call(of: usize) -> bool {
     [memspill_make, memspill_make_foreign, memspill_make_foreign_call]
         .into_iter()
         .any(|label| at(label) == of)
+}
+
+/// Where the program's calls seem to be made, to a seccomp filter; of the first most are.
+pub fn made_at() -> [usize; 3] {
+    [at(memspill_made), at(memspill_made_foreign), at(memspill_thread_ended)]
 }
 
 /// Has a thread make its call when the handler returns: as the registers say, with all prepared.

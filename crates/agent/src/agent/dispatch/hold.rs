@@ -1,6 +1,8 @@
 //! What is done before a plain call is made: all that it uses is published and brought. By the trap's handler
 //! (`trap.rs`), or, for a site that was rewritten, by the thread itself (`enter.rs`).
 
+use core::sync::atomic::Ordering;
+
 use super::in_use::{self, Use, Uses};
 use super::thread::Block;
 use super::walk::walk;
@@ -27,6 +29,7 @@ pub extern "C" fn on_site(block: &mut Block) -> bool {
     // (A site may make calls of several numbers.)
     if block.has_left
         || !is_plain(number)
+        || block.wanted_filters.load(Ordering::SeqCst) != 0
         || pieces::is_large(number, &args)
         || late::joins_before(block, number, &args)
     {
@@ -69,11 +72,12 @@ fn publish_each(
         in_use::publish_list(block, &[one]);
         return tell(&one);
     }
-    let most = pieces::most_of(number, args, || {
+    let sum = || {
         let mut sum = 0usize;
         walk(number, args, &mut |_, len, _| sum = sum.saturating_add(len));
         sum
-    });
+    };
+    let most = if block.is_confined() { usize::MAX } else { pieces::most_of(number, args, sum) };
     let each_use = |sink: &mut dyn FnMut(Use)| {
         let mut left = most;
         walk(number, args, &mut |start, len, writes| {

@@ -49,7 +49,8 @@ pub const LEFT: u32 = 2;
 /// Somebody is about to take it.
 const CLAIMED: u32 = 3;
 
-const BLOCK_PAGES: usize = 1 + STACK_BYTES / PAGE + 1;
+const ROOM_BYTES: usize = STACK_BYTES + PAGE;
+const BLOCK_PAGES: usize = 1 + ROOM_BYTES / PAGE;
 /// Where a limit on the address space leaves no room for so many there are fewer.
 const BLOCKS_MAX: usize = 8192;
 const BLOCKS_MIN: usize = 64;
@@ -101,6 +102,7 @@ pub struct Parent {
     pub reserved_mask: u64,
     pub alternate: AltStack,
     pub gs: usize,
+    pub filters: usize,
 }
 
 /// What of the registers the preparation of a call may change, and a call does not.
@@ -115,8 +117,15 @@ const NOTHING_SAVED: Saved = Saved { general: [0; 6], vectors: [[0; 2]; 16] };
 
 pub const NOTHING_KEPT: [RangeInUse; KEPT] = [RangeInUse { start: 0, end: 0 }; KEPT];
 
-const NO_PARENT: Parent =
-    Parent { frame: NO_FRAME, child_stack: 0, mask: 0, reserved_mask: 0, alternate: NO_STACK, gs: 0 };
+const NO_PARENT: Parent = Parent {
+    frame: NO_FRAME,
+    child_stack: 0,
+    mask: 0,
+    reserved_mask: 0,
+    alternate: NO_STACK,
+    gs: 0,
+    filters: 0,
+};
 
 #[repr(C)]
 pub struct Block {
@@ -170,6 +179,10 @@ pub struct Block {
     pub hazard: AtomicUsize,
     /// Where it goes through memory in order (`windows/rows.rs`).
     pub rows: Rows,
+    /// The last seccomp filter that the thread has set itself, and the one that it is to set before its next
+    /// call (`filters.rs`); or 0.
+    pub filters: AtomicUsize,
+    pub wanted_filters: AtomicUsize,
 }
 
 const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
@@ -183,6 +196,8 @@ pub struct Shared {
     bytes: AtomicUsize,
     blocks_max: AtomicUsize,
     blocks: AtomicUsize,
+    /// Where more room begins in the one that was made for `room`; 0: there is none.
+    room: AtomicUsize,
 }
 
 // In .data by force: this is not to be swapped out.
@@ -194,6 +209,7 @@ pub static SHARED: Shared = Shared {
     bytes: AtomicUsize::new(0),
     blocks_max: AtomicUsize::new(0),
     blocks: AtomicUsize::new(0),
+    room: AtomicUsize::new(0),
 };
 
 /// For the instructions that look whether %gs points into it.
@@ -350,6 +366,8 @@ fn claim(block: *mut Block) -> bool {
         (*block).preparing = 0;
         (*block).waits = false;
         (*block).has_left = false;
+        (*block).filters.store(0, Ordering::Relaxed);
+        (*block).wanted_filters.store(0, Ordering::Relaxed);
     }
     state.store(TAKEN, Ordering::Release);
     true
@@ -363,18 +381,43 @@ fn has_ended(tid: u32) -> bool {
     unsafe { gadget::call(TKILL, [tid as usize, 0, 0, 0, 0, 0]) == Err(ESRCH) }
 }
 
-fn make() -> Result<*mut Block> {
+/// Memory for one more: where it begins. It is never given back.
+fn make_room() -> Result<usize> {
     let index = SHARED.blocks.fetch_add(1, Ordering::Relaxed);
     if index >= SHARED.blocks_max.load(Ordering::Relaxed) {
         SHARED.blocks.fetch_sub(1, Ordering::Relaxed);
         return Err(sys::EAGAIN);
     }
     let base = SHARED.arena.load(Ordering::Relaxed) + index * BLOCK_PAGES * PAGE;
-    let len = BLOCK_PAGES * PAGE;
     let prot = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: this part of the reservation is nobody's else. (What cannot be made accessible is lost.)
-    unsafe { gadget::call(nr::MPROTECT, [base + PAGE, len - PAGE, prot, 0, 0, 0]) }?;
-    let block = (base + PAGE + STACK_BYTES) as *mut Block;
+    unsafe { gadget::call(nr::MPROTECT, [base + PAGE, ROOM_BYTES, prot, 0, 0, 0]) }?;
+    Ok(base + PAGE)
+}
+
+/// Room for something of the dispatch's that stays as long as the process, of at most ROOM_BYTES.
+pub fn room(bytes: usize) -> Result<usize> {
+    let bytes = bytes.next_multiple_of(16);
+    if bytes > ROOM_BYTES {
+        return Err(sys::ENOMEM);
+    }
+    loop {
+        let at = SHARED.room.load(Ordering::Acquire);
+        // Where it ends the address says: rooms lie in a row, and each ends with a whole number of them.
+        let used = at.wrapping_sub(SHARED.arena.load(Ordering::Relaxed));
+        let left = used.next_multiple_of(BLOCK_PAGES * PAGE).wrapping_sub(used);
+        let from = match at != 0 && left >= bytes {
+            true => at,
+            false => make_room().map_err(|_| sys::ENOMEM)?,
+        };
+        if SHARED.room.compare_exchange(at, from + bytes, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return Ok(from);
+        }
+    }
+}
+
+fn make() -> Result<*mut Block> {
+    let block = (make_room()? + STACK_BYTES) as *mut Block;
     let none = RangeInUse { start: 0, end: 0 };
     let new = Block {
         address: block as usize,
@@ -405,6 +448,8 @@ fn make() -> Result<*mut Block> {
         saved: NOTHING_SAVED,
         hazard: AtomicUsize::new(0),
         rows: Rows::new(),
+        filters: AtomicUsize::new(0),
+        wanted_filters: AtomicUsize::new(0),
     };
     // SAFETY: the page is ours, large enough and aligned.
     unsafe { block.write(new) };
@@ -444,6 +489,14 @@ pub fn memory_of(block: *mut Block) -> (usize, usize) {
     (block - STACK_BYTES, block + PAGE)
 }
 
+/// Those of the program's other threads.
+pub fn others(own: &Block) -> impl Iterator<Item = *mut Block> {
+    let own = &raw const *own;
+    // SAFETY: blocks are never unmapped; the field is atomic.
+    let is_taken = |block: *mut Block| unsafe { (*block).state.load(Ordering::SeqCst) } == TAKEN;
+    blocks().filter(move |block| is_taken(*block) && !core::ptr::eq(*block, own))
+}
+
 /// Is the calling thread the only one of the program?
 pub fn is_alone() -> bool {
     // SAFETY: blocks are never unmapped; the field is atomic.
@@ -468,6 +521,12 @@ pub fn forget_others(own: *mut Block) {
 }
 
 impl Block {
+    /// Has the thread a seccomp filter of the program's? Then nothing is done by other calls that can be done
+    /// by its own (`filters.rs`).
+    pub fn is_confined(&self) -> bool {
+        self.filters.load(Ordering::Relaxed) != 0
+    }
+
     /// The kernel touches this of the thread by itself from now on (KEPT_*). Before a call is published that
     /// names it too.
     pub fn keep(&mut self, which: usize, start: usize, len: usize) {

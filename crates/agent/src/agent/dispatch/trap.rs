@@ -22,7 +22,7 @@
 //! | exit                                                  | the block becomes free at the last moment    |
 //! | execve                                                | of a static program: made here (`exec.rs`);  |
 //! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
-//! | seccomp, prctl(PR_SET_SECCOMP)                        | EINVAL if it forbids too much (`filters.rs`) |
+//! | seccomp, prctl(PR_SET_SECCOMP)                        | with what lets our own pass (`filters.rs`)   |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
 use core::ffi::c_int;
@@ -41,6 +41,7 @@ use crate::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
 use crate::windows;
 use crate::{exec, handshake};
 
+const SYS_SECCOMP: i32 = 1;
 const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const EPERM: i32 = 1;
@@ -96,8 +97,12 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     if signals::bit(signal) & RESERVED != 0 && !is_for_handler(block, signal, info, context) {
         return;
     }
+    let mut info = *info;
+    if signal == SIGSYS && info.code == SYS_SECCOMP && enter::made_at().contains(&context.regs.rip) {
+        info.call_address = block.frame.next;
+    }
     // SAFETY: both are the kernel's.
-    unsafe { deliver::deliver(block, signal, info, context) };
+    unsafe { deliver::deliver(block, signal, &info, context) };
 }
 
 /// The time is over in which the process may be late.
@@ -127,10 +132,11 @@ fn join_by_timer(context: &mut Context) {
 /// Whether one of the dispatch's own signals is for the program's handler. Else it is done with.
 fn is_for_handler(block: &Block, signal: usize, info: &Info, context: &mut Context) -> bool {
     let handler = signals::action_of(signal).handler;
-    // The instruction at which the program stands would do it again.
-    let is_fault = info.code > 0 && signal != SIGSYS;
+    // Of a fault, the instruction at which the program stands would do it again.
+    let is_forced = info.code > 0;
+    let is_fault = is_forced && signal != SIGSYS;
     let is_fatal = handler == SIG_DFL
-        || is_fault && (handler == SIG_IGN || block.reserved_mask & signals::bit(signal) != 0);
+        || is_forced && (handler == SIG_IGN || block.reserved_mask & signals::bit(signal) != 0);
     if is_fatal && is_fault {
         signals::give_up(signal);
     } else if is_fatal {
@@ -147,6 +153,7 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     block.frame.next = regs.rip;
     block.fs = gadget::fs();
     let is_ours = info.arch == AUDIT_ARCH_X86_64;
+    filters::catch_up(block);
     // Before the process joins for an exec that would show that its calls are trapped: this one does not.
     if is_ours
         && block.frame.number == exec::EXECVE
@@ -194,6 +201,15 @@ enum Answer {
 fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
     let (number, args) = (block.frame.number, block.frame.args);
     let is_vfork = block.vforks.load(Ordering::Relaxed) != 0;
+    if block.is_confined() {
+        if filters::breaks_strict_mode(block, number) {
+            gadget::die();
+        }
+        if filters::forbid(block, number, &args) {
+            make(block, context);
+            return Ok(Answer::GoOn);
+        }
+    }
     match number {
         nr::RT_SIGACTION => signals::sigaction(args, !is_vfork).map(Answer::Result),
         nr::RT_SIGPROCMASK => signals::sigprocmask(block, &mut context.mask, args).map(Answer::Result),
@@ -219,16 +235,11 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => set_gs(block, args[1]).map(Answer::Result),
         nr::ARCH_PRCTL if args[0] == ARCH_GET_GS => get_gs(block, args[1]).map(Answer::Result),
         _ if filters::sets_filter(number, &args) => {
-            rewrite::stop(rewrite::FORBIDDEN);
-            if filters::forbids_too_much(number, &args) {
-                say("may not set a seccomp filter that forbids what memspill's user pager needs");
-                return Err(EINVAL);
+            let set = filters::set(block, number, args);
+            if set == Err(sys::ENOMEM) {
+                say("may not set a seccomp filter: there is no room before it for what memspill adds");
             }
-            if windows::is_on() {
-                windows::leave_pool();
-            }
-            make(block, context);
-            Ok(Answer::GoOn)
+            set.map(Answer::Result)
         }
         nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
         nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
@@ -238,7 +249,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             gadget::disarm().map(Answer::Result)
         }
         ASK_BOARD => Ok(Answer::Result(thread::board() as usize)),
-        _ => match by_windows(number, args).or_else(|| pieces::in_pieces(block, number, args)) {
+        _ => match by_windows(number, args).or_else(|| in_pieces(block, number, args)) {
             Some(result) => result.map(Answer::Result),
             None => {
                 rewrite::trapped(number, block.frame.next);
@@ -317,10 +328,17 @@ fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     answered
 }
 
+/// Where the program has confined itself its calls are made as they are.
+fn in_pieces(block: &mut Block, number: usize, args: [usize; 6]) -> Option<Result<usize>> {
+    if block.is_confined() { None } else { pieces::in_pieces(block, number, args) }
+}
+
 /// The call is made when the handler returns, with its memory published and there.
 fn make(block: &mut Block, context: &mut Context) {
     let (number, mut args) = (block.frame.number, block.frame.args);
-    if let Some(len) = pieces::shortened(number, &args) {
+    if !block.is_confined()
+        && let Some(len) = pieces::shortened(number, &args)
+    {
         args[2] = len;
         context.regs.rdx = len;
     }

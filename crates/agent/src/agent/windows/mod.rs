@@ -51,7 +51,6 @@
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
 use crate::sys::{self, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
-use crate::uffd::UFFDIO_COPY;
 use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
 
 mod along;
@@ -250,26 +249,18 @@ pub fn is_there(start: usize, end: usize) -> bool {
     true
 }
 
-/// What a thread of the program calls to bring a page, or where it changes a mapping: numbers, and the first
-/// arguments. A filter of system calls that the program sets for itself must allow these.
-pub fn calls_of_threads() -> [(usize, [usize; 3]); 10] {
-    const GETTID: usize = 186;
-    let [mem, maps, pagemap, _, bell, pool, uffd] = kernel::DESCRIPTORS.all().map(|fd| fd as usize);
-    let opens = match holes::are_registered() {
-        true => (nr::IOCTL, [uffd, UFFDIO_COPY, 0]),
-        false => (nr::MADVISE, [0, PAGE, sys::MADV_GUARD_REMOVE]),
-    };
+/// What a thread of the program calls to bring a page, or where it changes a mapping, on the descriptors that
+/// are the agent's: numbers, and the first argument. A filter of system calls must let these pass.
+pub fn calls_on_descriptors() -> [(usize, Option<usize>); 7] {
+    let [mem, maps, pagemap, _, bell, pool, uffd] = kernel::DESCRIPTORS.all().map(|fd| Some(fd as usize));
     [
-        opens,
-        (nr::IOCTL, [maps, kernel::PROCMAP_QUERY, 0]),
-        (nr::IOCTL, [pagemap, kernel::PAGEMAP_SCAN, 0]),
-        (nr::PREAD64, [pool, 0, 0]),
-        (nr::PWRITE64, [mem, 0, 0]),
-        (nr::WRITE, [bell, 0, 8]),
-        (nr::MADVISE, [0, PAGE, sys::MADV_DONTNEED]),
-        (nr::MADVISE, [0, PAGE, sys::MADV_POPULATE_WRITE]),
-        (nr::MPROTECT, [0; 3]),
-        (GETTID, [0; 3]),
+        (nr::IOCTL, uffd),
+        (nr::IOCTL, maps),
+        (nr::IOCTL, pagemap),
+        (nr::PREAD64, pool),
+        (nr::PREAD64, mem),
+        (nr::PWRITE64, mem),
+        (nr::WRITE, bell),
     ]
 }
 
