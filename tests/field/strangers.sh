@@ -1,6 +1,6 @@
 # Programs that are strange to memspill: of another C library, confined by themselves, in namespaces of their
 # own, with another LD_PRELOAD. Cases of field.sh.
-CASES+=(musl musl-child seccomp preload preload-child)
+CASES+=(musl musl-child seccomp preload preload-child process-madvise)
 
 # Another C library than the GNU one passes nothing to constructors.
 case_musl() {
@@ -36,3 +36,6 @@ case_preload-child() {
     same 24M bash -c 'LD_PRELOAD=$1 "$0" 48; LD_PRELOAD="$1 $1" env "$0" 2; LD_PRELOAD= "$0" 2' \
         "$WORK/bin/preload" "$JEMALLOC" && left 4096
 }
+
+# Advice that a program gives itself in the way of those who give it to others.
+case_process-madvise() { same 20M process_madvise 40 && left 4096; }

@@ -60,7 +60,7 @@ use crate::sys::{self, PAGE, Result};
 use crate::{fork, handshake};
 use signals::SIGALTSTACK;
 
-mod advice;
+pub mod advice;
 pub mod batch;
 mod clone;
 pub mod context;
@@ -69,7 +69,7 @@ mod enter;
 mod filters;
 pub mod gadget;
 mod hold;
-mod in_use;
+pub mod in_use;
 mod late;
 mod leave;
 mod pieces;

@@ -8,7 +8,7 @@
 //! | mprotect, pkey_mprotect               | another protection; what was never touched may be closed  |
 //! | mremap                                | go where the pages go                                     |
 //! | shmat over something                  | NONE                                                      |
-//! | process_madvise of such a kind        | EINVAL, as from kernels that do not know it               |
+//! | process_madvise of such a kind        | a madvise for each range, where the kernel allows it      |
 //!
 //! New memory may be closed at once (`grow.rs`). A supervisor is told of each change, before anybody enters
 //! the gate again (`supervisor.rs`).
@@ -22,6 +22,8 @@ use super::kernel::{self, end};
 use super::moving::Moving;
 use super::supervisor::{self, Changing};
 use super::{empty, exclude, grow, holes, table};
+use crate::dispatch::in_use::{self, Use};
+use crate::dispatch::{advice, gadget, thread};
 use crate::link::{REMAP, REMOVE, UNMAP};
 use crate::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
@@ -92,7 +94,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
         nr::MPROTECT | PKEY_MPROTECT => protect(number, args),
         nr::MREMAP => mremap(args),
         SHMAT if third & SHM_REMAP != 0 => shmat(args),
-        nr::PROCESS_MADVISE if is_change(fourth as u32 as usize) => Err(EINVAL),
+        nr::PROCESS_MADVISE if is_change(fourth as u32 as usize) => process_advise(args),
         _ => return None,
     })
 }
@@ -111,6 +113,57 @@ pub fn may_change(number: usize) -> bool {
             | SHMAT
             | nr::PROCESS_MADVISE
     )
+}
+
+/// Of the program's own process: the kernel does not take such advice for others. As it does, the call ends
+/// at the first range that fails, and says how much was done before.
+fn process_advise(args: [usize; 6]) -> Result<usize> {
+    const RANGES_MAX: usize = 1024;
+    let [pidfd, ranges, count, advice, flags, _] = args;
+    // Without ranges it is asked whether it could be: not for another process, nor before Linux 6.13.
+    make(nr::PROCESS_MADVISE, [pidfd, ranges, 0, advice, flags, 0])?;
+    if count > RANGES_MAX {
+        return Err(EINVAL);
+    }
+    let range =
+        |index: usize| gadget::read::<[usize; 2]>(ranges.wrapping_add(index * size_of::<[usize; 2]>()));
+    if !(0..count).all(|index| range(index).is_some()) {
+        return Err(sys::EFAULT);
+    }
+    let mut done = 0;
+    for index in 0..count {
+        let [start, len] = range(index).ok_or(sys::EFAULT)?;
+        let one = [start, len, advice, 0, 0, 0];
+        let result = one_advice(one);
+        match result {
+            Ok(_) => done += len,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+/// As the trap does with a madvise of these arguments.
+fn one_advice(args: [usize; 6]) -> Result<usize> {
+    if advice::is_ours(args) {
+        return advice::advise(args);
+    }
+    if let Some(result) = answer(nr::MADVISE, args) {
+        return result;
+    }
+    exclude::before_call(nr::MADVISE, &args);
+    let Some((start, end)) = exclude::needed_by(nr::MADVISE, &args) else {
+        return make(nr::MADVISE, args);
+    };
+    // SAFETY: the thread is in the trap's handler.
+    let block = unsafe { thread::current() };
+    let needed = Use { start, end, writes: false };
+    in_use::publish_list(block, &[needed]);
+    in_use::bring(&needed);
+    let result = make(nr::MADVISE, args);
+    in_use::withdraw(block);
+    result
 }
 
 /// Advice that changes what a page holds, or needs what is away. The kernel gives none of it to others.
