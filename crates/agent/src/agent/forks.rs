@@ -12,7 +12,8 @@
 //!  MADV_DONTFORK each range    parent_done            child_joins          MADV_DONTFORK each range
 //!  Forked ─────────────────────────────▶ gives the turn back               Hello KIND_CHILD, with `fork`
 //!  fork_lock::done ◀──────────── Go ──── registers, and looks what is      ...
-//!                                        in the child's memory ──────────▶ Go; fork_lock::done
+//!  waits         settle                  in the child's memory ──────────▶ Go; fork_lock::done
+//!  goes on ◀───────── a word that both share: it has joined, or why not ── goes on, or ends
 //! ```
 //!
 //! What is managed is marked MADV_DONTFORK at all other times: a fork that is made past the agent (clone by a
@@ -25,28 +26,43 @@
 //!
 //! ```text
 //!   prepare  ─ Err: the fork has failed so ─ Ok(false): nothing to do, fork ─ Ok(true): fork, then
-//!   parent_done(result)                    or, in the child, child_joins(), before anything else is touched
+//!   parent_done(result), fork_lock::done,  or, in the child, child_joins(), before anything else is touched
+//!   settle
 //! ```
 //!
 //! The system calls here are made as the program makes them: with the dispatch armed, its caller disarms it.
 //!
 //! Where nothing is marked, managed or away none of this is done (`dispatch/late.rs`).
 //!
-//! A child that cannot join is ended, with a line. What is not here: forks of a child of vfork, which has its
-//! parent's memory; it is not known, and its child has nothing that is managed.
+//! *A child that cannot join* (there may be no more threads, descriptors or memory) ends without a word, and
+//! the fork has failed: its parent takes its exit away, and tells the program so. All that a program may see
+//! is a SIGCHLD for which it has no child. So a fork ends when the child has joined.
+//!
+//! What is not here: forks of a child of vfork, which has its parent's memory; it is not known, and its child
+//! has nothing that is managed.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use crate::handshake::{self, write_stderr_line};
 use crate::hooks::own_control;
 use crate::protocol::{Forked, Go, KIND_CHILD, KIND_FORKS, MAGIC, Prepared};
-use crate::sys::{self, EAGAIN, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
+use crate::sys::{self, EAGAIN, EINTR, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
 use crate::{STATE, own_marks};
 
 /// How often it is asked for, a ms apart: the supervisor may have much to do, or wait for other children.
 const TRIES: u32 = 10_000;
 const NO_SOCKET: i32 = -1;
+
+/// What a child says: nothing yet; that it has joined; or else an errno.
+const JOINING: u32 = 0;
+const JOINED: u32 = 1 << 16;
+/// What its parent says, when it does not wait any longer.
+const LEFT: u32 = 2 << 16;
+/// So often it is looked whether the child still lives,
+const LOOKS_MS: u32 = 10;
+/// and so long it is waited for: a child may be stopped.
+const LOOKS: u32 = 1000;
 
 /// The fork that is under way; there is one at a time (`fork_lock`).
 struct Fork {
@@ -56,6 +72,8 @@ struct Fork {
     count: AtomicUsize,
     /// So many of them, from the first on, are not marked now.
     unmarked: AtomicUsize,
+    /// Address of the word that parent and child share.
+    outcome: AtomicUsize,
     id: UnsafeCell<[u8; 16]>,
 }
 
@@ -69,6 +87,7 @@ static FORK: Fork = Fork {
     ranges: AtomicUsize::new(0),
     count: AtomicUsize::new(0),
     unmarked: AtomicUsize::new(0),
+    outcome: AtomicUsize::new(0),
     id: UnsafeCell::new([0; 16]),
 };
 
@@ -93,7 +112,7 @@ pub fn prepare(child_tid: usize) -> Result<bool> {
             Ok(()) => break,
         }
     }
-    if let Err(errno) = unmark_all() {
+    if let Err(errno) = unmark_all().and_then(|()| Outcome::map()) {
         finish(Err(errno));
         return Err(errno);
     }
@@ -118,9 +137,95 @@ fn touch(addr: usize) {
     }
 }
 
-/// The parent, after the fork. `result`: the kernel's.
-pub fn parent_done(result: isize) {
+/// The parent, after the fork. `result`: the kernel's. What it is in the end says `Child::settle`.
+pub fn parent_done(result: isize) -> Child {
+    let outcome = Outcome(FORK.outcome.swap(0, Ordering::Relaxed));
     finish(if result < 0 { Err(-result as i32) } else { Ok(()) });
+    Child { result, outcome }
+}
+
+/// A child that joins, as its parent sees it.
+pub struct Child {
+    result: isize,
+    outcome: Outcome,
+}
+
+impl Child {
+    /// Waits until the child has joined. Else the fork has failed, and there is no such child.
+    pub fn settle(self) -> isize {
+        if self.result < 0 {
+            return self.result;
+        }
+        let word = self.outcome.word();
+        for _ in 0..LOOKS {
+            match word.load(Ordering::Acquire) {
+                JOINING if self.has_ended(WNOHANG | WNOWAIT) => return self.failed(EAGAIN),
+                JOINING => _ = sys::futex_wait(word, JOINING, LOOKS_MS),
+                _ => break,
+            }
+        }
+        match word.compare_exchange(JOINING, LEFT, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) | Err(JOINED) => self.result,
+            Err(errno) => self.failed(errno as i32),
+        }
+    }
+
+    fn failed(&self, errno: i32) -> isize {
+        self.has_ended(0);
+        // The others are none that a fork fails with.
+        -(if errno == ENOMEM { ENOMEM } else { EAGAIN } as isize)
+    }
+
+    fn has_ended(&self, how: usize) -> bool {
+        const P_PID: usize = 1;
+        const WEXITED: usize = 4;
+        const WALL: usize = 0x4000_0000;
+        // `struct siginfo`, whose first word is the signal.
+        let mut info = [0u32; 32];
+        let args = [P_PID, self.result as usize, info.as_mut_ptr() as usize, how | WEXITED | WALL, 0, 0];
+        // SAFETY: the kernel writes a struct of that size.
+        while unsafe { sys::syscall(nr::WAITID, args) } == Err(EINTR) {}
+        info[0] != 0
+    }
+}
+
+const WNOHANG: usize = 1;
+const WNOWAIT: usize = 0x0100_0000;
+
+/// The word that parent and child share, in a page of its own, by its address; 0: there is none.
+struct Outcome(usize);
+
+impl Outcome {
+    fn map() -> Result<()> {
+        let flags = sys::MAP_SHARED | sys::MAP_ANONYMOUS | sys::MAP_POPULATE;
+        let args = [0, PAGE, sys::PROT_READ | sys::PROT_WRITE, flags, usize::MAX, 0];
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        let at = unsafe { sys::syscall(nr::MMAP, args) }?;
+        FORK.outcome.store(at, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: it is mapped until drop, and used as an atomic only.
+        unsafe { AtomicU32::from_ptr(self.0 as *mut u32) }
+    }
+
+    /// The child's word. False: its parent does not wait for it any longer.
+    fn say(&self, what: u32) -> bool {
+        let word = self.word();
+        let is_said = word.compare_exchange(JOINING, what, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        sys::futex_wake(word);
+        is_said
+    }
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            // SAFETY: the mapping of `map`, which nobody uses any more.
+            let _ = unsafe { sys::syscall(nr::MUNMAP, [self.0, PAGE, 0, 0, 0, 0]) };
+        }
+    }
 }
 
 fn finish(forked: Result<()>) {
@@ -150,10 +255,15 @@ pub fn child_joins() {
     forget_parent();
     // SAFETY: written by `prepare`, and the child has one thread.
     let id = unsafe { *FORK.id.get() };
-    if mark_all().is_err() || handshake::try_join(KIND_CHILD, id).is_none() {
+    let outcome = Outcome(FORK.outcome.swap(0, Ordering::Relaxed));
+    if let Err(errno) = mark_all().and_then(|()| handshake::try_join(KIND_CHILD, id)) {
+        if outcome.say(errno as u32) {
+            sys::exit_process(0);
+        }
         write_stderr_line("is ended: as the child of a fork it could not join memspill");
         sys::die();
     }
+    outcome.say(JOINED);
     drop(Fd(FORK.socket.swap(NO_SOCKET, Ordering::Relaxed)));
     forget_ranges();
 }

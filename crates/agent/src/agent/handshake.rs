@@ -29,7 +29,7 @@ use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
 #[cfg(target_arch = "x86_64")]
 use crate::site;
-use crate::sys::{self, ECONNREFUSED, EINTR, EPROTO, Fd, Result, SignalsBlocked, nr};
+use crate::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
 use crate::{Address, NAME_MAX, STATE, evictor, fork, hooks};
 
 const AF_UNIX: usize = 1;
@@ -49,7 +49,7 @@ const UFFD_USER_MODE_ONLY: usize = 1;
 pub fn join(kind: u32) {
     // The evictor inherits the mask, and no handler of the program may find the agent half made.
     let blocked = SignalsBlocked::new();
-    // None: left alone. Whoever finds that the supervisor is gone ends the process on the spot.
+    // Err: left alone. Whoever finds that the supervisor is gone ends the process on the spot.
     let _ = try_join(kind, [0; 16]);
     drop(blocked);
 }
@@ -68,19 +68,19 @@ pub fn hello_of(kind: u32, fork: [u8; 16]) -> Hello {
 }
 
 /// As `join`, with all signals blocked. `fork`: of which fork this is the child (KIND_CHILD).
-pub fn try_join(kind: u32, fork: [u8; 16]) -> Option<()> {
-    let socket = hello(kind, fork)?;
+pub fn try_join(kind: u32, fork: [u8; 16]) -> Result<()> {
+    let socket = hello(kind, fork).ok_or(EPERM)?;
     let pid = sys::getpid();
-    let (welcome, fds) = receive::<Welcome>(&socket)?;
+    let (welcome, fds) = receive::<Welcome>(&socket).ok_or(EPROTO)?;
     if welcome.magic != MAGIC || welcome.uffd_source == UFFD_NONE {
-        return None;
+        return Err(EPROTO);
     }
 
     let made = match prepare(kind, welcome.uffd_source, fds, &socket) {
         Ok(made) => made,
         Err(errno) => {
             send(&socket, &Ready { magic: MAGIC, errno, ..NOT_READY }, None);
-            return None;
+            return Err(errno);
         }
     };
     let (image_addr, image_len) = region::image();
@@ -107,11 +107,11 @@ pub fn try_join(kind: u32, fork: [u8; 16]) -> Option<()> {
     match receive::<Go>(&socket) {
         Some((Go { magic: MAGIC, errno: 0 }, _)) if made.trap() => {
             made.publish(kind, pid);
-            Some(())
+            Ok(())
         }
         _ => {
             made.undo(kind);
-            None
+            Err(EPROTO)
         }
     }
 }

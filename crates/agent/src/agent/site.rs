@@ -148,14 +148,13 @@ extern "C" fn fork(args: &[usize; 6]) -> isize {
     match forks::prepare(child_tid) {
         Err(errno) => -(errno as isize),
         Ok(false) => call(number, args),
-        Ok(true) => {
-            let result = call(number, args);
-            match result {
-                0 => forks::child_joins(),
-                _ => forks::parent_done(result),
+        Ok(true) => match call(number, args) {
+            0 => {
+                forks::child_joins();
+                0
             }
-            result
-        }
+            result => forks::parent_done(result).settle(),
+        },
     }
 }
 

@@ -316,6 +316,7 @@ pub fn settle(
 ) {
     let (socket, pid, is_child) = (caller.socket.clone(), caller.peer.pid, !matches!(origin, Origin::Itself));
     let pidfd = caller.peer.pidfd.try_clone();
+    let fails_by_limit = is_child && is_limit(ready.errno);
     let Err(e) = take_in(run, door, epoll, caller, ready, fd, origin) else { return };
     // It was killed on the way, and what is asked of /proc fails in some way or other.
     if pidfd.as_ref().is_ok_and(Pidfd::has_ended) {
@@ -326,11 +327,18 @@ pub fn settle(
     if !is_killed {
         send_away(door, &socket, pid, &e);
     }
-    if is_child {
+    if fails_by_limit {
+        // A fork that fails as any does, of which its program is told.
+    } else if is_child {
         eprintln!("memspill: process {pid} is ended: it is the child of a fork, and cannot join: {e}");
     } else {
         refused(run, door, pid, &e);
     }
+}
+
+/// Is that what a system call says where a limit is reached: of threads, memory, descriptors?
+fn is_limit(errno: i32) -> bool {
+    matches!(errno, libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE)
 }
 
 /// From whom a process has its memory.

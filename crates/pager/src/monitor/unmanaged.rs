@@ -112,12 +112,22 @@ fn judge_group(run: &Run, group: &Group) {
         Some(_) => (format!("group {}", group.name), "raise its memory.max"),
     };
     let reason = format!(
-        "{} MiB in memory cannot be swapped out, and {limit} is {} MiB: {}",
+        "{} MiB in memory cannot be swapped out{}, and {limit} is {} MiB: {}",
         mib(stays_bytes),
+        own_part(own_bytes, run.processes().len()),
         group.limit_bytes() >> 20,
         described(process, kinds)
     );
     run.no_way_out(group, Some(needed_bytes), &reason, fix);
+}
+
+/// What memspill has itself, which is most of it where there are many processes.
+fn own_part(own_bytes: u64, processes: usize) -> String {
+    match (own_bytes, processes) {
+        (0, _) => String::new(),
+        (_, 1) => format!(", memspill itself has {} MiB", mib(own_bytes)),
+        _ => format!(", memspill itself has {} MiB for {processes} processes", mib(own_bytes)),
+    }
 }
 
 /// The process with the most memory that cannot be moved out, for people. None if there is little of it.
@@ -127,19 +137,25 @@ pub fn largest(run: &Run) -> Option<String> {
     (total(kinds) >= WORTH_NAMING_BYTES).then(|| described(process, kinds))
 }
 
-/// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`
+/// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`. What is less than a MiB
+/// is named where a process has nothing more.
 fn described(process: &Process, kinds: &StayingBytes) -> String {
     let mut kinds: Vec<_> = kinds.iter().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
     let worth_naming =
         |(place, (_, bytes)): &(usize, &(&&str, &u64))| *place == 0 || **bytes >= WORTH_NAMING_BYTES;
     let parts = kinds.iter().enumerate().filter(worth_naming);
-    let parts: Vec<String> = parts.map(|(_, (kind, bytes))| format!("{} MiB {kind}", mib(**bytes))).collect();
+    let parts: Vec<String> = parts.map(|(_, (kind, bytes))| format!("{} {kind}", size(**bytes))).collect();
     format!("{} has {}", standstill::name(process.memory.pid()), parts.join(", "))
 }
 
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
+}
+
+/// For people. One MiB is much, where there are a hundred processes.
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", mib(bytes)) }
 }
 
 fn total(kinds: &StayingBytes) -> u64 {
@@ -249,6 +265,14 @@ mod tests {
         let sizes =
             format!("Rss:  800 kB\nPss:  {pss_kib} kB\nPss_Anon:  7 kB\nAnonymous:  {anonymous_kib} kB");
         format!("{line}\nSize:  9 kB\n{sizes}\nVmFlags: rd {flags} \n")
+    }
+
+    #[test]
+    fn what_is_small_is_not_called_a_mib_and_our_own_part_is_named() {
+        assert_eq!([size(88 << 10), size(1 << 20), size((1 << 20) + 1)], ["88 KiB", "1 MiB", "2 MiB"]);
+        let parts = [own_part(0, 9), own_part(3 << 20, 1), own_part(20 << 20, 117)];
+        let for_many = ", memspill itself has 20 MiB for 117 processes";
+        assert_eq!(parts, ["", ", memspill itself has 3 MiB", for_many]);
     }
 
     #[test]

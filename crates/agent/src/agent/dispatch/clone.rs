@@ -266,7 +266,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         };
         if windows::fork_begins(ready).is_err() {
             if is_ready {
-                forks::parent_done(-(EAGAIN as isize));
+                let _ = forks::parent_done(-(EAGAIN as isize));
             }
             if is_late {
                 late::fork_is_over();
@@ -375,9 +375,7 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
     block.frame.result = result as usize;
     in_use::withdraw(block);
     if core::ptr::eq(child, block) {
-        if block.joins {
-            forks::parent_done(result);
-        }
+        let joining = block.joins.then(|| forks::parent_done(result));
         if block.is_late {
             late::fork_is_over();
         }
@@ -387,6 +385,9 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
         drop(ActionsLocked);
         if !windows::is_on() || block.joins || block.is_late {
             fork_lock::done(false);
+            if let Some(child) = joining {
+                block.frame.result = child.settle() as usize;
+            }
             arm_child(0);
         }
     } else if result < 0 {
