@@ -90,6 +90,7 @@ mod link;
 #[cfg(target_arch = "x86_64")]
 mod malloc;
 mod own_marks;
+mod own_thread;
 #[path = "../pidfd.rs"]
 mod pidfd;
 #[cfg(target_arch = "x86_64")]

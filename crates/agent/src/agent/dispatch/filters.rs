@@ -202,6 +202,11 @@ pub fn forbid(block: &Block, number: usize, args: &[usize; 6]) -> bool {
     filters != 0 && !hold::is_plain(number) && !allow(filters, number, args)
 }
 
+/// Do the thread's filters, if it has any, allow a call?
+pub fn let_pass(block: &Block, number: usize, args: &[usize; 6]) -> bool {
+    allow(block.filters.load(Ordering::Relaxed), number, args)
+}
+
 /// In strict mode, by another call than it allows.
 pub fn breaks_strict_mode(block: &Block, number: usize) -> bool {
     let is_strict = each_from(block.filters.load(Ordering::Relaxed)).any(|kept| kept.is_strict);

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use super::in_use::{self, Use, Uses};
 use super::thread::Block;
 use super::walk::walk;
-use super::{late, pieces};
+use super::{late, pieces, tasks};
 use crate::windows;
 
 /// Calls to which nothing happens in the handler but that their memory is published and brought.
@@ -32,6 +32,7 @@ pub extern "C" fn on_site(block: &mut Block) -> bool {
         || block.wanted_filters.load(Ordering::SeqCst) != 0
         || pieces::is_large(number, &args)
         || late::joins_before(block, number, &args)
+        || tasks::are_looked_at(number, &args)
     {
         return false;
     }

@@ -42,6 +42,7 @@
 //! | `pieces.rs` | large reads and writes |
 //! | `advice.rs` | memory that moves, and advice |
 //! | `filters.rs` | seccomp filters of the program |
+//! | `tasks.rs` | calls that count the program's threads |
 //! | `trap.rs` | the handler, and what each call becomes |
 //!
 //! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
@@ -75,6 +76,7 @@ mod leave;
 mod pieces;
 mod rewrite;
 pub mod signals;
+mod tasks;
 pub mod thread;
 mod trap;
 mod walk;

@@ -22,6 +22,7 @@
 //! | exit                                                  | the block becomes free at the last moment    |
 //! | execve                                                | of a static program: made here (`exec.rs`);  |
 //! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
+//! | stat and its kin on /proc/self/task                   | made here (`tasks.rs`)                       |
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | with what lets our own pass (`filters.rs`)   |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
@@ -34,7 +35,7 @@ use super::late::Joined;
 use super::leave::leave;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
-use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite};
+use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite, tasks};
 use crate::preload::List;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
@@ -244,6 +245,9 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
         nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
+        _ if tasks::are_looked_at(number, &args) && filters::let_pass(block, number, &args) => {
+            look_at_tasks(block).map(Answer::Result)
+        }
         LEAVE_DISPATCH => {
             block.has_left = true;
             gadget::disarm().map(Answer::Result)
@@ -258,6 +262,19 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             }
         },
     }
+}
+
+/// A call that counts the program's threads. It does not wait.
+fn look_at_tasks(block: &mut Block) -> Result<usize> {
+    let (number, args) = (block.frame.number, block.frame.args);
+    hold(block, number, &args);
+    // SAFETY: the program's own call, on memory that is there.
+    let result = unsafe { gadget::call(number, args) };
+    if result.is_ok() && thread::has_supervisor() && !late::is_late() {
+        tasks::leave_out_evictor(number, &args);
+    }
+    in_use::withdraw(block);
+    result
 }
 
 /// arch_prctl(ARCH_SET_GS).

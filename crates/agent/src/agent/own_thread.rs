@@ -1,0 +1,181 @@
+//! A program that counts its threads does not count the evictor. Some insist on being alone, and count the
+//! links of /proc/self/task for it: Chromium's zygote, and all that is built on it, ends itself where it
+//! finds another thread.
+//!
+//! So what `stat` and its kin say of that directory is one link less while there is an evictor: where calls
+//! are trapped, by the dispatch (`dispatch/trap.rs`); else by functions in place of the C library's.
+//!
+//! What it does not do: the names in that directory, /proc/self/status and /proc/self/stat show the thread;
+//! nor are calls seen that a program makes by its own instructions where calls are not trapped.
+
+use core::ffi::{CStr, c_int, c_uint};
+
+use crate::hooks::{libc_result, own_control};
+use crate::sys::{self, AT_FDCWD, Result, nr};
+
+/// The end of the path, which is looked up in the program's own part of /proc. (A directory of that name that
+/// is somewhere else does not look like one of /proc.)
+const TASKS: &[u8] = b"self/task";
+/// A path that is longer is not asked for.
+pub const PATH_MAX: usize = 64;
+
+const IS_DIRECTORY: u32 = 0o040_000;
+const MODE_OF_PROC: u32 = IS_DIRECTORY | 0o555;
+/// `.`, `..`, and one for each thread. The child of a vfork, which has no evictor, has no more.
+const LEAST_LINKS: u64 = 3;
+
+#[cfg(target_arch = "x86_64")]
+const NEWFSTATAT: usize = 262;
+#[cfg(target_arch = "aarch64")]
+const NEWFSTATAT: usize = 79;
+
+/// `struct stat`.
+#[cfg(target_arch = "x86_64")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Stat {
+    ids: [u64; 2],
+    links: u64,
+    mode: u32,
+    owner: [u32; 5],
+    size: u64,
+    rest: [u64; 11],
+}
+
+#[cfg(target_arch = "aarch64")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Stat {
+    ids: [u64; 2],
+    mode: u32,
+    links: u32,
+    owner: [u32; 6],
+    size: u64,
+    rest: [u64; 9],
+}
+
+/// `struct statx`, as far as it is of interest.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Statx {
+    head: [u32; 4],
+    links: u32,
+    owner: [u32; 2],
+    mode: u16,
+    unused: u16,
+    ino: u64,
+    size: u64,
+}
+
+/// What says how many links a directory has.
+pub trait Links: Copy {
+    /// The same with one link less, if it is a directory of /proc.
+    fn without_one(self) -> Option<Self>;
+}
+
+impl Links for Stat {
+    fn without_one(mut self) -> Option<Self> {
+        let is_one = is_tasks(self.mode, self.size, self.links.into());
+        self.links -= if is_one { 1 } else { 0 };
+        is_one.then_some(self)
+    }
+}
+
+impl Links for Statx {
+    fn without_one(mut self) -> Option<Self> {
+        let is_one = is_tasks(self.mode.into(), self.size, self.links.into());
+        self.links -= if is_one { 1 } else { 0 };
+        is_one.then_some(self)
+    }
+}
+
+fn is_tasks(mode: u32, size: u64, links: u64) -> bool {
+    mode == MODE_OF_PROC && size == 0 && links > LEAST_LINKS
+}
+
+/// Is it the directory of the program's own threads? `path`: without the zero at its end.
+pub fn is_path_of_tasks(mut path: &[u8]) -> bool {
+    while let [shorter @ .., b'/'] = path {
+        path = shorter;
+    }
+    path.strip_suffix(TASKS).is_some_and(|before| before.is_empty() || before.ends_with(b"/"))
+}
+
+/// Has the dispatch done it?
+fn is_trapped() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::dispatch::is_armed();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// What is said of a path.
+fn corrected<T: Links>(called: Result<usize>, path: usize, result: usize) -> c_int {
+    // SAFETY: the kernel has just read it, so it is a C string.
+    let is_asked_for = || is_path_of_tasks(unsafe { CStr::from_ptr(path as *const _) }.to_bytes());
+    if called.is_ok() && path != 0 && is_asked_for() && own_control().is_some() && !is_trapped() {
+        let result = result as *mut T;
+        // SAFETY: the kernel has just written it.
+        unsafe {
+            if let Some(corrected) = result.read_unaligned().without_one() {
+                result.write_unaligned(corrected);
+            }
+        }
+    }
+    libc_result(called) as c_int
+}
+
+fn stat_at(at: c_int, path: usize, result: usize, flags: usize) -> c_int {
+    // SAFETY: the caller's own request, passed through.
+    let called = unsafe { sys::syscall(NEWFSTATAT, [at as usize, path, result, flags, 0, 0]) };
+    corrected::<Stat>(called, path, result)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fstatat(at: c_int, path: usize, result: usize, flags: c_int) -> c_int {
+    stat_at(at, path, result, flags as usize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fstatat64(at: c_int, path: usize, result: usize, flags: c_int) -> c_int {
+    stat_at(at, path, result, flags as usize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn stat(path: usize, result: usize) -> c_int {
+    stat_at(AT_FDCWD as c_int, path, result, 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn stat64(path: usize, result: usize) -> c_int {
+    stat_at(AT_FDCWD as c_int, path, result, 0)
+}
+
+/// As programs call them that were compiled for glibc before 2.33.
+#[unsafe(no_mangle)]
+extern "C" fn __xstat(_version: c_int, path: usize, result: usize) -> c_int {
+    stat_at(AT_FDCWD as c_int, path, result, 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __xstat64(_version: c_int, path: usize, result: usize) -> c_int {
+    stat_at(AT_FDCWD as c_int, path, result, 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __fxstatat(_version: c_int, at: c_int, path: usize, result: usize, flags: c_int) -> c_int {
+    stat_at(at, path, result, flags as usize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __fxstatat64(_version: c_int, at: c_int, path: usize, result: usize, flags: c_int) -> c_int {
+    stat_at(at, path, result, flags as usize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn statx(at: c_int, path: usize, flags: c_int, wanted: c_uint, result: usize) -> c_int {
+    let args = [at as usize, path, flags as usize, wanted as usize, result, 0];
+    // SAFETY: the caller's own request, passed through.
+    let called = unsafe { sys::syscall(nr::STATX, args) };
+    corrected::<Statx>(called, path, result)
+}
