@@ -47,6 +47,7 @@ const CLONE_FILES: usize = 0x400;
 const CLONE_VFORK: usize = 0x4000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
 const CLONE_CHILD_SETTID: usize = 0x100_0000;
+const CLONE_NEWUSER: usize = 0x1000_0000;
 const CLONE_CLEAR_SIGHAND: usize = 1 << 32;
 
 global_asm!(
@@ -445,7 +446,7 @@ fn after_fork(block: &mut Block) {
     if block.joins {
         forks::child_joins();
     } else if block.is_late {
-        late::in_child();
+        late::in_child(block.flags & CLONE_NEWUSER != 0);
     }
     if !windows::is_on() || block.joins || block.is_late {
         fork_lock::done(true);

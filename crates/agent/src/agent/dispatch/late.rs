@@ -59,7 +59,7 @@ use super::thread::{self, Block};
 use super::{batch, gadget, in_use, signals};
 use crate::hooks::own_control;
 use crate::protocol::{KIND_EXEC, KIND_FORK};
-use crate::sys;
+use crate::sys::{self, nr};
 use crate::{STATE, forks, handshake};
 
 /// Long after a child that is to run a program has done so, and most small programs have ended.
@@ -102,6 +102,9 @@ static HEAP_BEGAN: AtomicUsize = AtomicUsize::new(0);
 /// The timer has come inside a handler.
 #[unsafe(link_section = ".data.hot")]
 static IS_TIME_OVER: AtomicU32 = AtomicU32::new(0);
+/// Not 0: it is a child in a user namespace of its own.
+#[unsafe(link_section = ".data.hot")]
+static IS_SANDBOX: AtomicU32 = AtomicU32::new(0);
 /// How long it is set for when it does so next.
 #[unsafe(link_section = ".data.hot")]
 static NEXT_MS: AtomicU32 = AtomicU32::new(DISPATCH_ENDS_MS);
@@ -138,9 +141,17 @@ pub fn fork_is_over() {
 }
 
 /// In the child, before its calls are trapped.
-pub fn in_child() {
+///
+/// `is_sandbox`: it has begun in a user namespace of its own. Many such children look whether they may make
+/// another (unshare), which only a process of one thread may, and run a program or end. So it has no timer,
+/// and joins when it makes a call that is not made before.
+pub fn in_child(is_sandbox: bool) {
     forks::forget_parent();
-    if make_ready() {
+    IS_SANDBOX.store(is_sandbox.into(), Ordering::Relaxed);
+    if is_sandbox {
+        TIMER.store(NO_TIMER, Ordering::Relaxed);
+        begin(CHILD);
+    } else if make_ready() {
         begin(CHILD);
     } else {
         handshake::join(KIND_FORK);
@@ -313,6 +324,7 @@ fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     const FUTEX_WAKE: usize = 1;
     const FUTEX_OP: usize = 127;
     match number {
+        _ if IS_SANDBOX.load(Ordering::Relaxed) != 0 && may_be_made_in_sandbox(number, args) => true,
         FUTEX => args[1] & FUTEX_OP == FUTEX_WAKE,
         IOCTL => matches!(args[1], TCGETS | TIOCGPGRP | TIOCSPGRP),
         // Not of locks, which wait.
@@ -330,6 +342,24 @@ fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
         _ if IS_LATE.load(Ordering::Relaxed) == PROGRAM => may_be_made_by_program(number, args),
         // set_tid_address, set_robust_list; rseq: the C library's for the only thread of a child.
         218 | 273 | 334 => true,
+        _ => false,
+    }
+}
+
+/// Of those by which a child in a user namespace of its own gives up what it may do.
+fn may_be_made_in_sandbox(number: usize, args: &[usize; 6]) -> bool {
+    const PR_SET_PDEATHSIG: usize = 1;
+    const PR_SET_KEEPCAPS: usize = 8;
+    const PR_CAPBSET_DROP: usize = 24;
+    const PR_SET_NO_NEW_PRIVS: usize = 38;
+    match number {
+        nr::PRCTL => {
+            matches!(args[0], PR_SET_PDEATHSIG | PR_SET_KEEPCAPS | PR_CAPBSET_DROP | PR_SET_NO_NEW_PRIVS)
+        }
+        // Its maps, in /proc.
+        WRITE => kind_of(args[0]) == S_IFREG && args[2] <= PIPE_BUF,
+        // getresuid, getresgid, capget, capset; unshare.
+        118 | 120 | 125 | 126 | 272 => true,
         _ => false,
     }
 }
