@@ -1158,7 +1158,7 @@ fn named_files_are_locked_marked_and_emptied() {
     drop(other);
     // Somebody's data is not.
     std::fs::write(&path, b"my thesis").unwrap();
-    assert!(open().is_err_and(|error| error.to_string().contains("not memspill's")));
+    assert!(open().is_err_and(|error| error.to_string().contains("holds data")));
     assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
     // Nor is a temporary file left in its directory.
     std::fs::remove_file(&path).unwrap();
@@ -1170,6 +1170,72 @@ fn named_files_are_locked_marked_and_emptied() {
     std::fs::remove_dir(&dir).unwrap();
     let gone = FileConfig { place: FilePlace::Temp { dir: dir.clone() }, ..file_config(IoEngine::Auto) };
     assert!(FileBacking::open(gone).is_err(), "a directory that is not there is an error at the start");
+}
+
+/// Data may be anywhere in a file, and what others have made on it beside a mark.
+#[test]
+fn what_a_file_holds_is_named_and_not_overwritten() {
+    let dir = std::env::temp_dir().join(format!("memspill-test-held-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("image");
+    let open = |place: fn(PathBuf) -> FilePlace| {
+        FileBacking::open(FileConfig { place: place(path.clone()), ..file_config(IoEngine::Auto) })
+    };
+    let put = |length: u64, parts: &[(u64, &[u8])]| {
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(length).unwrap();
+        for (at, bytes) in parts {
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, *at).unwrap();
+        }
+    };
+    const MIB: u64 = 1 << 20;
+    let md: &[u8] = b"\xfc\x4e\x2b\xa9\x01\0\0\0";
+    let ours: &[u8] = b"memspill swap file; its contents mean nothing without the process that wrote it\n";
+    type Parts<'a> = &'a [(u64, &'a [u8])];
+    let refused: [(&str, Parts<'_>); 14] = [
+        ("btrfs", &[(0x10040, b"_BHRfS_M")]),
+        ("ISO 9660", &[(0x8001, b"CD001")]),
+        ("XFS", &[(0, b"XFSB")]),
+        ("LUKS", &[(0, b"LUKS\xba\xbe")]),
+        ("LVM", &[(512, b"LABELONE")]),
+        ("GPT partitions", &[(510, b"\x55\xaa"), (512, b"EFI PART")]),
+        ("partitions (MBR)", &[(510, b"\x55\xaa")]),
+        ("Linux RAID (md)", &[(4096, md)]),
+        ("Linux RAID (md)", &[(4 * MIB - 8192, md)]),
+        ("a hibernated system", &[(4086, b"S1SUSPEND")]),
+        ("data", &[(3 * MIB + 5, b"x")]),
+        // A mark that is left of what it was before.
+        ("btrfs", &[(0, ours), (0x10040, b"_BHRfS_M")]),
+        ("Linux RAID (md)", &[(4086, b"SWAPSPACE2"), (4096, md)]),
+        ("GPT partitions", &[(0, ours), (4 * MIB - 512, b"EFI PART")]),
+    ];
+    for (what, parts) in refused {
+        put(4 * MIB, parts);
+        let before = std::fs::read(&path).unwrap();
+        let error = open(FilePlace::Path).map(|_| ()).expect_err(what).to_string();
+        assert!(error.contains(&format!("holds {what}, ")), "{what}: {error}");
+        assert!(std::fs::read(&path).unwrap() == before, "{what}");
+        // Who means it: nothing of it is left to be found by the next run.
+        drop(open(FilePlace::Overwritten).expect(what));
+        drop(open(FilePlace::Path).expect(what));
+    }
+    // Zeros are nobody's, whether they are on the disk or not.
+    for zeros in [&[][..], &[(MIB, &[0; 8192][..])]] {
+        put(4 * MIB, zeros);
+        drop(open(FilePlace::Path).unwrap());
+    }
+    // The header of swap stays, and no hole behind it, which the kernel would refuse.
+    put(4 * MIB, &[(1024, b"\x01\0\0\0"), (4086, b"SWAPSPACE2"), (8192, b"old")]);
+    let header = std::fs::read(&path).unwrap()[..4096].to_vec();
+    let file = open(FilePlace::Path).unwrap();
+    write_good(&file, 0, &[(5, noise_page(5))]);
+    once(&file, Chore::EndRun);
+    drop(file);
+    let after = std::fs::read(&path).unwrap();
+    assert!(after[..4096] == header && after[4096..].iter().all(|byte| *byte == 0));
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).unwrap());
+    assert_eq!((after.len() as u64, blocks * 512 >= 4 * MIB), (4 * MIB, true));
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 // ---------------------------------------------------------------- tier

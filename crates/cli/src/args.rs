@@ -84,9 +84,10 @@ Swap devices, as with swapon; the highest priority fills first:
                                     compressed in RAM; counts against --memory-max
   ram:size=SIZE,compress=none[,prio=N]
                                     a RAM disk: pages as they are, in SIZE of RAM beside --memory-max
-  file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off]
+  file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off][,overwrite]
                                     a file or block device; where PATH is not there, a file without
-                                    a name in its directory, gone with memspill
+                                    a name in its directory, gone with memspill. Refused where it holds
+                                    data, unless overwrite says that they may be lost
 
 Memory groups, inside the budget, for programs by the name of their file (* and ? as in a shell):
   NAME,comm=PATTERN[,comm=...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]

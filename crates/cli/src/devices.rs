@@ -119,11 +119,12 @@ pub fn open_one(
             let backing = with_planned_failure(disk, *fail);
             Ok(device(name, names, priority.unwrap_or(default_priority), backing, opening))
         }
-        SwapSpec::File { path, size, priority, discard, encrypt, fail } => {
+        SwapSpec::File { path, size, priority, discard, encrypt, overwrite, fail } => {
+            let place = if *overwrite { FilePlace::Overwritten } else { FilePlace::Path };
             let config = FileConfig {
                 discard: *discard,
                 encrypt: encrypt.unwrap_or(opening.encrypt),
-                ..file_config(FilePlace::Path(path.clone()), *size, opening)
+                ..file_config(place(path.clone()), *size, opening)
             };
             let config = within_file_limit(config, size.is_some())
                 .map_err(|e| format!("file:{}: {e}", path.display()))?;
@@ -243,7 +244,10 @@ fn slots_here(size_bytes: Option<u64>) -> u32 {
 /// The limit on the size of files (ulimit -f): a file whose size was not asked for ends there.
 fn within_file_limit(config: FileConfig, asked_for: bool) -> Result<FileConfig, String> {
     let is_no_file = |path| std::fs::metadata(path).is_ok_and(|file| !file.is_file());
-    let is_device = matches!(&config.place, FilePlace::Path(path) if is_no_file(path));
+    let is_device = match &config.place {
+        FilePlace::Path(path) | FilePlace::Overwritten(path) => is_no_file(path),
+        FilePlace::Temp { .. } => false,
+    };
     let Some(most) = limits::file_bytes().filter(|most| !is_device && *most < config.max_bytes) else {
         return Ok(config);
     };

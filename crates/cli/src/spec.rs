@@ -5,8 +5,9 @@
 //!                                     pages compressed in RAM (they count against --memory-max)
 //! ram:size=SIZE,compress=none[,prio=N]
 //!                                     a RAM disk: pages as they are, beside --memory-max
-//! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off]
-//!                                     a file or block device; PATH ends at the first comma
+//! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off][,overwrite]
+//!                                     a file or block device; PATH ends at the first comma; refused if it
+//!                                     holds data that are not memspill's, unless they may be overwritten
 //! ```
 //!
 //! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written
@@ -47,6 +48,8 @@ pub enum SwapSpec {
         discard: DiscardPolicy,
         /// None: as the run has it (`--encrypt`).
         encrypt: Option<bool>,
+        /// What is there may be lost.
+        overwrite: bool,
         fail: Option<Fail>,
     },
 }
@@ -83,6 +86,7 @@ pub enum SpecError {
     Priority(String),
     Discard(String),
     RamDiscard,
+    RamOverwrite,
     Encrypt(String),
     RamEncrypt,
     Compress(String),
@@ -128,6 +132,9 @@ impl fmt::Display for SpecError {
                 write!(out, "discard={text}: use discard=once, discard=pages, or discard for both")
             }
             SpecError::RamDiscard => out.write_str("ram: has nothing to discard: use size=SIZE or prio=N"),
+            SpecError::RamOverwrite => {
+                out.write_str("ram: has nothing to overwrite: use size=SIZE or prio=N")
+            }
             SpecError::Encrypt(text) => {
                 let text = text.escape_debug();
                 write!(out, "encrypt={text}: use encrypt=on or encrypt=off, beside size=SIZE and prio=N")
@@ -181,9 +188,12 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
                 return Err(SpecError::RamPath(rest.to_owned()));
             }
             let options = Options::parse(first.into_iter().chain(parts), ram_bytes)?;
-            let Options { size, priority, discard, encrypt, compress, fail } = options;
+            let Options { size, priority, discard, encrypt, compress, overwrite, fail } = options;
             if discard.is_some() {
                 return Err(SpecError::RamDiscard);
+            }
+            if overwrite {
+                return Err(SpecError::RamOverwrite);
             }
             if encrypt.is_some() {
                 return Err(SpecError::RamEncrypt);
@@ -204,12 +214,13 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
                 return Err(SpecError::EmptyPath);
             }
             let options = Options::parse(parts, ram_bytes)?;
-            let Options { size, priority, discard, encrypt, compress, fail } = options;
+            let Options { size, priority, discard, encrypt, compress, overwrite, fail } = options;
             if compress.is_some() {
                 return Err(SpecError::FileCompress);
             }
             let discard = discard.unwrap_or_default();
-            Ok(SwapSpec::File { path: PathBuf::from(rest), size, priority, discard, encrypt, fail })
+            let path = PathBuf::from(rest);
+            Ok(SwapSpec::File { path, size, priority, discard, encrypt, overwrite, fail })
         }
         _ => Err(SpecError::Kind(device.to_owned())),
     }
@@ -227,6 +238,7 @@ struct Options {
     discard: Option<DiscardPolicy>,
     encrypt: Option<bool>,
     compress: Option<Compress>,
+    overwrite: bool,
     fail: Option<Fail>,
 }
 
@@ -240,8 +252,13 @@ impl Options {
         let mut discard = None;
         let mut encrypt = None;
         let mut compress = None;
+        let mut overwrite = false;
         let mut fail = None;
         for part in parts {
+            if part == "overwrite" {
+                overwrite = true;
+                continue;
+            }
             if part == "discard" || part.starts_with("discard=") {
                 let policy = parse_discard(part)
                     .ok_or_else(|| SpecError::Discard(part["discard=".len()..].to_owned()))?;
@@ -264,7 +281,7 @@ impl Options {
                 _ => return Err(SpecError::Key(key.to_owned())),
             }
         }
-        Ok(Options { size: size.flatten(), priority, discard, encrypt, compress, fail })
+        Ok(Options { size: size.flatten(), priority, discard, encrypt, compress, overwrite, fail })
     }
 }
 
@@ -385,8 +402,11 @@ mod tests {
         let discard = DiscardPolicy::default();
         for (words, encrypt) in [("", None), (",encrypt=off", Some(false)), (",encrypt=on", Some(true))] {
             let path = path.clone();
-            let spec = SwapSpec::File { path, size: None, priority: None, discard, encrypt, fail: None };
-            assert_eq!(read(&format!("file:/var/tmp/a:b=c{words}")), Ok(spec));
+            for (overwrite, more) in [(false, ""), (true, ",overwrite")] {
+                let (path, size, priority, fail) = (path.clone(), None, None, None);
+                let spec = SwapSpec::File { path, size, priority, discard, encrypt, overwrite, fail };
+                assert_eq!(read(&format!("file:/var/tmp/a:b=c{words}{more}")), Ok(spec));
+            }
         }
         for (words, once, pages) in [
             ("prio=10,discard", true, true),
@@ -400,6 +420,7 @@ mod tests {
                 priority: Some(10),
                 discard,
                 encrypt: None,
+                overwrite: false,
                 fail: None,
             };
             assert_eq!(read(&format!("file:/var/tmp/a:b=c,size=8G,{words}")), Ok(spec));
@@ -432,6 +453,8 @@ mod tests {
         assert_eq!(error("ram:,"), SpecError::Form(String::new()));
         assert_eq!(error("ram:,loop"), SpecError::Form("loop".into()));
         assert_eq!(error("ram:,discard"), SpecError::RamDiscard);
+        assert_eq!(error("ram:,overwrite"), SpecError::RamOverwrite);
+        assert_eq!(error("file:/x,overwrite=on"), SpecError::Key("overwrite".into()));
         for text in ["", "yes", "once,discard=once "] {
             assert!(matches!(error(&format!("file:/x,discard={text}")), SpecError::Discard(_)), "{text}");
         }

@@ -29,7 +29,7 @@ fn accepted(text: &str, spec: &SwapSpec) {
             assert!(fail.is_none_or(|fail| fail.what != FailWhat::Flip), "{text:?}");
             ("ram:".to_string(), Some(*size), priority, ",compress=none", fail)
         }
-        SwapSpec::File { path, size, priority, discard, encrypt, fail } => {
+        SwapSpec::File { path, size, priority, discard, encrypt, overwrite, fail } => {
             let path = path.to_str().expect("text, as it was given");
             assert!(
                 !path.is_empty() && !path.contains(',') && text.starts_with(&format!("file:{path}")),
@@ -46,7 +46,8 @@ fn accepted(text: &str, spec: &SwapSpec) {
                 Some(true) => ",encrypt=on",
                 Some(false) => ",encrypt=off",
             };
-            (format!("file:{path}{encrypt}"), *size, priority, discard, fail)
+            let overwrite = if *overwrite { ",overwrite" } else { "" };
+            (format!("file:{path}{encrypt}{overwrite}"), *size, priority, discard, fail)
         }
     };
     assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");

@@ -2,30 +2,31 @@
 //! of.
 //!
 //! ```text
-//!   open ─▶ claim: locked, no data of others in it, as long as its slots ─▶ ... give_back(slots) ...
+//!   open: locked ─▶ claim: no data of others in it, marked, as long as its slots ─▶ ... give_back(slots) ...
 //!        ─▶ empty (a file with a name), give_back_later (one without) or forget (the device is switched off)
 //! ```
 //!
 //! *The file* is nameless from birth (O_TMPFILE), readable by nobody (mode 000), sparse and opened O_DIRECT:
 //! the page cache would keep in RAM what is being moved out of it. A path that the user named and that is not
 //! there is no different: the file is made in its directory, without that name, so that no ending leaves it
-//! behind. What is there, a file or a block device, is locked, and refused if it holds data that memspill did
-//! not put there (page 0, whose slot is never used, carries a mark); a file is emptied in the end.
+//! behind. What is there is locked, a block device also against mounts and all others who claim it (O_EXCL).
+//! It is refused if it holds data that memspill did not put there: page 0, whose slot is never used, carries
+//! memspill's mark, or that of the kernel's swap, which stays, and no other signature is there; or all is
+//! zeros. Of a block device, only so much is read as holds signatures. A file is emptied in the end.
 //!
 //! What it does not do: know which slots hold something; read and write pages.
 
+use super::signatures::{Ends, HEAD_BYTES, MARK, Sign, TAIL_BYTES, refusal};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memspill_engine::units::{PAGE_SIZE, Page};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-
-/// First bytes of page 0 of a file that is memspill's.
-const MARK: &[u8] = b"memspill swap file; its contents mean nothing without the process that wrote it\n";
 
 /// Where the bytes go.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub enum FilePlace {
     Temp { dir: PathBuf },
     /// This file or block device, locked while in use; where it is not there, as `Temp` in its directory.
     Path(PathBuf),
+    /// The same, and whatever it holds may be lost.
+    Overwritten(PathBuf),
 }
 
 /// An open file or block device.
@@ -47,8 +50,12 @@ pub(super) struct Medium {
     pub(super) in_ram: bool,
     /// It was there before, and stays. If not, it has no name, and its space goes with its last descriptor.
     named: bool,
+    /// Whatever it holds may be lost.
+    overwrite: bool,
     /// A file that was there was so long: emptied when done.
     length_before: Option<u64>,
+    /// Page 0 is the header of the kernel's swap, and stays it.
+    is_kernels: AtomicBool,
 }
 
 impl AsFd for Medium {
@@ -66,6 +73,12 @@ impl Medium {
         if !block_device && !kind.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file or block device"));
         }
+        let mut length = kind.len();
+        if named {
+            lock_for_us(&file)?;
+            // Who had the lock may have changed it.
+            length = file.metadata()?.len();
+        }
         let file = OwnedFd::from(file);
         let file_system = rustix::fs::fstatfs(&file);
         Ok(Medium {
@@ -74,7 +87,9 @@ impl Medium {
             rotational: is_rotational(&file, block_device),
             in_ram: file_system.is_ok_and(|fs| [0x0102_1994, 0x8584_58f6].contains(&fs.f_type)),
             named,
-            length_before: (named && !block_device).then_some(kind.len()),
+            overwrite: matches!(place, FilePlace::Overwritten(_)),
+            length_before: (named && !block_device).then_some(length),
+            is_kernels: AtomicBool::new(false),
             file,
         })
     }
@@ -82,25 +97,121 @@ impl Medium {
     /// Make it ours, with room for `slots` slots. A block device may have fewer: the bytes that it has are
     /// returned.
     pub(super) fn claim(&self, slots: u32) -> io::Result<Option<u64>> {
+        let size_bytes = self.block_device.then(|| self.size_bytes()).transpose()?;
         if self.named {
-            lock_for_us(&self.file)?;
-            check_mark(&self.file)?;
+            self.mark()?;
         }
-        let mut size_bytes = None;
-        if self.block_device {
-            size_bytes = Some(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0))?);
-        } else {
+        if !self.block_device {
             rustix::fs::ftruncate(&self.file, u64::from(slots.max(1)) * PAGE_SIZE as u64)?;
         }
-        if self.named {
-            let mut page = Box::new(Page::ZERO);
+        Ok(size_bytes)
+    }
+
+    fn size_bytes(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0))?)
+    }
+
+    /// Page 0 says whose it is. Written before anything is changed: a file to which the kernel swaps refuses
+    /// it.
+    fn mark(&self) -> io::Result<()> {
+        let mut page = Box::new(Page::ZERO);
+        let sign = if self.overwrite { None } else { self.sign(&mut page)? };
+        if sign != Some(Sign::Kernel) {
+            page.0.fill(0);
             page.0[..MARK.len()].copy_from_slice(MARK);
-            let written = rustix::io::pwrite(&self.file, &page.0, 0)?;
-            if written != PAGE_SIZE {
-                return Err(io::Error::other("page 0 could not be written"));
+        }
+        self.is_kernels.store(sign == Some(Sign::Kernel), Ordering::Relaxed);
+        self.write_at(0, &page.0)?;
+        if self.overwrite {
+            self.wipe()?;
+        }
+        Ok(())
+    }
+
+    /// Whose it is, with what page 0 is then; None: nobody's, all is zeros. An error: there are data.
+    fn sign(&self, page: &mut Page) -> io::Result<Option<Sign>> {
+        let size_bytes = self.size_bytes()?;
+        let mut buffer = Aligned::new(ENDS_BYTES);
+        let ends = Ends {
+            head: self.read_at(0, buffer.first(HEAD_BYTES))?.to_vec(),
+            tail: self.read_at(tail_at(size_bytes), buffer.first(ENDS_BYTES))?.to_vec(),
+            size_bytes,
+        };
+        let refused = |what| Err(refusal(what));
+        if let Some(sign) = ends.sign() {
+            page.0.copy_from_slice(&ends.head[..PAGE_SIZE]);
+            return ends.surely().map_or(Ok(Some(sign)), refused);
+        }
+        let is_blank = match self.block_device {
+            true => ends.head.iter().chain(&ends.tail).all(|byte| *byte == 0),
+            false => self.is_all_zeros(&mut buffer, size_bytes)?,
+        };
+        if is_blank { Ok(None) } else { refused(ends.name().unwrap_or("data")) }
+    }
+
+    /// Of a file. Holes are not read.
+    fn is_all_zeros(&self, buffer: &mut Aligned, size_bytes: u64) -> io::Result<bool> {
+        let mut at = 0;
+        while at < size_bytes {
+            match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) => at = at.max(data / PAGE_SIZE as u64 * PAGE_SIZE as u64),
+                Err(Errno::NXIO) => return Ok(true),
+                // Not known here where data are.
+                Err(_) => {}
+            }
+            let read = self.read_at(at, buffer.first(HEAD_BYTES))?;
+            if read.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            at += HEAD_BYTES as u64;
+        }
+        Ok(true)
+    }
+
+    /// No signature of before is left in a medium that is memspill's.
+    fn wipe(&self) -> io::Result<()> {
+        if !self.block_device {
+            return Ok(rustix::fs::ftruncate(&self.file, PAGE_SIZE as u64)?);
+        }
+        let size_bytes = self.size_bytes()?;
+        let mut zeros = Aligned::new(ENDS_BYTES);
+        let mut clear = |from: u64, to: u64| match to.checked_sub(from) {
+            Some(bytes) => self.write_at(from, zeros.first(bytes as usize)),
+            None => Ok(()),
+        };
+        clear(PAGE_SIZE as u64, size_bytes.min(HEAD_BYTES as u64))?;
+        clear(tail_at(size_bytes).max(PAGE_SIZE as u64), size_bytes)
+    }
+
+    /// Fewer bytes only where it ends.
+    fn read_at<'a>(&self, at: u64, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        let mut len = 0;
+        while len < buffer.len() {
+            match rustix::io::pread(&self.file, &mut buffer[len..], at + len as u64)? {
+                0 => break,
+                read => len += read,
+            }
+            // What is not a whole page is the last one.
+            if !len.is_multiple_of(PAGE_SIZE) {
+                break;
             }
         }
-        Ok(size_bytes)
+        Ok(&buffer[..len])
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let written = rustix::io::pwrite(&self.file, bytes, at).map_err(|errno| match errno {
+            Errno::TXTBSY => io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "the kernel swaps to it: name another file, or end that with swapoff",
+            ),
+            other => other.into(),
+        })?;
+        if written == bytes.len() {
+            Ok(())
+        } else {
+            Err(io::Error::other("its first page cannot be written"))
+        }
     }
 
     /// Bytes that the file system has allocated for the file, as it says itself (stat's st_blocks).
@@ -130,10 +241,16 @@ impl Medium {
 
     /// It held a program's memory: leave none of it in a file with a name, and no space on disk in use.
     pub(super) fn empty(&self) {
-        if let Some(length) = self.length_before {
-            let _ =
-                rustix::fs::ftruncate(&self.file, 0).and_then(|()| rustix::fs::ftruncate(&self.file, length));
-        }
+        let Some(length) = self.length_before else { return };
+        let is_kernels = self.is_kernels.load(Ordering::Relaxed);
+        let kept_bytes = if is_kernels { PAGE_SIZE as u64 } else { 0 };
+        let _ = rustix::fs::ftruncate(&self.file, kept_bytes)
+            .and_then(|()| rustix::fs::ftruncate(&self.file, length))
+            // The kernel swaps to no file that has holes.
+            .and_then(|()| match is_kernels {
+                true => rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length),
+                false => Ok(()),
+            });
     }
 
     pub(super) fn is_emptied_at_the_end(&self) -> bool {
@@ -185,9 +302,10 @@ fn open_place(place: &FilePlace) -> io::Result<Opened> {
     for direct in [OFlags::DIRECT, OFlags::empty()] {
         let opened = match place {
             FilePlace::Temp { dir } => open_nameless(dir, direct).map(|file| (file, false)),
-            FilePlace::Path(path) => {
-                let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | direct;
-                match rustix::fs::open(path, flags, Mode::empty()) {
+            FilePlace::Path(path) | FilePlace::Overwritten(path) => {
+                // (O_EXCL means something for block devices only.)
+                let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::EXCL | direct;
+                match until_free(|| rustix::fs::open(path, flags, Mode::empty())) {
                     Err(Errno::NOENT) => open_nameless(directory_of(path), direct).map(|file| (file, false)),
                     other => other.map(|file| (file, true)),
                 }
@@ -197,6 +315,10 @@ fn open_place(place: &FilePlace) -> io::Result<Opened> {
             Ok((file, named)) => return Ok(Opened { file, direct: !direct.is_empty(), named }),
             // EINVAL: no O_DIRECT here.
             Err(Errno::INVAL) if !direct.is_empty() => {}
+            Err(Errno::BUSY) => {
+                let why = "in use: mounted, or part of swap, RAID or LVM; name a device that nothing uses";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -232,29 +354,45 @@ fn open_nameless(dir: &Path, direct: OFlags) -> Result<OwnedFd, Errno> {
     Err(Errno::EXIST)
 }
 
-/// The lock of a run that was killed is held until the kernel has taken down its I/O and its guardian: a
-/// moment.
-fn lock_for_us(file: &OwnedFd) -> io::Result<()> {
+/// What a run that was killed has in its hands is held until the kernel has taken down its I/O and its
+/// guardian: a moment.
+fn until_free<T>(mut take: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..200 {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(10)),
-            other => return Ok(other?),
+        match take() {
+            Err(Errno::BUSY | Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            other => return other,
         }
     }
-    Err(io::Error::other("in use by another process"))
+    take()
 }
 
-/// A named file or device must be empty, blank in its first page, or marked as memspill's.
-fn check_mark(file: &OwnedFd) -> io::Result<()> {
-    let mut page = Box::new(Page::ZERO);
-    let len = rustix::io::pread(file.as_fd(), &mut page.0, 0)?;
-    if page.0.starts_with(MARK) || page.0[..len].iter().all(|byte| *byte == 0) {
-        return Ok(());
+fn lock_for_us(file: &fs::File) -> io::Result<()> {
+    until_free(|| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)).map_err(|e| match e {
+        Errno::WOULDBLOCK => io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process"),
+        other => other.into(),
+    })
+}
+
+/// What is read of the start, or of the end, at most.
+const ENDS_BYTES: usize = if HEAD_BYTES > TAIL_BYTES { HEAD_BYTES } else { TAIL_BYTES } + PAGE_SIZE;
+
+/// The last bytes begin here, at a page.
+fn tail_at(size_bytes: u64) -> u64 {
+    size_bytes.saturating_sub(TAIL_BYTES as u64) / PAGE_SIZE as u64 * PAGE_SIZE as u64
+}
+
+/// Zeros at an address that O_DIRECT takes.
+struct Aligned(Vec<u8>);
+
+impl Aligned {
+    fn new(bytes: usize) -> Aligned {
+        Aligned(vec![0; bytes + PAGE_SIZE])
     }
-    Err(io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        "holds data that is not memspill's; give an empty file, or overwrite its first 4096 bytes with zeros",
-    ))
+
+    fn first(&mut self, bytes: usize) -> &mut [u8] {
+        let skipped = self.0.as_ptr().align_offset(PAGE_SIZE);
+        &mut self.0[skipped..][..bytes]
+    }
 }
 
 /// BLKDISCARD. Not the punched hole of fallocate, which on a block device is a write of zeros.

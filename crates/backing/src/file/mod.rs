@@ -22,6 +22,7 @@
 mod io;
 mod medium;
 mod seal;
+mod signatures;
 mod space;
 mod sums;
 
