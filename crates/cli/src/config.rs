@@ -12,13 +12,29 @@
 
 use crate::message::{plain, words};
 use memspill_engine::tuning::Tuning;
+use std::io::Read;
 use std::path::Path;
 use toml::{Table, Value};
 
+/// More than all knobs there are take many times over.
+const TEXT_BYTES_MAX: u64 = 1 << 20;
+
 /// Turns the knobs that the file names.
 pub fn read(path: &Path, tuning: &mut Tuning) -> Result<(), String> {
-    let text = std::fs::read_to_string(path).map_err(|e| words(&e));
-    text.and_then(|text| apply(&text, tuning)).map_err(|reason| format!("{}: {reason}", path.display()))
+    text_of(path)
+        .and_then(|text| apply(&text, tuning))
+        .map_err(|reason| format!("{}: {reason}", path.display()))
+}
+
+/// Whatever the path names (a device may have no end) no more is read than a configuration can have.
+fn text_of(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|e| words(&e))?;
+    file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| words(&e))?;
+    match text.len() as u64 > TEXT_BYTES_MAX {
+        true => Err("longer than 1 MiB, so no configuration: name a file with a [tuning] table".into()),
+        false => Ok(text),
+    }
 }
 
 /// The same for the file's text.
@@ -73,6 +89,14 @@ mod tests {
         assert_eq!((tuning.readahead, tuning.slot_batch), (Readahead::Auto, 1));
         assert_eq!(parse("").unwrap(), Tuning::default());
         assert_eq!(parse("[tuning]").unwrap(), Tuning::default());
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_not_read_to_its_end() {
+        let error = |path: &str| read(Path::new(path), &mut Tuning::default()).unwrap_err();
+        assert!(error("/dev/zero").contains("longer than 1 MiB"), "{}", error("/dev/zero"));
+        assert!(error("/").starts_with("/: "));
+        read(Path::new("/dev/null"), &mut Tuning::default()).unwrap();
     }
 
     #[test]

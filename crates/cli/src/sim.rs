@@ -326,7 +326,12 @@ fn policy(args: &PolicyArgs) -> u8 {
         return usage(&error);
     }
     let read = |path: &PathBuf| {
-        let bytes = std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let cannot = |why: String| format!("cannot read {}: {why}", path.display());
+        // A device may have no end.
+        if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+            return Err(cannot("not a regular file".into()));
+        }
+        let bytes = std::fs::read(path).map_err(|e| cannot(e.to_string()))?;
         recorded::trace(&path.display().to_string(), &bytes, args.fits)
     };
     let recorded = match args.recorded.iter().map(read).collect() {

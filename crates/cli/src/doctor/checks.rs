@@ -257,6 +257,8 @@ fn max_map_count(facts: &Facts) -> Check {
 fn swap_dir(facts: &Facts, dir: &SwapDir) -> Check {
     const NAME: &str = "swap directory";
     let path = dir.path.display();
+    // Unless the directory is named, none in RAM is needed.
+    let unusable = if dir.in_ram { warn } else { fail };
     let elsewhere = || Some("choose another: --swap-dir DIR, or MEMSPILL_DIR".to_owned());
     match dir.nameless {
         Ok(()) => {}
@@ -264,8 +266,12 @@ fn swap_dir(facts: &Facts, dir: &SwapDir) -> Check {
         Err(libc::EOPNOTSUPP | libc::EISDIR) => {
             return warn(NAME, format!("{path}: no O_TMPFILE on this file system"), elsewhere());
         }
+        Err(libc::ENOENT) => {
+            let fix = "make it, or choose another: --swap-dir DIR, or MEMSPILL_DIR";
+            return fail(NAME, format!("{path}: there is no such directory"), Some(fix.into()));
+        }
         Err(errno) => {
-            return warn(NAME, format!("{path}: user {}: {}", facts.user_id, reason(errno)), elsewhere());
+            return unusable(NAME, format!("{path}: user {}: {}", facts.user_id, reason(errno)), elsewhere());
         }
     }
     let free = human(dir.free_bytes);

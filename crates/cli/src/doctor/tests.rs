@@ -299,10 +299,19 @@ fn swap_directories() {
         ((|dir| dir.in_ram = true) as fn(&mut SwapDir), "tmpfs"),
         (|dir| dir.free_bytes = 1 << 20, "1.0 MiB free"),
         (|dir| dir.nameless = Err(libc::EOPNOTSUPP), "O_TMPFILE"),
-        (|dir| dir.nameless = Err(libc::EACCES), "permission denied"),
     ] {
         let (level, found) = level(change);
         assert!(level == Level::Warn && found.contains(words), "{found}");
+    }
+    // A run that begins with a swap file there cannot.
+    for (errno, words) in
+        [(libc::EACCES, "permission denied"), (libc::ENOENT, "no such directory"), (libc::EROFS, "ead-only")]
+    {
+        let mut facts = good();
+        facts.swap_dir.as_mut().unwrap().nameless = Err(errno);
+        let check = check(&facts, "swap directory");
+        assert!(check.level == Level::Fail && check.found.contains(words), "{}", check.found);
+        assert!(summary(&judge(&facts)).contains("cannot start here"));
     }
 }
 
