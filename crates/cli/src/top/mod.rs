@@ -166,20 +166,27 @@ fn show(args: &TopArgs, terminal: &mut DefaultTerminal) -> io::Result<()> {
     for round in 1.. {
         look(&mut screen)?;
         let next = Instant::now() + interval;
+        // A screen is drawn anew when something on it may be another: that costs a ms of CPU time.
+        let mut is_changed = true;
         while Instant::now() < next {
             if let Some(message) = told.try_iter().last() {
                 screen.message = message;
+                is_changed = true;
             }
-            let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
-            terminal.draw(|frame| screen.draw(frame))?;
-            drop(drawing);
+            if std::mem::take(&mut is_changed) {
+                let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+                terminal.draw(|frame| screen.draw(frame))?;
+            }
             let left = next.saturating_duration_since(Instant::now());
-            if event::poll(left.min(STEP))?
-                && let Event::Key(key) = event::read()?
-                && key.kind != KeyEventKind::Release
-                && press(&mut screen, key, &tell) == Pressed::Quit
-            {
-                return Ok(());
+            if event::poll(left.min(STEP))? {
+                // The size may have changed.
+                is_changed = true;
+                if let Event::Key(key) = event::read()?
+                    && key.kind != KeyEventKind::Release
+                    && press(&mut screen, key, &tell) == Pressed::Quit
+                {
+                    return Ok(());
+                }
             }
         }
         if args.count.is_some_and(|count| round >= count) {
