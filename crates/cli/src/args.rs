@@ -110,8 +110,8 @@ pub struct RunArgs {
     /// Memory budget of COMMAND and its children together
     ///
     /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages
-    /// on their way in or out, memspill's own tables, and shared anonymous memory, each object once. Not
-    /// counted: program code, files in the page cache, other shared memory.
+    /// on their way in or out, memspill's own tables, and shared memory, each object once. Not counted:
+    /// program code, files in the page cache.
     ///
     /// A percentage follows the container's limit. `auto` is what others leave of that limit, or of the
     /// machine's memory, less a reserve of 48 MiB or more, and follows both.
@@ -176,13 +176,13 @@ pub struct RunArgs {
     /// these that is possible
     ///
     /// See 'memspill doctor' for what is possible here. With all but kernel a system call costs 0.1 to 3
-    /// microseconds more, and shared memory is left alone. See docs/operating.md.
+    /// microseconds more, and shared memory is counted and not swapped. See docs/operating.md.
     #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
     #[arg(hide_possible_values = true)]
     pub pager: Pager,
 
-    /// Shared memory that is counted and swapped: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero), all
-    /// (memfd, shm_open and mapped files of tmpfs too) or none
+    /// Shared memory that the kernel pager swaps: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero), all
+    /// (memfd, shm_open and mapped files of tmpfs too) or none. All is counted, unless it is none
     ///
     /// With all: what is swapped out of a file reads as zeros for whoever reads it past memspill. Calls by
     /// the C library, and processes that open it from outside, are seen, and the file is brought back for

@@ -252,9 +252,9 @@ fn prepare(
     let (source, features, forks) = source::find_source(pager, wanted_forks(args))?;
     let by_agents = forks == memspill_pager::run::Forks::Agent;
     if by_agents && args.shared == Shared::All {
-        eprintln!("memspill: --shared=all: shared memory is left alone: that needs CAP_SYS_PTRACE");
+        eprintln!("memspill: --shared=all: shared memory is not swapped: that needs CAP_SYS_PTRACE");
     } else if by_agents && args.shared != Shared::None && args.verbose {
-        eprintln!("memspill: shared memory is neither counted nor swapped: that needs CAP_SYS_PTRACE");
+        eprintln!("memspill: shared memory is counted and not swapped: that needs CAP_SYS_PTRACE");
     }
     let create = |path: &PathBuf| {
         File::create(path).map_err(|e| format!("--record {}: {}", path.display(), words(&e)))
@@ -287,12 +287,11 @@ fn prepare(
             check: args.check,
             forks,
             shared: match args.shared {
+                Shared::None => memspill_pager::run::Shared::None,
                 // Faults of calls on it could be served for no process that has it mapped.
-                _ if for_user_mode => memspill_pager::run::Shared::None,
-                _ if by_agents => memspill_pager::run::Shared::None,
+                _ if for_user_mode || by_agents => memspill_pager::run::Shared::Counted,
                 Shared::Anonymous => memspill_pager::run::Shared::Anonymous,
                 Shared::All => memspill_pager::run::Shared::All,
-                Shared::None => memspill_pager::run::Shared::None,
             },
         },
         groups: groups.groups,

@@ -5,9 +5,11 @@
 
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -227,12 +229,18 @@ pub enum SharedKind {
     Anonymous,
     /// A file on a file system without a device, as tmpfs is.
     File,
+    /// A segment of shmget.
+    SystemV,
 }
 
 /// What a process has mapped that others may have mapped too.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct SharedMaps {
     pub mappings: Vec<SharedMapping>,
+    /// System V segments, which are never managed.
+    pub system_v: Vec<SharedMapping>,
+    /// Files among the mappings, each once, and their names.
+    pub names: Vec<(Id, Vec<u8>)>,
     /// Such files of which it has a private mapping.
     pub private: Vec<Id>,
     /// A device's memory is mapped too: the device may reach the process's memory without the CPU.
@@ -284,10 +292,19 @@ pub fn shared_maps_in(maps: &[u8]) -> SharedMaps {
             (name, None) if name.starts_with(b"/dev/") && !name.starts_with(b"/dev/shm/") => {
                 found.has_device = true;
             }
-            // The kernel's own System V segments are on the same device as memfds; our own are not counted.
-            (name, _) if name.starts_with(b"/SYSV") || name.starts_with(b"/memfd:memspill-") => {}
+            // They are on the same device as memfds, with numbers of their own.
+            (name, _) if name.starts_with(b"/SYSV") => {
+                let (object, kind) = (system_v_id(mapping.object.ino), SharedKind::SystemV);
+                found.system_v.push(SharedMapping { object, kind, ..mapping });
+            }
+            // Our own are not counted.
+            (name, _) if name.starts_with(b"/memfd:memspill-") => {}
             (name, _) if name.starts_with(b"/") && major == 0 && is_shared => {
                 found.mappings.push(SharedMapping { kind: SharedKind::File, ..mapping });
+                if found.names.iter().all(|(id, _)| *id != mapping.object) {
+                    let from = line.iter().position(|byte| *byte == b'/').unwrap_or(line.len());
+                    found.names.push((mapping.object, line[from..].to_vec()));
+                }
             }
             (name, _)
                 if name.starts_with(b"/") && major == 0 && found.private.last() != Some(&mapping.object) =>
@@ -298,6 +315,147 @@ pub fn shared_maps_in(maps: &[u8]) -> SharedMaps {
         }
     }
     found
+}
+
+/// A segment's number stands for it here: no file is on such a device.
+fn system_v_id(number: u64) -> Id {
+    Id { dev: u64::MAX, ino: number }
+}
+
+/// A System V segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    pub object: Id,
+    /// The process, as it is called here; 0 if it is not known here.
+    pub made_by: u32,
+    /// When it was made, or its rights were changed.
+    pub changed_s: i64,
+    pub resident_bytes: u64,
+}
+
+/// All segments of our own namespace.
+pub fn system_v() -> Vec<Segment> {
+    system_v_in(&text("/proc/sysvipc/shm").unwrap_or_default())
+}
+
+/// The same for the file's text.
+pub fn system_v_in(table: &str) -> Vec<Segment> {
+    let mut lines = table.lines();
+    let names: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
+    let read = |line: &str| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let field = |name| Some(*fields.get(names.iter().position(|other| *other == name)?)?);
+        Some(Segment {
+            object: system_v_id(field("shmid")?.parse().ok()?),
+            made_by: field("cpid")?.parse().ok()?,
+            changed_s: field("ctime")?.parse().ok()?,
+            resident_bytes: field("rss")?.parse().ok()?,
+        })
+    };
+    lines.filter_map(read).collect()
+}
+
+/// What a process has of the shared memory that it has mapped: of each page its part, by the number of those
+/// who have it mapped. Walks all page tables.
+pub fn shared_parts(pid: u32) -> io::Result<Vec<(Id, u64)>> {
+    Ok(shared_parts_in(&smaps(pid)?))
+}
+
+/// The same for the file's text.
+pub fn shared_parts_in(smaps: &str) -> Vec<(Id, u64)> {
+    let (mut parts, mut of) = (Vec::new(), None);
+    for line in smaps.lines() {
+        let first = line.split_ascii_whitespace().next().unwrap_or("");
+        if !first.ends_with(':') {
+            let maps = shared_maps_in(line.as_bytes());
+            of = maps.mappings.iter().chain(&maps.system_v).next().map(|mapping| mapping.object);
+        } else if let (Some(object), Some(kib)) = (of, line.strip_prefix("Pss:")) {
+            let kib = kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+            parts.push((object, kib.saturating_mul(1024)));
+        }
+    }
+    parts
+}
+
+/// The files that a process has open: a thread that has them, their numbers there, and their names. (The
+/// evictor has a table of its own.)
+pub fn open_files(pid: u32, mut found: impl FnMut(u32, u32, &[u8])) -> io::Result<()> {
+    if open_files_of(pid, &mut found)? > 0 {
+        return Ok(());
+    }
+    // Its first thread has ended.
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    for tid in tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()) {
+        if open_files_of(tid, &mut found).unwrap_or(0) > 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The same for one thread's table. Returns how many there are.
+fn open_files_of(tid: u32, found: &mut impl FnMut(u32, u32, &[u8])) -> io::Result<u32> {
+    let mut count = 0;
+    for entry in fs::read_dir(format!("/proc/{tid}/fd"))?.flatten() {
+        let Some(fd) = entry.file_name().to_str().and_then(|fd| fd.parse().ok()) else { continue };
+        let Ok(name) = fs::read_link(entry.path()) else { continue };
+        found(tid, fd, name.as_os_str().as_bytes());
+        count += 1;
+    }
+    Ok(count)
+}
+
+pub fn path_of(name: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(name))
+}
+
+/// Where tmpfs is mounted, and where something else is below it.
+pub struct Mounts {
+    /// The last one of those that hold counts.
+    mounts: Vec<(Vec<u8>, bool)>,
+}
+
+impl Mounts {
+    /// As a process sees them.
+    pub fn of(pid: u32) -> io::Result<Mounts> {
+        Ok(Mounts::in_text(&whole(format!("/proc/{pid}/mountinfo"), BUFFER_BYTES)?))
+    }
+
+    /// The same for the file's text.
+    pub fn in_text(mountinfo: &[u8]) -> Mounts {
+        let read = |line: &[u8]| {
+            let mut fields = line.split(|byte| *byte == b' ');
+            let point = unescaped(fields.nth(4)?);
+            let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+            Some((point, kind == b"tmpfs"))
+        };
+        let mut mounts: Vec<_> = mountinfo.split(|byte| *byte == b'\n').filter_map(read).collect();
+        // Of mounts at one point the last one is seen.
+        mounts.sort_by_key(|(point, _)| point.len());
+        Mounts { mounts }
+    }
+
+    /// Is a file with this name on tmpfs?
+    pub fn is_on_tmpfs(&self, name: &[u8]) -> bool {
+        let is_below = |point: &[u8]| {
+            let rest = name.strip_prefix(point);
+            rest.is_some_and(|rest| point == b"/" || rest.is_empty() || rest.starts_with(b"/"))
+        };
+        let mount = self.mounts.iter().rev().find(|(point, _)| is_below(point));
+        mount.is_some_and(|(_, is_tmpfs)| *is_tmpfs)
+    }
+}
+
+/// `\040` is a space in the table of mounts.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(field.len()), field);
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *first == b'\\');
+        let code = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    bytes
 }
 
 /// Bytes that a process has locked (mlock), and that it has pinned for devices (registered buffers).
@@ -953,6 +1111,13 @@ mod tests {
             is_open: true,
         };
         assert_eq!(found.mappings, [zero, file(0x7f10, 1, 7), file(0x7f30, 0x17, 9)]);
+        let segment = Id { dev: u64::MAX, ino: 6 };
+        assert_eq!(
+            found.system_v.iter().map(|m| (m.start, m.object)).collect::<Vec<_>>(),
+            [(0x7f40, segment)]
+        );
+        let names = [&b"/memfd:a (deleted)"[..], b"/dev/shm/zero (deleted)"];
+        assert!(found.names.iter().map(|(_, name)| &name[..]).eq(names));
         assert!(found.private.is_empty() && !found.has_device);
         let found = shared_maps_in(
             b"7f00-7f10 ---s 00000000 00:01 7  /memfd:a (deleted)\n\
@@ -966,12 +1131,61 @@ mod tests {
     }
 
     #[test]
+    fn segments_and_their_sizes_are_read() {
+        let table = "       key      shmid perms   size  cpid  lpid nattch  uid  gid cuid cgid atime \
+                     dtime ctime   rss  swap\n         0          3  1600   8192    17    18      1    0    \
+                     0    0    0   5     6     7  4096     0\ngarbage\n";
+        let object = Id { dev: u64::MAX, ino: 3 };
+        let segment = Segment { object, made_by: 17, changed_s: 7, resident_bytes: 4096 };
+        assert_eq!(system_v_in(table), [segment]);
+        assert!(system_v_in("").is_empty());
+    }
+
+    #[test]
+    fn each_mapper_has_its_part() {
+        let smaps = "7f00-7f01 rw-s 00000000 00:01 77   /dev/zero (deleted)\nSize: 9 kB\nPss: 4 kB\n\
+                     Pss_Dirty: 3 kB\nVmFlags: rd wr sh \n\
+                     7f01-7f02 rw-p 00000000 00:00 0\nPss: 16 kB\n\
+                     7f03-7f04 rw-s 00001000 00:01 78   /SYSV00000000 (deleted)\nPss: 2 kB\n";
+        let zero = Id { dev: libc::makedev(0, 1), ino: 77 };
+        let segment = Id { dev: u64::MAX, ino: 78 };
+        assert_eq!(shared_parts_in(smaps), [(zero, 4096), (segment, 2048)]);
+    }
+
+    #[test]
+    fn files_on_tmpfs_are_known_by_their_names() {
+        let mounts = Mounts::in_text(
+            b"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /dev rw shared:1 - devtmpfs udev rw\n\
+              3 2 0:9 / /dev/shm rw shared:2 master:3 - tmpfs tmpfs rw\n4 1 0:8 / /run rw - tmpfs tmpfs rw\n\
+              5 4 0:7 / /run/doc rw - fuse.x x rw\n6 1 0:6 / /a\\040b rw - tmpfs tmpfs rw\n\
+              7 1 0:6 / /both rw - tmpfs t rw\n8 1 0:4 / /both rw - nfs n rw\ngarbage\n",
+        );
+        let names: [(&[u8], bool); 9] = [
+            (b"/dev/shm/x (deleted)", true),
+            (b"/dev/shm", true),
+            (b"/dev/shmx", false),
+            (b"/dev/null", false),
+            (b"/run/x", true),
+            (b"/run/doc/x", false),
+            (b"/a b/x", true),
+            (b"/both/x", false),
+            (b"pipe:[1]", false),
+        ];
+        for (name, wanted) in names {
+            assert_eq!(mounts.is_on_tmpfs(name), wanted, "{}", String::from_utf8_lossy(name));
+        }
+    }
+
+    #[test]
     fn open_files_are_found() {
         let file = fs::File::open("/proc/self/exe").expect("our own program");
         let metadata = file.metadata().expect("of it");
         let id = Id { dev: metadata.dev(), ino: metadata.ino() };
         let other = Id { ino: u64::MAX, ..id };
         assert_eq!(open_among(std::process::id(), &[other, id]), Some(vec![id]));
+        let (path, mut names) = (fs::read_link("/proc/self/exe").expect("its name"), Vec::new());
+        open_files(std::process::id(), |_, _, name| names.push(path_of(name))).expect("our files");
+        assert!(names.contains(&path));
         drop(file);
         assert!(open_among(u32::MAX, &[id]).is_none());
     }

@@ -268,6 +268,13 @@ pub const CALL_SHOWS: Duration = ms(100);
 pub const CALL_ENDS: Duration = s(1);
 /// Shared memory of a process that is younger than this is not looked for: it may end soon.
 pub const SHARED_YOUNG: Duration = ms(20);
+/// Shared memory is looked for this often where nothing tells that there is more or less of it, ...
+pub const SHARED_COUNT: Duration = s(1);
+/// ... and the table of mounts this often.
+pub const SHARED_MOUNTS: Duration = s(2);
+/// Shared memory that is not swapped takes much of the budget for this long, and a line says so: shorter
+/// where it is about to become managed.
+pub const SHARED_TOLD: Duration = s(1);
 /// It is looked this often who has managed shared memory mapped, and whether it may leave.
 pub const SHARED_OBJECTS_LOOK: Duration = s(1);
 /// The same, once a process is seen that may be a stranger: most are about to be known.

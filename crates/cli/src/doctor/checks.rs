@@ -157,7 +157,7 @@ fn child_memory(facts: &Facts) -> Check {
     }
 }
 
-/// Not needed: a program runs without, and its shared memory is left alone or only counted.
+/// Not needed: a program runs without, and its shared memory is only counted.
 fn shared_memory(facts: &Facts) -> Check {
     const NAME: &str = "shared memory";
     match facts.shared_memory {
@@ -169,7 +169,7 @@ fn shared_memory(facts: &Facts) -> Check {
         Ok(()) => ok(NAME, "can be swapped"),
         Err(errno) => {
             let found = format!(
-                "{}: needs CAP_CHECKPOINT_RESTORE; without it shared memory is neither counted nor swapped",
+                "{}: needs CAP_CHECKPOINT_RESTORE; without it shared memory is counted and not swapped",
                 reason(errno)
             );
             warn(NAME, found, None)

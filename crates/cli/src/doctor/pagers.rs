@@ -75,9 +75,9 @@ pub(super) fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
 
 fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
     const NAME: &str = "pager";
-    const COSTS: &str = "a system call costs 0.1 to 3 us more, and shared memory is left alone";
+    const COSTS: &str = "a system call costs 0.1 to 3 us more, and shared memory is not swapped";
     const COSTS_OF_SIGNAL: &str = "a system call costs 0.1 to 3 us more, a fault more than with userfaultfd, \
-        and shared memory is left alone";
+        and shared memory is not swapped";
     let because = |pager| obstacle(facts, pager).map_or(String::new(), |why| format!(" ({why})"));
     let neither = || {
         let (kernel, thread) = (because(Pager::Kernel), because(Pager::Thread));

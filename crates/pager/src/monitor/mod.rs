@@ -22,6 +22,7 @@ pub(crate) mod protect;
 pub(crate) mod register;
 pub(crate) mod rounds;
 mod shared;
+mod shared_count;
 mod shared_files;
 mod stalls;
 pub(crate) mod unmanaged;

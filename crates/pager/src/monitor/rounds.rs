@@ -17,7 +17,7 @@ use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
 use crate::monitor::{account, adopt, ended, errors, protect, register, shared, stalls};
 use crate::reclaim::fairness::Progress;
-use crate::run::{Run, Shared};
+use crate::run::Run;
 use crate::times::{
     AWAKE_LOOK, CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX,
     SHARED_LOOK, SHARED_LOOK_ANYWAY, SPACES_TIDIED, STALLS_LOOK, TABLES_LOOK,
@@ -149,7 +149,7 @@ impl<'a> Monitor<'a> {
             usage_bytes: 0,
             counted: None,
             unmanaged: Watch::default(),
-            objects: shared::Watch::new(run.settings.shared == Shared::All),
+            objects: shared::Watch::new(),
             copies: protect::Watch::new(),
             progress: Progress::default(),
             shared: timer(SHARED_LOOK),

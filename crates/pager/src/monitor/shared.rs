@@ -1,8 +1,7 @@
-//! Shared memory: counted once for each object, and managed when memory gets tight.
+//! Shared memory is managed when memory gets tight.
 //!
 //! ```text
-//!   found     in the maps of processes that have grown by other than private memory
-//!   counted   by what the object itself has in memory, whoever has touched it
+//!   counted   once for each object                                           shared_count.rs
 //!   joining   registered in all who have it mapped: look at all processes, register, look at all again
 //!   adopted   a look has found nothing new, no clone from before was under way: pages may leave
 //!   ended     nobody has it mapped
@@ -31,29 +30,30 @@
 //! back (`reclaim/give_back.rs`).
 //!
 //! Objects are opened by /proc/PID/map_files, for which CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN is needed:
-//! without it nothing of this happens. Until an object is managed none of our descriptors holds it: it ends
-//! when its processes end.
+//! without it shared memory is only counted. Until an object is managed none of our descriptors holds it: it
+//! ends when its processes end.
 
 use crate::faults::shared::{look_again, managed_of};
 use crate::monitor::register::{let_announce, register_agent_pages};
+use crate::monitor::shared_count::{Counted, Counter, Processes};
 use crate::monitor::shared_files::{self, Seen};
 use crate::proc::{self, SharedKind, SharedMapping, SharedMaps, Statm};
 use crate::process::Process;
 use crate::process::shared::Mapped;
 use crate::reclaim::direct;
 use crate::reclaim::give_back::abandon;
+use crate::run::account::UnmanagedShared;
 use crate::run::files::were_calls_over;
 use crate::run::{Run, Shared};
 use crate::shared::{Object, SharedMemory};
 use crate::threads::{self, Busy};
-use crate::times::{CHANGE_STEP, JOIN_ASKED, SHARED_OBJECTS_LOOK, SHARED_YOUNG, STRANGERS_LOOK};
+use crate::times::{CHANGE_STEP, JOIN_ASKED, SHARED_OBJECTS_LOOK, STRANGERS_LOOK};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
 use memspill_uffd::{shmem, shmem::Id, vm};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,8 +70,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What the monitor remembers from look to look.
 pub struct Watch {
-    looked: HashMap<u64, Looked>,
-    objects: BTreeMap<Id, Counted>,
+    counter: Counter,
     /// All processes were looked at, and that took so much CPU time.
     last_scan: Instant,
     took: Duration,
@@ -82,38 +81,8 @@ pub struct Watch {
     busy: HashMap<u64, Busy>,
     /// Objects that belong to a userfaultfd of a program's own, or cannot be registered.
     never: HashSet<Id>,
-    /// By device: is it tmpfs?
-    tmpfs: HashMap<u64, bool>,
     /// Processes that had files open and did not tell of their calls yet, at the last look.
     new_users: Vec<(u32, Id)>,
-    /// The files of objects may not be opened.
-    is_refused: bool,
-    counts_files: bool,
-}
-
-/// The maps of a process were read.
-struct Looked {
-    /// Its size without private memory, then.
-    other_bytes: u64,
-    at: Instant,
-    /// CPU time.
-    took: Duration,
-}
-
-#[derive(Default)]
-struct Counted {
-    /// Mappings of it, each of a process that is known.
-    places: Vec<Place>,
-    bytes: u64,
-    is_file: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
-    process: u64,
-    pid: u32,
-    start: u64,
-    end: u64,
 }
 
 /// A process that has shared memory mapped, as a look at all has found it.
@@ -125,146 +94,68 @@ struct Mapper {
 }
 
 impl Watch {
-    /// `counts_files`: with `--shared=all`.
-    pub fn new(counts_files: bool) -> Watch {
+    pub fn new() -> Watch {
         let now = Instant::now();
         Watch {
-            looked: HashMap::new(),
-            objects: BTreeMap::new(),
+            counter: Counter::new(),
             last_scan: now,
             took: Duration::ZERO,
             last_check: now,
             strangers: Vec::new(),
             busy: HashMap::new(),
             never: HashSet::new(),
-            tmpfs: HashMap::new(),
             new_users: Vec::new(),
-            is_refused: false,
-            counts_files,
         }
     }
 
-    /// Count what is not managed: bytes, each object's once, noted too as those of a process that has it
-    /// mapped.
+    /// Count what is not managed: bytes, each object's once, noted too as those of a process that has it.
     pub fn count(&mut self, run: &Run, sizes: &[(&Arc<Process>, Statm)]) -> u64 {
-        if run.settings.shared == Shared::None || self.is_refused {
+        if run.settings.shared == Shared::None {
             return 0;
         }
         end_unmapped(run);
-        sizes.iter().for_each(|(process, statm)| self.find(process, *statm));
-        let keys: HashMap<u64, &Arc<Process>> =
-            sizes.iter().map(|(process, _)| (process.key, *process)).collect();
-        self.looked.retain(|key, _| keys.contains_key(key));
-        keys.values().for_each(|process| process.growth.set_unmanaged_shared_bytes(0));
-        let (mut unmanaged_bytes, mut all_bytes) = (0, 0);
-        let mut objects = std::mem::take(&mut self.objects);
-        objects.retain(|id, counted| {
-            let managed = run.object_of(*id);
-            let managed_bytes = managed.as_ref().map_or(0, |object| object.space.resident_pages() * PAGE);
-            let bytes = match &managed {
-                Some(object) => object.memory.mapped.object.resident_bytes().unwrap_or(0),
-                None => match self.size_of(*id, counted, &keys) {
-                    Some(bytes) => bytes,
-                    None => return false,
-                },
+        self.counter.look(sizes);
+        let processes: Processes<'_> = sizes.iter().map(|(process, _)| (process.key, *process)).collect();
+        processes.values().for_each(|process| process.growth.set_unmanaged_shared_bytes(0));
+        let (mut unmanaged_bytes, mut all_bytes, mut large) = (0, 0, Vec::new());
+        for (id, counted) in self.counter.objects() {
+            let (bytes, rest) = match run.object_of(*id) {
+                Some(object) => {
+                    let bytes = object.memory.mapped.object.resident_bytes().unwrap_or(0);
+                    let rest = bytes.saturating_sub(object.space.resident_pages() * PAGE);
+                    let is_little = object.is_adopted() && rest < UNMANAGED_BYTES_MIN;
+                    (bytes, if is_little { 0 } else { rest })
+                }
+                None => (counted.bytes, counted.bytes),
             };
-            counted.bytes = bytes;
             all_bytes += bytes;
-            let is_adopted = managed.is_some_and(|object| object.is_adopted());
-            let rest = bytes.saturating_sub(managed_bytes);
-            let rest = if is_adopted && rest < UNMANAGED_BYTES_MIN { 0 } else { rest };
             unmanaged_bytes += rest;
-            if let Some(process) = counted.places.iter().find_map(|place| keys.get(&place.process)) {
+            let process = counted.process(&processes);
+            if let Some(process) = process {
                 let growth = &process.growth;
                 growth.set_unmanaged_shared_bytes(growth.unmanaged_shared_bytes() + rest);
             }
-            true
-        });
-        self.objects = objects;
-        run.account.note_shared(all_bytes);
+            if rest >= UNMANAGED_BYTES_MIN {
+                large.push(UnmanagedShared {
+                    process: process.map(|process| process.key),
+                    kind: counted.kind,
+                    name: counted.name.clone(),
+                    bytes: rest,
+                    is_to_leave: match counted.kind {
+                        SharedKind::Anonymous => run.settings.shared != Shared::Counted,
+                        SharedKind::File => run.manages_files() && run.files.may_manage(*id),
+                        SharedKind::SystemV => false,
+                    },
+                });
+            }
+        }
+        run.account.note_shared(all_bytes, large);
         unmanaged_bytes
-    }
-
-    /// Read the maps of a process that has grown by what is not private.
-    fn find(&mut self, process: &Arc<Process>, statm: Statm) {
-        let other_bytes = statm.size_bytes.saturating_sub(statm.data_bytes);
-        let is_due = match self.looked.get(&process.key) {
-            Some(looked) => looked.other_bytes != other_bytes && looked.at.elapsed() > PART * looked.took,
-            None => process.age() > SHARED_YOUNG,
-        };
-        if is_due {
-            self.read_maps(process, other_bytes);
-        }
-    }
-
-    fn read_maps(&mut self, process: &Arc<Process>, other_bytes: u64) {
-        let (at, begun, pid) = (Instant::now(), threads::cpu_of_caller(), process.memory.proc_id());
-        let Ok(maps) = proc::shared_maps(pid) else { return };
-        let took = threads::cpu_of_caller().saturating_sub(begun);
-        self.looked.insert(process.key, Looked { other_bytes, at, took });
-        for SharedMapping { start, end, object, kind, .. } in maps.mappings {
-            let is_file = kind == SharedKind::File;
-            if is_file && (!self.counts_files || self.tmpfs.get(&object.dev) == Some(&false)) {
-                continue;
-            }
-            let place = Place { process: process.key, pid, start, end };
-            let counted = self.objects.entry(object).or_default();
-            counted.is_file = is_file;
-            if !counted.places.contains(&place) {
-                counted.places.push(place);
-            }
-        }
-    }
-
-    /// None: nobody is known who has it mapped.
-    fn size_of(
-        &mut self,
-        id: Id,
-        counted: &mut Counted,
-        processes: &HashMap<u64, &Arc<Process>>,
-    ) -> Option<u64> {
-        while let Some(place) = counted.places.first().copied() {
-            let path = format!("/proc/{}/map_files/{:x}-{:x}", place.pid, place.start, place.end);
-            match std::fs::metadata(&path) {
-                Ok(file) if Id { dev: file.dev(), ino: file.ino() } == id => {
-                    let is_counted = !counted.is_file || file.is_file() && self.is_tmpfs(id.dev, &path);
-                    return is_counted.then(|| file.blocks() * 512);
-                }
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    self.is_refused = true;
-                    return None;
-                }
-                _ => {}
-            }
-            // It has ended, or its mappings have changed: then it is elsewhere, or in pieces.
-            counted.places.retain(|other| other.process != place.process);
-            let Some(process) = processes.get(&place.process) else { continue };
-            for m in proc::shared_maps(place.pid).unwrap_or_default().mappings {
-                if m.object == id {
-                    let (process, pid) = (process.key, place.pid);
-                    counted.places.push(Place { process, pid, start: m.start, end: m.end });
-                }
-            }
-            if counted.places.first().is_some_and(|first| first.process == place.process) {
-                // Only now read: the next look tells its size.
-                return Some(counted.bytes);
-            }
-        }
-        None
-    }
-
-    /// Is a file with this path, on this device, on tmpfs?
-    fn is_tmpfs(&mut self, dev: u64, path: &str) -> bool {
-        let look = || {
-            let found = rustix::fs::statfs(path);
-            found.is_ok_and(|found| found.f_type as u64 == shmem::TMPFS_MAGIC)
-        };
-        *self.tmpfs.entry(dev).or_insert_with(look)
     }
 
     /// Memory is tight: objects become managed, and those that are so are looked after.
     pub fn manage(&mut self, run: &Arc<Run>) {
-        if run.settings.shared == Shared::None || self.is_refused {
+        if matches!(run.settings.shared, Shared::None | Shared::Counted) || self.counter.is_refused() {
             return;
         }
         for object in run.objects() {
@@ -275,12 +166,24 @@ impl Watch {
         let is_to_be_managed = |(id, counted): &(&Id, &Counted)| match run.object_of(**id) {
             Some(object) => !object.is_adopted() && !object.is_given_back(),
             None => {
-                let may_be_file = !counted.is_file || run.manages_files() && run.files.may_manage(**id);
-                counted.bytes >= MANAGED_BYTES_MIN && !self.never.contains(id) && may_be_file
+                let may_be = match counted.kind {
+                    SharedKind::Anonymous => true,
+                    SharedKind::File => run.manages_files() && run.files.may_manage(**id),
+                    SharedKind::SystemV => false,
+                };
+                may_be
+                    && counted.bytes >= MANAGED_BYTES_MIN
+                    && counted.is_mapped()
+                    && !self.never.contains(id)
             }
         };
-        let mut wanted: Vec<(Id, u64)> =
-            self.objects.iter().filter(is_to_be_managed).map(|(id, counted)| (*id, counted.bytes)).collect();
+        let mut wanted: Vec<(Id, u64)> = self
+            .counter
+            .objects()
+            .iter()
+            .filter(is_to_be_managed)
+            .map(|(id, counted)| (*id, counted.bytes))
+            .collect();
         let check_after = match self.new_users.is_empty() {
             true => SHARED_OBJECTS_LOOK,
             false => STRANGERS_LOOK,
@@ -303,7 +206,8 @@ impl Watch {
         // the time that memory may be too much.
         let begun = threads::cpu_of_caller();
         let all = scan(run);
-        let files = wanted.iter().map(|(id, _)| *id).filter(|id| self.objects[id].is_file);
+        let is_file = |id: &Id| self.counter.objects()[id].kind == SharedKind::File;
+        let files = wanted.iter().map(|(id, _)| *id).filter(is_file);
         let managed = run.objects().into_iter().filter(|object| object.is_file && object.is_adopted());
         let managed: Vec<Arc<Object>> = managed.collect();
         let ids: Vec<Id> = files.chain(managed.iter().map(|object| object.id())).collect();
@@ -325,7 +229,7 @@ impl Watch {
         wanted.sort_unstable_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         wanted.truncate(MANAGED_MAX.saturating_sub(run.objects().iter().filter(|o| o.is_adopted()).count()));
         for (id, _) in wanted {
-            let is_file = self.objects[&id].is_file;
+            let is_file = self.counter.objects()[&id].kind == SharedKind::File;
             let may_be = |uses: &shared_files::Uses| {
                 !uses.against.contains_key(&id) && uses.new.iter().all(|(_, used)| *used != id)
             };

@@ -13,11 +13,12 @@
 //! Memory that could be moved out but is not (a stopped process, a slow disk) is no reason: it is not counted
 //! here.
 
-use crate::proc;
+use crate::proc::{self, SharedKind};
 use crate::process::ranges::Ranges;
 use crate::process::{Process, standstill};
-use crate::run::{Run, account};
-use crate::times::{UNMANAGED_GROW, UNMANAGED_KILL};
+use crate::run::account::UnmanagedShared;
+use crate::run::{Run, Shared, account};
+use crate::times::{SHARED_TOLD, UNMANAGED_GROW, UNMANAGED_KILL};
 use memspill_engine::group::Group;
 use memspill_engine::units::GroupId;
 use std::collections::{BTreeMap, HashMap};
@@ -32,7 +33,9 @@ const WORTH_NAMING_BYTES: u64 = 1 << 20;
 const LOOKS_MIN: u32 = 20;
 
 /// Nothing else stays that an option leaves uncounted.
-const OF_SHARED: &str = "of shared memory that is not managed";
+const OF_SHARED: &str = "of shared memory that is not swapped";
+/// So many objects of shared memory are named.
+const NAMED_MAX: usize = 3;
 
 /// Bytes that cannot be moved out, by kind.
 type StayingBytes = BTreeMap<&'static str, u64>;
@@ -42,6 +45,38 @@ type StayingBytes = BTreeMap<&'static str, u64>;
 pub struct Watch {
     /// Groups that reclaim is to make room in.
     over: HashMap<GroupId, Over>,
+    shared: Told,
+}
+
+/// A line about shared memory that leaves little to the rest.
+#[derive(Default)]
+struct Told {
+    since: Option<Instant>,
+    looks: u32,
+    is_told: bool,
+}
+
+impl Told {
+    /// Once in a run: shared memory that stays takes half of the budget, and has for a while.
+    fn look(&mut self, run: &Run) {
+        let objects = run.account.unmanaged_shared();
+        let stays = objects.iter().filter(|object| !object.is_to_leave);
+        let bytes: u64 = stays.map(|object| object.bytes).sum();
+        let limit_bytes = run.engine.root().limit_bytes();
+        // Where there is more than fits, another line will say so.
+        if self.is_told || !(limit_bytes / 2..limit_bytes).contains(&bytes) {
+            *self = Told { is_told: self.is_told, ..Told::default() };
+            return;
+        }
+        self.looks += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > SHARED_TOLD && self.looks >= LOOKS_MIN {
+            self.is_told = true;
+            let (what, fix) = (shared_described(run, None), fix_of_shared(run));
+            let (mib, limit_mib) = (mib(bytes), limit_bytes >> 20);
+            eprintln!("memspill: {mib} MiB of the budget of {limit_mib} MiB are {OF_SHARED}: {what}; {fix}");
+        }
+    }
 }
 
 /// Since when a group is over its mark, the pages that had been reclaimed then, and the looks since.
@@ -58,6 +93,7 @@ impl Watch {
         if !run.is_memory_tight() {
             return;
         }
+        self.shared.look(run);
         let lasts = run.settings.on_full.either(UNMANAGED_KILL, UNMANAGED_GROW);
         let reclaimed = run.engine.stats().sum(|c| &c.pgsteal);
         for group in run.engine.groups().all() {
@@ -104,10 +140,7 @@ fn judge_group(run: &Run, group: &Group) {
     }
     let Some((process, kinds)) = found.iter().max_by_key(|(_, kinds)| total(kinds)) else { return };
     let (limit, fix) = match group.parent {
-        None if kinds.contains_key(OF_SHARED) => {
-            let fix = "raise --memory-max, or leave shared memory uncounted with --shared=none";
-            ("the budget".to_string(), fix)
-        }
+        None if kinds.contains_key(OF_SHARED) => ("the budget".to_string(), fix_of_shared(run)),
         None => ("the budget".to_string(), "raise --memory-max"),
         Some(_) => (format!("group {}", group.name), "raise its memory.max"),
     };
@@ -116,7 +149,7 @@ fn judge_group(run: &Run, group: &Group) {
         mib(stays_bytes),
         own_part(own_bytes, run.processes().len()),
         group.limit_bytes() >> 20,
-        described(process, kinds)
+        described(run, process, kinds)
     );
     run.no_way_out(group, Some(needed_bytes), &reason, fix);
 }
@@ -134,18 +167,73 @@ fn own_part(own_bytes: u64, processes: usize) -> String {
 pub fn largest(run: &Run) -> Option<String> {
     let found = by_process(run, |_| true);
     let (process, kinds) = found.iter().max_by_key(|(_, kinds)| total(kinds))?;
-    (total(kinds) >= WORTH_NAMING_BYTES).then(|| described(process, kinds))
+    (total(kinds) >= WORTH_NAMING_BYTES).then(|| described(run, process, kinds))
+}
+
+/// Shared memory that is not swapped takes most of the budget. What can be done about it?
+pub fn fix_for(run: &Run) -> Option<&'static str> {
+    let bytes: u64 = run.account.unmanaged_shared().iter().map(|object| object.bytes).sum();
+    (bytes > run.engine.root().limit_bytes() / 2).then(|| fix_of_shared(run))
+}
+
+/// What swaps the largest object, if something does.
+fn fix_of_shared(run: &Run) -> &'static str {
+    const RAISE: &str = "raise --memory-max, or leave shared memory uncounted with --shared=none";
+    let largest = run.account.unmanaged_shared().first().map(|object| object.kind);
+    match (run.settings.shared, largest) {
+        (_, None | Some(SharedKind::SystemV)) | (Shared::All | Shared::None, _) => RAISE,
+        (Shared::Anonymous, Some(SharedKind::Anonymous)) => RAISE,
+        (Shared::Anonymous, Some(SharedKind::File)) => {
+            "raise --memory-max, or have it swapped with --shared=all (its condition is in docs/operating.md)"
+        }
+        (Shared::Counted, Some(SharedKind::Anonymous)) => {
+            "raise --memory-max, or run memspill as root, which swaps it (--pager=kernel)"
+        }
+        (Shared::Counted, Some(SharedKind::File)) => {
+            "raise --memory-max, or run memspill as root, which can swap it (--pager=kernel --shared=all)"
+        }
+    }
+}
+
+/// `process 77 (java) has memfd java_heap, 260 MiB; and 3 MiB in 2 more`, of this process or of all.
+fn shared_described(run: &Run, process: Option<u64>) -> String {
+    let objects = run.account.unmanaged_shared();
+    let is_of = |object: &&UnmanagedShared| process.is_none_or(|key| object.process == Some(key));
+    let objects = objects.iter().filter(is_of);
+    let mut parts = Vec::new();
+    let (mut more, mut more_bytes) = (0, 0);
+    for object in objects {
+        if parts.len() == NAMED_MAX {
+            more += 1;
+            more_bytes += object.bytes;
+            continue;
+        }
+        let owner = object.process.filter(|_| process.is_none()).and_then(|key| run.process(key));
+        let owner = owner.map_or(String::new(), |p| format!(" of {}", standstill::name(p.memory.pid())));
+        parts.push(format!("{}{owner} {} MiB", object.name, mib(object.bytes)));
+    }
+    if more > 0 {
+        parts.push(format!("{} MiB in {more} more", mib(more_bytes)));
+    }
+    parts.join(", ")
 }
 
 /// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`. What is less than a MiB
 /// is named where a process has nothing more.
-fn described(process: &Process, kinds: &StayingBytes) -> String {
+fn described(run: &Run, process: &Process, kinds: &StayingBytes) -> String {
     let mut kinds: Vec<_> = kinds.iter().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
     let worth_naming =
         |(place, (_, bytes)): &(usize, &(&&str, &u64))| *place == 0 || **bytes >= WORTH_NAMING_BYTES;
     let parts = kinds.iter().enumerate().filter(worth_naming);
-    let parts: Vec<String> = parts.map(|(_, (kind, bytes))| format!("{} {kind}", size(**bytes))).collect();
+    let part = |(_, (kind, bytes)): (usize, &(&&str, &u64))| {
+        let part = format!("{} {kind}", size(**bytes));
+        match **kind == OF_SHARED {
+            true => format!("{part} ({})", shared_described(run, Some(process.key))),
+            false => part,
+        }
+    };
+    let parts: Vec<String> = parts.map(part).collect();
     format!("{} has {}", standstill::name(process.memory.pid()), parts.join(", "))
 }
 

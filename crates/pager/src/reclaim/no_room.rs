@@ -167,8 +167,10 @@ fn give_up(run: &Run, full: bool) {
             let why = format!("cannot be swapped out ({})", what_counts(run));
             // Behind a pool that has taken the budget there is no file: else it had made room.
             let is_of_pool = account::pool_bytes(&run.engine) > group.limit_bytes() / 2;
-            let fix =
-                if is_of_pool { "add a swap file (--swap file:PATH), or raise --memory-max" } else { RAISE };
+            let fix = match is_of_pool {
+                true => "add a swap file (--swap file:PATH), or raise --memory-max",
+                false => unmanaged::fix_for(run).unwrap_or(RAISE),
+            };
             (format!("{bytes} MiB of the budget {why}"), fix)
         }
     };

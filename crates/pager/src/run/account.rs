@@ -7,6 +7,7 @@
 //!                                       (each object once), and our own
 //! ```
 
+use crate::proc::SharedKind;
 use memspill_engine::engine::{Engine, TableBytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -19,6 +20,18 @@ pub struct Tables {
     pub managed_pages: u64,
 }
 
+/// An object of shared memory that is not managed, or a part of one.
+#[derive(Clone, Debug)]
+pub struct UnmanagedShared {
+    /// One that has it, for which it was counted. None: nobody has it any more, but it has a name.
+    pub process: Option<u64>,
+    pub kind: SharedKind,
+    pub name: String,
+    pub bytes: u64,
+    /// It is to become managed, unless something is in the way.
+    pub is_to_leave: bool,
+}
+
 #[derive(Default)]
 pub struct Account {
     /// Parts of `other_bytes` that the monitor measures: unmanaged memory of the targets, tables, our own.
@@ -28,6 +41,7 @@ pub struct Account {
     largest_ram_disk_bytes: AtomicU64,
     largest_tables: Mutex<Tables>,
     largest_shared_bytes: AtomicU64,
+    unmanaged_shared: Mutex<Vec<UnmanagedShared>>,
     shared_objects: AtomicU64,
     shared_pages_out: AtomicU64,
     awake_us: AtomicU64,
@@ -81,9 +95,17 @@ impl Account {
         *self.largest_tables.lock().expect("tables")
     }
 
-    /// So much shared memory is there, managed or not.
-    pub fn note_shared(&self, bytes: u64) {
+    /// So much shared memory is there, managed or not; and these are large and not managed.
+    pub fn note_shared(&self, bytes: u64, unmanaged: Vec<UnmanagedShared>) {
         self.largest_shared_bytes.fetch_max(bytes, Ordering::Relaxed);
+        *self.unmanaged_shared.lock().expect("shared memory") = unmanaged;
+    }
+
+    /// Large objects that are not managed, the largest first.
+    pub fn unmanaged_shared(&self) -> Vec<UnmanagedShared> {
+        let mut found = self.unmanaged_shared.lock().expect("shared memory").clone();
+        found.sort_by_key(|object| std::cmp::Reverse(object.bytes));
+        found
     }
 
     pub fn largest_shared_bytes(&self) -> u64 {

@@ -170,14 +170,16 @@ pub enum Forks {
     Agent,
 }
 
-/// Which shared memory is counted and managed.
+/// What is done about shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shared {
-    /// None at all.
+    /// Nothing: it is not counted.
     None,
-    /// MAP_SHARED | MAP_ANONYMOUS, and mappings of /dev/zero.
+    /// All of it is counted, and none managed: where that cannot be.
+    Counted,
+    /// All of it is counted, and MAP_SHARED | MAP_ANONYMOUS and mappings of /dev/zero are managed.
     Anonymous,
-    /// Memfds and files of tmpfs too.
+    /// Memfds and files of tmpfs are managed too.
     All,
 }
 

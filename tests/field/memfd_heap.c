@@ -1,0 +1,38 @@
+// memfd_heap MIB VIEWS [allocated]: a heap as some collectors make it: one memfd, mapped shared at VIEWS
+// places in pieces of 2 MiB, over a reservation without access. What is written by one view is read by the
+// next. `allocated`: its room is made by fallocate, piece by piece. Prints a checksum.
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PIECE = 2 << 20 };
+
+int main(int argc, char **argv) {
+    size_t bytes = (size_t)atol(argv[1]) << 20, words = bytes / 8;
+    int views = atoi(argv[2]), fd = memfd_create("field-heap", MFD_CLOEXEC);
+    uint64_t *at[8], seed = 1, sum = 0;
+    if (views > 8 || ftruncate(fd, bytes) != 0) return 2;
+    for (int view = 0; view < views; view++) {
+        char *reserved = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        at[view] = (uint64_t *)reserved;
+        for (size_t piece = 0; piece < bytes; piece += PIECE) {
+            if (view == 0 && argc > 3 && fallocate(fd, 0, piece, PIECE) != 0) return 3;
+            int rights = PROT_READ | PROT_WRITE, flags = MAP_FIXED | MAP_SHARED;
+            void *mapped = mmap(reserved + piece, PIECE, rights, flags, fd, piece);
+            if (mapped == MAP_FAILED) return 4;
+        }
+    }
+    for (int round = 0; round < 4; round++)
+        for (size_t word = 0; word < words; word++) {
+            seed = seed * 6364136223846793005u + 1;
+            at[round % views][word] += seed >> 40;
+            if (word % 512 == 0) sum = sum * 31 + at[(round + 1) % views][(seed >> 20) % words];
+        }
+    for (size_t word = 0; word < words; word++) sum = sum * 3 + at[views - 1][word];
+    printf("%lu\n", sum);
+    return 0;
+}
