@@ -10,8 +10,8 @@ WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:pyth
     sqlite3:sqlite3 g++:g++ make:make node:nodejs javac:default-jdk-headless mkfs.ext4:e2fsprogs
     mkfs.btrfs:btrfs-progs
     psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
-    strace:strace zsh:zsh fish:fish mandoc:mandoc /usr/share/bash-completion/bash_completion:bash-completion
-    musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
+    strace:strace gdb:gdb valgrind:valgrind zsh:zsh fish:fish mandoc:mandoc
+    /usr/share/bash-completion/bash_completion:bash-completion musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
     ninja:ninja-build col:bsdextrautils)
 
 there() {

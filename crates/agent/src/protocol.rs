@@ -130,6 +130,10 @@ pub struct Welcome {
     pub uffd_source: u32,
 }
 
+/// In place of an errno in Ready: the program is traced (ptrace), and would stop at each call that is
+/// trapped.
+pub const LEFT_TO_TRACER: i32 = 0x7472;
+
 /// Where the agent's own memory is. None of it may be evicted; staging, doorbells and ident are registered by
 /// the supervisor when memory gets tight, and not before.
 #[repr(C)]

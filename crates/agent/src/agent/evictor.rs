@@ -41,6 +41,8 @@ const CLONE_THREAD: usize = 0x1_0000;
 const CLONE_SYSVSEM: usize = 0x4_0000;
 const CLONE_SETTLS: usize = 0x8_0000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
+/// A tracer of the program is not to stop it.
+const CLONE_UNTRACED: usize = 0x80_0000;
 const PR_SET_NAME: usize = 15;
 const MSG_NOSIGNAL: usize = 0x4000;
 const POLLERR: i16 = 8;
@@ -63,7 +65,8 @@ const LOCK_TIMEOUT_MS: u32 = 100;
 /// # Safety
 /// The block must be filled in, the region outlive the thread, and all signals be blocked.
 pub unsafe fn start(region: &Region) -> Result<u32> {
-    let flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS | CLONE_CHILD_CLEARTID;
+    let shared = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    let flags = shared | CLONE_SETTLS | CLONE_CHILD_CLEARTID | CLONE_UNTRACED;
     let block = region.block() as usize;
     // SAFETY: the field is read through a raw pointer to a block that is filled in.
     let tid = unsafe { &raw const (*region.block()).tid } as usize;

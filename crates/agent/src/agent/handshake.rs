@@ -21,8 +21,8 @@ use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
 use crate::protocol::{
-    Go, Hello, KIND_EXEC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK,
-    UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
+    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 #[cfg(target_arch = "x86_64")]
 use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
@@ -152,6 +152,9 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
     let traps = matches!(source, UFFD_USER_MODE | UFFD_LINK | UFFD_LINK_REGISTERED);
+    if traps && kind == KIND_EXEC && is_left_to_tracer() {
+        return Err(LEFT_TO_TRACER);
+    }
     let blocks = if traps { prepare_to_trap()? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
@@ -182,6 +185,15 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
         disconnect_link();
     }
     made
+}
+
+/// Does somebody trace this program? Not the command itself, which must not run without the supervisor's
+/// knowing.
+fn is_left_to_tracer() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return sys::is_traced() && u64::from(sys::getppid()) != supervisor_pid();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 fn prepare_region(

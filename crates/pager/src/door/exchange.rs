@@ -25,8 +25,8 @@ use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::link::EARLY_RUN_MAX;
 use memspill_agent::protocol::{
-    Go, Hello, KIND_FORK, KIND_FORKS, KIND_STATIC, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL,
-    UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    Go, Hello, KIND_FORK, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE,
+    UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::tuning::Readahead;
@@ -103,6 +103,15 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     // It has ended on the way, or is just ending (ESRCH): then its exit says all.
     let has_ended = matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe);
     if has_ended || error.raw_os_error() == Some(libc::ESRCH) {
+        return;
+    }
+    if error.raw_os_error() == Some(LEFT_TO_TRACER) {
+        if door.is_to_be_told() || run.settings.verbose {
+            eprintln!(
+                "memspill: process {pid} runs outside the budget: it was traced (ptrace) when it began, and \
+                 would stop at each of its calls; --pager=kernel manages such programs"
+            );
+        }
         return;
     }
     let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {

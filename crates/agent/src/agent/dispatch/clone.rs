@@ -477,6 +477,7 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     block.vforks.store(depth as u32, Ordering::Relaxed);
     // The child may have been killed anywhere.
     in_use::abandon(block);
+    block.is_to_be_traced = false;
     block.preparing = 0;
 }
 

@@ -165,7 +165,7 @@ pub fn may_program() -> bool {
     let parent = unsafe { gadget::call(GETPPID, [0; 6]) }.unwrap_or(0) as u64;
     let is_command = parent == handshake::supervisor_pid();
     if !handshake::is_then_free() {
-        return handshake::may_be_late() && !is_command;
+        return handshake::may_be_late() && !is_command && !sys::is_traced();
     }
     HEAP_BEGAN.store(program_break(), Ordering::Relaxed);
     let is_traced = sys::is_traced();
@@ -230,6 +230,17 @@ fn set_timer(ms: i64) {
 /// Has this process not joined yet, though it will?
 pub fn is_late() -> bool {
     IS_LATE.load(Ordering::Relaxed) != 0
+}
+
+/// The child of a fork that has not joined yet, and whose calls would be trapped for good, never joins: they
+/// are trapped no more. False: this is another process.
+pub fn stay_out() -> bool {
+    if IS_LATE.load(Ordering::Relaxed) != CHILD || handshake::is_then_free() {
+        return false;
+    }
+    IS_LATE.store(0, Ordering::Relaxed);
+    delete_timer();
+    gadget::disarm().is_ok()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -43,6 +43,7 @@
 //! | `advice.rs` | memory that moves, and advice |
 //! | `filters.rs` | seccomp filters of the program |
 //! | `tasks.rs` | calls that count the program's threads |
+//! | `traced.rs` | who asks to be traced |
 //! | `trap.rs` | the handler, and what each call becomes |
 //!
 //! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
@@ -78,6 +79,7 @@ mod rewrite;
 pub mod signals;
 mod tasks;
 pub mod thread;
+mod traced;
 mod trap;
 mod walk;
 

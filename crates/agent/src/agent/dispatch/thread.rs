@@ -171,8 +171,10 @@ pub struct Block {
     pub preparing: u32,
     /// The thread waits for a batch, and is counted in `Board::waiting`.
     pub waits: bool,
-    /// Its calls are trapped no more (LEAVE_DISPATCH).
+    /// Its calls are trapped no more (LEAVE_DISPATCH, `traced.rs`).
     pub has_left: bool,
+    /// It has asked to be traced (`traced.rs`).
+    pub is_to_be_traced: bool,
     /// rbx, rbp, r12 to r15 of the program, and xmm0 to xmm15.
     pub saved: Saved,
     /// The page on which the thread looks whether its fault is the program's own (`windows/uses.rs`); or 0.
@@ -368,6 +370,7 @@ fn claim(block: *mut Block) -> bool {
         (*block).has_left = false;
         (*block).filters.store(0, Ordering::Relaxed);
         (*block).wanted_filters.store(0, Ordering::Relaxed);
+        (*block).is_to_be_traced = false;
     }
     state.store(TAKEN, Ordering::Release);
     true
@@ -445,6 +448,7 @@ fn make() -> Result<*mut Block> {
         preparing: 0,
         waits: false,
         has_left: false,
+        is_to_be_traced: false,
         saved: NOTHING_SAVED,
         hazard: AtomicUsize::new(0),
         rows: Rows::new(),

@@ -23,6 +23,7 @@
 //! | execve                                                | of a static program: made here (`exec.rs`);  |
 //! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
 //! | stat and its kin on /proc/self/task                   | made here (`tasks.rs`)                       |
+//! | ptrace(PTRACE_TRACEME)                                | answered here (`traced.rs`)                  |
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | with what lets our own pass (`filters.rs`)   |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
@@ -35,7 +36,7 @@ use super::late::Joined;
 use super::leave::leave;
 use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
 use super::thread::{self, Block};
-use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite, tasks};
+use super::{advice, clone, deliver, enter, filters, gadget, in_use, late, pieces, rewrite, tasks, traced};
 use crate::preload::List;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
@@ -158,9 +159,17 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     // Before the process joins for an exec that would show that its calls are trapped: this one does not.
     if is_ours
         && block.frame.number == exec::EXECVE
+        && !block.is_to_be_traced
         && let Some(errno) = run_static(block, context)
     {
         context.regs.rax = -(errno as isize) as usize;
+        return;
+    }
+    if is_ours
+        && traced::asks(block.frame.number, &block.frame.args)
+        && let Some(result) = traced::leaves(block)
+    {
+        context.regs.rax = result.unwrap_or_else(|errno| -(errno as isize) as usize);
         return;
     }
     let joins = match is_ours {
@@ -243,6 +252,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             set.map(Answer::Result)
         }
         nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && thread::has_supervisor() => Err(EPERM),
+        sys::nr::PTRACE if traced::asks(number, &args) => traced::will_be(block).map(Answer::Result),
         nr::MREMAP if !windows::is_on() => advice::remap(args).map(Answer::Result),
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
         _ if tasks::are_looked_at(number, &args) && filters::let_pass(block, number, &args) => {
@@ -371,6 +381,7 @@ fn make(block: &mut Block, context: &mut Context) {
         }
     }
     hold(block, number, &args);
+    traced::before(block, number, &args);
     enter::go_to_make(block, &mut context.regs);
     match number {
         nr::RT_SIGSUSPEND => pass_mask(block, &mut context.regs.rdi),
