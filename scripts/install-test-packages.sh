@@ -11,7 +11,8 @@ WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:pyth
     mkfs.btrfs:btrfs-progs
     psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
     strace:strace gdb:gdb valgrind:valgrind zsh:zsh fish:fish mandoc:mandoc
-    /usr/share/bash-completion/bash_completion:bash-completion musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
+    /usr/share/bash-completion/bash_completion:bash-completion
+    musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
     ninja:ninja-build col:bsdextrautils)
 
 there() {

@@ -1,5 +1,7 @@
-# Debuggers. Cases of field.sh.
-CASES+=(traceme traceme-tight gdb gdb-term gdb-killed strace valgrind)
+# Debuggers, and who reads another process's memory. Cases of field.sh.
+CASES+=(traceme traceme-tight selfmem gdb gdb-term gdb-killed strace valgrind)
+# Elsewhere memory of other processes is an error where it is swapped out.
+[ "$MODE" != kernel ] || CASES+=(readers)
 
 case_traceme() {
     local kind
@@ -10,6 +12,13 @@ case_traceme() {
 case_traceme-tight() {
     local kind
     for kind in vfork fork twice; do same 24M traceme $kind 40 && left 1000 || return; done
+}
+
+case_selfmem() { same 24M selfmem 48 && left 4096; }
+
+case_readers() {
+    local kind
+    for kind in vm mem peek; do same 24M readers $kind 48 && left 4096 || return; done
 }
 
 # What gdb prints, without the numbers of processes and of threads.

@@ -1240,6 +1240,7 @@ fn the_shared_object_depends_on_nothing() {
             "preadv64v2",
             "process_madvise",
             "pthread_create",
+            "ptrace",
             "pwrite",
             "pwrite64",
             "pwritev",

@@ -55,6 +55,7 @@ use crate::hooks::{
     tell_confined,
 };
 use crate::own_marks;
+use crate::proc_mem;
 use crate::protocol::{
     CALL_COLD, CALL_GROWN, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
 };
@@ -117,7 +118,10 @@ pub extern "C" fn syscall(
         nr::PRCTL => prctl_and_note(args),
         nr::SECCOMP => seccomp(args),
         nr::MMAP if d & sys::MAP_ANONYMOUS == 0 => files::mmap(args),
-        other => files::about(files::files_of(other, args), || direct::system_call(other, args)),
+        nr::PTRACE => proc_mem::trace(args),
+        other => proc_mem::transfer(other, &args).unwrap_or_else(|| {
+            files::about(files::files_of(other, args), || direct::system_call(other, args))
+        }),
     };
     libc_result(ret) as c_long
 }

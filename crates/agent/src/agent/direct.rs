@@ -23,6 +23,7 @@ use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::hooks::{be_joined, libc_result, own_control};
+use crate::proc_mem;
 use crate::sys::{self, Result, nr};
 
 const F_SETFL: usize = 4;
@@ -125,7 +126,7 @@ fn tell<T>(is_direct: bool, call: impl FnOnce() -> T) -> T {
 
 fn opens(next: &Next, dir: Option<usize>, path: usize, flags: c_int, mode: usize) -> c_int {
     let flags = flags as usize;
-    tell(flags & O_DIRECT != 0, || match (next.function(), dir) {
+    let opened = tell(flags & O_DIRECT != 0, || match (next.function(), dir) {
         (Some(function), Some(dir)) => function(dir, path, flags, mode),
         (Some(function), None) => function(path, flags, mode, 0),
         (None, dir) => {
@@ -133,7 +134,11 @@ fn opens(next: &Next, dir: Option<usize>, path: usize, flags: c_int, mode: usize
             // SAFETY: the caller's own request, passed through.
             libc_result(unsafe { sys::syscall(nr::OPENAT, args) }) as c_int
         }
-    })
+    });
+    if opened >= 0 {
+        proc_mem::note_opened(path);
+    }
+    opened
 }
 
 /// Variadic in C, as `openat`: without O_CREAT the mode is whatever the register holds, and is not looked at.

@@ -31,6 +31,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::STATE;
 use crate::hooks::{answering_control, control_asked_for, libc_result, own_control, ring_for};
+use crate::proc_mem;
 use crate::protocol::{CALL_FILE_MAPPED, CALL_FILE_USED, Control, Doorbell, file_bit};
 use crate::sys::{self, EAGAIN, EIO, Result, nr};
 
@@ -103,6 +104,9 @@ macro_rules! calls {
                 let mut args = [0; 6];
                 let mut given = args.iter_mut();
                 $(if let Some(place) = given.next() { *place = $arg; })*
+                if let Some(ret) = proc_mem::transfer(nr::$number, &args) {
+                    return libc_result(ret) as $ret;
+                }
                 let call = || next::$name.call(nr::$number, args);
                 if STATE.files.load(Ordering::Relaxed) == 0 {
                     return call() as $ret;

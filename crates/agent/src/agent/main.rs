@@ -23,6 +23,7 @@
 //! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
 //! | `malloc.rs`    | where its malloc gets memory                                               |
 //! | `exec.rs`      | before a static program takes this one's place                             |
+//! | `proc_mem.rs`  | `/proc/PID/mem`, PEEK and POKE                                              |
 //! | `planted.rs`   | where a program without a loader begins                                    |
 //! | `preload.rs`   | the agent's name in an LD_PRELOAD that the program has replaced            |
 //! | `readable.rs`  | the agent's name for programs of another user                              |
@@ -99,6 +100,7 @@ mod planted;
 mod pool;
 #[cfg(target_arch = "x86_64")]
 mod preload;
+mod proc_mem;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;

@@ -138,6 +138,8 @@ pub mod nr {
     pub const PREADV2: usize = 327;
     pub const PROCESS_VM_READV: usize = 310;
     pub const PTRACE: usize = 101;
+    pub const LSEEK: usize = 8;
+    pub const READLINKAT: usize = 267;
     pub const PROCESS_VM_WRITEV: usize = 311;
     pub const PWRITEV2: usize = 328;
 }
@@ -202,6 +204,10 @@ pub mod nr {
     pub const SENDFILE: usize = 71;
     pub const SPLICE: usize = 76;
     pub const COPY_FILE_RANGE: usize = 285;
+    pub const PROCESS_VM_READV: usize = 270;
+    pub const PTRACE: usize = 117;
+    pub const LSEEK: usize = 62;
+    pub const READLINKAT: usize = 78;
     pub const PREADV2: usize = 286;
     pub const PWRITEV2: usize = 287;
 }

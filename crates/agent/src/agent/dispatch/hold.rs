@@ -7,6 +7,7 @@ use super::in_use::{self, Use, Uses};
 use super::thread::Block;
 use super::walk::walk;
 use super::{late, pieces, tasks};
+use crate::proc_mem::OF_OWN_MEMORY;
 use crate::windows;
 
 /// Calls to which nothing happens in the handler but that their memory is published and brought.
@@ -58,6 +59,13 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
     });
 }
 
+/// What a pread or pwrite of /proc/self/mem uses by its file, where the agent makes it (`proc_mem.rs`).
+fn of_own_memory(args: &[usize; 6]) -> Option<Use> {
+    let [_, _, len, start, mark, _] = *args;
+    let one = Use { start, end: start.saturating_add(len), writes: false };
+    (mark == OF_OWN_MEMORY).then_some(one)
+}
+
 /// Publishes all that a call uses, and then tells of each part of it, until one is answered by false.
 fn publish_each(
     block: &mut Block,
@@ -70,8 +78,12 @@ fn publish_each(
         if len == 0 {
             return true;
         }
-        in_use::publish_list(block, &[one]);
-        return tell(&one);
+        let Some(also) = of_own_memory(args) else {
+            in_use::publish_list(block, &[one]);
+            return tell(&one);
+        };
+        in_use::publish_list(block, &[one, also]);
+        return tell(&one) && tell(&also);
     }
     let sum = || {
         let mut sum = 0usize;
