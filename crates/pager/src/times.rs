@@ -58,6 +58,8 @@ pub fn us_of(moment: Instant) -> u64 {
 /// machine where everything is slow it may be only late, which costs two system calls more. But whoever waits
 /// has events and faults of that process wait with him.
 pub const EVICTOR_ANSWERS: Duration = ms(200);
+/// One that could run and gets no CPU is waited for twice as long the next time, up to this.
+pub const EVICTOR_ANSWERS_MOST: Duration = ms(6400);
 /// A reply that is awaited for so long may never come: it is looked at whether the thread stands still.
 pub const EVICTOR_LOOKED_AT: Duration = ms(10);
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
@@ -131,6 +133,10 @@ pub const ROOM_FULL_GROW: Duration = ms(200);
 /// The swap has room, and yet nothing moves. Longer: pages that are busy with events and forks come free
 /// again.
 pub const ROOM_STUCK: Duration = s(10);
+/// The same while a process has no CPU to run on, which passes.
+pub const ROOM_NO_CPU: Duration = s(60);
+/// One that does not answer and may go on by itself is told of after this long.
+pub const SILENCE_TOLD: Duration = s(2);
 
 // Who keeps memory (reclaim/fairness.rs).
 

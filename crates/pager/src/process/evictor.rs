@@ -11,6 +11,8 @@
 //!                 from here on the kernel refuses every MOVE (EINVAL), wherever in its code the evictor
 //!                 stands, and one that is under way has ended (unregistering waits for it); so what is in
 //!                 staging was moved, the rest was not, and the batch ends with that
+//!              one that could run and has no CPU is waited for longer the next time, up to
+//!              EVICTOR_ANSWERS_MOST: cut off each time, it would never move a page
 //!           no other command is sent until the late reply has come; then, inside the gate, staging is
 //!           registered again
 //! ```
@@ -25,8 +27,9 @@ use crate::proc;
 use crate::process::control::{ControlPage, Forbidden};
 use crate::process::link::Port;
 use crate::process::ranges::Range;
+use crate::process::standstill::Standstill;
 use crate::process::{standstill, wire};
-use crate::times::{EVICTOR_ANSWERS, EVICTOR_LOOKED_AT};
+use crate::times::{EVICTOR_ANSWERS, EVICTOR_ANSWERS_MOST, EVICTOR_LOOKED_AT};
 use memspill_agent::protocol::{
     Command, MoveRun, OP_EXIT, OP_MOVE, OP_PREPARE, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES, move_cpu,
 };
@@ -60,6 +63,31 @@ impl From<io::Error> for Failed {
     }
 }
 
+/// How long an evictor is waited for.
+#[derive(Default)]
+struct Patience {
+    doublings: AtomicU32,
+}
+
+impl Patience {
+    fn limit(&self) -> Duration {
+        (EVICTOR_ANSWERS * (1 << self.doublings.load(Ordering::Relaxed))).min(EVICTOR_ANSWERS_MOST)
+    }
+
+    fn note_late(&self, why: Standstill) {
+        if why == Standstill::NoCpu && self.limit() < EVICTOR_ANSWERS_MOST {
+            self.doublings.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note_answer(&self, after: Duration) {
+        let doublings = self.doublings.load(Ordering::Relaxed);
+        if doublings > 0 && after < self.limit() / 4 {
+            self.doublings.store(doublings - 1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// One evictor: how it is told something, and what it has not answered.
 pub struct Evictor {
     pub socket: Arc<OwnedFd>,
@@ -75,12 +103,13 @@ pub struct Evictor {
     cpu: AtomicU32,
     /// The call by which it goes there does not end its process.
     may_be_kept: OnceLock<bool>,
+    patience: Patience,
 }
 
 impl Evictor {
     pub fn new(socket: Arc<OwnedFd>, control: Arc<ControlPage>, tid: u32, staging_addr: u64) -> Evictor {
-        let (last_seq, late, cut_off, cpu, may_be_kept) = Default::default();
-        Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off, cpu, may_be_kept }
+        let (last_seq, late, cut_off, cpu, may_be_kept, patience) = Default::default();
+        Evictor { socket, control, tid, staging_addr, last_seq, late, cut_off, cpu, may_be_kept, patience }
     }
 
     /// From now on it runs on this CPU, where the one thread of its process runs that faults, or on any: then
@@ -88,6 +117,16 @@ impl Evictor {
     pub fn keep_on(&self, cpu: Option<usize>) {
         let cpu = cpu.filter(|_| *self.may_be_kept.get_or_init(|| has_only_our_filters(self.tid)));
         self.cpu.store(move_cpu(cpu.map(|cpu| cpu as u32)), Ordering::Relaxed);
+    }
+
+    /// It was late for lack of a CPU, and has not been quick since.
+    pub fn lacks_cpu(&self) -> bool {
+        self.patience.limit() > EVICTOR_ANSWERS
+    }
+
+    /// A batch that begins now is waited for until then.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.patience.limit()
     }
 
     /// Run one command and wait for its reply, until `deadline` at most. Only for whoever has the evictor's
@@ -113,10 +152,13 @@ impl Evictor {
         before(seq);
         let cpu = if op == OP_MOVE { self.cpu.load(Ordering::Relaxed) } else { 0 };
         wire::send(&self.socket, &Command { op, seq, arg: runs.len() as u32, arg2: flags | cpu }, &[])?;
+        let sent_at = Instant::now();
         if !self.answers(deadline)? {
             self.late.store(seq, Ordering::Relaxed);
+            self.patience.note_late(standstill::of_silent(self.tid));
             return Err(Failed::Late);
         }
+        self.patience.note_answer(sent_at.elapsed());
         self.take_reply(seq)
     }
 
@@ -241,5 +283,33 @@ fn readable(socket: impl AsFd, timeout: Duration) -> io::Result<bool> {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each MOVE of one that gets a CPU once a second is in time after a few.
+    #[test]
+    fn who_lacks_cpu_is_waited_for_longer_until_it_is_quick_again() {
+        let patience = Patience::default();
+        assert_eq!(patience.limit(), EVICTOR_ANSWERS);
+        for why in [Standstill::Unknown, Standstill::Signal, Standstill::Core] {
+            patience.note_late(why);
+            assert_eq!(patience.limit(), EVICTOR_ANSWERS, "{why}");
+        }
+        let mut late = 0;
+        while patience.limit() <= Duration::from_secs(1) {
+            patience.note_late(Standstill::NoCpu);
+            late += 1;
+        }
+        assert!(late <= 4);
+        (0..40).for_each(|_| patience.note_late(Standstill::NoCpu));
+        assert_eq!(patience.limit(), EVICTOR_ANSWERS_MOST);
+        patience.note_answer(EVICTOR_ANSWERS_MOST / 2);
+        assert_eq!(patience.limit(), EVICTOR_ANSWERS_MOST, "it still is slow");
+        (0..8).for_each(|_| patience.note_answer(Duration::from_millis(1)));
+        assert_eq!(patience.limit(), EVICTOR_ANSWERS);
     }
 }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standstill {
@@ -19,8 +20,19 @@ pub enum Standstill {
     Frozen,
     /// The child of a fork, whose agent is not there yet.
     NotJoined,
-    /// It does not answer, and none of the above is seen: it gets no CPU time, or waits in the kernel.
+    /// Its memory is being written to a core file, by one of its threads, for which the others wait.
+    Core,
+    /// It could run, and has no CPU to run on.
+    NoCpu,
+    /// It does not answer, and none of the above is seen: it waits in the kernel.
     Unknown,
+}
+
+impl Standstill {
+    /// It goes on by itself, or is thought to.
+    pub fn is_for_a_while(self) -> bool {
+        matches!(self, Standstill::NoCpu | Standstill::Unknown)
+    }
 }
 
 impl fmt::Display for Standstill {
@@ -31,7 +43,9 @@ impl fmt::Display for Standstill {
             Standstill::Tracer(pid) => write!(f, "is stopped by process {pid}, which traces it"),
             Standstill::Frozen => f.write_str("is frozen (cgroup)"),
             Standstill::NotJoined => f.write_str("has not gone on since it was forked"),
-            Standstill::Unknown => f.write_str("does not get to run"),
+            Standstill::Core => f.write_str("writes its core"),
+            Standstill::NoCpu => f.write_str("has no CPU to run on"),
+            Standstill::Unknown => f.write_str("waits in the kernel"),
         }
     }
 }
@@ -40,6 +54,24 @@ impl fmt::Display for Standstill {
 pub fn of(tid: u32) -> Option<Standstill> {
     let status = proc::text(format!("/proc/{tid}/status")).ok()?;
     of_status(&status, || fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default())
+}
+
+/// Why one does not answer that should; if it has ended meanwhile, that is soon seen.
+pub fn of_silent(tid: u32) -> Standstill {
+    let status = proc::text(format!("/proc/{tid}/status")).unwrap_or_default();
+    let wchan = || fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+    of_status(&status, wchan).unwrap_or_else(|| of_silent_status(&status))
+}
+
+fn of_silent_status(status: &str) -> Standstill {
+    let has = |name: &str, value| {
+        status.lines().filter_map(|line| line.strip_prefix(name)).any(|rest| rest.trim().starts_with(value))
+    };
+    match () {
+        () if has("State:", 'R') => Standstill::NoCpu,
+        () if has("CoreDumping:", '1') => Standstill::Core,
+        () => Standstill::Unknown,
+    }
 }
 
 /// The same for any thread of a process: one of them may be in the middle of something.
@@ -75,19 +107,26 @@ fn of_status(status: &str, wchan: impl Fn() -> String) -> Option<Standstill> {
 /// when the process goes on.
 #[derive(Default)]
 pub struct Aside {
-    why: Mutex<Option<Standstill>>,
+    why: Mutex<Option<(Standstill, Instant)>>,
     /// People were told of it.
     told: AtomicBool,
     serves_beyond: AtomicBool,
 }
 
 impl Aside {
+    /// It stands still, since now or before.
     pub fn note(&self, why: Standstill) {
-        *self.why.lock().expect("standstill") = Some(why);
+        let mut noted = self.why.lock().expect("standstill");
+        let since = noted.map_or_else(Instant::now, |(_, since)| since);
+        *noted = Some((why, since));
     }
 
     pub fn why(&self) -> Option<Standstill> {
-        *self.why.lock().expect("standstill")
+        self.why.lock().expect("standstill").map(|(why, _)| why)
+    }
+
+    pub fn lasts_for(&self) -> Duration {
+        self.why.lock().expect("standstill").map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 
     pub fn note_going_on(&self) {
@@ -139,6 +178,19 @@ mod tests {
         assert_eq!(of("S (sleeping)", 7, "0"), None, "traced, but not stopped");
         assert_eq!(of("R (running)", 0, ""), None);
         assert_eq!(of_status("", String::new), None);
+    }
+
+    /// Who has no CPU goes on by itself, and so gets no more than others beyond the budget.
+    #[test]
+    fn why_one_does_not_answer() {
+        let of = |state: &str, core: u32| {
+            of_silent_status(&format!("Name:\tR\nState:\t{state}\nCoreDumping:\t{core}\n"))
+        };
+        assert_eq!(of("R (running)", 0), Standstill::NoCpu);
+        assert_eq!(of("S (sleeping)", 0), Standstill::Unknown);
+        assert_eq!(of("D (disk sleep)", 1), Standstill::Core);
+        assert!(Standstill::NoCpu.is_for_a_while() && Standstill::Unknown.is_for_a_while());
+        assert!(!Standstill::Core.is_for_a_while() && !Standstill::Tracer(7).is_for_a_while());
     }
 
     #[test]

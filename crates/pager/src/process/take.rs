@@ -139,7 +139,7 @@ impl Taker<'_> {
         const ROUNDS_MAX: u32 = 16;
         let evictor = &self.agent.evictor;
         let flags = if self.has_exec { MOVE_EXEC } else { 0 };
-        let deadline = Instant::now() + EVICTOR_ANSWERS;
+        let deadline = evictor.deadline();
         let mut doubtful = false;
         for _ in 0..ROUNDS_MAX {
             let remaining = takes.remaining(base);

@@ -16,13 +16,11 @@ use crate::process::evictor::Failed;
 use crate::process::link::AgentLink;
 use crate::process::staged::HALF_PAGES;
 use crate::process::take::{Takes, collect, pieces};
-use crate::times::EVICTOR_ANSWERS;
 use memspill_agent::protocol::{MoveRun, OP_MOVE};
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::Page;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 /// For whoever has the evictor's turn and the batch lock of the process.
 pub struct LinkTaker<'a> {
@@ -60,7 +58,7 @@ impl LinkTaker<'_> {
         /// What is left after these is tried again another time.
         const ROUNDS_MAX: u32 = 16;
         let evictor = &self.agent.evictor;
-        let deadline = Instant::now() + EVICTOR_ANSWERS;
+        let deadline = evictor.deadline();
         for _ in 0..ROUNDS_MAX {
             let remaining = takes.remaining(base);
             if remaining.is_empty() {

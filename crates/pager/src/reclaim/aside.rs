@@ -18,6 +18,10 @@
 //! * beside what others have and cannot give either (locked pages); and more, step by step, where they get
 //!   nowhere with that.
 //!
+//! One that may go on by itself, for it lacks a CPU or waits in the kernel, brings no more than half a part:
+//! with its own faults it would take beyond the budget what it does not give; it gives the sooner if these
+//! wait.
+//!
 //! Never more than what stands still holds: with that much, they are where they would be if all of it was
 //! swapped out, and nothing that is still to come will help them.
 //!
@@ -27,7 +31,7 @@
 use crate::process::Process;
 use crate::process::standstill::{self, Standstill};
 use crate::run::Run;
-use crate::times::AGENT_JOINS;
+use crate::times::{AGENT_JOINS, SILENCE_TOLD};
 use memspill_engine::group::Group;
 use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
@@ -42,9 +46,20 @@ const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// The process cannot answer now. Nobody waits for it, and reclaim does not pick it, until `take_back` finds
 /// that it goes on.
-pub fn set_aside(process: &Process, why: Option<Standstill>) {
+pub fn set_aside(process: &Process, why: Standstill) {
     process.space.set_aside(true, &[]);
-    process.aside.note(why.unwrap_or(Standstill::Unknown));
+    process.aside.note(why);
+}
+
+/// One of this group that answers late or not at all, for it has no CPU to run on: that of which most is in
+/// memory.
+pub fn without_cpu(run: &Run, group: &Group) -> Option<Arc<Process>> {
+    let is_without = |process: &Arc<Process>| {
+        let is_late = || process.memory.agent().is_some_and(|agent| agent.evictor.lacks_cpu());
+        is_within(run, &process.space, group) && (process.aside.why() == Some(Standstill::NoCpu) || is_late())
+    };
+    let without = run.processes().into_iter().filter(is_without);
+    without.max_by_key(|process| process.space.resident_pages())
 }
 
 /// Processes that go on get their turn again.
@@ -84,6 +99,10 @@ fn still_in(run: &Run, group: &Group) -> Vec<Arc<Process>> {
     run.processes().into_iter().filter(is_still).collect()
 }
 
+fn is_for_a_while(process: &Process) -> bool {
+    process.aside.why().is_some_and(Standstill::is_for_a_while)
+}
+
 fn is_within(run: &Run, space: &Space, group: &Group) -> bool {
     space.group(run.engine.swap()).is_within(group)
 }
@@ -115,7 +134,10 @@ fn resident_bytes(processes: &[Arc<Process>]) -> u64 {
 fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64, dry: Dry) -> u64 {
     // Pages of a child that has not joined are its parent's, mostly: swapped out, they would free nothing.
     let twice_bytes = group.discount_pages() * PAGE_SIZE as u64;
-    let most_bytes = resident_bytes(&still_in(run, group)).saturating_sub(twice_bytes);
+    let (for_a_while, still): (Vec<_>, Vec<_>) =
+        still_in(run, group).into_iter().partition(|process| is_for_a_while(process));
+    let most_bytes = resident_bytes(&still).saturating_sub(twice_bytes)
+        + resident_bytes(&for_a_while).min(bytes_for_others(group) / 2);
     if most_bytes == 0 {
         return 0;
     }
@@ -178,7 +200,8 @@ pub fn await_those_aside(run: &Run, group: &Group) -> bool {
     let waiting: Vec<u64> = run.waiting_processes().iter().map(|process| process.key).collect();
     let mut beyond = false;
     for process in &still {
-        let own = process.space.is_aside() && waiting.contains(&process.key);
+        look_again(process);
+        let own = process.space.is_aside() && !is_for_a_while(process) && waiting.contains(&process.key);
         if own {
             process.aside.serve_beyond();
         }
@@ -193,6 +216,15 @@ pub fn await_those_aside(run: &Run, group: &Group) -> bool {
     beyond || lent && resident_bytes(&still) >= group.gap_bytes()
 }
 
+/// What was seen of one that may go on by itself may be otherwise by now: a tracer has stopped it since.
+fn look_again(process: &Process) {
+    if is_for_a_while(process)
+        && let Some(agent) = process.memory.agent()
+    {
+        process.aside.note(standstill::of_silent(agent.evictor.tid));
+    }
+}
+
 /// Once for each time that it stands still.
 fn tell_of_standstill(process: &Process, own: bool, others_bytes: u64) {
     let is_child = process.may_join();
@@ -201,6 +233,9 @@ fn tell_of_standstill(process: &Process, own: bool, others_bytes: u64) {
     }
     // Most children join in a moment.
     let Some(why) = process.aside.why().filter(|_| !is_child || process.age() > AGENT_JOINS) else { return };
+    if why.is_for_a_while() && process.aside.lasts_for() < SILENCE_TOLD {
+        return;
+    }
     if !process.aside.is_to_be_told() {
         return;
     }
@@ -211,6 +246,7 @@ fn tell_of_standstill(process: &Process, own: bool, others_bytes: u64) {
     let mib = (process.space.resident_pages() * PAGE_SIZE as u64).div_ceil(1 << 20);
     let then = match own {
         true => "what it needs itself comes beyond the budget".into(),
+        false if why.is_for_a_while() => "whoever needs memory waits".into(),
         false => format!("others have {} MiB, beyond the budget if need be", others_bytes >> 20),
     };
     eprintln!("memspill: {name} {why}, so its {mib} MiB cannot be swapped out; until it goes on, {then}");

@@ -280,19 +280,19 @@ impl<'a> Reclaimer<'a> {
             return 0;
         };
         if standstill::is_stopped(agent.evictor.tid) {
-            aside::set_aside(&process, standstill::of(agent.evictor.tid));
+            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
         self.note_early(&process);
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
             if let Some(why) = process.standstill_in_fork() {
-                aside::set_aside(&process, Some(why));
+                aside::set_aside(&process, why);
             }
             return 0;
         };
         if !process.caught_up(agent) {
-            aside::set_aside(&process, standstill::of(agent.evictor.tid));
+            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
         let held = process.memory.uffd.agent().and_then(AgentLink::hold_changes);
@@ -310,7 +310,7 @@ impl<'a> Reclaimer<'a> {
             }
         }
         if agent.evictor.is_late() {
-            aside::set_aside(&process, standstill::of(agent.evictor.tid));
+            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the

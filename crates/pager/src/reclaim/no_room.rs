@@ -4,6 +4,7 @@
 //!   a fault waits, and nothing has moved for
 //!      ROOM_FROM_POOLS         pools in RAM give room; else those are waited for that stand still (aside.rs)
 //!      ROOM_FULL_*, ROOM_STUCK either the swap is full, or what is left cannot be moved: --on-full decides
+//!      ROOM_NO_CPU             the same, where a process has had no CPU to move its pages meanwhile
 //!   those that stand still leave next to nothing to others for ROOM_FROM_POOLS: others have a part for sure
 //! ```
 //!
@@ -12,9 +13,10 @@
 //! on in others, so each is looked at by itself.
 
 use crate::monitor::unmanaged;
+use crate::process::standstill;
 use crate::reclaim::aside::{self, await_those_aside};
 use crate::run::{Run, account};
-use crate::times::{ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_STUCK};
+use crate::times::{ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_NO_CPU, ROOM_STUCK};
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::group::Group;
 use memspill_engine::units::{GroupId, PAGE_SIZE};
@@ -37,6 +39,8 @@ const RAISE: &str = "raise --memory-max";
 pub struct NoRoom {
     /// Since when nothing moves, and how much had moved by then (`Run::moved_pages`).
     stuck: Option<(Instant, u64)>,
+    /// A process that had no CPU to run on meanwhile.
+    without_cpu: Option<String>,
     /// The same for each group that is full by itself, while the others may go on.
     stuck_groups: HashMap<GroupId, (Instant, u64)>,
     /// Since when processes that stand still leave next to nothing to the others of a group, and the pages
@@ -95,10 +99,13 @@ impl NoRoom {
                 self.stuck_groups.remove(&group.id);
             } else if waited_for && since.elapsed() > ROOM_FROM_POOLS && await_those_aside(run, group) {
                 // It goes on when they do.
-            } else if since.elapsed() > ROOM_STUCK && waited_for {
+            } else if since.elapsed() > stuck_for(run, group) && waited_for {
                 self.stuck_groups.remove(&group.id);
                 if group.has_swap() {
-                    let reason = format!("group {} is full", group.name);
+                    let why = aside::without_cpu(run, group).map_or(String::new(), |p| {
+                        format!("; {} has no CPU to run on", standstill::name(p.memory.pid()))
+                    });
+                    let reason = format!("group {} is full{why}", group.name);
                     run.no_way_out(group, None, &reason, "raise its memory.max or swap.max");
                 } else {
                     no_swap_left(run, group);
@@ -116,6 +123,7 @@ impl NoRoom {
             Some((since, then)) if waiting && then == moved => since,
             _ => {
                 self.stuck = Some((Instant::now(), moved));
+                self.without_cpu = None;
                 engine.swap().clear_full();
                 return;
             }
@@ -129,15 +137,25 @@ impl NoRoom {
             if await_those_aside(run, engine.root()) {
                 return;
             }
+            if let Some(process) = aside::without_cpu(run, engine.root()) {
+                self.without_cpu = Some(standstill::name(process.memory.pid()));
+            }
         }
-        let patience =
-            if full { run.settings.on_full.either(ROOM_FULL_KILL, ROOM_FULL_GROW) } else { ROOM_STUCK };
+        let patience = match (full, &self.without_cpu) {
+            (true, _) => run.settings.on_full.either(ROOM_FULL_KILL, ROOM_FULL_GROW),
+            (false, Some(_)) => ROOM_NO_CPU,
+            (false, None) => ROOM_STUCK,
+        };
         if since.elapsed() >= patience {
             self.stuck = None;
             engine.swap().clear_full();
-            give_up(run, full);
+            give_up(run, full, self.without_cpu.take());
         }
     }
+}
+
+fn stuck_for(run: &Run, group: &Group) -> Duration {
+    if aside::without_cpu(run, group).is_some() { ROOM_NO_CPU } else { ROOM_STUCK }
 }
 
 /// Pages that have moved in a group and in those below it.
@@ -146,8 +164,8 @@ fn moved_in(run: &Run, group: &Group) -> u64 {
     below.map(|group| group.moved_pages()).sum()
 }
 
-/// `full`: the swap is. Else what is left cannot be moved.
-fn give_up(run: &Run, full: bool) {
+/// `full`: the swap is. Else what is left cannot be moved, perhaps because a process had no CPU for it.
+fn give_up(run: &Run, full: bool, without_cpu: Option<String>) {
     let engine = &run.engine;
     let group = engine.root();
     let failing = engine.devices().iter().find(|d| !d.is_off() && d.errors.is_failing());
@@ -155,6 +173,12 @@ fn give_up(run: &Run, full: bool) {
     let of_group = engine.groups().all().iter().skip(1).find(|group| full && !group.has_swap());
     if let Some(group) = of_group {
         return no_swap_left(run, group);
+    }
+    if !full && let Some(name) = without_cpu {
+        let seconds = ROOM_NO_CPU.as_secs();
+        let reason = format!("{name} has had no CPU for {seconds} s, so nothing of it can be swapped out");
+        let fix = "leave it CPU time (a limit, a low priority or other work takes it), or raise --memory-max";
+        return run.no_way_out(group, None, &reason, fix);
     }
     let (reason, fix) = match (full, failing, error) {
         (true, Some(device), _) => {
