@@ -5,13 +5,15 @@
 //! | munmap, mmap over something, brk back | NONE                                                      |
 //! | madvise: DONTNEED, FREE               | closed (`empty.rs`); or NONE, and the markers go          |
 //! | madvise: GUARD_INSTALL                | NONE; the markers are the program's now                   |
+//! | madvise: GUARD_REMOVE                 | as they were: where one is SWAPPED the marker is ours     |
 //! | mprotect, pkey_mprotect               | another protection; what was never touched may be closed  |
 //! | mremap                                | go where the pages go                                     |
 //! | shmat over something                  | NONE                                                      |
 //! | process_madvise of such a kind        | a madvise for each range, where the kernel allows it      |
 //!
 //! New memory may be closed at once (`grow.rs`). A supervisor is told of each change, before anybody enters
-//! the gate again (`supervisor.rs`).
+//! the gate again (`supervisor.rs`); but for protection, which it need not know: collectors and compilers
+//! change it for each page that they write.
 //!
 //! A call that fails may have been made in part: then each page that is away is looked up in its mapping.
 //!
@@ -84,6 +86,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
                     false
                 })
             }
+            sys::MADV_GUARD_REMOVE => remove_guards(args),
             _ => return None,
         },
         // The agent's handlers cannot touch such memory.
@@ -222,8 +225,8 @@ fn pages_of(addr: usize, len: usize) -> (usize, usize) {
 fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
     let [addr, len, prot, ..] = args;
     let (from, to) = pages_of(addr, len);
-    let _alone = supervisor::enter_to_change();
     let closes = addr.is_multiple_of(PAGE) && to < table::TOP && grow::closes_opened(len, prot);
+    let _alone = if closes { supervisor::enter_to_change() } else { supervisor::enter_to_protect() };
     let changing = closes.then(Changing::begin);
     if let Some(changing) = &changing {
         grow::close_untouched(changing, from, to);
@@ -236,6 +239,30 @@ fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
     } else {
         reconcile(from, to, changing.as_ref());
     }
+    result
+}
+
+/// The program's own markers go. Around pages that are away, whose markers are ours.
+fn remove_guards(args: [usize; 6]) -> Result<usize> {
+    let [addr, len, ..] = args;
+    let (from, to) = pages_of(addr, len);
+    if !addr.is_multiple_of(PAGE) || to > table::TOP {
+        return make(nr::MADVISE, args);
+    }
+    let _alone = supervisor::enter_to_protect();
+    let (mut at, mut result) = (from, Ok(0));
+    let mut remove = |start: usize, end: usize| {
+        // Where something is not mapped the kernel does the rest all the same.
+        if start < end && matches!(result, Ok(_) | Err(sys::ENOMEM)) {
+            let made = make(nr::MADVISE, [start, end - start, args[2], 0, 0, 0]);
+            result = if made == Ok(0) { result } else { made };
+        }
+    };
+    each_away(from, to, |page, _, _| {
+        remove(at, page);
+        at = page + PAGE;
+    });
+    remove(at, to);
     result
 }
 

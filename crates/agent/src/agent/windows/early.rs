@@ -21,8 +21,8 @@
 //!
 //! What must hold:
 //!
-//! - From FETCHING on nothing changes mappings, nobody forks and the page is not taken out, until the
-//!   supervisor has noted it (`noted.rs`).
+//! - From FETCHING on nothing changes mappings but their protection, nobody forks and the page is not taken
+//!   out, until the supervisor has noted it (`noted.rs`).
 //! - What the pool holds is not trusted, only read.
 //! - Whoever gets other rights than the process had reads the pool no more: it has the memory of others.
 //!

@@ -78,18 +78,15 @@ const MLOCK: usize = 149;
 const MLOCKALL: usize = 151;
 const MLOCK2: usize = 325;
 const MSEAL: usize = 462;
-const GUARD_REMOVE: usize = 103;
 
 /// Memory that a call must find there, though it does not touch it as others do: [start, end). With markers
-/// in it locked and sealed memory cannot be filled later, and the program's removal of its own guards would
-/// remove ours.
+/// in it locked and sealed memory cannot be filled later.
 pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
-    let [start, len, third, ..] = *args;
+    let [start, len, ..] = *args;
     let end = start.saturating_add(len).saturating_add(PAGE - 1);
     match number {
         MLOCK | MLOCK2 | MSEAL => Some((start, end)),
         MLOCKALL => Some((0, table::TOP)),
-        MADVISE if third as u32 as usize == GUARD_REMOVE => Some((start, end)),
         _ => None,
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! What must hold:
 //!
-//! - An entry that is not free keeps its page in its place: it is not taken out, nothing changes mappings and
-//!   nobody forks. For the supervisor takes what the entry says for true whenever it reads it.
+//! - An entry that is not free keeps its page in its place: it is not taken out, nothing but its protection
+//!   changes, and nobody forks. For the supervisor takes what the entry says for true whenever it reads it.
 //! - Hints are read, and dropped, inside the gate.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -65,6 +65,17 @@ pub fn enter_to_change() -> Alone {
     }
 }
 
+/// Enters the gate alone, to change the protection of mappings: what is away stays so, what comes gets the
+/// protection that its word has by then, and what threads bring is where they say. So it waits for the
+/// supervisor only where changes keep batches out.
+pub fn enter_to_protect() -> Alone {
+    if is_there() {
+        let held = word32(field!(held));
+        wait_for_reader(&|| held.load(Ordering::SeqCst) == 0);
+    }
+    gate::enter_alone()
+}
+
 fn wait_to_change() {
     if is_there() {
         // While all deliveries are FULL the supervisor may have in its hands what it is to note.
