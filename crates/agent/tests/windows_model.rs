@@ -1,7 +1,9 @@
 //! Gate, word and in-use of paging by windows (`src/agent/windows/`) in a model: one page, threads that read
-//! and write words of their own in it, discard it, or use it in a call, and an evictor that takes it out
-//! twice. Every order of their steps is gone through. In no order may a thread read what it has not written,
-//! a call meet a page that is away or protected, or all wait for each other.
+//! and write words of their own in it, discard it, use it in a call, or change its protection, and an evictor
+//! that takes it out twice. Every order of their steps is gone through. In no order may a thread read what it
+//! has not written, write where the program has forbidden it, be told of a fault that the program's own
+//! protection does not explain (`fault.rs`), a call meet a page that is away or protected, or all wait for
+//! each other.
 //!
 //! The kernel is in it as it is: a marker is put only where no page is, and a page of zeros comes wherever an
 //! access is allowed and there is none. Without any one of the rules the model must find an order that fails,
@@ -26,6 +28,11 @@ enum Rule {
     Alone,
     /// A word has one owner who fills.
     OneOwner,
+    /// After a window the page has the protection that its mapping had before.
+    GiveBack,
+    /// A fault of a page that is away is the program's only if the protection in its word explains it, and
+    /// not whenever the kernel says that protection was in the way.
+    AskTheWord,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -56,6 +63,7 @@ enum Deed {
     Read,
     Write,
     Discard,
+    Protect(Access),
     Publish,
     /// Brings the page, as a fault would.
     Bring,
@@ -68,6 +76,8 @@ enum Deed {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum At {
     Deed,
+    /// It has faulted. By protection?
+    Fault(bool),
     Gate,
     Word,
     Wait(Word),
@@ -80,6 +90,8 @@ struct Thread {
     deed: u8,
     at: At,
     written: u8,
+    /// The program has forbidden what it does, when it faulted or since.
+    refused: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,7 +102,12 @@ struct State {
     slot: [u8; 2],
     word: Word,
     page: Page,
+    /// What the processor allows: inside of a window it is not the program's.
     access: Access,
+    /// The program's protection; that in the word; what the evictor has found.
+    theirs: Access,
+    in_word: Access,
+    found: Access,
     inside: u8,
     changing: bool,
     published: u8,
@@ -114,6 +131,13 @@ impl Model {
         let mut go = |at| next.threads[who].at = at;
         match thread.at {
             At::Deed => return Some(self.deed(state, who, deed)),
+            At::Fault(by_protection) => {
+                let is_explained = state.in_word < needed_by(deed) || !self.holds(Rule::AskTheWord);
+                if by_protection && state.word == Word::Swapped && is_explained {
+                    return Some(tell(state, who));
+                }
+                go(At::Gate);
+            }
             At::Gate if state.changing && self.holds(Rule::Alone) => return None,
             At::Gate => {
                 go(At::Word);
@@ -125,6 +149,11 @@ impl Model {
                     next.word = Word::Filling;
                 }
                 Word::Filling if !self.holds(Rule::OneOwner) => go(At::Fill(0)),
+                // The kernel is asked whether the access fails.
+                Word::None if deed != Deed::Bring && state.access < needed_by(deed) => {
+                    next = tell(state, who);
+                    next.inside -= 1;
+                }
                 Word::None => {
                     next.inside -= 1;
                     next.threads[who].at = At::Deed;
@@ -143,6 +172,7 @@ impl Model {
                     0 if self.holds(Rule::FillUnderNone) => next.access = Access::None,
                     1 => next.page = Page::Nothing,
                     2 => next.page = Page::Holds(state.slot),
+                    3 if self.holds(Rule::GiveBack) => next.access = state.in_word,
                     3 => next.access = Access::Write,
                     4 => {
                         next.word = Word::None;
@@ -152,7 +182,10 @@ impl Model {
                     _ => {}
                 }
             }
-            At::Change(step) => return self.change(state, who, step),
+            At::Change(step) => match deed {
+                Deed::Protect(access) => return self.protect(state, who, step, access),
+                _ => return self.change(state, who, step),
+            },
         }
         Some(next)
     }
@@ -170,7 +203,32 @@ impl Model {
             }
             3 => {
                 next.changing = false;
-                next.threads[who] = Thread { deed: state.threads[who].deed + 1, at: At::Deed, written: 0 };
+                let deed = state.threads[who].deed + 1;
+                next.threads[who] = Thread { deed, at: At::Deed, written: 0, refused: false };
+            }
+            _ => {}
+        }
+        Some(next)
+    }
+
+    /// Another protection: as `change` in the gate.
+    fn protect(&self, state: &State, who: usize, step: u8, access: Access) -> Option<State> {
+        let mut next = *state;
+        next.threads[who].at = At::Change(step + 1);
+        match step {
+            0 if state.inside != 0 && self.holds(Rule::Alone) => return None,
+            1 => {
+                (next.theirs, next.access) = (access, access);
+                for (thread, deeds) in next.threads.iter_mut().zip(self.deeds) {
+                    let deed = deeds.get(usize::from(thread.deed)).copied();
+                    thread.refused |= deed.is_some_and(|deed| access < needed_by(deed));
+                }
+            }
+            2 if state.word == Word::Swapped => next.in_word = access,
+            3 => {
+                next.changing = false;
+                next.threads[who].at = At::Deed;
+                next.threads[who].deed += 1;
             }
             _ => {}
         }
@@ -179,14 +237,14 @@ impl Model {
 
     fn deed(&self, state: &State, who: usize, deed: Deed) -> State {
         let mut next = *state;
-        let needed = if deed == Deed::Read { Access::Read } else { Access::Write };
+        let needed = needed_by(deed);
         let can = state.access >= needed && state.page != Page::Marker;
         match deed {
             Deed::Bring => {
                 next.threads[who].at = At::Gate;
                 return next;
             }
-            Deed::Discard => {
+            Deed::Discard | Deed::Protect(_) => {
                 next.changing = true;
                 next.threads[who].at = At::Change(0);
                 return next;
@@ -195,10 +253,12 @@ impl Model {
             Deed::Withdraw => next.published -= 1,
             Deed::Call => next.failed |= !can,
             Deed::Read | Deed::Write if !can => {
-                next.threads[who].at = At::Gate;
+                next.threads[who].at = At::Fault(state.access < needed);
+                next.threads[who].refused = state.theirs < needed;
                 return next;
             }
-            Deed::Read | Deed::Write => {}
+            // A right that the program has not given.
+            Deed::Read | Deed::Write => next.failed |= state.theirs < needed,
         }
         if let Deed::Read | Deed::Write | Deed::Call = deed
             && can
@@ -233,7 +293,10 @@ impl Model {
         match step {
             0 if state.changing && self.holds(Rule::Alone) => return None,
             0 => next.inside += 1,
-            1 if state.word == Word::None => next.word = Word::Evicting,
+            1 if state.word == Word::None => {
+                next.word = Word::Evicting;
+                next.found = state.theirs;
+            }
             1 => {
                 next.inside -= 1;
                 next.evictor = end;
@@ -252,9 +315,11 @@ impl Model {
             7 if state.page == Page::Nothing => next.page = Page::Marker,
             // A page has come meanwhile: once more.
             7 => next.evictor -= 2,
+            8 if self.holds(Rule::GiveBack) => next.access = state.found,
             8 => next.access = Access::Write,
             9 => {
                 next.slot = state.copy;
+                next.in_word = state.found;
                 next.word = Word::Swapped;
             }
             10 => next.inside -= 1,
@@ -265,7 +330,7 @@ impl Model {
 
     /// Goes through all orders: whether one fails, and how many states there are.
     fn fails(&self) -> (bool, usize) {
-        let thread = Thread { deed: 0, at: At::Deed, written: 0 };
+        let thread = Thread { deed: 0, at: At::Deed, written: 0, refused: false };
         let first = State {
             threads: [thread; 2],
             evictor: 0,
@@ -274,6 +339,9 @@ impl Model {
             word: Word::None,
             page: Page::Nothing,
             access: Access::Write,
+            theirs: Access::Write,
+            in_word: Access::Write,
+            found: Access::Write,
             inside: 0,
             changing: false,
             published: 0,
@@ -297,14 +365,37 @@ impl Model {
     }
 }
 
+fn needed_by(deed: Deed) -> Access {
+    if deed == Deed::Read { Access::Read } else { Access::Write }
+}
+
+/// The fault is the program's own: its handler has it, and the access is given up.
+fn tell(state: &State, who: usize) -> State {
+    let mut next = *state;
+    next.failed |= !state.threads[who].refused;
+    next.threads[who].at = At::Deed;
+    next.threads[who].deed += 1;
+    next
+}
+
 const COUNTING: &[Deed] = &[Deed::Read, Deed::Write, Deed::Read, Deed::Write, Deed::Read];
 const DISCARDING: &[Deed] = &[Deed::Read, Deed::Write, Deed::Discard, Deed::Read, Deed::Write, Deed::Read];
+const PROTECTING: &[Deed] = &[
+    Deed::Write,
+    Deed::Protect(Access::Read),
+    Deed::Write,
+    Deed::Read,
+    Deed::Protect(Access::Write),
+    Deed::Write,
+    Deed::Read,
+];
 const CALLING: &[Deed] = &[Deed::Publish, Deed::Bring, Deed::Call, Deed::Call, Deed::Withdraw];
 const CALLING_LATE: &[Deed] = &[Deed::Bring, Deed::Publish, Deed::Call, Deed::Call, Deed::Withdraw];
 
 fn scenes(left_out: Option<Rule>) -> Vec<Model> {
     let calling = if left_out == Some(Rule::PublishFirst) { CALLING_LATE } else { CALLING };
-    [[COUNTING, COUNTING], [COUNTING, calling], [DISCARDING, calling], [calling, calling]]
+    let protecting = [PROTECTING, COUNTING];
+    [[COUNTING, COUNTING], [COUNTING, calling], [DISCARDING, calling], [calling, calling], protecting]
         .map(|deeds| Model { deeds, left_out })
         .into()
 }
@@ -328,6 +419,8 @@ fn no_rule_is_idle() {
         Rule::PublishFirst,
         Rule::Alone,
         Rule::OneOwner,
+        Rule::GiveBack,
+        Rule::AskTheWord,
     ] {
         assert!(scenes(Some(rule)).iter().any(|scene| scene.fails().0));
     }

@@ -80,13 +80,9 @@ fn well_formed(bytes: &mut Bytes) {
             };
             manageable.push(Mapping { start: from, end: to, below_end, kind });
             data_end = if kind == MappingKind::Data { to } else { data_end };
-        } else if perms == "---p"
-            && inode == 0
-            && name != "[stack]"
-            && from == data_end
-            && to - from >= 64 << 10
-        {
-            manageable.push(Mapping { start: from, end: to, below_end, kind: MappingKind::Reserve });
+        } else if perms == "---p" && inode == 0 && name != "[stack]" && to - from >= 64 << 10 {
+            let kind = if from == data_end { MappingKind::Reserve } else { MappingKind::Closed };
+            manageable.push(Mapping { start: from, end: to, below_end, kind });
         }
         below_end = at;
         if missing && !wiped {

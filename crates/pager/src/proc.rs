@@ -120,6 +120,10 @@ pub enum MappingKind {
     Heap,
     /// Writable and executable.
     Code,
+    /// To be read, or run, and not to be written now.
+    Protected,
+    /// Without access now, and larger than a guard. What it holds comes to sight with its access.
+    Closed,
     /// Reserved memory right behind data, which becomes data by mprotect: malloc's heaps of further threads
     /// grow so, often by a page at a time.
     Reserve,
@@ -130,8 +134,9 @@ pub enum MappingKind {
 /// More is reserved for other purposes: malloc's heaps have 64 MiB. Less is a guard of a stack.
 pub const RESERVE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
 
-/// Mappings that can be managed, in ascending order: private, writable, anonymous, and not the kernel's own.
-/// And what some of them grow into.
+/// Mappings that can be managed, in ascending order: private, anonymous, and not the kernel's own. And what
+/// some of them grow into. (The kernel moves no pages that cannot be written now: see
+/// [`crate::process::finder`].)
 pub fn manageable(pid: u32) -> io::Result<Vec<Mapping>> {
     // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
     let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);
@@ -173,8 +178,12 @@ impl Lines {
             (b"rw-p", b"[heap]") => MappingKind::Heap,
             (b"rw-p", _) if is_anonymous(name) => MappingKind::Data,
             (b"rwxp", _) if is_anonymous(name) => MappingKind::Code,
-            (b"---p", _) if start == self.data_end && is_anonymous(name) => {
-                RESERVE_BYTES.contains(&(end - start)).then_some(MappingKind::Reserve)?
+            (b"r--p" | b"r-xp", _) if is_anonymous(name) => MappingKind::Protected,
+            (b"---p", _) if is_anonymous(name) && end - start >= *RESERVE_BYTES.start() => {
+                match start == self.data_end && RESERVE_BYTES.contains(&(end - start)) {
+                    true => MappingKind::Reserve,
+                    false => MappingKind::Closed,
+                }
             }
             _ => return None,
         };
@@ -1059,13 +1068,17 @@ mod tests {
     }
 
     #[test]
-    fn only_private_writable_anonymous_memory_is_manageable() {
+    fn only_private_anonymous_memory_is_manageable() {
         let kind = |line: &str| Some(manageable_in(line.as_bytes()).first()?.kind);
         assert_eq!(kind("7f00-7f01 rw-p 00000000 00:00 0"), Some(MappingKind::Data));
         assert_eq!(kind("5600-5700 rw-p 00000000 00:00 0    [heap]"), Some(MappingKind::Heap));
         assert_eq!(kind("5600-5700 rwxp 00000000 00:00 0    [anon: a b]"), Some(MappingKind::Code));
+        assert_eq!(kind("7f00-7f01 r--p 00000000 00:00 0"), Some(MappingKind::Protected));
+        assert_eq!(kind("7f00-7f01 r-xp 00000000 00:00 0  [anon: x]"), Some(MappingKind::Protected));
+        assert_eq!(kind("7f00000-7f10000 ---p 00000000 00:00 0"), Some(MappingKind::Closed));
         let no = [
-            "7f00-7f01 r--p 00000000 00:00 0",
+            "7f00000-7f0f000 ---p 00000000 00:00 0",
+            "7f00-7f01 --xp 00000000 00:00 0",
             "7f00-7f01 rw-s 00000000 00:01 1024 /memfd:x (deleted)",
             "7f00-7f01 rw-p 00000000 08:01 77  /lib/libc.so",
             "7f00-7f01 rwxp 00000000 08:01 77  /lib/libc.so",
@@ -1081,8 +1094,8 @@ mod tests {
         let data = "rw-p 00000000 00:00 0";
         assert_eq!(reserve(data, "7f11000"), Some(MappingKind::Reserve));
         assert_eq!(reserve(data, "bf01000"), Some(MappingKind::Reserve));
-        assert_eq!((reserve(data, "7f10000"), reserve(data, "bf02000")), (None, None));
-        assert_eq!(reserve("r--p 00000000 00:00 0", "7f11000"), None);
+        assert_eq!((reserve(data, "7f10000"), reserve(data, "bf02000")), (None, Some(MappingKind::Closed)));
+        assert_eq!(reserve("r--p 00000000 00:00 0", "7f11000"), Some(MappingKind::Closed));
         let maps =
             b"7f00-7f01 rw-p 00000000 08:01 77  /lib/\xff.so\n7ffc-7fff rw-p 00000000 00:00 0   [stack]\n";
         let stack = Mapping { start: 0x7ffc, end: 0x7fff, below_end: 0x7f01, kind: MappingKind::Stack };

@@ -140,15 +140,19 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
-    // Without a userfaultfd of ours the agent sees to what becomes writable.
-    let wants_reserves = process.memory.uffd.agent().is_none();
-    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, wants_reserves);
+    let by_agent = process.memory.uffd.agent().is_some();
+    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, by_agent);
     let Some(mut found) = found else { return Vec::new() };
-    found.new.retain(|new| !new.is_reserve || is_empty(pid, &mut registered, new.range()));
+    // What is without access, and empty, is an address to come to, or a guard.
+    found.new.retain(|new| match (new.is_reserve, new.is_closed) {
+        (true, _) => is_empty(pid, &mut registered, new.range()),
+        (_, true) => !is_empty(pid, &mut registered, new.range()),
+        _ => true,
+    });
     register_found(process, &mut registered, &found)
 }
 
-/// Is nothing in a range? Else it is no reserve: pages that cannot be accessed cannot be taken out.
+/// Is nothing in a range? Else it is no reserve: the kernel moves no pages that cannot be accessed.
 fn is_empty(pid: u32, registered: &mut Registered, range: Range) -> bool {
     let wanted: Ranges = [range].into_iter().collect();
     registered.open_pagemap(pid)
@@ -192,7 +196,8 @@ pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     }
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = agent.own_ranges().into_iter().collect();
-    let found = registered.find_asked(process.memory.proc_id(), &own, &asked)?;
+    let by_agent = process.memory.uffd.agent().is_some();
+    let found = registered.find_asked(process.memory.proc_id(), &own, &asked, by_agent)?;
     Some(register_found(process, &mut registered, &found))
 }
 

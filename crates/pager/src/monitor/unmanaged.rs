@@ -37,6 +37,9 @@ const OF_SHARED: &str = "of shared memory that is not swapped";
 /// So many objects of shared memory are named.
 const NAMED_MAX: usize = 3;
 
+/// The kernel's UFFDIO_MOVE moves what can be written, and nothing else.
+const PROTECTED: &str = "read-only or without access";
+
 /// Bytes that cannot be moved out, by kind.
 type StayingBytes = BTreeMap<&'static str, u64>;
 
@@ -141,6 +144,10 @@ fn judge_group(run: &Run, group: &Group) {
     let Some((process, kinds)) = found.iter().max_by_key(|(_, kinds)| total(kinds)) else { return };
     let (limit, fix) = match group.parent {
         None if kinds.contains_key(OF_SHARED) => ("the budget".to_string(), fix_of_shared(run)),
+        None if largest_kind(kinds) == Some(PROTECTED) => {
+            let fix = "raise --memory-max, or run it with --pager=thread, which swaps such memory";
+            ("the budget".to_string(), fix)
+        }
         None => ("the budget".to_string(), "raise --memory-max"),
         Some(_) => (format!("group {}", group.name), "raise its memory.max"),
     };
@@ -161,6 +168,10 @@ fn own_part(own_bytes: u64, processes: usize) -> String {
         (_, 1) => format!(", memspill itself has {} MiB", mib(own_bytes)),
         _ => format!(", memspill itself has {} MiB for {processes} processes", mib(own_bytes)),
     }
+}
+
+fn largest_kind(kinds: &StayingBytes) -> Option<&'static str> {
+    kinds.iter().max_by_key(|(_, bytes)| **bytes).map(|(kind, _)| *kind)
 }
 
 /// The process with the most memory that cannot be moved out, for people. None if there is little of it.
@@ -259,7 +270,8 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_registered = process.growth.is_registered();
-        let mut kinds = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered);
+        let by_agent = process.memory.uffd.agent().is_some();
+        let mut kinds = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, by_agent);
         let shared_bytes = process.growth.unmanaged_shared_bytes();
         if shared_bytes > 0 {
             kinds.insert(OF_SHARED, shared_bytes);
@@ -282,7 +294,8 @@ struct Region<'a> {
 }
 
 /// What a process has in memory that cannot be moved out, by kind. Of pages that it shares its part.
-fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool) -> StayingBytes {
+/// `by_agent`: what cannot be written now can be moved out too.
+fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: bool) -> StayingBytes {
     let mut kinds = StayingBytes::new();
     let mut region = Region::default();
     for line in smaps.lines() {
@@ -296,7 +309,7 @@ fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool) -> StayingB
             "VmFlags:" => {
                 let region = std::mem::take(&mut region);
                 let is_locked = fields.any(|flag| flag == "lo");
-                if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered) {
+                if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered, by_agent) {
                     *kinds.entry(kind).or_default() += region.anonymous_bytes();
                 }
             }
@@ -331,12 +344,13 @@ fn why_it_stays(
     registered: &Ranges,
     is_locked: bool,
     is_registered: bool,
+    by_agent: bool,
 ) -> Option<&'static str> {
     let (start, end) = region.range;
     Some(match () {
         _ if region.is_file => "of written private file mappings",
         _ if is_locked => "locked",
-        _ if !region.perms.starts_with("rw") => "read-only or without access",
+        _ if !region.perms.starts_with("rw") && !by_agent => PROTECTED,
         _ if registered.intersects(start, end) => return None,
         _ if region.is_stack => "of stack",
         _ if !is_registered => "in small processes",
@@ -375,7 +389,7 @@ mod tests {
             region("7000-8000 r-xp 00000000 08:01 7   /a b", 800, 0, ""),
         ];
         let registered: Ranges = [(0x1000, 0x3000)].into_iter().collect();
-        let kinds = staying_in(&smaps.concat(), &registered, true);
+        let kinds = staying_in(&smaps.concat(), &registered, true, false);
         let expected: StayingBytes = [
             ("locked", 800 << 10),
             ("of written private file mappings", 400 << 10),
@@ -385,5 +399,8 @@ mod tests {
         ]
         .into();
         assert_eq!(kinds, expected);
+        assert_eq!(largest_kind(&kinds), Some("locked"));
+        let kinds = staying_in(&smaps[3], &[(0x4000, 0x5000)].into_iter().collect(), true, true);
+        assert!(kinds.is_empty(), "the agent takes out what is read-only: {kinds:?}");
     }
 }

@@ -63,6 +63,8 @@ pub struct New {
     pub free_from: u64,
     /// See [`MappingKind::Reserve`]. (One that is new is found when all mappings are read.)
     pub is_reserve: bool,
+    /// See [`MappingKind::Closed`]; the same holds.
+    pub is_closed: bool,
 }
 
 impl New {
@@ -87,8 +89,9 @@ pub struct Known<'a> {
     pub own: &'a Ranges,
     /// To be looked at, whatever else is.
     pub doubtful: &'a Ranges,
-    /// Are reserves to be found, too?
-    pub wants_reserves: bool,
+    /// The agent takes pages out, by windows: of what cannot be written now, too, and what becomes writable
+    /// it sees itself.
+    pub by_agent: bool,
     pub unmanaged_bytes: u64,
     /// So much of it is no reason for haste.
     pub slack_bytes: u64,
@@ -125,7 +128,14 @@ impl Finder {
     fn read_all(&mut self, pid: u32, known: &Known<'_>) -> std::io::Result<Found> {
         let begun = Instant::now();
         let mut mappings = proc::manageable(pid)?;
-        mappings.retain(|mapping| known.wants_reserves || mapping.kind != MappingKind::Reserve);
+        mappings.retain_mut(|mapping| match mapping.kind {
+            MappingKind::Protected | MappingKind::Closed => known.by_agent,
+            MappingKind::Reserve if known.by_agent => {
+                mapping.kind = MappingKind::Closed;
+                true
+            }
+            _ => true,
+        });
         let ranges = ranges_of(&mappings);
         let new = known.own.missing_of(&known.registered.missing_of(&ranges));
         self.owes = false;
@@ -134,7 +144,7 @@ impl Finder {
         self.last = Some(Last { at: begun, took: begun.elapsed(), unmanaged_bytes: known.unmanaged_bytes });
         let stack = mappings.iter().find_map(|mapping| match mapping.kind {
             MappingKind::Stack => Some((mapping.below_end, mapping.start, mapping.end)),
-            MappingKind::Data | MappingKind::Heap | MappingKind::Code | MappingKind::Reserve => None,
+            _ => None,
         });
         self.stack_end = stack.map_or(0, |(_, _, end)| end);
         self.heap_end = mappings.iter().rev().find(|m| m.kind == MappingKind::Heap).map(|heap| heap.end);
@@ -165,7 +175,8 @@ impl Finder {
                 };
                 at = mapping.end;
                 let free_from = below_end.replace(mapping.end).unwrap_or(mapping.start);
-                if !mapping.writable || !mapping.anonymous || mapping.end == self.stack_end {
+                let is_open = mapping.writable || known.by_agent && mapping.accessible;
+                if !is_open || !mapping.anonymous || mapping.end == self.stack_end {
                     continue;
                 }
                 let new = known.own.missing_of(&known.registered.missing_of(&[(mapping.start, mapping.end)]));
@@ -180,6 +191,7 @@ impl Finder {
                     end: *end,
                     free_from: if *start == mapping.start { free_from } else { *start },
                     is_reserve: false,
+                    is_closed: false,
                 }));
             }
             if let Some(new) = found.new[before..].last() {
@@ -242,7 +254,8 @@ fn with_what_is_free(new: &[Range], mappings: &[Mapping]) -> Vec<New> {
         // The main stack grows into what is free.
         let is_free = *start == first && kind != MappingKind::Stack;
         let free_from = if is_free { below_end } else { *start };
-        New { start: *start, end: *end, free_from, is_reserve: kind == MappingKind::Reserve }
+        let (is_reserve, is_closed) = (kind == MappingKind::Reserve, kind == MappingKind::Closed);
+        New { start: *start, end: *end, free_from, is_reserve, is_closed }
     };
     new.iter().map(of).collect()
 }
@@ -328,7 +341,7 @@ mod tests {
             registered,
             own,
             doubtful,
-            wants_reserves: true,
+            by_agent: false,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };

@@ -289,7 +289,7 @@ impl Registered {
         own: &Ranges,
         unmanaged_bytes: u64,
         slack_bytes: u64,
-        wants_reserves: bool,
+        by_agent: bool,
     ) -> Option<Found> {
         let has_changed = size.size_bytes != self.size.size_bytes || size.data_bytes != self.size.data_bytes;
         if !has_changed && self.doubtful.is_empty() && !self.finder.is_due() {
@@ -301,7 +301,7 @@ impl Registered {
             registered: &self.ranges,
             own,
             doubtful: &doubtful,
-            wants_reserves,
+            by_agent,
             unmanaged_bytes,
             slack_bytes,
         };
@@ -314,12 +314,12 @@ impl Registered {
 
     /// Mappings that are not registered and that something of `asked` lies in. What else may be new is left
     /// to `find_new`.
-    pub fn find_asked(&mut self, pid: u32, own: &Ranges, asked: &Ranges) -> Option<Found> {
+    pub fn find_asked(&mut self, pid: u32, own: &Ranges, asked: &Ranges, by_agent: bool) -> Option<Found> {
         let known = Known {
             registered: &self.ranges,
             own,
             doubtful: asked,
-            wants_reserves: false,
+            by_agent,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };
@@ -328,7 +328,7 @@ impl Registered {
         if let Some((_, start, end)) = found.stack {
             self.kept = Some(top_of_stack(pid, (start, end)));
         }
-        found.new.retain(|new| asked.intersects(new.start, new.end));
+        found.new.retain(|new| asked.intersects(new.start, new.end) && !new.is_reserve);
         Some(found)
     }
 

@@ -1,9 +1,9 @@
-//! Pages leave: a chunk of at most 64 in one mapping that can be read and written.
+//! Pages leave: a chunk of at most 64 in one mapping, which may be for reading only, or without access.
 //!
 //! ```text
 //!   NONE, SWAPPED ─▶ EVICTING, page by page; the chunk ends at the first that is anything else
 //!   ... and at the first that is in use, or the agent's, or not in the mapping    looked at after marking
-//!   mprotect NONE ─ the chunk is read by /proc/self/mem into staging ─ GUARD_INSTALL ─ mprotect RW
+//!   mprotect NONE ─ the chunk is read by /proc/self/mem into staging ─ GUARD_INSTALL ─ mprotect as it was
 //!   victims ─▶ SWAPPED, the others as before; whoever waits is woken
 //! ```
 //!
@@ -12,7 +12,12 @@
 //! faults meanwhile finds EVICTING, and waits.
 //!
 //! Where pages are away in registered memory (`holes.rs`) UFFDIO_MOVE does all of this at once, for pages
-//! that are the process's own; those that are shared with the child of a fork go by the steps above.
+//! that are the process's own and can be written; those that are shared with the child of a fork go by the
+//! steps above, and so do those that are protected, of which the kernel moves none.
+//!
+//! Protection is the program's: it is changed for a window only, whoever faults on it then waits, and what
+//! comes back has that of its mapping by then. A mapping without access needs no window. It may have become
+//! one with the window of another thread beside it, so what is known of it is forgotten at once.
 //!
 //! Most runs are of one or two pages, and two of three lie within 64 KiB of the run before. Tried
 //! (benchmarks/pagers/floor.c): *one UFFDIO_MOVE for several of them*, over the holes in between
@@ -36,7 +41,7 @@ use super::rules::{self, Rule};
 use super::source::{self, COUNTERS};
 use super::{noted, supervisor, table, uses, wait};
 use crate::protocol::RUN_IN_USE;
-use crate::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, PAGE, Result};
+use crate::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, EPERM, PAGE, Result};
 use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Source, Word};
 
 /// How long a batch waits for a change of mappings, which waits for no batch.
@@ -78,8 +83,8 @@ struct Evictor {
     known: Known,
 }
 
-/// A mapping of plain memory that can be written, as it was looked up last. A command often takes pages of
-/// one mapping, each from elsewhere in it. By the one that takes pages out.
+/// A mapping of plain memory, as it was looked up last. A command often takes pages of one mapping, each from
+/// elsewhere in it. By the one that takes pages out.
 struct Known {
     /// `Inside::changed` then.
     changed: AtomicU64,
@@ -107,9 +112,11 @@ impl Known {
     fn at(&self, inside: &Inside, at: usize) -> Option<(usize, usize)> {
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
         if self.changed.load(Ordering::Relaxed) != inside.changed() || !(start..end).contains(&at) {
-            let mapping = kernel::mapping_from(at).filter(|mapping| {
-                mapping.start <= at && kernel::is_writable(mapping.prot) && mapping.is_plain
-            })?;
+            let mapping =
+                kernel::mapping_from(at).filter(|mapping| mapping.start <= at && may_leave(mapping))?;
+            if mapping.prot == sys::PROT_NONE {
+                return Some((mapping.end, mapping.prot));
+            }
             self.start.store(mapping.start, Ordering::Relaxed);
             self.end.store(mapping.end, Ordering::Relaxed);
             self.prot.store(mapping.prot, Ordering::Relaxed);
@@ -121,6 +128,12 @@ impl Known {
     fn forget(&self) {
         self.end.store(0, Ordering::Relaxed);
     }
+}
+
+/// Can pages of a mapping leave, as it is? (Of what may be run and not read the kernel does not say whether
+/// an access would fail.)
+fn may_leave(mapping: &kernel::Mapping) -> bool {
+    mapping.is_plain && (mapping.prot == sys::PROT_NONE || mapping.prot & sys::PROT_READ != 0)
 }
 
 /// Bytes of staging, private memory: a chunk that is copied there, and one that is moved.
@@ -229,11 +242,7 @@ fn why_not(page: usize) -> i32 {
         return sys::EAGAIN;
     }
     match kernel::mapping_from(page) {
-        Some(mapping)
-            if mapping.start <= page && !(kernel::is_writable(mapping.prot) && mapping.is_plain) =>
-        {
-            EINVAL
-        }
+        Some(mapping) if mapping.start <= page && !may_leave(&mapping) => EINVAL,
         Some(mapping) if mapping.start <= page && state == NONE => RUN_IN_USE,
         Some(mapping) if mapping.start <= page => sys::EAGAIN,
         _ => ENOENT,
@@ -277,7 +286,7 @@ impl Chunk {
         if there == 0 {
             return Err(if is_closed { ENOENT } else { sys::EAGAIN });
         }
-        if holes::are_registered() {
+        if holes::are_registered() && kernel::is_writable(self.prot) {
             match self.take_by_move(to, commit) {
                 Err(sys::EBUSY) => {}
                 // It may be several mappings by now.
@@ -288,11 +297,11 @@ impl Chunk {
         // The kernel's own reading needs no protection that would allow it, and each step of protection
         // interrupts the CPUs on which other threads run.
         let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { sys::PROT_READ };
-        if self.protect(none).is_err() {
+        if let Err(errno) = self.protect(none) {
             // A part of it may have no protection: several mappings, of which one is sealed.
             let _ = self.protect(self.prot);
             EVICTOR.known.forget();
-            return Err(ENOMEM);
+            return Err(if errno == EPERM { EINVAL } else { ENOMEM });
         }
         // SAFETY: there is room in staging, and the pages stand still.
         let read = unsafe { kernel::read_through(self.start, to, self.len()) } / PAGE;
@@ -435,7 +444,8 @@ impl Chunk {
 
 /// What becomes of a chunk whose pages stand still: pages in `taken`, or none.
 fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
-    if chunk.protect(sys::PROT_READ).is_err() {
+    // To copy them they would have to be readable for others, too.
+    if chunk.prot == sys::PROT_NONE || chunk.protect(sys::PROT_READ).is_err() {
         return 0;
     }
     let (victims, count) = copy_victims(chunk, wanted);

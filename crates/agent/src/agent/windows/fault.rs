@@ -5,6 +5,7 @@
 //!   EVICTING, FILLING       waited for         ├ the instruction is run again
 //!   NONE, and by now the page can be accessed  ┘
 //!   NONE, and it cannot     the program's: its handler, or its end
+//!   SWAPPED, and the program's own protection refuses the access: the same, and nothing comes
 //! ```
 //!
 //! NONE may be the word of a page that another thread has just filled, so the kernel is asked whether such an
@@ -15,10 +16,10 @@ use core::sync::atomic::{Ordering, fence};
 
 use super::{evict, fill, gate, holes, kernel, table};
 use crate::dispatch::context::{Context, Info};
-use crate::dispatch::signals::SIGBUS;
+use crate::dispatch::signals::{SIGBUS, SIGSEGV};
 use crate::dispatch::thread;
-use crate::sys::{PAGE, PROT_EXEC};
-use crate::words::{EXCLUDED, NONE};
+use crate::sys::{PAGE, PROT_EXEC, PROT_NONE, PROT_WRITE};
+use crate::words::{EXCLUDED, NONE, SWAPPED};
 
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
@@ -43,7 +44,23 @@ pub fn handle(info: &Info, context: &mut Context) -> bool {
         return false;
     }
     let error = context.regs.error;
+    if info.code == SEGV_ACCERR && info.signal as usize == SIGSEGV && is_refused(page, error) {
+        return false;
+    }
     fill::settle_for(page, error & WRITE == 0) || is_over(page, error, info.signal as usize == SIGBUS)
+}
+
+/// Would the page be there, the access would fail all the same. The kernel has said that protection is in the
+/// way; if it was a window's, the program has taken the right away since, and that is what it is told.
+fn is_refused(page: usize, error: usize) -> bool {
+    let Some(word) = table::find(page).map(|word| table::load(word)) else { return false };
+    let prot = word.prot() as usize;
+    word.state() == SWAPPED
+        && match error {
+            _ if error & WRITE != 0 => prot & PROT_WRITE == 0,
+            _ if error & FETCH != 0 => prot & PROT_EXEC == 0,
+            _ => prot == PROT_NONE,
+        }
 }
 
 /// Whether the access that failed would not fail now.

@@ -17,7 +17,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicU64;
 
 use super::gate::{self, Inside};
-use super::kernel::{self, READ_WRITE, end};
+use super::kernel::{self, end};
 use super::rules::{self, Rule};
 use super::run::{Run, claim, open, protect};
 use super::source::{self, COUNTERS, count};
@@ -131,16 +131,12 @@ fn fill_by_copy(run: &Run, source: &Source) {
 }
 
 fn fill_in_place(run: &Run, source: &Source) {
-    let is_writable = run.prot & READ_WRITE == READ_WRITE;
-    if !is_writable {
-        protect(run, READ_WRITE);
-    }
     open(run);
+    if !kernel::is_writable(run.prot) {
+        return fill_through(run, source);
+    }
     for (page, word) in run.words() {
         read(source, word, page);
-    }
-    if !is_writable {
-        protect(run, run.prot);
     }
 }
 
@@ -149,6 +145,14 @@ fn fill_by_window(run: &Run, source: &Source) {
         protect(run, 0);
     }
     open(run);
+    fill_through(run, source);
+    if run.prot != 0 {
+        protect(run, run.prot);
+    }
+}
+
+/// Whatever the protection is.
+fn fill_through(run: &Run, source: &Source) {
     // On the stack, which is the agent's.
     let mut bytes = MaybeUninit::<[[u8; PAGE]; PIECE]>::uninit();
     let bytes_at = bytes.as_mut_ptr() as usize;
@@ -163,8 +167,5 @@ fn fill_by_window(run: &Run, source: &Source) {
             end("cannot bring a page back: /proc/self/mem does not write it");
         }
         start = end_at;
-    }
-    if run.prot != 0 {
-        protect(run, run.prot);
     }
 }

@@ -5,7 +5,7 @@
 use core::ptr::copy_nonoverlapping;
 use core::sync::atomic::AtomicU64;
 
-use super::kernel::{self, READ_WRITE, end};
+use super::kernel::{self, end};
 use super::rules::{self, Rule};
 use super::source::{COUNTERS, count};
 use super::{holes, table};
@@ -57,31 +57,33 @@ pub fn fill(run: &Run, bytes: usize, by_window: bool) {
         holes::copy(run.start, bytes, run.len());
         count(&COUNTERS.by_window, run.pages);
     } else if !by_window && thread::is_alone() || !rules::holds(Rule::Window) {
-        let is_writable = run.prot & READ_WRITE == READ_WRITE;
-        if !is_writable {
-            protect(run, READ_WRITE);
-        }
         open(run);
-        // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
-        unsafe { copy_nonoverlapping(bytes as *const u8, run.start as *mut u8, run.len()) };
-        if !is_writable {
-            protect(run, run.prot);
+        if kernel::is_writable(run.prot) {
+            // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
+            unsafe { copy_nonoverlapping(bytes as *const u8, run.start as *mut u8, run.len()) };
+        } else {
+            write(run, bytes);
         }
     } else {
         if run.prot != 0 {
             protect(run, 0);
         }
         open(run);
-        // SAFETY: the pages are FILLING; the bytes are as many.
-        if !unsafe { kernel::write_through(run.start, bytes, run.len()) } {
-            end("cannot bring a page back: /proc/self/mem does not write it");
-        }
+        write(run, bytes);
         if run.prot != 0 {
             protect(run, run.prot);
         }
         count(&COUNTERS.by_window, run.pages);
     }
     count(&COUNTERS.brought, run.pages);
+}
+
+/// Whatever the protection is.
+fn write(run: &Run, bytes: usize) {
+    // SAFETY: the pages are FILLING; the bytes are as many.
+    if !unsafe { kernel::write_through(run.start, bytes, run.len()) } {
+        end("cannot bring a page back: /proc/self/mem does not write it");
+    }
 }
 
 /// The same where the pages are as new: nobody need be kept from looking.
