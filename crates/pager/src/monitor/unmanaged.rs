@@ -82,10 +82,12 @@ impl Told {
     }
 }
 
-/// Since when a group is over its mark, the pages that had been reclaimed then, and the looks since.
+/// Since when a group is over its mark, the pages that had been reclaimed then, and refused as they are
+/// mapped (protected, locked), and the looks since.
 struct Over {
     since: Instant,
     reclaimed: u64,
+    refused: u64,
     looks: u32,
 }
 
@@ -99,6 +101,7 @@ impl Watch {
         self.shared.look(run);
         let lasts = run.settings.on_full.either(UNMANAGED_KILL, UNMANAGED_GROW);
         let reclaimed = run.engine.stats().sum(|c| &c.pgsteal);
+        let refused = run.engine.stats().sum(|c| &c.take_unevictable);
         for group in run.engine.groups().all() {
             let is_fixed = fixed_bytes(run, group) > group.limit_bytes();
             // Where a fault waits for room, usage is a little below the limit.
@@ -106,10 +109,12 @@ impl Watch {
                 self.over.remove(&group.id);
                 continue;
             }
-            let new = || Over { since: Instant::now(), reclaimed, looks: 0 };
+            let new = || Over { since: Instant::now(), reclaimed, refused, looks: 0 };
             let over = self.over.entry(group.id).or_insert_with(new);
             over.looks += 1;
-            if reclaimed != over.reclaimed && !is_fixed {
+            // What is left beside much that stays is reclaimed again and again.
+            let is_refused = refused - over.refused > reclaimed - over.reclaimed;
+            if reclaimed != over.reclaimed && !is_fixed && !is_refused {
                 self.over.remove(&group.id);
             } else if over.since.elapsed() > lasts && over.looks >= LOOKS_MIN {
                 self.over.remove(&group.id);
