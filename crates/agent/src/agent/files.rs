@@ -50,7 +50,7 @@ struct Id {
 }
 
 /// A function of the C library that one of this file's stands before.
-struct Next {
+pub struct Next {
     name: &'static CStr,
     address: AtomicUsize,
 }
@@ -58,7 +58,7 @@ struct Next {
 type Function = extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
 
 impl Next {
-    const fn new(name: &'static str) -> Next {
+    pub const fn new(name: &'static str) -> Next {
         match CStr::from_bytes_with_nul(name.as_bytes()) {
             Ok(name) => Next { name, address: AtomicUsize::new(0) },
             Err(_) => panic!("a name ends with a zero"),
@@ -67,10 +67,15 @@ impl Next {
 
     /// The C library's own function, or the system call where that is not known (yet).
     fn call(&self, number: usize, args: [usize; 6]) -> isize {
+        // SAFETY: the caller's own request, passed through.
+        self.call_or(args, || libc_result(unsafe { sys::syscall(number, args) }) as isize)
+    }
+
+    /// The same with what is done in its place.
+    pub fn call_or(&self, args: [usize; 6], otherwise: impl FnOnce() -> isize) -> isize {
         let address = self.address.load(Ordering::Acquire);
         if address == 0 {
-            // SAFETY: the caller's own request, passed through.
-            return libc_result(unsafe { sys::syscall(number, args) }) as isize;
+            return otherwise();
         }
         // SAFETY: a function of the C library that takes at most six integers or pointers and returns an
         // integer; what it does not take is in registers, or above its arguments, where it does not look.
@@ -231,6 +236,13 @@ pub extern "C" fn truncate64(path: usize, len: usize) -> c_int {
 
 /// Finds the C library's own functions, as `direct::find_next` does.
 pub fn find_next() {
+    each_next(find);
+    find(&NEXT_POSIX_FALLOCATE);
+    find(&NEXT_SYSCALL);
+}
+
+/// Finds one.
+pub fn find(next: &Next) {
     const RTLD_NEXT: usize = usize::MAX;
     let dlsym = sys::weak!("dlsym");
     if dlsym == 0 {
@@ -239,10 +251,7 @@ pub fn find_next() {
     // SAFETY: every C library's function of this name.
     let dlsym: extern "C" fn(usize, *const core::ffi::c_char) -> usize =
         unsafe { core::mem::transmute(dlsym) };
-    let find = |next: &Next| next.address.store(dlsym(RTLD_NEXT, next.name.as_ptr()), Ordering::Release);
-    each_next(find);
-    find(&NEXT_POSIX_FALLOCATE);
-    find(&NEXT_SYSCALL);
+    next.address.store(dlsym(RTLD_NEXT, next.name.as_ptr()), Ordering::Release);
 }
 
 #[unsafe(link_section = ".data.hot")]

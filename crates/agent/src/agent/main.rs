@@ -211,6 +211,7 @@ unsafe fn begin(envp: *const *const c_char) {
     }
     direct::find_next();
     files::find_next();
+    own_thread::find_next();
     threads::note_thread();
     // SAFETY: the caller's promise.
     if let Some(address) = unsafe { find_address(envp) } {
