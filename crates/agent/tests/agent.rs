@@ -1273,6 +1273,7 @@ fn the_shared_object_depends_on_nothing() {
         wanted,
         [
             "_Fork",
+            "__environ",
             "__errno_location",
             "__libc_dlopen_mode",
             "__libc_dlsym",
