@@ -19,6 +19,8 @@ pub enum Size {
     Arg(u8),
     /// As many elements as this argument says, each so many bytes.
     Array(u8, u32),
+    /// A byte for each page of as many bytes as this argument says.
+    Pages(u8),
     /// As many as the 32-bit word says that this argument points to.
     Word(u8),
     /// Up to a NUL.
@@ -85,7 +87,7 @@ macro_rules! calls {
 }
 
 use Size::{
-    Arg, Array, Bytes, Descriptors, Filter, Ioctl, MaskPair, Message, Messages, Struct, Text, Texts,
+    Arg, Array, Bytes, Descriptors, Filter, Ioctl, MaskPair, Message, Messages, Pages, Struct, Text, Texts,
     TwoWaits, Vector, Waits, Word,
 };
 
@@ -124,7 +126,7 @@ pub static CALLS: &[Call] = calls! {
     24 sched_yield: ;
     25 mremap: ;
     26 msync: ;
-    27 mincore: w(2, Array(1, 1));
+    27 mincore: w(2, Pages(1));
     28 madvise: ;
     29 shmget: ;
     30 shmat: ;

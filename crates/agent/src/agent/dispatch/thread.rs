@@ -332,6 +332,11 @@ pub fn reserve() -> Result<(usize, usize)> {
     Ok((SHARED.arena.load(Ordering::Relaxed), len))
 }
 
+/// How many addresses are reserved for blocks.
+pub fn reserved_bytes() -> usize {
+    SHARED.bytes.load(Ordering::Relaxed)
+}
+
 /// A block for a new thread.
 pub fn take() -> Result<*mut Block> {
     blocks().find(|block| claim(*block)).map_or_else(make, Ok)

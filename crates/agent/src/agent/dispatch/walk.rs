@@ -64,6 +64,7 @@ fn follow(pointer: Pointer, args: &[usize; 6], sink: Sink<'_>) {
         Size::Bytes(len) => len as usize,
         Size::Arg(arg) => number_of(arg),
         Size::Array(arg, unit) => (number_of(arg) as u32 as usize).saturating_mul(unit as usize),
+        Size::Pages(arg) => number_of(arg).div_ceil(PAGE),
         Size::Word(arg) => gadget::read::<u32>(number_of(arg)).unwrap_or(0) as usize,
         Size::Text => return text(addr, sink),
         Size::Ioctl(arg) => return pointers(addr, (number_of(arg) >> 16 & 0x3fff).max(IOCTL_MIN), sink),

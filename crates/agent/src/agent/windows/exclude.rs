@@ -1,7 +1,11 @@
 //! Pages that never leave: those that the kernel writes by itself, outside of any call, where it cannot wait
 //! for them (thread id, list of robust locks, rseq), and those that the child of a fork gets empty.
 
-use super::{fill, gate, table};
+use core::sync::atomic::Ordering;
+
+use super::{fill, gate, kernel, table};
+use crate::STATE;
+use crate::dispatch::gadget;
 use crate::sys::PAGE;
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 
@@ -76,8 +80,33 @@ pub fn concerns(number: usize) -> bool {
 
 const MLOCK: usize = 149;
 const MLOCKALL: usize = 151;
+const MCL_CURRENT: usize = 1;
 const MLOCK2: usize = 325;
 const MSEAL: usize = 462;
+
+/// Would the kernel let the process lock all of its memory? If not there is nothing to be brought.
+fn may_lock_all() -> bool {
+    const RLIMIT_MEMLOCK: usize = 8;
+    const PRLIMIT64: usize = 302;
+    const CAPGET: usize = 125;
+    const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+    const CAP_IPC_LOCK: u32 = 14;
+    if STATE.confined.load(Ordering::SeqCst) != 0 {
+        // A filter of the program's own may end it for the asking.
+        return true;
+    }
+    let mut limits = [0usize; 2];
+    let header = [CAPABILITY_VERSION_3, 0];
+    let mut sets = [0u32; 6];
+    // SAFETY: the kernel reads two words, and writes into arrays of these sizes.
+    let (limited, told) = unsafe {
+        let limits = [0, RLIMIT_MEMLOCK, 0, limits.as_mut_ptr() as usize, 0, 0];
+        let sets = [header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0, 0];
+        (gadget::call(PRLIMIT64, limits), gadget::call(CAPGET, sets))
+    };
+    let is_privileged = told.is_ok() && sets[0] & 1 << CAP_IPC_LOCK != 0;
+    limited.is_err() || is_privileged || kernel::mapped_bytes().is_none_or(|bytes| bytes <= limits[0])
+}
 
 /// Memory that a call must find there, though it does not touch it as others do: [start, end). With markers
 /// in it locked and sealed memory cannot be filled later.
@@ -86,7 +115,7 @@ pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     let end = start.saturating_add(len).saturating_add(PAGE - 1);
     match number {
         MLOCK | MLOCK2 | MSEAL => Some((start, end)),
-        MLOCKALL => Some((0, table::TOP)),
+        MLOCKALL if start & MCL_CURRENT != 0 && may_lock_all() => Some((0, table::TOP)),
         _ => None,
     }
 }

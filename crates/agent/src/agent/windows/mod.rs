@@ -50,7 +50,8 @@
 
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
-use crate::sys::{self, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::sys::{self, EBUSY, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::uffd::UFFDIO_REGISTER;
 use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
 
 mod along;
@@ -68,6 +69,7 @@ mod gate;
 mod grow;
 pub mod holes;
 mod kernel;
+mod limits;
 mod linked;
 mod moving;
 mod noted;
@@ -218,7 +220,10 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
                 early::leave();
             }
             early::leave_addresses(number, &args);
-            descriptors::answer(number, args).or_else(|| change::answer(number, args))
+            descriptors::answer(number, args)
+                .or_else(|| registers_own(number, &args).then_some(Err(EBUSY)))
+                .or_else(|| limits::answer(number, args))
+                .or_else(|| change::answer(number, args))
         }
     }
 }
@@ -228,12 +233,21 @@ pub use exclude::{before_call, needed_by};
 /// May something be done with a call of this number in `answer`, `before_call` or `needed_by`, whatever its
 /// arguments? Such a call must be trapped.
 pub fn answers(number: usize) -> bool {
-    change::may_change(number) || exclude::concerns(number) || early::ends_with(number)
+    change::may_change(number)
+        || exclude::concerns(number)
+        || early::ends_with(number)
+        || limits::concerns(number)
 }
 
 /// The same of this very call, beside `answers`.
 pub fn answers_with(number: usize, args: &[usize; 6]) -> bool {
-    descriptors::is_about_ours(number, args)
+    descriptors::is_about_ours(number, args) || registers_own(number, args)
+}
+
+/// Does the program register memory with a userfaultfd of its own? Where markers stand no fault would come to
+/// it. So it is refused, as by the kernel where another userfaultfd has the memory.
+fn registers_own(number: usize, args: &[usize; 6]) -> bool {
+    number == nr::IOCTL && args[1] as u32 as usize == UFFDIO_REGISTER && !holes::are_registered()
 }
 
 /// Is all of [start, end) in its place, which the caller has said to be in use? Then it stays. Nothing is
