@@ -83,6 +83,8 @@ impl Space {
     /// This is a child that has these pages in memory, which it shares with its parent.
     pub fn settle(&self, swap: &Swap, cpu: CpuId, parent: &Space, present: &[Run]) {
         let mut resident = 0;
+        // Before they are charged: who looks meanwhile is not to count them twice.
+        self.set_discount(swap, present.iter().map(|(from, to)| to.0 - from.0).sum());
         for (from, to) in present {
             self.unmap(swap, cpu, *from, *to);
             resident += self.adopt(swap, *from, *to);

@@ -180,28 +180,54 @@ pub fn kernel_faults(process: &Process) -> Option<u64> {
 
 /// After a fork pages are in two address spaces and once in memory: find out how many. While children come
 /// it is no more than is known (`may_rise` is false): one that has not been let in yet has its share of
-/// what others have, and is not counted.
+/// what others have, and is not counted. That is said of all together: a parent has its part of what a child
+/// had, when that is measured for the first time.
 pub fn measure_shared(run: &Run, may_rise: bool) {
-    for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
+    let mut measured = Vec::new();
+    let processes = run.processes();
+    for process in processes.iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
         let pid = process.memory.proc_id();
         // One that has just been forked and is not known yet, or that has just ended, keeps its figure.
-        let shared_before = process.space.discount_pages();
+        let before_pages = process.space.discount_pages();
         let Some(pss_bytes) = proc::pss_anon_bytes(pid).filter(|_| pid != 0) else { continue };
         let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
         // Not what statm shows: of one that is not let in yet that is not counted.
         let counted_bytes = managed_bytes + process.growth.unmanaged_bytes();
         let shared_pages = counted_bytes.saturating_sub(pss_bytes) / PAGE_SIZE as u64;
         // The walk may take ms, in which pages were let be written; and not all are written that may be.
-        let let_meanwhile = shared_before.saturating_sub(process.space.discount_pages());
+        let let_meanwhile = before_pages.saturating_sub(process.space.discount_pages());
         let copies = &process.memory.copies;
         let outstanding = match copies.has_protected() {
             true => kernel_faults(process).map_or(0, |faults| copies.outstanding_pages(faults)),
             false => 0,
         };
-        let discount_pages = shared_pages.saturating_sub(let_meanwhile.max(outstanding));
-        let most = if may_rise { u64::MAX } else { process.space.discount_pages() };
-        let discount_pages = discount_pages.min(most);
-        process.space.set_discount(run.engine.swap(), discount_pages);
+        let pages = shared_pages.saturating_sub(let_meanwhile.max(outstanding));
+        measured.push((process, Discount { before_pages, pages }));
+    }
+    if !may_rise {
+        keep_sum(measured.iter_mut().map(|(_, discount)| discount).collect());
+    }
+    // Who has more first: nothing is to be counted twice meanwhile.
+    measured.sort_by_key(|(_, discount)| discount.pages < discount.before_pages);
+    for (process, discount) in measured {
+        process.space.set_discount(run.engine.swap(), discount.pages);
+    }
+}
+
+/// What is discounted of a process, and will be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Discount {
+    before_pages: u64,
+    pages: u64,
+}
+
+/// All together get no more than they had.
+fn keep_sum(mut all: Vec<&mut Discount>) {
+    let most: u64 = all.iter().map(|discount| discount.before_pages).sum();
+    let sum: u64 = all.iter().map(|discount| discount.pages).sum();
+    if sum > most {
+        let part = |pages: u64| (u128::from(pages) * u128::from(most) / u128::from(sum)) as u64;
+        all.iter_mut().for_each(|discount| discount.pages = part(discount.pages));
     }
 }
 
@@ -219,6 +245,23 @@ mod tests {
         assert!(sharers(&[3, 5], 9).are_as(&then));
         assert!(sharers(&[3, 5], 0u64.wrapping_sub(2)).are_as(&then));
         assert!(!sharers(&[3, 5, 6], 10).are_as(&then) && !sharers(&[3], 10).are_as(&then));
+    }
+
+    #[test]
+    fn what_is_shared_goes_from_a_child_to_its_parent_and_is_not_more() {
+        let kept = |all: &[(u64, u64)]| {
+            let discount = |&(before_pages, pages)| Discount { before_pages, pages };
+            let mut all: Vec<Discount> = all.iter().map(discount).collect();
+            keep_sum(all.iter_mut().collect());
+            all.iter().map(|discount| discount.pages).collect::<Vec<_>>()
+        };
+        // Two children, by the first measurement: nobody has written.
+        assert_eq!(kept(&[(0, 80), (120, 80), (120, 80)]), [80, 80, 80]);
+        // A third one is not known yet.
+        assert_eq!(kept(&[(0, 90), (120, 90), (120, 90)]), [80, 80, 80]);
+        // They have written half of it.
+        assert_eq!(kept(&[(0, 40), (120, 40), (120, 40)]), [40, 40, 40]);
+        assert_eq!(kept(&[(0, 10), (0, 10)]), [0, 0]);
     }
 
     #[test]

@@ -127,14 +127,16 @@ pub fn take_in_child(run: &Run, process: &Process) {
 fn count_as_shared(run: &Run, process: &Process, anon_bytes: u64) {
     let _counting = run.account.begin_counting();
     let (space, growth) = (&process.space, &process.growth);
-    if space.resident_pages() == 0 && space.discount_pages() == 0 && growth.unmanaged_bytes() == 0 {
+    if space.resident_pages() == 0 && space.discount_pages() == 0 {
         space.set_discount(run.engine.swap(), anon_bytes / PAGE_SIZE as u64);
+        // A look may have counted it as its own.
+        let more_bytes = anon_bytes.saturating_sub(growth.unmanaged_bytes());
         growth.set_unmanaged_bytes(anon_bytes);
-        run.account.more_unmanaged(anon_bytes);
+        run.account.more_unmanaged(more_bytes);
         run.update_account();
         let own = space.group(run.engine.swap());
         for group in run.engine.groups().all().iter().skip(1).filter(|group| own.is_within(group)) {
-            group.set_other_bytes(group.other_bytes() + anon_bytes);
+            group.set_other_bytes(group.other_bytes() + more_bytes);
         }
     }
 }
