@@ -62,6 +62,10 @@ pub const KIND_CHILD: u32 = 3;
 /// fails it says so (`Forked`, with an errno), and has another Go when it is traced no more.
 pub const KIND_STATIC: u32 = 4;
 
+/// A process that is about to fork asks whether there is room for copies of what the fork leaves shared. It
+/// gets no Welcome, but `Prepared`, of which `errno` alone counts: 0, or EAGAIN: not yet, ask again.
+pub const KIND_FORK_ROOM: u32 = 5;
+
 /// Welcome.uffd_source: what the second descriptor is, or what to do without one.
 /// fds = [control, /dev/userfaultfd]: make one with ioctl USERFAULTFD_IOC_NEW.
 pub const UFFD_FROM_DEVICE: u32 = 0;

@@ -116,6 +116,8 @@ pub struct Group {
     /// Lent for a while beyond that.
     lent_bytes: AtomicU64,
     high_bytes: AtomicU64,
+    /// Kept free by reclaim for what may come without a charge.
+    reserved_bytes: AtomicU64,
     /// Distance between the limit and the mark at which reclaim starts, and again to where it stops.
     gap_bytes: AtomicU64,
     charged_pages: AtomicU64,
@@ -138,6 +140,7 @@ impl Group {
             max_bytes: AtomicU64::new(0),
             lent_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(config.high_bytes),
+            reserved_bytes: AtomicU64::new(0),
             gap_bytes: AtomicU64::new(0),
             charged_pages: AtomicU64::new(0),
             other_bytes: AtomicU64::new(0),
@@ -190,6 +193,12 @@ impl Group {
     pub fn lend(&self, bytes: u64) {
         if self.lent_bytes.load(Ordering::Relaxed) != bytes {
             self.lent_bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+    /// Have reclaim keep so much free, in place of what it was to keep before. No charge fails for it.
+    pub fn reserve(&self, bytes: u64) {
+        if self.reserved_bytes.load(Ordering::Relaxed) != bytes {
+            self.reserved_bytes.store(bytes, Ordering::Relaxed);
         }
     }
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
@@ -467,13 +476,16 @@ impl Group {
     pub fn target_bytes(&self) -> u64 {
         self.bound_bytes().saturating_add(self.lent_bytes())
     }
+    fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes.load(Ordering::Relaxed)
+    }
     /// Reclaim should start.
     pub fn above_high_mark(&self) -> bool {
-        self.usage_bytes() + self.gap_bytes() > self.target_bytes()
+        self.usage_bytes() + self.gap_bytes() + self.reserved_bytes() > self.target_bytes()
     }
     /// Reclaim may not stop yet.
     pub fn above_low_mark(&self) -> bool {
-        self.usage_bytes() + 2 * self.gap_bytes() > self.target_bytes()
+        self.usage_bytes() + 2 * self.gap_bytes() + self.reserved_bytes() > self.target_bytes()
     }
     /// An eighth of what it may have is free, and some MiB are, here and above: some pages too many do no
     /// harm.

@@ -16,6 +16,7 @@
 //!   a fault of a thrasher   the swap token                           a turn (token.rs) served, once
 //!   a thread with advice    room for pages that are wanted           AHEAD_GIVEN_UP   they are not brought
 //!   the same                a device's read                          until the run ends
+//!   a fork                  room for copies                          FORK_ROOM        it is made
 //!   the door                an exchange with an agent                EXCHANGE_ENDS    the agent is refused
 //!   the main thread         processes that it has killed             TREE_ENDS        the guardian has them
 //!   the monitor             its next round                           ROUND_*          it counts again
@@ -75,6 +76,11 @@ pub const FORK_SETTLES: Duration = CHANGE_ENDS;
 /// A process holds what it has in memory for a fork that long; then it is held no more, and its child is
 /// lost.
 pub const FORK_ENDS: Duration = s(10);
+/// A fork waits so long until there is room for copies of what it leaves shared; then it is made all the
+/// same. (100 MiB leave in half a second.)
+pub const FORK_ROOM: Duration = s(3);
+/// One that waits asks each ms. Who has not for so long waits no more.
+pub const FORK_ASKS_AGAIN: Duration = ms(50);
 /// Processes that stand still are looked at this often, while reclaim is at work: a look reads /proc.
 pub const LOOK_ASIDE: Duration = ms(10);
 

@@ -25,8 +25,9 @@ use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::link::EARLY_RUN_MAX;
 use memspill_agent::protocol::{
-    Go, Hello, KIND_FORK, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE,
-    UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    Go, Hello, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
+    UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE,
+    UFFD_USER_MODE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::tuning::Readahead;
@@ -67,6 +68,8 @@ pub enum Greeted {
     Welcomed,
     /// A process of the run is about to fork.
     Forks,
+    /// It asks whether there is room for what a fork of it may lead to.
+    AsksForRoom,
     /// A thread of it is about to run a static program, which is to have this signal mask.
     RunsStatic {
         own_tid: u32,
@@ -163,6 +166,9 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     if hello.kind == KIND_FORKS {
         let may_fork = run.settings.forks == Forks::Agent && is_below_us(run, &caller.peer);
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
+    }
+    if hello.kind == KIND_FORK_ROOM {
+        return Ok(Greeted::AsksForRoom);
     }
     if hello.kind == KIND_STATIC {
         let ([mask, tid], _) = hello.fork.as_chunks::<8>() else { unreachable!("16 bytes") };

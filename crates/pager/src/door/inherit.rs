@@ -33,6 +33,7 @@ use crate::process::link::Port;
 use crate::process::memory::ProcessMemory;
 use crate::process::ranges::{Range, Ranges};
 use crate::process::wire;
+use crate::reclaim::fork_room;
 use crate::run::Run;
 use crate::times::{FORK_SETTLES, MARKS_TURN};
 use memspill_agent::protocol::{MAGIC, Prepared};
@@ -194,6 +195,13 @@ pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io
     Ok(fork)
 }
 
+/// Process `pid` asks whether there is room for copies of what its fork would leave shared. `awaits_child`:
+/// of an earlier fork, which is not counted yet.
+pub fn answer_for_room(run: &Run, pid: u32, awaits_child: bool, socket: &OwnedFd) {
+    let errno = if fork_room::is_there(run, pid, awaits_child) { 0 } else { libc::EAGAIN };
+    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16], ranges: 0 }, &[]);
+}
+
 /// Its fork fails.
 pub fn refuse(socket: &OwnedFd, error: &io::Error) {
     let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
@@ -219,6 +227,7 @@ fn begin(
     let child = if caught_up { copy_table(run, process) } else { Err(not_now()) };
     let child = child.inspect_err(|_| process.end_fork())?;
     let ranges = child.ranges.clone();
+    fork_room::note_forks(run, process);
     Ok((Fork { socket, id, parent: process.clone(), until, is_open: true, child: Some(child) }, ranges))
 }
 
@@ -354,6 +363,8 @@ pub fn settle(
         }
     };
     door.membership.joined(&run.engine, &process);
+    process.sharing.inherit(&parent.sharing);
+    fork_room::note_forks(run, &process);
     run.add_inherited(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     if process.growth.is_registered() {
         register::let_announce(&process);

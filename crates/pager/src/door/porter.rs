@@ -24,6 +24,7 @@ use crate::door::callers::Callers;
 use crate::door::exchange::{self, Caller, Greeted, Origin, Stage};
 use crate::door::inherit::{self, Fork};
 use crate::door::socket::Door;
+use crate::door::source::UffdSource;
 use crate::limits::{self, Limits};
 use crate::process::peer::Peer;
 use crate::process::{standstill, wire};
@@ -51,6 +52,7 @@ const KEY_CALLERS: u64 = 1 << 63;
 
 /// The door thread: let agents in, and notice when their processes go.
 pub fn keep_door(run: &Run, door: &Door) {
+    run.forks_waiting.note_how_pages_come(matches!(door.source, UffdSource::RegisteredLink));
     if let Err(e) = Porter::new(run, door).and_then(Porter::serve) {
         run.fail(format!("cannot accept agents: {e}"));
     }
@@ -202,6 +204,12 @@ impl<'a> Porter<'a> {
                 Ok(Greeted::Forks) => {
                     let caller = self.callers.take(number).expect("looked up above").caller;
                     return self.prepare_fork(caller);
+                }
+                Ok(Greeted::AsksForRoom) => {
+                    let caller = self.callers.take(number).expect("looked up above").caller;
+                    let mut children = self.forks.values().filter(|fork| fork.child.is_some());
+                    let awaits_child = children.any(|fork| fork.parent.memory.pid() == pid);
+                    return inherit::answer_for_room(run, pid, awaits_child, &caller.socket);
                 }
                 Ok(Greeted::RunsStatic { own_tid, mask }) => {
                     let Caller { peer, socket, .. } =

@@ -17,6 +17,7 @@ use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
 use crate::monitor::{account, adopt, ended, errors, protect, register, shared, stalls};
 use crate::reclaim::fairness::Progress;
+use crate::reclaim::fork_room;
 use crate::run::Run;
 use crate::times::{
     AWAKE_LOOK, CHECK_EVERY, GUARDS_LOOK, PROGRESS_LOOK, ROUND_MAX, ROUND_MIN, ROUND_TIGHT, ROUND_TIGHT_MAX,
@@ -220,6 +221,7 @@ impl<'a> Monitor<'a> {
             protect::protect_registered(run, process, ranges);
         }
         self.copies.look(run, &sizes);
+        fork_room::look(run);
         for (process, ranges) in &registered {
             adopt::adopt_registered(run, process, ranges);
             adopt::adopt_grown(run, process);

@@ -26,6 +26,7 @@ pub(crate) mod finder;
 pub mod growth;
 pub(crate) mod held;
 pub(crate) mod home;
+pub mod lineage;
 pub(crate) mod link;
 pub(crate) mod memory;
 pub(crate) mod peer;
@@ -48,6 +49,7 @@ use evictor::Failed;
 use growth::Growth;
 use held::HeldForFork;
 use home::Home;
+use lineage::Sharing;
 use memory::ProcessMemory;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
@@ -78,6 +80,8 @@ pub struct Process {
     pub aside: Aside,
     /// While its agent makes a fork.
     pub fork: HeldForFork,
+    /// What its forks lead to.
+    pub sharing: Sharing,
     batch: Mutex<()>,
     since: Instant,
     dying: AtomicBool,
@@ -107,6 +111,7 @@ impl Process {
             evictor: Turn::default(),
             aside: Aside::default(),
             fork: HeldForFork::default(),
+            sharing: Sharing::default(),
             batch: Mutex::new(()),
             since: Instant::now(),
             dying: AtomicBool::new(false),

@@ -4,6 +4,7 @@ mod aside;
 pub(crate) mod direct;
 pub(crate) mod evict;
 pub(crate) mod fairness;
+pub(crate) mod fork_room;
 pub(crate) mod give_back;
 mod linger;
 mod no_room;

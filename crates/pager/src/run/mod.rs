@@ -15,6 +15,7 @@
 //!        ├─ account                what else counts against the budget
 //!        ├─ token                  the thread that keeps what it brings in
 //!        ├─ files                  shared memory that has a descriptor
+//!        ├─ forks_waiting          forks that wait for room
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
 //!        ├─ recording              --record
 //!        ├─ sampling               --report: some of the faults
@@ -28,6 +29,7 @@ pub mod advice;
 pub mod cpus;
 pub mod early;
 pub mod files;
+pub mod forks_waiting;
 pub mod quiet;
 pub mod rates;
 pub mod reads;
@@ -48,6 +50,7 @@ use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
 use files::Files;
+use forks_waiting::ForksWaiting;
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -84,6 +87,7 @@ pub struct Run {
     pub advice: AdviceQueue,
     pub token: Token,
     pub files: Files,
+    pub forks_waiting: ForksWaiting,
     pub recording: Recording,
     pub sampling: Sampling,
     /// The pager that `poke_for_room` looks at first.
@@ -243,6 +247,7 @@ impl Run {
             advice: AdviceQueue::default(),
             token,
             files,
+            forks_waiting: ForksWaiting::default(),
             recording,
             sampling,
             next_poked: AtomicUsize::new(0),
@@ -335,6 +340,7 @@ impl Run {
             return;
         }
         self.stalls_rest_us.fetch_add(process.stall.rest_us(now_us()), Ordering::Relaxed);
+        process.sharing.ends();
         watch::unwatch_gone(&self.cpus, process);
         let held = process.hold_pages();
         let discount_pages = process.space.discount_pages();

@@ -243,6 +243,9 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         block.joins = !windows::is_on() && prepare_fork(block, request.child_tid)?;
         if windows::has_supervisor() {
             let _ = gadget::disarm();
+            if windows::is_tight() {
+                forks::wait_for_room();
+            }
             fork_lock::write();
         }
         block.child_stack = stack;

@@ -236,14 +236,18 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
     Ok(())
 }
 
+/// Is memory tight, as far as the supervisor has said?
+pub fn is_tight() -> bool {
+    is_there() && word32(field!(tells)).load(Ordering::Relaxed) != 0
+}
+
 /// Is new memory of so many bytes to be closed (`grow.rs`)?
 pub fn closes(len: usize) -> bool {
     if !is_there() {
         return false;
     }
     let least = word64(field!(closed_bytes)).load(Ordering::Relaxed);
-    let is_tight = word32(field!(tells)).load(Ordering::Relaxed) != 0;
-    (len as u64) < least.saturating_mul(CLOSED_MAX) && (is_tight || len as u64 >= least)
+    (len as u64) < least.saturating_mul(CLOSED_MAX) && (is_tight() || len as u64 >= least)
 }
 
 /// A change of mappings, by whoever is alone in the gate.
