@@ -1,6 +1,7 @@
 # Programs that are strange to memspill: of another C library, confined by themselves, in namespaces of their
 # own, with another LD_PRELOAD. Cases of field.sh.
 CASES+=(musl musl-child seccomp preload preload-child process-madvise limits)
+[ "$MODE" != kernel ] || CASES+=(other-network)
 
 # Another C library than the GNU one passes nothing to constructors.
 case_musl() {
@@ -39,6 +40,9 @@ case_preload-child() {
 
 # Advice that a program gives itself in the way of those who give it to others.
 case_process-madvise() { same 20M process_madvise 40 && left 4096; }
+
+# Children in other network namespaces. In a user namespace too they reach memspill in no way.
+case_other-network() { same 20M other_network 32 && left 2048; }
 
 # Memory that is locked within the limit, and a limit of addresses.
 case_limits() { same 24M limits 32 && left 1024; }

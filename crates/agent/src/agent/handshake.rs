@@ -394,8 +394,9 @@ pub fn connect() -> Option<Fd> {
     };
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     let address = unsafe { &*STATE.address.get() };
-    let name = Name { family: AF_UNIX as u16, nul: 0, name: address.name };
-    let len = size_of::<u16>() + 1 + address.name_len;
+    let mut name = Name { family: AF_UNIX as u16, nul: 0, name: address.name };
+    let mut len = size_of::<u16>() + 1 + address.name_len;
+    let mut is_by_inode = false;
     loop {
         // SAFETY: the kernel reads `len` bytes of the name.
         let ret =
@@ -403,7 +404,17 @@ pub fn connect() -> Option<Fd> {
         match ret {
             Ok(_) => return Some(socket),
             Err(EINTR) => {}
-            Err(ECONNREFUSED) if is_elsewhere(address) => {
+            Err(ECONNREFUSED) if is_elsewhere(address) && !is_by_inode => {
+                is_by_inode = true;
+                let path = path_by_inode(address);
+                // From the place on at which an abstract name has a NUL, and with one behind it.
+                len = size_of::<u16>() + path.len + 1;
+                name.nul = path.bytes[0];
+                name.name = [0; NAME_MAX];
+                let behind = path.bytes.iter().take(path.len).skip(1);
+                name.name.iter_mut().zip(behind).for_each(|(place, byte)| *place = *byte);
+            }
+            Err(_) if is_by_inode => {
                 write_stderr_line(
                     "runs outside the budget: it is in another network namespace than memspill",
                 );
@@ -413,6 +424,17 @@ pub fn connect() -> Option<Fd> {
             Err(_) => return None,
         }
     }
+}
+
+/// The way to the supervisor's other socket, by its descriptor of the file: `/proc/PID/fd/NUMBER`. Such a one
+/// is known in all network namespaces.
+fn path_by_inode(address: &Address) -> Line {
+    let mut path = Line::new();
+    path.push(b"/proc/");
+    path.push_number(number_in_name(address, 1));
+    path.push(b"/fd/");
+    path.push_number(number_in_name(address, 3));
+    path
 }
 
 /// Abstract sockets are known in one network namespace. The name of ours says in which:
@@ -481,16 +503,9 @@ fn number_in_name(address: &Address, behind: usize) -> u64 {
 /// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of
 /// the agent: what a panic says would make it twice as large, and takes symbols that are not here.
 pub fn write_stderr_line(what: &str) {
-    let mut line = Line { bytes: [0; 160], len: 0 };
+    let mut line = Line::new();
     line.push(b"memspill: process ");
-    let mut unit = 1_000_000_000;
-    let pid = sys::getpid();
-    while unit > 0 {
-        if pid >= unit {
-            line.push(&[b'0' + (pid / unit % 10) as u8]);
-        }
-        unit /= 10;
-    }
+    line.push_number(sys::getpid().into());
     line.push(b" ");
     line.push(what.as_bytes());
     line.push(b"\n");
@@ -504,6 +519,21 @@ struct Line {
 }
 
 impl Line {
+    fn new() -> Line {
+        Line { bytes: [0; 160], len: 0 }
+    }
+
+    fn push_number(&mut self, number: u64) {
+        let mut unit = 10_000_000_000_000_000_000;
+        while unit > 1 && unit > number {
+            unit /= 10;
+        }
+        while unit > 0 {
+            self.push(&[b'0' + (number / unit % 10) as u8]);
+            unit /= 10;
+        }
+    }
+
     fn push(&mut self, more: &[u8]) {
         for byte in more {
             if let Some(place) = self.bytes.get_mut(self.len) {

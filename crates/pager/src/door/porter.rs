@@ -77,7 +77,9 @@ impl<'a> Porter<'a> {
     fn new(run: &'a Run, door: &'a Door) -> io::Result<Porter<'a>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let key = epoll::EventData::new_u64(KEY_LISTEN);
-        epoll::add(&epoll, &door.socket, key, epoll::EventFlags::IN)?;
+        for socket in door.sockets() {
+            epoll::add(&epoll, socket, key, epoll::EventFlags::IN)?;
+        }
         // Each takes a descriptor, and so do a process's userfaultfd, pagemap and others once it is in.
         let descriptors =
             rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -133,8 +135,7 @@ impl<'a> Porter<'a> {
                 return self.shut("too many processes of the tree join at once");
             }
             let put_off = self.put_off.take().map(Ok);
-            match put_off.unwrap_or_else(|| rustix::net::accept_with(&self.door.socket, SocketFlags::CLOEXEC))
-            {
+            match put_off.unwrap_or_else(|| self.accept()) {
                 Ok(socket) => self.admit(socket),
                 Err(rustix::io::Errno::AGAIN) => return,
                 // That one has gone away.
@@ -143,6 +144,17 @@ impl<'a> Porter<'a> {
                 Err(e) => return self.shut(&with_remedy(&e.into())),
             }
         }
+    }
+
+    fn accept(&self) -> rustix::io::Result<OwnedFd> {
+        let mut last = Err(rustix::io::Errno::AGAIN);
+        for socket in self.door.sockets() {
+            last = rustix::net::accept_with(socket, SocketFlags::CLOEXEC);
+            if last.as_ref().err() != Some(&rustix::io::Errno::AGAIN) {
+                break;
+            }
+        }
+        last
     }
 
     /// Who waits outside loses nothing by it. Without a pause the listening socket would be reported for
@@ -156,7 +168,9 @@ impl<'a> Porter<'a> {
     }
 
     fn listen_for(&self, flags: epoll::EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, &self.door.socket, epoll::EventData::new_u64(KEY_LISTEN), flags)
+        self.door.sockets().try_for_each(|socket| {
+            epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(KEY_LISTEN), flags)
+        })
     }
 
     /// A stranger is sent away before anything is awaited of him.

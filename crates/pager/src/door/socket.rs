@@ -8,9 +8,10 @@ use crate::process::control::ControlPage;
 use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use memspill_uffd::userfaultfd as uffd_abi;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +20,8 @@ const BACKLOG: i32 = 4096;
 
 pub struct Door {
     pub socket: OwnedFd,
+    /// The same for processes in other network namespaces.
+    pub from_elsewhere: Option<OwnedFd>,
     name: String,
     token: [u8; 32],
     pub source: UffdSource,
@@ -35,6 +38,28 @@ pub struct Door {
     spare: Mutex<Option<(ControlPage, OwnedFd)>>,
 }
 
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// A socket in the file system, which has a name only until this returns, and a descriptor of its inode,
+/// which is a way to it. None: no directory for temporary files can be written.
+fn listen_by_inode(random: &str) -> Option<(OwnedFd, OwnedFd)> {
+    let path = std::env::temp_dir().join(format!(".memspill-{}-{random}", std::process::id()));
+    let socket = new_socket().ok()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).ok()?).ok()?;
+    // Who may not write to it may not connect. Who comes is looked at, as at the other one.
+    let opened = fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(|_| ()).and_then(|()| {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map_err(|_| ())
+    });
+    let _ = fs::remove_file(&path);
+    let inode = opened.ok()?;
+    rustix::net::listen(&socket, BACKLOG).ok()?;
+    Some((socket, inode))
+}
+
 impl Door {
     /// `files`: files of shared memory are managed.
     pub fn open(source: UffdSource, features: u64, rules: &GroupRules, files: bool) -> io::Result<Door> {
@@ -45,7 +70,8 @@ impl Door {
         }
         let hex: Vec<u8> = random.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect();
         // Abstract sockets are known in one network namespace: by the name an agent knows that it is in
-        // another one.
+        // another one. Then it comes by the inode of a socket's file, which has no name any more, through our
+        // descriptors (0: there is none).
         let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
         // And whether it may join late.
         let late = match source.pager() {
@@ -59,15 +85,12 @@ impl Door {
             Pager::User | Pager::Signal | Pager::Thread => NAME_LATE,
         };
         let random = String::from_utf8_lossy(&hex[..16]);
-        let name = format!("memspill-{}-{network}-{random}{late}", std::process::id());
+        let elsewhere = listen_by_inode(&random);
+        let inode = elsewhere.as_ref().map_or(0, |(_, inode)| inode.as_raw_fd());
+        let name = format!("memspill-{}-{network}-{inode}-{random}{late}", std::process::id());
         let mut token = [0u8; 32];
         token.copy_from_slice(&hex[16..]);
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )?;
+        let socket = new_socket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&socket, BACKLOG)?;
         let (target, membership) = (Target::new(), Membership::new(rules));
@@ -75,6 +98,11 @@ impl Door {
         let askers = Askers::default();
         Ok(Door {
             socket,
+            from_elsewhere: elsewhere.map(|(socket, inode)| {
+                // For as long as this process.
+                let _ = inode.into_raw_fd();
+                socket
+            }),
             name,
             token,
             source,
@@ -85,6 +113,11 @@ impl Door {
             told_of_unmanaged,
             spare,
         })
+    }
+
+    /// The sockets at which agents knock.
+    pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.socket].into_iter().chain(&self.from_elsewhere)
     }
 
     /// Is this what the environment of the tree holds?

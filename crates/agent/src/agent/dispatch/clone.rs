@@ -45,6 +45,8 @@ const CLONE_VM: usize = 0x100;
 const CLONE_THREAD: usize = 0x10000;
 const CLONE_FILES: usize = 0x400;
 const CLONE_VFORK: usize = 0x4000;
+/// CLONE_NEWUSER and CLONE_NEWNET.
+const APART: usize = 0x1000_0000 | 0x4000_0000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
 const CLONE_CHILD_SETTID: usize = 0x100_0000;
 const CLONE_NEWUSER: usize = 0x1000_0000;
@@ -263,12 +265,16 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         let ready = || {
             is_late = is_managed && late::fork_begins(windows::is_all_here);
             if is_managed && !is_late {
+                // Its child could not join: it reaches neither of the supervisor's sockets.
+                if request.flags & APART == APART {
+                    return Err(sys::EPERM);
+                }
                 prepare_managed(request.child_tid)?;
                 is_ready = true;
             }
             Ok(())
         };
-        if windows::fork_begins(ready).is_err() {
+        if let Err(errno) = windows::fork_begins(ready) {
             if is_ready {
                 let _ = forks::parent_done(-(EAGAIN as isize));
             }
@@ -281,7 +287,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
                 fork_lock::done(false);
                 arm_child(0);
             }
-            return Err(EAGAIN);
+            return Err(if errno == sys::EPERM { errno } else { EAGAIN });
         }
         block.joins = is_managed && !is_late;
         block.is_late = is_late;
