@@ -327,8 +327,7 @@ impl<'a> FaultThread<'a> {
             true => Waits::No,
             false => {
                 let fault = Fault { vpn, write: true, urgent: false, favoured: false };
-                self.wait_for_room(process, &process.space, fault, true);
-                Waits::Yes
+                self.wait_for_room(process, &process.space, fault, true)
             }
         };
         self.run.kick_reclaim();
@@ -354,13 +353,20 @@ impl<'a> FaultThread<'a> {
         true
     }
 
-    fn wait_for_room(&self, process: &Arc<Process>, space: &Arc<Space>, fault: Fault, is_protected: bool) {
+    fn wait_for_room(
+        &self,
+        process: &Arc<Process>,
+        space: &Arc<Space>,
+        fault: Fault,
+        is_protected: bool,
+    ) -> Waits {
         let waiting = Waiting { process: process.clone(), space: space.clone(), fault, is_protected };
-        self.shared_state().add_waiting([waiting]);
+        let is_new = self.shared_state().add_waiting(waiting);
         // Room that was made in between was told to nobody: reclaim did not see this fault wait.
         if !space.group(self.run.engine.swap()).full() {
             self.shared_state().poke();
         }
+        if is_new { Waits::Yes } else { Waits::No }
     }
 
     /// For `--report`.
@@ -410,10 +416,7 @@ impl<'a> FaultThread<'a> {
         let engine = &self.run.engine;
         let outcome = engine.fault(self.cpu, self.queue, space, fault, &mut self.scratch);
         let waits = match outcome {
-            Outcome::NoRoom => {
-                self.wait_for_room(process, space, fault, false);
-                Waits::Yes
-            }
+            Outcome::NoRoom => self.wait_for_room(process, space, fault, false),
             other => self.follow_up(other, Some(process)),
         };
         self.run.kick_reclaim();

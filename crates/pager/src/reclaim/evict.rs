@@ -383,7 +383,7 @@ impl<'a> Reclaimer<'a> {
             is_protected: false,
         };
         if !wanted.is_empty() {
-            cpu.add_waiting(wanted.iter().map(waiting));
+            wanted.iter().map(waiting).for_each(|fault| _ = cpu.add_waiting(fault));
             cpu.poke();
         }
     }

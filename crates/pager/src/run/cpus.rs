@@ -37,6 +37,15 @@ pub struct Waiting {
     pub is_protected: bool,
 }
 
+impl Waiting {
+    fn is_for_page_of(&self, other: &Waiting) -> bool {
+        self.fault.vpn == other.fault.vpn
+            && self.is_protected == other.is_protected
+            && Arc::ptr_eq(&self.process, &other.process)
+            && Arc::ptr_eq(&self.space, &other.space)
+    }
+}
+
 /// One pager thread's side of things.
 pub struct PagerCpu {
     /// The kernel's number of the CPU to which the thread is pinned.
@@ -138,8 +147,22 @@ impl PagerCpu {
         let _ = rustix::io::read(&self.poke, &mut [0; 8]);
     }
 
-    pub fn add_waiting(&self, new: impl IntoIterator<Item = Waiting>) {
-        self.change_waiting(|waiting| waiting.extend(new));
+    /// False: a fault on that page waits already, which stands for this one too, for all who wait for a page
+    /// are woken together. A thread that faults inside a call, with a signal on its way, does so again and
+    /// again as fast as the kernel can.
+    pub fn add_waiting(&self, new: Waiting) -> bool {
+        self.change_waiting(|waiting| match waiting.iter_mut().find(|one| one.is_for_page_of(&new)) {
+            Some(one) => {
+                one.fault.write |= new.fault.write;
+                one.fault.urgent |= new.fault.urgent;
+                one.fault.favoured |= new.fault.favoured;
+                false
+            }
+            None => {
+                waiting.push_back(new);
+                true
+            }
+        })
     }
 
     /// Does a fault wait for room?
