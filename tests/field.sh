@@ -7,23 +7,30 @@
 #
 # The programs are tests/field/*.c: they check themselves and print the same at each run. The cases are in
 # tests/field/*.sh, by topic. A topic that has nothing to say in a mode does not list its cases there ($MODE).
+#
+# With --real the cases are those of tests/field/real/: whole programs (browsers, collectors, servers) in half
+# of the memory that they take alone. They take a long time, and each says what it took.
 
-HELP="usage: tests/field.sh [--mode=kernel|thread|signal] [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
+HELP="usage: tests/field.sh [--real] [--mode=kernel|thread|signal] [--memspill BIN] [--with 'ARGS'] [--keep]
+                      [NAME...]
+  --real       whole programs; what is not installed is skipped, with the package that has it
   --mode=MODE  this mode alone; may be given again. Default: all that can be here
   --list       names of the cases"
 LIST=0
+TOPICS=
 MODES=()
 words=()
 for word; do
     case $word in
     --mode=kernel | --mode=thread | --mode=signal) MODES+=("${word#--mode=}") ;;
     --list) LIST=1 ;;
+    --real) TOPICS=/real ;;
     *) words+=("$word") ;;
     esac
 done
 . "$(dirname "$0")/common.sh"
 parse_options "${words[@]}"
-FIELD=$TESTS/field
+FIELD=$TESTS/field$TOPICS
 [ ${#MODES[@]} -gt 0 ] || MODES=(kernel thread signal)
 # Job control: a job gets a process group of its own, and its signals are not ignored.
 set -m
@@ -37,12 +44,13 @@ no() { WHY=${WHY:-$1}; return 1; }
 # `// compiler: NAME` names another compiler than cc.
 build() {
     [ ! -e "bin/$1" ] || return 0
-    local source=$FIELD/$1.c compiler flags
+    local source compiler flags
+    for source in "$FIELD/$1.c" "$TESTS/field/$1.c"; do [ ! -e "$source" ] || break; done
     compiler=$(sed -n 's|^// compiler: ||p' "$source")
     flags=$(sed -n 's|^// cc: ||p' "$source")
     have "${compiler:=cc}" || { SKIP="no $compiler"; return 1; }
     $compiler -O1 -pthread -o "bin/$1" "$source" $flags 2>"bin/$1.said" ||
-        no "tests/field/$1.c does not compile: $(head -n 1 "bin/$1.said")"
+        no "${source#"$REPO"/} does not compile: $(head -n 1 "bin/$1.said")"
 }
 
 # ends SECONDS COMMAND...: as the mode's user, behind WATCH. What it prints goes to `out` and `err`; CODE is
@@ -59,15 +67,16 @@ ends() {
 # alone. A command without a slash is tests/field/COMMAND.c where there is one. OPTIONS are for
 # `memspill run`; SECONDS (60) is the most that it may take, alone and in the budget. With -c the run is in a
 # memory cgroup of its own, and PEAK_KIB is the most anonymous and shared memory that it had, or empty where
-# there is none. Leaves `out`, `err`, CODE, and PSWPOUT, the pages that were swapped out.
+# there is none. BUDGET may be `half`, of what the command has alone in such a cgroup.
+# Leaves `out`, `err`, CODE, and PSWPOUT, the pages that were swapped out.
 same() {
-    local budget=$1 options=() limit=60 watch=() alone
+    local budget=$1 options=() limit=60 watch= alone began code alone_s alone_kib
     shift
     while :; do
         case $1 in
         -o) read -ra options <<<"$2"; shift ;;
         -s) limit=$2; shift ;;
-        -c) watch=(bin/cgroup_peak peak) ;;
+        -c) watch=1 ;;
         *) break ;;
         esac
         shift
@@ -76,34 +85,51 @@ same() {
         build "$1" || return
         set -- "$WORK/bin/$1" "${@:2}"
     fi
-    PSWPOUT=0 PEAK_KIB= WATCH=()
+    PSWPOUT=0
+    [ "$budget" != half ] || watch=1
     alone=alone/$(printf '%s\n' "$([ "$MODE" = kernel ] || echo user)" "$@" | md5sum | cut -c1-32)
     if [ ! -e "$alone" ]; then
-        ends "$limit" "$@"
-        [ "$CODE" != hung ] || { no "alone it does not end in $limit s"; return; }
+        began=$(now)
+        ends_watched "$watch" "$limit" "$@" || return
+        [ "$CODE" != hung ] && [ "$CODE" -lt 126 ] ||
+            { no "alone it ends with $CODE, in $limit s at most: $(tail -n 1 out err)"; return; }
+        echo "$CODE $(since "$began") $PEAK_KIB" >"$alone.took"
         mv out "$alone"
-        echo "$CODE" >"$alone.code"
     fi
-    if [ ${#watch[@]} != 0 ] && [ "$(id -u)" = 0 ]; then
-        build cgroup_peak || return
-        WATCH=("${watch[@]}")
-        rm -f peak
+    read -r code alone_s alone_kib <"$alone.took"
+    if [ "$budget" = half ]; then
+        [ -n "$alone_kib" ] || { SKIP="half of what it has alone needs a memory cgroup, and root"; return; }
+        budget=$((alone_kib / 2048))M
     fi
-    ends "$limit" "$MEMSPILL" run --pager="$MODE" --memory-max "$budget" --swap-dir "$WORK/swap" --stats \
-        "${options[@]}" "${MEMSPILL_ARGS[@]}" -- "$@"
-    WATCH=()
-    PEAK_KIB=$(cat peak 2>/dev/null)
+    began=$(now)
+    ends_watched "$watch" "$limit" "$MEMSPILL" run --pager="$MODE" --memory-max "$budget" \
+        --swap-dir "$WORK/swap" --stats "${options[@]}" "${MEMSPILL_ARGS[@]}" -- "$@" || return
+    DID="$(since "$began") s, alone $alone_s${PEAK_KIB:+; had $((PEAK_KIB >> 10)) MiB of $budget}"
     PSWPOUT=$(awk '$2 == "pswpout" { print $3 }' err)
-    [ "$CODE" != hung ] || { no "it does not end in $limit s; last: $(tail -n 1 out)"; kill_ours; return; }
-    [ "$CODE" = "$(cat "$alone.code")" ] ||
-        { no "exit code $CODE instead of $(cat "$alone.code"): $(lines | head -n 3)"; return; }
+    [ "$CODE" != hung ] || { no "it does not end in $limit s; last: $(tail -n 1 out)"; kill_ours; return 1; }
+    [ "$CODE" = "$code" ] || { no "exit code $CODE instead of $code: $(lines | head -n 3)"; return; }
     cmp -s out "$alone" ||
         { no "it prints $(diff "$alone" out | grep '^[<>]' | head -n 4 | tr '\n' ' ')"; return; }
     gone 5 || { no "left: $(ours | tr '\n' ' ')"; kill_ours; return 1; }
 }
 
+# ends_watched WATCH SECONDS COMMAND...: as `ends`; where WATCH says so, in a memory cgroup, if there is one.
+ends_watched() {
+    local watch=$1
+    shift
+    PEAK_KIB= WATCH=()
+    if [ -n "$watch" ] && [ "$(id -u)" = 0 ]; then
+        build cgroup_peak || return
+        WATCH=(bin/cgroup_peak peak)
+        rm -f peak
+    fi
+    ends "$@"
+    [ ${#WATCH[@]} = 0 ] || PEAK_KIB=$(cat peak 2>/dev/null)
+    WATCH=()
+}
+
 # What the last run said, but for its statistics.
-lines() { grep -vE '^memspill: [a-z0-9_.-]+ +[0-9]' err; }
+lines() { grep -vE '^memspill: [A-Za-z0-9_.-]+( [a-z]+)? {2,}[a-z0-9]' err; }
 
 # left PAGES: at least so many were swapped out in the last run.
 left() { [ "${PSWPOUT:-0}" -ge "$1" ] || no "only ${PSWPOUT:-0} pages were swapped out"; }
@@ -143,16 +169,15 @@ for MODE in "${MODES[@]}"; do
     done
     for name in "${CASES[@]}"; do
         wanted "$name" || continue
-        WHY= SKIP=
-        began=$(now)
+        WHY= SKIP= DID=
         "case_$name" || no "it failed"
         if [ -n "$SKIP" ]; then
             skip "$name, $MODE" "$SKIP"
         elif [ -n "$WHY" ]; then
-            fail "$name, $MODE" "$WHY"
+            fail "$name, $MODE" "$WHY${DID:+; $DID}"
             kill_ours
         else
-            ok "$name, $MODE" "$(since "$began") s"
+            ok "$name, $MODE" "$DID"
         fi
     done
 done
