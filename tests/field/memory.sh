@@ -1,4 +1,12 @@
-# Memory that a program fills and reads. Cases of field.sh.
-CASES+=(walk)
+# Memory that a program fills and reads, and what must go on beside it: locks, registers, signals, changes.
+# Cases of field.sh.
+CASES+=(walk locks registers handlers heap-top)
 
 case_walk() { same 24M -c walk 48 4 && left 4096 && peak_below 42; }
+case_locks() { same 10M locks && left 4096; }
+case_registers() {
+    grep -qw avx /proc/cpuinfo || { SKIP="needs AVX"; return; }
+    same 10M registers && left 4096
+}
+case_handlers() { same 10M handlers && left 4096; }
+case_heap-top() { same 10M heap_top && left 4096; }

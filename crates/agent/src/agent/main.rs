@@ -108,6 +108,7 @@ mod protocol;
 mod readable;
 mod region;
 mod remap;
+mod robust;
 #[cfg(target_arch = "x86_64")]
 mod site;
 mod sys;

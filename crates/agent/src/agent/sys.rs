@@ -95,6 +95,7 @@ pub mod nr {
     pub const CLOSE: usize = 3;
     pub const PRCTL: usize = 157;
     pub const FUTEX: usize = 202;
+    pub const GET_ROBUST_LIST: usize = 274;
     pub const EXIT_GROUP: usize = 231;
     pub const WAITID: usize = 247;
     pub const PPOLL: usize = 271;
@@ -154,6 +155,7 @@ pub mod nr {
     pub const EXIT_GROUP: usize = 94;
     pub const WAITID: usize = 95;
     pub const FUTEX: usize = 98;
+    pub const GET_ROBUST_LIST: usize = 100;
     pub const KILL: usize = 129;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const PRCTL: usize = 167;

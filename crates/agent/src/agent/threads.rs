@@ -22,14 +22,19 @@
 //! The C library uses a stack again for a later thread, which finds the note there. If there are more stacks
 //! than notes, the oldest note gives way.
 //!
-//! Not seen from here: threads that the C library makes for itself (SIGEV_THREAD), and by raw calls of clone;
-//! robust locks that lie elsewhere. Where system calls are trapped, the calls that tell the kernel of such
-//! words are seen instead (`windows/exclude.rs`), and this adds nothing.
+//! The locks in that list (`robust.rs`) are noted as the thread ends, by a destructor of thread-specific
+//! data: it runs however the thread ends. A lock that a later destructor of the program takes, and keeps, is
+//! not.
+//!
+//! Not seen from here: threads that the C library makes for itself (SIGEV_THREAD), and by raw calls of
+//! clone. Where system calls are trapped, the calls that tell the kernel of such words are seen instead
+//! (`windows/exclude.rs`), and this adds nothing.
 
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use crate::hooks::own_control;
+use crate::robust;
 use crate::sys::{self, PAGE};
 
 /// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0 on
@@ -62,6 +67,8 @@ struct Threads {
     moves: AtomicU32,
     pthread_create: AtomicUsize,
     thrd_create: AtomicUsize,
+    /// One more than the key of thread-specific data whose destructor notes locks; 0: not made.
+    key: AtomicU32,
     /// Where `struct pthread` of a thread begins; 0: free, as all after it are.
     notes: [AtomicUsize; NOTES_MAX],
     starts: [Start; STARTS_MAX],
@@ -78,6 +85,7 @@ static THREADS: Threads = Threads {
     }; STARTS_MAX],
     pthread_create: AtomicUsize::new(0),
     thrd_create: AtomicUsize::new(0),
+    key: AtomicU32::new(0),
 };
 
 #[unsafe(no_mangle)]
@@ -188,6 +196,54 @@ fn keep(start: usize, len: usize) {
         // SAFETY: both lie in memory of the C library's, which is there as long as the thread.
         unsafe { (page as *const u8).read_volatile() };
     }
+    note_locks_at_end();
+}
+
+/// The calling thread notes the robust locks that it holds when it ends.
+fn note_locks_at_end() {
+    let (create, set) = (sys::weak!("pthread_key_create"), sys::weak!("pthread_setspecific"));
+    if create == 0 || set == 0 {
+        return;
+    }
+    // The first thread does so before there is another one.
+    if THREADS.key.load(Ordering::Relaxed) == 0 {
+        let mut key = 0;
+        // SAFETY: every C library's function of this name.
+        let create: extern "C" fn(*mut u32, extern "C" fn(usize)) -> c_int =
+            unsafe { core::mem::transmute(create) };
+        if create(&raw mut key, note_locks) == 0 {
+            THREADS.key.store(key + 1, Ordering::Relaxed);
+        }
+    }
+    if let Some(key) = THREADS.key.load(Ordering::Relaxed).checked_sub(1) {
+        // SAFETY: as above. A value other than 0 is what makes the destructor run.
+        unsafe { core::mem::transmute::<usize, extern "C" fn(u32, usize) -> c_int>(set)(key, 1) };
+    }
+}
+
+extern "C" fn note_locks(_: usize) {
+    let (mut list, mut len) = (0usize, 0usize);
+    let own = [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0];
+    // SAFETY: both words are there for the kernel to write.
+    if unsafe { sys::syscall(sys::nr::GET_ROBUST_LIST, own) }.is_err() || list == 0 {
+        return;
+    }
+    // SAFETY: the C library's list of this thread.
+    let head = unsafe { (list as *const robust::Head).read_volatile() };
+    // Whatever is not mapped, the kernel passes over.
+    let next = |entry: usize| {
+        // SAFETY: brings what is there, and changes nothing.
+        let there = unsafe { sys::madvise(entry & !(PAGE - 1), PAGE, sys::MADV_POPULATE_READ) };
+        // SAFETY: it is mapped, and the thread's own list names it.
+        there.is_ok().then(|| unsafe { (entry as *const usize).read_volatile() })
+    };
+    robust::each(list, head, next, |at| {
+        note(at);
+        fence(Ordering::SeqCst);
+        wait_for_move();
+        // SAFETY: as above.
+        let _ = unsafe { sys::madvise(at & !(PAGE - 1), PAGE, sys::MADV_POPULATE_READ) };
+    });
 }
 
 fn note(own: usize) {

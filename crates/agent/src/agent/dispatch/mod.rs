@@ -87,7 +87,6 @@ const ARCH_PRCTL: usize = 158;
 const ARCH_GET_GS: usize = 0x1004;
 const GETTID: usize = 186;
 const ARCH_GET_FS: usize = 0x1003;
-const GET_ROBUST_LIST: usize = 274;
 
 /// EBUSY: the program has more than one thread already, or has set %gs where only the kernel can set it.
 use crate::sys::EBUSY;
@@ -239,7 +238,7 @@ fn keep_what_the_kernel_knows(block: &mut thread::Block) {
     unsafe {
         let _ = gadget::call(ARCH_PRCTL, [ARCH_GET_FS, &raw mut fs as usize, 0, 0, 0, 0]);
         let args = [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0];
-        let _ = gadget::call(GET_ROBUST_LIST, args);
+        let _ = gadget::call(sys::nr::GET_ROBUST_LIST, args);
     }
     block.keep(thread::KEPT_THREAD_POINTER, fs, PAGE);
     block.keep(thread::KEPT_ROBUST_LIST, list, len);

@@ -547,6 +547,11 @@ impl Block {
         }
     }
 
+    /// Where the list of the robust locks that the thread holds begins.
+    pub fn robust_list(&self) -> usize {
+        self.kept[KEPT_ROBUST_LIST].start as usize
+    }
+
     /// The alternate stack, as the kernel is told of it.
     pub fn kernel_stack(&self) -> AltStack {
         AltStack { at: self.stack_top - STACK_BYTES, flags: 0, unused: 0, len: STACK_BYTES }

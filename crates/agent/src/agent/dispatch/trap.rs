@@ -19,7 +19,8 @@
 //! | arch_prctl(ARCH_SET_GS), (ARCH_GET_GS)                | answered here: %gs may be the block          |
 //! | prctl(PR_SET_DUMPABLE, 0), where there is a supervisor | EPERM: it would see this memory no more      |
 //! | rseq, set_robust_list, set_tid_address                | what they name is kept (`Block::kept`)       |
-//! | exit                                                  | the block becomes free at the last moment    |
+//! | exit                                                  | the block becomes free at the last moment;   |
+//! |                                                       | locks that the thread holds stay             |
 //! | execve                                                | of a static program: made here (`exec.rs`);  |
 //! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
 //! | stat and its kin on /proc/self/task                   | made here (`tasks.rs`)                       |
@@ -233,6 +234,9 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             clone::prepare(block, context).map(|()| Answer::GoOn)
         }
         nr::EXIT if !is_vfork => {
+            if windows::is_on() {
+                windows::keep_locks_held(block.robust_list());
+            }
             context.mask = !RESERVED;
             enter::go_to_end_thread(block, &mut context.regs);
             Ok(Answer::GoOn)

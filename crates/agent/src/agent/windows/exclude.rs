@@ -1,11 +1,13 @@
 //! Pages that never leave: those that the kernel writes by itself, outside of any call, where it cannot wait
-//! for them (thread id, list of robust locks, rseq), and those that the child of a fork gets empty.
+//! for them (thread id, list of robust locks and the locks in it, rseq), and those that the child of a fork
+//! gets empty.
 
 use core::sync::atomic::Ordering;
 
 use super::{fill, gate, kernel, table};
 use crate::STATE;
 use crate::dispatch::gadget;
+use crate::robust;
 use crate::sys::PAGE;
 use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 
@@ -35,6 +37,13 @@ fn exclude_page(page: usize, why: u64) {
             }
         }
         fill::settle(page);
+    }
+}
+
+/// The thread that holds the robust locks of this list is about to end.
+pub fn keep_locks_held(list: usize) {
+    if let Some(head) = gadget::read(list) {
+        robust::each(list, head, gadget::read, |at| exclude(at, size_of::<usize>(), FOR_KERNEL));
     }
 }
 

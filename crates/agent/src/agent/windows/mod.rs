@@ -41,12 +41,11 @@
 //! - A call's pages are said to be in use before their words are looked at, and words are marked before it is
 //!   looked who uses the pages. So no call meets a window.
 //!
-//! Not covered: what the kernel reads of other mappings when a thread ends (locks in the robust list);
-//! programs that register a userfaultfd over such memory or have a seccomp filter of their own; others that
-//! look into the process or write to it (ptrace, process_vm_writev);
-//! guests of KVM; the descriptors of a program that has reached its limit of them; main stacks stay, so do
-//! memory with a protection key and what is advised not to be forked. A program at vm.max_map_count ends,
-//! where a window finds no room.
+//! Not covered: programs that register a userfaultfd over such memory or have a seccomp filter of their own;
+//! others that look into the process or write to it (ptrace, process_vm_writev); guests of KVM; the
+//! descriptors of a program that has reached its limit of them; main stacks stay, so do memory with a
+//! protection key and what is advised not to be forked. A program at vm.max_map_count ends, where a window
+//! finds no room.
 
 use crate::dispatch::context::{Context, Info};
 use crate::dispatch::gadget;
@@ -228,7 +227,7 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     }
 }
 
-pub use exclude::{before_call, needed_by};
+pub use exclude::{before_call, keep_locks_held, needed_by};
 
 /// May something be done with a call of this number in `answer`, `before_call` or `needed_by`, whatever its
 /// arguments? Such a call must be trapped.
