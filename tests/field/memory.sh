@@ -1,6 +1,6 @@
 # Memory that a program fills and reads, and what must go on beside it: locks, registers, signals, changes.
 # Cases of field.sh.
-CASES+=(walk locks registers handlers heap-top)
+CASES+=(walk locks registers handlers heap-top soft-dirty)
 
 case_walk() { same 24M -c walk 48 4 && left 4096 && peak_below 42; }
 case_locks() { same 10M locks && left 4096; }
@@ -10,3 +10,9 @@ case_registers() {
 }
 case_handlers() { same 10M handlers && left 4096; }
 case_heap-top() { same 10M heap_top && left 4096; }
+case_soft-dirty() {
+    same 10M soft_dirty && left 4096 || return
+    # What the program relies on where the kernel keeps such bits; this one may not.
+    ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c 'echo 1 >/proc/self/clear_refs'
+    [ "$CODE" != 0 ] && grep -qi 'permission denied' err || no "/proc/self/clear_refs can be written"
+}

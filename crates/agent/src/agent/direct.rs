@@ -22,6 +22,7 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use crate::clear_refs;
 use crate::hooks::{be_joined, libc_result, own_control};
 use crate::proc_mem;
 use crate::sys::{self, Result, nr};
@@ -138,7 +139,7 @@ fn opens(next: &Next, dir: Option<usize>, path: usize, flags: c_int, mode: usize
     if opened >= 0 {
         proc_mem::note_opened(path);
     }
-    opened
+    clear_refs::opened(opened, path, flags)
 }
 
 /// Variadic in C, as `openat`: without O_CREAT the mode is whatever the register holds, and is not looked at.

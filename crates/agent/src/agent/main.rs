@@ -69,6 +69,7 @@ mod batch;
 #[cfg(target_arch = "x86_64")]
 #[path = "../calls.rs"]
 mod calls;
+mod clear_refs;
 mod confine;
 mod direct;
 #[cfg(target_arch = "x86_64")]
