@@ -97,7 +97,7 @@ const THREADS: [Call; 2] = [(200, None), (158, Some(0x1001))];
 
 /// A fork, and its child, which joins, with an evictor of its own: read, write, open, close, fstat; getppid,
 /// geteuid; timers; what an evictor gives up; memfd_create; prlimit64; tgkill.
-const FORKS: [Call; 44] = [
+const FORKS: [Call; 45] = [
     (0, None),
     (1, None),
     (2, None),
@@ -114,6 +114,7 @@ const FORKS: [Call; 44] = [
     (nr::RECVMSG, None),
     (55, None),
     (nr::CLONE, None),
+    (nr::WAITID, None),
     (nr::EXIT, None),
     (nr::KILL, None),
     (nr::FCNTL, None),
