@@ -13,7 +13,8 @@
 //! The copy lies on the stack of who runs the program; in the trap, on the agent's. The program's own list
 //! and texts stay as they are: it may free them, and the child of a vfork shares them with its parent.
 //!
-//! Left alone: an environment without LD_PRELOAD, or with an empty one, which is how a program is kept out.
+//! Left alone: an environment without LD_PRELOAD, or with an empty one, which is how a program is kept out;
+//! and one in which the name of the agent leads elsewhere, and was written over (`readable.rs`).
 //!
 //! What it does not do: execveat; more than ENTRIES_MAX entries; an LD_PRELOAD of more than TEXT_BYTES.
 
@@ -30,7 +31,7 @@ const ENTRIES_MAX: usize = 500;
 const TEXT_BYTES: usize = 500;
 const NAME_MAX: usize = 100;
 
-/// How the environment of this process has named the agent. Kept here, for the program may write over that.
+/// A name of the agent. Kept here, for the program may write over its environment.
 struct Name {
     len: AtomicUsize,
     text: UnsafeCell<[u8; NAME_MAX]>,
@@ -39,15 +40,34 @@ struct Name {
 // SAFETY: written by the constructor, before there is a second thread, and only read afterwards.
 unsafe impl Sync for Name {}
 
+impl Name {
+    const NONE: Name = Name { len: AtomicUsize::new(0), text: UnsafeCell::new([0; NAME_MAX]) };
+
+    fn get(&self) -> &[u8] {
+        // SAFETY: nobody writes it any more.
+        let text = unsafe { &*self.text.get() };
+        text.get(..self.len.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    /// # Safety
+    /// In the constructor: nobody reads it yet.
+    unsafe fn set(&self, name: &[u8]) {
+        // SAFETY: the caller's promise.
+        if let Some(place) = unsafe { &mut *self.text.get() }.get_mut(..name.len()) {
+            place.copy_from_slice(name);
+            self.len.store(name.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// By which this process has loaded it.
 // In .data by force, as all of the agent.
 #[unsafe(link_section = ".data")]
-static NAME: Name = Name { len: AtomicUsize::new(0), text: UnsafeCell::new([0; NAME_MAX]) };
+static NAME: Name = Name::NONE;
 
-fn name() -> &'static [u8] {
-    // SAFETY: nobody writes it any more.
-    let text = unsafe { &*NAME.text.get() };
-    text.get(..NAME.len.load(Ordering::Relaxed)).unwrap_or_default()
-}
+/// By which processes of other users load it (`readable.rs`), if there is one.
+#[unsafe(link_section = ".data")]
+static SECOND_NAME: Name = Name::NONE;
 
 /// In the constructor.
 ///
@@ -60,10 +80,10 @@ pub unsafe fn learn(environment: *const *const c_char) {
     let second = file.and_then(|file| file.split(|byte| *byte == b':').next());
     let is_agent = |part: &&[u8]| readable::is_first_name(part) || Some(*part) == second;
     let Some(found) = list.and_then(|list| parts(list).find(is_agent)) else { return };
-    // SAFETY: nobody reads it yet.
-    if let Some(place) = unsafe { &mut *NAME.text.get() }.get_mut(..found.len()) {
-        place.copy_from_slice(found);
-        NAME.len.store(found.len(), Ordering::Relaxed);
+    // SAFETY: nobody reads them yet.
+    unsafe {
+        NAME.set(found);
+        SECOND_NAME.set(second.unwrap_or_default());
     }
 }
 
@@ -84,7 +104,7 @@ impl List {
     /// Before an exec with this environment. None: it is to be passed itself. No call is trapped, what the
     /// environment names is in memory, and the program has no filter that might end it for these calls.
     pub fn of(environment: usize) -> Option<List> {
-        let name = name();
+        let name = NAME.get();
         if name.is_empty() || environment == 0 {
             return None;
         }
@@ -105,8 +125,13 @@ impl List {
         let text = *list.entries.get(list.index)?;
         let len = readable::text_at(text, list.text.get_mut(..TEXT_BYTES)?).len();
         let passed = list.text.get(PRELOAD.len()..len)?;
-        let is_replaced = parts(passed).any(|part| !part.is_empty())
-            && !parts(passed).any(|part| part == name || readable::is_first_name(part));
+        let is_ours = |part: &[u8]| {
+            part == name
+                || part == SECOND_NAME.get()
+                || readable::is_first_name(part)
+                || readable::is_written_over(part)
+        };
+        let is_replaced = parts(passed).any(|part| !part.is_empty()) && !parts(passed).any(is_ours);
         if !is_replaced || len + name.len() + 2 > list.text.len() {
             return None;
         }

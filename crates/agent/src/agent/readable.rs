@@ -102,6 +102,11 @@ pub fn is_first_name(name: &[u8]) -> bool {
     name.starts_with(FIRST_NAME) && name.windows(4).any(|part| part == b"/fd/")
 }
 
+/// Is it what was a name of the agent that leads elsewhere now?
+pub fn is_written_over(name: &[u8]) -> bool {
+    name.len() > 1 && name.iter().all(|byte| *byte == b'/')
+}
+
 /// Tells of each of these texts how it begins: what can be read of BEGINS_MAX bytes.
 pub fn each_beginning(texts: &[usize], mut tell: impl FnMut(usize, &[u8])) {
     /// At once.
