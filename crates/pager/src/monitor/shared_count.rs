@@ -81,9 +81,10 @@ impl Pace {
         Pace { at: Instant::now(), took: Duration::ZERO, machine_bytes: 0 }
     }
 
-    fn is_due(&self, machine_bytes: u64, part: u32) -> bool {
+    /// `is_new`: there is something that was not there the last time.
+    fn is_due(&self, machine_bytes: u64, part: u32, is_new: bool) -> bool {
         let elapsed = self.at.elapsed();
-        let has_changed = self.machine_bytes.abs_diff(machine_bytes) >= STEP_BYTES;
+        let has_changed = is_new || self.machine_bytes.abs_diff(machine_bytes) >= STEP_BYTES;
         elapsed > part * self.took && (has_changed || elapsed > SHARED_COUNT)
     }
 
@@ -101,7 +102,7 @@ pub struct Counted {
     /// For people.
     pub name: String,
     places: Vec<Place>,
-    /// What it had before.
+    /// What it had before. None: nobody has asked for its size yet.
     before_bytes: Option<u64>,
 }
 
@@ -145,8 +146,7 @@ impl Place {
 
 impl Counted {
     fn new(kind: SharedKind) -> Counted {
-        let before_bytes = (kind == SharedKind::Anonymous).then_some(0);
-        Counted { kind, bytes: 0, name: String::new(), places: Vec::new(), before_bytes }
+        Counted { kind, bytes: 0, name: String::new(), places: Vec::new(), before_bytes: None }
     }
 
     pub fn is_mapped(&self) -> bool {
@@ -168,6 +168,7 @@ impl Counted {
     }
 
     fn set_bytes(&mut self, now_bytes: u64, is_older: bool) {
+        let is_older = is_older && self.kind != SharedKind::Anonymous;
         let before_bytes = *self.before_bytes.get_or_insert(if is_older { now_bytes } else { 0 });
         self.bytes = now_bytes.saturating_sub(before_bytes);
     }
@@ -225,13 +226,15 @@ impl Counter {
     pub fn look(&mut self, sizes: &[(&Arc<Process>, Statm)]) {
         let machine_bytes = machine_bytes();
         self.find(sizes, machine_bytes);
-        if !self.sizing.is_due(machine_bytes, PART) {
+        // One that is found after the last change: what it has is not known yet.
+        let is_new = self.objects.values().any(|counted| counted.before_bytes.is_none());
+        if !self.sizing.is_due(machine_bytes, PART, is_new) {
             return;
         }
         let begun = threads::cpu_of_caller();
         let unknown = self.size();
         self.sizing.note(machine_bytes, begun);
-        if !unknown.is_empty() && self.walking.is_due(machine_bytes, WALK_PART) {
+        if !unknown.is_empty() && self.walking.is_due(machine_bytes, WALK_PART, is_new) {
             let begun = threads::cpu_of_caller();
             self.walk(&unknown);
             self.walking.note(machine_bytes, begun);
@@ -552,10 +555,10 @@ mod tests {
     #[test]
     fn looks_come_when_something_has_changed_and_take_little() {
         let mut pace = Pace::new();
-        assert!(!pace.is_due(STEP_BYTES - 1, PART) && pace.is_due(STEP_BYTES, PART));
+        assert!(!pace.is_due(STEP_BYTES - 1, PART, false) && pace.is_due(STEP_BYTES, PART, false));
         pace.note(STEP_BYTES, threads::cpu_of_caller());
-        assert!(!pace.is_due(STEP_BYTES, PART));
+        assert!(!pace.is_due(STEP_BYTES, PART, false) && pace.is_due(STEP_BYTES, PART, true));
         pace.took = Duration::from_secs(1);
-        assert!(!pace.is_due(0, PART), "too soon");
+        assert!(!pace.is_due(0, PART, true), "too soon");
     }
 }
