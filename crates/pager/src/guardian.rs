@@ -29,10 +29,10 @@ use std::time::Instant;
 /// `agent`: the agent's file, if it has a name.
 pub fn start(token: &str, held: &HeldFiles, agent: Option<&str>) -> io::Result<u32> {
     let supervisor = std::process::id();
+    let flags = libc::CLONE_FILES | GUARDIAN_ENDED;
     // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
     // returns from `watch`. The caller asserts that the process has one thread, so no lock is held by a
     // thread that the child lacks.
-    let flags = libc::CLONE_FILES | GUARDIAN_ENDED;
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
