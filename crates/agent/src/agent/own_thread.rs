@@ -77,7 +77,7 @@ pub trait Links: Copy {
 
 impl Links for Stat {
     fn without_one(mut self) -> Option<Self> {
-        let is_one = is_tasks(self.mode, self.size, self.links.into());
+        let is_one = is_tasks(self.mode, self.size, self.links);
         self.links -= if is_one { 1 } else { 0 };
         is_one.then_some(self)
     }
@@ -85,14 +85,14 @@ impl Links for Stat {
 
 impl Links for Statx {
     fn without_one(mut self) -> Option<Self> {
-        let is_one = is_tasks(self.mode.into(), self.size, self.links.into());
+        let is_one = is_tasks(self.mode.into(), self.size, self.links);
         self.links -= if is_one { 1 } else { 0 };
         is_one.then_some(self)
     }
 }
 
-fn is_tasks(mode: u32, size: u64, links: u64) -> bool {
-    mode == MODE_OF_PROC && size == 0 && links > LEAST_LINKS
+fn is_tasks(mode: u32, size: u64, links: impl Into<u64>) -> bool {
+    mode == MODE_OF_PROC && size == 0 && links.into() > LEAST_LINKS
 }
 
 /// Is it the directory of the program's own threads? `path`: without the zero at its end.

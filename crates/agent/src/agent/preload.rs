@@ -41,7 +41,9 @@ struct Name {
 unsafe impl Sync for Name {}
 
 impl Name {
-    const NONE: Name = Name { len: AtomicUsize::new(0), text: UnsafeCell::new([0; NAME_MAX]) };
+    const fn none() -> Name {
+        Name { len: AtomicUsize::new(0), text: UnsafeCell::new([0; NAME_MAX]) }
+    }
 
     fn get(&self) -> &[u8] {
         // SAFETY: nobody writes it any more.
@@ -63,11 +65,11 @@ impl Name {
 /// By which this process has loaded it.
 // In .data by force, as all of the agent.
 #[unsafe(link_section = ".data")]
-static NAME: Name = Name::NONE;
+static NAME: Name = Name::none();
 
 /// By which processes of other users load it (`readable.rs`), if there is one.
 #[unsafe(link_section = ".data")]
-static SECOND_NAME: Name = Name::NONE;
+static SECOND_NAME: Name = Name::none();
 
 /// In the constructor.
 ///

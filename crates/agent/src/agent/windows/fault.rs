@@ -53,7 +53,7 @@ pub fn handle(info: &Info, context: &mut Context) -> bool {
 /// Would the page be there, the access would fail all the same. The kernel has said that protection is in the
 /// way; if it was a window's, the program has taken the right away since, and that is what it is told.
 fn is_refused(page: usize, error: usize) -> bool {
-    let Some(word) = table::find(page).map(|word| table::load(word)) else { return false };
+    let Some(word) = table::find(page).map(table::load) else { return false };
     let prot = word.prot() as usize;
     word.state() == SWAPPED
         && match error {

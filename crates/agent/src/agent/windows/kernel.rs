@@ -217,7 +217,7 @@ pub fn mapped_bytes() -> Option<usize> {
         len.ok()?
     };
     let end = text.iter().take(len).position(|byte| *byte == b' ')?;
-    sys::number(text.get(..end)?).map(|pages| pages as usize * PAGE)
+    sys::number(text.get(..end)?).map(|pages| pages * PAGE)
 }
 
 /// Private memory of the agent's own.
