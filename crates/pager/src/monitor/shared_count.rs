@@ -557,6 +557,7 @@ mod tests {
         let mut pace = Pace::new();
         assert!(!pace.is_due(STEP_BYTES - 1, PART, false) && pace.is_due(STEP_BYTES, PART, false));
         pace.note(STEP_BYTES, threads::cpu_of_caller());
+        pace.took = Duration::ZERO;
         assert!(!pace.is_due(STEP_BYTES, PART, false) && pace.is_due(STEP_BYTES, PART, true));
         pace.took = Duration::from_secs(1);
         assert!(!pace.is_due(0, PART, true), "too soon");
