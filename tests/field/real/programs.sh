@@ -179,8 +179,11 @@ END
 
 case_gdb() {
     needs gdb gdb --version && build walk || return 0
-    same 64M -s 60 /usr/bin/env gdb -q -batch -ex run -ex 'info breakpoints' "$WORK/bin/walk" --args \
-        "$WORK/bin/walk" 8 1
+    script gdb <<'END'
+#!/bin/bash
+gdb -q -batch -ex run --args "$@" 2>&1 | sed 's/process [0-9]*/process N/'
+END
+    same 64M -s 60 "$WORK/bin/gdb" "$WORK/bin/walk" 8 1
 }
 
 case_strace() {
