@@ -15,4 +15,6 @@ case_soft-dirty() {
     # What the program relies on where the kernel keeps such bits; this one may not.
     ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c 'echo 1 >/proc/self/clear_refs'
     [ "$CODE" != 0 ] && grep -qi 'permission denied' err || no "/proc/self/clear_refs can be written"
+    ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c 'echo 1 >swap/clear_refs'
+    [ "$CODE" = 0 ] && [ -s swap/clear_refs ] || no "nor can another file of that name"
 }

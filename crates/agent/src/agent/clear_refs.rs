@@ -17,9 +17,10 @@ use crate::sys::{self, nr};
 const EACCES: i32 = 13;
 const O_ACCMODE: usize = 3;
 
-/// What the caller of an open gets that has opened `path` as `fd`.
+/// Answers an open that has opened `path` as `fd`.
 pub fn opened(fd: c_int, path: usize, flags: usize) -> c_int {
-    if fd < 0 || flags & O_ACCMODE == 0 || own_control().is_none() || !is_clear_refs(path) {
+    if fd < 0 || flags & O_ACCMODE == 0 || own_control().is_none() || !is_clear_refs(path) || !is_of_proc(fd)
+    {
         return fd;
     }
     // SAFETY: the descriptor was opened just now, and nobody has been told of it.
@@ -31,4 +32,14 @@ fn is_clear_refs(path: usize) -> bool {
     // SAFETY: the kernel has just read this string.
     let path = unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes();
     path.ends_with(b"clear_refs")
+}
+
+/// Another file may have that name.
+fn is_of_proc(fd: c_int) -> bool {
+    const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+    // `struct statfs` has 120 bytes, and begins with the type.
+    let mut found = [0u64; 16];
+    // SAFETY: the kernel writes no more than there is room for.
+    let asked = unsafe { sys::syscall(nr::FSTATFS, [fd as usize, found.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    asked.is_ok() && found[0] == PROC_SUPER_MAGIC
 }
