@@ -1,11 +1,13 @@
-// memfd_heap MIB VIEWS [allocated]: a heap as some collectors make it: one memfd, mapped shared at VIEWS
-// places in pieces of 2 MiB, over a reservation without access. What is written by one view is read by the
-// next. `allocated`: its room is made by fallocate, piece by piece. Prints a checksum.
+// memfd_heap MIB VIEWS [allocated | whole]: a heap as some collectors make it: one memfd, mapped shared at
+// VIEWS places in pieces of 2 MiB, over a reservation without access. What is written by one view is read by
+// the next. `allocated`: its room is made by fallocate, piece by piece; `whole`: all of it before it is
+// mapped. Prints a checksum.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,11 +18,13 @@ int main(int argc, char **argv) {
     int views = atoi(argv[2]), fd = memfd_create("field-heap", MFD_CLOEXEC);
     uint64_t *at[8], seed = 1, sum = 0;
     if (views > 8 || ftruncate(fd, bytes) != 0) return 2;
+    int whole = argc > 3 && strcmp(argv[3], "whole") == 0, pieces = argc > 3 && !whole;
+    if (whole && fallocate(fd, 0, 0, bytes) != 0) return 3;
     for (int view = 0; view < views; view++) {
         char *reserved = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         at[view] = (uint64_t *)reserved;
         for (size_t piece = 0; piece < bytes; piece += PIECE) {
-            if (view == 0 && argc > 3 && fallocate(fd, 0, piece, PIECE) != 0) return 3;
+            if (view == 0 && pieces && fallocate(fd, 0, piece, PIECE) != 0) return 3;
             int rights = PROT_READ | PROT_WRITE, flags = MAP_FIXED | MAP_SHARED;
             void *mapped = mmap(reserved + piece, PIECE, rights, flags, fd, piece);
             if (mapped == MAP_FAILED) return 4;

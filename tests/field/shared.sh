@@ -5,6 +5,7 @@
 CASES+=(shared_memfd shared_shm shared_file shared_sysv shared_anonymous)
 CASES+=(shared_too_much_memfd shared_too_much_shm shared_too_much_file shared_too_much_sysv)
 [ "$MODE" = kernel ] || CASES+=(shared_too_much_anonymous)
+[ "$MODE" != kernel ] || CASES+=(shared_swapped_allocated shared_swapped_whole)
 CASES+=(shared_uncounted shared_from_before shared_pieces)
 
 # The most shared memory that the last run has counted, in MiB.
@@ -69,3 +70,8 @@ case_shared_pieces() {
     same 48M -c memfd_heap 30 3 && peak_below 66 || return
     [ "$(shared_counted)" -ge 29 ] && [ "$(shared_counted)" -le 33 ] || no "it is not counted once"
 }
+
+# A heap of which fallocate has made the pages is swapped with --shared=all, also where it is too large by
+# itself before it is mapped.
+case_shared_swapped_allocated() { same 30M -o --shared=all memfd_heap 60 2 allocated && left 7680; }
+case_shared_swapped_whole() { same 30M -o --shared=all memfd_heap 60 1 whole && left 7680; }

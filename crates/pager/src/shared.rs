@@ -26,7 +26,7 @@ use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_engine::word::State;
 use memspill_uffd::shmem::{Id, Mapped, Pipe, Taken};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -47,6 +47,8 @@ pub struct Object {
     /// Its pages come back, and none leaves any more.
     given_back: AtomicBool,
     giving_back: Mutex<()>,
+    /// It is searched piece by piece for pages that came without a fault.
+    searched: AtomicU64,
 }
 
 /// While this is held, no page of the object is taken out or filled.
@@ -58,10 +60,27 @@ pub struct PagesHeld<'a> {
 impl Object {
     /// `hold`: of a file.
     pub fn new(key: u64, memory: Arc<SharedMemory>, space: Arc<Space>, hold: Option<Hold>) -> Object {
-        let (batch, adopted, locked) = Default::default();
+        let (batch, adopted, locked, searched) = Default::default();
         let (is_file, hold, given_back, giving_back) =
             (hold.is_some(), Mutex::new(hold), AtomicBool::new(false), Mutex::new(()));
-        Object { key, memory, space, batch, adopted, locked, hold, is_file, given_back, giving_back }
+        Object {
+            key,
+            memory,
+            space,
+            batch,
+            adopted,
+            locked,
+            hold,
+            is_file,
+            given_back,
+            giving_back,
+            searched,
+        }
+    }
+
+    /// Which of so many pieces is to be searched now.
+    pub fn next_searched(&self, pieces: u64) -> u64 {
+        self.searched.fetch_add(1, Ordering::Relaxed) % pieces
     }
 
     pub fn id(&self) -> Id {

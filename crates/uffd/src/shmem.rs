@@ -325,6 +325,32 @@ impl Mapped {
         Ok(any)
     }
 
+    /// Pages that fallocate has made in [from, from + len), and nobody has touched, are in memory, and make
+    /// no fault when somebody does; mincore and splice take them for holes. Make zeros of them, which are
+    /// pages like others.
+    pub fn clear_allocated(&self, from: u64, len: u64) -> io::Result<()> {
+        let (mut holes, mut at) = (Vec::new(), from);
+        let end = (from + len).min(self.object.bytes);
+        self.present(from, len, |start, to| {
+            holes.push((at, start));
+            at = to;
+        })?;
+        holes.push((at, end));
+        for (mut at, to) in holes {
+            while at < to {
+                let mapped = self.uffd.map_cached(self.base + at, to - at);
+                at += mapped.bytes;
+                match mapped.stop {
+                    Stop::Done => {}
+                    // There is nothing; or it is there by now.
+                    Stop::Errno(libc::EFAULT) | Stop::Exists => at += PAGE,
+                    _ => return Ok(()),
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Call `found(from, to)` for each run of pages of [from, from + len) that are in memory.
     pub fn present(&self, from: u64, len: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         const PIECE: u64 = 1 << 24;
@@ -618,6 +644,32 @@ mod tests {
         assert_eq!(first_bytes, [0, 7, 7, 0], "holes are zeros");
         assert_eq!(present(), [(9, 10)]);
         assert_eq!(mapped.take(&pair.pipe, page(60), &mut [0; 16 * PAGE as usize]).unwrap(), Taken::Pages(4));
+    }
+
+    #[test]
+    fn what_was_allocated_only_becomes_a_page() {
+        let Some(pair) = pair() else { return eprintln!("not tested: CAP_CHECKPOINT_RESTORE is missing") };
+        let (mapped, page) = (&pair.mapped, |n: u64| n * PAGE);
+        assert_eq!(mapped.copy(page(3), &[7; PAGE as usize]).bytes, PAGE);
+        for (from, pages) in [(2, 3), (9, 2)] {
+            // SAFETY: integers, and a descriptor of ours.
+            let made = unsafe {
+                let fd = mapped.object.file.as_raw_fd();
+                libc::fallocate(fd, 0, page(from) as i64, page(pages) as i64)
+            };
+            assert_eq!(made, 0);
+        }
+        let present = || {
+            let mut runs = Vec::new();
+            mapped.present(0, BYTES as u64, |from, to| runs.push((from / PAGE, to / PAGE))).unwrap();
+            runs
+        };
+        assert_eq!((present(), mapped.object.resident_bytes().unwrap()), (vec![(3, 4)], page(5)));
+        mapped.clear_allocated(0, page(10)).expect("zeros");
+        assert_eq!((present(), mapped.object.resident_bytes().unwrap()), (vec![(2, 5), (9, 10)], page(5)));
+        let mut frames = vec![1; 3 * PAGE as usize];
+        assert_eq!(mapped.take(&pair.pipe, page(2), &mut frames).unwrap(), Taken::Pages(3));
+        assert_eq!([frames[0], frames[PAGE as usize], frames[2 * PAGE as usize]], [0, 7, 0]);
     }
 
     #[test]

@@ -390,6 +390,15 @@ impl Uffd {
         })
     }
 
+    /// Map what the file has in its cache. EFAULT where it has nothing.
+    pub fn map_cached(&self, dst: u64, len: u64) -> Fill {
+        self.fill(len, |done| {
+            let mut arg =
+                ZeropageArg { range: RangeArg { start: dst + done, len: len - done }, mode: 0, zeropage: 0 };
+            (self.ioctl(UFFDIO_CONTINUE, &mut arg), arg.zeropage)
+        })
+    }
+
     /// Repeat a filling ioctl until it is done or stops for a reason. The kernel reports progress in a signed
     /// field: bytes, or a negative errno which means none.
     fn fill(&self, total: u64, mut step: impl FnMut(u64) -> (Result<(), i32>, i64)) -> Fill {

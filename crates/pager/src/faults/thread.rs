@@ -612,5 +612,5 @@ impl<'a> FaultThread<'a> {
 
 fn serves_beyond(process: &Process) -> bool {
     // Nothing of a process leaves while it forks: room for its fault may never come before.
-    process.fork.is_under_way() || process.aside.serves_beyond()
+    process.fork.is_under_way() || process.aside.serves_beyond() || process.memory.shared.is_to_map()
 }

@@ -47,7 +47,7 @@ use crate::run::files::were_calls_over;
 use crate::run::{Run, Shared};
 use crate::shared::{Object, SharedMemory};
 use crate::threads::{self, Busy};
-use crate::times::{CHANGE_STEP, JOIN_ASKED, SHARED_OBJECTS_LOOK, STRANGERS_LOOK};
+use crate::times::{CHANGE_STEP, JOIN_ASKED, SHARED_LOOK, SHARED_OBJECTS_LOOK, STRANGERS_LOOK};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, SpaceId, Vpn};
 use memspill_uffd::userfaultfd::Uffd;
@@ -66,6 +66,8 @@ const UNMANAGED_BYTES_MIN: u64 = 1 << 20;
 const PART: u32 = 20;
 /// Pages are adopted in pieces of so many.
 const ADOPT_BYTES: u64 = 8 << 20;
+/// So many pieces of a file are searched at once.
+const SEARCH_PIECES: u64 = 16;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What the monitor remembers from look to look.
@@ -75,6 +77,9 @@ pub struct Watch {
     last_scan: Instant,
     took: Duration,
     last_check: Instant,
+    /// Files were searched for pages that came without a fault, and that took so much CPU time.
+    last_search: Instant,
+    searching: Duration,
     /// Strangers that had a managed object mapped at the last check.
     strangers: Vec<u32>,
     /// Threads of processes that were registered a moment ago: one may be in a clone which nobody tells of.
@@ -101,6 +106,8 @@ impl Watch {
             last_scan: now,
             took: Duration::ZERO,
             last_check: now,
+            last_search: now,
+            searching: Duration::ZERO,
             strangers: Vec::new(),
             busy: HashMap::new(),
             never: HashSet::new(),
@@ -122,7 +129,7 @@ impl Watch {
             let (bytes, rest) = match run.object_of(*id) {
                 Some(object) => {
                     let bytes = object.memory.mapped.object.resident_bytes().unwrap_or(0);
-                    let rest = bytes.saturating_sub(object.space.resident_pages() * PAGE);
+                    let rest = unknown_bytes(&object);
                     let is_little = object.is_adopted() && rest < UNMANAGED_BYTES_MIN;
                     (bytes, if is_little { 0 } else { rest })
                 }
@@ -153,6 +160,29 @@ impl Watch {
         unmanaged_bytes
     }
 
+    /// A file that takes all of the limit can be managed as soon as it is mapped: who has it open does not
+    /// wait for room before that. (For how long, `unmanaged.rs` says.)
+    fn let_map(&self, run: &Run) {
+        let root = run.engine.root();
+        let fixed_bytes = run.account.measured_bytes() + run.engine.frame_bytes();
+        let is_all = fixed_bytes + 2 * root.gap_bytes() > root.limit_bytes();
+        let is_to_map = |(id, counted): &(&Id, &Counted)| {
+            is_all
+                && counted.kind == SharedKind::File
+                && counted.bytes >= UNMANAGED_BYTES_MIN
+                && !counted.is_mapped()
+                && run.files.may_manage(**id)
+        };
+        let to_map = self.counter.objects().iter().filter(is_to_map);
+        let keys: HashSet<u64> = to_map.flat_map(|(_, counted)| counted.had_by()).collect();
+        for process in run.processes() {
+            let is_to_map = keys.contains(&process.key);
+            if process.memory.shared.set_to_map(is_to_map) && is_to_map {
+                run.poke_waiting();
+            }
+        }
+    }
+
     /// Memory is tight: objects become managed, and those that are so are looked after.
     pub fn manage(&mut self, run: &Arc<Run>) {
         if matches!(run.settings.shared, Shared::None | Shared::Counted) || self.counter.is_refused() {
@@ -162,6 +192,10 @@ impl Watch {
             if let Some(what) = object.memory.breach() {
                 return run.fail(format!("shared memory cannot be trusted any more: {what}"));
             }
+        }
+        if run.manages_files() {
+            self.let_map(run);
+            self.search(run);
         }
         let is_to_be_managed = |(id, counted): &(&Id, &Counted)| match run.object_of(**id) {
             Some(object) => !object.is_adopted() && !object.is_given_back(),
@@ -237,8 +271,8 @@ impl Watch {
                 continue;
             }
             if let Err(error) = self.join(run, id, is_file, &all, settled, &clones_ended) {
-                // Of a file it would be the same the next time.
-                if is_file && run.object_of(id).is_none() {
+                // Of a file it would be the same the next time, unless its mapping or its process has gone.
+                if is_file && run.object_of(id).is_none() && !is_gone(&error) {
                     run.files.never_manage(id);
                 }
                 if run.settings.verbose {
@@ -246,6 +280,35 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// A managed file has more in memory than came by faults: fallocate has made pages.
+    fn search(&mut self, run: &Run) {
+        if self.last_search.elapsed() < (PART * self.searching).max(SHARED_LOOK) {
+            return;
+        }
+        let begun = threads::cpu_of_caller();
+        for object in run.objects().into_iter().filter(|object| object.is_file && object.is_adopted()) {
+            if unknown_bytes(&object) < UNMANAGED_BYTES_MIN {
+                continue;
+            }
+            let _alone = object.hold_giving_back();
+            if object.is_given_back() {
+                continue;
+            }
+            let pieces = object.memory.mapped.object.bytes.div_ceil(ADOPT_BYTES);
+            for _ in 0..pieces.min(SEARCH_PIECES) {
+                let at = object.next_searched(pieces) * ADOPT_BYTES;
+                if let Err(error) = adopt_piece(run, &object, at)
+                    && run.settings.verbose
+                {
+                    eprintln!("memspill: shared memory {}: {error}", object.id().ino);
+                }
+            }
+            run.update_account();
+        }
+        let took = threads::cpu_of_caller().saturating_sub(begun);
+        (self.last_search, self.searching) = (Instant::now(), took);
     }
 
     /// One step of an object's joining.
@@ -528,13 +591,18 @@ fn look_at_files(run: &Run, all: &[Mapper], ids: &[Id]) -> Option<shared_files::
     shared_files::look(run, &seen, ids)
 }
 
+/// It was there a moment ago.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
 /// Its own mapping here, and its page table.
 fn open(run: &Run, id: Id, is_file: bool, mapper: &Mapper) -> io::Result<Arc<Object>> {
     let process = mapper.process.as_ref().expect("a known one");
     let mapping = of_object(&mapper.maps, id)[0];
     let file = shmem::Object::of_mapping(mapper.pid, mapping.start, mapping.end)?;
     if file.id != id {
-        return Err(io::Error::other("its mapping has changed"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "its mapping has changed"));
     }
     if let Some(why) = if is_file { file.unfit()? } else { None } {
         return Err(io::Error::other(why));
@@ -639,22 +707,38 @@ fn adopt(run: &Run, object: &Object) -> io::Result<()> {
     if object.is_given_back() {
         return Ok(());
     }
-    let (mapped, mut at) = (&object.memory.mapped, 0);
-    while at < mapped.object.bytes {
-        let bytes = ADOPT_BYTES.min(mapped.object.bytes - at);
-        let _fill_guard = object.space.gate.enter_fill();
-        let mut adopted = 0;
-        mapped.present(at, bytes, |from, to| {
-            adopted += object.space.adopt(run.engine.swap(), Vpn(from / PAGE), Vpn(to / PAGE));
-        })?;
-        run.account.less_unmanaged(adopted * PAGE);
-        at += bytes;
+    let bytes = object.memory.mapped.object.bytes;
+    for at in (0..bytes).step_by(ADOPT_BYTES as usize) {
+        adopt_piece(run, object, at)?;
     }
     object.set_adopted();
     object.space.set_aside(false, &run.engine.spaces());
     run.account.count_shared_object();
     run.update_account();
     Ok(())
+}
+
+/// Up to ADOPT_BYTES of it, from `at` on.
+fn adopt_piece(run: &Run, object: &Object, at: u64) -> io::Result<()> {
+    let mapped = &object.memory.mapped;
+    // What is found must not leave before its word says that it is there.
+    let _held = object.hold_pages();
+    if unknown_bytes(object) == 0 {
+        return Ok(());
+    }
+    let mut adopted = 0;
+    mapped.clear_allocated(at, ADOPT_BYTES)?;
+    mapped.present(at, ADOPT_BYTES, |from, to| {
+        adopted += object.space.adopt(run.engine.swap(), Vpn(from / PAGE), Vpn(to / PAGE));
+    })?;
+    run.account.less_unmanaged(adopted * PAGE);
+    Ok(())
+}
+
+/// What it has in memory that its page table does not know of.
+fn unknown_bytes(object: &Object) -> u64 {
+    let bytes = object.memory.mapped.object.resident_bytes().unwrap_or(0);
+    bytes.saturating_sub(object.space.resident_pages() * PAGE)
 }
 
 /// Objects that nobody has mapped any more.

@@ -153,9 +153,14 @@ impl Counted {
         self.places.iter().any(|place| matches!(place, Place::Mapping { .. }))
     }
 
+    /// All that have it.
+    pub fn had_by(&self) -> impl Iterator<Item = u64> + '_ {
+        self.places.iter().filter_map(Place::process)
+    }
+
     /// One of those that have it.
     pub fn process<'a>(&self, processes: &Processes<'a>) -> Option<&'a Arc<Process>> {
-        self.places.iter().filter_map(Place::process).find_map(|key| processes.get(&key).copied())
+        self.had_by().find_map(|key| processes.get(&key).copied())
     }
 
     fn add(&mut self, place: Place, name: &[u8]) {

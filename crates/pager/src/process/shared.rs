@@ -32,6 +32,8 @@ pub struct SharedMappings {
     /// It was read while something was changing: it is read again with the next event.
     doubtful: AtomicBool,
     list: RwLock<Vec<Mapped>>,
+    /// What it is about to map takes all of the limit until then.
+    is_to_map: AtomicBool,
     /// Objects that were registered, and taken off the list again: children may have them registered, too.
     taken_off: RwLock<Vec<u64>>,
 }
@@ -49,6 +51,16 @@ impl SharedMappings {
 
     pub fn set_doubtful(&self, doubtful: bool) {
         self.doubtful.store(doubtful, Ordering::Release);
+    }
+
+    /// It is not to wait for room: there is some once it has mapped what it has open. Returns whether that is
+    /// new.
+    pub fn set_to_map(&self, is_to_map: bool) -> bool {
+        self.is_to_map.swap(is_to_map, Ordering::Relaxed) != is_to_map
+    }
+
+    pub fn is_to_map(&self) -> bool {
+        self.is_to_map.load(Ordering::Relaxed)
     }
 
     pub fn list(&self) -> Vec<Mapped> {
