@@ -70,7 +70,7 @@ clean() {
         return 1
     }
     shm | cmp -s - shm.before || { no "left: $(shm | diff shm.before - | grep '^>' | head -n 1)"; return 1; }
-    [ -z "$(agents)" ] || no "left: $(agents)"
+    [ -z "$(agents_left)" ] || no "left: $(agents_left)"
 }
 
 # Files of agents that have a name.
@@ -78,6 +78,8 @@ agents() {
     local file
     for file in {/run,/tmp,/var/tmp}/memspill-agent-*; do [ ! -e "$file" ] || echo "$file"; done
 }
+# Those that were left behind: a run that lives has a lock on its own.
+agents_left() { agents | while read -r file; do ! flock --nonblock "$file" true || echo "$file"; done; }
 
 targets() { # processes of ours that are the workload, the first one first
     local pid
