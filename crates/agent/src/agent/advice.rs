@@ -119,6 +119,7 @@ pub extern "C" fn syscall(
         nr::SECCOMP => seccomp(args),
         nr::MMAP if d & sys::MAP_ANONYMOUS == 0 => files::mmap(args),
         nr::PTRACE => proc_mem::trace(args),
+        number if files::is_for_later(number, args) => Ok(0),
         other => proc_mem::transfer(other, &args).unwrap_or_else(|| {
             files::about(files::files_of(other, args), || direct::system_call(other, args))
         }),

@@ -15,7 +15,8 @@
 //! | mmap with MAP_PRIVATE, PROT_EXEC or MAP_LOCKED   |                                           |
 //! | mmap with MAP_SHARED                             | that the mapping is registered            |
 //!
-//! Until it is answered the mapping is PROT_NONE, and nothing is brought by MAP_POPULATE.
+//! Until it is answered the mapping is PROT_NONE, and nothing is brought by MAP_POPULATE. Of a memfd,
+//! fallocate within its length is not called: its pages come when they are touched, and wait for room then.
 //!
 //! What is not answered is not called: EIO, or EAGAIN for mmap. Without `--shared=all` all of this costs one
 //! look at a word. With it each call on a regular file costs a statx(2) and, on what may be tmpfs, an
@@ -116,6 +117,9 @@ macro_rules! calls {
                 if STATE.files.load(Ordering::Relaxed) == 0 {
                     return call() as $ret;
                 }
+                if is_for_later(nr::$number, args) {
+                    return 0;
+                }
                 let mut files = [NONE; 2];
                 let mut places = files.iter_mut();
                 $(if let Some(place) = places.next() { *place = $fd; })*
@@ -186,6 +190,9 @@ fn in_pieces(number: usize, args: [usize; 6]) -> Result<usize> {
 pub extern "C" fn posix_fallocate(fd: usize, offset: usize, len: usize) -> c_int {
     if (offset as isize) < 0 || (len as isize) <= 0 {
         return sys::EINVAL;
+    }
+    if is_for_later(nr::FALLOCATE, [fd, 0, offset, len, 0, 0]) {
+        return 0;
     }
     // Where a file system cannot do it, the C library writes to each block.
     const EOPNOTSUPP: i32 = 95;
@@ -279,6 +286,32 @@ pub fn files_of(number: usize, args: [usize; 6]) -> [usize; 2] {
     }
 }
 
+/// Is this fallocate for pages that come as well when they are touched? That holds for a memfd, whose file
+/// system has no limit, within its length. Made now they would all be in memory at once, whatever the budget
+/// says.
+pub fn is_for_later(number: usize, args: [usize; 6]) -> bool {
+    const KEEP_SIZE: usize = 1;
+    const O_ACCMODE: usize = 3;
+    const F_GETFL: usize = 3;
+    if number != nr::FALLOCATE
+        || STATE.files.load(Ordering::Relaxed) == 0
+        || STATE.confined.load(Ordering::Relaxed) != 0
+    {
+        return false;
+    }
+    let [fd, mode, offset, len, ..] = args;
+    let (fd, mode) = (fd as c_int as usize, mode as c_int as usize);
+    let end = (offset as u64).saturating_add(len as u64);
+    // SAFETY: integers.
+    let flags = || unsafe { sys::syscall(nr::FCNTL, [fd, F_GETFL, 0, 0, 0, 0]) };
+    mode & !KEEP_SIZE == 0
+        && len as isize > 0
+        && offset as isize >= 0
+        && sys::regular_file(fd).is_some_and(|file| file.major == 0 && end <= file.len)
+        && matches!(sys::file_system(fd), Some((TMPFS_MAGIC, 0)))
+        && flags().is_ok_and(|flags| flags & O_ACCMODE != 0)
+}
+
 /// Makes a call that reads or writes these files, when all of them is in memory, and stays there.
 pub fn about(fds: [usize; 2], call: impl FnOnce() -> Result<usize>) -> Result<usize> {
     let [first, second] = fds.map(tmpfs_file);
@@ -346,14 +379,14 @@ fn tmpfs_file(fd: usize) -> Option<Id> {
     if !is_asked || fd < 0 {
         return None;
     }
-    let (major, minor, ino) = sys::regular_file(fd as usize)?;
+    let file = sys::regular_file(fd as usize)?;
     // All of tmpfs is on devices without a driver.
-    if major != 0 || sys::file_system(fd as usize) != Some(TMPFS_MAGIC) {
+    if file.major != 0 || !matches!(sys::file_system(fd as usize), Some((TMPFS_MAGIC, _))) {
         return None;
     }
     // As makedev(3) has it.
-    let minor = u64::from(minor);
-    Some(Id { dev: minor & 0xff | (minor & !0xff) << 12, ino })
+    let minor = u64::from(file.minor);
+    Some(Id { dev: minor & 0xff | (minor & !0xff) << 12, ino: file.inode })
 }
 
 /// A thread is in a call on a file that may be managed.

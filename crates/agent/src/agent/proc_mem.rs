@@ -168,7 +168,10 @@ fn process_of(file: usize) -> Option<usize> {
     let path = path.get(..len)?.strip_suffix(b"/mem")?;
     let digits = path.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
     let (before, digits) = path.split_at_checked(path.len() - digits)?;
-    if digits.is_empty() || !before.ends_with(b"/") || sys::file_system(file) != Some(PROC_MAGIC) {
+    if digits.is_empty()
+        || !before.ends_with(b"/")
+        || sys::file_system(file).is_none_or(|(kind, _)| kind != PROC_MAGIC)
+    {
         return None;
     }
     Some(digits.iter().fold(0, |number, digit| number * 10 + usize::from(digit - b'0')))

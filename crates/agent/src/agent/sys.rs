@@ -762,34 +762,46 @@ struct Statx {
     mode: u16,
     spare: u16,
     inode: u64,
-    unused: [u64; 12],
+    len: u64,
+    unused: [u64; 11],
     device: [u32; 2],
     rest: [u64; 14],
 }
 const _: () = assert!(core::mem::size_of::<Statx>() == 256);
 
-/// Device (major and minor) and inode of an open file. None: it is no regular file.
-pub fn regular_file(fd: usize) -> Option<(u32, u32, u64)> {
+/// An open file.
+pub struct RegularFile {
+    pub major: u32,
+    pub minor: u32,
+    pub inode: u64,
+    pub len: u64,
+}
+
+/// None: it is no regular file.
+pub fn regular_file(fd: usize) -> Option<RegularFile> {
     const AT_EMPTY_PATH: usize = 0x1000;
-    const TYPE_AND_INODE: usize = 0x101;
+    const TYPE_INODE_AND_SIZE: usize = 0x301;
     const S_IFMT: u16 = 0o170000;
     const S_IFREG: u16 = 0o100000;
     let mut statx = core::mem::MaybeUninit::<Statx>::zeroed();
     // SAFETY: the kernel reads an empty path and writes a struct of 256 bytes; zeros are a valid one.
     let found = unsafe {
-        let args = [fd, c"".as_ptr() as usize, AT_EMPTY_PATH, TYPE_AND_INODE, statx.as_mut_ptr() as usize, 0];
+        let args =
+            [fd, c"".as_ptr() as usize, AT_EMPTY_PATH, TYPE_INODE_AND_SIZE, statx.as_mut_ptr() as usize, 0];
         syscall(nr::STATX, args).ok()?;
         statx.assume_init()
     };
-    (found.mode & S_IFMT == S_IFREG).then_some((found.device[0], found.device[1], found.inode))
+    let Statx { mode, device: [major, minor], inode, len, .. } = found;
+    (mode & S_IFMT == S_IFREG).then_some(RegularFile { major, minor, inode, len })
 }
 
-/// By what the kernel knows the kind of file system that an open file is on.
-pub fn file_system(fd: usize) -> Option<u64> {
+/// By what the kernel knows the kind of file system that an open file is on, and how many blocks that may
+/// have: 0 where nothing limits it.
+pub fn file_system(fd: usize) -> Option<(u64, u64)> {
     let mut statfs = [0u64; 32];
     // SAFETY: the kernel writes a struct of 120 bytes, which begins with a word for the kind.
     unsafe { syscall(nr::FSTATFS, [fd, statfs.as_mut_ptr() as usize, 0, 0, 0, 0]) }.ok()?;
-    Some(statfs[0])
+    Some((statfs[0], statfs[2]))
 }
 
 fn statx(path: &core::ffi::CStr) -> Result<Statx> {
