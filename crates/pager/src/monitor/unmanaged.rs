@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   usage above the mark of reclaim for a while, nothing reclaimed meanwhile
-//!   (or more than the limit is not managed)
+//!   (or what is not managed leaves little of the limit)
 //!      ── smaps of each process: what cannot be moved out, by kind ── more than the limit? ── --on-full
 //! ```
 //!
@@ -32,16 +32,45 @@ const WORTH_NAMING_BYTES: u64 = 1 << 20;
 /// the time alone says nothing, and what came meanwhile is about to be registered.
 const LOOKS_MIN: u32 = 20;
 
+/// Where what is not managed leaves less than this part of the limit, it may be too much.
+const LITTLE_PART: u64 = 16;
+
 /// Nothing else stays that an option leaves uncounted.
 const OF_SHARED: &str = "of shared memory that is not swapped";
-/// So many objects of shared memory are named.
+const OF_FILES: &str = "of written private file mappings";
+/// So many objects of shared memory, or files, are named.
 const NAMED_MAX: usize = 3;
 
 /// The kernel's UFFDIO_MOVE moves what can be written, and nothing else.
 const PROTECTED: &str = "read-only or without access";
 
-/// Bytes that cannot be moved out, by kind.
-type StayingBytes = BTreeMap<&'static str, u64>;
+/// Bytes that cannot be moved out.
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Staying {
+    kinds: BTreeMap<&'static str, u64>,
+    /// Those of private file mappings, by file.
+    files: BTreeMap<String, u64>,
+}
+
+impl Staying {
+    fn total(&self) -> u64 {
+        self.kinds.values().sum()
+    }
+
+    fn largest_kind(&self) -> Option<&'static str> {
+        self.kinds.iter().max_by_key(|(_, bytes)| **bytes).map(|(kind, _)| *kind)
+    }
+
+    /// `/a/b 40 MiB, /a/c 3 MiB`: the largest files, or nothing.
+    fn files_described(&self) -> String {
+        let mut files: Vec<_> =
+            self.files.iter().filter(|(_, bytes)| **bytes >= WORTH_NAMING_BYTES).collect();
+        files.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
+        let named: Vec<String> =
+            files.iter().take(NAMED_MAX).map(|(name, bytes)| format!("{name} {}", size(**bytes))).collect();
+        named.join(", ")
+    }
+}
 
 /// What the monitor remembers from round to round.
 #[derive(Default)]
@@ -103,7 +132,10 @@ impl Watch {
         let reclaimed = run.engine.stats().sum(|c| &c.pgsteal);
         let refused = run.engine.stats().sum(|c| &c.take_unevictable);
         for group in run.engine.groups().all() {
-            let is_fixed = fixed_bytes(run, group) > group.limit_bytes();
+            // Pages still come and go in what little is left, so reclaim says nothing then. What counts here
+            // differs from look to look; a closer look decides.
+            let little_bytes = room_bytes(group) + group.limit_bytes() / LITTLE_PART;
+            let is_fixed = fixed_bytes(run, group) + little_bytes > group.limit_bytes();
             // Where a fault waits for room, usage is a little below the limit.
             if !group.above_high_mark() {
                 self.over.remove(&group.id);
@@ -132,24 +164,33 @@ fn fixed_bytes(run: &Run, group: &Group) -> u64 {
     }
 }
 
+/// Room that reclaim keeps free: what stays must leave as much.
+fn room_bytes(group: &Group) -> u64 {
+    2 * group.gap_bytes()
+}
+
 /// Look at each process of a group that is too large, and decide.
 fn judge_group(run: &Run, group: &Group) {
     let found = by_process(run, |process| process.space.group(run.engine.swap()).is_within(group));
-    let stays_bytes: u64 = found.iter().map(|(_, kinds)| total(kinds)).sum();
+    let stays_bytes: u64 = found.iter().map(|(_, staying)| staying.total()).sum();
     let own_bytes = match group.parent {
         None => account::own_bytes(&run.engine),
         Some(_) => 0,
     };
     // Of pages that several processes share since a fork, each has its part here; usage may count them more
     // than once.
-    let needed_bytes = stays_bytes + own_bytes + 2 * group.gap_bytes();
+    let needed_bytes = stays_bytes + own_bytes + room_bytes(group);
     if needed_bytes <= group.limit_bytes() {
         return;
     }
-    let Some((process, kinds)) = found.iter().max_by_key(|(_, kinds)| total(kinds)) else { return };
+    let Some((process, staying)) = found.iter().max_by_key(|(_, staying)| staying.total()) else { return };
     let (limit, fix) = match group.parent {
-        None if kinds.contains_key(OF_SHARED) => ("the budget".to_string(), fix_of_shared(run)),
-        None if largest_kind(kinds) == Some(PROTECTED) => {
+        None if staying.kinds.contains_key(OF_SHARED) => ("the budget".to_string(), fix_of_shared(run)),
+        None if staying.largest_kind() == Some(OF_FILES) => {
+            let fix = "raise --memory-max, or have the program read the file instead of mapping it";
+            ("the budget".to_string(), fix)
+        }
+        None if staying.largest_kind() == Some(PROTECTED) => {
             let fix = "raise --memory-max, or run it with --pager=thread, which swaps such memory";
             ("the budget".to_string(), fix)
         }
@@ -161,7 +202,7 @@ fn judge_group(run: &Run, group: &Group) {
         mib(stays_bytes),
         own_part(own_bytes, run.processes().len()),
         group.limit_bytes() >> 20,
-        described(run, process, kinds)
+        described(run, process, staying)
     );
     run.no_way_out(group, Some(needed_bytes), &reason, fix);
 }
@@ -175,15 +216,11 @@ fn own_part(own_bytes: u64, processes: usize) -> String {
     }
 }
 
-fn largest_kind(kinds: &StayingBytes) -> Option<&'static str> {
-    kinds.iter().max_by_key(|(_, bytes)| **bytes).map(|(kind, _)| *kind)
-}
-
 /// The process with the most memory that cannot be moved out, for people. None if there is little of it.
 pub fn largest(run: &Run) -> Option<String> {
     let found = by_process(run, |_| true);
-    let (process, kinds) = found.iter().max_by_key(|(_, kinds)| total(kinds))?;
-    (total(kinds) >= WORTH_NAMING_BYTES).then(|| described(run, process, kinds))
+    let (process, staying) = found.iter().max_by_key(|(_, staying)| staying.total())?;
+    (staying.total() >= WORTH_NAMING_BYTES).then(|| described(run, process, staying))
 }
 
 /// Shared memory that is not swapped takes most of the budget. What can be done about it?
@@ -236,18 +273,20 @@ fn shared_described(run: &Run, process: Option<u64>) -> String {
 
 /// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`. What is less than a MiB
 /// is named where a process has nothing more.
-fn described(run: &Run, process: &Process, kinds: &StayingBytes) -> String {
-    let mut kinds: Vec<_> = kinds.iter().collect();
+fn described(run: &Run, process: &Process, staying: &Staying) -> String {
+    let mut kinds: Vec<_> = staying.kinds.iter().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
     let worth_naming =
         |(place, (_, bytes)): &(usize, &(&&str, &u64))| *place == 0 || **bytes >= WORTH_NAMING_BYTES;
     let parts = kinds.iter().enumerate().filter(worth_naming);
     let part = |(_, (kind, bytes)): (usize, &(&&str, &u64))| {
         let part = format!("{} {kind}", size(**bytes));
-        match **kind == OF_SHARED {
-            true => format!("{part} ({})", shared_described(run, Some(process.key))),
-            false => part,
-        }
+        let which = match **kind {
+            OF_SHARED => shared_described(run, Some(process.key)),
+            OF_FILES => staying.files_described(),
+            _ => String::new(),
+        };
+        if which.is_empty() { part } else { format!("{part} ({which})") }
     };
     let parts: Vec<String> = parts.map(part).collect();
     format!("{} has {}", standstill::name(process.memory.pid()), parts.join(", "))
@@ -262,12 +301,8 @@ fn size(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", mib(bytes)) }
 }
 
-fn total(kinds: &StayingBytes) -> u64 {
-    kinds.values().sum()
-}
-
-fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>, StayingBytes)> {
-    let kinds = |process: Arc<Process>| {
+fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>, Staying)> {
+    let staying = |process: Arc<Process>| {
         // The child of a fork, of which nothing is known until it has joined: that takes a while where many
         // fork.
         if process.may_join() {
@@ -276,14 +311,14 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_registered = process.growth.is_registered();
         let by_agent = process.memory.uffd.agent().is_some();
-        let mut kinds = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, by_agent);
+        let mut staying = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, by_agent);
         let shared_bytes = process.growth.unmanaged_shared_bytes();
         if shared_bytes > 0 {
-            kinds.insert(OF_SHARED, shared_bytes);
+            staying.kinds.insert(OF_SHARED, shared_bytes);
         }
-        Some((process, kinds))
+        Some((process, staying))
     };
-    run.processes().into_iter().filter(|process| wanted(process)).filter_map(kinds).collect()
+    run.processes().into_iter().filter(|process| wanted(process)).filter_map(staying).collect()
 }
 
 /// One mapping of smaps.
@@ -291,7 +326,8 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
 struct Region<'a> {
     range: (u64, u64),
     perms: &'a str,
-    is_file: bool,
+    /// Of a file: its name.
+    file: Option<&'a str>,
     is_stack: bool,
     rss_kib: u64,
     pss_kib: u64,
@@ -300,8 +336,8 @@ struct Region<'a> {
 
 /// What a process has in memory that cannot be moved out, by kind. Of pages that it shares its part.
 /// `by_agent`: what cannot be written now can be moved out too.
-fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: bool) -> StayingBytes {
-    let mut kinds = StayingBytes::new();
+fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: bool) -> Staying {
+    let mut staying = Staying::default();
     let mut region = Region::default();
     for line in smaps.lines() {
         let mut fields = line.split_ascii_whitespace();
@@ -315,15 +351,19 @@ fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: b
                 let region = std::mem::take(&mut region);
                 let is_locked = fields.any(|flag| flag == "lo");
                 if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered, by_agent) {
-                    *kinds.entry(kind).or_default() += region.anonymous_bytes();
+                    *staying.kinds.entry(kind).or_default() += region.anonymous_bytes();
+                    if let Some(file) = region.file {
+                        *staying.files.entry(file.to_string()).or_default() += region.anonymous_bytes();
+                    }
                 }
             }
             _ if first.ends_with(':') => {}
             _ => region = Region::of_line(line).unwrap_or_default(),
         }
     }
-    kinds.retain(|_, bytes| *bytes > 0);
-    kinds
+    staying.kinds.retain(|_, bytes| *bytes > 0);
+    staying.files.retain(|_, bytes| *bytes > 0);
+    staying
 }
 
 impl Region<'_> {
@@ -332,8 +372,11 @@ impl Region<'_> {
         let mut fields = line.split_ascii_whitespace();
         let range = proc::range_of(fields.next()?.as_bytes())?;
         let (perms, inode) = (fields.next()?, fields.nth(2)?);
-        let is_stack = fields.next() == Some("[stack]");
-        Some(Region { range, perms, is_file: inode != "0", is_stack, ..Region::default() })
+        let first = fields.next();
+        // The name is the rest of the line: it may have spaces.
+        let name = first.map_or("", |first| &line[first.as_ptr() as usize - line.as_ptr() as usize..]);
+        let file = (inode != "0").then_some(name.trim_end());
+        Some(Region { range, perms, file, is_stack: name == "[stack]", ..Region::default() })
     }
 
     fn anonymous_bytes(&self) -> u64 {
@@ -353,7 +396,7 @@ fn why_it_stays(
 ) -> Option<&'static str> {
     let (start, end) = region.range;
     Some(match () {
-        _ if region.is_file => "of written private file mappings",
+        _ if region.file.is_some() => OF_FILES,
         _ if is_locked => "locked",
         _ if !region.perms.starts_with("rw") && !by_agent => PROTECTED,
         _ if registered.intersects(start, end) => return None,
@@ -394,8 +437,8 @@ mod tests {
             region("7000-8000 r-xp 00000000 08:01 7   /a b", 800, 0, ""),
         ];
         let registered: Ranges = [(0x1000, 0x3000)].into_iter().collect();
-        let kinds = staying_in(&smaps.concat(), &registered, true, false);
-        let expected: StayingBytes = [
+        let staying = staying_in(&smaps.concat(), &registered, true, false);
+        let expected: BTreeMap<&str, u64> = [
             ("locked", 800 << 10),
             ("of written private file mappings", 400 << 10),
             ("read-only or without access", 400 << 10),
@@ -403,9 +446,18 @@ mod tests {
             ("writable and executable", 32 << 10),
         ]
         .into();
-        assert_eq!(kinds, expected);
-        assert_eq!(largest_kind(&kinds), Some("locked"));
-        let kinds = staying_in(&smaps[3], &[(0x4000, 0x5000)].into_iter().collect(), true, true);
-        assert!(kinds.is_empty(), "the agent takes out what is read-only: {kinds:?}");
+        assert_eq!(staying.kinds, expected);
+        assert_eq!(staying.files, [("/a b".to_string(), 400 << 10)].into());
+        assert_eq!(staying.largest_kind(), Some("locked"));
+        let staying = staying_in(&smaps[3], &[(0x4000, 0x5000)].into_iter().collect(), true, true);
+        assert_eq!(staying, Staying::default(), "the agent takes out what is read-only");
+    }
+
+    #[test]
+    fn the_largest_files_are_named() {
+        let file = |name: &str, kib| region(&format!("3-4 rw-p 0 08:01 7   {name}"), 800, kib, "");
+        let smaps = [file("/a b", 4 << 10), file("/c", 512), file("/d", 6 << 10), file("/a b", 4 << 10)];
+        let staying = staying_in(&smaps.concat(), &Ranges::default(), true, true);
+        assert_eq!(staying.files_described(), "/a b 8 MiB, /d 6 MiB");
     }
 }
