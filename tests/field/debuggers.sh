@@ -1,7 +1,5 @@
 # Debuggers, and who reads another process's memory. Cases of field.sh.
-CASES+=(traceme traceme-tight selfmem gdb gdb-term gdb-killed strace valgrind)
-# Elsewhere memory of other processes is an error where it is swapped out.
-[ "$MODE" != kernel ] || CASES+=(readers)
+CASES+=(traceme traceme-tight selfmem readers read-stopped gdb gdb-term gdb-killed strace valgrind)
 
 case_traceme() {
     local kind
@@ -20,6 +18,9 @@ case_readers() {
     local kind
     for kind in vm mem peek; do same 24M readers $kind 48 && left 4096 || return; done
 }
+
+# No call hangs on a process that is stopped, or gone.
+case_read-stopped() { same 24M read_stopped 48 && left 4096; }
 
 # What gdb prints, without the numbers of processes and of threads.
 GDB='gdb -q -nx -batch "$@" 2>&1 </dev/null | grep -vE "^(\[|Using|warning|\$)" | sed "s/0x[0-9a-f]*/ADDR/g"'

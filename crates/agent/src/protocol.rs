@@ -214,6 +214,8 @@ pub const OP_EXIT: u32 = 4;
 pub const OP_PREPARE: u32 = 5;
 /// Mark the runs MADV_DONTFORK, fill in `MoveRun::errno`, then Reply.
 pub const OP_MARK: u32 = 6;
+/// Install what has been delivered, where the process is paged by windows, then Reply.
+pub const OP_INSTALL: u32 = 7;
 
 /// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is
 /// made executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal
@@ -354,6 +356,9 @@ pub const CALL_REMOVE: u32 = 4;
 pub const CALL_PAGEOUT: u32 = 5;
 pub const CALL_COLD: u32 = 6;
 pub const CALL_WILLNEED: u32 = 7;
+/// As CALL_WILLNEED, but it is answered when the pages are there, as far as there is room for them, and where
+/// the process is paged by windows too. For accesses that make no fault.
+pub const CALL_BRING: u32 = 10;
 /// The file with the inode `addr` on device `len` is about to be used by a call that does not fault: all of
 /// it is to be in the file when the call is answered, and to stay there.
 pub const CALL_FILE_USED: u32 = 8;

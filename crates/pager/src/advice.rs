@@ -4,6 +4,7 @@
 //!   MADV_PAGEOUT    not registered? the monitor looks first ─▶ batch after batch leaves     its caller waits
 //!   MADV_COLD       the pages become the next victims                                       its caller waits
 //!   MADV_WILLNEED   window after window is read, as far as there is room                    nobody waits
+//!   an access       the same, and it is installed (CALL_BRING)                              its caller waits
 //! ```
 //!
 //! What holds: one step is short, and holds no lock while it waits; between steps others have their turn
@@ -36,8 +37,10 @@ const WINDOWS: usize = 8;
 
 /// One of the threads.
 pub fn follow(run: &Run, index: u32) {
-    let mut adviser = Adviser { run, queue: run.layout.advice_queue(index), scratch: Scratch::default() };
+    let queue = run.layout.advice_queue(index);
+    let mut adviser = Adviser { run, queue, scratch: Scratch::default(), put_off: Vec::new() };
     while !run.is_stopping() {
+        adviser.install(None);
         let Some(mut advice) = run.advice.next(ADVICE_IDLE) else { continue };
         match adviser.step(&mut advice) {
             Step::More => run.advice.add(advice),
@@ -65,6 +68,8 @@ struct Adviser<'a> {
     run: &'a Run,
     queue: QueueId,
     scratch: Scratch,
+    /// Fills that met an event, which a pager reads, or found no room among what a process has to install.
+    put_off: Vec<FillJob>,
 }
 
 impl Adviser<'_> {
@@ -93,6 +98,15 @@ impl Adviser<'_> {
             }
             What::Cold => self.make_cold(&space, advice),
             What::WillNeed => self.bring(&space, advice),
+            // Nothing can be installed there.
+            What::Bring if process.stands_still() => false,
+            What::Bring => {
+                // What was delivered before leaves room.
+                process.install_delivered();
+                let goes_on = self.bring(&space, advice);
+                process.install_delivered();
+                goes_on
+            }
         };
         if goes_on && advice.next < advice.end { Step::More } else { Step::End }
     }
@@ -156,7 +170,8 @@ impl Adviser<'_> {
             note(outcome, &mut put_off);
         });
         drop(work);
-        self.install(put_off);
+        self.put_off.append(&mut put_off);
+        self.install(advice.process.as_deref().filter(|_| advice.what == What::Bring));
         self.run.update_account();
         self.run.kick_reclaim();
         if has_room {
@@ -169,14 +184,17 @@ impl Adviser<'_> {
         !stuck && advice.brought < limit_pages / 2
     }
 
-    /// Fills that met an event, which a pager reads.
-    fn install(&mut self, mut put_off: Vec<FillJob>) {
-        while !put_off.is_empty() && !self.run.is_stopping() {
+    /// What was put off, as far as it can be done within the time for which room is awaited: the process may
+    /// be stopped in the midst of a change. `process`: whose evictor is to install what is delivered.
+    fn install(&mut self, process: Option<&Process>) {
+        let begun = Instant::now();
+        while !self.put_off.is_empty() && begun.elapsed() < AHEAD_GIVEN_UP && !self.run.is_stopping() {
             std::thread::sleep(PUT_OFF_AGAIN);
+            process.inspect(|process| process.install_delivered());
             let _work = self.run.quiet.begin_work();
-            for job in std::mem::take(&mut put_off) {
+            for job in std::mem::take(&mut self.put_off) {
                 match self.run.engine.install(crate::cpu(), job, &mut self.scratch) {
-                    Outcome::Again(job) => put_off.push(job),
+                    Outcome::Again(job) => self.put_off.push(job),
                     Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
                     Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
                 }
@@ -206,5 +224,7 @@ fn whose(run: &Run, advice: &Advice) -> Option<Arc<Process>> {
         return None;
     }
     let process = run.process_of_pid(advice.pid)?;
-    proc::may_advise(advice.caller.memory.pid(), advice.pid).then_some(process)
+    // Of what is brought nothing is told: who may read it is asked by the kernel, when it is read.
+    let may = advice.what == What::Bring || proc::may_advise(advice.caller.memory.pid(), advice.pid);
+    may.then_some(process)
 }

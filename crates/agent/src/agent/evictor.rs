@@ -157,6 +157,11 @@ fn serve_commands(block: &EvictorBlock) -> ! {
             #[cfg(target_arch = "x86_64")]
             OP_MOVE if block.uffd < 0 => take_runs(block, command),
             OP_MOVE => move_runs(block, command),
+            #[cfg(target_arch = "x86_64")]
+            crate::protocol::OP_INSTALL => {
+                windows::install_delivered();
+                send_reply(block, command, 0);
+            }
             OP_POPULATE => populate_runs(block, command),
             OP_PREPARE => prepare_runs(block, command),
             OP_MARK => mark_runs(block, command),

@@ -343,6 +343,17 @@ pub fn ring_for(control: *mut Control, doorbell: Doorbell) -> bool {
     answered
 }
 
+/// Claims a doorbell for a call that may take long, which is made by the link.
+#[cfg(target_arch = "x86_64")]
+pub fn claim_doorbell_for_long() -> Option<usize> {
+    claim_doorbell(FOR_LONG)
+}
+
+#[cfg(target_arch = "x86_64")]
+pub fn give_doorbell_back(index: usize) {
+    STATE.rung.fetch_and(!(1 << index), Ordering::Release);
+}
+
 /// Claims one of the doorbells from `first` on.
 fn claim_doorbell(first: usize) -> Option<usize> {
     let mut rung = STATE.rung.load(Ordering::Relaxed);

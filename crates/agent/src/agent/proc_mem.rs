@@ -4,7 +4,7 @@
 //! Such accesses make no fault: the kernel answers EIO where a page is not in memory, also of the caller's
 //! own (code generators write so what they may not map writable). process_vm_readv, which reads another
 //! process's memory too, does make one; and where calls are trapped what it uses of its own process is
-//! brought before.
+//! brought before, and what is away of another's (`windows/elsewhere.rs`).
 //!
 //! ```text
 //!   pread(/proc/PID/mem) ─ EIO, or a part ─▶ process_vm_readv of a byte there ─ it can be read ─▶ once more
@@ -117,6 +117,13 @@ impl Access {
         Ok(sum)
     }
 
+    /// Of another process, where pages go by windows there: a call that does not look through protections, as
+    /// those of pages whose bytes are on their way. How many bytes; 0: it cannot be used.
+    fn directly(&self, at: usize, from: usize, len: usize) -> usize {
+        let number = if self.writes { nr::PROCESS_VM_WRITEV } else { nr::PROCESS_VM_READV };
+        if traps() { vm_call(number, self.process, at, from, len).unwrap_or(0) } else { 0 }
+    }
+
     /// As the kernel does it with what is in memory: as much as there is, and EIO where there is nothing.
     fn all(&self, at: usize, len: usize, from: usize) -> Result<usize> {
         let number = if self.writes { nr::PWRITE64 } else { nr::PREAD64 };
@@ -125,8 +132,10 @@ impl Access {
         loop {
             let (start, bytes) = (from.wrapping_add(done), (len - done).min(PIECE));
             let rest = [self.file, at.wrapping_add(done), bytes, start, mark, 0];
+            let direct = if mark == 0 { self.directly(rest[1], start, bytes) } else { 0 };
             // SAFETY: the caller's own request, a part of it.
-            match unsafe { sys::syscall(number, rest) } {
+            let result = if direct > 0 { Ok(direct) } else { unsafe { sys::syscall(number, rest) } };
+            match result {
                 Ok(0) => return Ok(done),
                 Ok(some) => {
                     done += some;
@@ -146,11 +155,22 @@ impl Access {
 /// Brings a page. False: it cannot be read.
 fn is_brought(process: usize, addr: usize) -> bool {
     let mut byte = 0u8;
-    let (to, from) = ([&raw mut byte as usize, 1], [addr, 1]);
-    let args = [process, &raw const to as usize, 1, &raw const from as usize, 1, 0];
-    // SAFETY: the kernel writes a byte.
-    let read = unsafe { sys::syscall(nr::PROCESS_VM_READV, args) };
-    read == Ok(1)
+    vm_call(nr::PROCESS_VM_READV, process, &raw mut byte as usize, addr, 1) == Ok(1)
+}
+
+fn vm_call(number: usize, process: usize, at: usize, addr: usize, len: usize) -> Result<usize> {
+    let (here, there) = ([at, len], [addr, len]);
+    let args = [process, &raw const here as usize, 1, &raw const there as usize, 1, 0];
+    // SAFETY: the caller's own request, or a byte of the agent's.
+    unsafe { sys::syscall(number, args) }
+}
+
+/// Are the process's calls trapped?
+fn traps() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::dispatch::traps();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 fn seek(file: usize, to: usize, whence: usize) -> Result<usize> {

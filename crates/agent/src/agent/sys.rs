@@ -207,6 +207,7 @@ pub mod nr {
     pub const SPLICE: usize = 76;
     pub const COPY_FILE_RANGE: usize = 285;
     pub const PROCESS_VM_READV: usize = 270;
+    pub const PROCESS_VM_WRITEV: usize = 271;
     pub const PTRACE: usize = 117;
     pub const LSEEK: usize = 62;
     pub const READLINKAT: usize = 78;

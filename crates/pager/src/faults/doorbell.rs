@@ -15,12 +15,15 @@ use crate::process::Process;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
 use memspill_agent::protocol::{
-    CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT, CALL_REMOVE,
-    CALL_WILLNEED, DOORBELLS, Doorbell, STAGING_PAGES,
+    CALL_BRING, CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT,
+    CALL_REMOVE, CALL_WILLNEED, DOORBELLS, Doorbell, STAGING_PAGES,
 };
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::shmem::Id;
 use std::sync::Arc;
+
+/// Pages that are brought for an access to another process at once: as many as are delivered at once.
+const BROUGHT_MAX: u64 = 16;
 
 /// A fault on one of the agent's own pages: a doorbell (a call to us), the ident page of a forked child
 /// (which has done its work by faulting), or staging (somebody reads all memory that there is). None of them
@@ -58,6 +61,10 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
     {
         return false;
     }
+    if process.memory.uffd.agent().is_some() {
+        // Nobody touches the page, and who has called waits for the word.
+        return true;
+    }
     // What is put off is asked for again: the page is missing still.
     if !put_off {
         process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
@@ -77,6 +84,10 @@ enum Done {
 
 /// What a thread of the process wants, at a doorbell.
 fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
+    // By a link, calls of one kind come.
+    if process.memory.uffd.agent().is_some() && call.call != CALL_BRING {
+        return Done::Now;
+    }
     let is_done = match call.call {
         CALL_MAPPED | CALL_GROWN => {
             register_announced(run, process, call.addr, call.len, call.call == CALL_GROWN)
@@ -86,6 +97,10 @@ fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Door
         CALL_COLD => return pass_on(run, process, What::Cold, Some(doorbell), call),
         // The kernel does not wait for the pages either.
         CALL_WILLNEED => return pass_on(run, process, What::WillNeed, None, call),
+        CALL_BRING => {
+            let len = call.len.min(BROUGHT_MAX * PAGE_SIZE as u64);
+            return pass_on(run, process, What::Bring, Some(doorbell), Doorbell { len, ..call });
+        }
         CALL_FILE_USED => {
             return done(files::used(run, process, doorbell, Id { dev: call.len, ino: call.addr }));
         }

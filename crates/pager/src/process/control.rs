@@ -297,7 +297,10 @@ impl ControlPage {
 
     /// Before the doorbell's page is filled, by which its caller goes on.
     pub fn answer_call(&self, i: usize) {
-        self.doorbell_answered(i).store(DOORBELL_ANSWERED, Ordering::Release);
+        let answered = self.doorbell_answered(i);
+        answered.store(DOORBELL_ANSWERED, Ordering::SeqCst);
+        // SAFETY: a wake on an address in our own mapping.
+        unsafe { libc::syscall(libc::SYS_futex, answered.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
     }
 }
 

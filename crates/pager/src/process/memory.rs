@@ -379,6 +379,10 @@ impl ProcessMemory {
     pub fn answer_call(&self, doorbell: usize) {
         let Some(agent) = self.agent() else { return };
         agent.evictor.control.answer_call(doorbell);
+        if self.uffd.agent().is_some() {
+            // It waits for the word.
+            return;
+        }
         let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;
         // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
         self.uffd.zeropage(page, PAGE_SIZE as u64);

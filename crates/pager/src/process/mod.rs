@@ -42,7 +42,7 @@ pub mod wire;
 
 use crate::process::ranges::Range;
 use crate::stall::Stall;
-use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, now_us};
+use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, EVICTOR_TURN, now_us};
 use agent::Agent;
 use descent::Descent;
 use evictor::Failed;
@@ -51,6 +51,7 @@ use held::HeldForFork;
 use home::Home;
 use lineage::Sharing;
 use memory::ProcessMemory;
+use memspill_agent::protocol::OP_INSTALL;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
 use memspill_engine::swap::Swap;
@@ -234,6 +235,24 @@ impl Process {
             self.memory.broken.store(true, Ordering::Relaxed);
         }
         result.is_ok()
+    }
+
+    /// Has what was delivered to it installed, where nobody of it waits for that (OP_INSTALL).
+    pub fn install_delivered(&self) {
+        if self.memory.uffd.agent().is_none() {
+            return;
+        }
+        let Some(agent) = self.memory.serving_agent() else { return };
+        let Some(_turn) = self.take_evictor(EVICTOR_TURN) else { return };
+        if self.caught_up(agent) {
+            let deadline = Instant::now() + EVICTOR_ANSWERS;
+            self.note_broken(agent.evictor.call(OP_INSTALL, &[], 0, deadline));
+        }
+    }
+
+    /// Is its evictor stopped, by a signal or a tracer?
+    pub fn stands_still(&self) -> bool {
+        self.memory.serving_agent().is_some_and(|agent| standstill::is_stopped(agent.evictor.tid))
     }
 
     /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.

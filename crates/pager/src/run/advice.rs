@@ -30,6 +30,8 @@ pub enum What {
     Pageout,
     Cold,
     WillNeed,
+    /// The same, and its caller waits until it can use them.
+    Bring,
 }
 
 /// What is still to be done of one call, or of a part of it.

@@ -24,6 +24,7 @@
 //! | execve                                                | of a static program: made here (`exec.rs`);  |
 //! |                                                       | LD_PRELOAD is looked at (`preload.rs`)       |
 //! | stat and its kin on /proc/self/task                   | made here (`tasks.rs`)                       |
+//! | process_vm_readv, writev of another process          | made here (`windows/elsewhere.rs`)           |
 //! | ptrace(PTRACE_TRACEME)                                | answered here (`traced.rs`)                  |
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | with what lets our own pass (`filters.rs`)   |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
@@ -261,6 +262,16 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
         _ if tasks::are_looked_at(number, &args) && filters::let_pass(block, number, &args) => {
             look_at_tasks(block).map(Answer::Result)
+        }
+        _ if !is_vfork
+            && !block.is_confined()
+            && windows::is_on()
+            && windows::elsewhere::concerns(number, &args) =>
+        {
+            hold(block, number, &args);
+            let result = windows::elsewhere::make(number, &args);
+            in_use::withdraw(block);
+            result.map(Answer::Result)
         }
         LEAVE_DISPATCH => {
             block.has_left = true;

@@ -177,6 +177,21 @@ pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
     taken
 }
 
+/// Installs what has been delivered, as far as that can be now. By the evictor.
+pub fn install_delivered() {
+    /// A page may be in the hands of a thread that does not run.
+    const TRIES: u32 = 3;
+    for _ in 0..TRIES {
+        let Some(inside) = gate::enter_within(GATE_MS) else { return };
+        let installed = supervisor::install_inside(true);
+        drop(inside);
+        if installed.is_ok() {
+            return;
+        }
+        wait::pause(1);
+    }
+}
+
 /// Takes out of `count` pages from `start` on as many as can be, from the first one on, for the supervisor:
 /// their bytes go to `to`, where it reads them. How many went, and why no more: 0, or an errno.
 ///

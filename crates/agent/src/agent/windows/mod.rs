@@ -21,6 +21,7 @@
 //! | `holes.rs` | what stands where a page is away; memory that is registered |
 //! | `moving.rs` | mremap there |
 //! | `kernel.rs`, `descriptors.rs` | what is asked of the kernel; descriptors that stay open |
+//! | `elsewhere.rs` | memory of another process is read and written by a call |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
 //! | `change.rs`, `follow.rs`, `fork.rs` | mappings that change, and their words |
@@ -57,6 +58,7 @@ mod along;
 mod change;
 mod descriptors;
 mod early;
+pub mod elsewhere;
 mod empty;
 mod evict;
 mod exclude;
@@ -82,7 +84,7 @@ mod uses;
 mod wait;
 
 pub use early::leave as leave_pool;
-pub use evict::{empty_staging, take_run};
+pub use evict::{empty_staging, install_delivered, take_run};
 pub use fork::{begins as fork_begins, ends as fork_ends, in_child, is_all_here};
 pub use linked::{is_there as has_supervisor, staging};
 pub use noted::take_hints_outside as take_hints;
