@@ -38,7 +38,8 @@ head -c 4097 /dev/urandom >file
 nbdkit -U - "$file_plugin" file --run 'sh ask "$uri"' >nbdkit 2>/dev/null || true
 stat -c %s file >>nbdkit
 for server in qemu nbdkit; do
-    paste -s -d '|' "$server" | sed "s/^/$server: libnbd sees /; s/|/, QEMU sees /; s/|/; /; s/|/; file then /"
+    paste -s -d '|' "$server" |
+        sed "s/^/$server: libnbd sees /; s/|/, QEMU sees /; s/|/; /; s/|/; file then /"
 done
 printf '%s\n' 4608 4608 'wrote 8/8 bytes at offset 4200' 4208 | cmp -s - qemu &&
     printf '%s\n' 4097 4608 'write failed: No space left on device' 4097 | cmp -s - nbdkit ||
