@@ -1,6 +1,6 @@
 # Programs that are strange to memspill: of another C library, confined by themselves, in namespaces of their
 # own, with another LD_PRELOAD. Cases of field.sh.
-CASES+=(musl musl-child seccomp preload preload-child process-madvise limits)
+CASES+=(musl musl-child seccomp preload preload-child process-madvise limits own-userfaultfd)
 [ "$MODE" != kernel ] || CASES+=(other-network)
 
 # Another C library than the GNU one passes nothing to constructors.
@@ -46,3 +46,6 @@ case_other-network() { same 20M other_network 32 && left 2048; }
 
 # Memory that is locked within the limit, and a limit of addresses.
 case_limits() { same 24M limits 32 && left 1024; }
+
+# A program that waits for faults of its own hears of them, or is told that it will not.
+case_own-userfaultfd() { same 24M -s 20 own_userfaultfd 48 && left 4096; }
