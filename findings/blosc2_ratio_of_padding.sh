@@ -5,8 +5,8 @@
 # Behaviour: an array of 1025 x 1025 random bytes in chunks of 1024 x 1024. nbytes is 1050625 and cbytes is
 #   1052000 or so: it grew. cratio, and the line in .info just below these two, say 3.98. With chunks of
 #   1025 x 1025 it says 1.0.
-# One would have guessed: cratio is nbytes / cbytes, as both stand beside it and it is documented as such a
-#   ratio.
+# One would have guessed: cratio is nbytes / cbytes, as all three stand together and cratio is described as
+#   "the compression ratio of the array". Only the description of nbytes says that it is another one.
 # Why it matters: by this number one chooses a codec and plans how much memory an array will take. Here it
 #   is off by the share of padding, so bad chunks look like good compression, and the worse they fit the
 #   better they look.

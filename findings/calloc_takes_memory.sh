@@ -5,13 +5,14 @@
 #   libjemalloc2 5.3.0-1 of Debian 12, preloaded into a Python with numpy 2.4.6.
 # Behaviour: numpy.zeros of 256 MiB grows the process by 256 MiB under three of the four, before anything is
 #   written to the array. Under jemalloc, and without any of them, it grows by nothing.
-# One would have guessed: fresh pages from the kernel are zero, so an allocator that maps 256 MiB for one
-#   block has no reason to clear it. All four map such a block afresh; three of them clear it all the same.
+# One would have guessed: fresh pages from the kernel are zero, so an allocator that has just got 256 MiB
+#   from it has no reason to clear them. Three of the four clear them all the same.
 # Why it matters: arrays larger than memory that are filled in few places, hash tables and tables of pages
 #   rest on untouched pages that cost nothing. A preloaded allocator, chosen for speed, makes each of them
 #   resident, and swapping writes pages of zeroes.
 # Cause: tcmalloc's calloc is malloc and memset. oneTBB's is too: uxlfoundation/oneTBB#178, open since 2019.
-#   mimalloc knows of fresh memory, yet not on the way that blocks of this size take in this release.
+#   For mimalloc, microsoft/mimalloc#1104 tells of the time that it takes in later releases; the cause is
+#   not known here.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -12,8 +12,8 @@
 #   reader who takes the fill value for "not written yet" takes stale data for fresh. With other chunks,
 #   other values.
 # Cause: both drop whole chunks past the new end and leave the last one alone; HDF5 fills what is cut off in
-#   it. zarr's docs speak only of chunks that fall outside; zarr-developers/zarr-python#1017 is open since
-#   2022.
+#   it. The notes on zarr's resize do tell it (zarr-developers/zarr-python#1017); those on blosc2's say "not
+#   initialized".
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
