@@ -1,7 +1,8 @@
 // memfd_heap MIB VIEWS [allocated | whole]: a heap as some collectors make it: one memfd, mapped shared at
 // VIEWS places in pieces of 2 MiB, over a reservation without access. What is written by one view is read by
 // the next. `allocated`: its room is made by fallocate, piece by piece; `whole`: all of it before it is
-// mapped, by a system call of the program's own instructions. Prints a checksum.
+// mapped, by a system call of the program's own instructions. Prints a checksum, and on stderr what the
+// memfd has in memory before it is touched.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -43,6 +45,9 @@ int main(int argc, char **argv) {
             if (mapped == MAP_FAILED) return 4;
         }
     }
+    struct stat found;
+    if (fstat(fd, &found) != 0) return 5;
+    fprintf(stderr, "the heap has %ld KiB\n", (long)found.st_blocks / 2);
     for (int round = 0; round < 4; round++)
         for (size_t word = 0; word < words; word++) {
             seed = seed * 6364136223846793005u + 1;

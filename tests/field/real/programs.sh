@@ -1,7 +1,7 @@
 # Whole programs whose memory is of an uncommon kind, in half of what they take alone. Cases of
 # field.sh --real.
 CASES+=(boehm yjit zgc shared-array torch-loader joblib perl-forks opcache sbcl chromium firefox gdb strace
-    valgrind postgres notebook)
+    valgrind postgres parallel-join notebook)
 
 # needs PACKAGE COMMAND: skips the case where the command fails.
 needs() {
@@ -201,6 +201,35 @@ case_postgres() {
     local said
     said=$(bash "$TESTS/programs/postgres.sh" "$MEMSPILL" "$WORK/postgres" 10 -m 64M) || no "$said"
     DID=$said
+}
+
+# The table of a parallel hash join is in /dev/shm.
+case_parallel-join() {
+    local folder
+    folder=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -n 1)
+    needs postgresql test -x "${folder:-/nowhere}/postgres" || return 0
+    script parallel-join <<'END'
+#!/bin/bash
+# parallel-join FOLDER-OF-POSTGRES: the server does not want to be root.
+[ "$(id -u)" != 0 ] || exec setpriv --reuid 65534 --regid 65534 --clear-groups "$0" "$@"
+PATH=$1:$PATH
+home=$(mktemp -d /var/tmp/parallel-join.XXXXXX) && cd "$home" || exit 2
+export PGHOST=$home PGUSER=someone PGDATABASE=postgres
+initdb -D data -U someone -A trust --no-sync >/dev/null || exit 3
+postgres -D data -k "$home" -h '' -c shared_buffers=16MB -c fsync=off -c work_mem=256MB -c autovacuum=off \
+    -c jit=off >log 2>&1 &
+server=$!
+for _ in $(seq 300); do pg_isready -q && break; sleep 0.1; done
+psql -qc "create table t as select i, md5(i::text) || md5((i + 1)::text) h from
+    generate_series(1, 700000) i; analyze t"
+psql -qAt -c "set enable_mergejoin = off; set max_parallel_workers_per_gather = 2;
+    set parallel_setup_cost = 0; set parallel_tuple_cost = 0; set min_parallel_table_scan_size = 0" \
+    -c "select count(*) from t a join t b on a.h = b.h"
+pg_ctl -s -D data stop -m fast
+wait $server
+rm -rf "$home"
+END
+    same half -s 240 "$WORK/bin/parallel-join" "$folder"
 }
 
 case_notebook() {

@@ -15,10 +15,12 @@
 //! | mmap with MAP_PRIVATE, PROT_EXEC or MAP_LOCKED   |                                           |
 //! | mmap with MAP_SHARED                             | that the mapping is registered            |
 //!
-//! Until it is answered the mapping is PROT_NONE, and nothing is brought by MAP_POPULATE. Of a memfd,
-//! fallocate within its length is not called: its pages come when they are touched, and wait for room then.
+//! Until it is answered the mapping is PROT_NONE, and nothing is brought by MAP_POPULATE.
 //!
-//! What is not answered is not called: EIO, or EAGAIN for mmap. Without `--shared=all` all of this costs one
+//! Of a memfd, fallocate within its length is not called, in any run: its pages come when they are touched,
+//! and wait for room then if they are managed.
+//!
+//! What is not answered is not called: EIO, or EAGAIN for mmap. Without `--shared=all` the rest costs one
 //! look at a word. With it each call on a regular file costs a statx(2) and, on what may be tmpfs, an
 //! fstatfs(2).
 //!
@@ -114,11 +116,11 @@ macro_rules! calls {
                     return libc_result(ret) as $ret;
                 }
                 let call = || next::$name.call(nr::$number, args);
-                if STATE.files.load(Ordering::Relaxed) == 0 {
-                    return call() as $ret;
-                }
                 if is_for_later(nr::$number, args) {
                     return 0;
+                }
+                if STATE.files.load(Ordering::Relaxed) == 0 {
+                    return call() as $ret;
                 }
                 let mut files = [NONE; 2];
                 let mut places = files.iter_mut();
@@ -288,15 +290,12 @@ pub fn files_of(number: usize, args: [usize; 6]) -> [usize; 2] {
 
 /// Is this fallocate for pages that come as well when they are touched? That holds for a memfd, whose file
 /// system has no limit, within its length. Made now they would all be in memory at once, whatever the budget
-/// says.
+/// says, and those too that nobody ever touches. So it is whether the file is swapped or only counted.
 pub fn is_for_later(number: usize, args: [usize; 6]) -> bool {
     const KEEP_SIZE: usize = 1;
     const O_ACCMODE: usize = 3;
     const F_GETFL: usize = 3;
-    if number != nr::FALLOCATE
-        || STATE.files.load(Ordering::Relaxed) == 0
-        || STATE.confined.load(Ordering::Relaxed) != 0
-    {
+    if number != nr::FALLOCATE || STATE.confined.load(Ordering::Relaxed) != 0 {
         return false;
     }
     let [fd, mode, offset, len, ..] = args;
