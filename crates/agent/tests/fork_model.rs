@@ -55,7 +55,7 @@ fn explore<S: Copy + Eq + Hash>(
 }
 
 mod child {
-    /// What may be left out.
+    /// The rules, each of which a control leaves out.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Rule {
         /// SIGSYS is blocked in the first steps, which tells the timer that it is too soon.
@@ -83,7 +83,7 @@ mod child {
         is_noted: bool,
         is_timer_set: bool,
         joined: u8,
-        /// Of the block: where the child goes on.
+        /// The block's word: where the child goes on.
         frame: Place,
         failed: bool,
     }

@@ -1215,7 +1215,7 @@ fn what_a_file_holds_is_named_and_not_overwritten() {
         let error = open(FilePlace::Path).map(|_| ()).expect_err(what).to_string();
         assert!(error.contains(&format!("holds {what}, ")), "{what}: {error}");
         assert!(std::fs::read(&path).unwrap() == before, "{what}");
-        // Who means it: nothing of it is left to be found by the next run.
+        // With `overwrite` nothing of it is left to be found by the next run.
         drop(open(FilePlace::Overwritten).expect(what));
         drop(open(FilePlace::Path).expect(what));
     }

@@ -48,7 +48,7 @@ pub enum SwapSpec {
         discard: DiscardPolicy,
         /// None: as the run has it (`--encrypt`).
         encrypt: Option<bool>,
-        /// What is there may be lost.
+        /// The user lets memspill overwrite what is there.
         overwrite: bool,
         fail: Option<Fail>,
     },

@@ -364,7 +364,7 @@ pub fn system_v_in(table: &str) -> Vec<Segment> {
     lines.filter_map(read).collect()
 }
 
-/// What a process has of the shared memory that it has mapped: of each page its part, by the number of those
+/// A process's part of the shared memory that it has mapped: each page divided by the number of those
 /// who have it mapped. Walks all page tables.
 pub fn shared_parts(pid: u32) -> io::Result<Vec<(Id, u64)>> {
     Ok(shared_parts_in(&smaps(pid)?))
@@ -418,7 +418,7 @@ pub fn path_of(name: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(name))
 }
 
-/// Where tmpfs is mounted, and where something else is below it.
+/// The mount points of tmpfs, and of what else is mounted below them.
 pub struct Mounts {
     /// The last one of those that hold counts.
     mounts: Vec<(Vec<u8>, bool)>,
@@ -439,7 +439,7 @@ impl Mounts {
             Some((point, kind == b"tmpfs"))
         };
         let mut mounts: Vec<_> = mountinfo.split(|byte| *byte == b'\n').filter_map(read).collect();
-        // Of mounts at one point the last one is seen.
+        // The last mount at a point hides the others.
         mounts.sort_by_key(|(point, _)| point.len());
         Mounts { mounts }
     }

@@ -57,10 +57,10 @@ use crate::{STATE, own_marks};
 const TRIES: u32 = 10_000;
 const NO_SOCKET: i32 = -1;
 
-/// What a child says: nothing yet; that it has joined; or else an errno.
+/// A child says: nothing yet; that it has joined; or else an errno.
 const JOINING: u32 = 0;
 const JOINED: u32 = 1 << 16;
-/// What its parent says, when it does not wait any longer.
+/// Its parent says this when it waits no longer.
 const LEFT: u32 = 2 << 16;
 /// So often it is looked whether the child still lives,
 const LOOKS_MS: u32 = 10;

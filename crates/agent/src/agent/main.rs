@@ -206,7 +206,7 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, pass
 /// # Safety
 /// As for `find_variable`; and the process has one thread.
 unsafe fn begin(envp: *const *const c_char) {
-    // What valgrind runs is memory of valgrind's own process, a static program, which has an agent itself.
+    // Programs in valgrind are memory of valgrind's own process, a static program, which has its own agent.
     #[cfg(target_arch = "x86_64")]
     if sys::is_in_valgrind() {
         return;

@@ -2,7 +2,7 @@
 //! links of /proc/self/task for it: Chromium's zygote, and all that is built on it, ends itself where it
 //! finds another thread.
 //!
-//! So what `stat` and its kin say of that directory is one link less while there is an evictor: where calls
+//! `stat` and its kin say one link less of that directory while there is an evictor: where calls
 //! are trapped, by the dispatch (`dispatch/trap.rs`); else by functions in place of the C library's.
 //!
 //! What it does not do: the names in that directory, /proc/self/status and /proc/self/stat show the thread;
@@ -69,7 +69,7 @@ pub struct Statx {
     size: u64,
 }
 
-/// What says how many links a directory has.
+/// The kernel's structures that say how many links a directory has.
 pub trait Links: Copy {
     /// The same with one link less, if it is a directory of /proc.
     fn without_one(self) -> Option<Self>;
@@ -111,7 +111,7 @@ fn is_trapped() -> bool {
     false
 }
 
-/// What is said of a path, by the C library's function or, where that is not known (yet), by the call.
+/// Asks about a path, by the C library's function or, where that is not known (yet), by the call.
 fn said<T: Links>(next: &Next, args: [usize; 6], call: [usize; 6], path: usize, result: usize) -> c_int {
     let number = if size_of::<T>() == size_of::<Stat>() { NEWFSTATAT } else { nr::STATX };
     // SAFETY: the caller's own request, passed through.

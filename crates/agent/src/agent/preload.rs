@@ -98,7 +98,7 @@ fn parts(list: &[u8]) -> impl Iterator<Item = &[u8]> {
 pub struct List {
     entries: [usize; ENTRIES_MAX + 1],
     text: [u8; TEXT_BYTES + NAME_MAX],
-    /// Of the text among the entries.
+    /// The index of the text among the entries.
     index: usize,
 }
 

@@ -14,7 +14,7 @@
 //! published as what the call uses (`dispatch/hold.rs`). The kernel looks through protections here, and so
 //! would see a page whose bytes are just on their way (`windows/`).
 //!
-//! Which descriptors are such files is asked at each call, in processes that have opened one by its name.
+//! A process that has opened such a file by its name asks at each call whether the descriptor is one.
 //!
 //! Not seen from here: calls inside the C library itself (stdio), system calls by a program's own
 //! instructions, descriptors that came by a message or by an exec. All of this may run in a signal handler,
@@ -204,7 +204,7 @@ fn link_of(file: usize) -> [u8; PATH_BYTES] {
     let start = b"/proc/self/fd/";
     let mut places = link.iter_mut();
     start.iter().for_each(|byte| places.next().into_iter().for_each(|place| *place = *byte));
-    // Of an int, which it is, the upper half of the register is not defined.
+    // It is an int: the upper half of the register is not defined.
     let number = file as u32;
     while unit > 0 {
         if number >= unit || unit == 1 {
@@ -225,7 +225,7 @@ pub extern "C" fn ptrace(request: c_int, process: usize, addr: usize, data: usiz
     let mut word = 0 as c_long;
     match trace([request, process, addr, &raw mut word as usize, 0, 0]) {
         Ok(_) => {
-            // Who asks looks at errno, for all words are results.
+            // Every word can be a result, so the caller looks at errno.
             libc_result(Err(0));
             word
         }

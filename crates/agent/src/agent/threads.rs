@@ -40,7 +40,7 @@ use crate::sys::{self, PAGE};
 /// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0 on
 /// x86-64 and at 0xd0 on aarch64.
 const NOTED_BYTES: usize = 1 << 10;
-/// Of musl's, up to behind the list of robust locks.
+/// The bytes of musl's structure, up to the end of its list of robust locks.
 const MUSL_BYTES: usize = 0xa0;
 /// Of so many stacks: 32 KiB, of which pages that no thread needed are never touched.
 const NOTES_MAX: usize = 4096;
@@ -176,7 +176,7 @@ pub fn note_thread() {
     }
 }
 
-/// Where the kernel writes when the calling thread has ended. In musl that is a lock of the library's, the
+/// The word that the kernel clears when the calling thread has ended. In musl it is the library's lock, the
 /// same one for all threads. None: the kernel does not say (CONFIG_CHECKPOINT_RESTORE).
 fn cleared_at_end() -> Option<usize> {
     const PR_GET_TID_ADDRESS: usize = 40;

@@ -76,7 +76,7 @@ impl Medium {
         let mut length = kind.len();
         if named {
             lock_for_us(&file)?;
-            // Who had the lock may have changed it.
+            // The last holder of the lock may have changed it.
             length = file.metadata()?.len();
         }
         let file = OwnedFd::from(file);
@@ -149,7 +149,7 @@ impl Medium {
         if is_blank { Ok(None) } else { refused(ends.name().unwrap_or("data")) }
     }
 
-    /// Of a file. Holes are not read.
+    /// Holes of a file are not read.
     fn is_all_zeros(&self, buffer: &mut Aligned, size_bytes: u64) -> io::Result<bool> {
         let mut at = 0;
         while at < size_bytes {
@@ -191,7 +191,7 @@ impl Medium {
                 0 => break,
                 read => len += read,
             }
-            // What is not a whole page is the last one.
+            // Only the last read is not a whole page.
             if !len.is_multiple_of(PAGE_SIZE) {
                 break;
             }
@@ -373,7 +373,7 @@ fn lock_for_us(file: &fs::File) -> io::Result<()> {
     })
 }
 
-/// What is read of the start, or of the end, at most.
+/// At most so much is read of the start, or of the end.
 const ENDS_BYTES: usize = if HEAD_BYTES > TAIL_BYTES { HEAD_BYTES } else { TAIL_BYTES } + PAGE_SIZE;
 
 /// The last bytes begin here, at a page.

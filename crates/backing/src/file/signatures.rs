@@ -92,7 +92,7 @@ const SHORT: &[(&str, usize, &[u8])] = &[
     ("partitions (MBR)", 0x1fe, b"\x55\xaa"),
 ];
 
-/// What says whose it is.
+/// The signs by which its owner is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sign {
     Memspill,
@@ -128,7 +128,7 @@ impl Ends {
             .or_else(|| self.at_end())
     }
 
-    /// What is there, if it has a name.
+    /// The name of what is there, if it has one.
     pub fn name(&self) -> Option<&'static str> {
         let short = || SHORT.iter().find(|(_, at, bytes)| self.has(*at, bytes)).map(|(name, ..)| *name);
         self.surely().or_else(short)

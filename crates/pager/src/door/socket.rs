@@ -49,7 +49,7 @@ fn listen_by_inode(random: &str) -> Option<(OwnedFd, OwnedFd)> {
     let path = std::env::temp_dir().join(format!(".memspill-{}-{random}", std::process::id()));
     let socket = new_socket().ok()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path).ok()?).ok()?;
-    // Who may not write to it may not connect. Who comes is looked at, as at the other one.
+    // A process needs write permission to connect. Each that comes is checked, as at the other one.
     let opened = fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(|_| ()).and_then(|()| {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
         rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map_err(|_| ())

@@ -207,14 +207,14 @@ pub fn measure_shared(run: &Run, may_rise: bool) {
     if !may_rise {
         keep_sum(measured.iter_mut().map(|(_, discount)| discount).collect());
     }
-    // Who has more first: nothing is to be counted twice meanwhile.
+    // Those that get more come first: nothing is to be counted twice meanwhile.
     measured.sort_by_key(|(_, discount)| discount.pages < discount.before_pages);
     for (process, discount) in measured {
         process.space.set_discount(run.engine.swap(), discount.pages);
     }
 }
 
-/// What is discounted of a process, and will be.
+/// The pages that are discounted of a process now, and were before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Discount {
     before_pages: u64,

@@ -143,7 +143,7 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let by_agent = process.memory.uffd.agent().is_some();
     let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, by_agent);
     let Some(mut found) = found else { return Vec::new() };
-    // What is without access, and empty, is an address to come to, or a guard.
+    // An empty mapping without access is reserved address space, or a guard.
     found.new.retain(|new| match (new.is_reserve, new.is_closed) {
         (true, _) => is_empty(pid, &mut registered, new.range()),
         (_, true) => !is_empty(pid, &mut registered, new.range()),

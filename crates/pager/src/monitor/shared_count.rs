@@ -38,7 +38,7 @@ const WALK_PART: u32 = 10;
 /// Less than this is no change.
 const STEP_BYTES: u64 = 64 << 10;
 
-/// What the kernel puts behind the name of a file that has it no more.
+/// The kernel puts this behind the name of a file that was unlinked.
 const DELETED: &[u8] = b" (deleted)";
 
 /// By process.
@@ -97,12 +97,12 @@ impl Pace {
 /// An object, and who has it.
 pub struct Counted {
     pub kind: SharedKind,
-    /// What has come since the run began.
+    /// The bytes that have come since the run began.
     pub bytes: u64,
     /// For people.
     pub name: String,
     places: Vec<Place>,
-    /// What it had before. None: nobody has asked for its size yet.
+    /// The bytes that it had before. None: nobody has asked for its size yet.
     before_bytes: Option<u64>,
 }
 
@@ -194,7 +194,7 @@ fn named(kind: SharedKind, name: &[u8]) -> String {
     }
 }
 
-/// What a file has in memory.
+/// The bytes that a file has in memory.
 struct Size {
     bytes: u64,
     is_older: bool,
@@ -254,7 +254,7 @@ impl Counter {
         let keys: HashSet<u64> = sizes.iter().map(|(process, _)| process.key).collect();
         let known = self.looked.len();
         self.looked.retain(|key, _| keys.contains(key));
-        // What it has may be another one's by now.
+        // What a process that has gone had may be another one's by now.
         let is_full = std::mem::take(&mut self.is_lost) || self.looked.len() != known;
         let mut any = is_full;
         for (process, statm) in sizes {
@@ -287,7 +287,7 @@ impl Counter {
         }
     }
 
-    /// What does this process have mapped and open?
+    /// Finds what this process has mapped and open.
     fn look_at(&mut self, process: &Arc<Process>) {
         let (key, pid) = (process.key, process.memory.proc_id());
         let Ok(maps) = proc::shared_maps(pid) else { return };

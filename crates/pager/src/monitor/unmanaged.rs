@@ -95,7 +95,7 @@ impl Told {
         let stays = objects.iter().filter(|object| !object.is_to_leave);
         let bytes: u64 = stays.map(|object| object.bytes).sum();
         let limit_bytes = run.engine.root().limit_bytes();
-        // Where there is more than fits, another line will say so.
+        // If there is more than fits, another line will say so.
         if self.is_told || !(limit_bytes / 2..limit_bytes).contains(&bytes) {
             *self = Told { is_told: self.is_told, ..Told::default() };
             return;
@@ -144,7 +144,7 @@ impl Watch {
             let new = || Over { since: Instant::now(), reclaimed, refused, looks: 0 };
             let over = self.over.entry(group.id).or_insert_with(new);
             over.looks += 1;
-            // What is left beside much that stays is reclaimed again and again.
+            // The little that can leave beside much that stays is reclaimed again and again.
             let is_refused = refused - over.refused > reclaimed - over.reclaimed;
             if reclaimed != over.reclaimed && !is_fixed && !is_refused {
                 self.over.remove(&group.id);
@@ -207,7 +207,7 @@ fn judge_group(run: &Run, group: &Group) {
     run.no_way_out(group, Some(needed_bytes), &reason, fix);
 }
 
-/// What memspill has itself, which is most of it where there are many processes.
+/// Says memspill's own part, which is most of it where there are many processes.
 fn own_part(own_bytes: u64, processes: usize) -> String {
     match (own_bytes, processes) {
         (0, _) => String::new(),
@@ -229,7 +229,7 @@ pub fn fix_for(run: &Run) -> Option<&'static str> {
     (bytes > run.engine.root().limit_bytes() / 2).then(|| fix_of_shared(run))
 }
 
-/// What swaps the largest object, if something does.
+/// The option that swaps the largest object, if there is one.
 fn fix_of_shared(run: &Run) -> &'static str {
     const RAISE: &str = "raise --memory-max, or leave shared memory uncounted with --shared=none";
     let largest = run.account.unmanaged_shared().first().map(|object| object.kind);

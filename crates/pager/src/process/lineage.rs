@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Who has made fewer copies since a fork has not written what is shared: whoever runs another program next
+/// With fewer copies since a fork a process has not written what is shared: to run another program
 /// makes some hundred.
 const COPIES_MIN: u64 = 512;
 /// The same as a part of what was shared.
 const COPIES_PART: u64 = 16;
-/// Who has not written it after this time is not about to.
+/// A process that has not written it after this time is not about to.
 const QUIET_AFTER_US: u64 = 1_000_000;
 /// So many copies from one look to the next are a sign of writing.
 const COPIES_OF_A_LOOK: u64 = 16;
 /// After the last sign more may come for this long.
 const WRITES_ON_US: u64 = 200_000;
 
-/// What is known of a program and all children of its forks: by the last of them of which it is known.
+/// The last that was found out about a program and all children of its forks.
 #[derive(Default)]
 struct Lineage(AtomicU8);
 
@@ -39,7 +39,7 @@ pub struct Sharing {
     /// Faults that the kernel had served by itself then, and at the last look.
     faults_then: AtomicU64,
     faults_seen: AtomicU64,
-    /// What was shared then.
+    /// The pages that were shared then.
     shared_pages: AtomicU64,
     writing_us: AtomicU64,
     is_judged: AtomicBool,

@@ -81,7 +81,7 @@ pub struct Process {
     pub aside: Aside,
     /// While its agent makes a fork.
     pub fork: HeldForFork,
-    /// What its forks lead to.
+    /// What its forks lead to: do children write what they share?
     pub sharing: Sharing,
     batch: Mutex<()>,
     since: Instant,

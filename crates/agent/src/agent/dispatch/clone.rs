@@ -151,9 +151,9 @@ pub fn go_on() -> usize {
     memspill_go_on_cloned as *const () as usize
 }
 
-/// Where these calls seem to be made, to a seccomp filter.
+/// The addresses at which a seccomp filter sees these calls.
 pub fn made_at() -> [usize; 2] {
-    /// Of `syscall`.
+    /// The length of `syscall`, in bytes.
     const INSTRUCTION: usize = 2;
     let labels: [unsafe extern "C" fn(); 2] = [memspill_clone, memspill_vfork];
     labels.map(|label| label as *const () as usize + INSTRUCTION)

@@ -45,7 +45,7 @@ global_asm!(
     "memspill_site_foreign:",
     "lea r11, [rcx - 2]",
     "jmp r11",
-    // Where the program may have set %gs.
+    // The program may have set %gs.
     "memspill_site_checked:",
     "rdgsbase r11",
     "sub r11, qword ptr [rip + {shared} + {arena}]",
@@ -248,7 +248,7 @@ pub fn is_before_call(of: usize) -> bool {
         .any(|label| at(label) == of)
 }
 
-/// Where the program's calls seem to be made, to a seccomp filter; of the first most are.
+/// The addresses at which a seccomp filter sees the program's calls; most are at the first.
 pub fn made_at() -> [usize; 3] {
     [at(memspill_made), at(memspill_made_foreign), at(memspill_thread_ended)]
 }

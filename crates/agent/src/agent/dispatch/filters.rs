@@ -159,7 +159,7 @@ pub fn sets_filter(number: usize, args: &[usize; 6]) -> bool {
 struct Kept {
     /// The one that was set before it in the thread; 0: none.
     before: usize,
-    /// Where its instructions are; how many are the agent's, and then how many the program's.
+    /// The address of its instructions; how many are the agent's, and then how many the program's.
     code: usize,
     own: usize,
     len: usize,
@@ -354,11 +354,11 @@ fn keep(
     let filter = Filter { code: program, len };
     let before = block.filters.load(Ordering::Relaxed);
     let lets = |number, args: &[usize; 6]| {
-        // Of what is no filter the kernel says so.
+        // The kernel refuses a program that is no filter.
         filter.run(number, args).is_none_or(is_let) && allow(before, number, args)
     };
     let (thread, child) = ([THREAD_FLAGS, 0, 0, 0, 0, 0], [SIGCHLD, 0, 0, 0, 0, 0]);
-    // What clone3 is asked for stands in memory, where no filter can look.
+    // No filter can look at the arguments of clone3: they are in memory.
     let any = lets(CLONE3, &[0; 6]);
     let has_forks = any || lets(CLONE, &child) || lets(FORK, &[0; 6]) || lets(VFORK, &[0; 6]);
     let prefix = Prefix::new(any || lets(CLONE, &thread), has_forks);
@@ -440,7 +440,7 @@ impl Prefix {
         prefix.push(LOAD, 0, 0, ADDRESS as usize);
         prefix.leave_unless(IF_AT_LEAST, start & LOWER);
         prefix.leave_if(IF_AT_LEAST, end & LOWER);
-        // What is made there is the program's.
+        // Calls that are made there are the program's.
         for place in enter::made_at().into_iter().chain(clone::made_at()) {
             prefix.leave_if(IF_EQUAL, place & LOWER);
         }

@@ -178,7 +178,7 @@ pub fn has_fsgsbase() -> bool {
     HAS_FSGSBASE.load(Ordering::Relaxed) != 0
 }
 
-/// Where %gs points to, if the program may have set it; else `block`.
+/// The address in %gs, if the program may have set it; else `block`.
 pub fn gs(block: usize) -> usize {
     if !has_fsgsbase() {
         return block;
@@ -189,7 +189,7 @@ pub fn gs(block: usize) -> usize {
     gs
 }
 
-/// Where %fs points to, if the program may have set %gs; else 0.
+/// The address in %fs, if the program may have set %gs; else 0.
 pub fn fs() -> usize {
     if !has_fsgsbase() {
         return 0;

@@ -59,7 +59,7 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
     });
 }
 
-/// What a pread or pwrite of /proc/self/mem uses by its file, where the agent makes it (`proc_mem.rs`).
+/// The memory that a pread or pwrite of /proc/self/mem reaches through its file (`proc_mem.rs`).
 fn of_own_memory(args: &[usize; 6]) -> Option<Use> {
     let [_, _, len, start, mark, _] = *args;
     let one = Use { start, end: start.saturating_add(len), writes: false };

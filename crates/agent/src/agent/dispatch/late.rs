@@ -358,7 +358,7 @@ fn may_be_made(number: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Of those by which a child in a user namespace of its own gives up what it may do.
+/// Whether it is one by which a child in a user namespace of its own gives up its rights.
 fn may_be_made_in_sandbox(number: usize, args: &[usize; 6]) -> bool {
     const PR_SET_PDEATHSIG: usize = 1;
     const PR_SET_KEEPCAPS: usize = 8;

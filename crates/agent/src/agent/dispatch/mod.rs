@@ -111,7 +111,7 @@ pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
     thread::reserve()
 }
 
-/// Where %gs points to.
+/// The address in %gs.
 fn kernels_gs() -> Result<usize> {
     let mut gs = 0usize;
     // SAFETY: the kernel writes a word.
@@ -209,7 +209,7 @@ fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Resul
         let stack = block.kernel_stack();
         let before = &raw mut block.alternate as usize;
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
-        // What the program finds there it may put back when its calls are trapped no more.
+        // The program may put back what it reads there when its calls are no longer trapped.
         let stays = gadget::has_fsgsbase() && handshake::is_then_free();
         if !stays && gadget::gs(0) == 0 {
             let _ = gadget::set_gs(block.address);

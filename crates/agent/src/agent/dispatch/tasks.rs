@@ -8,7 +8,7 @@ use crate::sys::{PAGE, nr};
 const STAT: usize = 4;
 const NEWFSTATAT: usize = 262;
 
-/// Which argument is the path, and which the place for the result.
+/// The argument that is the path, and the one that is the place for the result.
 fn places(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     match number {
         STAT => Some((args[0], args[1])),
@@ -22,7 +22,7 @@ fn places(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
 pub fn are_looked_at(number: usize, args: &[usize; 6]) -> bool {
     let is_asked_for = |(path, _): (usize, usize)| {
         let mut bytes = [0u8; PATH_MAX];
-        // What is behind the end of the path may not be there.
+        // The page behind the end of the path may not be mapped.
         let first = (PAGE - path % PAGE).min(PATH_MAX);
         // SAFETY: there is room for so many.
         let is_read = unsafe { gadget::copy(bytes.as_mut_ptr() as usize, path, first) };

@@ -1,4 +1,4 @@
-//! What the dispatch keeps for each thread of the program: its *block*.
+//! The *block*: all that the dispatch keeps for one thread of the program.
 //!
 //! ```text
 //!   arena:  ‖ alternate stack 64 KiB | block 4 KiB ‖ alternate stack | block ‖ ...          ‖: no access
@@ -158,9 +158,9 @@ pub struct Block {
     pub tid: u32,
     /// The same of a process of its own, as its parent sees it; 0: it is a thread.
     pub process: AtomicU32,
-    /// Where the program's %gs points to, while %gs points to the block for a call: see `gadget::gs`.
+    /// The program's %gs, while %gs is the block's address for a call: see `gadget::gs`.
     pub gs: usize,
-    /// Where %fs pointed to when the thread trapped last.
+    /// The address in %fs when the thread trapped last.
     pub fs: usize,
     pub slot: Slot,
     /// Ranges of the program's memory that are never to be taken out while there is this thread, by KEPT_*.
@@ -193,12 +193,12 @@ const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
 pub struct Shared {
     first: AtomicUsize,
     board: AtomicPtr<Board>,
-    /// Where the blocks lie, in how many bytes, how many have room, and how many were made.
+    /// The address of the blocks, their bytes, how many have room, and how many were made.
     arena: AtomicUsize,
     bytes: AtomicUsize,
     blocks_max: AtomicUsize,
     blocks: AtomicUsize,
-    /// Where more room begins in the one that was made for `room`; 0: there is none.
+    /// The address of more room in the one that was made for `room`; 0: there is none.
     room: AtomicUsize,
 }
 
@@ -411,7 +411,7 @@ pub fn room(bytes: usize) -> Result<usize> {
     }
     loop {
         let at = SHARED.room.load(Ordering::Acquire);
-        // Where it ends the address says: rooms lie in a row, and each ends with a whole number of them.
+        // The address says where it ends: rooms lie in a row, and each is a whole number of blocks.
         let used = at.wrapping_sub(SHARED.arena.load(Ordering::Relaxed));
         let left = used.next_multiple_of(BLOCK_PAGES * PAGE).wrapping_sub(used);
         let from = match at != 0 && left >= bytes {
@@ -498,7 +498,7 @@ pub fn memory_of(block: *mut Block) -> (usize, usize) {
     (block - STACK_BYTES, block + PAGE)
 }
 
-/// Those of the program's other threads.
+/// The blocks of the program's other threads.
 pub fn others(own: &Block) -> impl Iterator<Item = *mut Block> {
     let own = &raw const *own;
     // SAFETY: blocks are never unmapped; the field is atomic.
@@ -547,7 +547,7 @@ impl Block {
         }
     }
 
-    /// Where the list of the robust locks that the thread holds begins.
+    /// The head of the list of robust locks that the thread holds.
     pub fn robust_list(&self) -> usize {
         self.kept[KEPT_ROBUST_LIST].start as usize
     }

@@ -1,4 +1,4 @@
-//! Who asks to be traced (PTRACE_TRACEME), where calls are trapped. A trap is a signal, and a tracer sees
+//! Processes that ask to be traced (PTRACE_TRACEME) while calls are trapped. Traps are signals: tracers see
 //! each signal of the process that it traces.
 //!
 //! gdb starts a program by vfork: the child asks to be traced, and the parent sleeps until the child
@@ -40,7 +40,7 @@ pub fn leaves(block: &mut Block) -> Option<Result<usize>> {
 
 /// Any other process asks.
 pub fn will_be(block: &mut Block) -> Result<usize> {
-    // What is called here is not trapped inside the handler.
+    // Calls that are made here are not trapped inside the handler.
     gadget::disarm()?;
     let is_traced = block.is_to_be_traced || sys::is_traced();
     if gadget::arm().is_err() {

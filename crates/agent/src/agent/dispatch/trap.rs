@@ -136,7 +136,7 @@ fn join_by_timer(context: &mut Context) {
 /// Whether one of the dispatch's own signals is for the program's handler. Else it is done with.
 fn is_for_handler(block: &Block, signal: usize, info: &Info, context: &mut Context) -> bool {
     let handler = signals::action_of(signal).handler;
-    // Of a fault, the instruction at which the program stands would do it again.
+    // The program stands at the instruction that faulted, and would fault again.
     let is_forced = info.code > 0;
     let is_fault = is_forced && signal != SIGSYS;
     let is_fatal = handler == SIG_DFL
@@ -346,7 +346,7 @@ fn run_static(block: &mut Block, context: &mut Context) -> Option<i32> {
     result
 }
 
-/// What is to be passed in place of an environment. It lies at the far end of the thread's alternate stack,
+/// The environment to pass in place of the caller's. It lies at the far end of the thread's alternate stack,
 /// for the program's may be a small one. Not inlined: it is large.
 #[inline(never)]
 fn environment_with_agent(environment: usize, block: &Block) -> Option<usize> {
@@ -370,7 +370,7 @@ fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     answered
 }
 
-/// Where the program has confined itself its calls are made as they are.
+/// A program that has confined itself has its calls made as they are.
 fn in_pieces(block: &mut Block, number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     if block.is_confined() { None } else { pieces::in_pieces(block, number, args) }
 }

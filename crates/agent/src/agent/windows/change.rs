@@ -252,7 +252,7 @@ fn remove_guards(args: [usize; 6]) -> Result<usize> {
     let _alone = supervisor::enter_to_protect();
     let (mut at, mut result) = (from, Ok(0));
     let mut remove = |start: usize, end: usize| {
-        // Where something is not mapped the kernel does the rest all the same.
+        // If a part is not mapped, the kernel does the rest all the same.
         if start < end && matches!(result, Ok(_) | Err(sys::ENOMEM)) {
             let made = make(nr::MADVISE, [start, end - start, args[2], 0, 0, 0]);
             result = if made == Ok(0) { result } else { made };

@@ -130,7 +130,7 @@ fn install(from: usize, to: usize, prot: usize) {
     }
 }
 
-/// What was in the pages is gone, and nothing is closed there. Was something away?
+/// Forgets what was in the pages, and leaves nothing closed there. Was something away?
 pub fn empty(from: usize, to: usize) -> bool {
     if holes::are_registered() {
         let was_away = drop_away(from, to);

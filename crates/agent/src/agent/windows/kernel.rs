@@ -437,7 +437,7 @@ fn untouched_from(from: usize, to: usize, found: &mut impl FnMut(usize, usize)) 
     occupied.end
 }
 
-/// What is there of the first part of [from, to), and where that part ends. Where it cannot be asked it is
+/// Whether the first part of [from, to) is there, and where that part ends. If that cannot be asked it is
 /// nothing.
 pub fn present(from: usize, to: usize) -> Present {
     scan(from, to, IS_PRESENT).filter(|present| present.end > from).unwrap_or(Present::none(to))

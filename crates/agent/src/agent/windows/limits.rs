@@ -25,7 +25,7 @@ const LATER_BYTES: usize = 64 << 20;
 #[unsafe(link_section = ".data")]
 static ADDED: AtomicUsize = AtomicUsize::new(0);
 
-/// Of these numbers all calls are to be seen.
+/// Whether all calls of this number are to be seen.
 pub fn concerns(number: usize) -> bool {
     matches!(number, GETRLIMIT | SETRLIMIT | PRLIMIT64)
 }
@@ -75,7 +75,7 @@ fn call(new: Option<&[usize; 2]>) -> Result<[usize; 2]> {
     unsafe { gadget::call(PRLIMIT64, args) }.map(|_| before)
 }
 
-/// What the agent has reserved.
+/// The bytes that the agent has reserved.
 fn own_bytes() -> usize {
     let (_, own) = uses::kept(uses::WINDOWS);
     thread::reserved_bytes() + own + LATER_BYTES
