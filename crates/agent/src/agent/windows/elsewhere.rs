@@ -123,6 +123,10 @@ impl Part {
                     if asked >= ASKED_MAX || !self.ask(done, len - done) {
                         break;
                     }
+                    // A page that is on its way, in or out, cannot be brought before it has come to its end.
+                    if asked > 0 {
+                        wait::pause(asked);
+                    }
                     asked += 1;
                 }
                 Err(_) => break,
