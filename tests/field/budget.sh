@@ -1,6 +1,6 @@
 # The budget is kept, as seen from outside: at most 5 % and 16 MiB more. Cases of field.sh.
 CASES+=(refill_dontneed refill_free refill_pieces refill_map refill_over refill_brk)
-CASES+=(copies_written copies_early copies_read)
+CASES+=(copies_written copies_read)
 
 refill() { same 60M -c refill "$@" && left 4096 && peak_below 79; }
 case_refill_dontneed() { refill dontneed 120 3; }
@@ -12,8 +12,6 @@ case_refill_brk() { refill brk 120 3; }
 
 # Most of it: what they bring while they write has no room kept for it.
 case_copies_written() { same 64M -c -s 120 copies 3 50 100 && left 4096 && peak_below 100; }
-# The same of children that are made before memory is tight.
-case_copies_early() { same 64M -c -s 120 copies 3 40 100 && left 4096 && peak_below 100; }
 # Nothing is counted twice: it fits, and nothing leaves.
 case_copies_read() {
     same 100M -c copies 6 50 0 && peak_below 75 || return

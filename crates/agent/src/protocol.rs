@@ -63,7 +63,7 @@ pub const KIND_CHILD: u32 = 3;
 pub const KIND_STATIC: u32 = 4;
 
 /// A process that is about to fork asks whether there is room for copies of what the fork leaves shared. It
-/// gets no Welcome, but `Room`.
+/// gets no Welcome, but `Prepared`, of which `errno` alone counts: 0, or EAGAIN: not yet, ask again.
 pub const KIND_FORK_ROOM: u32 = 5;
 
 /// Welcome.uffd_source: what the second descriptor is, or what to do without one.
@@ -118,22 +118,6 @@ pub struct Prepared {
     /// MADV_DONTFORK, for nobody but a fork like this one.
     pub ranges: u64,
 }
-
-/// The answer to KIND_FORK_ROOM.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Room {
-    pub magic: u32,
-    /// One of ROOM_*.
-    pub answer: u32,
-}
-
-/// Not yet, ask again.
-pub const ROOM_LATER: u32 = 0;
-/// It may fork. What it shares may be written, so its child is to be counted before it runs.
-pub const ROOM_FOR_COPIES: u32 = 1;
-/// It may fork, and little will be written of what it shares.
-pub const ROOM_FOR_LITTLE: u32 = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy)]

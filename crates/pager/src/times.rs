@@ -17,7 +17,6 @@
 //!   a thread with advice    room for pages that are wanted           AHEAD_GIVEN_UP   they are not brought
 //!   the same                a device's read                          until the run ends
 //!   a fork                  room for copies                          FORK_ROOM        it is made
-//!   the same                a sign that the last child writes        FIRST_WRITES     it is made
 //!   the door                an exchange with an agent                EXCHANGE_ENDS    the agent is refused
 //!   the main thread         processes that it has killed             TREE_ENDS        the guardian has them
 //!   the monitor             its next round                           ROUND_*          it counts again
@@ -80,8 +79,6 @@ pub const FORK_ENDS: Duration = s(10);
 /// A fork waits so long until there is room for copies of what it leaves shared; then it is made all the
 /// same. (100 MiB leave in half a second.)
 pub const FORK_ROOM: Duration = s(3);
-/// A child that has not begun to write what it shares after this time may only read it.
-pub const FIRST_WRITES: Duration = ms(100);
 /// One that waits asks each ms. Who has not for so long waits no more.
 pub const FORK_ASKS_AGAIN: Duration = ms(50);
 /// Processes that stand still are looked at this often, while reclaim is at work: a look reads /proc.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  thread that forks                     supervisor                       child
-//!  KIND_FORK_ROOM, where writes to what is shared are not seen, and it is much: is there room for copies?
+//!  KIND_FORK_ROOM, where writes to what is shared are not seen: is there room for copies?
 //!  signals blocked; fork_lock::write
 //!  Hello KIND_FORKS ───────────────────▶ takes the evictor's turn: nothing leaves; copies the page table,
 //!    prepare                             with a reference to each slot
@@ -47,9 +47,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use crate::handshake::{self, write_stderr_line};
 use crate::hooks::own_control;
-use crate::protocol::{
-    Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared, ROOM_FOR_COPIES, ROOM_LATER, Room,
-};
+use crate::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
 use crate::sys::{self, EAGAIN, EINTR, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
 use crate::{STATE, own_marks};
 
@@ -133,22 +131,19 @@ pub fn prepare(child_tid: usize) -> Result<bool> {
     Ok(true)
 }
 
-/// Waits until there is room for copies of what a fork would leave shared, as far as there will be any. True:
-/// they may be made, so the child is to join before it runs. Before `fork_lock::write`: meanwhile memory is
-/// to leave, and other threads go on.
-pub fn wait_for_room() -> bool {
+/// Waits until there is room for copies of what a fork would leave shared, as far as there will be any.
+/// Before `fork_lock::write`: meanwhile memory is to leave, and other threads go on.
+pub fn wait_for_room() {
     if STATE.forks.load(Ordering::Relaxed) == 0 || own_control().is_none() {
-        return false;
+        return;
     }
     for _ in 0..TRIES {
-        let Some(socket) = handshake::hello(KIND_FORK_ROOM, [0; 16]) else { return false };
-        match handshake::receive::<Room>(&socket) {
-            Some((room, _)) if room.answer == ROOM_LATER => sys::pause(1),
-            Some((room, _)) => return room.answer == ROOM_FOR_COPIES,
-            None => return false,
+        let Some(socket) = handshake::hello(KIND_FORK_ROOM, [0; 16]) else { return };
+        match handshake::receive::<Prepared>(&socket) {
+            Some((prepared, _)) if prepared.errno == EAGAIN => sys::pause(1),
+            _ => return,
         }
     }
-    true
 }
 
 fn touch(addr: usize) {

@@ -876,25 +876,10 @@ pub fn number(digits: &[u8]) -> Option<usize> {
 /// Bytes of private memory that this process can store to, there or not. None where /proc does not say.
 #[cfg(target_arch = "x86_64")]
 pub fn data_bytes() -> Option<usize> {
-    statm([5]).map(|[pages]| pages * PAGE)
-}
-
-/// Bytes of private memory that are there.
-#[cfg(target_arch = "x86_64")]
-pub fn own_bytes() -> Option<usize> {
-    statm([1, 2]).map(|[there, of_files]| there.saturating_sub(of_files) * PAGE)
-}
-
-/// These fields of /proc/self/statm: pages.
-#[cfg(target_arch = "x86_64")]
-fn statm<const N: usize>(fields: [usize; N]) -> Option<[usize; N]> {
+    const FIELD: usize = 5;
     let mut text = [0u8; 128];
-    let text = read_file(c"/proc/self/statm", &mut text);
-    let mut pages = [0; N];
-    for (pages, field) in pages.iter_mut().zip(fields) {
-        *pages = number(text.split(|byte| *byte == b' ').nth(field)?)?;
-    }
-    Some(pages)
+    let pages = read_file(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ').nth(FIELD)?;
+    number(pages)?.checked_mul(PAGE)
 }
 
 /// What is at the beginning of a file; nothing where it cannot be read.

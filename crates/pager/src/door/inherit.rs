@@ -36,7 +36,7 @@ use crate::process::wire;
 use crate::reclaim::fork_room;
 use crate::run::Run;
 use crate::times::{FORK_SETTLES, MARKS_TURN};
-use memspill_agent::protocol::{MAGIC, Prepared, Room};
+use memspill_agent::protocol::{MAGIC, Prepared};
 use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;
@@ -198,8 +198,8 @@ pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io
 /// Process `pid` asks whether there is room for copies of what its fork would leave shared. `awaits_child`:
 /// of an earlier fork, which is not counted yet.
 pub fn answer_for_room(run: &Run, pid: u32, awaits_child: bool, socket: &OwnedFd) {
-    let answer = fork_room::ask(run, pid, awaits_child);
-    let _ = wire::send(socket, &Room { magic: MAGIC, answer }, &[]);
+    let errno = if fork_room::is_there(run, pid, awaits_child) { 0 } else { libc::EAGAIN };
+    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16], ranges: 0 }, &[]);
 }
 
 /// Its fork fails.

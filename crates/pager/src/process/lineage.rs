@@ -8,7 +8,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// With fewer copies since a fork a process has not written what is shared: to run another program
 /// makes some hundred.
@@ -104,22 +103,6 @@ impl Sharing {
         }
     }
 
-    /// Are they of one program?
-    pub fn is_kin(&self, other: &Sharing) -> bool {
-        Arc::ptr_eq(self.lineage(), other.lineage())
-    }
-
-    /// Has it been forked, or has it forked, a moment ago?
-    pub fn has_forked_within(&self, now_us: u64, time: Duration) -> bool {
-        let forked_us = self.forked_us.load(Ordering::Relaxed);
-        forked_us != 0 && u128::from(now_us.saturating_sub(forked_us)) < time.as_micros()
-    }
-
-    /// Has a child shown whether it writes?
-    pub fn is_known(&self) -> bool {
-        self.lineage().0.load(Ordering::Relaxed) != 0
-    }
-
     /// Is what a fork leaves shared written, as far as is known?
     pub fn writes(&self) -> bool {
         self.lineage().0.load(Ordering::Relaxed) != QUIET
@@ -152,20 +135,6 @@ mod tests {
         assert!(parent.writes() && child.is_writing(2000));
         child.ends();
         assert!(!parent.writes() && !child.is_writing(2000), "it ran another program");
-    }
-
-    #[test]
-    fn a_young_child_is_waited_for_until_it_has_shown_what_it_does() {
-        let (parent, child) = family();
-        assert!(parent.is_kin(&child) && !parent.is_kin(&Sharing::default()));
-        let ms = Duration::from_millis(1);
-        assert!(!child.has_forked_within(5000, ms));
-        child.forks(5000, 50, 4096);
-        assert!(child.has_forked_within(5999, ms) && !child.has_forked_within(6000, ms));
-        child.look(5500, 50 + COPIES_MIN - 1);
-        assert!(!parent.is_known());
-        child.look(5600, 50 + COPIES_MIN);
-        assert!(parent.is_known() && parent.writes());
     }
 
     #[test]

@@ -18,8 +18,8 @@ macro_rules! messages { ($($t:ty),*) => { $(
     // SAFETY: repr(C) integers and arrays of them; sizes asserted in protocol.rs have no padding.
     unsafe impl Message for $t {}
 )* } }
-use memspill_agent::protocol::{Command, Forked, Go, Hello, Prepared, Ready, Reply, Room, Welcome};
-messages!(Hello, Welcome, Ready, Go, Command, Reply, Prepared, Forked, Room);
+use memspill_agent::protocol::{Command, Forked, Go, Hello, Prepared, Ready, Reply, Welcome};
+messages!(Hello, Welcome, Ready, Go, Command, Reply, Prepared, Forked);
 
 /// Never waits: what one peer does not take may not hold up the others.
 pub fn send<T: Message>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -7,22 +7,20 @@
 //!
 //! ```text
 //!   the parent, before its fork      door                               reclaim
-//!   KIND_FORK_ROOM ────────────────▶ copies of all would fit? ─ no ───▶ memory is tight from now on;
-//!     again, a ms later  ◀────────── ROOM_LATER                         a reservation: works until they do
-//!     forks              ◀────────── they fit, or it has waited for FORK_ROOM
+//!   KIND_FORK_ROOM ────────────────▶ copies of all would fit? ─ no ───▶ a reservation: works until they do
+//!     again, a ms later  ◀────────── EAGAIN
+//!     forks              ◀────────── 0: they fit, or it has waited for FORK_ROOM
 //! ```
 //!
 //! While they write, room is kept for what they still share. Programs whose last child was quiet, or ran
-//! another program, do not wait (`process/lineage.rs`). Where nothing is known of a program yet, and a child
-//! of it lives, that has FIRST_WRITES to write: what is only read is to stay shared.
+//! another program, do not wait (`process/lineage.rs`).
 //!
 //! What it does not do: hold up whoever writes. What does not fit after FORK_ROOM may pass the budget.
 
 use crate::proc;
 use crate::process::Process;
 use crate::run::Run;
-use crate::times::{FIRST_WRITES, FORK_ROOM, now_us};
-use memspill_agent::protocol::{ROOM_FOR_COPIES, ROOM_FOR_LITTLE, ROOM_LATER};
+use crate::times::{FORK_ROOM, now_us};
 use memspill_engine::group::Group;
 use memspill_engine::units::PAGE_SIZE;
 use std::sync::Arc;
@@ -34,13 +32,13 @@ const SPARE_PART: u64 = 32;
 /// Of the limit no more than this part is kept free.
 const MOST_PART: u64 = 2;
 
-/// May this process fork now, as far as that goes? One of ROOM_*. `awaits_child`: what an earlier one has is
-/// not counted yet.
-pub fn ask(run: &Run, pid: u32, awaits_child: bool) -> u32 {
-    let Some(process) = run.process_of_pid(pid) else { return ROOM_FOR_LITTLE };
+/// May this process fork now, as far as that goes? `awaits_child`: what an earlier one has is not counted
+/// yet.
+pub fn is_there(run: &Run, pid: u32, awaits_child: bool) -> bool {
+    let Some(process) = run.process_of_pid(pid) else { return true };
     let shared_bytes = bytes_of(&process);
     if shared_bytes < SMALL_BYTES || !process.sharing.writes() {
-        return ROOM_FOR_LITTLE;
+        return true;
     }
     let own = process.space.group(run.engine.swap());
     let fit = |group: &Arc<Group>| {
@@ -50,56 +48,13 @@ pub fn ask(run: &Run, pid: u32, awaits_child: bool) -> u32 {
     };
     let groups = run.engine.groups().all();
     let fits = !awaits_child && groups.iter().filter(|group| own.is_within(group)).all(fit);
-    let earlier = if fits { Earlier::None } else { earlier_children(run, &process, awaits_child) };
-    let waiting_bytes = if earlier == Earlier::Young { 0 } else { shared_bytes };
-    let goes = fits || earlier == Earlier::Quiet;
-    if goes || run.forks_waiting.ask(process.key, waiting_bytes) >= FORK_ROOM {
+    if fits || run.forks_waiting.ask(process.key, shared_bytes) >= FORK_ROOM {
         run.forks_waiting.go(process.key);
-        return ROOM_FOR_COPIES;
-    }
-    if earlier == Earlier::Young {
-        return ROOM_LATER;
+        return true;
     }
     reserve(run);
-    if !run.is_memory_tight() {
-        // By what it is about to become.
-        run.note_memory_tight();
-        run.ask_for_look();
-    }
     run.kick_reclaim();
-    ROOM_LATER
-}
-
-/// What is seen of earlier children that live, where nothing is known of the program yet.
-#[derive(PartialEq)]
-enum Earlier {
-    /// There are none, or it is known.
-    None,
-    /// They have not had time to write.
-    Young,
-    /// They have not written so far.
-    Quiet,
-}
-
-fn earlier_children(run: &Run, process: &Arc<Process>, awaits_child: bool) -> Earlier {
-    let now_us = now_us();
-    let is_kin = |other: &&Arc<Process>| other.key != process.key && other.sharing.is_kin(&process.sharing);
-    let (mut earlier, processes) = (Earlier::None, run.processes());
-    for kin in processes.iter().filter(is_kin) {
-        if let Some(faults) = kernel_faults(run, kin) {
-            kin.sharing.look(now_us, faults);
-        }
-        earlier = match kin.sharing.has_forked_within(now_us, FIRST_WRITES) {
-            false if earlier == Earlier::None => Earlier::Quiet,
-            false => earlier,
-            true => Earlier::Young,
-        };
-    }
-    match process.sharing.is_known() {
-        true => Earlier::None,
-        false if awaits_child => Earlier::Young,
-        false => earlier,
-    }
+    false
 }
 
 /// A process forks, or has been forked, and shares what it has.

@@ -231,7 +231,6 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     if windows::is_on() && request.flags & CLONE_CHILD_CLEARTID != 0 {
         windows::exclude_word(request.child_tid);
     }
-    let mut is_written = false;
     let is_vfork = request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
     let [plain, foreign]: [unsafe extern "C" fn(); 2] = match is_vfork {
         true => [memspill_vfork, memspill_vfork_foreign],
@@ -246,7 +245,9 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         block.joins = !windows::is_on() && prepare_fork(block, request.child_tid)?;
         if windows::has_supervisor() {
             let _ = gadget::disarm();
-            is_written = windows::shares_much() && forks::wait_for_room();
+            if windows::is_tight() {
+                forks::wait_for_room();
+            }
             fork_lock::write();
         }
         block.child_stack = stack;
@@ -262,7 +263,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
         let is_managed = windows::has_supervisor();
         let (mut is_ready, mut is_late) = (false, false);
         let ready = || {
-            is_late = is_managed && !is_written && late::fork_begins(windows::is_all_here);
+            is_late = is_managed && late::fork_begins(windows::is_all_here);
             if is_managed && !is_late {
                 // Its child could not join: it reaches neither of the supervisor's sockets.
                 if request.flags & APART == APART {

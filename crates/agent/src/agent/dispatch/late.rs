@@ -35,8 +35,7 @@
 //! only nothing of it leaves. So it may be late whatever is away. Any other child has all of its memory.
 //!
 //! *Not late* is the command itself, of which the supervisor must know (`pager/src/door/target.rs`); where
-//! there are groups, which are found by parents; of forks, where memory is tight and the parent is managed,
-//! or much is shared that may be written (`forks::wait_for_room`);
+//! there are groups, which are found by parents; of forks, where memory is tight and the parent is managed;
 //! and, where calls are trapped only until then, who could fill much memory without a call, and a program
 //! that is traced, and its children: a debugger would stop at each trap.
 //!

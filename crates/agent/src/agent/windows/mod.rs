@@ -90,7 +90,7 @@ pub use linked::{is_there as has_supervisor, staging};
 pub use noted::take_hints_outside as take_hints;
 pub use rows::Rows;
 pub use rules::is_on;
-pub use supervisor::{shares_much, take_word};
+pub use supervisor::{is_tight, take_word};
 
 /// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
 /// program or to the child of a fork, whose windows are on. Before the evictor is made, which needs the

@@ -18,13 +18,12 @@ use super::gate::{self, Alone, Inside};
 use super::kernel::end;
 use super::linked::{control, field, file, is_there, push, wait_for_reader, word32, word64};
 use super::{noted, run, table, wait};
-use crate::STATE;
 use crate::dispatch::gadget;
 use crate::link::{
     CLOSED_MAX, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, READ_FAULT,
     RUN_CLOSED, TAKEN, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
-use crate::sys::{self, PAGE};
+use crate::sys::PAGE;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
 /// So many changes may be unread when another one begins.
@@ -237,18 +236,8 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
     Ok(())
 }
 
-/// Would a fork leave much shared, beside the budget or beside what is left of it? Such a fork waits until
-/// there is room for copies.
-pub fn shares_much() -> bool {
-    if !is_there() || STATE.confined.load(Ordering::SeqCst) != 0 {
-        return is_tight();
-    }
-    let much = word64(field!(closed_bytes)).load(Ordering::Relaxed);
-    is_tight() || sys::own_bytes().is_some_and(|bytes| bytes as u64 >= much)
-}
-
 /// Is memory tight, as far as the supervisor has said?
-fn is_tight() -> bool {
+pub fn is_tight() -> bool {
     is_there() && word32(field!(tells)).load(Ordering::Relaxed) != 0
 }
 
