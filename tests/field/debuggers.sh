@@ -29,7 +29,7 @@ GDB='gdb -q -nx -batch "$@" 2>&1 </dev/null | grep -vE "^(\[|Using|warning|\$)" 
 case_gdb() {
     have gdb || { SKIP="no gdb"; return; }
     build walk || return
-    same 200M -s 120 sh -c "$GDB" gdb -ex "break printf" -ex run -ex continue -ex "info locals" \
+    same 64M -s 120 sh -c "$GDB" gdb -ex "break printf" -ex run -ex continue -ex "info locals" \
         --args "$WORK/bin/walk" 4 1
 }
 

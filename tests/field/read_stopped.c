@@ -52,6 +52,8 @@ int main(int count, char **words) {
     kill(pid, SIGCONT);
     if (waitpid(pid, &status, WCONTINUED) != pid || !WIFCONTINUED(status)) return 3;
     struct iovec mine = {buffer, PAGE}, gone = {memory + STEP / 8, PAGE}, fixed = {memory, PAGE};
+    // As often as a debugger looks. It is refused at once.
+    for (int looked = 0; looked < 1000; looked++) process_vm_readv(pid, &mine, 1, &gone, 1, 0);
     printf("unmapped: %s\n", result(process_vm_readv(pid, &mine, 1, &gone, 1, 0)));
     printf("read-only: %s", result(process_vm_writev(pid, &mine, 1, &fixed, 1, 0)));
     printf(", %s\n", result(process_vm_readv(pid, &mine, 1, &fixed, 1, 0)));

@@ -25,6 +25,7 @@ use memspill_engine::backing::QueueId;
 use memspill_engine::fill::{FillJob, Outcome, Scratch};
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
+use memspill_engine::word::State;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -211,6 +212,15 @@ fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) -> bool {
         Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
     }
     true
+}
+
+/// Are some of these pages swapped out, or on their way?
+pub fn may_be_away(run: &Run, advice: &Advice) -> bool {
+    let is_away = |space: &Space, page| {
+        matches!(space.word(Vpn(page)).state(), State::Swapped | State::Evicting | State::Filling)
+    };
+    whose(run, advice)
+        .is_some_and(|process| (advice.next.0..advice.end.0).any(|page| is_away(&process.space, page)))
 }
 
 /// Whose pages this is about. None: the caller may not, or there is no such process in this run.

@@ -8,6 +8,7 @@
 //! ```
 
 use crate::USER_END;
+use crate::advice;
 use crate::faults::files::{self, Answer};
 use crate::faults::{guards, shared};
 use crate::monitor::register::register_announced;
@@ -46,6 +47,7 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
                     agent.evictor.control.put_call_back(doorbell);
                     put_off = true;
                 }
+                Done::InVain => agent.evictor.control.refuse_call(doorbell),
                 Done::Later => return true,
             },
             // Whoever has taken it fills the page.
@@ -78,6 +80,8 @@ enum Done {
     Now,
     /// It cannot be done now.
     NotNow,
+    /// There is nothing to be done.
+    InVain,
     /// Others do it, and answer.
     Later,
 }
@@ -123,5 +127,8 @@ fn pass_on(run: &Run, caller: &Arc<Process>, what: What, doorbell: Option<usize>
     let (next, end) = (Vpn(call.addr.div_ceil(PAGE_SIZE as u64)), call.addr.saturating_add(call.len));
     let end = Vpn(end.min(USER_END) / PAGE_SIZE as u64);
     let advice = Advice::new(what, caller, doorbell, next..end, call.pid);
+    if what == What::Bring && !advice::may_be_away(run, &advice) {
+        return Done::InVain;
+    }
     if next < end && run.advice.admit(advice) && doorbell.is_some() { Done::Later } else { Done::Now }
 }

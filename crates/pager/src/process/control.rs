@@ -7,8 +7,8 @@
 use crate::times::{MOVE_LOCK, MOVE_LOCK_STEP};
 use memspill_agent::link::FILE_BYTES;
 use memspill_agent::protocol::{
-    Control, DOORBELL_ANSWERED, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun, RUNS_MAX,
-    WANTS_ASKED, WANTS_REFUSED,
+    Control, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun,
+    RUNS_MAX, WANTS_ASKED, WANTS_REFUSED,
 };
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -297,8 +297,17 @@ impl ControlPage {
 
     /// Before the doorbell's page is filled, by which its caller goes on.
     pub fn answer_call(&self, i: usize) {
+        self.answer_with(i, DOORBELL_ANSWERED);
+    }
+
+    /// The call asks for what is not there.
+    pub fn refuse_call(&self, i: usize) {
+        self.answer_with(i, DOORBELL_IN_VAIN);
+    }
+
+    fn answer_with(&self, i: usize, answer: u32) {
         let answered = self.doorbell_answered(i);
-        answered.store(DOORBELL_ANSWERED, Ordering::SeqCst);
+        answered.store(answer, Ordering::SeqCst);
         // SAFETY: a wake on an address in our own mapping.
         unsafe { libc::syscall(libc::SYS_futex, answered.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
     }

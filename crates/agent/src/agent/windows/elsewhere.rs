@@ -22,7 +22,7 @@ use super::wait;
 use crate::STATE;
 use crate::dispatch::gadget;
 use crate::hooks::{claim_doorbell_for_long, give_doorbell_back};
-use crate::protocol::{CALL_BRING, DOORBELL_ANSWERED, Doorbell};
+use crate::protocol::{CALL_BRING, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, Doorbell};
 use crate::sys::{EFAULT, PAGE, Result, nr};
 
 /// As many as are delivered at once.
@@ -30,6 +30,9 @@ const ASKED_PAGES: usize = 16;
 /// How often pages are asked for in a row, none of which can be used then: what was brought may be away
 /// again, and what is not there at all cannot be brought.
 const ASKED_MAX: u32 = 20;
+/// How often the answer in a row may be that nothing is away. A page may have come after the call, and it may
+/// have left again before the next one.
+const IN_VAIN_MAX: u32 = 3;
 /// How long an answer is awaited, in steps of so many ms. It comes within some ms, where there is room.
 const ANSWER_STEP_MS: u32 = 100;
 const ANSWER_STEPS: u32 = 50;
@@ -112,19 +115,24 @@ struct Part {
 impl Part {
     /// So many bytes, of which what is away is brought. How many it were.
     fn all(&self, len: usize) -> usize {
-        let (mut done, mut asked) = (0, 0);
+        let (mut done, mut asked, mut in_vain) = (0, 0, 0);
         while done < len {
             match self.call(done, len - done) {
                 Ok(bytes) if bytes > 0 => {
                     done += bytes;
-                    asked = 0;
+                    (asked, in_vain) = (0, 0);
                 }
                 Ok(_) | Err(EFAULT) => {
-                    if asked >= ASKED_MAX || !self.ask(done, len - done) {
+                    if asked >= ASKED_MAX || in_vain >= IN_VAIN_MAX {
                         break;
                     }
+                    match self.ask(done, len - done) {
+                        Some(DOORBELL_ANSWERED) => in_vain = 0,
+                        Some(_) => in_vain += 1,
+                        None => break,
+                    }
                     // A page that is on its way, in or out, cannot be brought before it has come to its end.
-                    if asked > 0 {
+                    if asked > 0 && in_vain == 0 {
                         wait::pause(asked);
                     }
                     asked += 1;
@@ -143,8 +151,8 @@ impl Part {
         unsafe { gadget::call(self.number, args) }
     }
 
-    /// Has the supervisor bring the first pages of what is left. False: it cannot be asked.
-    fn ask(&self, from: usize, len: usize) -> bool {
+    /// Has the supervisor bring the first pages of what is left. Its answer; None: it gives none.
+    fn ask(&self, from: usize, len: usize) -> Option<u32> {
         let addr = self.addr.wrapping_add(from);
         let start = addr & !(PAGE - 1);
         let bytes = (addr - start).saturating_add(len).min(ASKED_PAGES * PAGE).next_multiple_of(PAGE);
@@ -164,9 +172,9 @@ fn own_process() -> usize {
     unsafe { gadget::call(nr::GETPID, [0; 6]) }.unwrap_or(0)
 }
 
-/// Calls the supervisor, and waits until it has done its work.
-fn ring(doorbell: Doorbell) -> bool {
-    let Some(index) = claim() else { return false };
+/// Calls the supervisor, and waits for its answer.
+fn ring(doorbell: Doorbell) -> Option<u32> {
+    let index = claim()?;
     // SAFETY: the claim makes the entry this thread's alone. The supervisor reads it when it has read the
     // message, and writes `answered`, which is accessed as an atomic only.
     let answered: &AtomicU32 = unsafe {
@@ -179,18 +187,22 @@ fn ring(doorbell: Doorbell) -> bool {
     linked::push(crate::link::FAULT, page, page + PAGE, 0);
     for _ in 0..ANSWER_STEPS {
         let seen = answered.load(Ordering::SeqCst);
-        if seen == DOORBELL_ANSWERED {
+        if matches!(seen, DOORBELL_ANSWERED | DOORBELL_IN_VAIN) {
             break;
         }
         wait::sleep_for(answered, seen, ANSWER_STEP_MS);
     }
     // Nobody is to take it up from here on. Where somebody has, and does not end, the doorbell stays claimed.
     match answered.compare_exchange(0, DOORBELL_ANSWERED, Ordering::SeqCst, Ordering::SeqCst) {
-        Err(seen) if seen != DOORBELL_ANSWERED => false,
-        was => {
+        Ok(_) => {
             give_doorbell_back(index);
-            was.is_err()
+            None
         }
+        Err(answer @ (DOORBELL_ANSWERED | DOORBELL_IN_VAIN)) => {
+            give_doorbell_back(index);
+            Some(answer)
+        }
+        Err(_) => None,
     }
 }
 
