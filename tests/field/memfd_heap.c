@@ -1,8 +1,8 @@
-// memfd_heap MIB VIEWS [allocated | whole]: a heap as some collectors make it: one memfd, mapped shared at
-// VIEWS places in pieces of 2 MiB, over a reservation without access. What is written by one view is read by
-// the next. `allocated`: its room is made by fallocate, piece by piece; `whole`: all of it before it is
-// mapped, by a system call of the program's own instructions. Prints a checksum, and on stderr what the
-// memfd has in memory before it is touched.
+// memfd_heap MIB VIEWS [allocated | whole | stays]: a heap as some collectors make it: one memfd, mapped
+// shared at VIEWS places in pieces of 2 MiB, over a reservation without access. What is written by one view
+// is read by the next. `allocated`: its room is made by fallocate, piece by piece; `whole`: all of it before
+// it is mapped, by a system call of the program's own instructions; `stays`: it is there for 2 s more.
+// Prints a checksum, and on stderr what the memfd has in memory before it is touched.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -33,7 +33,8 @@ int main(int argc, char **argv) {
     int views = atoi(argv[2]), fd = memfd_create("field-heap", MFD_CLOEXEC);
     uint64_t *at[8], seed = 1, sum = 0;
     if (views > 8 || ftruncate(fd, bytes) != 0) return 2;
-    int whole = argc > 3 && strcmp(argv[3], "whole") == 0, pieces = argc > 3 && !whole;
+    const char *how = argc > 3 ? argv[3] : "";
+    int whole = strcmp(how, "whole") == 0, pieces = strcmp(how, "allocated") == 0;
     if (whole && !allocate(fd, bytes)) return 3;
     for (int view = 0; view < views; view++) {
         char *reserved = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -55,6 +56,8 @@ int main(int argc, char **argv) {
             if (word % 512 == 0) sum = sum * 31 + at[(round + 1) % views][(seed >> 20) % words];
         }
     for (size_t word = 0; word < words; word++) sum = sum * 3 + at[views - 1][word];
+    // All of it is there for a while: whoever counts it has time to look.
+    if (strcmp(how, "stays") == 0) sleep(2);
     printf("%lu\n", sum);
     return 0;
 }

@@ -353,7 +353,7 @@ pub const CALL_FILE_MAPPED: u32 = 9;
 /// told twice, and whoever reads the page by accident calls nobody), and says when its work is done.
 pub const DOORBELL_TAKEN: u32 = 1;
 pub const DOORBELL_ANSWERED: u32 = 2;
-/// CALL_BRING: there is nothing to bring. The process is not managed, or nothing is known of these pages.
+/// CALL_BRING: there is nothing to bring. The process is not managed, or none of these pages is away.
 pub const DOORBELL_IN_VAIN: u32 = 3;
 
 /// Control.wants_answers: the agent asks that its doorbells be registered. The supervisor: that cannot be.

@@ -102,7 +102,7 @@ impl Adviser<'_> {
             // Nothing can be installed there.
             What::Bring if process.stands_still() => false,
             What::Bring => {
-                // What was delivered before leaves room.
+                // Earlier deliveries are installed first, and leave room.
                 process.install_delivered();
                 let goes_on = self.bring(&space, advice);
                 process.install_delivered();
@@ -185,8 +185,8 @@ impl Adviser<'_> {
         !stuck && advice.brought < limit_pages / 2
     }
 
-    /// What was put off, as far as it can be done within the time for which room is awaited: the process may
-    /// be stopped in the midst of a change. `process`: whose evictor is to install what is delivered.
+    /// Installs the fills that were put off, within the time for which room is awaited: the process may be
+    /// stopped in the midst of a change. `process`: whose evictor is to install what is delivered.
     fn install(&mut self, process: Option<&Process>) {
         let begun = Instant::now();
         while !self.put_off.is_empty() && begun.elapsed() < AHEAD_GIVEN_UP && !self.run.is_stopping() {

@@ -17,12 +17,12 @@
 //!
 //! Until it is answered the mapping is PROT_NONE, and nothing is brought by MAP_POPULATE.
 //!
-//! Of a memfd, fallocate within its length is not called, in any run: its pages come when they are touched,
+//! fallocate within the length of a memfd is not called, in any run: its pages come when they are touched,
 //! and wait for room then if they are managed.
 //!
-//! What is not answered is not called: EIO, or EAGAIN for mmap. Without `--shared=all` the rest costs one
-//! look at a word. With it each call on a regular file costs a statx(2) and, on what may be tmpfs, an
-//! fstatfs(2).
+//! A call that the supervisor does not answer is not made: EIO, or EAGAIN for mmap. Without `--shared=all`
+//! the rest costs one look at a word. With it each call on a regular file costs a statx(2) and, on what may
+//! be tmpfs, an fstatfs(2).
 //!
 //! Not seen from here: calls inside the C library itself (fread, fwrite and the rest of stdio), system calls
 //! by a program's own instructions, a program with a seccomp filter, which may forbid the questions (the

@@ -15,6 +15,7 @@ use crate::monitor::register::register_announced;
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
+use memspill_agent::link::DELIVERY_PAGES;
 use memspill_agent::protocol::{
     CALL_BRING, CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT,
     CALL_REMOVE, CALL_WILLNEED, DOORBELLS, Doorbell, STAGING_PAGES,
@@ -22,9 +23,6 @@ use memspill_agent::protocol::{
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use memspill_uffd::shmem::Id;
 use std::sync::Arc;
-
-/// Pages that are brought for an access to another process at once: as many as are delivered at once.
-const BROUGHT_MAX: u64 = 16;
 
 /// A fault on one of the agent's own pages: a doorbell (a call to us), the ident page of a forked child
 /// (which has done its work by faulting), or staging (somebody reads all memory that there is). None of them
@@ -102,7 +100,7 @@ fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Door
         // The kernel does not wait for the pages either.
         CALL_WILLNEED => return pass_on(run, process, What::WillNeed, None, call),
         CALL_BRING => {
-            let len = call.len.min(BROUGHT_MAX * PAGE_SIZE as u64);
+            let len = call.len.min((DELIVERY_PAGES * PAGE_SIZE) as u64);
             return pass_on(run, process, What::Bring, Some(doorbell), Doorbell { len, ..call });
         }
         CALL_FILE_USED => {

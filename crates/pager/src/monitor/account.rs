@@ -207,7 +207,7 @@ pub fn measure_shared(run: &Run, may_rise: bool) {
     if !may_rise {
         keep_sum(measured.iter_mut().map(|(_, discount)| discount).collect());
     }
-    // Those that get more come first: nothing is to be counted twice meanwhile.
+    // Processes that get more come first: nothing is to be counted twice meanwhile.
     measured.sort_by_key(|(_, discount)| discount.pages < discount.before_pages);
     for (process, discount) in measured {
         process.space.set_discount(run.engine.swap(), discount.pages);

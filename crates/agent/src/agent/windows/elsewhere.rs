@@ -8,9 +8,9 @@
 //!   answered ─▶ once more, from where it stopped
 //! ```
 //!
-//! What holds: the kernel has been asked first, and has let the caller look there. How often a page is asked
+//! Invariants: the kernel has been asked first, and has let the caller look there. How often a page is asked
 //! for is bounded, and so is the time that an answer is awaited: after that the kernel's own answer counts.
-//! The same is true where the other process is not managed, stands still, or has never written there.
+//! The same is true if none of the pages is away, or the other process is not managed or stands still.
 //!
 //! It runs in the dispatch's handler, with signals blocked. `/proc/PID/mem` and ptrace come here by way of
 //! `proc_mem.rs`.
@@ -22,11 +22,10 @@ use super::wait;
 use crate::STATE;
 use crate::dispatch::gadget;
 use crate::hooks::{claim_doorbell_for_long, give_doorbell_back};
+use crate::link::{DELIVERY_PAGES, FAULT};
 use crate::protocol::{CALL_BRING, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, Doorbell};
 use crate::sys::{EFAULT, PAGE, Result, nr};
 
-/// As many as are delivered at once.
-const ASKED_PAGES: usize = 16;
 /// How often pages are asked for in a row, none of which can be used then: what was brought may be away
 /// again, and what is not there at all cannot be brought.
 const ASKED_MAX: u32 = 20;
@@ -113,7 +112,7 @@ struct Part {
 }
 
 impl Part {
-    /// So many bytes, of which what is away is brought. How many it were.
+    /// Reads or writes so many bytes, and has pages brought that are away. Returns how many bytes it were.
     fn all(&self, len: usize) -> usize {
         let (mut done, mut asked, mut in_vain) = (0, 0, 0);
         while done < len {
@@ -155,7 +154,7 @@ impl Part {
     fn ask(&self, from: usize, len: usize) -> Option<u32> {
         let addr = self.addr.wrapping_add(from);
         let start = addr & !(PAGE - 1);
-        let bytes = (addr - start).saturating_add(len).min(ASKED_PAGES * PAGE).next_multiple_of(PAGE);
+        let bytes = (addr - start).saturating_add(len).min(DELIVERY_PAGES * PAGE).next_multiple_of(PAGE);
         ring(Doorbell {
             addr: start as u64,
             len: bytes as u64,
@@ -184,7 +183,7 @@ fn ring(doorbell: Doorbell) -> Option<u32> {
         word32(&raw mut (*entry).answered)
     };
     let page = STATE.doorbells.load(Ordering::Relaxed) + index * PAGE;
-    linked::push(crate::link::FAULT, page, page + PAGE, 0);
+    linked::push(FAULT, page, page + PAGE, 0);
     for _ in 0..ANSWER_STEPS {
         let seen = answered.load(Ordering::SeqCst);
         if matches!(seen, DOORBELL_ANSWERED | DOORBELL_IN_VAIN) {
