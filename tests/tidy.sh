@@ -3,6 +3,7 @@
 #
 #   format       rustfmt would change nothing, in the agent and the fuzzer's programs too
 #   lines        at most 110 characters, and a comment at the head of each file (tidy/lines.py)
+#   openings     few sentences that open with a headless clause ("What waits is woken"; tidy/openings.py)
 #   references   documents and headers name no file and no function that is not there (tidy/references.py)
 #   modules      no two modules of a crate use each other, be it by way of others (tidy/modules.py)
 #   clippy       no warning, in all targets of the workspace; the agent's sources are an example of its crate
@@ -39,6 +40,9 @@ self_test() {
 # What still has faults of the kind: shorten it.
 LINES_NOT_YET=""
 CIRCLES_NOT_YET=""
+OPENINGS_NOT_YET="benchmarks crates/agent crates/backing crates/bench crates/cli crates/engine crates/fuzz
+crates/pager crates/sim crates/tables crates/uffd crates/vcpu crates/workloads findings scripts tests
+documents ARCHITECTURE CHANGELOG CONTRIBUTING README docs"
 
 clippy() { cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings; }
 
@@ -46,6 +50,7 @@ case ${1-} in
 '' | --quick)
     check format format
     NOT_YET=$LINES_NOT_YET check lines python3 tests/tidy/lines.py .
+    NOT_YET=$OPENINGS_NOT_YET check openings python3 tests/tidy/openings.py .
     check references python3 tests/tidy/references.py .
     NOT_YET=$CIRCLES_NOT_YET check modules python3 tests/tidy/modules.py .
     [ "${1-}" = --quick ] || check clippy clippy

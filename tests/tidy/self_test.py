@@ -6,6 +6,7 @@ import unittest
 
 import lines
 import modules
+import openings
 import references
 
 GOOD = {
@@ -50,7 +51,7 @@ class Form(unittest.TestCase):
             self.assertIn(word, wrong[0])
 
     def test_a_good_project_has_nothing_wrong(self):
-        for check in (lines.check, modules.check, references.check):
+        for check in (lines.check, modules.check, openings.check, references.check):
             self.assertEqual(self.wrong(check), [])
 
     def test_a_long_line_is_counted_in_characters(self):
@@ -66,6 +67,38 @@ class Form(unittest.TestCase):
         self.found(lines.check, "no header", x_sh="#!/bin/bash\nset -u\n")
         self.found(lines.check, "no header", x_rs="#![no_main]\n//! Too late.\n")
         self.found(lines.check, "no header", x_py="import os\n")
+
+    def test_a_headless_opening_is_found(self):
+        for planted in (
+            "What waits there is woken.",
+            "Of two pages the first goes.",
+            "So that\n// one is free, it waits.",
+            "It leaves. Whoever waits for it is\n// woken.",
+            "Those of a child stay.",
+        ):
+            wrong = self.wrong(openings.check, crates__one__src__c_rs=f"//! A.\n\n// {planted}\n")
+            self.assertEqual(len(wrong), 2, planted)
+            self.assertTrue(wrong[0].startswith("crates/one/src/c.rs:3: "), wrong)
+            self.assertIn("crates/one: 1 of", wrong[1])
+        for planted in (
+            {"x_sh": "# A.\n\ntrue # What waits is woken.\n"},
+            {"x_py": '"""A.\n\nWhat waits is woken.\n"""\n'},
+            {"docs__x_md": "# A\n\n- B. Where it is, it stays.\n"},
+        ):
+            self.assertEqual(len(self.wrong(openings.check, **planted)), 2, planted)
+
+    def test_questions_and_labels_are_no_headless_openings(self):
+        for good in (
+            "What is it that is woken?",
+            "Where a slot's bytes lie.",
+            "What it does not do: decide, what is due.",
+            "What it is, and where it goes.",
+            "So the page stays.",
+            "Of course it is.",
+            "    What is, is.",
+        ):
+            wrong = self.wrong(openings.check, crates__one__src__c_rs=f"//! A.\n\n// {good}\n")
+            self.assertEqual(wrong, [], good)
 
     def test_a_file_that_is_not_there_is_found(self):
         self.found(references.check, "x.md:1", "gone.rs", docs__x_md="In `gone.rs`.\n")
