@@ -229,7 +229,7 @@ fn whose(run: &Run, advice: &Advice) -> Option<Arc<Process>> {
         return Some(advice.caller.clone());
     }
     // Numbers of another pid namespace mean nothing here.
-    let agent = advice.caller.memory.agent()?;
+    let agent = advice.caller.memory.attached_agent()?;
     if agent.evictor.tid != agent.ready.evictor_tid {
         return None;
     }

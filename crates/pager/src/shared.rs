@@ -227,7 +227,7 @@ impl SharedMemory {
         let pages: Vec<u64> = waiters.range(vpn.0..vpn.0 + pages as u64).map(|(page, _)| *page).collect();
         let woken: Vec<Waiter> = pages.iter().filter_map(|page| waiters.remove(page)).flatten().collect();
         drop(waiters);
-        woken.iter().for_each(|waiter| waiter.memory.uffd.wake(waiter.addr, PAGE));
+        woken.iter().for_each(|waiter| waiter.memory.port.wake(waiter.addr, PAGE));
     }
 
     /// Take one run, and add an outcome for each of its pages. Returns how many pages are now in `frames`.
@@ -286,7 +286,7 @@ impl Memory for SharedMemory {
         let waiters = self.waiters.lock().expect("waiters");
         let of_page = waiters.get(&vpn.0).into_iter().flatten();
         of_page.for_each(|waiter| {
-            waiter.memory.uffd.poison(waiter.addr, PAGE);
+            waiter.memory.port.poison(waiter.addr, PAGE);
         });
     }
 

@@ -87,7 +87,7 @@ pub fn may_knock(run: &Run, peer: &Peer) -> bool {
 
 /// Whoever is managed was found to be when it came in.
 pub fn is_below_us(run: &Run, peer: &Peer) -> bool {
-    let lives = |process: Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    let lives = |process: Arc<Process>| process.memory.attached_agent().is_some_and(Agent::lives);
     peer.is_below_us(|pid| run.process_of_pid(pid).is_some_and(lives))
 }
 
@@ -240,7 +240,7 @@ fn welcome(
 ) -> io::Result<()> {
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {
-        (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.uffd.as_fd()]),
+        (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.port.as_fd()]),
         (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
         (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
@@ -256,7 +256,7 @@ fn welcome(
 fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) -> io::Result<()> {
     process.attach(agent)?;
     door.membership.joined(&run.engine, process);
-    let own = process.memory.agent().expect("just attached").own_ranges();
+    let own = process.memory.attached_agent().expect("just attached").own_ranges();
     register::forget_agent_pages(run, process, &own);
     // Now, while it waits for us: it may fork as soon as it runs, and its child must find the ident page
     // registered.
@@ -268,10 +268,10 @@ fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) ->
     Ok(())
 }
 
-fn make_new(run: &Run, door: &Door, uffd: Port, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
-    uffd.api(door.features)?;
+fn make_new(run: &Run, door: &Door, port: Port, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
+    port.api(door.features)?;
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(uffd, door.source.pager() == Pager::User, pid));
+    let memory = Arc::new(ProcessMemory::new(port, door.source.pager() == Pager::User, pid));
     let space = Space::new(SpaceId(key as u32), memory.clone());
     let space = match door.membership.of_program(&run.engine, pid) {
         Some(group) => space.in_group(group),
@@ -279,7 +279,7 @@ fn make_new(run: &Run, door: &Door, uffd: Port, pid: u32, agent: Agent) -> io::R
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
     // What leaves a process with a link is told by that to its children too.
-    if run.settings.forks == Forks::Agent && process.memory.uffd.agent().is_none() {
+    if run.settings.forks == Forks::Agent && process.memory.port.agent().is_none() {
         process.growth.begin_marking();
     }
     process.attach(agent)?;
@@ -311,7 +311,7 @@ pub fn check_ready(ready: &Ready) -> io::Result<()> {
 /// The agent's socket has closed: its process is ending, or has called exec.
 pub fn hung_up(run: &Run, door: &Door, epoll: &OwnedFd, key: u64) {
     let Some(process) = run.process(key) else { return };
-    if let Some(agent) = process.memory.agent() {
+    if let Some(agent) = process.memory.attached_agent() {
         let _ = rustix::event::epoll::delete(epoll, &agent.evictor.socket);
     }
     door.target.left(key);
@@ -425,7 +425,7 @@ fn take_in(
         // A batch of shared memory that was begun without it ends before it runs on (`reclaim/direct.rs`).
         run.objects().iter().for_each(|object| drop(object.hold_batch()));
     }
-    let agent = process.memory.agent().expect("just attached");
+    let agent = process.memory.attached_agent().expect("just attached");
     run.files.refresh(&agent.evictor.control);
     // From here on the socket carries commands, and for us it is only of interest that it ends.
     let key = EventData::new_u64(process.key);

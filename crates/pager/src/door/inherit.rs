@@ -167,7 +167,7 @@ const NOTHING: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
 /// Process `pid` is about to fork, and is told so, or why not.
 pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io::Result<Fork> {
-    let lives = |process: &Arc<Process>| process.memory.agent().is_some_and(Agent::lives);
+    let lives = |process: &Arc<Process>| process.memory.attached_agent().is_some_and(Agent::lives);
     let process = run.process_of_pid(pid).filter(lives);
     let made = match process {
         Some(process) => begin(run, &process, socket.clone(), until),
@@ -223,7 +223,7 @@ fn begin(
         return Err(not_now());
     }
     // A mark that it is still to make must not come in the middle of the fork.
-    let caught_up = process.memory.agent().is_some_and(|agent| process.caught_up(agent));
+    let caught_up = process.memory.attached_agent().is_some_and(|agent| process.caught_up(agent));
     let child = if caught_up { copy_table(run, process) } else { Err(not_now()) };
     let child = child.inspect_err(|_| process.end_fork())?;
     let ranges = child.ranges.clone();
@@ -240,7 +240,7 @@ fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
     // Nothing is put into it, nor taken out, before the child has come.
     space.set_aside(true, &[]);
     let held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
     let resident = process.space.copy_slots_to(run.engine.swap(), &space);
@@ -257,9 +257,9 @@ fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
     };
     // What changes from here on is noted.
     let mappings = proc::private_anonymous(process.memory.proc_id());
-    let agent = process.memory.agent().expect("it has forked by its agent");
+    let agent = process.memory.attached_agent().expect("it has forked by its agent");
     // Without a userfaultfd the child's agent knows what it has not.
-    let had = match process.memory.uffd.agent() {
+    let had = match process.memory.port.agent() {
         None => agent.with_content(addresses(resident).iter()),
         Some(_) => Ok(Ranges::default()),
     };
@@ -303,14 +303,15 @@ pub fn finish(run: &Run, fork: &mut Fork) {
     let (parent, begun) = (&fork.parent, Instant::now());
     // A change that was made before the fork, and is not told yet. One moment without any is enough: what
     // begins after it began after the fork.
-    let mut is_settled = !parent.memory.uffd.is_changing();
+    let mut is_settled = !parent.memory.port.is_changing();
     while !is_settled && begun.elapsed() < FORK_SETTLES {
         std::thread::sleep(crate::times::CHANGE_STEP);
-        is_settled = !parent.memory.uffd.is_changing();
+        is_settled = !parent.memory.port.is_changing();
     }
     // A change ends when its event has been read. It is noted before the reader leaves the gate.
     drop(parent.space.gate.enter_fill());
-    child.inherits_in_part = parent.memory.agent().is_none_or(|agent| agent.evictor.control.fork_advice());
+    child.inherits_in_part =
+        parent.memory.attached_agent().is_none_or(|agent| agent.evictor.control.fork_advice());
     let brought = addresses(parent.space.brought_since(&child.space));
     child.finished = Some(Finished { brought, disturbed: parent.fork.noted(), is_settled });
 }
@@ -336,20 +337,20 @@ pub fn give_back(run: &Run, child: Child) {
 pub fn settle(
     run: &Run,
     door: &Door,
-    uffd: Port,
+    port: Port,
     pid: u32,
     agent: Agent,
     parent: &Process,
     child: Child,
 ) -> io::Result<Arc<Process>> {
-    let memory = Arc::new(ProcessMemory::new(uffd, parent.memory.for_user_mode, pid));
+    let memory = Arc::new(ProcessMemory::new(port, parent.memory.for_user_mode, pid));
     let space = child.space.clone();
     let settled = (|| {
-        memory.uffd.api(door.features)?;
+        memory.port.api(door.features)?;
         let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
         process.attach(agent)?;
         let _ = child.memory.0.set(memory.clone());
-        match process.memory.uffd.agent() {
+        match process.memory.port.agent() {
             None => take_over(run, parent, &process, &child)?,
             Some(_) => take_over_by_link(run, parent, &process, &child)?,
         }
@@ -376,7 +377,7 @@ pub fn settle(
 fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
     let _work = run.quiet.begin_work();
     let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
-    let (pid, agent) = (process.memory.pid(), process.memory.agent().expect("attached"));
+    let (pid, agent) = (process.memory.pid(), process.memory.attached_agent().expect("attached"));
     let finished = child.finished.as_ref().expect("it has forked");
     if !finished.is_settled {
         return Err(io::Error::other("its parent's memory was changing for too long"));
@@ -386,7 +387,7 @@ fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> i
     let mut mapped = Ranges::default();
     for (start, end) in proc::private_anonymous(pid)? {
         for (start, end) in own.missing_of(&inherited.common_with(&[(start, end)])) {
-            if let Err(errno) = process.memory.uffd.register(start, end - start) {
+            if let Err(errno) = process.memory.port.register(start, end - start) {
                 // Nothing is lost where nothing is away.
                 if !space.swapped_in(Vpn::from_addr(start), Vpn::from_addr(end)).is_empty() {
                     return Err(io::Error::from_raw_os_error(errno));
@@ -426,7 +427,7 @@ fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> i
 fn take_over_by_link(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
     let _work = run.quiet.begin_work();
     let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
-    let agent = process.memory.agent().expect("attached");
+    let agent = process.memory.attached_agent().expect("attached");
     let finished = child.finished.as_ref().expect("it has forked");
     if !finished.is_settled {
         return Err(io::Error::other("its parent's memory was changing for too long"));
@@ -483,7 +484,7 @@ fn refuse_what_is_missing(
     // Emptied by the fork itself, by advice that was not seen.
     let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
     let missing = kept.common_with(&missing.iter().collect::<Vec<_>>());
-    let Some(agent) = parent.memory.agent().filter(|agent| agent.lives()) else { return Ok(()) };
+    let Some(agent) = parent.memory.attached_agent().filter(|agent| agent.lives()) else { return Ok(()) };
     match agent.with_content(missing)?.iter().next() {
         None => Ok(()),
         Some((at, _)) => Err(io::Error::other(format!("it has not its parent's memory at {at:#x}"))),

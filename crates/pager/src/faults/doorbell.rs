@@ -33,7 +33,7 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
         let index = page.checked_sub(from)? / PAGE_SIZE as u64;
         (index < pages).then_some(index as usize)
     };
-    let agent = process.memory.agent();
+    let agent = process.memory.attached_agent();
     let mut put_off = false;
     if let Some(agent) = agent
         && let Some(doorbell) = index_in(agent.ready.doorbell_addr, DOORBELLS as u64)
@@ -61,15 +61,15 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
     {
         return false;
     }
-    if process.memory.uffd.agent().is_some() {
+    if process.memory.port.agent().is_some() {
         // Nobody touches the page, and who has called waits for the word.
         return true;
     }
     // What is put off is asked for again: the page is missing still.
     if !put_off {
-        process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+        process.memory.port.zeropage(page, PAGE_SIZE as u64);
     }
-    process.memory.uffd.wake(page, PAGE_SIZE as u64);
+    process.memory.port.wake(page, PAGE_SIZE as u64);
     true
 }
 
@@ -87,7 +87,7 @@ enum Done {
 /// What a thread of the process wants, at a doorbell.
 fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
     // By a link, calls of one kind come.
-    if process.memory.uffd.agent().is_some() && call.call != CALL_BRING {
+    if process.memory.port.agent().is_some() && call.call != CALL_BRING {
         return Done::Now;
     }
     let is_done = match call.call {

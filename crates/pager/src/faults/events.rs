@@ -46,14 +46,14 @@ use std::time::Instant;
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was
 /// processed. False: nothing to do.
 pub fn read_locked(run: &Run, process: &Process, messages: &mut Vec<Event>) -> bool {
-    let faults = process.memory.uffd.agent().map(|link| link.read_faults(messages));
+    let faults = process.memory.port.agent().map(|link| link.read_faults(messages));
     match faults.transpose().map(Option::flatten) {
         Ok(Some(read)) => return read > 0,
         Ok(None) => {}
         Err(error) => return cannot_follow(run, process, &error),
     }
     let seen = removals::look(run, process);
-    let evictor = process.memory.agent().map(|agent| &agent.evictor);
+    let evictor = process.memory.attached_agent().map(|agent| &agent.evictor);
     let control = evictor.map(|evictor| &evictor.control);
     // No MOVE can happen then, and the evictor may hold the lock where it stands (`process/evictor.rs`).
     let cut_off = evictor.is_some_and(|evictor| evictor.is_cut_off());
@@ -69,7 +69,7 @@ pub fn read_locked(run: &Run, process: &Process, messages: &mut Vec<Event>) -> b
     control.inspect(|control| control.forbid(Forbidden::Event));
     let result = match &seen {
         Some(seen) => removals::read(process, seen, messages),
-        None => process.memory.uffd.read(messages),
+        None => process.memory.port.read(messages),
     };
     if let Some(control) = control {
         if messages.iter().all(|m| matches!(m, Event::Fault { .. })) {
@@ -142,7 +142,7 @@ pub fn process_events(run: &Arc<Run>, cpu: CpuId, process: &Arc<Process>, messag
     if let Some(now) = shared_now {
         process.memory.shared.set(now);
     }
-    if let Some(agent) = process.memory.agent() {
+    if let Some(agent) = process.memory.attached_agent() {
         agent.evictor.control.allow(Forbidden::Event);
     }
     drop(batch);
@@ -185,7 +185,7 @@ impl Told {
     /// been read moves the same memory on, and then what is registered says nothing of what was told.
     fn changes_as_made(&self, process: &Process) -> Option<Vec<Change>> {
         let mut changes = self.changes.clone();
-        let is_ordered = process.memory.uffd.agent().is_some();
+        let is_ordered = process.memory.port.agent().is_some();
         if is_ordered || !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
             return Some(changes);
         }
@@ -194,7 +194,7 @@ impl Told {
             has_looked.set(true);
             is_some_registered(process, range)
         });
-        (!has_looked.get() || !process.memory.uffd.is_changing()).then_some(changes)
+        (!has_looked.get() || !process.memory.port.is_changing()).then_some(changes)
     }
 }
 
@@ -202,10 +202,10 @@ impl Told {
 /// that is gone has nothing, and any order will do.)
 fn is_some_registered(process: &Process, (start, end): (u64, u64)) -> bool {
     const ASKED_MAX: u64 = 64;
-    let (uffd, shared) = (&process.memory.uffd, process.memory.shared.any());
+    let (port, shared) = (&process.memory.port, process.memory.shared.any());
     let is_registered = |addr: u64| match shared {
-        true => uffd.is_registered_shared(addr),
-        false => uffd.is_registered(addr),
+        true => port.is_registered_shared(addr),
+        false => port.is_registered(addr),
     };
     let page = PAGE_SIZE as u64;
     let step = (end - start).div_ceil(ASKED_MAX).next_multiple_of(page);
@@ -238,7 +238,7 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
 /// May there be more changes, not told yet, that were made before some of these?
 fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
     // A link tells in order.
-    if process.memory.uffd.agent().is_some() {
+    if process.memory.port.agent().is_some() {
         return false;
     }
     let any = |wanted: fn(&Event) -> bool| messages.iter().any(wanted);
@@ -248,7 +248,7 @@ fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
     if !any(|m| matches!(m, Event::Fork { .. } | Event::Unmap { .. })) {
         return false;
     }
-    let agent = process.memory.agent();
+    let agent = process.memory.attached_agent();
     // Whose change is under way waits, or runs in the kernel: it is one of the threads.
     let alone = || proc::threads(process.memory.proc_id()) == Some(1 + u64::from(agent.is_some()));
     if any(|m| matches!(m, Event::Fork { .. })) {
@@ -261,7 +261,7 @@ fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
 /// too long.
 fn read_until_settled(run: &Run, process: &Process, messages: &mut Vec<Event>) -> bool {
     let begun = Instant::now();
-    while process.memory.uffd.is_changing() {
+    while process.memory.port.is_changing() {
         if begun.elapsed() > CHANGE_ENDS {
             return false;
         }
@@ -269,7 +269,7 @@ fn read_until_settled(run: &Run, process: &Process, messages: &mut Vec<Event>) -
         let read = match removals::look(run, process) {
             Some(seen) => removals::read(process, &seen, messages)
                 .inspect(|_| removals::check(run, process, &seen, &messages[before..])),
-            None => process.memory.uffd.read(messages),
+            None => process.memory.port.read(messages),
         };
         match read {
             Ok(read) if read > 0 => {}

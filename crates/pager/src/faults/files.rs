@@ -61,7 +61,7 @@ pub fn mapped(run: &Arc<Run>, process: &Arc<Process>, bell: usize, addr: u64, le
     }
     let held = process.hold_pages();
     let Ok(maps) = proc::shared_maps_of_any_thread(process.memory.proc_id()) else { return Answer::Now };
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return Answer::NotNow;
     }
     let new = |m: &&proc::SharedMapping| m.kind == SharedKind::File && m.start < end && addr < m.end;
@@ -72,7 +72,7 @@ pub fn mapped(run: &Arc<Run>, process: &Arc<Process>, bell: usize, addr: u64, le
         let with_it: Vec<Mapped> =
             list.iter().filter(|other| other.start != m.start).copied().chain([mapping]).collect();
         process.memory.shared.set_of(object.key, &with_it);
-        match process.memory.uffd.register(m.start, m.end - m.start) {
+        match process.memory.port.register(m.start, m.end - m.start) {
             Ok(()) => {}
             Err(libc::EAGAIN) => {
                 process.memory.shared.set_of(object.key, &list);

@@ -112,7 +112,7 @@ impl Evidence for ForkEvidence<'_> {
 
 /// May memory be marked as not to be inherited? Without an agent (a raw clone) it is not known.
 fn has_fork_advice(process: &Process) -> bool {
-    process.memory.agent().is_none_or(|agent| agent.evictor.control.fork_advice())
+    process.memory.attached_agent().is_none_or(|agent| agent.evictor.control.fork_advice())
 }
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count. From
@@ -154,7 +154,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
 /// The page that is missing in every child of this process.
 fn ident_addr(process: &Process) -> u64 {
     let inherited = process.descent.as_ref().map_or(0, |descent| descent.proof.addr);
-    process.memory.agent().map_or(inherited, |agent| agent.ready.ident_addr)
+    process.memory.attached_agent().map_or(inherited, |agent| agent.ready.ident_addr)
 }
 
 /// On a fault of a forked child of which not all is known: find out, before it is served, which process it
@@ -173,7 +173,7 @@ pub fn find_out_child(run: &Run, child: &Process, tid: u32) -> bool {
         let mut page = Page::ZERO;
         page.0[..proof.bytes.len()].copy_from_slice(&proof.bytes);
         // Whoever waits for the page goes on when its fault is served.
-        let put = child.memory.uffd.copy_without_wake(proof.addr, &page.0);
+        let put = child.memory.port.copy_without_wake(proof.addr, &page.0);
         if matches!(put.stop, Stop::Again | Stop::NoMemory) {
             return false;
         }
@@ -195,7 +195,7 @@ pub fn find_out_child(run: &Run, child: &Process, tid: u32) -> bool {
 fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     let held = child.hold_pages();
     let maps = proc::shared_maps(pid);
-    if child.memory.uffd.is_changing() {
+    if child.memory.port.is_changing() {
         return false;
     }
     // Looked at after the reading, as below. Where it ends just now, what it has inherited will do.
@@ -216,7 +216,7 @@ fn forget_not_inherited(run: &Run, child: &Process, descent: &Descent) -> bool {
     let kept = proc::inherited(pid);
     // What the child itself has changed must be told first: memory that it has moved is not where it was
     // inherited.
-    if child.memory.uffd.is_changing() {
+    if child.memory.port.is_changing() {
         return false;
     }
     match kept {
@@ -249,7 +249,7 @@ pub fn child_that_joins(run: &Run, pid: u32) -> Option<Arc<Process>> {
         (0, Some(descent)) => proc::holds(pid, &descent.proof),
         (known, Some(_)) => known == pid,
     };
-    let newborn = |process: &Arc<Process>| process.memory.agent().is_none() && !process.is_dying();
+    let newborn = |process: &Arc<Process>| process.memory.attached_agent().is_none() && !process.is_dying();
     let process = run.processes().into_iter().filter(newborn).find(is_it)?;
     // It waits for us, so that nothing of it is changing.
     find_out_child(run, &process, pid);
@@ -259,7 +259,7 @@ pub fn child_that_joins(run: &Run, pid: u32) -> Option<Arc<Process>> {
 /// Does the address space end within CHILD_ENDS?
 fn ends_soon(process: &Process) -> bool {
     let begun = Instant::now();
-    while !process.memory.uffd.is_gone() {
+    while !process.memory.port.is_gone() {
         if begun.elapsed() > CHILD_ENDS {
             return false;
         }

@@ -41,7 +41,7 @@ pub fn answer_call(run: &Run, process: &Process, call: Doorbell) -> bool {
 /// All that lies in the range is under guards now.
 fn forget_range(run: &Run, process: &Process, start: u64, end: u64) -> bool {
     let held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return false;
     }
     process.space.unmap(run.engine.swap(), crate::cpu(), Vpn::from_addr(start), Vpn::from_addr(end));
@@ -54,7 +54,7 @@ fn forget_range(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 /// is there.
 pub fn forget_guarded_everywhere(run: &Run) {
     // Without a userfaultfd guards stand where pages are away, and the agent sees those of the program.
-    for process in run.processes().iter().filter(|process| process.memory.uffd.agent().is_none()) {
+    for process in run.processes().iter().filter(|process| process.memory.port.agent().is_none()) {
         // What is changing now is searched the next time.
         forget_guarded(run, process, 0, u64::MAX);
     }
@@ -69,7 +69,7 @@ fn forget_guarded(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 }
 
 fn forget_guarded_in_extent(run: &Run, process: &Process, start: u64, end: u64) -> bool {
-    let Some(agent) = process.memory.agent() else { return true };
+    let Some(agent) = process.memory.attached_agent() else { return true };
     let mut from = start;
     while from < end {
         let to = end.min(from.saturating_add(SPAN_BYTES));
@@ -83,7 +83,7 @@ fn forget_guarded_in_extent(run: &Run, process: &Process, start: u64, end: u64) 
         if !guards.is_empty() {
             process.memory.note_guards();
             // After the look: a change that it has seen the result of has begun before it.
-            if process.memory.uffd.is_changing() {
+            if process.memory.port.is_changing() {
                 return false;
             }
         }

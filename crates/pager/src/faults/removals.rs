@@ -73,7 +73,7 @@ pub fn look(run: &Run, process: &Process) -> Option<Seen> {
         return None;
     }
     // What is not there yet is not read now.
-    let is_changing = process.memory.uffd.is_changing() && process.memory.uffd.is_readable();
+    let is_changing = process.memory.port.is_changing() && process.memory.port.is_readable();
     let expected = if is_changing { expected(run, process) } else { Vec::new() };
     Some(Seen { is_changing, expected })
 }
@@ -128,10 +128,10 @@ fn is_no_other_removal(thread: &Waiting) -> bool {
 
 /// Read faults, and an event if its call may have been seen.
 pub fn read(process: &Process, seen: &Seen, messages: &mut Vec<Event>) -> io::Result<usize> {
-    let (uffd, mut count) = (&process.memory.uffd, 0);
-    while count < MESSAGES_MAX && uffd.is_readable() && (seen.is_changing || !uffd.is_changing()) {
+    let (port, mut count) = (&process.memory.port, 0);
+    while count < MESSAGES_MAX && port.is_readable() && (seen.is_changing || !port.is_changing()) {
         let before = messages.len();
-        let read = uffd.read_one(messages)?;
+        let read = port.read_one(messages)?;
         count += read;
         if read == 0 || messages[before..].iter().any(|m| !matches!(m, Event::Fault { .. })) {
             break;

@@ -62,7 +62,7 @@ pub fn now_mapped(run: &Run, process: &Process, changes: &[Change]) -> Vec<Mappe
             Ok(maps) => {
                 let now = managed_of(run, process, &maps.mappings);
                 // The maps are not read at one moment: of what moves meanwhile neither place may be seen.
-                let is_changing = process.memory.uffd.is_changing();
+                let is_changing = process.memory.port.is_changing();
                 process.memory.shared.set_doubtful(is_changing);
                 match is_changing {
                     true => {
@@ -101,7 +101,7 @@ pub fn look_again(run: &Run, process: &Process) -> bool {
         return true;
     }
     let held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return false;
     }
     process.memory.shared.set(now_mapped(run, process, &[]));
@@ -117,7 +117,7 @@ pub fn remove(run: &Run, process: &Process, addr: u64, len: u64) -> bool {
         return true;
     }
     let held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return false;
     }
     remove_pages(run, process, addr, end);

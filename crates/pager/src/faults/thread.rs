@@ -192,7 +192,7 @@ impl<'a> FaultThread<'a> {
             }
             faults = self.serve_messages(process, Instant::now());
         }
-        let Some(link) = process.memory.uffd.agent() else { return };
+        let Some(link) = process.memory.port.agent() else { return };
         if link.waits_for_note() {
             self.seen.note_early(self.run, self.cpu, process);
             self.run.kick_reclaim();
@@ -272,11 +272,11 @@ impl<'a> FaultThread<'a> {
         // evictor, which faults only where it makes pages ready to be moved out; the child of a fork that is
         // about to join, of which nothing can be moved out before its evictor was let go; a process that
         // forks by its agent; and one that stands still, whose tracer reads its memory.
-        let (evicts, joins) = match process.memory.agent() {
+        let (evicts, joins) = match process.memory.attached_agent() {
             // Without a userfaultfd the agent says who it is, and an evictor needs nothing.
             Some(agent) => {
                 let joins = !agent.evictor.control.takes_commands() && process.faults() < JOINING_FAULTS_MAX;
-                (agent.is_evictor(tid) && process.memory.uffd.agent().is_none(), joins)
+                (agent.is_evictor(tid) && process.memory.port.agent().is_none(), joins)
             }
             None if process.age() < PROCESS_YOUNG => (false, process.faults() < JOINING_FAULTS_MAX),
             None => (false, process.faults() < NEVER_JOINING_FAULTS_MAX),
@@ -345,7 +345,7 @@ impl<'a> FaultThread<'a> {
         memory.copies.grant(vpn, pages);
         // What follows may be mapped otherwise. And while something changes nothing can be done: then the
         // thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
-        let of = |pages: u64| memory.uffd.unprotect(vpn.addr(), pages * PAGE_SIZE as u64);
+        let of = |pages: u64| memory.port.unprotect(vpn.addr(), pages * PAGE_SIZE as u64);
         let is_all_ours = !process.growth.was_refused();
         if !(is_all_ours && of(pages).is_ok() || of(1).is_ok()) {
             memory.wake(vpn, 1);
@@ -373,7 +373,7 @@ impl<'a> FaultThread<'a> {
     fn sample(&mut self, process: &Process, addr: u64, tid: u32) {
         if self.run.sampling.is_due(&mut self.seen.countdown) {
             // The thread sleeps in its fault until that is served. Over a link it sleeps in its agent.
-            let instruction = || match process.memory.uffd.agent() {
+            let instruction = || match process.memory.port.agent() {
                 None => crate::proc::instruction(process.memory.pid(), tid),
                 Some(_) => None,
             };
@@ -392,7 +392,7 @@ impl<'a> FaultThread<'a> {
             // Of a file, what is behind its last whole page is not managed: it is there, or it is zeros.
             Some(object) if object.is_file && fault.vpn >= object.end() => {
                 let page = Vpn::from_addr(addr).addr();
-                process.memory.uffd.zeropage(page, PAGE_SIZE as u64);
+                process.memory.port.zeropage(page, PAGE_SIZE as u64);
                 process.memory.wake(Vpn::from_addr(addr), 1);
                 Waits::No
             }
@@ -577,7 +577,7 @@ impl<'a> FaultThread<'a> {
         }
         let hurries = |process: &Arc<Process>| process.is_dying() || serves_beyond(process);
         for (held, favoured) in self.held.take_due(token, looked_us, hurries) {
-            if let Some(link) = held.process.memory.uffd.agent() {
+            if let Some(link) = held.process.memory.port.agent() {
                 link.show_token(token.served_alone(held.who.group, looked_us));
             }
             self.let_go(&held, favoured);

@@ -45,7 +45,7 @@ pub fn note_unmanaged(run: &Run, process: &Process, statm: Statm) {
     }
     let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
     // Charged when they are noted, which is soon.
-    let early_bytes = process.memory.uffd.agent().map_or(0, AgentLink::early_pages) * PAGE_SIZE as u64;
+    let early_bytes = process.memory.port.agent().map_or(0, AgentLink::early_pages) * PAGE_SIZE as u64;
     process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes + early_bytes));
     // More cannot be shared than is there: it was measured before some of it was unmapped.
     let pages = statm.anon_bytes.max(managed_bytes) / PAGE_SIZE as u64;

@@ -49,7 +49,7 @@ pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
 pub fn adopt_grown(run: &Run, process: &Process) {
     let growth = &process.growth;
     let begun = Instant::now();
-    let is_watched = process.memory.uffd.agent().is_some() && growth.is_registered();
+    let is_watched = process.memory.port.agent().is_some() && growth.is_registered();
     if !is_watched || !growth.is_walk_due(us_of(begun)) {
         return;
     }
@@ -69,7 +69,7 @@ pub fn adopt_grown(run: &Run, process: &Process) {
 /// adopted of them: taken out there, a page would be lost.
 fn wait_for_earlier_changes(run: &Run, process: &Process) -> bool {
     let start = Instant::now();
-    while process.memory.uffd.is_changing() {
+    while process.memory.port.is_changing() {
         if start.elapsed() > EARLIER_CHANGES || run.is_stopping() {
             return false;
         }
@@ -138,7 +138,7 @@ fn adopt_piece(
     let _fill_guard = process.space.gate.enter_fill();
     // Where nobody puts a page in place that has vanished, none may leave between the look and the table: a
     // page of zeros that has just left has no word, and would be taken for one that is there.
-    let _batch = process.memory.uffd.agent().map(|_| process.hold_batch());
+    let _batch = process.memory.port.agent().map(|_| process.hold_batch());
     let (present, walked_to) = registered.present(wanted, range, ADOPT_PAGES)?;
     let adopt = |(from, to): &Range| {
         process.space.adopt(run.engine.swap(), Vpn::from_addr(*from), Vpn::from_addr(*to))

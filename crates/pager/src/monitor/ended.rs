@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 /// The size of a process that is still there. One whose address space has ended is taken out of the run.
 pub fn size_if_there(run: &Run, process: &Arc<Process>) -> Option<Statm> {
     let (memory, is_dying) = (&process.memory, process.is_dying());
-    if memory.broken.load(Ordering::Relaxed) && !is_dying && !memory.uffd.is_gone() {
+    if memory.broken.load(Ordering::Relaxed) && !is_dying && !memory.port.is_gone() {
         run.fail(format!("the memory of process {} cannot be read any more", memory.pid()));
     }
-    if (is_dying || process.space.is_dead() || memory.agent().is_none()) && memory.uffd.is_gone() {
+    if (is_dying || process.space.is_dead() || memory.attached_agent().is_none()) && memory.port.is_gone() {
         run.remove_process(process);
         return None;
     }
@@ -33,7 +33,7 @@ fn size_of(process: &Process) -> Option<Statm> {
     if size.is_some() && !process.is_dying() {
         return size;
     }
-    if let Some(agent) = process.memory.agent()
+    if let Some(agent) = process.memory.attached_agent()
         && let Some(status) = proc::status_of_all_but_one(pid)
     {
         agent.let_exit(status);

@@ -90,7 +90,7 @@ impl Watch {
 fn can_protect(process: &Process) -> bool {
     let memory = &process.memory;
     process.space.cow.load(Ordering::Relaxed)
-        && memory.uffd.agent().is_none()
+        && memory.port.agent().is_none()
         && !memory.for_user_mode
         && !process.growth.is_marking()
 }
@@ -177,7 +177,7 @@ fn try_to_protect(process: &Process, ranges: &[Range], shared: Shared) -> io::Re
         // Later only where it is needed: it waits for all faults of the process that are under way.
         let mut is_registered = is_first && register_to_protect(process, range)?;
         for (from, to) in shared {
-            let protect = || is_done(process.memory.uffd.protect(from, to - from));
+            let protect = || is_done(process.memory.port.protect(from, to - from));
             if !protect()? && !is_registered {
                 is_registered = register_to_protect(process, range)? && protect()?;
             }
@@ -189,7 +189,7 @@ fn try_to_protect(process: &Process, ranges: &[Range], shared: Shared) -> io::Re
 /// Inside the gate, as all registering.
 fn register_to_protect(process: &Process, (start, end): Range) -> io::Result<bool> {
     let _fill_guard = process.space.gate.enter_fill();
-    is_done(process.memory.uffd.register_to_protect(start, end - start))
+    is_done(process.memory.port.register_to_protect(start, end - start))
 }
 
 /// Err: a change is under way, and nothing can be done. What has changed meanwhile (false) is for a later

@@ -138,9 +138,10 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     }
     let mut registered = process.growth.lock_ranges();
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
-    let own: Ranges = process.memory.agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
+    let own: Ranges =
+        process.memory.attached_agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
-    let by_agent = process.memory.uffd.agent().is_some();
+    let by_agent = process.memory.port.agent().is_some();
     let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, by_agent);
     let Some(mut found) = found else { return Vec::new() };
     // An empty mapping without access is reserved address space, or a guard.
@@ -167,7 +168,8 @@ pub fn register_joining(process: &Process, statm: Statm) -> Vec<Range> {
 /// The child of a fork is about to make its agent's pages: which they are is known when it has introduced
 /// itself.
 fn is_known(process: &Process) -> bool {
-    let joins = process.descent.is_some() && process.memory.agent().is_none() && process.age() < AGENT_JOINS;
+    let joins =
+        process.descent.is_some() && process.memory.attached_agent().is_none() && process.age() < AGENT_JOINS;
     process.memory.proc_id() != 0 && !joins
 }
 
@@ -175,11 +177,11 @@ fn is_known(process: &Process) -> bool {
 /// mappings of some ranges are registered, because they are to be swapped out (MADV_PAGEOUT). Returns as
 /// `register_new`; None: nothing is wanted.
 pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
-    let agent = process.memory.agent()?;
+    let agent = process.memory.attached_agent()?;
     if agent.evictor.control.wants_answers() {
-        let granted = process.memory.uffd.agent().is_none() && register_agent_pages(process);
+        let granted = process.memory.port.agent().is_none() && register_agent_pages(process);
         // While something is changing nothing can be registered: the next round tries again.
-        if granted || !process.memory.uffd.is_changing() {
+        if granted || !process.memory.port.is_changing() {
             agent.evictor.control.grant_answers(granted);
         }
     }
@@ -196,7 +198,7 @@ pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     }
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = agent.own_ranges().into_iter().collect();
-    let by_agent = process.memory.uffd.agent().is_some();
+    let by_agent = process.memory.port.agent().is_some();
     let found = registered.find_asked(process.memory.proc_id(), &own, &asked, by_agent)?;
     Some(register_found(process, &mut registered, &found))
 }
@@ -342,17 +344,17 @@ impl Results {
 /// first: the child of a fork in between, whose event comes as soon as anything is registered, is known by
 /// it. From then on calls of the agent are answered. False: a change was under way, or the process is gone.
 pub fn register_agent_pages(process: &Process) -> bool {
-    let Some(agent) = process.memory.agent() else { return true };
-    if let Some(link) = process.memory.uffd.agent() {
+    let Some(agent) = process.memory.attached_agent() else { return true };
+    if let Some(link) = process.memory.port.agent() {
         link.set_tells();
         return true;
     }
     let page = PAGE_SIZE as u64;
     let ready = &agent.ready;
-    let uffd = &process.memory.uffd;
-    let ident = uffd.register(ready.ident_addr, page);
-    let staging = uffd.register(ready.staging_addr, u64::from(STAGING_PAGES) * page);
-    let doorbells = uffd.register(ready.doorbell_addr, DOORBELLS as u64 * page);
+    let port = &process.memory.port;
+    let ident = port.register(ready.ident_addr, page);
+    let staging = port.register(ready.staging_addr, u64::from(STAGING_PAGES) * page);
+    let doorbells = port.register(ready.doorbell_addr, DOORBELLS as u64 * page);
     if ident.and(staging).and(doorbells).is_err() {
         return false;
     }
@@ -362,7 +364,7 @@ pub fn register_agent_pages(process: &Process) -> bool {
 
 /// From now on the agent announces new mappings. Its own pages are registered.
 pub fn let_announce(process: &Process) {
-    if let Some(agent) = process.memory.agent().filter(|_| process.memory.uffd.agent().is_none()) {
+    if let Some(agent) = process.memory.attached_agent().filter(|_| process.memory.port.agent().is_none()) {
         agent.evictor.control.set_announces(true);
     }
 }
@@ -382,7 +384,7 @@ pub fn forget_agent_pages(run: &Run, process: &Process, own: &[Range]) {
     for (start, end) in own {
         registered.remove(*start, *end);
         // Most were never registered: then there is nothing to undo.
-        let _ = process.memory.uffd.unregister(*start, end - start);
+        let _ = process.memory.port.unregister(*start, end - start);
         process.space.unmap(run.engine.swap(), crate::cpu(), Vpn::from_addr(*start), Vpn::from_addr(*end));
     }
     drop(held);
@@ -394,7 +396,7 @@ pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, gro
     if grown && !shared::look_again(run, process) {
         return false;
     }
-    let own = process.memory.agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
+    let own = process.memory.attached_agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _fill_guard = process.space.gate.enter_fill();
     if grown && process.growth.is_marking() {

@@ -430,8 +430,8 @@ impl Watch {
 /// No fork is under way, and each child is known.
 fn is_settled(run: &Run) -> bool {
     run.processes().iter().all(|process| {
-        let forks = process.memory.agent().is_some_and(|agent| agent.evictor.control.is_forking());
-        process.is_known() && !forks && !process.memory.uffd.is_changing()
+        let forks = process.memory.attached_agent().is_some_and(|agent| agent.evictor.control.is_forking());
+        process.is_known() && !forks && !process.memory.port.is_changing()
     })
 }
 
@@ -504,18 +504,18 @@ fn are_children_registered(run: &Run, before: &[&Mapper], object: &Object) -> bo
 
 /// Does the kernel say that each of these mappings is registered? None: it cannot be said now.
 fn is_registered<'a>(process: &Process, mapped: impl Iterator<Item = &'a SharedMapping>) -> Option<bool> {
-    let uffd = &process.memory.uffd;
+    let port = &process.memory.port;
     let ends = |m: &SharedMapping| [m.start, m.end - PAGE];
     let answers: Option<Vec<bool>> =
-        mapped.flat_map(ends).map(|addr| uffd.is_registered_shared(addr)).collect();
-    let answers = answers.filter(|_| !uffd.is_changing())?;
+        mapped.flat_map(ends).map(|addr| port.is_registered_shared(addr)).collect();
+    let answers = answers.filter(|_| !port.is_changing())?;
     Some(answers.into_iter().all(|is_registered| is_registered))
 }
 
 /// What the process has mapped, looked at inside its gate. None: it cannot be said now.
 fn look_at<T>(process: &Process, pid: u32, look: impl FnOnce(&SharedMaps) -> Option<T>) -> Option<T> {
     let _held = process.hold_pages();
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return None;
     }
     look(&proc::shared_maps_of_any_thread(pid).ok()?)
@@ -662,7 +662,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         return Registered::Later;
     };
     // Looked at after the reading: what changes from here on is told, once it is registered.
-    if process.memory.uffd.is_changing() {
+    if process.memory.port.is_changing() {
         return Registered::Later;
     }
     if before == now {
@@ -676,7 +676,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
         // It may have been registered by accident, beside private memory, and been filled as such.
         let (from, to) = (Vpn::from_addr(m.start), Vpn::from_addr(m.end));
         process.space.unmap(run.engine.swap(), crate::cpu(), from, to);
-        match process.memory.uffd.register(m.start, m.end - m.start) {
+        match process.memory.port.register(m.start, m.end - m.start) {
             Ok(()) => done.push(*m),
             // The second is of a mapping by a read-only descriptor.
             Err(libc::EBUSY | libc::EPERM) => {
@@ -692,7 +692,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
     }
     // A change before the registration was not told. A fork was, if other memory was registered before, but
     // its child has this mapping unregistered: it is not to inherit our list of it.
-    if process.memory.uffd.is_changing() || mapped() != Some(now) {
+    if process.memory.port.is_changing() || mapped() != Some(now) {
         process.memory.shared.set_of(object.key, &before);
         return Registered::Later;
     }

@@ -63,7 +63,7 @@ impl Look {
 /// Does none of its threads run? None: that is not known, because there are too many to look at, or because
 /// a wait ended meanwhile: whose state was read may have been waiting a moment before.
 fn nobody_runs(process: &Arc<Process>, look: &Look, left: &mut usize) -> Option<bool> {
-    let evictor = process.memory.agent().map(|agent| agent.evictor_tid());
+    let evictor = process.memory.attached_agent().map(|agent| agent.evictor_tid());
     let pid = process.memory.proc_id();
     let own = proc::threads(pid)?.saturating_sub(u64::from(evictor.is_some()));
     if look.waits && own <= 1 {

@@ -310,7 +310,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_registered = process.growth.is_registered();
-        let by_agent = process.memory.uffd.agent().is_some();
+        let by_agent = process.memory.port.agent().is_some();
         let mut staying = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, by_agent);
         let shared_bytes = process.growth.unmanaged_shared_bytes();
         if shared_bytes > 0 {

@@ -198,10 +198,10 @@ impl Evictor {
 
     /// A MOVE has not been answered, and nothing that it was told may be done any more. Not to be taken back
     /// before it answers (`caught_up`).
-    pub fn cut_off(&self, uffd: &Port) -> Result<(), i32> {
+    pub fn cut_off(&self, port: &Port) -> Result<(), i32> {
         // Where it goes on at once, it need not try what the kernel will refuse.
         self.control.forbid(Forbidden::CutOff);
-        uffd.unregister(self.staging_addr, STAGING_BYTES)?;
+        port.unregister(self.staging_addr, STAGING_BYTES)?;
         self.cut_off.store(true, Ordering::Release);
         Ok(())
     }
@@ -216,7 +216,7 @@ impl Evictor {
 
     /// Has it answered everything, so that it can be told something new? Only for whoever has the evictor's
     /// turn, and neither the batch lock nor the gate.
-    pub fn caught_up(&self, uffd: &Port, gate: &Gate) -> Result<bool, Failed> {
+    pub fn caught_up(&self, port: &Port, gate: &Gate) -> Result<bool, Failed> {
         let late = self.late.load(Ordering::Relaxed);
         if late != 0 {
             if !readable(&self.socket, Duration::ZERO)? {
@@ -228,7 +228,7 @@ impl Evictor {
         if self.is_cut_off() {
             // A reader of events may be at work without the MOVE lock.
             let _fill_guard = gate.enter_fill();
-            if uffd.register(self.staging_addr, STAGING_BYTES).is_err() {
+            if port.register(self.staging_addr, STAGING_BYTES).is_err() {
                 return Ok(false);
             }
             self.cut_off.store(false, Ordering::Release);

@@ -33,7 +33,7 @@ const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 type CopyBy = fn(&Port, u64, &[u8]) -> userfaultfd::Fill;
 
 pub struct ProcessMemory {
-    pub uffd: Port,
+    pub port: Port,
     /// Faults inside system calls are not served, and the agent traps all calls.
     pub for_user_mode: bool,
     /// Thread group id; 0 until it is known (the child of a fork, until its first fault).
@@ -58,9 +58,9 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    pub fn new(uffd: Port, for_user_mode: bool, pid: u32) -> ProcessMemory {
+    pub fn new(port: Port, for_user_mode: bool, pid: u32) -> ProcessMemory {
         ProcessMemory {
-            uffd,
+            port,
             for_user_mode,
             pid: AtomicU32::new(pid),
             agent: OnceLock::new(),
@@ -74,7 +74,7 @@ impl ProcessMemory {
             reading: AtomicBool::new(false),
         }
     }
-    pub fn agent(&self) -> Option<&Agent> {
+    pub fn attached_agent(&self) -> Option<&Agent> {
         self.agent.get()
     }
     pub fn attach(&self, agent: Agent) -> bool {
@@ -86,7 +86,7 @@ impl ProcessMemory {
     /// The thread under whose id /proc shows this address space; 0 if not known yet, or no more. (Once the
     /// first thread has called pthread_exit, the process id shows none.)
     pub fn proc_id(&self) -> u32 {
-        match self.agent() {
+        match self.attached_agent() {
             // Its number would soon name another.
             Some(agent) if !agent.lives() => 0,
             Some(agent) => agent.evictor.tid,
@@ -97,7 +97,7 @@ impl ProcessMemory {
 
 impl Memory for ProcessMemory {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
-        if let Some((link, agent)) = self.uffd.agent().zip(self.serving_agent()) {
+        if let Some((link, agent)) = self.port.agent().zip(self.serving_agent()) {
             return LinkTaker { link, agent, broken: &self.broken }.take(runs, frames, outcome);
         }
         match self.taker() {
@@ -118,7 +118,7 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, page.len()) {
             return NOT_OURS;
         }
-        match (self.agent(), self.uffd.agent()) {
+        match (self.attached_agent(), self.port.agent()) {
             (_, Some(link)) => fill(link.deliver_unasked(vpn.addr(), bytes_of(page))),
             (Some(agent), None) => {
                 self.put_open(Port::copy, vpn, page, self.before_guard(agent, vpn, page.len()))
@@ -129,7 +129,7 @@ impl Memory for ProcessMemory {
 
     /// Without a userfaultfd a page waits until a thread of the process takes it, and few can wait at once.
     fn room_for_unasked(&self) -> u64 {
-        self.uffd.agent().map_or(u64::MAX, AgentLink::room_for_unasked)
+        self.port.agent().map_or(u64::MAX, AgentLink::room_for_unasked)
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
@@ -139,24 +139,24 @@ impl Memory for ProcessMemory {
         }
         // What is in memory beside it may not be known here, and what cannot be accessed is not known at all:
         // the agent says which pages are away.
-        if let Some(link) = self.uffd.agent() {
+        if let Some(link) = self.port.agent() {
             return match link.waited_for(vpn.addr()) {
                 Some(run) => self.filled_in_part(pages, pages.min(run), |pages| {
-                    fill(self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
+                    fill(self.port.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
                 }),
                 None => NOT_OURS,
             };
         }
         let (accessible, reserved) = self.accessible(vpn, pages);
         // Without an agent nobody can look for guards. UFFDIO_ZEROPAGE does not replace them.
-        let copies = write && (pages == 1 || self.agent().is_some());
+        let copies = write && (pages == 1 || self.attached_agent().is_some());
         let reach = accessible + reserved;
         let reach = if copies { self.without_guard(vpn, reach) } else { reach };
         let (open, reserved) = (reach.min(accessible), reach.saturating_sub(accessible));
         let zeros = |vpn: Vpn, pages: usize| {
             fill(match copies {
-                true => self.uffd.copy(vpn.addr(), bytes_of(&ZEROS[..pages])),
-                false => self.uffd.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64),
+                true => self.port.copy(vpn.addr(), bytes_of(&ZEROS[..pages])),
+                false => self.port.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64),
             })
         };
         if reserved == 0 {
@@ -178,23 +178,23 @@ impl Memory for ProcessMemory {
     /// An agent says how far it goes. Without one a call that the kernel takes must hold the page that has
     /// faulted, for what lies behind that page's mapping may be another userfaultfd's.
     fn zeros_max(&self) -> usize {
-        if self.uffd.agent().is_some() { ZERO_WINDOW_MAX } else { WINDOW_MAX }
+        if self.port.agent().is_some() { ZERO_WINDOW_MAX } else { WINDOW_MAX }
     }
 
     /// Without a userfaultfd a fault is told once. One that was read while this fill was under way is not of
     /// those whom the delivery has woken.
     fn filled(&self, vpn: Vpn, pages: usize) {
-        if let Some(link) = self.uffd.agent() {
+        if let Some(link) = self.port.agent() {
             link.wake(vpn.addr(), pages);
         }
     }
 
     fn put_vanished(&self, vpn: Vpn) -> Fill {
-        match self.uffd.agent() {
+        match self.port.agent() {
             None => self.put_zero(vpn, 1, true),
             // It was emptied without a word, or taken for a page where none was.
             Some(link) if link.is_waited_for_as_new(vpn.addr()) => {
-                fill(self.uffd.zeropage(vpn.addr(), PAGE_SIZE as u64))
+                fill(self.port.zeropage(vpn.addr(), PAGE_SIZE as u64))
             }
             // What an agent takes out it tells of: the page is there, or on its way.
             Some(_) => Fill { pages: 0, stop: Stop::Exists },
@@ -202,11 +202,11 @@ impl Memory for ProcessMemory {
     }
 
     fn wants_stored(&self) -> bool {
-        self.uffd.agent().is_some_and(|link| link.pool().is_some())
+        self.port.agent().is_some_and(|link| link.pool().is_some())
     }
 
     fn stored(&self, pages: &[(Vpn, SwapEntry)]) {
-        let Some(link) = self.uffd.agent() else { return };
+        let Some(link) = self.port.agent() else { return };
         let of_pool = pages.iter().filter(|(_, entry)| Some(entry.device) == link.pool());
         let hint = |(vpn, entry): &(Vpn, SwapEntry)| Hint { addr: vpn.addr(), slot: entry.slot.0.into() };
         let hints: Vec<Hint> = of_pool.map(hint).collect();
@@ -219,9 +219,9 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, 1) {
             return;
         }
-        let told = self.uffd.poison(vpn.addr(), PAGE_SIZE as u64);
+        let told = self.port.poison(vpn.addr(), PAGE_SIZE as u64);
         // Its slot becomes another page's, and the agent, which knows that slot, has not been told.
-        if let Some(link) = self.uffd.agent()
+        if let Some(link) = self.port.agent()
             && told.stop != memspill_uffd::userfaultfd::Stop::Done
         {
             link.allow_early(false);
@@ -229,7 +229,7 @@ impl Memory for ProcessMemory {
     }
 
     fn wake(&self, vpn: Vpn, pages: usize) {
-        self.uffd.wake(vpn.addr(), (pages * PAGE_SIZE) as u64);
+        self.port.wake(vpn.addr(), (pages * PAGE_SIZE) as u64);
     }
 }
 
@@ -247,7 +247,7 @@ impl ProcessMemory {
     /// uses guards. A guard that comes between this look and the fill is lost, unless the agent saw it
     /// (`agent/advice.rs`).
     fn without_guard(&self, vpn: Vpn, pages: usize) -> usize {
-        let Some(agent) = self.agent() else { return pages };
+        let Some(agent) = self.attached_agent() else { return pages };
         if pages == 1 && !self.guards_seen.load(Ordering::Relaxed) && !agent.evictor.control.has_guards() {
             return pages;
         }
@@ -270,15 +270,15 @@ impl ProcessMemory {
         if self.is_shared(vpn, pages.len()) {
             return NOT_OURS;
         }
-        if self.uffd.agent().is_some() {
-            return fill(copy(&self.uffd, vpn.addr(), bytes_of(pages)));
+        if self.port.agent().is_some() {
+            return fill(copy(&self.port, vpn.addr(), bytes_of(pages)));
         }
         self.put_open(copy, vpn, pages, self.without_guard(vpn, pages.len()))
     }
 
     fn put_open(&self, copy: CopyBy, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
         self.filled_in_part(pages.len(), open, |open| {
-            fill(copy(&self.uffd, vpn.addr(), bytes_of(&pages[..open])))
+            fill(copy(&self.port, vpn.addr(), bytes_of(&pages[..open])))
         })
     }
 
@@ -290,7 +290,7 @@ impl ProcessMemory {
             return fill(pages);
         }
         // After the look that has found it.
-        if self.uffd.is_changing() {
+        if self.port.is_changing() {
             return Fill { pages: 0, stop: Stop::Again };
         }
         let filled = if open > 0 { fill(open) } else { Fill { pages: 0, stop: Stop::Done } };
@@ -311,7 +311,7 @@ impl ProcessMemory {
     /// (Of a reserve they can be once it is opened: `reserves.rs`.) A single page is the one that faulted,
     /// or the rest of such a window.
     fn accessible(&self, vpn: Vpn, pages: usize) -> (usize, usize) {
-        let maps = match self.agent() {
+        let maps = match self.attached_agent() {
             Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),
             _ => None,
         };
@@ -343,8 +343,8 @@ impl ProcessMemory {
     /// Registers memory as the rest of it is, so that neighbours become one mapping.
     pub fn register(&self, addr: u64, len: u64) -> Result<(), i32> {
         match self.copies.has_protected() {
-            true => self.uffd.register_to_protect(addr, len),
-            false => self.uffd.register(addr, len),
+            true => self.port.register_to_protect(addr, len),
+            false => self.port.register(addr, len),
         }
     }
 
@@ -357,36 +357,36 @@ impl ProcessMemory {
             let ranges: Ranges =
                 pages.iter().map(|vpn| (vpn.addr(), vpn.addr() + PAGE_SIZE as u64)).collect();
             for (start, end) in ranges.iter() {
-                let _ = self.uffd.unprotect(start, end - start);
+                let _ = self.port.unprotect(start, end - start);
             }
         }
-        self.uffd.agent().is_some() || self.taker().is_some_and(|taker| taker.populate(pages))
+        self.port.agent().is_some() || self.taker().is_some_and(|taker| taker.populate(pages))
     }
 
     /// None: the process has no evictor that can be told something.
     fn taker(&self) -> Option<Taker<'_>> {
         let agent = self.serving_agent()?;
         let has_exec = self.has_exec.load(Ordering::Relaxed);
-        Some(Taker { uffd: &self.uffd, agent, has_exec, broken: &self.broken, reading: &self.reading })
+        Some(Taker { port: &self.port, agent, has_exec, broken: &self.broken, reading: &self.reading })
     }
 
     /// The agent, once commands may be sent to it.
     pub fn serving_agent(&self) -> Option<&Agent> {
-        self.agent().filter(|agent| agent.serves())
+        self.attached_agent().filter(|agent| agent.serves())
     }
 
     /// A call of the agent that was passed on has been carried out: its caller goes on.
     pub fn answer_call(&self, doorbell: usize) {
-        let Some(agent) = self.agent() else { return };
+        let Some(agent) = self.attached_agent() else { return };
         agent.evictor.control.answer_call(doorbell);
-        if self.uffd.agent().is_some() {
+        if self.port.agent().is_some() {
             // It waits for the word.
             return;
         }
         let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;
         // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
-        self.uffd.zeropage(page, PAGE_SIZE as u64);
-        self.uffd.wake(page, PAGE_SIZE as u64);
+        self.port.zeropage(page, PAGE_SIZE as u64);
+        self.port.wake(page, PAGE_SIZE as u64);
     }
 
     /// There was a fault on a page of staging, by thread `tid`. If that is a thread of ours, a page that was

@@ -149,7 +149,7 @@ impl Process {
 
     /// Threads that bring pages by themselves are told whether there is room for that.
     pub fn show_room(&self, swap: &Swap) {
-        if let Some(link) = self.memory.uffd.agent() {
+        if let Some(link) = self.memory.port.agent() {
             let group = self.space.group(swap);
             link.show_room(!group.full(), group.least_gap_bytes());
         }
@@ -203,7 +203,7 @@ impl Process {
         let whole =
             |(start, end): &(u64, u64)| (Vpn::from_addr(*start), Vpn::from_addr(end.div_ceil(page) * page));
         self.space.exclude(agent.own_ranges().iter().map(whole).collect());
-        agent.note_in(&self.memory.uffd)?;
+        agent.note_in(&self.memory.port)?;
         if self.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
     }
 
@@ -239,7 +239,7 @@ impl Process {
 
     /// Has what was delivered to it installed, where nobody of it waits for that (OP_INSTALL).
     pub fn install_delivered(&self) {
-        if self.memory.uffd.agent().is_none() {
+        if self.memory.port.agent().is_none() {
             return;
         }
         let Some(agent) = self.memory.serving_agent() else { return };
@@ -257,7 +257,7 @@ impl Process {
 
     /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.
     pub fn caught_up(&self, agent: &Agent) -> bool {
-        match agent.evictor.caught_up(&self.memory.uffd, &self.space.gate) {
+        match agent.evictor.caught_up(&self.memory.port, &self.space.gate) {
             Ok(caught_up) => caught_up,
             Err(failed) => {
                 if failed == Failed::Broken {

@@ -36,7 +36,7 @@ const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);
 
 /// Takes pages out of one process, for whoever has its evictor's turn and its batch lock.
 pub struct Taker<'a> {
-    pub uffd: &'a Port,
+    pub port: &'a Port,
     pub agent: &'a Agent,
     /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
     pub has_exec: bool,
@@ -206,7 +206,7 @@ impl Taker<'_> {
         let staged = agent.ready.staging_addr + u64::from(other_half) * PAGE_SIZE as u64;
         let mut drawn = Box::new(Page::ZERO);
         rustix::rand::getrandom(&mut drawn.0[..32], rustix::rand::GetRandomFlags::empty()).ok()?;
-        let filled = self.uffd.copy(staged, &drawn.0);
+        let filled = self.port.copy(staged, &drawn.0);
         let empty = || self.empty_staging(other_half, 1);
         match filled.stop {
             userfaultfd::Stop::Done => {}
@@ -232,7 +232,7 @@ impl Taker<'_> {
     /// that is not known.
     fn end_batch_of_late(&self, sent: &[MoveRun], base: u32, takes: &mut Takes<'_>) -> io::Result<()> {
         let evictor = &self.agent.evictor;
-        evictor.cut_off(self.uffd).map_err(io::Error::from_raw_os_error)?;
+        evictor.cut_off(self.port).map_err(io::Error::from_raw_os_error)?;
         for (i, run) in sent.iter().enumerate() {
             let first = (run.staging - base) as usize;
             let moved = evictor.control.read_run(i).moved.min(run.pages) as usize;
@@ -251,7 +251,7 @@ impl Taker<'_> {
         let agent = self.agent;
         let both = mark_uncounted(agent, base, takes)?;
         if both.is_empty()
-            || !(self.uffd.is_changing() || agent.evictor.control.is_forbidden(Forbidden::Event))
+            || !(self.port.is_changing() || agent.evictor.control.is_forbidden(Forbidden::Event))
         {
             return Ok(());
         }

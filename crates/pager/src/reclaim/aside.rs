@@ -55,7 +55,7 @@ pub fn set_aside(process: &Process, why: Standstill) {
 /// memory.
 pub fn without_cpu(run: &Run, group: &Group) -> Option<Arc<Process>> {
     let is_without = |process: &Arc<Process>| {
-        let is_late = || process.memory.agent().is_some_and(|agent| agent.evictor.lacks_cpu());
+        let is_late = || process.memory.attached_agent().is_some_and(|agent| agent.evictor.lacks_cpu());
         is_within(run, &process.space, group) && (process.aside.why() == Some(Standstill::NoCpu) || is_late())
     };
     let without = run.processes().into_iter().filter(is_without);
@@ -81,7 +81,7 @@ pub fn take_back(run: &Run) {
 }
 
 fn answers(process: &Process) -> bool {
-    let Some(agent) = process.memory.agent() else { return false };
+    let Some(agent) = process.memory.attached_agent() else { return false };
     if standstill::of(agent.evictor.tid).is_some() {
         return false;
     }
@@ -219,7 +219,7 @@ pub fn await_those_aside(run: &Run, group: &Group) -> bool {
 /// What was seen of one that may go on by itself may be otherwise by now: a tracer has stopped it since.
 fn look_again(process: &Process) {
     if is_for_a_while(process)
-        && let Some(agent) = process.memory.agent()
+        && let Some(agent) = process.memory.attached_agent()
     {
         process.aside.note(standstill::of_silent(agent.evictor.tid));
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 /// Looks at the files of a process: is there one, or is one about to be opened? In doubt there is.
 pub fn has(process: &Process) -> bool {
-    let opens = process.memory.agent().map(|agent| agent.evictor.control.direct_opens());
+    let opens = process.memory.attached_agent().map(|agent| agent.evictor.control.direct_opens());
     let has = proc::has_direct_io(process.memory.pid()).unwrap_or(true);
     let Some((begun, ended)) = opens else { return has };
     // Else a call that was counted before the look may open one after it.
@@ -34,7 +34,7 @@ pub fn has(process: &Process) -> bool {
 
 /// May there be one now? Asked while `TakesShared` of it is held.
 pub fn may_have(process: &Process) -> bool {
-    match process.memory.agent() {
+    match process.memory.attached_agent() {
         Some(agent) => {
             let (begun, _) = agent.evictor.control.direct_opens();
             begun != process.no_direct_files_at.load(Ordering::SeqCst)
@@ -50,7 +50,8 @@ pub struct TakesShared<'a>(Vec<&'a Agent>);
 impl TakesShared<'_> {
     pub fn begin(mappers: &[Arc<Process>]) -> TakesShared<'_> {
         // One that joins meanwhile waits until the batch has ended (`door/exchange.rs`).
-        let agents: Vec<&Agent> = mappers.iter().filter_map(|process| process.memory.agent()).collect();
+        let agents: Vec<&Agent> =
+            mappers.iter().filter_map(|process| process.memory.attached_agent()).collect();
         agents.iter().for_each(|agent| agent.evictor.control.begin_taking_shared());
         TakesShared(agents)
     }

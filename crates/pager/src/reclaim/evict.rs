@@ -183,7 +183,7 @@ impl<'a> Reclaimer<'a> {
     }
 
     fn note_early(&mut self, process: &Arc<Process>) {
-        if process.memory.uffd.agent().is_some_and(AgentLink::waits_for_note) {
+        if process.memory.port.agent().is_some_and(AgentLink::waits_for_note) {
             // Another seed than the pagers'.
             let seed = self.run.layout.pagers + self.cpu.0;
             self.seen.get_or_insert_with(|| Seen::new(seed)).note_early(self.run, self.cpu, process);
@@ -192,7 +192,7 @@ impl<'a> Reclaimer<'a> {
 
     /// What threads of this one have brought is noted, and reclaim is called where that is too much.
     fn note_if_early(&mut self, process: &Arc<Process>) {
-        if process.memory.uffd.agent().is_some_and(AgentLink::has_early) {
+        if process.memory.port.agent().is_some_and(AgentLink::has_early) {
             let _work = self.run.quiet.begin_work();
             self.note_early(process);
             self.run.kick_reclaim();
@@ -295,7 +295,7 @@ impl<'a> Reclaimer<'a> {
             aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
-        let held = process.memory.uffd.agent().and_then(AgentLink::hold_changes);
+        let held = process.memory.port.agent().and_then(AgentLink::hold_changes);
         let batch = process.hold_batch();
         let (shrunk, write_out) = take(engine, self.cpu);
         drop((batch, held));

@@ -90,7 +90,7 @@ fn reserve(run: &Run) {
 
 /// Only where an agent takes the kernel's place.
 fn concerns(process: &Process) -> bool {
-    process.memory.uffd.agent().is_some()
+    process.memory.port.agent().is_some()
 }
 
 fn bytes_of(process: &Process) -> u64 {

@@ -53,7 +53,7 @@ pub fn abandon(run: &Run, object: &Object) {
         let held = process.hold_pages();
         for m in process.memory.shared.of(object.key) {
             // What was never registered, or belongs to another, stays as it is.
-            let _ = process.memory.uffd.unregister(m.start, m.end - m.start);
+            let _ = process.memory.port.unregister(m.start, m.end - m.start);
         }
         process.memory.shared.set_of(object.key, &[]);
         drop(held);

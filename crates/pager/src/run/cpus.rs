@@ -74,22 +74,22 @@ impl PagerCpu {
     }
 
     /// From now on this thread wakes for the process's faults and events. AlreadyExists: it does so already.
-    pub fn watch(&self, uffd: &Port, key: u64) -> io::Result<()> {
-        epoll::add(&self.epoll, uffd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)?;
+    pub fn watch(&self, port: &Port, key: u64) -> io::Result<()> {
+        epoll::add(&self.epoll, port, epoll::EventData::new_u64(key), epoll::EventFlags::IN)?;
         Ok(())
     }
 
     /// The same, in turns with others: of those who watch so and wait, one is woken. One that is at work, or
     /// was woken and has not come yet, does not keep the next message from the others.
-    pub fn watch_in_turns(&self, uffd: &Port, key: u64) -> io::Result<()> {
+    pub fn watch_in_turns(&self, port: &Port, key: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&self.epoll, uffd, epoll::EventData::new_u64(key), flags)?;
+        epoll::add(&self.epoll, port, epoll::EventData::new_u64(key), flags)?;
         Ok(())
     }
 
-    pub fn unwatch(&self, uffd: &Port) {
+    pub fn unwatch(&self, port: &Port) {
         // It may be gone already: the kernel forgets a closed descriptor by itself.
-        let _ = epoll::delete(&self.epoll, uffd);
+        let _ = epoll::delete(&self.epoll, port);
     }
 
     /// From now on this thread wakes when a device has finished reads of its queue, where it tells of them.

@@ -39,7 +39,7 @@ impl Seen {
 
     /// Note what threads of the process have brought by themselves, and tell them whether they may go on.
     pub fn note_early(&mut self, run: &Run, cpu: CpuId, process: &Arc<Process>) {
-        let link = process.memory.uffd.agent().filter(|link| link.waits_for_note());
+        let link = process.memory.port.agent().filter(|link| link.waits_for_note());
         let Some(link) = link else { return };
         let now_us = now_us();
         let serves_alone = run.token.serves_alone();

@@ -111,7 +111,7 @@ impl Files {
             filter[word] |= bit;
         }
         for process in processes() {
-            if let Some(agent) = process.memory.agent() {
+            if let Some(agent) = process.memory.attached_agent() {
                 agent.evictor.control.set_file_filter(&filter);
             }
         }
@@ -138,7 +138,7 @@ pub fn are_held_calls_over(processes: &[Arc<Process>]) -> bool {
 /// For a moment, until no process has any.
 fn wait_for(processes: &[Arc<Process>], calls: fn(&ControlPage) -> u32) -> bool {
     let begun = Instant::now();
-    processes.iter().filter_map(|process| process.memory.agent()).all(|agent| {
+    processes.iter().filter_map(|process| process.memory.attached_agent()).all(|agent| {
         loop {
             if calls(&agent.evictor.control) == 0 {
                 return true;
@@ -154,7 +154,7 @@ fn wait_for(processes: &[Arc<Process>], calls: fn(&ControlPage) -> u32) -> bool 
 /// A process of the run whose calls on files are told.
 pub fn tells_of_calls(process: &Process) -> bool {
     !process.is_dying()
-        && process.memory.agent().is_some_and(|a| a.serves() && !a.evictor.control.is_confined())
+        && process.memory.attached_agent().is_some_and(|a| a.serves() && !a.evictor.control.is_confined())
 }
 
 #[cfg(test)]

@@ -327,7 +327,7 @@ impl Run {
 
     /// After it can be found: whoever ends it for all either finds the process, or is seen here.
     fn end_early_if_over(&self, process: &Process) {
-        if let Some(link) = process.memory.uffd.agent()
+        if let Some(link) = process.memory.port.agent()
             && self.is_early_over.load(Ordering::SeqCst)
         {
             link.allow_early(false);

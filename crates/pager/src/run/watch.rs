@@ -42,12 +42,12 @@ fn watches(cpus: &[PagerCpu], pager: usize, process: &Process) -> bool {
 /// A new process has no home yet.
 pub fn watch_new(cpus: &[PagerCpu], process: &Process) -> std::io::Result<()> {
     let watchers = cpus.iter().enumerate().filter(|(i, _)| watches(cpus, *i, process));
-    watchers.map(|(_, cpu)| cpu).try_for_each(|cpu| cpu.watch(&process.memory.uffd, process.key))
+    watchers.map(|(_, cpu)| cpu).try_for_each(|cpu| cpu.watch(&process.memory.port, process.key))
 }
 
 /// The process is gone: nobody watches it, and nobody begins to.
 pub fn unwatch_gone(cpus: &[PagerCpu], process: &Process) {
-    process.home.remove(|| cpus.iter().for_each(|cpu| cpu.unwatch(&process.memory.uffd)));
+    process.home.remove(|| cpus.iter().for_each(|cpu| cpu.unwatch(&process.memory.port)));
 }
 
 /// A fault of thread `tid` has been read.
@@ -72,7 +72,7 @@ pub fn note_fault(cpus: &[PagerCpu], process: &Process, tid: u32) {
 }
 
 fn keep_evictor_on(process: &Process, cpu: Option<usize>) {
-    if let Some(agent) = process.memory.agent() {
+    if let Some(agent) = process.memory.attached_agent() {
         agent.evictor.keep_on(cpu);
     }
 }
@@ -99,7 +99,7 @@ pub fn release_stuck(cpus: &[PagerCpu], processes: &[Arc<Process>]) {
 /// is readable when it is added). Who watches already begins anew, for it may be in another way; the only one
 /// that does comes last, so that somebody watches if a pager cannot begin.
 fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Watchers) {
-    let uffd = &process.memory.uffd;
+    let port = &process.memory.port;
     process.home.change(wanted, || {
         let is_wanted = |pager: &usize| match wanted {
             Watchers::One(one) => one == *pager,
@@ -108,16 +108,16 @@ fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Watchers) {
         let (mut beginners, others): (Vec<usize>, Vec<usize>) = (0..cpus.len()).partition(is_wanted);
         beginners.sort_by_key(|pager| process.home.is(Watchers::One(*pager)));
         for pager in beginners {
-            cpus[pager].unwatch(uffd);
+            cpus[pager].unwatch(port);
             let began = match wanted {
-                Watchers::InTurns => cpus[pager].watch_in_turns(uffd, process.key),
-                Watchers::All | Watchers::One(_) => cpus[pager].watch(uffd, process.key),
+                Watchers::InTurns => cpus[pager].watch_in_turns(port, process.key),
+                Watchers::All | Watchers::One(_) => cpus[pager].watch(port, process.key),
             };
             if began.is_err() {
                 return false;
             }
         }
-        others.into_iter().for_each(|pager| cpus[pager].unwatch(uffd));
+        others.into_iter().for_each(|pager| cpus[pager].unwatch(port));
         true
     });
 }
