@@ -1,10 +1,10 @@
 """No two modules of a crate use each other, be it by way of others: modules.py FOLDER
 
-For each crate in FOLDER/crates it draws an arrow from a module to each module that its paths lead to
-(`crate::`, `super::`, `self::`, a child by its name, in `use` and elsewhere), and prints the circles among
-them:
+For each root in FOLDER/crates (a lib.rs or a main.rs, wherever it is below `src`) it finds the modules that
+are declared from there, draws an arrow from a module to each module that its paths lead to (`crate::`,
+`super::`, `self::`, a child by its name, in `use` and elsewhere), and prints the circles among them:
 
-    crates/pager/src: a circle of 2 modules
+    crates/pager/src/lib.rs: a circle of 2 modules
         home -> fault
         fault -> home
 
@@ -24,6 +24,8 @@ NOT_CODE = re.compile(
 ATTRIBUTE_OF_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
 VISIBILITY = re.compile(r"\bpub\s*\(\s*in\s[^)]*\)")
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+DECLARED = re.compile(rf"\bmod\s+({WORD})\s*;")
+GIVEN_PATH = re.compile(rf'#\[path = "([^"]+)"\]\s*(?:pub(?:\([^)]*\))?\s+)?mod\s+({WORD})\s*;')
 PATH = re.compile(rf"(?<![\w:$])\$?({WORD})\s*::\s*(?=[\w{{*])")
 
 
@@ -75,24 +77,37 @@ def members(text, at, before):
     return found, re.compile(r"\s*\}?").match(text, at).end()
 
 
-def modules_of(root, source):
-    """The modules of the crate whose sources are in `source`: tuple of names -> code that is no test."""
-    texts, of_tests = {}, set()
+def modules_of(root, file):
+    """The modules of the crate whose root is `file`: tuple of names -> code that is no test."""
+    found, todo = {}, [((), file, os.path.dirname(file))]
+    while todo:
+        name, file, children = todo.pop()
+        text = tree.read(root, file)
+        found[name] = without_tests(without_comments(text))
+        paths_given = dict((child, path) for path, child in GIVEN_PATH.findall(text))
+        for child in DECLARED.findall(found[name]):
+            flat = os.path.join(children, child + ".rs")
+            if child in paths_given:
+                file_of_child = os.path.normpath(os.path.join(os.path.dirname(file), paths_given[child]))
+            else:
+                file_of_child = flat if is_file(root, flat) else os.path.join(children, child, "mod.rs")
+            stem = os.path.basename(file_of_child).removesuffix(".rs")
+            below = os.path.dirname(file_of_child)
+            if is_file(root, file_of_child):
+                todo.append((name + (child,), file_of_child, below if stem == "mod" else os.path.join(below, stem)))
+    return found
+
+
+def is_file(root, path):
+    return os.path.isfile(os.path.join(root, path))
+
+
+def roots_of(root, crate):
+    """The files from which modules of a crate are declared: its library, its program, a program inside."""
+    source = os.path.join("crates", crate, "src")
     for path in tree.files(os.path.join(root, source), ".rs"):
-        names = path[: -len(".rs")].split("/")
-        if names[-1] == "mod":
-            names = names[:-1]
-        if names in (["lib"], ["main"]):
-            names = []
-        code = without_comments(tree.read(root, os.path.join(source, path)))
-        for declared in re.findall(rf"#\[cfg\(test\)\]\s*(?:pub\s+)?mod\s+({WORD})\s*;", code):
-            of_tests.add(tuple(names + [declared]))
-        texts[tuple(names)] = texts.get(tuple(names), "") + without_tests(code)
-    return {
-        name: code
-        for name, code in texts.items()
-        if not any(name[: len(test)] == test for test in of_tests)
-    }
+        if os.path.basename(path) in ("lib.rs", "main.rs"):
+            yield os.path.join(source, path)
 
 
 def arrows(modules):
@@ -143,14 +158,14 @@ def circles(drawn):
 
 def check(root):
     for crate in sorted(os.listdir(os.path.join(root, "crates"))):
-        source = os.path.join("crates", crate, "src")
-        drawn = arrows(modules_of(root, source))
-        for circle in circles(drawn):
-            lines = [
-                f"    {'::'.join(name)} -> {', '.join(sorted('::'.join(to) for to in drawn[name] & circle))}"
-                for name in sorted(circle)
-            ]
-            yield "\n".join([f"{source}: a circle of {len(circle)} modules", *lines])
+        for source in roots_of(root, crate):
+            drawn = arrows(modules_of(root, source))
+            for circle in circles(drawn):
+                lines = [
+                    f"    {'::'.join(name)} -> {', '.join(sorted('::'.join(to) for to in drawn[name] & circle))}"
+                    for name in sorted(circle)
+                ]
+                yield "\n".join([f"{source}: a circle of {len(circle)} modules", *lines])
 
 
 if __name__ == "__main__":

@@ -124,6 +124,14 @@ class Form(unittest.TestCase):
         after_a_test = "#[cfg(test)]\nuse x::y;\nfn f() { super::a::g() }"
         self.found(modules.check, "b -> a", crates__one__src__b_rs=after_a_test)
 
+    def test_a_circle_below_a_root_inside_a_crate_is_found(self):
+        self.found(
+            modules.check, "crates/one/src/inner/main.rs", "2 modules", "far -> near", "near -> far",
+            crates__one__src__inner__main_rs='//! A.\n#[path = "../far.rs"]\nmod far;\nmod near;\n',
+            crates__one__src__far_rs="//! Far.\nuse crate::near::N;\n",
+            crates__one__src__inner__near_rs="//! Near.\nuse super::far::F;\n",
+        )
+
     def test_a_circle_in_a_room_is_found(self):
         self.found(
             modules.check, "3 modules", "b -> rooms\n", "rooms -> rooms::deep\n", "rooms::deep -> b",
