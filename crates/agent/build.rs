@@ -21,10 +21,9 @@ fn main() {
     println!("cargo::rerun-if-changed=src/agent");
 
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
-    let arch = var("CARGO_CFG_TARGET_ARCH");
     assert!(
-        var("CARGO_CFG_TARGET_OS") == "linux" && (arch == "x86_64" || arch == "aarch64"),
-        "memspill's agent runs on Linux, on x86_64 and aarch64"
+        var("CARGO_CFG_TARGET_OS") == "linux" && var("CARGO_CFG_TARGET_ARCH") == "x86_64",
+        "memspill's agent runs on Linux, on x86_64"
     );
 
     // The agent is loaded by programs of the GNU C library, whichever memspill itself is linked with. So a
@@ -49,13 +48,11 @@ fn main() {
         // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory that
         // may be swapped out, in the thread that swaps out.
         .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
+        // Where a program without a loader begins (planted.rs).
+        .args(["-C", "link-arg=-Wl,-e,memspill_begin"])
         .arg("-o")
         .arg(&out)
         .arg(dir.join("main.rs"));
-    if arch == "x86_64" {
-        // Where a program without a loader begins (planted.rs).
-        rustc.args(["-C", "link-arg=-Wl,-e,memspill_begin"]);
-    }
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.args(["-C", &format!("linker={linker}")]);
     }

@@ -91,10 +91,9 @@ def modules_of(root, file):
                 file_of_child = os.path.normpath(os.path.join(os.path.dirname(file), paths_given[child]))
             else:
                 file_of_child = flat if is_file(root, flat) else os.path.join(children, child, "mod.rs")
-            stem = os.path.basename(file_of_child).removesuffix(".rs")
-            below = os.path.dirname(file_of_child)
             if is_file(root, file_of_child):
-                todo.append((name + (child,), file_of_child, below if stem == "mod" else os.path.join(below, stem)))
+                below = file_of_child.removesuffix("mod.rs").removesuffix(".rs")
+                todo.append((name + (child,), file_of_child, below))
     return found
 
 
@@ -161,10 +160,10 @@ def check(root):
         for source in roots_of(root, crate):
             drawn = arrows(modules_of(root, source))
             for circle in circles(drawn):
-                lines = [
-                    f"    {'::'.join(name)} -> {', '.join(sorted('::'.join(to) for to in drawn[name] & circle))}"
-                    for name in sorted(circle)
-                ]
+                lines = []
+                for name in sorted(circle):
+                    to = ", ".join(sorted("::".join(other) for other in drawn[name] & circle))
+                    lines.append(f"    {'::'.join(name)} -> {to}")
                 yield "\n".join([f"{source}: a circle of {len(circle)} modules", *lines])
 
 

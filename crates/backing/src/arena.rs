@@ -7,7 +7,7 @@
 //!
 //! All access goes through slices of atomics. Readers of the pool race with its writers by design (they copy,
 //! then check that the object was still theirs; see `pool.rs`), and with atomics such a race yields bytes
-//! that are thrown away, never undefined behaviour. On x86-64 and aarch64 a relaxed atomic load or store of a
+//! that are thrown away, never undefined behaviour. On x86-64 a relaxed atomic load or store of a
 //! word is the plain instruction.
 //!
 //! What it does not do: place objects, count users, fail late. Memory is mapped NORESERVE. Huge pages are

@@ -328,8 +328,5 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
 
 /// Are the process's calls trapped?
 fn traps() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::traps();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    crate::dispatch::traps()
 }

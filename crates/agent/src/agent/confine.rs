@@ -110,10 +110,7 @@ const fn high(argument: u32) -> u32 {
     low(argument) + 4
 }
 
-#[cfg(target_arch = "x86_64")]
 const THIS_ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const THIS_ARCH: u32 = 0xc000_00b7;
 
 const INSNS_MAX: usize = 160;
 /// What tells which mapping is where.

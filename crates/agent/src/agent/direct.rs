@@ -28,10 +28,7 @@ use crate::proc_mem;
 use crate::sys::{self, Result, nr};
 
 const F_SETFL: usize = 4;
-#[cfg(target_arch = "x86_64")]
 const O_DIRECT: usize = 0o40000;
-#[cfg(target_arch = "aarch64")]
-const O_DIRECT: usize = 0o200000;
 
 /// A function of the C library that one of this file's stands before.
 struct Next {
@@ -207,7 +204,6 @@ fn controls(next: &Next, fd: c_int, command: c_int, argument: usize) -> c_int {
 /// A system call that a program makes by `syscall`.
 pub fn system_call(number: usize, args: [usize; 6]) -> Result<usize> {
     let is_direct = match number {
-        #[cfg(target_arch = "x86_64")]
         nr::OPEN => args[1] & O_DIRECT != 0,
         nr::OPENAT => args[2] & O_DIRECT != 0,
         nr::FCNTL => args[1] == F_SETFL && args[2] & O_DIRECT != 0,

@@ -32,7 +32,6 @@ use crate::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 use crate::threads;
 use crate::uffd::{MoveArg, UFFDIO_MOVE};
-#[cfg(target_arch = "x86_64")]
 use crate::{link, windows};
 
 const CLONE_VM: usize = 0x100;
@@ -137,7 +136,6 @@ fn end_as(status: u32) -> ! {
 
 /// What this thread needs; -1, or the same one several times, where that is less.
 fn kept_descriptors(block: &EvictorBlock) -> [i32; 6] {
-    #[cfg(target_arch = "x86_64")]
     if block.uffd < 0 {
         let [mem, maps, pagemap, words, uffd] = crate::windows::descriptors();
         return [block.socket, mem, maps, pagemap, words, uffd];
@@ -154,10 +152,8 @@ fn serve_commands(block: &EvictorBlock) -> ! {
             affinity.keep_on(cpu_of_move(command.arg2));
         }
         match command.op {
-            #[cfg(target_arch = "x86_64")]
             OP_MOVE if block.uffd < 0 => take_runs(block, command),
             OP_MOVE => move_runs(block, command),
-            #[cfg(target_arch = "x86_64")]
             crate::protocol::OP_INSTALL => {
                 windows::install_delivered();
                 send_reply(block, command, 0);
@@ -232,7 +228,6 @@ fn move_runs(block: &EvictorBlock, command: Command) {
 }
 
 /// The same where the process is paged by windows: what leaves is copied into the staging of the link.
-#[cfg(target_arch = "x86_64")]
 fn take_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let take = windows::take_word();

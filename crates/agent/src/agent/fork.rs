@@ -21,7 +21,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::protocol::KIND_FORK;
-use crate::{STATE, handshake, hooks, sys};
+use crate::{STATE, dispatch, handshake, hooks, sys};
 
 type Handler = extern "C" fn();
 type RegisterAtfork =
@@ -69,7 +69,6 @@ extern "C" fn prepare() {
 }
 
 /// A fork that a program makes by its own instructions, with the kernel's result, which comes back twice.
-#[cfg(target_arch = "x86_64")]
 pub fn by_program(call: impl FnOnce() -> usize) -> usize {
     prepare();
     let result = call();
@@ -116,16 +115,8 @@ extern "C" fn child() {
         return;
     }
     be_known();
-    if WAS_TIGHT.load(Ordering::Relaxed) == 0 && begins_late(blocked.before()) {
+    if WAS_TIGHT.load(Ordering::Relaxed) == 0 && dispatch::child_begins(blocked.before()) {
         return blocked.forget();
     }
     handshake::join(KIND_FORK);
-}
-
-/// With all signals blocked but for this. False: this child is to join now. True: it has the mask.
-fn begins_late(_mask: u64) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::child_begins(_mask);
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }

@@ -24,13 +24,11 @@ use crate::protocol::{
     Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
     UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
-#[cfg(target_arch = "x86_64")]
 use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use crate::region::{self, GO_EXIT, GO_RUN, Region};
-#[cfg(target_arch = "x86_64")]
 use crate::site;
 use crate::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
-use crate::{Address, NAME_MAX, STATE, evictor, fork, hooks};
+use crate::{Address, NAME_MAX, STATE, dispatch, evictor, fork, hooks};
 
 const AF_UNIX: usize = 1;
 const SOCK_SEQPACKET: usize = 5;
@@ -155,7 +153,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
     if traps && kind == KIND_EXEC && is_left_to_tracer() {
         return Err(LEFT_TO_TRACER);
     }
-    let blocks = if traps { prepare_to_trap()? } else { (0, 0) };
+    let blocks = if traps { dispatch::prepare(0)? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
             let args = [device.0 as usize, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
@@ -190,10 +188,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
 /// Does somebody trace this program? Not the command itself, which must not run without the supervisor's
 /// knowing.
 fn is_left_to_tracer() -> bool {
-    #[cfg(target_arch = "x86_64")]
     return sys::is_traced() && u64::from(sys::getppid()) != supervisor_pid();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 fn prepare_region(
@@ -212,7 +207,7 @@ fn prepare_region(
         // SAFETY: the page is mapped for as long as the region is.
         let agent_forks = unsafe { (&raw const (*region.control_page()).forks).read_volatile() };
         if agent_forks != 0 {
-            follow_forks()?;
+            site::install()?;
         }
     }
     stand_before_the_c_library();
@@ -232,27 +227,11 @@ fn prepare_region(
     }
 }
 
-/// The memory that the dispatch keeps. Err: system calls cannot be trapped here.
-fn prepare_to_trap() -> Result<(usize, usize)> {
-    #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::prepare(0);
-    #[cfg(not(target_arch = "x86_64"))]
-    return Err(sys::ENOSYS);
-}
-
 /// Has the process paged by windows, by what the supervisor has sent. Err: that is not possible here.
-#[cfg(target_arch = "x86_64")]
 fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>, registers: bool) -> Result<()> {
     crate::windows::connect(control.0, bell.0, pool.map(|pool| pool.0), registers)
 }
-
-#[cfg(not(target_arch = "x86_64"))]
-fn connect_link(_control: &Fd, _bell: &Fd, _pool: Option<&Fd>, _registers: bool) -> Result<()> {
-    Err(sys::ENOSYS)
-}
-
 fn disconnect_link() {
-    #[cfg(target_arch = "x86_64")]
     if crate::windows::has_supervisor() {
         crate::windows::disconnect();
     }
@@ -260,7 +239,6 @@ fn disconnect_link() {
 
 /// What the windows keep for themselves.
 fn own_windows() -> (usize, usize) {
-    #[cfg(target_arch = "x86_64")]
     if crate::windows::has_supervisor() {
         return crate::windows::own_memory();
     }
@@ -268,28 +246,18 @@ fn own_windows() -> (usize, usize) {
 }
 
 /// None of this is to be taken out.
-fn keep_region(_region: &Region, _ident: usize) {
-    #[cfg(target_arch = "x86_64")]
+fn keep_region(region: &Region, ident: usize) {
     if crate::windows::has_supervisor() {
-        crate::windows::keep_region(_region.base(), Region::BYTES, _ident);
+        crate::windows::keep_region(region.base(), Region::BYTES, ident);
     }
 }
 
 /// Has what malloc gets registered before it is used, and asks before static programs.
 fn stand_before_the_c_library() {
-    #[cfg(target_arch = "x86_64")]
     if !crate::windows::has_supervisor() {
         let [brk, mmap] = crate::malloc::places();
         site::rewrite_all(&[brk, mmap, crate::exec::place()]);
     }
-}
-
-/// Makes the forks of the C library come to the agent. Err: that is not possible here.
-fn follow_forks() -> Result<()> {
-    #[cfg(target_arch = "x86_64")]
-    return site::install();
-    #[cfg(not(target_arch = "x86_64"))]
-    Err(sys::ENOTSUP)
 }
 
 impl Prepared {
@@ -299,16 +267,13 @@ impl Prepared {
         if self.blocks == (0, 0) {
             return true;
         }
-        #[cfg(target_arch = "x86_64")]
-        {
-            // SAFETY: the control page is mapped for as long as the process lives, or until the evictor is
-            // told to end, before the thread is armed.
-            let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
-            if !crate::dispatch::is_armed() {
-                return crate::dispatch::arm(Some(board)).is_ok();
-            }
-            crate::dispatch::use_board(board);
+        // SAFETY: the control page is mapped for as long as the process lives, or until the evictor is told
+        // to end, before the thread is armed.
+        let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
+        if !dispatch::is_armed() {
+            return dispatch::arm(Some(board)).is_ok();
         }
+        dispatch::use_board(board);
         true
     }
 
@@ -445,38 +410,32 @@ fn is_elsewhere(address: &Address) -> bool {
 }
 
 /// The supervisor's process, as it sees itself.
-#[cfg(target_arch = "x86_64")]
 pub fn supervisor_pid() -> u64 {
     // SAFETY: the constructor wrote it, before anything else of the agent ran.
     number_in_name(unsafe { &*STATE.address.get() }, 1)
 }
 
 /// Did the environment say where it listens?
-#[cfg(target_arch = "x86_64")]
 pub fn knows_supervisor() -> bool {
     // SAFETY: as above.
     unsafe { (*STATE.address.get()).name_len != 0 }
 }
 
 /// May processes of this supervisor join late?
-#[cfg(target_arch = "x86_64")]
 pub fn may_be_late() -> bool {
     is_name_with(NAME_LATE) || is_then_free()
 }
 
 /// Are all their calls trapped, as long as they run?
-#[cfg(target_arch = "x86_64")]
 pub fn are_all_trapped() -> bool {
     is_name_with(NAME_LATE) || is_name_with(NAME_TRAPPED)
 }
 
 /// May they, and are their calls trapped only until then?
-#[cfg(target_arch = "x86_64")]
 pub fn is_then_free() -> bool {
     is_name_with(NAME_LATE_THEN_FREE)
 }
 
-#[cfg(target_arch = "x86_64")]
 fn is_name_with(end: &str) -> bool {
     // SAFETY: as above.
     let address = unsafe { &*STATE.address.get() };

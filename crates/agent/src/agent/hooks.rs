@@ -133,7 +133,6 @@ fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, 
 /// mmap of new memory, by the arguments of the call. `may_announce`: the pager may be told of it.
 pub fn map_anonymous(args: [usize; 6], may_announce: bool) -> Result<usize> {
     let [addr, len, prot, flags, fd, offset] = args;
-    #[cfg(target_arch = "x86_64")]
     if !crate::dispatch::is_small_mapping(len, flags) {
         be_joined();
     }
@@ -169,7 +168,6 @@ pub fn is_ordinary(flags: usize) -> bool {
 }
 
 /// The heap ended at `before`, and ends at `now`.
-#[cfg(target_arch = "x86_64")]
 pub fn announce_heap(control: *mut Control, before: usize, now: usize) {
     // In the last page that there was, the heap has been used.
     let (start, end) = (before.next_multiple_of(PAGE), now.next_multiple_of(PAGE));
@@ -208,7 +206,6 @@ pub fn tell_confined() {
 /// A process that has not joined yet does so before what it is about to do, and whatever that asks
 /// `own_control`.
 pub fn be_joined() {
-    #[cfg(target_arch = "x86_64")]
     if crate::dispatch::is_late() {
         // Any call that such a process does not make.
         sys::yield_now();
@@ -344,12 +341,10 @@ pub fn ring_for(control: *mut Control, doorbell: Doorbell) -> bool {
 }
 
 /// Claims a doorbell for a call that may take long, which is made by the link.
-#[cfg(target_arch = "x86_64")]
 pub fn claim_doorbell_for_long() -> Option<usize> {
     claim_doorbell(FOR_LONG)
 }
 
-#[cfg(target_arch = "x86_64")]
 pub fn give_doorbell_back(index: usize) {
     STATE.rung.fetch_and(!(1 << index), Ordering::Release);
 }

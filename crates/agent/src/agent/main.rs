@@ -61,21 +61,15 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 mod advice;
 mod affinity;
-#[cfg(target_arch = "x86_64")]
 use dispatch::batch;
-#[cfg(not(target_arch = "x86_64"))]
-mod batch;
 #[allow(dead_code, reason = "names are for tests")]
-#[cfg(target_arch = "x86_64")]
 #[path = "../calls.rs"]
 mod calls;
 mod clear_refs;
 mod confine;
 mod direct;
-#[cfg(target_arch = "x86_64")]
 mod dispatch;
 mod evictor;
-#[cfg(target_arch = "x86_64")]
 mod exec;
 mod files;
 mod fork;
@@ -83,42 +77,33 @@ mod fork_lock;
 mod forks;
 mod handshake;
 mod hooks;
-#[cfg(target_arch = "x86_64")]
 mod instructions;
 #[allow(dead_code, reason = "the other side uses the rest")]
-#[cfg(target_arch = "x86_64")]
 #[path = "../link.rs"]
 mod link;
-#[cfg(target_arch = "x86_64")]
 mod malloc;
 mod own_marks;
 mod own_thread;
 #[path = "../pidfd.rs"]
 mod pidfd;
-#[cfg(target_arch = "x86_64")]
 mod planted;
 #[path = "../pool.rs"]
 mod pool;
-#[cfg(target_arch = "x86_64")]
 mod preload;
 mod proc_mem;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;
-#[cfg(target_arch = "x86_64")]
 mod readable;
 mod region;
 mod remap;
 mod robust;
-#[cfg(target_arch = "x86_64")]
 mod site;
 mod sys;
 mod threads;
 mod uffd;
-#[cfg(target_arch = "x86_64")]
 mod windows;
 #[allow(dead_code, reason = "the other side uses the rest")]
-#[cfg(target_arch = "x86_64")]
 #[path = "../words.rs"]
 mod words;
 #[path = "../../../backing/src/wordwise/decode.rs"]
@@ -207,7 +192,6 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, pass
 /// As for `find_variable`; and the process has one thread.
 unsafe fn begin(envp: *const *const c_char) {
     // Programs in valgrind are memory of valgrind's own process, a static program, which has its own agent.
-    #[cfg(target_arch = "x86_64")]
     if sys::is_in_valgrind() {
         return;
     }
@@ -220,21 +204,17 @@ unsafe fn begin(envp: *const *const c_char) {
         // SAFETY: constructors run one after the other, and nothing reads the address before the line after
         // this one.
         unsafe { STATE.address.get().write(address) };
-        #[cfg(target_arch = "x86_64")]
-        {
-            // SAFETY: as above.
-            unsafe {
-                readable::learn(envp);
-                preload::learn(envp);
-            }
-            planted::address_is_known();
+        // SAFETY: as above.
+        unsafe {
+            readable::learn(envp);
+            preload::learn(envp);
         }
-        if !may_join_late() {
+        planted::address_is_known();
+        if !dispatch::program_begins() {
             handshake::join(protocol::KIND_EXEC);
         }
     }
     // SAFETY: as above.
-    #[cfg(target_arch = "x86_64")]
     if unsafe { find_variable(envp, protocol::ENV_DISPATCH) } == Some(b"1") {
         let control = hooks::own_control();
         // SAFETY: the page stays mapped for as long as the process lives.
@@ -250,14 +230,6 @@ unsafe fn begin(envp: *const *const c_char) {
             handshake::write_stderr_line("does not trap its system calls: that is not possible here");
         }
     }
-}
-
-/// Whether the program has begun without joining (`dispatch/late.rs`).
-fn may_join_late() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return dispatch::program_begins();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// Looks for `MEMSPILL_AGENT=NAME:TOKEN`. Anything malformed counts as absent.

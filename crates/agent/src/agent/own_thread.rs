@@ -26,13 +26,9 @@ const MODE_OF_PROC: u32 = IS_DIRECTORY | 0o555;
 /// `.`, `..`, and one for each thread. The child of a vfork, which has no evictor, has no more.
 const LEAST_LINKS: u64 = 3;
 
-#[cfg(target_arch = "x86_64")]
 const NEWFSTATAT: usize = 262;
-#[cfg(target_arch = "aarch64")]
-const NEWFSTATAT: usize = 79;
 
 /// `struct stat`.
-#[cfg(target_arch = "x86_64")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Stat {
@@ -42,18 +38,6 @@ pub struct Stat {
     owner: [u32; 5],
     size: u64,
     rest: [u64; 11],
-}
-
-#[cfg(target_arch = "aarch64")]
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Stat {
-    ids: [u64; 2],
-    mode: u32,
-    links: u32,
-    owner: [u32; 6],
-    size: u64,
-    rest: [u64; 9],
 }
 
 /// `struct statx`, as far as it is of interest.
@@ -105,10 +89,7 @@ pub fn is_path_of_tasks(mut path: &[u8]) -> bool {
 
 /// Has the dispatch done it?
 fn is_trapped() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::is_armed();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    crate::dispatch::is_armed()
 }
 
 /// Asks about a path, by the C library's function or, where that is not known (yet), by the call.

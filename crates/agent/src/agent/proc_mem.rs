@@ -167,10 +167,7 @@ fn vm_call(number: usize, process: usize, at: usize, addr: usize, len: usize) ->
 
 /// Are the process's calls trapped?
 fn traps() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return crate::dispatch::traps();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    crate::dispatch::traps()
 }
 
 fn seek(file: usize, to: usize, whence: usize) -> Result<usize> {

@@ -246,14 +246,12 @@ pub fn image() -> (usize, usize) {
 }
 
 /// Does the address lie in the agent's image?
-#[cfg(target_arch = "x86_64")]
 pub fn is_own_code(at: usize) -> bool {
     let (start, end) = own_code();
     (start..end).contains(&at)
 }
 
 /// The agent's image, of which the writable part is the last: from, to.
-#[cfg(target_arch = "x86_64")]
 pub fn own_code() -> (usize, usize) {
     let (start, len) = image();
     (&raw const __ehdr_start as usize, start + len)

@@ -70,7 +70,6 @@ pub const SIGSYS: u32 = 31;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 
-#[cfg(target_arch = "x86_64")]
 pub mod nr {
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
@@ -145,76 +144,6 @@ pub mod nr {
     pub const PWRITEV2: usize = 328;
 }
 
-#[cfg(target_arch = "aarch64")]
-pub mod nr {
-    pub const FCNTL: usize = 25;
-    pub const IOCTL: usize = 29;
-    pub const CLOSE: usize = 57;
-    pub const PPOLL: usize = 73;
-    pub const EXIT: usize = 93;
-    pub const EXIT_GROUP: usize = 94;
-    pub const WAITID: usize = 95;
-    pub const FUTEX: usize = 98;
-    pub const GET_ROBUST_LIST: usize = 100;
-    pub const KILL: usize = 129;
-    pub const RT_SIGPROCMASK: usize = 135;
-    pub const PRCTL: usize = 167;
-    pub const GETPID: usize = 172;
-    pub const SOCKET: usize = 198;
-    pub const CONNECT: usize = 203;
-    pub const SENDTO: usize = 206;
-    pub const RECVFROM: usize = 207;
-    pub const SENDMSG: usize = 211;
-    pub const RECVMSG: usize = 212;
-    pub const MUNMAP: usize = 215;
-    pub const MREMAP: usize = 216;
-    pub const CLONE: usize = 220;
-    pub const MMAP: usize = 222;
-    pub const MPROTECT: usize = 226;
-    pub const MADVISE: usize = 233;
-    pub const USERFAULTFD: usize = 282;
-    pub const CLOSE_RANGE: usize = 436;
-    pub const PROCESS_MADVISE: usize = 440;
-    pub const SECCOMP: usize = 277;
-    pub const STATX: usize = 291;
-    pub const CAPSET: usize = 91;
-    pub const SETRESUID: usize = 147;
-    pub const SETRESGID: usize = 149;
-    pub const SETGROUPS: usize = 159;
-    pub const CHDIR: usize = 49;
-    pub const MUNLOCK: usize = 229;
-    pub const MLOCKALL: usize = 230;
-    pub const SCHED_YIELD: usize = 124;
-    pub const RESTART_SYSCALL: usize = 128;
-    pub const WRITE: usize = 64;
-    pub const OPENAT: usize = 56;
-    pub const OPENAT2: usize = 437;
-    pub const IO_URING_SETUP: usize = 425;
-    pub const FSTATFS: usize = 44;
-    pub const TRUNCATE: usize = 45;
-    pub const FTRUNCATE: usize = 46;
-    pub const SCHED_SETAFFINITY: usize = 122;
-    pub const SCHED_GETAFFINITY: usize = 123;
-    pub const FALLOCATE: usize = 47;
-    pub const READ: usize = 63;
-    pub const READV: usize = 65;
-    pub const WRITEV: usize = 66;
-    pub const PREAD64: usize = 67;
-    pub const PWRITE64: usize = 68;
-    pub const PREADV: usize = 69;
-    pub const PWRITEV: usize = 70;
-    pub const SENDFILE: usize = 71;
-    pub const SPLICE: usize = 76;
-    pub const COPY_FILE_RANGE: usize = 285;
-    pub const PROCESS_VM_READV: usize = 270;
-    pub const PROCESS_VM_WRITEV: usize = 271;
-    pub const PTRACE: usize = 117;
-    pub const LSEEK: usize = 62;
-    pub const READLINKAT: usize = 78;
-    pub const PREADV2: usize = 286;
-    pub const PWRITEV2: usize = 287;
-}
-
 /// One system call with up to six arguments.
 ///
 /// # Safety
@@ -228,7 +157,6 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
 ///
 /// # Safety
 /// As above.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> usize {
     let mut ret = number;
     // SAFETY: the kernel preserves all registers but rax, rcx and r11; the rest is the caller's promise.
@@ -250,30 +178,6 @@ pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> usize {
     ret
 }
 
-/// As above.
-///
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> usize {
-    let mut ret = args[0];
-    // SAFETY: the kernel preserves all registers but x0; the rest is the caller's promise.
-    unsafe {
-        asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") ret,
-            in("x1") args[1],
-            in("x2") args[2],
-            in("x3") args[3],
-            in("x4") args[4],
-            in("x5") args[5],
-            options(nostack),
-        );
-    }
-    ret
-}
-
 fn to_result(ret: usize) -> Result<usize> {
     let signed = ret as isize;
     if (-4095..0).contains(&signed) { Err(-signed as i32) } else { Ok(ret) }
@@ -284,7 +188,6 @@ fn to_result(ret: usize) -> Result<usize> {
 /// # Safety
 /// `flags` must include CLONE_VM; `stack_top` must be 16-byte aligned and end a stack that nobody else uses;
 /// `tls` and `child_tid` must suit the flags and outlive the thread, as must `arg`.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn clone(
     flags: usize,
     stack_top: usize,
@@ -325,46 +228,8 @@ pub unsafe fn clone(
     to_result(ret)
 }
 
-/// As above.
-///
-/// # Safety
-/// As above.
-#[cfg(target_arch = "aarch64")]
-pub unsafe fn clone(
-    flags: usize,
-    stack_top: usize,
-    tls: usize,
-    child_tid: usize,
-    entry: extern "C" fn(usize) -> !,
-    arg: usize,
-) -> Result<usize> {
-    let mut ret = flags;
-    // SAFETY: as for x86_64; here the new thread sees x0 = 0.
-    unsafe {
-        asm!(
-            "svc 0",
-            "cbnz x0, 2f",
-            "mov x29, xzr",
-            "mov x0, x21",
-            "blr x20",
-            "brk #1",
-            "2:",
-            in("x8") nr::CLONE,
-            inlateout("x0") ret,
-            in("x1") stack_top,
-            in("x2") 0usize,
-            in("x3") tls,
-            in("x4") child_tid,
-            in("x20") entry as usize,
-            in("x21") arg,
-        );
-    }
-    to_result(ret)
-}
-
 /// Address of a function that may be missing in this process: 0 then. Read from the GOT, filled in when the
 /// agent was loaded, because a compiler takes the address of a declared function to be non-null.
-#[cfg(target_arch = "x86_64")]
 macro_rules! weak {
     ($name:literal) => {{
         let address: usize;
@@ -381,28 +246,10 @@ macro_rules! weak {
     }};
 }
 
-#[cfg(target_arch = "aarch64")]
-macro_rules! weak {
-    ($name:literal) => {{
-        let address: usize;
-        // SAFETY: reads one word of the agent's own GOT.
-        unsafe {
-            core::arch::asm!(
-                concat!(".weak ", $name),
-                concat!("adrp {0}, :got:", $name),
-                concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
-                out(reg) address,
-                options(nostack, readonly, preserves_flags),
-            );
-        }
-        address
-    }};
-}
 pub(crate) use weak;
 
 // What the compiler may call for copies and comparisons. Hidden, or they would stand in for the program's
 // own.
-#[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.memspill_mem, \"ax\", @progbits",
     ".hidden memcpy, memmove, memset, memcmp, bcmp, strlen",
@@ -462,66 +309,6 @@ global_asm!(
     ".popsection",
 );
 
-#[cfg(target_arch = "aarch64")]
-global_asm!(
-    ".pushsection .text.memspill_mem, \"ax\", @progbits",
-    ".hidden memcpy, memmove, memset, memcmp, bcmp, strlen",
-    ".globl memcpy, memmove, memset, memcmp, bcmp, strlen",
-    "memcpy:",
-    "memmove:",
-    "sub x4, x0, x1",
-    "cmp x4, x2",
-    "b.lo 4f",
-    "mov x3, x0",
-    "2:",
-    "cbz x2, 3f",
-    "ldrb w4, [x1], #1",
-    "strb w4, [x3], #1",
-    "sub x2, x2, #1",
-    "b 2b",
-    "3:",
-    "ret",
-    "4:", // the destination starts inside the source: from the end
-    "cbz x2, 3b",
-    "sub x2, x2, #1",
-    "ldrb w4, [x1, x2]",
-    "strb w4, [x0, x2]",
-    "b 4b",
-    "memset:",
-    "mov x3, x0",
-    "2:",
-    "cbz x2, 3f",
-    "strb w1, [x3], #1",
-    "sub x2, x2, #1",
-    "b 2b",
-    "3:",
-    "ret",
-    "memcmp:",
-    "bcmp:",
-    "mov x3, x0",
-    "mov w0, wzr",
-    "2:",
-    "cbz x2, 3f",
-    "ldrb w4, [x3], #1",
-    "ldrb w5, [x1], #1",
-    "sub x2, x2, #1",
-    "subs w0, w4, w5",
-    "b.eq 2b",
-    "3:",
-    "ret",
-    "strlen:",
-    "mov x1, x0",
-    "mov x0, xzr",
-    "2:",
-    "ldrb w2, [x1, x0]",
-    "cbz w2, 3f",
-    "add x0, x0, #1",
-    "b 2b",
-    "3:",
-    "ret",
-    ".popsection",
-);
-
 /// A descriptor in the table of the calling thread, closed on drop.
 pub struct Fd(pub i32);
 
@@ -538,11 +325,7 @@ impl Drop for Fd {
 /// As for `syscall`.
 pub unsafe fn syscall_untrapped(number: usize, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the caller's promise.
-    #[cfg(target_arch = "x86_64")]
-    return unsafe { crate::dispatch::gadget::call(number, args) };
-    // SAFETY: the caller's promise.
-    #[cfg(not(target_arch = "x86_64"))]
-    return unsafe { syscall(number, args) };
+    unsafe { crate::dispatch::gadget::call(number, args) }
 }
 
 /// mmap or munmap: trapped only where the dispatch pages by windows, and must know of them.
@@ -550,7 +333,6 @@ pub unsafe fn syscall_untrapped(number: usize, args: [usize; 6]) -> Result<usize
 /// # Safety
 /// As for `syscall`.
 pub unsafe fn map_call(number: usize, args: [usize; 6]) -> Result<usize> {
-    #[cfg(target_arch = "x86_64")]
     if crate::windows::is_on() {
         // SAFETY: the caller's promise.
         return unsafe { syscall(number, args) };
@@ -564,7 +346,6 @@ pub fn getpid() -> u32 {
     unsafe { syscall_untrapped(nr::GETPID, [0; 6]) }.unwrap_or(0) as u32
 }
 
-#[cfg(target_arch = "x86_64")]
 pub fn getppid() -> u32 {
     const GETPPID: usize = 110;
     // SAFETY: no memory involved.
@@ -573,7 +354,6 @@ pub fn getppid() -> u32 {
 
 /// Is this program run by valgrind, whose own process this is? It answers a request that is four rotations
 /// and an exchange, which change nothing elsewhere.
-#[cfg(target_arch = "x86_64")]
 pub fn is_in_valgrind() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
@@ -679,10 +459,7 @@ pub fn thread_pointer() -> usize {
     let address: usize;
     // SAFETY: reads a register, or the word to which %fs points, which holds its own address.
     unsafe {
-        #[cfg(target_arch = "x86_64")]
         asm!("mov {}, qword ptr fs:[0]", out(reg) address, options(nostack, readonly, preserves_flags));
-        #[cfg(target_arch = "aarch64")]
-        asm!("mrs {}, tpidr_el0", out(reg) address, options(nostack, nomem, preserves_flags));
     }
     address
 }
@@ -831,7 +608,6 @@ pub fn thread_count() -> Option<u32> {
 }
 
 /// Does somebody trace this process (ptrace)? False where /proc does not say.
-#[cfg(target_arch = "x86_64")]
 pub fn is_traced() -> bool {
     let mut text = [0u8; 512];
     let tracer = b"TracerPid:\t";
@@ -841,7 +617,6 @@ pub fn is_traced() -> bool {
 
 /// How many seccomp filters the calling thread has. ENOENT where /proc is not there, or does not say (before
 /// Linux 5.9). The file is read by pieces, for it may be called on a small stack.
-#[cfg(target_arch = "x86_64")]
 pub fn seccomp_filters() -> Result<usize> {
     const PIECE: usize = 256;
     /// With all of its digits, behind the piece's end.
@@ -865,7 +640,6 @@ pub fn seccomp_filters() -> Result<usize> {
     Err(ENOENT)
 }
 
-#[cfg(target_arch = "x86_64")]
 pub fn number(digits: &[u8]) -> Option<usize> {
     digits.iter().try_fold(0usize, |number, digit| {
         let digit = digit.is_ascii_digit().then(|| usize::from(digit - b'0'))?;
@@ -874,7 +648,6 @@ pub fn number(digits: &[u8]) -> Option<usize> {
 }
 
 /// Bytes of private memory that this process can store to, there or not. None where /proc does not say.
-#[cfg(target_arch = "x86_64")]
 pub fn data_bytes() -> Option<usize> {
     const FIELD: usize = 5;
     let mut text = [0u8; 128];
@@ -883,7 +656,6 @@ pub fn data_bytes() -> Option<usize> {
 }
 
 /// What is at the beginning of a file; nothing where it cannot be read.
-#[cfg(target_arch = "x86_64")]
 fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> &'a [u8] {
     // SAFETY: the kernel reads the path, and writes into the buffer.
     let read = unsafe {

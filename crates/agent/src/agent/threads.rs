@@ -37,8 +37,7 @@ use crate::hooks::own_control;
 use crate::robust;
 use crate::sys::{self, PAGE};
 
-/// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0 on
-/// x86-64 and at 0xd0 on aarch64.
+/// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0.
 const NOTED_BYTES: usize = 1 << 10;
 /// The bytes of musl's structure, up to the end of its list of robust locks.
 const MUSL_BYTES: usize = 0xa0;
