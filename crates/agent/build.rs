@@ -13,7 +13,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/protocol.rs");
     println!("cargo::rerun-if-changed=src/pidfd.rs");
-    println!("cargo::rerun-if-changed=src/calls.rs");
+    println!("cargo::rerun-if-changed=src/call_table.rs");
     println!("cargo::rerun-if-changed=src/words.rs");
     println!("cargo::rerun-if-changed=src/link.rs");
     println!("cargo::rerun-if-changed=src/pool.rs");

@@ -1,4 +1,4 @@
-//! What a system call costs as it is and trapped (`src/agent/dispatch/`), in ns:
+//! What a system call costs as it is and trapped (`src/agent/trap/`), in ns:
 //!
 //!     cargo run --release -p memspill-agent --example trap_cost
 //!

@@ -4,7 +4,7 @@
 //! result. A supervisor writes it to a memfd, names that in LD_PRELOAD, says in the environment where it
 //! listens ([`protocol::ENV_NAME`]), and answers what connects as [`protocol`] says.
 
-pub mod calls;
+pub mod call_table;
 pub mod link;
 pub mod pidfd;
 pub mod pool;

@@ -29,9 +29,9 @@
 //   evictor:     a chunk's bytes into staging ─ guards in their places ─ open ─▶ committed(run, pages) ─ ...
 // ```
 //
-// A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself (early.rs);
-// the supervisor is told, and nobody waits. Where a page is stored the supervisor says by hints, the agent in
-// `Link::early` which pages it has brought:
+// A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself
+// (from_pool.rs); the supervisor is told, and nobody waits. Where a page is stored the supervisor says by
+// hints, the agent in `Link::early` which pages it has brought:
 //
 // ```text
 //   a thread, inside its gate                      a pager or a reclaimer

@@ -27,7 +27,7 @@ pub const MAGIC: u32 = 0x6d73_700e;
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
 
 /// `NAME:DEVICE:INODE`, the latter in decimal: a name under which everybody can open the agent, where there
-/// is one, and what it leads to (`agent/readable.rs`).
+/// is one, and what it leads to (`agent/programs/readable.rs`).
 pub const ENV_FILE: &str = "MEMSPILL_AGENT_FILE";
 
 /// Is this the name of the agent's file, in /proc/PID/maps?
@@ -41,7 +41,7 @@ pub const FILE_PREFIX: &str = "memspill-agent-";
 
 /// The end of the name where all processes trap their system calls, and join at once.
 pub const NAME_TRAPPED: &str = "-trapped";
-/// And where processes may join late (`agent/dispatch/late.rs`): where all trap their calls, and where those
+/// And where processes may join late (`agent/trap/late.rs`): where all trap their calls, and where those
 /// do that have not joined yet.
 pub const NAME_LATE: &str = "-late";
 pub const NAME_LATE_THEN_FREE: &str = "-late-then-free";
@@ -82,7 +82,7 @@ pub const UFFD_USER_MODE: u32 = 4;
 /// has what takes a userfaultfd's place (`link.rs`). All system calls are trapped.
 pub const UFFD_LINK: u32 = 5;
 /// The same; pages are away in memory that is registered with a userfaultfd of the agent's own, for faults of
-/// user mode only (`agent/windows/holes.rs`).
+/// user mode only (`agent/pages/holes.rs`).
 pub const UFFD_LINK_REGISTERED: u32 = 6;
 
 /// Most pages in staging: two halves, so that one can be read while the other fills.

@@ -1,4 +1,4 @@
-//! The protocol of the board (`protocol.rs`, `src/agent/dispatch/`) in a model: two threads, each with a call
+//! The protocol of the board (`protocol.rs`, `src/agent/trap/`) in a model: two threads, each with a call
 //! on the one page that there is, and an evictor that takes the page out twice. Every order of their steps is
 //! gone through. In no order may a call meet a page that is away, or the evictor wait for ever.
 //!

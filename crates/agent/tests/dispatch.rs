@@ -1,4 +1,4 @@
-//! The dispatch (`src/agent/dispatch/`) in real processes. The program in `dispatch/` pages a part of its own
+//! The dispatch (`src/agent/trap/`) in real processes. The program in `dispatch/` pages a part of its own
 //! memory, by a userfaultfd that sees faults of user mode only, and takes it out by the protocol of the
 //! board; its tests are run here, with system calls trapped and, where that shows what would be lost,
 //! without. Then programs as they are: trapped, their output must be the same. A test that lacks what it
@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use memspill_agent::AGENT_SO;
-use memspill_agent::calls::CALLS;
+use memspill_agent::call_table::CALLS;
 use memspill_agent::protocol::ENV_DISPATCH;
 
 mod program;

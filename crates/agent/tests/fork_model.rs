@@ -1,4 +1,4 @@
-//! Forks that the agent makes (`src/agent/forks.rs`, `dispatch/clone.rs`, `dispatch/late.rs`) in two models.
+//! Forks that the agent makes (`src/agent/programs/forks.rs`, `trap/clone.rs`, `trap/late.rs`) in two models.
 //! Every order of their steps is gone through.
 //!
 //! **A child's first steps** against the timer that ends its being late, which may come before any of them:
@@ -28,7 +28,7 @@
 //! In no order may the child lack a page of which it does not know that it is away: it would read zeros.
 //!
 //! Under windows it is the same with the gate, in which a fork is alone, in the lock's place
-//! (`windows::fork_begins`; the gate itself is in `shuttle_windows.rs`).
+//! (`pages::fork_begins`; the gate itself is in `shuttle_windows.rs`).
 //!
 //! A rule left out must fail in some order. Not shown: memory that other threads map meanwhile, how a child
 //! joins, forks that fail.

@@ -5,13 +5,13 @@
 //! ```text
 //!   a thread, before its call              who takes out
 //!   ranges, count   in_use.rs:             generation + 1: odd   Batch::begin, batch.rs   `user` pager
-//!                   publish_list           words EVICTING        mark, windows/evict.rs   `signal` pager
-//!   fence           publish_list           fence                 Batch::begin; first_kept, windows/uses.rs
+//!                   publish_list           words EVICTING        mark, pages/evict.rs     `signal` pager
+//!   fence           publish_list           fence                 Batch::begin; first_kept, pages/uses.rs
 //!   generation      wait_for_batch         count, ranges         ranges_of, batch.rs
-//!   or the words    fill::settle_all                             uses_of, windows/uses.rs
+//!   or the words    fill::settle_all                             uses_of, pages/uses.rs
 //! ```
 //!
-//! Either the one sees the other's mark, or the other sees the one's. The hazard of `windows/fault.rs`
+//! Either the one sees the other's mark, or the other sees the one's. The hazard of `pages/fault.rs`
 //! (`is_over`) stands in the same place as the count.
 //!
 //! What is not of the protocol is relaxed, and changed by read-modify-writes alone, as a page table's entry:

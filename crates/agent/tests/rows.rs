@@ -1,16 +1,19 @@
-//! Which windows the faults of one thread have (`src/agent/windows/rows.rs`), and what of them comes
-//! (`along.rs`).
+//! Which windows the faults of one thread have (`src/agent/readahead/rows.rs`), and what of them comes
+//! (`window.rs` there).
 
 use memspill_agent::link::{self, LeftOut};
 
-#[path = "../src/agent/windows/along.rs"]
-mod along;
-#[path = "../src/agent/windows/rows.rs"]
+#[path = "../src/agent/readahead/rows.rs"]
 mod rows;
+#[path = "../src/agent/readahead/window.rs"]
+mod window;
 
-mod sys {
-    pub const PAGE: usize = 4096;
+mod machine {
+    pub mod sys {
+        pub const PAGE: usize = 4096;
+    }
 }
+use machine::sys;
 
 /// Faults at these pages, each of which brings so many of its window, or all. Of each, the first and the last
 /// page of the window.
@@ -73,7 +76,7 @@ fn eight_rows_are_known_and_random_faults_have_none() {
     assert!(windows(&rows, &random, ALL).iter().zip(random).all(|(window, page)| *window == (page, page)));
 }
 
-const LIMITS: along::Limits = along::Limits { window_pages: 16, block_pages: 96, distrusted: 0 };
+const LIMITS: window::Limits = window::Limits { window_pages: 16, block_pages: 96, distrusted: 0 };
 
 /// The way of a row of two faults or more that ends at this page, with a window of so many pages.
 fn way(page: usize, pages: usize, is_down: bool) -> rows::Way {
@@ -88,10 +91,10 @@ fn way(page: usize, pages: usize, is_down: bool) -> rows::Way {
 
 /// What comes where pages [first, end) are away, each in the slot of its own number; the pages left out of
 /// 1000 windows.
-fn comes(way: &rows::Way, limits: &along::Limits, away: std::ops::Range<usize>) -> (Vec<usize>, Vec<i16>) {
+fn comes(way: &rows::Way, limits: &window::Limits, away: std::ops::Range<usize>) -> (Vec<usize>, Vec<i16>) {
     let slot_of = |page: usize| away.contains(&(page / sys::PAGE)).then_some((page / sys::PAGE) as u64);
     let all: Vec<(usize, LeftOut)> =
-        (0..1000).map(|number| along::wanted(way, limits, || number, &slot_of)).collect();
+        (0..1000).map(|number| window::wanted(way, limits, || number, &slot_of)).collect();
     let (left, whole): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, left)| *left != LeftOut::NONE);
     let mut pages: Vec<usize> = whole.into_iter().map(|(pages, _)| pages).collect();
     pages.dedup();
@@ -117,7 +120,7 @@ fn one_window_in_32_ends_before_a_page_that_is_left_out() {
 
 #[test]
 fn what_is_not_worth_it_is_left_out_each_time() {
-    let limits = along::Limits { distrusted: 1 << 2, ..LIMITS };
+    let limits = window::Limits { distrusted: 1 << 2, ..LIMITS };
     let (pages, left) = comes(&way(1003, 4, false), &limits, 1000..1007);
     assert_eq!((pages, left.len()), (vec![], 1000));
     // Other sizes are judged by themselves.
@@ -135,10 +138,10 @@ fn a_row_brings_what_is_left_of_a_block_that_it_has_earned() {
     assert_eq!(comes(1030, 16, false, &LIMITS, 1030..1080), [26], "of 64 not all are away");
     assert_eq!(comes(1030, 2, false, &LIMITS, 1030..2000), [2], "none is earned");
     assert_eq!(comes(1080, 16, true, &LIMITS, 0..1081), [57]);
-    let small = along::Limits { block_pages: 31, ..LIMITS };
+    let small = window::Limits { block_pages: 31, ..LIMITS };
     assert_eq!(comes(1030, 8, false, &small, 1030..2000), [10]);
     assert_eq!(comes(1030, 16, false, &small, 1030..2000), [16], "the window is more");
-    let none = along::Limits { window_pages: 1, ..LIMITS };
+    let none = window::Limits { window_pages: 1, ..LIMITS };
     assert_eq!(comes(1030, 16, false, &none, 1030..2000), [1], "switched off");
 }
 
@@ -148,6 +151,6 @@ fn pages_whose_slots_are_not_in_a_row_left_apart() {
         move |page: usize| Some(first.wrapping_add(step.wrapping_mul((page / sys::PAGE - 1024) as u64)))
     };
     let way = way(1024, 8, false);
-    let pages = |first, step| along::wanted(&way, &LIMITS, || 1, &slots(first, step)).0;
+    let pages = |first, step| window::wanted(&way, &LIMITS, || 1, &slots(first, step)).0;
     assert_eq!([pages(4096, 1), pages(4097, 1), pages(4096, 2), pages(0, 0)], [32, 8, 8, 8]);
 }

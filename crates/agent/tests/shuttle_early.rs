@@ -2,17 +2,17 @@
 //! others get, a pool that is emptied to a disk, deliveries, changes, swapoff.
 //!
 //! ```text
-//!   a thread that lacks a page     early.rs: fetch           a pager, the reclaimer     pager: run/early.rs
+//!   a thread that lacks a page     from_pool.rs: fetch       a pager, the reclaimer     pager: run/early.rs
 //!     reads hints                    take_hints                HERE, NOTING; 0            note_early
-//!     an entry FETCHING              noted::claim              RESIDENT, its slot free    engine: note_there
+//!     an entry FETCHING              notes::claim              RESIDENT, its slot free    engine: note_there
 //!     FILLING                                                  a fault: delivered, FULL   supervisor.rs: ask
 //!     location, object, location     read                    the reclaimer
 //!     still allowed, not delivered   is_right                  the evictor reads hints    take_hints_outside
-//!     filled; NONE; HERE             fill, noted::here         no entry has the page      noted::first
+//!     filled; NONE; HERE             fill, notes::here         no entry has the page      noted::first
 //!   a thread that changes                                      taken out; a slot          swap_out.rs
 //!     closed; all entries are 0      enter_to_change           hint, while it is stored   Told::tell
 //!     alone; drops hints             install_alone           another program
-//!     drops pages, moves; told       change.rs                 takes free slots, writes, frees them
+//!     drops pages, moves; told       mappings.rs               takes free slots, writes, frees them
 //!                                                              moves objects to the disk
 //! ```
 //!
@@ -468,7 +468,7 @@ impl All {
         Ok(())
     }
 
-    /// MADV_DONTNEED (`change.rs`).
+    /// MADV_DONTNEED (`mappings.rs`).
     fn discard(&self, page: usize) {
         self.change(|| {
             self.kernel.drop_pages(page..page + 1);

@@ -6,7 +6,7 @@
 //!     claims a waiter                claim_waiter              bell silenced, ring read    AgentLink::read
 //!     installs what is FULL          install_all                 changes_read + 1: END     read_some
 //!     FAULT; bell; sleeps            push, ring                changes applied             process_events
-//!   a thread that changes            change.rs: over           faults: claimed, FILLING    engine/swap_in.rs
+//!   a thread that changes            mappings.rs: over        faults: claimed, FILLING    engine/swap_in.rs
 //!     alone; changes + 1; installs   Changing::begin             delivered, FULL; wake     deliver
 //!     the call; words                                            RESIDENT; wake            install.rs
 //!     REMOVE, END; leaves            tell, Changing::drop      reclaimer                 swap_out.rs
@@ -409,7 +409,7 @@ impl All {
         true
     }
 
-    /// MADV_DONTNEED (`change.rs`).
+    /// MADV_DONTNEED (`mappings.rs`).
     fn discard(&self, page: usize) {
         self.change(|| {
             self.kernel.drop_pages(page..page + 1);

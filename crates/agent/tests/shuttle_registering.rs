@@ -8,7 +8,7 @@
 //!     in use: touched, NONE                touch_kept          EVICTING, FILLING: waits;  SWAPPED: fills
 //!     UFFDIO_REGISTER                                          the kernel touches the page
 //!     still missing ▶ SWAPPED, closed; else NONE             a thread that touches        fault.rs
-//!   MADV_DONTNEED, alone        change.rs: empty               SIGBUS: settles as a call does; word NONE:
+//!   MADV_DONTNEED, alone        mappings.rs: empty          SIGBUS: settles as a call does; word NONE:
 //!     words NONE; then the same steps      register_again      its hazard; zeros, if nothing is there
 //!   who takes out, inside       evict.rs                     a page comes                 fill.rs
 //!     NONE, SWAPPED ▶ EVICTING; in use: as before              SWAPPED ▶ FILLING; UFFDIO_COPY, or ZEROPAGE

@@ -10,7 +10,7 @@
 //!     NONE; who waits is woken       table::finish            READ, copied, NONE        evict
 //!     EVICTING, FILLING: outside,    table::wait_for          guards, RW                install_guards
 //!     waits                                                   SWAPPED; wakes            Chunk::end
-//!     word NONE: its page is its     is_over                a thread that changes       change.rs: over
+//!     word NONE: its page is its     is_over                a thread that changes       mappings.rs: over
 //!     hazard; would it work now?                              alone; the call; words    gate.rs
 //!   a call: published; settled       hold.rs                  mprotect: away pages get the new protection
 //! ```
@@ -180,7 +180,7 @@ impl Process {
         }
     }
 
-    /// The same, and closed (`empty.rs`): others may use it in calls, and see zeros.
+    /// The same, and closed (`emptied.rs`): others may use it in calls, and see zeros.
     fn empty_closed(&self, page: usize, times: u8) {
         for _ in 0..times {
             let _alone = self.gate.enter_alone();

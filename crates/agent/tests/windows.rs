@@ -1,4 +1,4 @@
-//! Paging by windows (`src/agent/windows/`) in real processes, with the store of `windows/store.c`: the
+//! Paging by windows (`src/agent/pages/`) in real processes, with the store of `windows/store.c`: the
 //! verifier, of which each rule that it rests on is left out once, to show that it would be found; what a
 //! program sees of its own faults; and programs as they are, of which about half is always away: their output
 //! must be the same. A test that lacks what it needs here says so and passes.

@@ -1,4 +1,4 @@
-//! Gate, word and in-use of paging by windows (`src/agent/windows/`) in a model: one page, threads that read
+//! Gate, word and in-use of paging by windows (`src/agent/pages/`) in a model: one page, threads that read
 //! and write words of their own in it, discard it, use it in a call, or change its protection, and an evictor
 //! that takes it out twice. Every order of their steps is gone through. In no order may a thread read what it
 //! has not written, write where the program has forbidden it, be told of a fault that the program's own

@@ -21,7 +21,7 @@
 //! proves itself by more faults, until it comes to a size that is trusted.
 //!
 //! Here is what is known; windows.rs asks for it, and threads that bring their pages by themselves are told
-//! (the agent's along.rs).
+//! (the agent's window.rs).
 //!
 //! What it does not do: find rows (readahead.rs).
 

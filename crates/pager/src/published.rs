@@ -3,7 +3,7 @@
 //! ```text
 //!   /proc/SUPERVISOR/fd/NUMBER     a sealed memfd: LD_PRELOAD. Nothing is on disk
 //!   /run/memspill-agent-DRAWN.so   where memspill is root: for programs that have become another user, which
-//!                                  may not open the other (crates/agent/src/agent/readable.rs)
+//!                                  may not open the other (crates/agent/src/agent/programs/readable.rs)
 //! ```
 //!
 //! In the /proc of another pid namespace the first path means whatever file the process with that number has

@@ -5,33 +5,19 @@
 //! userfaultfd to the supervisor and then lends it one thread, the *evictor*, which moves pages when told to.
 //! Beside that it makes growth visible while memory is tight: it stands before `mmap` and `mremap`.
 //!
-//! | file           | what is in it                                                              |
-//! |----------------|----------------------------------------------------------------------------|
-//! | `main.rs`      | the constructor, the agent's few globals, the panic handler                |
-//! | `handshake.rs` | how a process joins: connect, Hello, Welcome, Ready, Go                    |
-//! | `region.rs`    | the memory that the agent owns, and how it is kept apart from the program's |
-//! | `evictor.rs`   | the thread that carries out the supervisor's commands                      |
-//! | `confine.rs`   | what the evictor gives up: ids, capabilities, system calls                 |
-//! | `hooks.rs`     | `mmap`, `mmap64`, `mremap` and the doorbells                               |
-//! | `advice.rs`    | `madvise` and its kin, `prctl`, `syscall`                                  |
-//! | `direct.rs`    | `open`, `fcntl` and their kin: files that are read past the page cache     |
-//! | `remap.rs`     | `mremap` of several mappings                                               |
-//! | `fork.rs`      | how the child of a fork joins                                              |
-//! | `forks.rs`     | forks of which the kernel tells nobody: the agent tells, before it forks   |
-//! | `fork_lock.rs` | no mapping changes while such a fork is under way                          |
-//! | `own_marks.rs` | what the program has kept from its children itself                         |
-//! | `site.rs`      | where the C library forks, and how that comes to `forks.rs`                |
-//! | `malloc.rs`    | where its malloc gets memory                                               |
-//! | `exec.rs`      | before a static program takes this one's place                             |
-//! | `proc_mem.rs`  | `/proc/PID/mem`, PEEK and POKE                                              |
-//! | `planted.rs`   | where a program without a loader begins                                    |
-//! | `preload.rs`   | the agent's name in an LD_PRELOAD that the program has replaced            |
-//! | `readable.rs`  | the agent's name for programs of another user                              |
-//! | `instructions/` | where such a program forks and runs others                               |
-//! | `dispatch/`    | traps system calls, and brings their memory first: the `user` pager; and    |
-//! |                | processes that join late                                                   |
-//! | `windows/`     | pages without userfaultfd: the `signal` pager                              |
-//! | `sys.rs`       | system calls, and all that depends on the processor                        |
+//! | folder       | what is in it                                                                |
+//! |--------------|------------------------------------------------------------------------------|
+//! | `main.rs`    | the constructor, the agent's few globals, the panic handler                  |
+//! | `planted.rs` | where a program without a loader begins                                      |
+//! | `hooks/`     | in place of functions of the C library, and of calls of static programs      |
+//! | `trap/`      | system calls are trapped; threads, forks, signals; processes that join late  |
+//! | `programs/`  | forks that the agent makes, and programs that the program runs               |
+//! | `join/`      | how a process joins: the handshake, and the evictor                          |
+//! | `calls/`     | what system calls use is brought before, and stays while they are under way  |
+//! | `pages/`     | pages leave and come back without a userfaultfd of the supervisor's          |
+//! | `thread/`    | what is kept for one thread of the program                                   |
+//! | `readahead/` | which pages come along                                                       |
+//! | `machine/`   | system calls, all that depends on the processor, the memory that is our own  |
 //!
 //! What must hold here, because each breach was once a hang or lost data:
 //!
@@ -59,55 +45,39 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
-mod advice;
-mod affinity;
-use dispatch::batch;
 #[allow(dead_code, reason = "names are for tests")]
-#[path = "../calls.rs"]
+#[path = "../call_table.rs"]
+mod call_table;
 mod calls;
-mod clear_refs;
-mod confine;
-mod direct;
-mod dispatch;
-mod evictor;
-mod exec;
-mod files;
-mod fork;
-mod fork_lock;
-mod forks;
-mod handshake;
 mod hooks;
-mod instructions;
+mod join;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../link.rs"]
 mod link;
-mod malloc;
-mod own_marks;
-mod own_thread;
+mod machine;
+mod pages;
 #[path = "../pidfd.rs"]
 mod pidfd;
 mod planted;
 #[path = "../pool.rs"]
 mod pool;
-mod preload;
-mod proc_mem;
+mod programs;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../protocol.rs"]
 mod protocol;
-mod readable;
-mod region;
-mod remap;
-mod robust;
-mod site;
-mod sys;
-mod threads;
-mod uffd;
-mod windows;
+mod readahead;
+mod thread;
+mod trap;
 #[allow(dead_code, reason = "the other side uses the rest")]
 #[path = "../words.rs"]
 mod words;
 #[path = "../../../backing/src/wordwise/decode.rs"]
 mod wordwise;
+
+use hooks::{files, mmap, open, own_thread, threads};
+use join::handshake;
+use machine::sys;
+use programs::{preload, readable};
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.
 const NAME_MAX: usize = 107;
@@ -195,7 +165,7 @@ unsafe fn begin(envp: *const *const c_char) {
     if sys::is_in_valgrind() {
         return;
     }
-    direct::find_next();
+    open::find_next();
     files::find_next();
     own_thread::find_next();
     threads::note_thread();
@@ -210,23 +180,23 @@ unsafe fn begin(envp: *const *const c_char) {
             preload::learn(envp);
         }
         planted::address_is_known();
-        if !dispatch::program_begins() {
+        if !trap::program_begins() {
             handshake::join(protocol::KIND_EXEC);
         }
     }
     // SAFETY: as above.
     if unsafe { find_variable(envp, protocol::ENV_DISPATCH) } == Some(b"1") {
-        let control = hooks::own_control();
+        let control = mmap::own_control();
         // SAFETY: the page stays mapped for as long as the process lives.
         let board = control.map(|control| unsafe { &raw mut (*control).board });
         // SAFETY: as above.
         if let Some(asked) = unsafe { find_variable(envp, words::ENV_WINDOWS) }
-            && windows::start(asked).is_err()
+            && pages::start(asked).is_err()
         {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }
-        let armed = || dispatch::prepare(control.is_some().into()).and_then(|_| dispatch::arm(board));
-        if !dispatch::is_armed() && armed().is_err() {
+        let armed = || trap::prepare(control.is_some().into()).and_then(|_| trap::arm(board));
+        if !trap::is_armed() && armed().is_err() {
             handshake::write_stderr_line("does not trap its system calls: that is not possible here");
         }
     }

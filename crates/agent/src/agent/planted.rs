@@ -10,7 +10,7 @@
 //! Nobody has relocated this library, so it does that itself: nothing that holds an address may be used
 //! before. Symbols of the C library are weak, and stay 0: without them the agent stands before nothing. The
 //! program calls the kernel by its own instructions. Those by which it forks and runs others are found
-//! (`instructions/`), or all are trapped (`dispatch/`); what else they have changed memspill finds out, as
+//! (`hooks/instructions/`), or all are trapped (`trap/`); what else they have changed memspill finds out, as
 //! of any program that does so.
 //!
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
@@ -19,7 +19,10 @@ use core::arch::global_asm;
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{STATE, handshake, hooks, instructions, region, sys};
+use crate::STATE;
+use crate::hooks::{instructions, mmap};
+use crate::join::handshake;
+use crate::machine::{region, sys};
 
 const AT_NULL: usize = 0;
 const AT_ENTRY: usize = 9;
@@ -132,7 +135,7 @@ pub fn look_for_filters() {
         Err(_) => false,
     };
     if may_be_asked && is_new() {
-        hooks::tell_confined();
+        mmap::tell_confined();
         STATE.confined.store(1, Ordering::SeqCst);
     }
 }

@@ -1,7 +1,7 @@
 //! What a process that is paged by windows consists of, for the models: the kernel's side of its pages, their
 //! words, and the gate.
 //!
-//! | here | there, `crates/agent/src/agent/windows/` |
+//! | here | there, `crates/agent/src/agent/pages/` |
 //! |---|---|
 //! | `Kernel` | `kernel.rs`: what the calls do, in the steps in which another thread may come |
 //! | `PageWord` | `table.rs`: `turn`, `finish`, `wait_for`; the word itself is the real one |

@@ -40,7 +40,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 /// Without a userfaultfd, new memory of this share of the budget is closed before memory is tight
-/// (`agent/windows/grow.rs`).
+/// (`agent/pages/grow.rs`).
 const CLOSED_SHARE: u64 = 16;
 
 /// Who has connected, and how far the exchange is.

@@ -1,5 +1,5 @@
 //! The door: agents connect here, from programs that the tree starts and from children that it forks; not
-//! from those that end, or run another program, at once (`agent/src/agent/dispatch/late.rs`).
+//! from those that end, or run another program, at once (`agent/src/agent/trap/late.rs`).
 //!
 //! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may
 //! come in: a process below us in the tree of parents that knows the token (it is in the environment of the

@@ -20,8 +20,8 @@
 //! that is moved out loses its protection, and comes back without one.
 //!
 //! Only of processes with one thread: what the kernel writes for a thread that ends (its id, for who joins
-//! it) is no fault of ours, and would not be written (`agent/src/agent/threads.rs`). And not the main stack:
-//! a part of it that is registered otherwise would be a mapping of its own (`register.rs`).
+//! it) is no fault of ours, and would not be written (`agent/src/agent/hooks/threads.rs`). And not the main
+//! stack: a part of it that is registered otherwise would be a mapping of its own (`register.rs`).
 //!
 //! Not where faults inside system calls are not served (`user`), as a call that wrote to a protected page
 //! would fail; nor where an agent takes the kernel's place (`signal`, `thread`), or marks what is registered

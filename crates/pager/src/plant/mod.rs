@@ -13,7 +13,7 @@
 //!
 //! So the kernel has executed the program as always: /proc/PID/exe, its name, its heap and its vector of
 //! values are right. The agent relocates itself (`crates/agent/src/agent/planted.rs`), and is mapped from the
-//! same file as a loader would. Who asks, and when: `crates/agent/src/agent/exec.rs`.
+//! same file as a loader would. Who asks, and when: `crates/agent/src/agent/programs/exec.rs`.
 //!
 //! What can go wrong (ptrace is forbidden, address space is limited) ends the command before its first
 //! instruction. Others go on as they are, outside the budget, and a line says so of the first.

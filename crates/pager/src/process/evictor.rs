@@ -113,7 +113,7 @@ impl Evictor {
     }
 
     /// From now on it runs on this CPU, where the one thread of its process runs that faults, or on any: then
-    /// no other CPU is interrupted for what it takes out (`agent/src/agent/affinity.rs`).
+    /// no other CPU is interrupted for what it takes out (`agent/src/agent/machine/affinity.rs`).
     pub fn keep_on(&self, cpu: Option<usize>) {
         let cpu = cpu.filter(|_| *self.may_be_kept.get_or_init(|| has_only_our_filters(self.tid)));
         self.cpu.store(move_cpu(cpu.map(|cpu| cpu as u32)), Ordering::Relaxed);

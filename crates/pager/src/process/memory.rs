@@ -245,7 +245,7 @@ impl ProcessMemory {
     ///
     /// A single page is the one that faulted, so it had none then: it is looked at only where the program
     /// uses guards. A guard that comes between this look and the fill is lost, unless the agent saw it
-    /// (`agent/advice.rs`).
+    /// (`agent/hooks/madvise.rs`).
     fn without_guard(&self, vpn: Vpn, pages: usize) -> usize {
         let Some(agent) = self.attached_agent() else { return pages };
         if pages == 1 && !self.guards_seen.load(Ordering::Relaxed) && !agent.evictor.control.has_guards() {

@@ -2,8 +2,8 @@
 //! while a device stores to it would lose that.
 //!
 //! A look at its files says so, but takes long, and a moment later there may be one. So the agent counts the
-//! calls that may open such a file, before they are made (`crates/agent/src/agent/direct.rs`): what a look
-//! has found holds for as long as the count stays.
+//! calls that may open such a file, before they are made (`crates/agent/src/agent/hooks/open.rs`): what a
+//! look has found holds for as long as the count stays.
 //!
 //! ```text
 //!   TakesShared::begin   no such call is begun unseen until it is dropped

@@ -20,8 +20,8 @@
 //! on the other CPU, or reclaimers that stay there (a page out of Python's dicts 17.0, 17.0 and 17.3 µs), and
 //! both (20).
 //!
-//! The evictor goes to the CPU of the one thread too (`agent/src/agent/affinity.rs`): by that the same faults
-//! come 12 to 15 % faster on two CPUs, with any pager.
+//! The evictor goes to the CPU of the one thread too (`agent/src/agent/machine/affinity.rs`): by that the
+//! same faults come 12 to 15 % faster on two CPUs, with any pager.
 //!
 //! The home is looked at again after some faults (`process/home.rs`); until then a thread that has moved is
 //! served from afar, which is slow and correct. A pager that is stuck (it waits for a batch of a process

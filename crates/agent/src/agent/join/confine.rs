@@ -1,0 +1,232 @@
+//! What the evictor gives up before the program goes on: ids, capabilities, system calls.
+//!
+//! The evictor is a thread of the program that the program does not know. When the program drops root
+//! (setresuid, capset), enters a sandbox (seccomp, setns, chroot) or is taken over, this thread would stay
+//! behind as it was, on a stack that the program can write. So it keeps nothing that is worth taking:
+//!
+//! | given up     | how                                   | where that is not allowed                       |
+//! |--------------|---------------------------------------|-------------------------------------------------|
+//! | ids, groups  | `ID` for all of them, no other groups | stays: nothing to drop without CAP_SETUID, or a |
+//! |              |                                       | supervisor that could not read it then          |
+//! | capabilities | capset: none                          | always allowed                                  |
+//! | system calls | a seccomp filter, below               | stays: a sandbox without filters holds it too   |
+//!
+//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
+//! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
+//! futexes, on which CPU it runs, the end of this process. Where there is no userfaultfd it is instead what
+//! windows need: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
+//! registering by a userfaultfd of the process's own. Anything else kills the process.
+//!
+//! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that
+//! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
+//! process as not dumpable; the mark is taken off again, for the program itself has changed no id.
+
+use crate::machine::region::EvictorBlock;
+use crate::machine::sys::{self, PAGE, nr};
+use crate::machine::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_ZEROPAGE};
+use crate::protocol::STAGING_PAGES;
+
+/// Above all ranges that users, services and containers get (2^31 to 2^32 - 3 is nobody's).
+const ID: usize = 4_000_000_000;
+
+const PR_GET_DUMPABLE: usize = 3;
+const PR_SET_DUMPABLE: usize = 4;
+const PR_SET_SECCOMP: usize = 22;
+const PR_SET_NO_NEW_PRIVS: usize = 38;
+const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+const SECCOMP_SET_MODE_FILTER: usize = 1;
+/// The filter needs no protection from speculation, which would slow this thread down: it keeps no secret.
+const SECCOMP_FILTER_FLAG_SPEC_ALLOW: usize = 4;
+const SECCOMP_MODE_FILTER: usize = 2;
+
+/// Called by the evictor itself, before anything else. `keeps_ids`: the supervisor has no CAP_SYS_PTRACE, and
+/// could not read the memory of another user's thread.
+pub fn drop_rights(keeps_ids: bool) {
+    let header = [CAPABILITY_VERSION_3, 0];
+    let none = [0u32; 6];
+    // SAFETY: ids and capabilities of the calling thread alone; the kernel reads the two arrays.
+    unsafe {
+        let dumpable = sys::syscall(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0]);
+        if !keeps_ids {
+            let _ = sys::syscall(nr::SETGROUPS, [0; 6]);
+            let _ = sys::syscall(nr::SETRESGID, [ID, ID, ID, 0, 0, 0]);
+            let _ = sys::syscall(nr::SETRESUID, [ID, ID, ID, 0, 0, 0]);
+        }
+        let _ = sys::syscall(nr::CAPSET, [header.as_ptr() as usize, none.as_ptr() as usize, 0, 0, 0, 0]);
+        if dumpable == Ok(1) {
+            let _ = sys::syscall(nr::PRCTL, [PR_SET_DUMPABLE, 1, 0, 0, 0, 0]);
+        }
+    }
+}
+
+/// Called by the evictor itself, when it has no other preparation left.
+pub fn install_filter(block: &EvictorBlock) {
+    let filter = Filter::new(block.staging, block.uffd < 0);
+    #[repr(C)]
+    struct Program {
+        len: u16,
+        code: *const Insn,
+    }
+    let program = Program { len: filter.len as u16, code: filter.code.as_ptr() };
+    let program = &raw const program as usize;
+    // SAFETY: the kernel reads the program; the filter is for the calling thread alone.
+    unsafe {
+        let _ = sys::syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
+        let args = [SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, program, 0, 0, 0];
+        if sys::syscall(nr::SECCOMP, args).is_err() {
+            let _ = sys::syscall(nr::PRCTL, [PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0, 0]);
+        }
+    }
+}
+
+/// An instruction of classic BPF (`struct sock_filter`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Insn {
+    code: u16,
+    yes: u8,
+    no: u8,
+    value: u32,
+}
+
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const IF_GREATER: u16 = 0x25;
+const IF_AT_LEAST: u16 = 0x35;
+const ADD_X: u16 = 0x0c;
+const TO_X: u16 = 0x07;
+const RETURN: u16 = 0x06;
+
+const ALLOW: u32 = 0x7fff_0000;
+const KILL_PROCESS: u32 = 0x8000_0000;
+
+/// Offsets in `struct seccomp_data`; an argument is two words, the lower one first.
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+const fn low(argument: u32) -> u32 {
+    16 + 8 * argument
+}
+const fn high(argument: u32) -> u32 {
+    low(argument) + 4
+}
+
+const THIS_ARCH: u32 = 0xc000_003e;
+
+const INSNS_MAX: usize = 160;
+/// What tells which mapping is where.
+const PROCMAP_QUERY: u32 = 0xc068_6611;
+/// What tells which pages are there.
+const PAGEMAP_SCAN: u32 = 0xc060_6610;
+
+struct Filter {
+    code: [Insn; INSNS_MAX],
+    len: usize,
+}
+
+impl Filter {
+    fn new(staging: usize, by_windows: bool) -> Filter {
+        let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
+        // As a filter is installed, the kernel runs it for each number of a call, to know which calls are
+        // always allowed. It gives up where an argument is loaded. This filter is installed far more often
+        // than that is worth.
+        filter.push(LOAD, 0, 0, low(0));
+        filter.push(LOAD, 0, 0, ARCH);
+        filter.push(IF_EQUAL, 1, 0, THIS_ARCH);
+        filter.push(RETURN, 0, 0, KILL_PROCESS);
+        filter.push(LOAD, 0, 0, NR);
+        for call in [nr::RECVFROM, nr::SENDTO, nr::FUTEX, nr::PPOLL, nr::GETPID] {
+            filter.allow(call);
+        }
+        for call in [nr::EXIT, nr::EXIT_GROUP, nr::RESTART_SYSCALL] {
+            filter.allow(call);
+        }
+        if by_windows {
+            // Which descriptors there are was settled before.
+            for call in [nr::PREAD64, nr::PWRITE64, nr::MPROTECT, nr::FTRUNCATE] {
+                filter.allow(call);
+            }
+            for place in [0, sys::MAP_FIXED_NOREPLACE] {
+                let flags = sys::MAP_SHARED | sys::MAP_NORESERVE | place;
+                filter.allow_with(nr::MMAP, &[(3, flags as u32)]);
+            }
+            for request in [PROCMAP_QUERY, PAGEMAP_SCAN] {
+                filter.allow_with(nr::IOCTL, &[(1, request)]);
+            }
+            for request in [UFFDIO_REGISTER, UFFDIO_COPY, UFFDIO_ZEROPAGE] {
+                filter.allow_with(nr::IOCTL, &[(1, request as u32)]);
+            }
+            for advice in [
+                sys::MADV_GUARD_INSTALL,
+                sys::MADV_GUARD_REMOVE,
+                sys::MADV_DONTNEED,
+                sys::MADV_DONTNEED_LOCKED,
+            ] {
+                filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
+            }
+        }
+        filter.allow_with(nr::IOCTL, &[(1, UFFDIO_MOVE as u32)]);
+        // On which CPU it runs itself.
+        for call in [nr::SCHED_GETAFFINITY, nr::SCHED_SETAFFINITY] {
+            filter.allow_with(call, &[(0, 0)]);
+        }
+        filter.allow_with(nr::KILL, &[(0, sys::getpid()), (1, sys::SIGKILL as u32)]);
+        for advice in [sys::MADV_POPULATE_READ, sys::MADV_POPULATE_WRITE, sys::MADV_DONTFORK] {
+            filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
+        }
+        filter.check_staging(staging);
+        filter
+    }
+
+    fn push(&mut self, code: u16, yes: u8, no: u8, value: u32) {
+        if let Some(insn) = self.code.get_mut(self.len) {
+            *insn = Insn { code, yes, no, value };
+            self.len += 1;
+        }
+    }
+
+    /// The call's number is loaded; it is loaded again where the call goes on to the next rule.
+    fn allow(&mut self, call: usize) {
+        self.push(IF_EQUAL, 0, 1, call as u32);
+        self.push(RETURN, 0, 0, ALLOW);
+    }
+
+    /// Allowed if these arguments have these values; only the lower 32 bits are compared, which is all that
+    /// these arguments have. Else the next rule decides.
+    fn allow_with(&mut self, call: usize, arguments: &[(u32, u32)]) {
+        let body = 2 * arguments.len() as u8;
+        self.push(IF_EQUAL, 0, body + 1, call as u32);
+        for (i, (argument, value)) in arguments.iter().enumerate() {
+            self.push(LOAD, 0, 0, low(*argument));
+            self.push(IF_EQUAL, 0, body - 2 * i as u8 - 1, *value);
+        }
+        self.push(RETURN, 0, 0, ALLOW);
+        self.push(LOAD, 0, 0, NR);
+    }
+
+    /// What is left may only be done to staging, which does not cross a border of 4 GiB (`region.rs`).
+    fn check_staging(&mut self, staging: usize) {
+        let end = staging + STAGING_PAGES as usize * PAGE;
+        // Each of these jumps over the others, and then over the refusal.
+        for (i, call) in [nr::MADVISE, nr::MUNLOCK, nr::MPROTECT].into_iter().enumerate() {
+            self.push(IF_EQUAL, 3 - i as u8, 0, call as u32);
+        }
+        self.push(RETURN, 0, 0, KILL_PROCESS);
+        // The distance to the refusal at the end is counted from the instruction that follows.
+        self.push(LOAD, 0, 0, high(0));
+        self.push(IF_EQUAL, 0, 10, (staging >> 32) as u32);
+        self.push(LOAD, 0, 0, high(1));
+        self.push(IF_EQUAL, 0, 8, 0);
+        self.push(LOAD, 0, 0, low(1));
+        self.push(IF_GREATER, 6, 0, (end - staging) as u32);
+        self.push(TO_X, 0, 0, 0);
+        self.push(LOAD, 0, 0, low(0));
+        self.push(IF_AT_LEAST, 0, 3, staging as u32);
+        // Without this the sum could exceed 32 bits, and be small.
+        self.push(IF_GREATER, 2, 0, end as u32);
+        self.push(ADD_X, 0, 0, 0);
+        // An end at a border of 4 GiB would be 0 here: staging ends before it.
+        self.push(IF_GREATER, 0, 1, end as u32);
+        self.push(RETURN, 0, 0, KILL_PROCESS);
+        self.push(RETURN, 0, 0, ALLOW);
+    }
+}

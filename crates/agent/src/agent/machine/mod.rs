@@ -1,0 +1,19 @@
+//! The processor and the kernel, and the memory that is the agent's own.
+//!
+//! | file          | what is in it                                                             |
+//! |---------------|---------------------------------------------------------------------------|
+//! | `sys.rs`      | system calls, and all that depends on the processor                       |
+//! | `gadget.rs`   | the instructions whose calls are never trapped                            |
+//! | `context.rs`  | what the kernel puts on the stack for a signal's handler                  |
+//! | `uffd.rs`     | requests to a userfaultfd                                                 |
+//! | `region.rs`   | the memory that the agent owns, kept apart from the program's             |
+//! | `affinity.rs` | on which CPU the evictor runs                                             |
+//! | `robust.rs`   | the robust locks of a thread                                              |
+
+pub mod affinity;
+pub mod context;
+pub mod gadget;
+pub mod region;
+pub mod robust;
+pub mod sys;
+pub mod uffd;

@@ -1,0 +1,152 @@
+//! The agent's name comes back into an LD_PRELOAD that the program has replaced.
+//!
+//! `LD_PRELOAD=libjemalloc.so.2 PROGRAM` is how people give a program another malloc, in a shell or by `env`:
+//! the loader would not find the agent there. So before another program is run the list that is passed as its
+//! environment is looked through. Has it got the agent's address (ENV_NAME), and an LD_PRELOAD that names
+//! something, but not the agent, then a copy of the list is passed, with the agent's name behind the others:
+//!
+//! ```text
+//!   passed:  MEMSPILL_AGENT=...   LD_PRELOAD=libjemalloc.so.2          ...
+//!   copy:    the same text        LD_PRELOAD=libjemalloc.so.2:NAME     ...
+//! ```
+//!
+//! The copy lies on the stack of who runs the program; in the trap, on the agent's. The program's own list
+//! and texts stay as they are: it may free them, and the child of a vfork shares them with its parent.
+//!
+//! Left alone: an environment without LD_PRELOAD, or with an empty one, which is how a program is kept out;
+//! and one in which the name of the agent leads elsewhere, and was written over (`readable.rs`).
+//!
+//! What it does not do: execveat; more than ENTRIES_MAX entries; an LD_PRELOAD of more than TEXT_BYTES.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_char;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use super::readable::{self, PRELOAD};
+use crate::find_variable;
+use crate::protocol::{ENV_FILE, ENV_NAME};
+
+const ENTRIES_MAX: usize = 500;
+const TEXT_BYTES: usize = 500;
+const NAME_MAX: usize = 100;
+
+/// A name of the agent. Kept here, for the program may write over its environment.
+struct Name {
+    len: AtomicUsize,
+    text: UnsafeCell<[u8; NAME_MAX]>,
+}
+
+// SAFETY: written by the constructor, before there is a second thread, and only read afterwards.
+unsafe impl Sync for Name {}
+
+impl Name {
+    const fn none() -> Name {
+        Name { len: AtomicUsize::new(0), text: UnsafeCell::new([0; NAME_MAX]) }
+    }
+
+    fn get(&self) -> &[u8] {
+        // SAFETY: nobody writes it any more.
+        let text = unsafe { &*self.text.get() };
+        text.get(..self.len.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    /// # Safety
+    /// In the constructor: nobody reads it yet.
+    unsafe fn set(&self, name: &[u8]) {
+        // SAFETY: the caller's promise.
+        if let Some(place) = unsafe { &mut *self.text.get() }.get_mut(..name.len()) {
+            place.copy_from_slice(name);
+            self.len.store(name.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// By which this process has loaded it.
+// In .data by force, as all of the agent.
+#[unsafe(link_section = ".data")]
+static NAME: Name = Name::none();
+
+/// By which processes of other users load it (`readable.rs`), if there is one.
+#[unsafe(link_section = ".data")]
+static SECOND_NAME: Name = Name::none();
+
+/// In the constructor.
+///
+/// # Safety
+/// As for `find_variable`.
+pub unsafe fn learn(environment: *const *const c_char) {
+    // SAFETY: the caller's promise.
+    let (list, file) =
+        unsafe { (find_variable(environment, "LD_PRELOAD"), find_variable(environment, ENV_FILE)) };
+    let second = file.and_then(|file| file.split(|byte| *byte == b':').next());
+    let is_agent = |part: &&[u8]| readable::is_first_name(part) || Some(*part) == second;
+    let Some(found) = list.and_then(|list| parts(list).find(is_agent)) else { return };
+    // SAFETY: nobody reads them yet.
+    unsafe {
+        NAME.set(found);
+        SECOND_NAME.set(second.unwrap_or_default());
+    }
+}
+
+fn parts(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| matches!(byte, b':' | b' '))
+}
+
+/// A list to be passed, and the one text in it that is new.
+#[repr(C)]
+pub struct List {
+    entries: [usize; ENTRIES_MAX + 1],
+    text: [u8; TEXT_BYTES + NAME_MAX],
+    /// The index of the text among the entries.
+    index: usize,
+}
+
+impl List {
+    /// Before an exec with this environment. None: it is to be passed itself. No call is trapped, what the
+    /// environment names is in memory, and the program has no filter that might end it for these calls.
+    pub fn of(environment: usize) -> Option<List> {
+        let name = NAME.get();
+        if name.is_empty() || environment == 0 {
+            return None;
+        }
+        let mut list = List { entries: [0; ENTRIES_MAX + 1], text: [0; TEXT_BYTES + NAME_MAX], index: 0 };
+        let read = readable::read_words(environment, &mut list.entries);
+        let count = list.entries.iter().take(read).position(|entry| *entry == 0)?;
+        list.entries.iter_mut().skip(count).for_each(|entry| *entry = 0);
+        let (mut preload, mut has_address) = (None, false);
+        readable::each_beginning(list.entries.get(..count)?, |index, begins| {
+            // The loader goes by the last one.
+            if begins.starts_with(PRELOAD) {
+                preload = Some(index);
+            }
+            let rest = begins.strip_prefix(ENV_NAME.as_bytes());
+            has_address |= rest.is_some_and(|rest| rest.starts_with(b"="));
+        });
+        list.index = preload.filter(|_| has_address)?;
+        let text = *list.entries.get(list.index)?;
+        let len = readable::text_at(text, list.text.get_mut(..TEXT_BYTES)?).len();
+        let passed = list.text.get(PRELOAD.len()..len)?;
+        let is_ours = |part: &[u8]| {
+            part == name
+                || part == SECOND_NAME.get()
+                || readable::is_first_name(part)
+                || readable::is_written_over(part)
+        };
+        let is_replaced = parts(passed).any(|part| !part.is_empty()) && !parts(passed).any(is_ours);
+        if !is_replaced || len + name.len() + 2 > list.text.len() {
+            return None;
+        }
+        let behind = [b':'].iter().chain(name).chain(&[0]);
+        list.text.iter_mut().skip(len).zip(behind).for_each(|(place, byte)| *place = *byte);
+        Some(list)
+    }
+
+    /// It lies at this address, or will: what is to be passed.
+    pub fn lies_at(&mut self, at: usize) -> usize {
+        if let Some(entry) = self.entries.get_mut(self.index) {
+            *entry = at + offset_of!(List, text);
+        }
+        at + offset_of!(List, entries)
+    }
+}

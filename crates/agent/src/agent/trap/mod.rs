@@ -1,0 +1,237 @@
+//! The dispatch: every system call of the process is trapped (Syscall User Dispatch), and before it is made
+//! the memory that it will touch is brought, and kept from being taken out until it is over. For ways of
+//! paging whose faults the kernel does not wait for: inside a system call they are EFAULT, and what a
+//! datagram or a counter held is lost with it. (Under the `kernel` pager that is not so, and calls are
+//! trapped only in processes that have not joined yet: `late.rs`, `leave.rs`.)
+//!
+//! ```text
+//!  a thread, each call                              who takes pages out, or registers memory
+//!  ───────────────────                              ────────────────────────────────────────
+//!  writes what the call uses into its slot          generation + 1: odd
+//!  fence                                            fence
+//!  generation odd? waits until it changes           reads all slots, leaves out what overlaps
+//!  touches the pages that may be away               moves, registers
+//!  makes the call, however long it waits            generation + 1: even; wakes who waits
+//!  withdraws
+//! ```
+//!
+//! Either the one who takes out sees the slot, or the thread sees an odd generation and waits; then it
+//! touches, and from then on its pages stay. What may be away is told by `Board::managed` (`protocol.rs`);
+//! other memory is not touched, for that would fill it. A touch that fails leaves the pointer to the kernel,
+//! which says EFAULT.
+//!
+//! ```text
+//!  program: syscall ─ SIGSYS ▶ handler, on the agent's stack: publish, wait, touch      handler.rs
+//!                              its return is a jump ▶ syscall, withdraw ▶ program       enter.rs
+//! ```
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `enter.rs` | the instructions that make the call |
+//! | `rewrite.rs` | sites that come to them without a trap |
+//! | `signals.rs`, `deliver.rs` | the program's signals |
+//! | `clone.rs` | threads, forks |
+//! | `late.rs` | processes that join late, or never |
+//! | `leave.rs` | those whose calls are trapped only until they have joined |
+//! | `filters.rs` | seccomp filters of the program |
+//! | `traced.rs` | who asks to be traced |
+//! | `handler.rs` | the handler, and what each call becomes |
+//!
+//! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
+//! it is made before the first thread is armed, or from the gadget.
+//!
+//! Never to be taken out, for the kernel touches it by itself: of each thread the rseq area, the head of its
+//! robust list, the word that its end clears (`Block::kept`); all of the agent. (The program's alternate
+//! stacks it does not touch: signals are handled on those of the agent.)
+//!
+//! Not covered: programs that use Syscall User Dispatch themselves (Wine), which are refused it; memory
+//! behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of a call after it
+//! has returned (vmsplice, MSG_ZEROCOPY).
+
+use crate::hooks::fork;
+use crate::join::handshake;
+use crate::machine::gadget;
+use crate::machine::sys::{self, PAGE, Result};
+use crate::protocol::Board;
+use crate::thread::block;
+use signals::SIGALTSTACK;
+
+pub mod clone;
+pub mod deliver;
+pub mod enter;
+pub mod filters;
+pub mod handler;
+pub mod late;
+pub mod leave;
+pub mod rewrite;
+pub mod signals;
+pub mod traced;
+
+const ARCH_PRCTL: usize = 158;
+const ARCH_GET_GS: usize = 0x1004;
+const GETTID: usize = 186;
+const ARCH_GET_FS: usize = 0x1003;
+
+/// EBUSY: the program has more than one thread already, or has set %gs where only the kernel can set it.
+use crate::machine::sys::EBUSY;
+/// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
+/// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
+use crate::machine::sys::ENOSYS;
+
+/// Whether `arm` can do its work here, and where it will keep what it needs: (address, bytes). Nothing that
+/// the program sees has changed. `own_threads`: the agent's.
+pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
+    if is_armed() {
+        // The child of a fork.
+        return block::reserve();
+    }
+    gadget::find_fsgsbase();
+    if !gadget::has_fsgsbase() && kernels_gs()? != 0
+        || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
+    {
+        return Err(EBUSY);
+    }
+    gadget::disarm().map_err(|_| ENOSYS)?;
+    block::reserve()
+}
+
+/// The address in %gs.
+fn kernels_gs() -> Result<usize> {
+    let mut gs = 0usize;
+    // SAFETY: the kernel writes a word.
+    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
+    Ok(gs)
+}
+
+/// Are calls trapped in this process?
+pub fn is_armed() -> bool {
+    !block::board().is_null()
+}
+
+/// Are calls trapped, or will they be until this process has joined?
+pub fn traps() -> bool {
+    is_armed() || late::is_late()
+}
+
+/// The threads share this board with the supervisor from now on. Only while the process has one thread, and
+/// the page stays mapped.
+pub fn use_board(board: *mut Board) {
+    block::use_board(board);
+}
+
+/// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
+pub fn program_begins() -> bool {
+    let blocked = sys::SignalsBlocked::new();
+    let is_late = late::may_program() && begins_late(late::PROGRAM, blocked.before());
+    if is_late {
+        blocked.forget();
+    }
+    is_late
+}
+
+/// The child of a fork that the kernel tells of does the same. All signals are blocked, but for this; if true
+/// the thread has the mask.
+pub fn child_begins(mask: u64) -> bool {
+    late::may_child() && begins_late(late::CHILD, mask)
+}
+
+fn begins_late(what: u32, mask: u64) -> bool {
+    if handshake::is_then_free() {
+        if signals::are_in_use(mask) {
+            return false;
+        }
+        // Such a process joins in a signal handler.
+        fork::install();
+        // Nothing of it is to last longer.
+        rewrite::stop(rewrite::FORBIDDEN);
+    }
+    if prepare(0).is_err() || !late::make_ready() {
+        return false;
+    }
+    let is_trapped = arm_with(None, mask, || late::begin(what)).is_ok();
+    if !is_trapped {
+        late::delete_timer();
+    }
+    is_trapped
+}
+
+/// May this process map so much, with these flags, before it joins?
+pub fn is_small_mapping(len: usize, flags: usize) -> bool {
+    late::is_small_mapping(len, flags)
+}
+
+/// Is this process one that has not joined yet, though it will?
+pub fn is_late() -> bool {
+    late::is_late()
+}
+
+/// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
+/// done. Err: there is no memory for it, and nothing has changed.
+///
+/// `board`: what the threads share with the supervisor, where there is one.
+pub fn arm(board: Option<*mut Board>) -> Result<()> {
+    let blocked = sys::SignalsBlocked::new();
+    arm_with(board, blocked.before(), || ())?;
+    blocked.forget();
+    Ok(())
+}
+
+/// The same with all signals blocked, but for this: what the program has blocked is `mask`, which the thread
+/// gets back. `begin`: what else is done before a signal can come.
+fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Result<()> {
+    let block = block::take()?;
+    match board {
+        Some(board) => block::use_board(board),
+        None => block::use_own_board(),
+    }
+    // SAFETY: the block is new, and the calling thread's from here on. The kernel reads and writes the
+    // structs that are passed.
+    unsafe {
+        let block = &mut *block;
+        block.tid = gadget::call(GETTID, [0; 6]).unwrap_or(0) as u32;
+        keep_what_the_kernel_knows(block);
+        let stack = block.kernel_stack();
+        let before = &raw mut block.alternate as usize;
+        let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
+        // The program may put back what it reads there when its calls are no longer trapped.
+        let stays = gadget::has_fsgsbase() && handshake::is_then_free();
+        if !stays && gadget::gs(0) == 0 {
+            let _ = gadget::set_gs(block.address);
+        }
+        block.fs = gadget::fs();
+        signals::adopt(handler::on_signal as *const () as usize);
+        let mut kernels = 0u64;
+        signals::set_mask(block, &mut kernels, mask);
+        let armed = gadget::arm();
+        begin();
+        let set = [sys::SIG_SETMASK, &raw const kernels as usize, 0, 8, 0, 0];
+        let _ = gadget::call(sys::nr::RT_SIGPROCMASK, set);
+        if armed.is_err() {
+            sys::die();
+        }
+    }
+    Ok(())
+}
+
+/// Of the first thread, which has told the kernel all this before there was anybody to see it: what the C
+/// library keeps where %fs points to, the number's word among it; where glibc says that rseq is; and what the
+/// kernel says.
+fn keep_what_the_kernel_knows(block: &mut block::Block) {
+    let (mut fs, mut list, mut len) = (0usize, 0usize, 0usize);
+    // SAFETY: the kernel writes words.
+    unsafe {
+        let _ = gadget::call(ARCH_PRCTL, [ARCH_GET_FS, &raw mut fs as usize, 0, 0, 0, 0]);
+        let args = [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0];
+        let _ = gadget::call(sys::nr::GET_ROBUST_LIST, args);
+    }
+    block.keep(block::KEPT_THREAD_POINTER, fs, PAGE);
+    block.keep(block::KEPT_ROBUST_LIST, list, len);
+    let (offset, size) = (sys::weak!("__rseq_offset"), sys::weak!("__rseq_size"));
+    if offset != 0 && size != 0 {
+        // SAFETY: glibc's variables of these names: a ptrdiff_t and an unsigned int.
+        let (offset, size) = unsafe { ((offset as *const isize).read(), (size as *const u32).read()) };
+        /// At least so long, whatever of it is used.
+        const RSEQ_BYTES: usize = 32;
+        block.keep(block::KEPT_RSEQ, fs.wrapping_add_signed(offset), RSEQ_BYTES.max(size as usize));
+    }
+}
