@@ -62,12 +62,13 @@ AND = re.compile(
     r"(?:,|;| and|, and| or|, or| -) (?=(?:by |in |for |from |to |on )?"
     r"(?:what|who|whose|where|how|which|when|why|whether)\b)"
 )
-ENDS = re.compile(r"(?<=[.?!])[)\"`]? +(?=[A-Z])")
+ENDS = re.compile(r"(?:(?<=[.?!])|(?<=[.?!][)*\"`])) +(?=[(*\"`]?[A-Z])")
 
 
 def is_headless(sentence):
     if sentence.endswith("?"):
         return False
+    sentence = sentence.lstrip("(*\"")
     if ALWAYS.match(sentence):
         return True
     if not CLAUSE.match(sentence) or PREPOSITION.match(sentence):
@@ -113,7 +114,7 @@ def comment_blocks(path, text):
             yield block
             block = []
         if is_prose:
-            block.append((number, re.sub(r"^[-*|] *", "", words.strip())))
+            block.append((number, re.sub(r"^[-*|] +", "", words.strip())))
         kind = mark
     if block:
         yield block

@@ -18,8 +18,7 @@
 //! which it packs about as well as zstd's fast level, in little more than LZ4's time.
 //!
 //! Working memory belongs to the [`Codec`], of which each thread has one: nothing is allocated for a page.
-//! What a pool holds is not trusted on the way back: a block that does not give exactly one page is an
-//! error.
+//! Data from a pool is not trusted on the way back: a block that does not give exactly one page is an error.
 
 use std::cell::RefCell;
 
@@ -41,7 +40,7 @@ const ZSTD_FAST_LEVEL: i32 = -1;
 pub enum Algorithm {
     #[default]
     Lz4,
-    /// Of zstd what is between the two: literals are left as they are.
+    /// zstd's level between the two: literals are left as they are.
     ZstdFast,
     Zstd,
     /// By words: for heaps (`wordwise/`).

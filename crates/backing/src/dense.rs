@@ -8,10 +8,11 @@
 //!   zstd -1   5 to 8     1.7 to 3.2     0.68 to 0.84 of it, of text too
 //! ```
 //!
-//! What the pool does not take the program has: of most programs fewer faults are worth more than the time.
-//! What leaves least is measured: one page in 64 is compressed in all ways. Wordwise and zstd need to leave a
-//! tenth less than LZ4; zstd, which takes twice the time, a fifth less than wordwise. What lies in no pool by
-//! LZ4 does not count: pages of one repeated word, and those that it does not compress.
+//! The program gets the part that the pool does not take: for most programs fewer faults are worth more than
+//! the time. The smallest form is found by measuring: one page in 64 is compressed in all ways. Wordwise and
+//! zstd need to leave a tenth less than LZ4; zstd, which takes twice the time, a fifth less than wordwise.
+//! Pages that are in no pool by LZ4 do not count: pages of one repeated word, and pages that it does not
+//! compress.
 //!
 //! A block that came in so has a form of its own in its location: that it is zstd's says nothing of what the
 //! compression before the file is worth (worth.rs). That one (level 1) leaves a tenth less of a heap, and is
@@ -44,7 +45,7 @@ const SAMPLE_BYTES_MIN: u64 = 32 << 10;
 /// A way that is in use goes on while it leaves so much more, in thousandths of what LZ4 leaves.
 const STAYS_PER_MILLE: u64 = 40;
 
-/// Of what a way leaves that takes less time, another must leave no more.
+/// A slower form must leave no more than this share of the size that a faster one leaves.
 const MORE_TIME_PER_MILLE: u64 = 800;
 
 /// It is used from where it leaves no more of a thousand bytes that LZ4 leaves.
@@ -54,7 +55,7 @@ const BEGINS_PER_MILLE: u64 = 900;
 /// without 3.7.)
 const WORDWISE_BYTES_MAX: usize = 2560;
 
-/// What may leave less than LZ4, by the time that it takes.
+/// The forms that may leave less than LZ4, in the order of the time that they take.
 const WAYS: [Form; 2] = [Form::Wordwise, Form::ZstdFast];
 
 /// The longest block that is kept in a form.
@@ -100,7 +101,7 @@ impl Sample {
         }
     }
 
-    /// What a form leaves of a thousand bytes that LZ4 leaves.
+    /// The bytes that a form leaves for each thousand bytes that LZ4 leaves.
     fn per_mille(&self, form: Form) -> Option<u64> {
         let at = WAYS.iter().position(|way| *way == form)?;
         (self.lz4_bytes >= SAMPLE_BYTES_MIN).then(|| self.dense_bytes[at] * 1000 / self.lz4_bytes)
@@ -150,7 +151,7 @@ impl Dense {
         }
         let mut length = |form: Form| codec.length(form.algorithm(Algorithm::Lz4), page, bytes_max(form));
         let Some(lz4_bytes) = length(Form::Plain) else { return };
-        // What is not compressed in another way comes in by LZ4.
+        // Pages that no other form compresses come in by LZ4.
         let dense_bytes = WAYS.map(|way| self.allows(way).then(|| length(way)).flatten());
         self.note(lz4_bytes as u64, dense_bytes.map(|bytes| bytes.unwrap_or(lz4_bytes) as u64));
     }

@@ -316,7 +316,7 @@ mod tests {
         assert!(!disk.housekeep(MAINTAIN), "it was written to since the last time");
         assert_eq!(disk.usage().ram_disk_bytes, full);
         assert!(!disk.housekeep(MAINTAIN));
-        // Of the second cluster one page is left, which keeps it.
+        // One page of the second cluster is left, which keeps the cluster.
         assert_eq!(disk.usage().ram_disk_bytes, 2 * CLUSTER_BYTES as u64);
         assert_eq!(first_byte(&disk, 2 * CLUSTER_SLOTS - 1), Some((2 * CLUSTER_SLOTS - 1) as u8));
         write(&disk, 5, 77);

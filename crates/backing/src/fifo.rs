@@ -9,10 +9,10 @@
 //! leaves its entry behind; the entry is found stale when it is popped, or sifted out. *A sift* walks through
 //! `new`, a few entries with each push, and moves what is live to `old`, which is `new` from then on. It
 //! begins when there are a quarter more entries than the last one left: where pages come and go all the time,
-//! there are some 1.2 entries for each page, and a push pays for three looks. Where a sift finds next to
-//! nothing the next one waits for twice as many, and where most pages have gone it begins at once. (Before, a
-//! sift began where the stale were as many as the live, and an entry had eight bytes: of the default's tables
-//! that was the largest part.) Everything in `old` is older than everything in `new`.
+//! there are some 1.2 entries for each page, and a push pays for three looks. If a sift finds next to
+//! nothing, the next one waits for twice as many entries; if most pages have gone, it begins at once.
+//! (Before, a sift began where the stale were as many as the live, and an entry had eight bytes: of the
+//! default's tables that was the largest part.) Everything in `old` is older than everything in `new`.
 //!
 //! Segments of 512 entries, not one ring: a ring of millions of entries is copied when it grows, under the
 //! lock. In a segment slots and generations lie apart: five bytes an entry.
@@ -129,7 +129,8 @@ impl Fifo {
     fn sift(&mut self, looks: usize, is_live: impl Fn(Entry) -> bool) {
         for _ in 0..looks {
             let Some(entry) = self.new.pop() else {
-                // All have been looked at. What was left is older than what comes, so it may go in front.
+                // All have been looked at. The remaining entries are older than all that come, so they may go
+                // in front.
                 std::mem::swap(&mut self.old, &mut self.new);
                 self.sifted_len = self.len;
                 self.was_in_vain = self.found_stale < self.len / IN_VAIN_PART;
@@ -188,8 +189,8 @@ mod tests {
         assert_eq!((fifo.len, fifo.ram_bytes()), (0, 0));
     }
 
-    /// A pool in use: pages come, are stored anew, and leave at both ends. Whatever is popped is the oldest
-    /// that lives, nothing that lives is forgotten, and the stale entries are few.
+    /// A pool in use: pages come, are stored anew, and leave at both ends. Each popped entry is the oldest
+    /// that lives, no living entry is forgotten, and the stale ones are few.
     #[test]
     fn a_pool_in_use_has_few_stale_entries() {
         const SLOTS: u32 = 20_000;

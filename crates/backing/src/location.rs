@@ -15,8 +15,8 @@
 //! * wb: a writeback of this object is in flight. Set by the writeback; gone with the object when it is
 //!   replaced, so that a writeback that finds it set knows that the object is still the one it has copied.
 //! * form: what the object is a block of. See [`Form`].
-//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old. Of a raw page, which has
-//!   no such turn, it says that zstd does not compress it either.
+//! * old: its turn to be recompressed has come: its entry is in the FIFO of the old. A raw page has no such
+//!   turn; for it the bit says that zstd does not compress it either.
 //! * generation: counts the stores to the slot, modulo 16; tells a FIFO entry from a later object. A false
 //!   match after 16 stores makes a young page leave early, and nothing worse. (A reader compares all of the
 //!   word before and after its copy, some 100 ns: no slot is stored to 16 times meanwhile.)
@@ -46,8 +46,8 @@ pub(crate) enum LocationKind {
     File = 3,
 }
 
-/// What does not compress a page. Of one in the file, the two low bits of its payload; of a raw one in the
-/// pool, see `raw_in_pool`.
+/// What does not compress a page. For a page in the file these are the two low bits of its payload; for a raw
+/// one in the pool, see `raw_in_pool`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(crate) enum Raw {
@@ -124,7 +124,7 @@ const _: () = assert!(VALUE_BITS + 3 + 2 == PAYLOAD_BITS);
 const _: () = assert!(1 << LEN_BITS == PAGE_SIZE);
 
 impl Location {
-    /// Of a page in the file: what does not compress it.
+    /// The algorithms that do not compress a page in the file.
     pub(crate) fn raw_in_file(self) -> Raw {
         match self.payload() & 3 {
             _ if self.kind() != LocationKind::File => Raw::No,
@@ -139,7 +139,7 @@ impl Location {
         (self.kind() == LocationKind::File).then(|| SlotIndex((self.payload() >> 2) as u32))
     }
 
-    /// Of a page that takes a whole page of the pool: what does not compress it.
+    /// The algorithms that do not compress a page that takes a whole page of the pool.
     pub(crate) fn raw_in_pool(self) -> Raw {
         match (self.kind() == LocationKind::Pool && self.object().1 == PAGE_SIZE, self.is_old()) {
             (false, _) => Raw::No,
@@ -193,7 +193,7 @@ impl Location {
         Location(self.0 | OLD)
     }
 
-    /// Of a page that is in the file now, and was here before.
+    /// The location of a page that was here before, and is in the file now.
     pub(crate) fn in_file(self, place: SlotIndex, raw: Raw) -> Location {
         Location::new(LocationKind::File, self.generation(), u64::from(place.0) << 2 | raw as u64)
     }

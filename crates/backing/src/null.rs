@@ -78,7 +78,7 @@ impl Backing for NullBacking {
         }
     }
 
-    /// Page i of the buffer from `slots[i]`. Whatever cannot be had is an error, never zeros. A backing in
+    /// Page i of the buffer from `slots[i]`. A page that cannot be had is an error, never zeros. A backing in
     /// RAM is `Done` at once; the buffer goes back to the caller with the result either way.
     fn read(&self, _queue: QueueId, request: ReadRequest) -> ReadStart {
         let ReadRequest { token, slots, mut buf, .. } = request;
@@ -119,8 +119,9 @@ impl Backing for NullBacking {
         }
     }
 
-    /// These five were all that must be there. Reads that end later, copies that are kept: not here. Of the
-    /// chores, the limit, and giving back what an emptied table holds; neither has to be asked for again.
+    /// These five were all that must be there. Reads that end later, copies that are kept: not here. This
+    /// does two of the chores: the limit, and giving back what an emptied table holds. Neither has to be
+    /// asked for again.
     fn housekeep(&self, chore: Chore) -> bool {
         match chore {
             Chore::Maintain { .. } => lock(&self.pages).shrink_to_fit(),

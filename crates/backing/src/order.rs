@@ -24,7 +24,7 @@ pub(crate) enum Second<'a> {
 /// Which pages are to leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Leaving {
-    /// Those that do not compress.
+    /// Pages that do not compress.
     Raw,
     /// Those first, then the oldest.
     All,
@@ -49,7 +49,7 @@ impl Order {
         Order { young, old, raw, worth: Worth::new(setting, is_shared), dense }
     }
 
-    /// What zstd makes of a page that the pool's algorithm does not compress.
+    /// Compresses by zstd a page that the pool's algorithm does not compress.
     pub(crate) fn as_zstd<'a>(&self, page: &Page, codec: &'a mut Codec) -> Second<'a> {
         if !self.worth.tries(false) {
             return Second::NotTried;

@@ -5,12 +5,12 @@
 //!                               skipped ▲ cursor           end ▲ of what has been used so far
 //! ```
 //!
-//! What leaves the pool together lies together in the file, whatever its slots: one request for many pages,
-//! where the slots' own places took one for each page. The cursor goes round; it takes what is free in a row
-//! within a word, and leaves shorter gaps to later rounds. (Before, it took all gaps of a word of which half
-//! was free.)
+//! Pages that leave the pool together lie together in the file, whatever their slots: one request for many
+//! pages, where the slots' own places took one for each page. The cursor goes round; it takes what is free in
+//! a row within a word, and leaves shorter gaps to later rounds. (Before, it took all gaps of a word of which
+//! half was free.)
 //!
-//! *How long the runs are* is a question of room. Where pages come back at random, and the file has used `n`
+//! *How long the runs are* is a question of room. If pages come back at random, and the file has used `n`
 //! times the room of its pages, a word is `n - 1` in `n` free on average; but the word at the cursor is the
 //! one that has lost pages for longest, and freer than that. With 3 a run is some 18 pages long (the test
 //! `runs_stay_long` says it); with 2 it was 7, and with 4 it was 39, but the file and its tables grow with
@@ -36,7 +36,7 @@ const WORD_PLACES: usize = 64;
 const GROWTH_WORDS: usize = 64;
 /// The end moves when one place in so many is used.
 const ROOM_FACTOR: u64 = 3;
-/// So many free places in a row are worth the while; fewer where there is nothing better.
+/// A run of this many free places is worth taking; shorter ones only if there is nothing better.
 const RUN_WANTED: u32 = 16;
 
 /// See the module's header. Place 0 is never used, as slot 0 is.
@@ -286,7 +286,7 @@ mod tests {
         for seed in 1..2000u64 {
             let bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | seed.wrapping_mul(0xd1b5_4a32_d192_ed03);
             let is_set = |at: u32| at < 64 && bits >> at & 1 == 1;
-            // Of each bit: from where to where its run goes.
+            // From where to where the run of each bit goes.
             let begin_of = |at: u32| (0..=at).rev().take_while(|at| is_set(*at)).last();
             let end_of = |at: u32| (at..64).find(|at| !is_set(*at)).unwrap_or(64);
             for run in [1, 2, 4, 8, 16] {
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((in_runs(u64::MAX, 16), run_from(u64::MAX, 0)), (u64::MAX, u64::MAX));
     }
 
-    /// What one write leaves of a run the next one takes, short as it may be.
+    /// The next write takes the rest of a run, short as it may be.
     #[test]
     fn a_run_is_used_up() {
         let places = Places::new(1 << 12).unwrap();

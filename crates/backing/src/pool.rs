@@ -319,12 +319,12 @@ impl Pool {
         pages * (PAGE_SIZE as u64 + 4) + self.meta_bytes.load(Ordering::Relaxed)
     }
 
-    /// Of these, what lies in the pool's file, where it has one.
+    /// The part of these that lies in the pool's file, if it has one.
     pub fn page_bytes(&self) -> u64 {
         self.resident_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64
     }
 
-    /// Of these, what is not objects.
+    /// The part of these that is not objects.
     pub fn table_bytes(&self) -> u64 {
         4 * self.resident_pages.load(Ordering::Relaxed) + self.meta_bytes.load(Ordering::Relaxed)
     }

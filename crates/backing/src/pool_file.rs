@@ -17,7 +17,7 @@
 //! SIGBUS. (A process of the same user that sees our /proc could open it anew, for writing, as it could do
 //! worse to us in other ways.)
 //!
-//! What it does not do: say whose page is in a slot. Who reads must know that from elsewhere.
+//! What it does not do: say whose page is in a slot. A reader must know that from elsewhere.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,7 +32,7 @@ use crate::compress::Algorithm;
 pub const TABLE_AT: u64 = 4096;
 /// Where the pages begin: the table of 2^31 slots ends before.
 pub const PAGES_AT: u64 = 1 << 35;
-/// So that a reader knows what it has.
+/// Tells a reader which format it has.
 pub const MAGIC: u32 = 0x6d73_7001;
 /// As long as all pages that handles can name.
 const FILE_BYTES: u64 = PAGES_AT + (PAGE_SIZE as u64) * (1 << 28);

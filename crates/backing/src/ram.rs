@@ -96,7 +96,7 @@ impl Delta {
                 let (_, len_bytes) = location.object();
                 self.ram_pages += sign;
                 self.compressed_bytes += sign * len_bytes as i64;
-                // What does not compress has no turn.
+                // A page that does not compress has no turn.
                 let is_young = !location.is_old() && location.raw_in_pool() == Raw::No;
                 self.old_bytes += sign * len_bytes as i64 * i64::from(!is_young);
                 self.zstd_pages += sign * i64::from(location.form().is_zstd());
@@ -439,9 +439,9 @@ impl RamBacking {
         location.kind() == LocationKind::Pool && location.generation() == entry.generation()
     }
 
-    /// Of what leaves, the oldest entries for which `want` says yes, at most `max`; it is asked for each
-    /// popped one in turn. And whether there may be more: a call looks at no more than 4096 entries, so as
-    /// not to hold up the writers. The raw come first, then the old.
+    /// Takes the oldest leaving entries for which `want` says yes, at most `max`; it is asked for each popped
+    /// one in turn. And whether there may be more: a call looks at no more than 4096 entries, so as not to
+    /// hold up the writers. The raw come first, then the old.
     pub(crate) fn dequeue(
         &self,
         leaving: Leaving,
@@ -690,7 +690,7 @@ pub(crate) mod tests {
     }
 
     /// A writer has its place and not yet its bytes there, when compaction comes by; and it names the place
-    /// in its location before compaction goes on. What compaction would copy is not the object.
+    /// in its location before compaction goes on. The bytes that compaction would copy are not the object.
     #[test]
     fn compaction_leaves_alone_what_is_being_stored() {
         const SLOTS: u32 = 400;

@@ -4,8 +4,8 @@
 //! absent in the children of a fork, and overwritten with zeros when it is dropped. The stack on which it was
 //! made is overwritten too.
 //!
-//! Where the limit on locked memory does not allow it the value is not locked, and `is_locked` says so: that
-//! is the caller's to tell.
+//! If the limit on locked memory does not allow it, the value is not locked and `is_locked` says so; the
+//! caller has to tell.
 //!
 //! What it does not do: hide the value from who may read this process's memory.
 #![allow(unsafe_code, reason = "pages of their own, and a value that is made in them")]

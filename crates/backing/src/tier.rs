@@ -8,7 +8,7 @@
 //!      └── pool at its limit, or two batches of pages that do not compress wait ───────────▶
 //! ```
 //!
-//! *Where reads of the file take long*, pages are compressed once more before they would have to leave
+//! *If reads of the file take long*, pages are compressed once more before they would have to leave
 //! (recompress.rs): above 85 % of the limit, all but the youngest. Then pages leave above 97 %, down to 94 %:
 //! less has to be ready, as most room is made by compressing.
 //!
@@ -67,7 +67,7 @@ use crate::worth::FileReads;
 /// limit.
 const WRITEBACK_PAGES_MAX: u64 = 128;
 const WRITEBACK_PAGES_MIN: u64 = 16;
-/// So many batches of pages that do not compress wait in the pool; what comes then goes to the file at once.
+/// The batches of pages that do not compress that may wait in the pool; further ones go to the file at once.
 const WAITING_BATCHES: u64 = 2;
 /// The file has taken none of a batch of them: the next one is tried after so long.
 const REFUSED: Duration = Duration::from_millis(200);
@@ -127,7 +127,7 @@ impl TierBacking {
     ) -> io::Result<TierBacking> {
         let file = FileBacking::open_with_slots(file, ram.slots)?;
         let slots = ram.slots.min(file.properties().slots);
-        // Who asks for another algorithm has it from the start.
+        // A pool by another algorithm has that one from the start.
         let recompress = if ram.algorithm == Algorithm::Lz4 { recompress } else { Recompress::Off };
         let order = Order::new(recompress, ram.shared);
         Ok(TierBacking {
@@ -199,7 +199,7 @@ impl TierBacking {
         }
         let buf = work.buf.as_mut().expect("just made");
 
-        // Copy out. What has been discarded or stored again since it was claimed is let go at once; if that
+        // Copy out. A page that was discarded or stored again since it was claimed is let go at once; if that
         // happens a moment later, the bytes are written and dropped, see below.
         let mut kept = 0;
         batch.retain(|entry| {
@@ -250,7 +250,7 @@ impl TierBacking {
         again.extend(without.into_iter().filter(|entry| self.stays(entry.slot())));
         self.ram.apply(delta);
         self.ram.enqueue(&again);
-        // Those that had to leave for want of room.
+        // The pages that had to leave for want of room.
         self.written_back_pages.fetch_add(moved - moved_raw, Ordering::Relaxed);
         moved > 0
     }
@@ -381,7 +381,7 @@ impl Backing for TierBacking {
         Properties {
             slots: self.ram.properties().slots,
             synchronous: false,
-            // Where a page is in the file its slot does not say, whether the disk turns or not.
+            // A slot does not say where its page is in the file, whether the disk turns or not.
             rotational: false,
             discard,
             in_rows: false,
@@ -419,7 +419,7 @@ impl Backing for TierBacking {
             }
         });
         if !to_file.is_empty() {
-            // Those for which no place is free stay `Full`.
+            // Pages without a free place stay `Full`.
             let places = self.places.take(to_file.len());
             let writes: Vec<PageWrite<'_>> = to_file
                 .iter()
@@ -586,13 +586,14 @@ mod tests {
         page
     }
 
-    /// What LZ4 does not compress stays in the file, unless zstd would, where that has become worth while.
+    /// A page that LZ4 does not compress stays in the file, unless zstd would, if that has become worth
+    /// while.
     #[test]
     fn what_zstd_does_not_make_shorter_is_kept_in_the_file() {
         let tier = TierBacking::new(ram_config(), file_config()).unwrap();
         let all: Vec<u8> = (0..=255).collect();
         let (text, noise) = (page_of(&all[32..80], 1), page_of(&all, 1));
-        // What waits goes to the file.
+        // The waiting pages go to the file.
         let write_both = || {
             write(&tier, 1, &text);
             write(&tier, 2, &noise);
@@ -612,7 +613,7 @@ mod tests {
         write(&tier, 2, &noise);
         let usage = tier.usage();
         assert_eq!((usage.zstd_pages, usage.ram_pages, usage.recompressed_pages_total), (1, 2, 2));
-        // What does not compress leaves before what is older.
+        // Pages that do not compress leave before older ones.
         let (first, _) = tier.ram.dequeue(Leaving::All, 1, |_| true);
         assert!(first.len() == 1 && first[0].slot() == 2);
         tier.ram.enqueue(&first);
@@ -640,7 +641,7 @@ mod tests {
         assert_eq!((in_ram_and_file(), tier.usage().write_ios_total), ((32, 24), 9), "one by one");
         maintain();
         assert_eq!(in_ram_and_file(), (0, 56));
-        // What is discarded or stored again meanwhile does not count.
+        // A page that is discarded or stored again meanwhile does not count.
         (1..batch).for_each(write);
         tier.discard(&[SlotIndex(3)]);
         super::tests::write(&tier, 4, &Page::ZERO);
@@ -682,7 +683,7 @@ mod tests {
         let tier =
             Arc::new(TierBacking::with_recompress(ram_config(), file_config(), Recompress::On).unwrap());
         let read = |tier: &TierBacking| read(tier, 7);
-        // What zstd makes much shorter than LZ4 does.
+        // A page that zstd makes much shorter than LZ4 does.
         let page = |seed: u32| page_of(b"abcd", seed);
         let recompress = |tier: &TierBacking| {
             let mut delta = Delta::default();

@@ -1,8 +1,8 @@
 //! Whether a second compression is worth its time (recompress.rs).
 //!
 //! It costs CPU time for each page that is tried, and saves the time of a read from the file for each such
-//! page that comes back while it is still in the pool. Which of them is more depends on the disk, on the
-//! program and on how its pages compress: a read of 10 µs saves less than zstd takes, one of 500 µs pays for
+//! page that comes back while it is still in the pool. It depends on the disk, on the program and on how its
+//! pages compress which of them is more: a read of 10 µs saves less than zstd takes, one of 500 µs pays for
 //! twenty pages that never come back. So an account is kept, in nanoseconds:
 //!
 //! ```text
@@ -14,26 +14,26 @@
 //! ```
 //!
 //! *The saved part* is by how much pages become shorter: of three pages that become shorter by a third one
-//! would have gone to the file, and nobody knows which. Of a page that LZ4 does not compress it is all.
+//! would have gone to the file, and nobody knows which. For a page that LZ4 does not compress it is all.
 //!
 //! *Half*, for reclaim compresses beside the program, and mostly on another CPU. (By all of it, a program of
 //! dicts took 11 % less time in three runs; by half of it 23 % less in two, and 15 % in three.)
 //!
 //! While it is above zero pages may be tried. So where it does not pay it costs twice the loan and 6 % of
-//! what the disk costs already, and no more. What is earned is kept up to a second: a program that changes
-//! its ways spends no more than that before it is noticed.
+//! what the disk costs already, and no more. Earnings are kept up to a second: a program that changes its
+//! ways spends no more than that before it is noticed.
 //!
 //! *The account alone is not enough.* It takes reads of zstd pages as spread evenly over the pool, and most
 //! are of the youngest: of a hundred such reads 3 would have been of the file in node, 5 to 13 in java, 17 in
 //! a program of dicts, 60 in sort. So node ran 14 % longer with it, for file reads that had taken 7 % of its
 //! time. Therefore pages are tried only for a turn of ten seconds after a second in which reads of the file
-//! took a quarter of the time (a third of it in that program of dicts, 0.7 in sort). What they would take
-//! while pages are tried nobody knows: a quarter of what the account says counts, or it must be seen again
-//! when the turn is over. (Without this quarter sort took 81 s, and with the account alone 60.)
+//! took a quarter of the time (a third of it in that program of dicts, 0.7 in sort). Nobody knows what reads
+//! would take while pages are tried: a quarter of what the account says counts, or it must be seen again when
+//! the turn is over. (Without this quarter sort took 81 s, and with the account alone 60.)
 //!
-//! What it does not do: know how many pages would have come back from the file. Where a pool is just full
-//! enough to be recompressed and would not have overflown, it earns all the same; so tier.rs begins at the
-//! mark down to which pages leave. To take what part of all reads came from the file while nothing was
+//! What it does not do: know how many pages would have come back from the file. A pool that is just full
+//! enough to be recompressed, and would not have overflown, earns all the same; so tier.rs begins at the mark
+//! down to which pages leave. To take what part of all reads came from the file while nothing was
 //! recompressed would be exact, and too strict: of a program of dicts 5 % did, which is less than the
 //! compressing takes, and it ran a sixth faster with it, for the compressing is done while the other CPU
 //! waits, and a pool that does not overflow leaves more memory to the program.
@@ -53,21 +53,21 @@ const BALANCE_MAX_NS: i64 = 1_000_000_000;
 const SHARE_OF_READS: i64 = 32;
 /// Reads of the file from which on their time is known.
 const READS_MIN: u64 = 64;
-/// What a read makes programs wait is the mean over about so many of the last ones, awaited or not.
+/// The time that a read makes programs wait is the mean over about this many of the last ones, awaited or
+/// not.
 const READS_OF_LATE: u64 = 1024;
 /// So long it is looked at which part of the time the file's reads take, and so long a turn is.
 const LOOK: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_secs(10);
 /// They must take one part in so many.
 const READS_PART: u64 = 4;
-/// Of what the account takes for reads of the file that were saved, so small a part is sure enough to go on
-/// with when a turn ends.
+/// This small a part of what the account takes for saved reads is sure enough to go on with when a turn ends.
 const SPREAD_PART: i64 = 4;
 /// What it takes to write a page to the file, among others.
 const FILE_WRITE_NS: i64 = 5_000;
 /// A try counts for one part in so many of its time.
 const TRY_PART: i64 = 2;
-/// What one try may take, if the thread was stopped meanwhile.
+/// The longest time that one try counts for, if the thread was stopped meanwhile.
 const TRY_MAX_NS: u64 = 1_000_000;
 /// The saved part is the mean over about so many bytes of pages.
 const SAVED_OF_LATE_BYTES: u64 = 4 << 20;
@@ -80,7 +80,7 @@ const ASKED_READ_NS: i64 = 15_000;
 pub(crate) struct Worth {
     setting: Recompress,
     luck: Luck,
-    /// Of blocks that did not come in by LZ4 (dense.rs): fewer become shorter.
+    /// The luck of blocks that did not come in by LZ4 (dense.rs): fewer become shorter.
     dense_luck: Luck,
     /// What a read costs more than one of LZ4.
     read_extra_ns: i64,
@@ -90,7 +90,8 @@ pub(crate) struct Worth {
     /// Pages that were tried so far, and blocks of zstd that were read for a fault.
     tried_total: AtomicU64,
     reads_total: AtomicU64,
-    /// Of late: bytes that tried pages took or would have taken in the pool, and how much of that was saved.
+    /// Recent pages: bytes that tried ones took or would have taken in the pool, and how much of that was
+    /// saved.
     tried_bytes: AtomicU64,
     saved_bytes: AtomicU64,
     seen: Mutex<Seen>,
@@ -112,7 +113,7 @@ pub(crate) struct FileReads {
 struct Seen {
     reads: u64,
     file: FileReads,
-    /// Of late.
+    /// Recent reads.
     late_reads: u64,
     late_us: u64,
     has_begun: bool,
@@ -210,7 +211,7 @@ impl Worth {
         self.balance_ns.fetch_sub(FILE_WRITE_NS, Ordering::Relaxed);
     }
 
-    /// Of what shorter pages took before: the part that was saved, in thousandths.
+    /// The saved part of the room that shorter pages took before, in thousandths.
     fn saved_per_mille(&self) -> i64 {
         let tried = self.tried_bytes.load(Ordering::Relaxed);
         let saved = self.saved_bytes.load(Ordering::Relaxed);
@@ -274,7 +275,7 @@ struct Luck {
 }
 
 impl Luck {
-    /// So many failures in a row make it bad.
+    /// This many failures in a row make it bad.
     const BAD: u64 = 64;
     /// One in so many is tried then.
     const TRIED: u64 = 32;

@@ -169,7 +169,7 @@ fn expect(backing: &dyn Backing, queue: u32, wanted: &[(u32, Page)]) {
     for (index, (slot, page)) in wanted.iter().enumerate() {
         assert_eq!(done.results[index], Ok(()), "read of slot {slot}");
         assert!(done.buf[index].0 == page.0, "slot {slot} came back with other bytes");
-        // What is at hand is the same, and not worth keeping.
+        // A page at hand is the same, and not worth keeping.
         let mut now = page_of(*slot, 0xa5a5);
         if let Some(result) = backing.read_now(SlotIndex(*slot), &mut now) {
             assert_eq!(result, Ok(()), "read of slot {slot}, at once");
@@ -843,8 +843,8 @@ fn a_block_device_hears_of_what_is_discarded() {
     }
     let _detach = Detach(device.clone(), dir);
     let disk_bytes = || {
-        // What has reached the loop device is in the page cache of its file, whose blocks are allocated when
-        // it is written.
+        // Data that has reached the loop device is in the page cache of its file, whose blocks are allocated
+        // when it is written.
         under.sync_all().unwrap();
         std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512
     };
@@ -942,7 +942,7 @@ fn wrong_bytes_are_noticed() {
                 Ok(()) => assert!(same, "slot {} passed with other bytes", index + 1),
                 Err(error) => {
                     assert_eq!(*error, BackingError::Checksum);
-                    // Of what could not be opened nothing is left to compare.
+                    // Nothing is left to compare of a page that could not be opened.
                     assert!(encrypted || !same, "slot {} was refused with the right bytes", index + 1);
                     wrong += 1;
                 }
@@ -1073,7 +1073,7 @@ fn dropped_with_reads_in_flight() {
 fn a_file_keeps_and_ram_does_not() {
     let kept = |backing: &dyn Backing, page: fn(u32) -> Page| {
         write_good(backing, 0, &(1..100).map(|slot| (slot, page(slot))).collect::<Vec<_>>());
-        // What waits in a pool goes to the file behind it.
+        // Pages that wait in a pool go to the file behind it.
         give_ram(backing, 0, u64::MAX);
         (1..100)
             .filter(|slot| {
@@ -1087,7 +1087,7 @@ fn a_file_keeps_and_ram_does_not() {
     assert_eq!(kept(&ram_disk(SLOTS), noise_page), 0);
     for ram_limit_bytes in [64 << 10, 1 << 30] {
         let tier = tier(ram_limit_bytes);
-        // What comes out of the file under a pool goes into the pool next time, if it compresses.
+        // A page from the file under a pool goes into the pool next time, if it compresses.
         assert_eq!((kept(&tier, half_page), kept(&tier, noise_page), kept(&tier, half_page)), (0, 99, 0));
     }
 }
@@ -1120,19 +1120,19 @@ fn named_files_are_locked_marked_and_emptied() {
     let open = || {
         FileBacking::open(FileConfig { place: FilePlace::Path(path.clone()), ..file_config(IoEngine::Auto) })
     };
-    // What is not there is made without its name, and another run is not in its way.
+    // A missing file is made without its name, and another run is not in its way.
     let (file, other) = (open().unwrap(), open().unwrap());
     write_good(&file, 0, &[(5, noise_page(5))]);
     expect(&file, 0, &[(5, noise_page(5))]);
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     drop((file, other));
-    // What is there keeps its name and length.
+    // An existing file keeps its name and length.
     std::fs::File::create(&path).unwrap().set_len(8 * 4096).unwrap();
     let file = open().unwrap();
     write_good(&file, 0, &[(5, noise_page(5))]);
     expect(&file, 0, &[(5, noise_page(5))]);
     assert!(open().is_err_and(|error| error.to_string().contains("in use")));
-    // What a killed process leaves behind is taken over.
+    // A file that a killed process left behind is taken over.
     let left = std::fs::read(&path).unwrap();
     once(&file, Chore::EndRun);
     let empty = std::fs::metadata(&path).unwrap();
@@ -1313,8 +1313,8 @@ fn a_tier_holds_more_by_zstd() {
     assert_eq!(stays(half_page).zstd_pages, 0, "what zstd does not make shorter stays as it is");
 }
 
-/// Pages of records come in wordwise: more of them stay than by LZ4. What is compressed once more for the
-/// file comes back as well.
+/// Pages of records come in wordwise: more of them stay than by LZ4. A page that is compressed once more for
+/// the file comes back as well.
 #[test]
 fn a_tier_holds_more_wordwise() {
     let mut stay = Vec::new();
@@ -1342,7 +1342,7 @@ fn a_tier_holds_more_wordwise() {
     assert!(stay[1] * 2 > stay[0] * 3, "{stay:?} pages");
 }
 
-/// What is shortened by little, and wordwise alone, is better in the file than in the pool.
+/// A page that is shortened by little, and by wordwise alone, is better in the file than in the pool.
 #[test]
 fn what_is_shortened_by_little_goes_to_the_file() {
     // All words have the same two upper bytes: too short for LZ4.

@@ -13,8 +13,8 @@
 //!   not written since it was last discarded. Different slots may be used by different threads at once.
 //! * An error is an error: a failed read never leaves bytes that could be taken for data, a failed write
 //!   leaves the slot as if it had been discarded.
-//! * After a read that failed with `Short` the slot holds what it held: the page is not lost. Whoever asks
-//!   again, asks after a while; the backing itself does not go on asking.
+//! * After a read that failed with `Short` the slot holds what it held: the page is not lost. The caller may
+//!   ask again after a while; the backing itself does not go on asking.
 //! * Calls block at most for the I/O they do; nothing waits for another fault to be served.
 //!
 //! What it does not do: choose slots, count references, know of pages or processes.
@@ -47,7 +47,7 @@ pub struct Properties {
     pub at_rest: AtRest,
 }
 
-/// What somebody finds who gets at the medium.
+/// How much of the pages somebody can read who gets at the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtRest {
     /// Nothing: pages do not leave RAM.
@@ -135,7 +135,7 @@ pub enum ReadStart {
 pub struct Usage {
     /// Bytes of RAM held now, tables and allocator slack included: counts against `--memory-max`.
     pub ram_bytes: u64,
-    /// Of `ram_bytes`: in a file in memory that other processes read, and not anonymous.
+    /// The part of `ram_bytes` that is in a file in memory that other processes read, and not anonymous.
     pub ram_file_bytes: u64,
     /// Bytes of RAM that a RAM disk holds: set aside for it, and outside of the budget.
     pub ram_disk_bytes: u64,
@@ -167,7 +167,7 @@ pub struct Usage {
     /// Requests to the device so far: each for a run of pages that lie there in a row.
     pub write_ios_total: u64,
     pub read_ios_total: u64,
-    /// Of them, those that faults waited for.
+    /// The ones that faults waited for.
     pub awaited_reads_total: u64,
     /// In which some of those were under way: begun, and not collected.
     pub read_us_total: u64,
@@ -184,15 +184,15 @@ pub enum Chore {
     /// Nothing else can make room: move so much of what is held in RAM out to what stands behind it. True if
     /// that gave RAM back; false where there is nothing behind it, or no room there.
     GiveRam { queue: QueueId, bytes: u64 },
-    /// RAM that the backing may hold; the caller changes it as the budget is shared out. What is held already
-    /// stays for now.
+    /// RAM that the backing may hold; the caller changes it as the budget is shared out. Pages that it holds
+    /// already stay for now.
     LimitRam { bytes: u64 },
     /// No slot of the cluster holds anything, and none is written before this returns: the medium may forget
-    /// what is there. Asked for by one thread at a time, and only where `Properties::discard` is set. What
-    /// cannot be discarded stays as it is: there is no error.
+    /// what is there. Asked for by one thread at a time, and only where `Properties::discard` is set. A range
+    /// that cannot be discarded stays as it is: there is no error.
     DiscardCluster(ClusterIndex),
-    /// The run is over, but other threads may still be at work: leave nothing that outlives the process. What
-    /// is read from now on means nothing to anyone, and writes may fail.
+    /// The run is over, but other threads may still be at work: leave nothing that outlives the process. Data
+    /// that is read from now on means nothing to anyone, and writes may fail.
     EndRun,
     /// The device is off: no slot holds anything, and none will. Let go of file and memory, so that the user
     /// may delete, unmount or unplug what is under it. Only `properties`, `reap`, `poll_fd`, `usage` and
@@ -213,7 +213,7 @@ pub trait Backing: Send + Sync {
     fn read(&self, queue: QueueId, request: ReadRequest) -> ReadStart;
 
     /// Read one page here and now, if its bytes are in RAM: no device, no queue, nothing on the heap. None:
-    /// it has to go by `read`. Where this gives a page, its slot is not worth keeping (`keeps`) afterwards.
+    /// it has to go by `read`. If this gives a page, its slot is not worth keeping (`keeps`) afterwards.
     fn read_now(&self, _slot: SlotIndex, _page: &mut Page) -> Option<Result<(), BackingError>> {
         None
     }

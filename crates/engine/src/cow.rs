@@ -53,9 +53,9 @@ pub(crate) fn may_write(
     0
 }
 
-/// So many pages that this space had in common with others are its own from now on: there is one more of
-/// each. What its own part of the discount does not cover is in the parts of those others. (Of a page that
-/// three have in common, each has two thirds.)
+/// `pages` pages that this space had in common with others are its own from now on: there is one more of
+/// each. The rest, beyond its own part of the discount, is in the parts of those others. (If three spaces
+/// have a page in common, each has two thirds of it.)
 pub(crate) fn note_own(swap: &Swap, spaces: &Spaces, space: &Space, pages: u64) {
     let mut left = pages - space.drop_discount(swap, pages);
     if left == 0 {
@@ -69,8 +69,8 @@ pub(crate) fn note_own(swap: &Swap, spaces: &Spaces, space: &Space, pages: u64) 
     }
 }
 
-/// A space goes that had so much discounted. What it had in common with others is discounted there too, and
-/// they are one fewer: as if all had the same in common, until that is measured.
+/// A space goes that had so much discounted. The pages it had in common with others are discounted there too,
+/// and they are one fewer: as if all had the same in common, until that is measured.
 pub(crate) fn note_gone(swap: &Swap, spaces: &Spaces, discount_pages: u64) {
     let list = spaces.list();
     let others: Vec<_> = list.iter().filter(|space| space.discount_pages() > 0).collect();

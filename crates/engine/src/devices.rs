@@ -22,7 +22,7 @@
 //!
 //! * *A thread that holds the device* (it walks all devices, or is in the middle of an allocation) goes on
 //!   with the device that is off. Readers keep no count that would tell when the last of them has gone, so a
-//!   `Device` is never freed: it only cannot be found any more. What it still takes are a few tables
+//!   `Device` is never freed: it only cannot be found any more. It still takes a few tables
 //!   (`Engine::table_bytes` counts them), hence at most 255 swapons.
 //! * *A thread that holds an entry* and looks its device up again finds the same one: an entry comes with a
 //!   reference to the slot, or with its frame in the swap cache, and as long as there is one of those the
@@ -50,7 +50,7 @@ pub struct Device {
     /// succeeds.
     pub full: AtomicBool,
     pub errors: DeviceErrors,
-    /// Of slots, where the device turns: pages are read ahead by it.
+    /// The window by slots, if the device turns: pages are read ahead by it.
     pub(crate) window: Mutex<HitWindow>,
     state: AtomicU8,
     /// When it went off, as a count of changes of state.

@@ -38,7 +38,7 @@ use crate::write_out::{WriteOut, Writer};
 #[derive(Clone, Copy, Default, Debug)]
 pub struct TableBytes {
     pub page_tables: u64,
-    /// Of the pages in memory.
+    /// The queues of the pages in memory.
     pub queues: u64,
     pub slots: u64,
     /// Within what they say that they hold.
@@ -99,7 +99,7 @@ impl Engine {
         &self.swap.tuning
     }
 
-    /// Of all that is kept for each page beside its bytes.
+    /// The bytes of everything that is kept for each page beside its content.
     pub fn tables(&self) -> TableBytes {
         let (page_tables, queues) = self.spaces.table_bytes();
         TableBytes {
@@ -216,7 +216,7 @@ impl Engine {
         cow::may_write(&self.swap, &self.spaces, cpu, space, wanted_pages, urgent)
     }
 
-    /// So many pages of the space that were shared since a fork have been copied, and are its own.
+    /// `pages` pages of the space that were shared since a fork have been copied, and are its own.
     pub fn note_own(&self, space: &Space, pages: u64) {
         cow::note_own(&self.swap, &self.spaces, space, pages);
     }

@@ -5,10 +5,10 @@
 //! gets no more: else reclaim would move all memory into the swap cache, where it takes the same room. The
 //! device is used again once one of the pages that wait for it has been written, or when none waits any more.
 //!
-//! Where the machine only had no memory for a request (`BackingError::Short`) the device has not failed: no
-//! page is lost, reads and writes are tried again for as long as the run lasts, and a line of its own says
-//! so. Such writes count as failures all the same: whatever keeps pages from being written, the swap cache
-//! must not grow for ever.
+//! A device whose machine only had no memory for a request (`BackingError::Short`) has not failed: no page is
+//! lost, reads and writes are tried again for as long as the run lasts, and a line of its own says so. Such
+//! writes count as failures all the same: whatever keeps pages from being written, the swap cache must not
+//! grow for ever.
 
 use crate::backing::BackingError;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, lock};

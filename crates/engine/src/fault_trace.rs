@@ -8,8 +8,8 @@
 //!   ...
 //! ```
 //!
-//! There is no end mark: a file that ends within a fault ends before it. What was in memory is not in the
-//! recording, as nobody sees its use; docs/policy.md says what that does to a simulation.
+//! There is no end mark: a file that ends within a fault ends before it. Uses of pages in memory are not in
+//! the recording, as nobody sees them; docs/policy.md says what that does to a simulation.
 //!
 //! What it does not do: read or write files.
 

@@ -30,7 +30,7 @@ pub struct Fault {
     pub favoured: bool,
 }
 
-/// What the caller has to do next.
+/// The caller's next step.
 pub enum Outcome {
     Done,
     /// A read with this token is in flight on the caller's queue; `Engine::read_done` finishes it.
@@ -111,7 +111,7 @@ pub(crate) enum Row {
 #[derive(Default)]
 pub(crate) struct ReadWith {
     pub slots: Vec<AheadSlot>,
-    /// So many of them come before the page itself.
+    /// The number of pages that come before the page itself.
     pub before: usize,
 }
 
@@ -154,7 +154,7 @@ impl Claim {
         !matches!(self.read, ReadEnd::Later | ReadEnd::Lost)
     }
 
-    /// Where a page that is swapped out lies.
+    /// The device that holds a swapped-out page.
     pub fn device(&self) -> u8 {
         self.entry.expect("a swapped page has an entry").device
     }
@@ -165,7 +165,7 @@ pub(crate) fn slots_of(claims: &[Claim]) -> Vec<SlotIndex> {
 }
 
 impl Outcome {
-    /// Of two parts of one window.
+    /// The outcome of two parts of one window.
     pub(crate) fn and(self, other: Outcome) -> Outcome {
         match (self, other) {
             (Outcome::Again(first), Outcome::Again(second)) => Outcome::Again(FillJob::merge(first, second)),
@@ -238,7 +238,7 @@ impl Scratch {
     /// A page is expected to be touched soon: it is brought by `Engine::bring_predicted`.
     pub fn predict(&mut self, space: &Arc<Space>, vpn: Vpn) {
         if self.predicted.len() == PREDICTED_MAX {
-            // Of an earlier page, and late.
+            // A late prediction, made by an earlier page.
             self.predicted.pop_front();
         }
         self.predicted.push_back((space.clone(), vpn));
@@ -261,8 +261,8 @@ impl Scratch {
     pub fn forget_predicted(&mut self) {
         self.predicted.clear();
     }
-    /// A buffer of so many pages, or more. Those of a window have room for all windows, and as many pages as
-    /// were ever wanted of it: most windows are of two pages, and what is not touched takes no memory.
+    /// A buffer of so many pages, or more. The buffers of a window have room for all windows, and as many
+    /// pages as were ever wanted of it: most windows are of two pages, and untouched pages take no memory.
     pub(crate) fn buffer(&mut self, pages: usize) -> PageBuf {
         let (kept, room) = match pages {
             1 => (self.single.pop(), 1),

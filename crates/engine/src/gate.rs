@@ -26,7 +26,7 @@ const EVENTS: u32 = 1 << 31;
 /// Tries to come in, before giving the CPU away once: 5 to 10 µs. A fill of one page has left by then, if it
 /// has kept its CPU.
 const SPINS: u32 = 256;
-/// So many fills wake late after one that has kept a reader waiting for longer than that.
+/// The number of fills that wake late after one that has kept a reader waiting for longer than that.
 const LATE_FILLS: u32 = 256;
 
 #[derive(Default)]
@@ -84,7 +84,7 @@ impl Gate {
         Some(EventGuard(self))
     }
 
-    /// So many fills from now on are to wake nobody before they have left.
+    /// The next `fills` fills wake nobody before they have left.
     pub fn wake_late(&self, fills: u32) {
         self.late_fills.store(fills, Ordering::Relaxed);
     }

@@ -14,9 +14,8 @@
 //!         not).
 //!
 //! A page is charged to the group of its space and to all above it. A charge fits in each of them or fails;
-//! nobody sleeps here. What must be admitted (a page that is there already, found by a scan) is charged by
-//! force, and reclaim brings the usage down. `memory.high` is where reclaim starts if that is below what the
-//! maximum asks for; no fault waits for it.
+//! nobody sleeps here. A page that must be admitted (it is there already, found by a scan) is charged by
+//! force, and reclaim brings the usage down.
 //!
 //! *Stock*: each CPU keeps a few pages charged in advance, as the kernel's memcg does, so that most faults
 //! write no line that other CPUs write. They count as used, so a stock takes no group over its limit; reclaim
@@ -50,7 +49,7 @@ const STOCKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
 const STOCK_PAGES_MAX: u64 = 64;
 /// A stock holds at most 1 / STOCK_PART of the limit: pages in stocks are charged and hold nothing.
 const STOCK_PART: u64 = 1024;
-/// What part of its limit is free where there is plenty.
+/// There is plenty while this part of the limit is free.
 const PLENTY_PART: u64 = 8;
 const PLENTY_BYTES_MIN: u64 = 8 << 20;
 
@@ -236,7 +235,7 @@ impl Group {
         self.usage_with(self.charged_pages.load(Ordering::Relaxed))
     }
     fn usage_with(&self, charged_pages: u64) -> u64 {
-        // Of both: until they are managed, pages that are shared since a fork count among the other bytes.
+        // Pages that are shared since a fork count among the other bytes until they are managed.
         let counted_bytes =
             (charged_pages * PAGE_SIZE as u64).saturating_add(self.other_bytes.load(Ordering::Relaxed));
         counted_bytes.saturating_sub(self.discount_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)

@@ -55,7 +55,7 @@ impl SwapIn<'_> {
             longest = usize::MAX;
             end.stop = match fill.stop {
                 // The run crosses the end of a mapping: try half of it; a lone page without a mapping goes
-                // back. What begins below the page that faulted comes nearer to it first.
+                // back. A run that begins below the page that faulted comes nearer to it first.
                 Stop::NotMapped if claim.entry.is_none() && job.pages[at].vpn < job.fault => {
                     // All of them are in the run that was tried.
                     let below = (job.fault.0 - job.pages[at].vpn.0) as usize;
@@ -91,7 +91,7 @@ impl SwapIn<'_> {
             };
         }
         let rest = job.pages[at..].to_vec();
-        // Where the fill cannot be done now but may be later, the rest stays claimed; else it goes back.
+        // If the fill cannot be done now but may be later, the rest stays claimed; else it goes back.
         if end.stop != Stop::Again {
             end.returned.extend_from_slice(&rest);
         }
@@ -295,7 +295,7 @@ pub(crate) struct Arrival {
     is_soon: bool,
 }
 
-/// What is due to a page that comes.
+/// The charges and records that are due to a page that comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Welcome {
     /// It is touched: another round if it comes back soon, unless it is on trial.
@@ -516,7 +516,7 @@ mod tests {
         job
     }
 
-    /// Of a page that has not faulted it is not known that no guard is in its place.
+    /// A page that has not faulted may have a guard in its place.
     #[test]
     fn a_page_that_was_not_asked_for_stays_so_when_its_fill_is_tried_again() {
         let (engine, memory, space) = new();

@@ -11,8 +11,8 @@
 
 /// Pagers that watch one process at most: each of them is woken for each fault.
 pub const WATCHERS_MAX: u32 = 8;
-/// Up to so many reclaimers are woken all at once. Of more, one is woken; it calls the next if it is not
-/// enough.
+/// Up to so many reclaimers are woken all at once. If there are more, one is woken; it calls the next if it
+/// is not enough.
 pub const WOKEN_TOGETHER: u32 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub struct Layout {
 
 /// Threads of one CPU more (their buffers, their allocator) are worth it for so much of the budget.
 const BUDGET_BYTES_PER_CPU: u64 = 64 << 20;
-/// So many CPUs have their threads with any budget.
+/// This many CPUs have their threads with any budget.
 const CPUS_ALWAYS: u64 = 8;
 
 impl Layout {

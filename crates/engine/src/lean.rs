@@ -8,7 +8,7 @@
 //!
 //! The same steps in the same order as in swap_in.rs and install.rs (but that whoever waits may be woken
 //! after the gate, gate.rs), without what several pages need: no list, no job, no table of reads, nothing on
-//! the heap. Whatever is not the rule goes on there, with the page claimed and its bytes in a job.
+//! the heap. Everything out of the ordinary goes on there, with the page claimed and its bytes in a job.
 //!
 //! A page that its owner has read and put in place by himself (`note_there`) takes the last of these steps
 //! alone, under one lock: nobody sees it claimed.
@@ -148,7 +148,7 @@ impl SwapIn<'_> {
 
     /// As `Engine::note_there`. Charged over the limit, if need be: the page is in memory.
     pub fn note_there(&self, space: &Space, vpn: Vpn, comes_along: bool) -> bool {
-        // What nobody knows of is not away.
+        // A page that nobody knows of is not away.
         let Some(chunk) = space.chunk(vpn) else { return true };
         let mut words = lock(&chunk);
         let word = &mut words[index(vpn)];

@@ -96,7 +96,7 @@ pub trait Memory: Send + Sync {
     /// Fill with zeros. `write`: the fault was a store, so the shared zero page would not do.
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill;
 
-    /// So many pages of zeros may be put at once at most.
+    /// The most pages of zeros that may be put at once.
     fn zeros_max(&self) -> usize {
         WINDOW_MAX
     }

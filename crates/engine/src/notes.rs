@@ -20,7 +20,7 @@ use crate::units::Vpn;
 
 /// Pages that are noted at once.
 const NOTES: usize = 256;
-/// So many are noted before anything is said of them, and the counts are halved at twice as many.
+/// The least number of notes before anything is said of them; the counts are halved at twice as many.
 const NOTED_MIN: u32 = 128;
 
 /// Noted pages, each at the place that its number gives, mixed: several rows are often at even distances.
@@ -77,7 +77,7 @@ impl Rate {
         }
     }
 
-    /// What was noted is not known.
+    /// Forget all notes.
     pub fn forget(&mut self) {
         self.noted = self.noted.saturating_sub(1);
         self.right = self.right.min(self.noted);

@@ -1,4 +1,4 @@
-//! What each CPU has for itself and writes without asking others: counters, above all.
+//! Values that each CPU has for itself and writes without asking others: counters, above all.
 //!
 //! A place is made when its CPU comes for the first time. There are as many places as a large machine has
 //! CPUs, and most machines are small: made at once, those of the counters took a quarter of a MiB for two
@@ -26,7 +26,7 @@ impl<T: Default, const PLACES: usize> PerCpu<T, PLACES> {
         self.places[cpu.index() % PLACES].get_or_init(Box::default)
     }
 
-    /// Those that are there.
+    /// The values that are there.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.places.iter().filter_map(|place| place.get().map(Box::as_ref))
     }

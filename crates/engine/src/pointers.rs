@@ -11,10 +11,10 @@
 //!                                               └─ noted:  does it fault soon?          else, and 1 of 64
 //! ```
 //!
-//! Some predictions are only noted, and those that fault soon were right (notes.rs). Of a sort of text nine
-//! tenths are, of programs in Java and JavaScript a fifth and a ninth. Where fewer than three quarters are,
-//! nothing is brought, and one page of a row in 32 is looked at, of which 32 words. (All of each were looked
-//! at first: a fifth of the CPU time of a collector's run.)
+//! Some predictions are only noted, and those that fault soon were right (notes.rs). Nine tenths are right in
+//! a sort of text, a fifth and a ninth in programs in Java and JavaScript. While fewer than three quarters
+//! are, nothing is brought, and one page of a row in 32 is looked at, of which 32 words. (All of each were
+//! looked at first: a fifth of the CPU time of a collector's run.)
 //!
 //! That pages which are there stay is as much worth as the bringing: with it a sort had half as many faults,
 //! for every fifth fault was on a page that had left between the look and its turn.
@@ -23,7 +23,7 @@
 //! through lines of the cache.
 //!
 //! A prediction is a hint: what is away is brought as by a fault, and only where there is room beyond what
-//! faults need. Whatever the words are, no page is lost or wrong by it.
+//! faults need. No page is lost or wrong by it, whatever the words are.
 //!
 //! Here is what is known of an address space's predictions, and what a page's words name; what is done with
 //! that is in predict.rs.
@@ -36,13 +36,13 @@
 use crate::notes::{Notes, Rate};
 use crate::units::{PAGE_SIZE, Page, Vpn};
 
-/// Of a page with fewer different pages named, the words are likely to be something else.
+/// If fewer different pages are named, the words are likely to be something else.
 const NAMED_MIN: usize = 16;
 /// A page holds so many words.
 const WORDS: usize = PAGE_SIZE / size_of::<u64>();
 /// While predictions are right, one of so many is only noted.
 const SAMPLED: u32 = 64;
-/// Where they are not right, one look in so many is made, at so many of the pages that are named.
+/// While they are not right, one look in this many is made, at this many of the named pages.
 const LOOKS_TRIED: u32 = 32;
 const NAMED_TRIED: usize = 32;
 /// Percent of them that must have been right.
@@ -50,7 +50,7 @@ const RIGHT_PERCENT: u32 = 75;
 /// A page that faults later than so many stamps after it was predicted was predicted by chance.
 const SOON_STAMPS: u64 = 128;
 
-/// Of one address space.
+/// The pointers of one address space.
 #[derive(Default)]
 pub(crate) struct Pointers {
     notes: Notes<()>,
@@ -62,7 +62,7 @@ pub(crate) struct Pointers {
 }
 
 impl Pointers {
-    /// Some pages of a row have come. So many of those that they name are looked at.
+    /// Some pages of a row have come. Returns how many of the pages that they name are looked at.
     pub fn looked_at(&mut self) -> usize {
         self.looks = self.looks.wrapping_add(1);
         match self.are_right() {
@@ -104,7 +104,7 @@ impl Pointers {
         self.are_right() && self.brought_stamp.is_some_and(|last| stamp.wrapping_sub(last) <= SOON_STAMPS)
     }
 
-    /// Of those that were noted of late.
+    /// Were the recent notes right?
     pub fn are_right(&self) -> bool {
         self.rate.is_known() && self.rate.is_at_least(RIGHT_PERCENT)
     }

@@ -9,8 +9,8 @@
 //! two pages of an array in a merge: then the page table shows it, for the two pages before came of late.
 //! A fault of a write is none: its page is about to be another.
 //!
-//! Invariant: a prediction holds nothing, neither page nor slot. Whatever becomes of the page until its turn
-//! comes (unmapped, moved, brought by its fault) it is claimed as it is then, or not at all.
+//! Invariant: a prediction holds nothing, neither page nor slot. The page may be unmapped, moved, or brought
+//! by its fault before its turn comes: it is claimed as it is then, or not at all.
 
 use crate::backing::QueueId;
 use crate::fill::{Cause, Fault, Outcome, PREDICTED_MAX, Row, SwapIn};
@@ -93,7 +93,7 @@ impl SwapIn<'_> {
             }
             word.state() == State::Swapped
         });
-        // What is touched first is brought.
+        // The pages that are touched first are brought.
         named.truncate(PREDICTED_MAX);
         let stamp = space.stamp_now();
         let mut pointers = space.pointers();

@@ -28,7 +28,8 @@
 //!
 //! A stream may step over pages that are resident: the next fault is accepted up to `SLACK_PAGES` past the
 //! expected page. It knows no hits: one that stops making faults where they are expected is simply not
-//! continued. Where most that came along was not touched, less is brought than the window says (trust.rs).
+//! continued. If most pages that came along were not touched, less is brought than the window says
+//! (trust.rs).
 //!
 //! What it does not do: look at page-table words or slots (the caller takes from the window what can be
 //! read).
@@ -48,7 +49,7 @@ pub struct HitWindow {
     previous: u64,
     /// Since the last miss.
     hits: u64,
-    /// Of the last miss.
+    /// The window of the last miss.
     pages: u64,
 }
 

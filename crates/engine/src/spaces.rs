@@ -65,7 +65,7 @@ impl Spaces {
         all
     }
 
-    /// Of page tables, and of queues.
+    /// The bytes of page tables, and of queues.
     pub fn table_bytes(&self) -> (u64, u64) {
         let list = self.list.read().expect("spaces");
         list.iter().map(|s| s.table_bytes()).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
@@ -114,7 +114,7 @@ impl Spaces {
         })
     }
 
-    /// Of many spaces, a part, and the next part at the next search: else all reclaimers would find the same
+    /// A part of many spaces, and the next part at the next search: else all reclaimers would find the same
     /// space at once, and wait for each other.
     fn some_of<'a>(&self, spaces: &'a [Arc<Space>]) -> Option<&'a [Arc<Space>]> {
         let parts = spaces.len() / PICKED_FROM;

@@ -80,7 +80,7 @@ stats! {
     named_pages,
     /// Pages whose addresses stood there, and that were only noted.
     named_noted,
-    /// Of the noted ones, those that faulted soon.
+    /// Noted pages that faulted soon.
     named_right,
     /// Pages written to slots.
     pswpout,
@@ -102,7 +102,7 @@ stats! {
     swap_ra,
     /// Pages that would have come with the one that faulted, and were only noted.
     ra_noted,
-    /// Of the noted ones, those that faulted soon.
+    /// Noted pages that faulted soon.
     ra_right,
     /// Pages that were read ahead into the swap cache, and were then wanted.
     swap_ra_hit,

@@ -10,7 +10,7 @@
 //!   └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! An entry names a device and a slot. Whoever has an entry holds a reference to its slot, and drops it here.
+//! An entry names a device and a slot. The holder of an entry has a reference to its slot, and drops it here.
 //! A slot that has lost its last reference is discarded from its backing first, and may be allocated again
 //! only after that.
 //!
@@ -80,7 +80,7 @@ impl Swap {
         }
     }
 
-    /// Where a page that an entry names lies.
+    /// The device of the page that an entry names.
     pub(crate) fn device(&self, entry: SwapEntry) -> &Device {
         &self.devices[usize::from(entry.device)]
     }
@@ -228,7 +228,8 @@ impl Swap {
     }
 
     /// Copy what is in the swap cache of these slots of a device, a lock for each cluster. The caller has a
-    /// reference to each slot. What was read ahead leaves the cache: a copy of what the slot holds.
+    /// reference to each slot. A page that was read ahead leaves the cache: it is a copy of what the slot
+    /// holds.
     pub(crate) fn cache_copy(
         &self,
         cpu: CpuId,
@@ -396,7 +397,7 @@ impl Swap {
 
     // ---- the clock of refault distances -------------------------------------------------------------------
 
-    /// What a page that leaves now has as its shadow.
+    /// The shadow of a page that leaves now.
     pub(crate) fn eviction_clock(&self) -> u32 {
         self.evictions.load(Ordering::Relaxed)
     }

@@ -20,7 +20,7 @@
 //! Claiming sets the word to FILLING, and FILLING has one owner: that is the only synchronisation between
 //! faults on one page, for all three outcomes. The entry's reference is held until the page is installed, so
 //! its slot can be neither freed nor rewritten meanwhile (no ABA). A failed read poisons the page that has
-//! faulted; it never becomes data. Where the machine only had no memory for the read, or the page came along
+//! faulted; it never becomes data. If the machine only had no memory for the read, or the page came along
 //! with another one, nothing is lost: it is SWAPPED again, and its next fault reads it.
 //!
 //! Invariant: every fault ends in exactly one of: a fill, a wake, a mark on another thread's work, or an
@@ -47,9 +47,9 @@ impl SwapIn<'_> {
         let Fault { vpn, write, favoured, .. } = fault;
         let chunk = space.chunk_or_new(vpn);
         let mut words = lock(&chunk);
-        // Under the lock: what is claimed when the space is released has its word cancelled. What would be
-        // claimed later would stay charged for ever, where the memory is still there to be filled (an object
-        // that nobody has mapped any more).
+        // Under the lock: what is claimed when the space is released has its word cancelled. A later claim
+        // would stay charged for ever, if the memory is still there to be filled (an object that nobody has
+        // mapped any more).
         if space.is_dead() {
             drop(words);
             space.memory.wake(vpn, 1);
@@ -120,7 +120,7 @@ impl SwapIn<'_> {
         }
     }
 
-    /// Of [from, to) the first pages in a row that are swapped out, as if they had been touched. A reserve
+    /// Brings the first swapped-out pages in a row of [from, to), as if they had been touched. A reserve
     /// stays for faults; without room beyond it: `Outcome::NoRoom`.
     pub fn bring_ahead(&mut self, queue: QueueId, space: &Arc<Space>, from: Vpn, to: Vpn) -> Brought {
         /// Looked through at most, so that one call is short.

@@ -13,8 +13,8 @@
 //!     └─ one write submission, then out of the swap cache                             write_out.rs
 //! ```
 //!
-//! Where no slot can be allocated swap is full, and the supervisor's policy decides. Swap is not full where
-//! the machine only had no memory for the requests: it may have some again, and the policy waits longer.
+//! If no slot can be allocated, swap is full, and the supervisor's policy decides. Swap is not full where the
+//! machine only had no memory for the requests: it may have some again, and the policy waits longer.
 //!
 //! The caller of `shrink` holds the space's batch lock, so that no event of the space is processed meanwhile.
 //! An event reader holds the gate while it waits for that lock: so nothing in `shrink` may enter the gate,

@@ -74,7 +74,8 @@ pub enum SwapoffError {
     LastDevice,
     /// The other devices have no room for the rest.
     NoRoom,
-    /// So many pages could not be read; all others were moved, unless there were more than can be tried.
+    /// The number of pages that could not be read; all others were moved, unless there were more than can be
+    /// tried.
     Unreadable {
         pages: usize,
     },
@@ -105,7 +106,7 @@ impl std::error::Error for SwapoffError {}
 /// What a step has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// So many page-table words name another device now. Go on.
+    /// The number of page-table words that name another device now. Go on.
     Moved(usize),
     /// A read is in flight or could not be made now, or the pages that are left are being filled or moved by
     /// other threads: try again in a while.
@@ -492,8 +493,8 @@ impl SwapoffStep<'_> {
         moved
     }
 
-    /// Drop the references held for the batch, old and new. Where somebody else has a reference to the old
-    /// slot too, both are kept in `shared`.
+    /// Drop the references held for the batch, old and new. If somebody else has a reference to the old slot
+    /// too, both are kept in `shared`.
     fn let_go(&self, off: &mut Progress, loaded: Loaded, new_of: BTreeMap<SwapEntry, SwapEntry>) {
         let mut free: Vec<SwapEntry> = Vec::new();
         for (old, _) in loaded {

@@ -36,7 +36,7 @@ const RIGHT_PERCENT: u32 = 70;
 /// Windows of 2^n pages up to 2^(n + 1), for each n.
 const SIZES: usize = MAX_ORDER as usize + 1;
 
-/// Of one address space.
+/// The trust of one address space.
 #[derive(Default)]
 pub(crate) struct Trust {
     notes: Notes<u8>,
@@ -55,7 +55,7 @@ pub(crate) enum Verdict {
 }
 
 impl Trust {
-    /// Of a window of so many pages.
+    /// The verdict on a window of `pages` pages.
     pub fn verdict(&mut self, pages: usize) -> Verdict {
         self.windows = self.windows.wrapping_add(1);
         if is_distrusted(self.rates[size_of_window(pages)]) {

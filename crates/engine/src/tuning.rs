@@ -26,7 +26,7 @@ pub enum ScanBase {
     PerCpuTrunk,
 }
 
-/// What is locked while slots are had, shared or given back.
+/// The unit that is locked while slots are had, shared or given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotLock {
     /// All of the device.
@@ -69,7 +69,7 @@ pub enum Readahead {
     Stream,
 }
 
-/// What is done about pages whose addresses stand in a page of a row of reads (pointers.rs).
+/// The treatment of pages whose addresses stand in a page of a row of reads (pointers.rs).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pointers {
     Off,
@@ -101,7 +101,7 @@ pub enum FolioSize {
     Fixed(Order),
 }
 
-/// Where in the order of victims a page stands that comes back (reclaim/queues.rs).
+/// The place of a returning page in the order of victims (reclaim/queues.rs).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Insertion {
     /// It is the last one.
@@ -132,7 +132,7 @@ pub enum Recompress {
 /// What the holder of the swap token has before other threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SwapToken {
-    /// What it brings in stays longer.
+    /// The pages that it brings in stay longer.
     Favour,
     /// And it is served alone: others that fault often wait for a while.
     Serve,

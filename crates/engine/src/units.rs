@@ -78,7 +78,7 @@ impl SlotIndex {
     }
 }
 
-/// Of a frame's number: the page was read ahead (ahead.rs), and is in no batch's buffer.
+/// A bit of a frame's number: the page was read ahead (ahead.rs), and is in no batch's buffer.
 const READ_AHEAD: u32 = 1 << (u32::BITS - 1);
 /// Bits that are left to number the frames of each kind.
 pub const FRAME_NUMBER_BITS: u32 = READ_AHEAD.trailing_zeros();

@@ -30,7 +30,7 @@ impl SwapIn<'_> {
         let max = match self.swap.tuning.readahead {
             // A zero fill reads nothing: its runs are not readahead, and all settings have them.
             _ if state == State::None => return self.zero_window(space, vpn),
-            // What is read ahead is not claimed, and not mapped.
+            // A page that is read ahead is not claimed, and not mapped.
             Readahead::Auto | Readahead::Always => return Window { first: vpn, pages: 1, proven: false },
             Readahead::Stream => WINDOW_MAX as u64,
         };
@@ -66,10 +66,10 @@ impl SwapIn<'_> {
         within
     }
 
-    /// What comes in with a page of a folio. Of one that `--tune folio` names the size of: the 64 KiB around
-    /// the page, until faults have proven a stream. (With 2 MiB for each page that faults, a program would do
-    /// little but swap.) For a stream, in its direction: the rest of the largest block whose pages lie in
-    /// slots in a row, as they left, and by default no more than the stream has earned.
+    /// What comes in with a page of a folio. If `--tune folio` names the size: the 64 KiB around the page,
+    /// until faults have proven a stream. (With 2 MiB for each page that faults, a program would do little
+    /// but swap.) For a stream, in its direction: the rest of the largest block whose pages lie in slots in a
+    /// row, as they left, and by default no more than the stream has earned.
     pub(crate) fn folio_window(
         &self,
         words: &[Word],
@@ -103,7 +103,7 @@ impl SwapIn<'_> {
         })
     }
 
-    /// What is brought of the window and the folio that a fault has earned.
+    /// The part that is brought of the window and the folio that a fault has earned.
     pub(crate) fn trusted(
         &self,
         space: &Space,
@@ -116,7 +116,7 @@ impl SwapIn<'_> {
             return (window, folio);
         }
         self.note_left_out(space, vpn);
-        // Who names a size of folios wants them.
+        // A size of folios that is named is wanted.
         let is_named = self.swap.tuning.folio != FolioSize::Auto && orders(&self.swap.tuning).is_some();
         if !window.proven || is_named {
             return (window, folio);

@@ -26,7 +26,7 @@ pub struct WriteOut {
     pub(crate) told: Option<Told>,
 }
 
-/// Who is to be told where the pages of a batch are stored (`Memory::stored`).
+/// The `Memory` that is told where the pages of a batch are stored (`Memory::stored`).
 pub(crate) struct Told {
     pub space: Arc<Space>,
     /// Ascending.
@@ -35,7 +35,7 @@ pub(crate) struct Told {
 
 impl Told {
     /// While these slots are still in the swap cache, so that they belong to no other page, nor to the same
-    /// one at a later time. What has come back meanwhile is left out.
+    /// one at a later time. Pages that have come back meanwhile are left out.
     fn tell(&self, is_stored: impl Fn(SwapEntry) -> bool) {
         let _guard = self.space.gate.enter_fill();
         for of_chunk in self.pages.chunk_by(|a, b| a.0.0 / CHUNK_PAGES == b.0.0 / CHUNK_PAGES) {
@@ -140,7 +140,7 @@ impl Writer<'_> {
         written
     }
 
-    /// What was written to device number `n` leaves the swap cache.
+    /// The pages that were written to device number `n` leave the swap cache.
     fn leave_cache(&self, device: &Device, n: usize, written: &[SlotIndex], told: Option<&Told>) {
         if let Some(told) = told {
             told.tell(|entry| usize::from(entry.device) == n && written.contains(&entry.slot));

@@ -91,7 +91,7 @@ fn what_is_free_in_clusters_of_one_order_serves_all_others() {
 #[test]
 fn single_pages_take_holes_before_they_break_blocks() {
     let (device, folios) = full_of(Order(6));
-    // Of each second folio a hole, of each other one 32 pages: two blocks of 64 KiB.
+    // A hole in each second folio, 32 pages of each other one: two blocks of 64 KiB.
     let second: Vec<_> = folios.iter().enumerate().filter(|(_, folio)| folio.0 >= CLUSTER_SLOTS).collect();
     let holes = second.iter().filter(|(i, _)| i % 2 == 0).count();
     for (i, folio) in &second {

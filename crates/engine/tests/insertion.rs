@@ -1,4 +1,4 @@
-//! Where a page that comes back stands in the order of victims (`--tune insertion`): whole loops through the
+//! The place of a returning page in the order of victims (`--tune insertion`): whole loops through the
 //! engine, in memory for some of their pages. Without bytes and threads.
 
 use memspill_engine::backing::QueueId;
@@ -69,7 +69,7 @@ fn come_in(insertion: Insertion, before: &[u64], touches: &[u64]) -> u64 {
     job.swapped_in() - at_first
 }
 
-/// So many rounds over so many pages.
+/// The touches of `rounds` rounds over `pages` pages.
 fn rounds(pages: u64, rounds: u64) -> Vec<u64> {
     (0..rounds * pages).map(|i| i % pages).collect()
 }
@@ -90,7 +90,7 @@ fn a_loop_larger_than_memory_keeps_most_of_what_fits() {
         let (warm_up, measured) = (rounds(pages, 10), rounds(pages, 10));
         let share = |insertion| come_in(insertion, &warm_up, &measured) as f64 / measured.len() as f64;
         let (arrival, duel) = (share(Insertion::Arrival), share(Insertion::Duel));
-        // What comes along has no second round, so that a few of the others stay.
+        // Pages that come along have no second round, so that a few of the others stay.
         assert!(arrival > 0.95, "{pages} pages by arrival: {arrival}");
         assert!(duel < most, "{pages} pages by duel: {duel}");
     }

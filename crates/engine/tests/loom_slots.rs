@@ -135,7 +135,7 @@ fn a_stock_is_filled_and_emptied_at_once() {
         assert!(root.try_charge(CPU, LIMIT_PAGES, 0));
         root.uncharge(CPU, 1);
         let other = Arc::clone(&groups);
-        // Of these, one or two stay in the stock, which holds two, and the rest goes to the group.
+        // One or two of these stay in the stock, which holds two, and the rest goes to the group.
         let leaver = thread::spawn(move || other.root().uncharge(CPU, 2));
         assert!(root.try_charge(CPU, 1, 0), "it is in the stock");
         leaver.join().unwrap();

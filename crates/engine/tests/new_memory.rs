@@ -76,7 +76,7 @@ fn memory_that_is_used_here_and_there_comes_page_by_page() {
 #[test]
 fn where_room_is_short_windows_are_short() {
     let (engine, space) = empty(PAGES);
-    // What is left is less than an eighth.
+    // Less than an eighth is left.
     let (_, most) = fill(&engine, &space, FIRST..FIRST + PAGES * 29 / 32);
     assert_eq!(most, ZERO_WINDOW_MAX as u64);
     let before = space.resident_pages();

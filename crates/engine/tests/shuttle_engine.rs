@@ -177,7 +177,7 @@ impl Job {
         threads.into_iter().for_each(|thread| thread.join().expect("it would have ended the test"));
     }
 
-    /// What must hold whatever the schedule was.
+    /// The invariants that hold for every schedule.
     fn end(self: &Arc<Job>) {
         self.pend_reads(false);
         self.backings.iter().for_each(|backing| backing.stop_failing());

@@ -75,7 +75,7 @@ impl Held {
             } else if order > Order::ZERO {
                 (order, missing) = (Order::ZERO, missing * order.pages() as usize);
             } else {
-                // What another CPU is freeing is on no counter for a moment.
+                // Slots that another CPU is freeing are on no counter for a moment.
                 thread::yield_now();
             }
         }

@@ -115,7 +115,7 @@ impl Job {
         threads.into_iter().for_each(|thread| thread.join().expect("it would have ended the test"));
     }
 
-    /// What must hold whatever the schedule was.
+    /// The invariants that hold for every schedule.
     fn end(self: &Arc<Job>) {
         self.backings.iter().for_each(|backing| {
             backing.set_pending(false);
@@ -184,7 +184,7 @@ impl Thread {
         job.object.punch_again(from, to);
     }
 
-    /// Its mapping goes. Who was the last ends the object.
+    /// Its mapping goes. The last mapper ends the object.
     fn unmap(&mut self) {
         self.job.object.unmap(self.id);
         if self.job.object.mappers().is_empty() {

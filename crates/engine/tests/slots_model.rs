@@ -51,7 +51,7 @@ enum Op {
     Dup(Vec<usize>),
     Put(Vec<usize>),
     Release(usize),
-    /// So many clusters are discarded, if they wait for it.
+    /// This many clusters are discarded, if they wait for it.
     Discard(usize),
     CacheAdd(Vec<usize>),
     CacheGet(usize),

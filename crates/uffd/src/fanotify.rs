@@ -1,4 +1,4 @@
-//! Who opens a file is held until it is said that he may go on (fanotify's permission events).
+//! A process that opens a watched file is held until it is told to go on (fanotify's permission events).
 //!
 //! For files of shared memory: what of them is swapped out is a hole, which a call would read as zeros. So
 //! who opens one waits until it can be said what becomes of it. Reading is held as well, where the file was

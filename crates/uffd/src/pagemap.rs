@@ -96,7 +96,7 @@ pub fn guarded(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)
 }
 
 /// Call `found(start, end)` for runs of pages in [start, end) that are present and that a write would copy:
-/// others have them mapped too, or they are the kernel's page of zeros. (Of a large folio each page counts as
+/// others have them mapped too, or they are the kernel's page of zeros. (Each page of a large folio counts as
 /// shared while some of it is.)
 pub fn shared(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
     let mut present = Vec::new();
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(unsafe { libc::munmap(base as *mut _, len as usize) }, 0);
     }
 
-    /// What a child has as we have it, until one of the two writes.
+    /// Pages that a child shares with us, until one of the two writes.
     #[test]
     fn pages_are_shared_with_a_child_until_they_are_written() {
         let (len, prot) = (5 * PAGE, libc::PROT_READ | libc::PROT_WRITE);

@@ -46,7 +46,7 @@ pub struct Mapping {
     pub anonymous: bool,
 }
 
-/// Where the mapping at `addr` ends, if there is one and it can be accessed at all (it is not PROT_NONE).
+/// The end of the mapping at `addr`, if there is one and it can be accessed at all (it is not PROT_NONE).
 pub fn accessible_until(maps: &File, addr: u64) -> io::Result<Option<u64>> {
     let found = query(maps, addr, COVERING_OR_NEXT)?;
     let is_accessible = |arg: &QueryArg| arg.vma_start <= addr && arg.vma_flags & ACCESS != 0;
@@ -100,7 +100,7 @@ fn query(maps: &File, addr: u64, query_flags: u64) -> io::Result<Option<QueryArg
 mod tests {
     use super::*;
 
-    /// What the ioctl says of us is what the text says.
+    /// The ioctl says the same of us as the text.
     #[test]
     fn our_own_mappings_are_found() {
         let maps = File::open("/proc/self/maps").expect("our maps");

@@ -11,9 +11,9 @@
 //! A store before the hole is in the page, and one after it waits for its fault. A copy that is read before
 //! the hole is made loses what is stored between the two: that is what the order is for.
 //!
-//! What must hold, and is the caller's to see to: each mapping of the object is registered with a userfaultfd
-//! for missing pages (else its next access makes a page of zeros); nobody has pinned its pages for a device;
-//! it has no large folios (a part of one is emptied in place, before it is read).
+//! The caller must see to this: each mapping of the object is registered with a userfaultfd for missing pages
+//! (else its next access makes a page of zeros); nobody has pinned its pages for a device; it has no large
+//! folios (a part of one is emptied in place, before it is read).
 //!
 //! Our own mapping is never touched, so nothing waits for us: it is there for the fills, and for mincore.
 #![allow(
@@ -130,7 +130,7 @@ impl Object {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// What lies in [from, from + len) is gone, for everybody.
+    /// The range [from, from + len) is gone, for everybody.
     fn punch(&self, from: u64, len: u64) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: integers, and a descriptor of ours.
@@ -155,8 +155,8 @@ impl Pipe {
         }
         // SAFETY: both are new and ours.
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
-        // What it has is enough where it may not be more: then a run goes out in pieces.
-        // SAFETY: integers, and a descriptor of ours.
+        // Its present size is enough if it may not be more: then a run goes out in pieces. SAFETY: integers,
+        // and a descriptor of ours.
         let bytes = unsafe {
             libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_BYTES);
             libc::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ)
@@ -204,7 +204,7 @@ pub struct Mapped {
 /// What has been taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// So many pages, from the first one on.
+    /// The number of pages, from the first one on.
     Pages(usize),
     /// The pages have left the object, and what was read is not to be trusted. One of them was there again
     /// at once: somebody whom we do not know makes pages in this object, or it has folios of which a part
@@ -232,7 +232,7 @@ impl Mapped {
         Ok(mapped)
     }
 
-    /// What lies in [from, from + len) is gone, for everybody. One caller at a time.
+    /// The range [from, from + len) is gone, for everybody. One caller at a time.
     pub fn punch(&self, from: u64, len: u64) -> io::Result<()> {
         self.object.punch(from, len)?;
         *self.punched_at.lock().expect("times") = self.object.changed_at().ok();
@@ -289,14 +289,14 @@ impl Mapped {
         Ok(done)
     }
 
-    /// What is in the pipe is left in the object.
+    /// The bytes in the pipe stay in the object.
     fn forget(&self, pipe: &Pipe, bytes: usize) -> io::Result<()> {
         let mut rest = vec![0; bytes];
         pipe.drain(&mut rest)
     }
 
-    /// Fill missing pages from `from` on. Whoever waits for them goes on waiting until he is woken by the
-    /// userfaultfd of his own process. What lies behind the object's end is not mapped.
+    /// Fill missing pages from `from` on. A thread that waits for them goes on waiting until it is woken by
+    /// the userfaultfd of its own process. Pages behind the object's end are not mapped.
     pub fn copy(&self, from: u64, bytes: &[u8]) -> Fill {
         self.within(from, bytes.len() as u64, |len| self.uffd.copy(self.base + from, &bytes[..len as usize]))
     }
@@ -557,8 +557,8 @@ mod tests {
         for _ in 0..3 {
             pair.mapped.punch(0, PAGE).expect("a hole");
             assert!(pair.mapped.is_punched_by_us_only());
-            // What leaves pages as they are is no change.
-            // SAFETY: advice on a mapping of ours that changes no content.
+            // Advice that leaves pages as they are is no change. SAFETY: advice on a mapping of ours that
+            // changes no content.
             unsafe { libc::madvise(pair.at[0] as *mut _, BYTES, libc::MADV_COLD) };
             pair.mapped.zeropage(0, PAGE);
             assert!(pair.mapped.is_punched_by_us_only());

@@ -34,7 +34,7 @@ const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 2;
 const COPY_MODE_DONTWAKE: u64 = 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
-/// Of a fault's message: a write, and one to a page that is protected.
+/// Flags of a fault's message: a write, and one to a page that is protected.
 const FAULT_WRITE: u64 = 1;
 const FAULT_PROTECTED: u64 = 2;
 
@@ -90,7 +90,7 @@ const UFFDIO_ZEROPAGE: u64 = ioc(READ | WRITE, 0xAA, 0x04, size_of::<ZeropageArg
 const UFFDIO_CONTINUE: u64 = ioc(READ | WRITE, 0xAA, 0x07, size_of::<ZeropageArg>());
 const UFFDIO_POISON: u64 = ioc(READ | WRITE, 0xAA, 0x08, size_of::<ZeropageArg>());
 const UFFDIO_WRITEPROTECT: u64 = ioc(READ | WRITE, 0xAA, 0x06, size_of::<WriteprotectArg>());
-/// Of /dev/userfaultfd: it makes a userfaultfd.
+/// The ioctl of /dev/userfaultfd that makes a userfaultfd.
 pub const USERFAULTFD_IOC_NEW: u64 = ioc(0, 0xAA, 0x00, 0);
 
 const _: () = assert!(UFFDIO_API == 0xC018_AA3F);

@@ -72,7 +72,7 @@ pub const IS_ZERO_NS: u64 = 10;
 
 /// (c) The first store to a page of a mapping: exception, page, charge, zeros, way back.
 pub const FIRST_STORE_NS: u64 = 1_300;
-/// (c) Each further page of a folio that comes with one fault: zeros. Of a huge page: 153 to 155.
+/// (c) Each further page of a folio that comes with one fault: zeros. 153 to 155 for a huge page.
 pub const FRESH_PAGE_NS: u64 = 150;
 /// A fault that the kernel serves, without what is read: the first store without its zeros.
 pub const KERNEL_FAULT_NS: u64 = FIRST_STORE_NS - FRESH_PAGE_NS;

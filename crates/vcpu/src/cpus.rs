@@ -24,13 +24,13 @@ pub struct Cpu {
     /// One that was woken is to have it at once.
     pub preempt: bool,
     pub free_at: u64,
-    /// What the one that has had least has had; it only grows.
+    /// The time of the task that has had least; it only grows.
     pub least_ns: u64,
     last: Option<TaskId>,
 }
 
 impl Cpu {
-    /// What a task that slept is taken to have had.
+    /// The time that a task that slept is taken to have had.
     pub fn fair_start(&self, had_ns: u64) -> u64 {
         had_ns.max(self.least_ns.saturating_sub(SLICE_NS / 2))
     }

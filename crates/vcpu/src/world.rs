@@ -12,7 +12,7 @@
 //! So operations happen in the order of virtual time, and equal times in the order of task numbers.
 //!
 //! A world is installed for its thread; locks and atomics that are made meanwhile belong to it, and must be
-//! dropped before it. What is done with them outside of tasks takes no time.
+//! dropped before it. Operations on them outside of tasks take no time.
 
 use crate::cost;
 use crate::cpus::{Cpu, SLICE_NS};
@@ -362,7 +362,8 @@ impl WorldState {
         self.floating_waiting += u32::from(task.floats);
     }
 
-    /// Where its own is busy, and another one is not: that of its socket with the least number, or any.
+    /// If its own CPU is busy and another one is not, it goes to the idle one of its socket with the least
+    /// number, or to any.
     fn go_to_idle_cpu(&mut self, id: TaskId) {
         let cpu = self.tasks[id as usize].cpu;
         let idle = |cpu: u32| self.cpus[cpu as usize].running.is_none();

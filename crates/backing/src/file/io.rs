@@ -3,11 +3,11 @@
 //! I/O is by io_uring (`ring.rs`), two rings for each queue, or, where that is not allowed, by pread and
 //! pwrite; then reads block.
 //!
-//! *Errors* are of two kinds. What the kernel says when it is short of something itself (`is_short`) says
-//! nothing of the medium: `Short`, and the page may be asked for again. Everything else it says of a read is
+//! *Errors* are of two kinds. An error of the kernel's own shortage (`is_short`) says nothing about the
+//! medium: the answer is `Short`, and the page may be asked for again. Everything else it says of a read is
 //! the medium's word (EIO, ENODATA, EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...). It says it of a whole
-//! request, which may be for many pages. Where it speaks of some place (`is_of_a_place`), each of these is
-//! read alone then, so that only those are lost that cannot be read.
+//! request, which may be for many pages. If the error is of some place in the request (`is_of_a_place`), each
+//! page is then read alone, so that only the unreadable ones are lost.
 //!
 //! What it does not do: know what a slot holds, or whether what came is what was written.
 
@@ -106,8 +106,7 @@ impl<Tag> Queues<Tag> {
         }
     }
 
-    /// Start the reads. Where they are done at once, by system calls or because there are none, `op` comes
-    /// back.
+    /// Start the reads. If they are done at once, by system calls or because there are none, `op` comes back.
     pub(super) fn read(
         &self,
         queue: QueueId,
@@ -143,8 +142,8 @@ impl<Tag> Queues<Tag> {
         ended
     }
 
-    /// Where a run of several pages has failed for what lies somewhere in it: each page that has not come is
-    /// a run of its own now. True: there are such, to be read.
+    /// A run of several pages has failed because of one place in it: make each missing page a run of its own.
+    /// True: there are such, to be read.
     fn split_failed(&self, runs: &mut Vec<ReadRun>) -> bool {
         let has_failed = |run: &&mut ReadRun| {
             let errno = run.end.errno.map(Errno::from_raw_os_error);

@@ -9,10 +9,11 @@
 //! *The file* is nameless from birth (O_TMPFILE), readable by nobody (mode 000), sparse and opened O_DIRECT:
 //! the page cache would keep in RAM what is being moved out of it. A path that the user named and that is not
 //! there is no different: the file is made in its directory, without that name, so that no ending leaves it
-//! behind. What is there is locked, a block device also against mounts and all others who claim it (O_EXCL).
-//! It is refused if it holds data that memspill did not put there: page 0, whose slot is never used, carries
-//! memspill's mark, or that of the kernel's swap, which stays, and no other signature is there; or all is
-//! zeros. Of a block device, only so much is read as holds signatures. A file is emptied in the end.
+//! behind. An existing file is locked, a block device also against mounts and all others that claim it
+//! (O_EXCL). It is refused if it holds data that memspill did not put there: page 0, whose slot is never
+//! used, carries memspill's mark, or that of the kernel's swap, which stays, and no other signature is there;
+//! or all is zeros. Only the parts of a block device that hold signatures are read. A file is emptied in the
+//! end.
 //!
 //! What it does not do: know which slots hold something; read and write pages.
 
@@ -50,7 +51,7 @@ pub(super) struct Medium {
     pub(super) in_ram: bool,
     /// It was there before, and stays. If not, it has no name, and its space goes with its last descriptor.
     named: bool,
-    /// Whatever it holds may be lost.
+    /// All data on it may be lost.
     overwrite: bool,
     /// A file that was there was so long: emptied when done.
     length_before: Option<u64>,
@@ -128,7 +129,8 @@ impl Medium {
         Ok(())
     }
 
-    /// Whose it is, with what page 0 is then; None: nobody's, all is zeros. An error: there are data.
+    /// The owner of the medium, with page 0 as it must be then; None: it has no owner, all is zeros. An
+    /// error: there are data.
     fn sign(&self, page: &mut Page) -> io::Result<Option<Sign>> {
         let size_bytes = self.size_bytes()?;
         let mut buffer = Aligned::new(ENDS_BYTES);
@@ -219,7 +221,8 @@ impl Medium {
         Ok(rustix::fs::fstat(&self.file)?.st_blocks as u64 * 512)
     }
 
-    /// Free space of the file system, if it can be known. What an unprivileged user may use counts as free.
+    /// Free space of the file system, if it can be known. Space that an unprivileged user may use counts as
+    /// free.
     pub(super) fn free_bytes(&self) -> Option<u64> {
         rustix::fs::fstatvfs(&self.file).ok().map(|stat| stat.f_bavail * stat.f_frsize)
     }
@@ -257,7 +260,7 @@ impl Medium {
         self.length_before.is_some()
     }
 
-    /// Whoever closes the last descriptor of a file without a name gives its space back, and on a busy disk
+    /// The process that closes the last descriptor of a nameless file gives its space back. On a busy disk
     /// that discards blocks this took ten seconds and more, in the exit of a process that no signal ends any
     /// more and that somebody waits for. A ring holds what is registered with it, and when it is closed the
     /// kernel's own workers let go of that.
@@ -354,8 +357,7 @@ fn open_nameless(dir: &Path, direct: OFlags) -> Result<OwnedFd, Errno> {
     Err(Errno::EXIST)
 }
 
-/// What a run that was killed has in its hands is held until the kernel has taken down its I/O and its
-/// guardian: a moment.
+/// A killed run holds its locks for a moment, until the kernel has taken down its I/O and its guardian.
 fn until_free<T>(mut take: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..200 {
         match take() {
@@ -413,7 +415,7 @@ fn cannot_discard(errno: Errno) -> io::Error {
     }
 }
 
-/// What sysfs says of the disk under the file; solid-state if it says nothing.
+/// Asks sysfs whether the disk under the file rotates; solid-state if it says nothing.
 fn is_rotational(file: &OwnedFd, block_device: bool) -> bool {
     let Ok(stat) = rustix::fs::fstat(file) else { return false };
     let device = if block_device { stat.st_rdev } else { stat.st_dev };

@@ -15,9 +15,8 @@
 //! | `seal.rs`   | encryption                                                                       |
 //! | `sums.rs`   | checksums, where nothing is encrypted                                            |
 //!
-//! Over a limit of space the answer is Full, and nothing is lost. What the kernel says when it is short of
-//! something is `Short`; what else it says of a read is the medium's word, as is a checksum that does not
-//! fit.
+//! Over a limit of space the answer is Full, and nothing is lost. An error of the kernel's own shortage is
+//! `Short`; any other error of a read is the medium's word, as is a checksum that does not fit.
 
 mod io;
 mod medium;
@@ -51,7 +50,7 @@ use space::Space;
 use sums::Sums;
 pub use sums::checksum;
 
-/// What the medium is told of what is not needed, as with swapon's `discard`.
+/// How the medium is told about unneeded blocks, as with swapon's `discard`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DiscardPolicy {
     /// All that is there at the start.
@@ -132,16 +131,16 @@ impl ReadTime {
     }
 }
 
-/// By what a page is known to be the one that was written to its slot.
+/// The proof that a page is the one that was written to its slot.
 enum Proof {
-    /// What is written is what was in memory.
+    /// Pages are written as they were in memory.
     Sums(Sums),
     /// It is encrypted. A page that leaves memory again is known by its tag, or by a sum where the CPU has no
     /// instructions for AES: locks are held meanwhile, and a tag would take many times as long.
     Seal(Seal, Option<Sums>),
 }
 
-/// Of a page that was written: what its proof has to know of it.
+/// The facts about a written page that its proof has to know.
 #[derive(Clone, Copy)]
 enum Record {
     Sum(u64),
@@ -289,7 +288,7 @@ impl FileBacking {
         assert!(self.tamper.set(tamper).is_ok(), "tamper is set once");
     }
 
-    /// Of the memory that writes take, what is kept for the next ones.
+    /// The part of the writes' memory that is kept for the next ones.
     pub(crate) fn let_go_of_buffers(&self) {
         self.proof.seal().into_iter().for_each(Seal::let_go_of_buffers);
     }
@@ -389,8 +388,8 @@ impl FileBacking {
         }
     }
 
-    /// Write what is in `wire`, in ascending order of slots, and wait. Of what was written `record` is told,
-    /// by slot and place in `wire`; of what was not, `results` has the error, at the indices `indices`.
+    /// Write what is in `wire`, in ascending order of slots, and wait. `record` is told of each written run,
+    /// by slot and place in `wire`; `results` gets the errors of the others, at the indices `indices`.
     fn submit(
         &self,
         queue: QueueId,

@@ -1,4 +1,4 @@
-//! What lies in the file is encrypted: AES-256-GCM, a page at a time.
+//! Pages in the file are encrypted one at a time, by AES-256-GCM.
 //!
 //! ```text
 //!   write:  pages ──▶ a buffer ── seal ──▶ the medium;  ended well ─▶ record(slot, mark)
@@ -11,7 +11,7 @@
 //!
 //! *No nonce is used twice*: it is the number of the write, counted over all pages of the device, and not the
 //! number of the slot. So a slot that is written again, or whose write is repeated after an error, is
-//! encrypted in another way each time. What a slot holds was sealed under the nonce that its mark names.
+//! encrypted in another way each time. The bytes in a slot were sealed under the nonce that its mark names.
 //!
 //! *A mark* is nonce and tag, 24 bytes for each slot, in RAM only. So the file has pages and nothing else,
 //! and what is read is exactly what was written last to that slot: also an older page of the same slot, or
@@ -142,7 +142,7 @@ impl Seal {
         }
         let mut copy = *page;
         let fits = self.seal_as(mark.write, &mut copy) == mark;
-        // What was sealed twice under one nonce is nobody's to see, also not in a dump of this stack.
+        // Nobody may see two texts sealed under one nonce, also not in a dump of this stack.
         copy.0.zeroize();
         fits
     }

@@ -1,8 +1,8 @@
-//! What is in a file or on a block device that memspill is to write to: by the signatures that file systems,
-//! volume managers, partition tables and others leave at known places.
+//! Finds out whose data are in a file or on a block device, by the signatures that file systems, volume
+//! managers, partition tables and others leave at known places.
 //!
-//! It names what a person has there. Where it finds no name there may be data all the same: whether the bytes
-//! are zeros is another question (`medium.rs`).
+//! It names what a person has there. A medium without a known name may hold data all the same: whether its
+//! bytes are zeros is another question (`medium.rs`).
 
 use std::io;
 

@@ -175,7 +175,7 @@ impl Space {
         was_live || was_dead || self.reserve(medium)
     }
 
-    /// What was taken is written.
+    /// The slot that was taken is written.
     pub(super) fn settle(&self, slot: SlotIndex) {
         self.live.set(slot.0);
         self.live_pages.fetch_add(1, Ordering::AcqRel);
@@ -235,7 +235,7 @@ impl Space {
     fn unreserve(&self, pages: u64) {
         let allocated = self.allocated_pages.fetch_sub(pages, Ordering::AcqRel) - pages;
         if !self.fixed {
-            // What was given back may be taken by others: look again before growing far.
+            // Others may take returned space: look again before growing far.
             let _one = lock(&self.granting);
             let ceiling = allocated + GRANT_PAGES;
             let granted = self.granted_pages.load(Ordering::Relaxed).min(ceiling);
@@ -265,7 +265,7 @@ impl Space {
         for cluster in work {
             self.listed.unset(cluster);
             match self.locks[cluster as usize % CLUSTER_LOCKS].try_write() {
-                // What could not be done now is listed again: later, and not in a loop.
+                // Clusters that could not be punched now are listed again: later, and not in a loop.
                 Ok(_alone) => more &= self.punch_cluster(medium, cluster, hole_pages_min),
                 // Being written to: later.
                 Err(_) => self.list(cluster),

@@ -1,11 +1,11 @@
-//! By what a page is known to be the one that was written, where nothing is encrypted (else by `seal.rs`):
-//! 64 bits for each slot.
+//! Checksums by which a page is known to be the one that was written, on devices without encryption (else
+//! `seal.rs`): 64 bits for each slot.
 //!
 //! The sum (XXH3) is over the bytes and the slot's number, so that a write that went to the wrong place is
 //! found too. Sums are in RAM only: a swap file means nothing after its process. A page that leaves memory
 //! again with the same bytes is known by them and needs no write: this is why they have 64 bits and not 32,
-//! and why they are seeded with a number that is drawn for each device and told to nobody. (Who knew it could
-//! give a program two pages with one sum, and the second would be lost.)
+//! and why they are seeded with a number that is drawn for each device and told to nobody. (Anybody who knew
+//! it could give a program two pages with one sum, and the second would be lost.)
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -61,7 +61,7 @@ pub fn checksum(seed: u64, slot: SlotIndex, page: &Page) -> u64 {
 
 fn drawn() -> io::Result<u64> {
     let mut bytes = [0; 8];
-    // So few bytes are never given in parts.
+    // The kernel never gives so few bytes in parts.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(u64::from_ne_bytes(bytes))
 }

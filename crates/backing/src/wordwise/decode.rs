@@ -18,13 +18,13 @@
 //   12 WHOLE  any                                                     8
 // ```
 //
-// Strides and distances are in words. What lies before the page reads as zeros.
+// Strides and distances are in words. Words before the page read as zeros.
 //
 // A block is not trusted: whatever its bytes are, nothing outside of the page is written, and a block that
 // does not end with its last operand is none.
 
 pub const PAGE_BYTES: usize = 4096;
-/// Of eight bytes, little-endian.
+/// Words of eight bytes, little-endian.
 pub const WORDS: usize = PAGE_BYTES / 8;
 pub const TAGS_BYTES: usize = WORDS / 2;
 /// The stride of the first words. A copy from so near sets another.
@@ -92,7 +92,7 @@ const SHAPES: [Shape; 16] = {
 pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> bool {
     let Some((tags, operands)) = block.split_first_chunk::<TAGS_BYTES>() else { return false };
     let last = block.last_chunk().map_or(0, |eight| u64::from_le_bytes(*eight));
-    // So that what is not written yet, where a distance leads that is too long, reads as zero.
+    // A distance that is too long leads to words that are not written yet: they must read as zero.
     page.fill(0);
     let Some(words) = page.as_chunks_mut::<8>().0.first_chunk_mut::<WORDS>() else { return false };
     let (mut at, mut stride, mut place) = (0, STRIDE_FIRST, 0_usize);

@@ -7,13 +7,12 @@
 //!
 //! Records of one type have the same words at the same places, or words that differ in few bytes. So each
 //! word is told by an earlier one: as it is, or XOR the bytes that differ. A general compressor looks for
-//! equal strings of bytes, and a heap has few of those. Of heaps this leaves about as much as zstd's fast
-//! level, in little more than LZ4's time (docs/benchmarks.md, "Pages come in wordwise"); it is nothing for
-//! text.
+//! equal strings of bytes, and a heap has few of those. For heaps this leaves about as much as zstd's fast
+//! level, in little more than LZ4's time; it is nothing for text.
 //!
 //! The idea is of Wilson, Kaplan and Smaragdakis ("The Case for Compressed Caching in Virtual Memory
-//! Systems", USENIX 1999), whose WKdm tells words of 32 bits by the upper 22 bits of a recent one. What is
-//! new here is the stride, and that any bytes of a word may differ.
+//! Systems", USENIX 1999), whose WKdm tells words of 32 bits by the upper 22 bits of a recent one. The stride
+//! is new here, and that any bytes of a word may differ.
 //!
 //! `decode.rs` draws the block, and reads it.
 //!
@@ -39,7 +38,7 @@ use decode::{
     TAGS_BYTES, WHOLE, WORDS, ZERO, pack,
 };
 
-/// So many are always written for an operand; the next one overwrites those that were not used.
+/// The bytes that are always written for an operand; the next one overwrites the unused ones.
 pub(crate) const OPERAND_BYTES: usize = 8;
 
 /// The words of a page, after as many zeros as a distance can reach.
@@ -64,7 +63,7 @@ struct Recent {
     by_32: [u16; 256],
 }
 
-/// Places of earlier words that may resemble the one at hand, or zero. Of two words with the same hash the
+/// Places of earlier words that may resemble the one at hand, or zero. If two words have the same hash, the
 /// older one is forgotten.
 struct Candidates {
     all: usize,
@@ -132,8 +131,8 @@ pub(crate) fn compress(page: &Page, out: &mut [u8], bytes_max: usize) -> Option<
     (len_bytes <= bytes_max).then_some(len_bytes)
 }
 
-/// A short way to tell a word, of those that need an operand. (What has the upper 48 bits of an earlier word
-/// is not compared with the other ways, which would at times be a byte shorter.)
+/// A short way to tell a word, of those that need an operand. (A word with the upper 48 bits of an earlier
+/// one is not compared with the other ways, which would at times be a byte shorter.)
 #[inline(always)]
 fn tell(words: &Words, place: usize, strided: u64, candidates: &Candidates) -> Told {
     let word = words.0[place];

@@ -58,7 +58,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Of the pages of folios since `before`, those that left singly, in percent.
+    /// The share of folios' pages that left singly since `before`, in percent.
     pub fn split_percent(&self, before: &Counts) -> f64 {
         let (whole, split) = (self.whole_pages - before.whole_pages, self.split_pages - before.split_pages);
         split as f64 * 100.0 / (whole + split).max(1) as f64

@@ -16,8 +16,8 @@
 //! which is 8 bytes more for each resident page, and a fault that made it grow waited while megabytes were
 //! copied.)
 //!
-//! What it does not do: know about hotness; a page with heat left is pushed again by the caller. Which queues
-//! there are, is in queues.rs.
+//! What it does not do: know about hotness; a page with heat left is pushed again by the caller. The kinds of
+//! queues are in queues.rs.
 
 use crate::units::Vpn;
 use crate::word::STAMP_MASK;

@@ -23,8 +23,8 @@
 //!
 //! * A block of 64 KiB has one role, by its address alone. Each leader has queues and a part of memory (a
 //!   64th, or a 24th) of its own; in one memory for all the bimodal one would be pushed out by the others.
-//! * What is counted here is how many pages a queue has; those that went with a neighbour are counted off
-//!   when they go, those that were unmapped when their record is met or swept.
+//! * The count here is how many pages a queue has; those that went with a neighbour are counted off when they
+//!   go, those that were unmapped when their record is met or swept.
 //!
 //! Why each part of this is there, by numbers: docs/policy.md. What it does not do: look at words, know if a
 //! record is live, or what leaves together (victim.rs).
@@ -34,14 +34,15 @@ use crate::tuning::AUTO_ORDER_MIN;
 use crate::units::{PAGE_SIZE, Vpn};
 use std::ops::Range;
 
-/// Of a bimodal part of memory, for pages on trial, in parts of `TRIAL_UNIT`: at first, at least, at most.
+/// The share of a bimodal part of memory for pages on trial, in parts of `TRIAL_UNIT`: at first, at least, at
+/// most.
 const TRIAL_UNIT: u32 = 1 << 20;
 const TRIAL_AT_FIRST: u32 = TRIAL_UNIT / 16;
 const TRIAL_LEAST: u32 = TRIAL_UNIT / 32;
 const TRIAL_MOST: u32 = TRIAL_UNIT / 8;
 /// Back before so many pages left, in parts of what is resident: a longer trial would have kept it. A trial
-/// becomes longer with each such page, and shorter with each other one that comes back. Where one in nine is
-/// such a page, it stays as it is.
+/// becomes longer with each such page, and shorter with each other one that comes back. If one in nine is
+/// such a page, the trial stays as it is.
 const MISSED_PART: u64 = 16;
 const TRIAL_LONGER: u32 = 8 * TRIAL_SHORTER;
 const TRIAL_SHORTER: u32 = 8;
@@ -50,7 +51,8 @@ const NEAR_PART: u64 = 8;
 /// One block in so many is kept although others are on trial; which, changes after so many stamps.
 const KEPT_ONE_IN: u64 = 32;
 const KEPT_FOR_STAMPS: u64 = 64;
-/// Of so many blocks in a row one leads by arrival, and one as bimodal; and of so many with a small budget.
+/// One block of this many in a row leads by arrival, and one as bimodal; the second number is for a small
+/// budget.
 const LEADS_ONE_IN: u64 = 64;
 const LEADS_ONE_IN_OF_SMALL: u64 = 24;
 /// With less than the least of these nothing is ever on trial.
@@ -85,7 +87,7 @@ pub(crate) enum Coming {
     New,
     /// It was not even written by the time that it was wanted; or it was read ahead into the swap cache.
     Unwritten,
-    /// So many pages have left since it did.
+    /// The number of pages that have left since it did.
     After(u64),
 }
 
@@ -97,7 +99,7 @@ pub(crate) struct Return {
     pub is_near: Option<bool>,
 }
 
-/// What decides where a page goes; taken once for all that come together.
+/// The state that decides where a page goes; taken once for all that come together.
 #[derive(Clone, Copy)]
 pub(crate) struct Ways {
     /// None: there is no duel.
@@ -111,7 +113,7 @@ impl Ways {
         self.leads_one_in.map_or(Role::Follows, |blocks| role_of(vpn, blocks))
     }
 
-    /// Of a page that was swapped out.
+    /// How a swapped-out page returns.
     pub fn returned(&self, vpn: Vpn, coming: Coming) -> Return {
         let is_near = match coming {
             Coming::After(distance) if self.resident_pages >= DUEL_LEAST_PAGES => {
@@ -147,7 +149,7 @@ impl Counted {
     }
 }
 
-/// Of the blocks of one role.
+/// The queues of the blocks of one role.
 #[derive(Default)]
 struct Part {
     main: Counted,
@@ -177,7 +179,7 @@ pub(crate) struct Queues {
     /// Above 0: more pages of the bimodal leader came back.
     score: i32,
     follows_bimodal: bool,
-    /// Of a bimodal part, for pages on trial.
+    /// The share of a bimodal part for pages on trial.
     trial: u32,
     drawn: u64,
 }
@@ -272,7 +274,7 @@ impl Queues {
         } else {
             queue.lru.pop()
         };
-        // Those that were put back after they had been counted off.
+        // Some were put back after they had been counted off.
         queue.stale = queue.stale.min(queue.lru.len());
         Some((record?, Source::Part(role, is_trial)))
     }
@@ -285,7 +287,7 @@ impl Queues {
         }
     }
 
-    /// So many pages of the block of `vpn` have gone, and their records are still there.
+    /// `pages` pages of the block of `vpn` have gone, and their records are still there.
     pub fn gone_with(&mut self, vpn: Vpn, on_trial: bool, pages: usize) {
         let role = self.ways(0).role(vpn);
         let queue = self.parts[role as usize].queue(on_trial);
@@ -329,7 +331,7 @@ fn block_of(vpn: Vpn) -> u64 {
     vpn.0 >> AUTO_ORDER_MIN.0
 }
 
-/// Of `blocks` in a row, of which this is one, two lead.
+/// Two of every `blocks` blocks in a row lead; this returns the role of one of them.
 fn role_of(vpn: Vpn, blocks: u64) -> Role {
     let block = block_of(vpn);
     let draw = mix(block / blocks);

@@ -42,7 +42,7 @@ impl Turn {
     pub fn set_pass(&self, pass: f64) {
         self.pass_bits.store(pass.to_bits(), Ordering::Relaxed);
     }
-    /// What a page counts that the space gives.
+    /// The weight of a page that the space gives.
     pub fn page_weight(&self) -> f64 {
         if self.spared.load(Ordering::Relaxed) { SPARED_PART } else { 1.0 }
     }

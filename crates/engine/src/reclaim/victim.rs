@@ -13,8 +13,8 @@
 //!   folio=SIZE  the aligned block of that size, if all of it is present: one LRU position for all of it
 //! ```
 //!
-//! What leaves together matters because taking a page out costs a TLB flush for each contiguous run, not for
-//! each page: runs are what makes eviction cheap (the kernel's reason for swapping out whole folios).
+//! Pages leave together because taking a page out costs a TLB flush for each contiguous run, not for each
+//! page: runs are what makes eviction cheap (the kernel's reason for swapping out whole folios).
 
 use crate::memory::{PageRun, runs_of};
 use crate::reclaim::lru::Record;
@@ -31,7 +31,7 @@ use std::ops::Range;
 /// Victims are extended to their naturally aligned neighbourhood of this many pages.
 const NEIGHBOURHOOD_PAGES: usize = 1 << AUTO_ORDER_MIN.0;
 
-/// So many records are looked at before a call comes back without a page: less than a ms.
+/// The most records that are looked at before a call comes back without a page: less than a ms.
 const LOOKS_FOR_ONE: usize = 8192;
 
 impl Space {
@@ -168,8 +168,8 @@ impl ChunkWords<'_> {
     /// folio=auto. The page itself, and what is as cold around it.
     fn choose_cold(&mut self, space: &Space, at: usize, victims: &mut Victims) {
         let (age, on_trial) = (space.age_of(self.words[at]), self.words[at].has(ON_TRIAL));
-        // Of pages that are pinned, some that were made the process's own, and so come first, would take the
-        // others with them, which are made its own then: nothing else had its turn any more.
+        // Pinned pages that were made the process's own come first, and would take others with them, which
+        // are made its own then: nothing else had its turn any more.
         let is_own = self.words[at].has(MADE_OWN);
         let (ways, first_page) = (space.ways(), self.chunk.0);
         let role = ways.role(Vpn(first_page + at as u64));

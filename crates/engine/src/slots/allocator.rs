@@ -29,9 +29,9 @@
 //! pool ([`Slots::packing`]), single pages take such holes before a cluster of their own. On a disk they take
 //! them last: what leaves together lies together there.
 //!
-//! Where there are more CPUs than [`CPUS_OF_A_LIST_LOCK`], the lists are in parts with a lock each
-//! (lists.rs). Then 3 and 4 are tried in the CPU's own part alone, after that 3 to 5 in each part by itself,
-//! and at last 3 to 7 with all parts locked.
+//! With more CPUs than [`CPUS_OF_A_LIST_LOCK`] the lists are in parts with a lock each (lists.rs). Then 3 and
+//! 4 are tried in the CPU's own part alone, after that 3 to 5 in each part by itself, and at last 3 to 7 with
+//! all parts locked.
 //!
 //! A cluster takes the order of the first allocation in it and keeps it until it is empty, so folios of one
 //! size do not break up the room of another while there is other room. Every list that an order is served

@@ -33,7 +33,8 @@ impl Slots {
 
     /// The frame that holds the slot's page, pinned until `cache_unpin`: it will not be given back before
     /// that. A frame that has left the cache and is still pinned by others is found too; its bytes are the
-    /// slot's. That of a page that was read ahead is not pinned: it leaves the cache, and is the caller's.
+    /// slot's. The frame of a page that was read ahead is not pinned: it leaves the cache, and is the
+    /// caller's.
     pub fn cache_get(&self, slot: SlotIndex) -> Option<FrameId> {
         let _old = self.trunk_of_hits(&[slot]);
         self.cluster(slot).lock().cache_get(slot)

@@ -11,10 +11,10 @@
 //! enough.
 //!
 //! Why no lock is needed: the id of a slot is changed only by the slot's owner (who allocated it, or who
-//! holds its last reference), so no two threads ever want to change the same id. What runs at the same time
-//! is a change of the *neighbour* in the same word, and that is what the loop is for. The orderings are
-//! relaxed: whoever allocates a slot that another thread released got it through the lock of the slot's
-//! cluster, which orders the two.
+//! holds its last reference), so no two threads ever want to change the same id. A change of the *neighbour*
+//! in the same word may run at the same time, and that is what the loop is for. The orderings are relaxed:
+//! whoever allocates a slot that another thread released got it through the lock of the slot's cluster, which
+//! orders the two.
 //!
 //! Invariants: an id goes 0 → group ([`CgroupMap::record`]) and group → 0 ([`CgroupMap::clear`]) and nowhere
 //! else; all slots of a range given to either have the same owner; 0 is "no group". Breaking one is a panic,

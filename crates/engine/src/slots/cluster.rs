@@ -89,7 +89,7 @@ struct Table {
     late_shadows: Vec<(u16, u32)>,
 }
 
-/// What `Cluster::state.table` costs while it is there.
+/// The bytes of `Cluster::state.table` while it is there.
 pub(super) const TABLE_BYTES: u64 = size_of::<Table>() as u64;
 const _: () = assert!(TABLE_BYTES as usize + 64 + 2 * SLOTS <= 12 * SLOTS, "at most 12 bytes a slot in all");
 
@@ -153,7 +153,8 @@ fn mask_within(word: usize, range: Range<usize>) -> u64 {
     below(high) & !below(low)
 }
 
-/// Of a word of free bits, the first bit of each free aligned block of `order`, which is smaller than a word.
+/// The first bit of each free aligned block of `order` in a word of free bits; the blocks are smaller than a
+/// word.
 fn block_starts(free: u64, order: Order) -> u64 {
     // Bit i stays set while bits i..i + 2^step are.
     let starts = (0..order.0).fold(free, |starts, step| starts & starts >> (1 << step));
@@ -162,7 +163,7 @@ fn block_starts(free: u64, order: Order) -> u64 {
     starts & aligned
 }
 
-/// Of a word of free bits, those that lie in a free aligned block of 64 KiB.
+/// The bits of a word that lie in a free aligned block of 64 KiB.
 fn in_blocks(free: u64) -> u64 {
     // Each first bit, and then twice as many of each block.
     (0..AUTO_ORDER_MIN.0).fold(block_starts(free, AUTO_ORDER_MIN), |bits, step| bits | bits << (1 << step))
@@ -376,8 +377,8 @@ impl ClusterState {
         word.set_payload(Payload::Frame(frame));
     }
 
-    /// The frame that holds the slot's bytes, pinned. That of a page that was read ahead is not: it leaves
-    /// the cache, and is the caller's.
+    /// The frame that holds the slot's bytes, pinned. The frame of a page that was read ahead is not: it
+    /// leaves the cache, and is the caller's.
     pub(super) fn cache_get(&mut self, slot: SlotIndex) -> Option<FrameId> {
         let frame = self.word(slot).frame()?;
         if frame.is_read_ahead() {

@@ -22,13 +22,13 @@ use std::sync::TryLockError;
 const HOLDS_PER_SAMPLE: u64 = 64;
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Of one lock, and guarded by it: 24 bytes, since each cluster has them.
+/// The counts of one lock, which guards them: 24 bytes, since each cluster has them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LockCounts {
     taken: u64,
     waited_ns: u64,
     contended: u32,
-    /// Of the holds that were measured.
+    /// The time of the holds that were measured.
     held_ns: u32,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct LockCounts {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct LockTotals {
     pub taken: u64,
-    /// Of those, the times that another thread held it.
+    /// The times that another thread held it.
     pub contended: u64,
     /// Time for which threads waited.
     pub waited_ns: u64,
@@ -62,7 +62,7 @@ impl std::ops::AddAssign for LockTotals {
     }
 }
 
-/// What is guarded by a lock that counts.
+/// Data that is guarded by a lock that counts.
 pub(super) trait Counted {
     fn counts(&mut self) -> &mut LockCounts;
 }

@@ -92,9 +92,9 @@ type DiscardCluster = Box<dyn Fn(ClusterIndex) + Send + Sync>;
 pub struct SlotStats {
     pub cluster_lock: LockTotals,
     pub list_lock: LockTotals,
-    /// Of the cgroup map, in its old form.
+    /// The lock of the cgroup map, in its old form.
     pub cgroup_lock: LockTotals,
-    /// Of all slots of the device, and of parts of the swap cache: old forms.
+    /// The lock of all slots of the device, and those of parts of the swap cache: old forms.
     pub device_lock: LockTotals,
     pub trunk_lock: LockTotals,
     /// Clusters that a search left alone because another CPU held them.

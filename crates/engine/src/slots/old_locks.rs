@@ -98,7 +98,7 @@ impl OldLocks {
         device as u64 + self.cache.as_ref().map_or(0, LazyArray::bytes)
     }
 
-    /// Of the device's lock, and of those of the swap cache.
+    /// The totals of the device's lock, and of those of the swap cache.
     pub(super) fn totals(&self, clusters: impl Iterator<Item = ClusterIndex>) -> (LockTotals, LockTotals) {
         let (mut slots, mut cache) = (LockTotals::default(), LockTotals::default());
         if let Some(device) = &self.slots {

@@ -71,7 +71,7 @@ impl Slots {
         owners
     }
 
-    /// Those of one cluster, whose owners have been cleared.
+    /// Releases slots of one cluster, whose owners have been cleared.
     fn release_of_cluster(&self, cpu: CpuId, run: &[SlotIndex]) {
         let old = self.old_locks.slots();
         let mut state = self.cluster(run[0]).lock();

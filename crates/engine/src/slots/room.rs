@@ -72,7 +72,7 @@ pub(super) struct Room {
     used: AtomicU32,
     /// Kinds of marks that some cluster may have: few searches are in vain.
     may_have: AtomicU32,
-    /// Of each kind, the trunk in which something was found last: a hint.
+    /// The trunk in which each kind was found last: a hint.
     found_in: [AtomicU32; WORDS],
 }
 
@@ -97,7 +97,7 @@ impl Room {
         for (kind, word) in words.iter().enumerate() {
             match (old.0 >> kind & 1, new.0 >> kind & 1) {
                 (1, 0) => _ = word.fetch_and(!bit, Ordering::SeqCst),
-                // Whoever reads the bit must also see that the cluster exists.
+                // A thread that reads the bit must also see that the cluster exists.
                 (0, 1) => _ = word.fetch_or(bit, Ordering::SeqCst),
                 _ => {}
             }
@@ -145,8 +145,8 @@ impl Room {
         found
     }
 
-    /// What was taken of the clusters with this mark, from the trunk on where one was found last; and whether
-    /// there are no such clusters.
+    /// Looks in the clusters with this mark, from the trunk on where one was found last; and whether there
+    /// are no such clusters.
     fn find_marked<T>(
         &self,
         mark: Marks,

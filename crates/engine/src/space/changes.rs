@@ -4,10 +4,10 @@
 //! fill is between its check and its end.
 //!
 //! A page that is FILLING belongs to its filler: a change only marks it CANCELLED, and the filler drops what
-//! it has when it comes to install it. What a change has to put at such a page waits in `displaced` until
-//! then. (With a generation in the FILLING word a change could overwrite the word. But then no word would
-//! name the slot that the filler still holds, and the checker would need a list of those slots in place of
-//! `displaced`; and a generation of 16 bits could come round while a slow device still reads.)
+//! it has when it comes to install it. A word that a change has to put at such a page waits in `displaced`
+//! until then. (With a generation in the FILLING word a change could overwrite the word. But then no word
+//! would name the slot that the filler still holds, and the checker would need a list of those slots in place
+//! of `displaced`; and a generation of 16 bits could come round while a slow device still reads.)
 
 use super::{CHUNK_PAGES, Chunk, Space, index};
 use crate::swap::Swap;
@@ -80,7 +80,7 @@ impl Space {
         });
         swap.dup(&dup);
         self.count_swapped(dup.len() as i64);
-        // What the page table still says of the target range was unmapped by the same mremap.
+        // The same mremap has unmapped everything that the page table still says of the target range.
         self.unmap(swap, cpu, to, Vpn(to.0 + pages));
         for (vpn, word) in moved {
             let chunk = self.chunk_or_new(vpn);

@@ -66,8 +66,8 @@ pub struct Space {
     parked: Mutex<Vec<Vpn>>,
     /// Pages may be shared with another process since a fork: take them with copy-on-write broken.
     pub cow: AtomicBool,
-    /// Of the resident pages: those that are counted elsewhere too. The group's discount is the sum over all
-    /// spaces, so that it follows when one comes or goes.
+    /// The resident pages that are counted elsewhere too. The group's discount is the sum over all spaces, so
+    /// that it follows when one comes or goes.
     discount_pages: AtomicU64,
     dead: AtomicBool,
 }
@@ -158,9 +158,9 @@ impl Space {
         self.turn.is_aside()
     }
     /// It was asked for a batch, and gave some pages or none. If none, it rests: the others are asked before
-    /// it, until `Engine::end_rests`. (What a pick costs would not do. It costs a small space all that it
-    /// has, and a large one that has nothing to give, such as locked shared memory, next to nothing: that one
-    /// was asked forty times for each batch.)
+    /// it, until `Engine::end_rests`. (The cost of a pick would not do as a measure. It costs a small space
+    /// all that it has, and a large one that has nothing to give, such as locked shared memory, next to
+    /// nothing: that one was asked forty times for each batch.)
     pub fn note_asked(&self, gave: bool) {
         self.turn.note_asked(gave);
     }
@@ -259,7 +259,7 @@ impl Space {
         self.pointers().are_followed(self.stamp_now())
     }
 
-    /// Of which windows too little is touched. Bit n: of 2^n pages up to 2^(n + 1).
+    /// The sizes of windows of which too little is touched. Bit n: of 2^n pages up to 2^(n + 1).
     pub fn distrusted_windows(&self) -> u64 {
         self.trust().distrusted()
     }

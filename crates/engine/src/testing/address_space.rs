@@ -1,9 +1,9 @@
 //! An address space made of a map: what is present, what each page must read as, and the events of its
 //! changes.
 //!
-//! A page is one stamp (stamp.rs). What a page must read as is kept beside what it holds, so that every touch
-//! checks it. As the kernel does, it refuses fills and moves while an event is unread, moves from the read of
-//! an event to the end of its processing, and fills over a page that is present.
+//! A page is one stamp (stamp.rs). The stamp that a page must read as is kept beside the one it holds, so
+//! that every touch checks it. As the kernel does, it refuses fills and moves while an event is unread, moves
+//! from the read of an event to the end of its processing, and fills over a page that is present.
 //!
 //! What it does not do: lock, wait, wake. Its owner does.
 
@@ -133,7 +133,7 @@ impl<Child> AddressSpace<Child> {
         self.events.push_back(Event::Remove { from, to });
     }
 
-    /// What is mapped of the range is gone, and reads as zero.
+    /// The mapped part of the range is gone, and reads as zero.
     pub fn zero(&mut self, from: u64, to: u64) {
         let zero = PageState { content: Content::Absent, truth: 0 };
         self.pages.range_mut(from..to).for_each(|(_, state)| *state = zero);
@@ -164,7 +164,7 @@ impl<Child> AddressSpace<Child> {
         }
     }
 
-    /// What a child has from the start. `tell_fork` tells of it.
+    /// The memory that a child has from the start.
     pub fn copy(&self) -> AddressSpace<Child> {
         AddressSpace { pages: self.pages.clone(), ..AddressSpace::default() }
     }

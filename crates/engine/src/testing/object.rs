@@ -13,9 +13,8 @@
 //!   of them at once;
 //! * a fill goes to the object: nothing that a process changes makes it fail, and behind the object's end
 //!   nothing is mapped;
-//! * who waits is woken by name only. The kernel looks at the waiter's own page table, so one that waits
-//!   since after the fill needs its wake as well. So the pager notes each fault before it looks at the page's
-//!   word;
+//! * a waiter is woken by name only. The kernel looks at the waiter's own page table, so one that waits since
+//!   after the fill needs its wake as well. So the pager notes each fault before it looks at the page's word;
 //! * SIGBUS belongs to a mapping. It stays when the page is removed.
 //!
 //! A page that is there where one is filled in was made by somebody whom nobody has registered: a breach,
@@ -59,7 +58,7 @@ impl SharedObject {
     pub fn map(&mut self, mapper: u32) {
         self.mappers.insert(mapper);
     }
-    /// Of a fork's child, if its parent has it mapped.
+    /// A fork's child maps it, if its parent does.
     pub fn fork(&mut self, parent: u32, child: u32) {
         if self.is_mapped_by(parent) {
             self.mappers.insert(child);
@@ -117,7 +116,7 @@ impl SharedObject {
         self.noted.insert((page, mapper));
     }
 
-    /// Those that are to be woken now: (page, mapper).
+    /// The waiters that are to be woken now: (page, mapper).
     pub fn take_noted(&mut self, from: u64, to: u64) -> Vec<(u64, u32)> {
         if self.is_breached {
             return Vec::new();

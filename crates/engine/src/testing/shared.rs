@@ -69,7 +69,7 @@ impl MockShared {
     pub fn fork(&self, parent: u32, child: u32) {
         self.lock().object.fork(parent, child);
     }
-    /// Who sleeps there wakes up, and finds nothing mapped.
+    /// A thread that sleeps there wakes up, and finds nothing mapped.
     pub fn unmap(&self, mapper: u32) {
         let mut inner = self.lock();
         inner.object.unmap(mapper);

@@ -88,7 +88,7 @@ fn a_folio_comes_in_whole() {
         assert_eq!(resident(&mut world, 16), 48, "a stream: the rest of the folio");
         assert_eq!(resident(&mut world, 64), 64, "the next folio");
         assert_eq!(came_whole(&world, 6), 1);
-        // Of another one a page has gone: what is in a row comes all the same.
+        // A page of another one has gone: the pages in a row come all the same.
         world.step(&Op::Remove { target: 0, page: CHUNK_AT + 197, pages: 1 });
         world.step(&Op::Events { target: 0 });
         assert_eq!(resident(&mut world, 240), 16);

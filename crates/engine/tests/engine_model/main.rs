@@ -360,7 +360,7 @@ impl World {
 
     fn exit(&mut self, target: &Target) {
         self.unmap_all_objects(target.mapper);
-        // Of a fork that nobody has read nobody hears any more.
+        // Nobody hears any more of a fork that nobody has read.
         while let Some(at) = self.children.iter().position(|child| child.parent == target.mapper) {
             let child = self.children.swap_remove(at);
             self.unmap_all_objects(child.mapper);
@@ -382,7 +382,7 @@ impl World {
     }
 
     fn fault_in(&mut self, space: &Arc<Space>, fault: Fault) {
-        // Of every other page the waiters are woken after the gate.
+        // The waiters of every other page are woken after the gate.
         space.gate.wake_late((fault.vpn.0 % 2) as u32);
         let outcome = self.engine.fault(CPU, QUEUE, space, fault, &mut self.scratch);
         match outcome {
@@ -537,7 +537,7 @@ impl World {
         }
     }
 
-    /// Make room for a fault. Where swap is full or devices fail, the limit grows, as with `--on-full=grow`.
+    /// Make room for a fault. If swap is full or devices fail, the limit grows, as with `--on-full=grow`.
     fn make_room(&mut self) {
         let engine = self.engine.clone();
         let mut rounds = 0;

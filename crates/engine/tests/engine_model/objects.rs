@@ -10,7 +10,7 @@
 //! * a fill wakes nobody, `filled` does, and not before the words are final: who sleeps since after the fill
 //!   is woken too (`Late`);
 //! * a read error is told to all who wait, and to each who comes later;
-//! * what was claimed when a hole was made, or when the object ended, comes to nothing;
+//! * a claim from before a hole was made, or from before the object ended, comes to nothing;
 //! * a fork copies no words: the child has the same pages, and no slot gets another reference.
 //!
 //! The processes have private memory beside it, of which all other operations are.
@@ -234,7 +234,7 @@ impl World {
         self.objects.retain(|other| !Arc::ptr_eq(&other.space, &object.space));
     }
 
-    /// Of a process that ends.
+    /// Unmaps the objects of a process that ends.
     pub(super) fn unmap_all_objects(&mut self, mapper: u32) {
         for object in self.objects.clone() {
             self.unmap_object(&object, mapper);

@@ -1,8 +1,8 @@
-//! What differs between runs of the model: the devices, and every knob.
+//! The differences between runs of the model: the devices, and every knob.
 
 use super::*;
 
-/// What differs between runs of the model: the devices, and every knob.
+/// The differences between runs of the model: the devices, and every knob.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     /// Slots and priority of each device.

@@ -40,7 +40,7 @@ fn a_shared_page_leaves_and_comes_for_all() {
     world.end(false);
 }
 
-/// What is stored through one mapping, is read through the others, however often it has left meanwhile.
+/// Bytes stored through one mapping are read through the others, however often the page has left meanwhile.
 #[test]
 fn a_fork_copies_no_words_of_shared_memory() {
     let mut world = World::new(&one_device());
@@ -95,7 +95,7 @@ fn a_hole_is_made_while_its_page_is_read() {
         world.step(&Op::Reap { reads: 1 });
         assert_eq!(object.memory.asleep(), [], "they come again, and find zeros");
         assert_eq!(world.engine.used_slots(), 0);
-        // What is stored while the call is under way goes with the hole that the kernel makes.
+        // Bytes stored while the call is under way go with the hole that the kernel makes.
         let mapper = object.memory.mappers()[1];
         world.access_object(&object, mapper, 9, Some(1234));
         world.step(&Op::Object(ObjectOp::PunchAgain));
@@ -135,7 +135,7 @@ fn a_run_of_zeros_ends_with_the_object() {
     }
 }
 
-/// Whoever makes a page where one is swapped out has taken it from all others: nobody reads on.
+/// A process that makes a page where one is swapped out has taken it from all others: nobody reads on.
 #[test]
 fn a_page_of_a_stranger_is_a_breach() {
     let mut world = World::new(&one_device());
@@ -150,7 +150,7 @@ fn a_page_of_a_stranger_is_a_breach() {
     world.step(&Op::Reap { reads: 1 });
     assert!(object.memory.is_breached(), "EEXIST for a page that is out");
     assert!(object.memory.sleeps(reads, 0, 20), "else he would read zeros");
-    // Those of the others neither: the run ends.
+    // The faults of the others are not served either: the run ends.
     world.step(&Op::Pending(false));
     assert_eq!(object.memory.touch(stays, 0, 21, None), Touch::Missing);
     object.memory.note_waiter(21, stays);

@@ -1,6 +1,6 @@
 //! Threads against the model: the interleavings are finer than the steps of a pager.
 //!
-//! Each thread of the target is a pager too. Where there is an object of shared memory, each thread is also a
+//! Each thread of the target is a pager too. If there is an object of shared memory, each thread is also a
 //! process that has it mapped, and children come and go that have it mapped as well.
 
 mod shared;
@@ -57,7 +57,7 @@ impl Stress {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Those that are not off: for who finds no room.
+    /// The devices that are not off: for a thread that finds no room.
     fn devices(&self) -> String {
         let of = |device: &Device| {
             let (state, used, full) =
