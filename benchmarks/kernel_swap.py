@@ -1,6 +1,6 @@
 """The kernel's form of memspill's default swap: zswap in front of a swap file, and a memory cgroup with a
-hard limit for each run (v1 or v2; root). What was switched on is switched off again at the end, however that
-comes; kill -9 leaves swap and cgroup behind.
+hard limit for each run (v1 or v2; root). Everything that was switched on is switched off again at the end,
+however that comes; kill -9 leaves swap and cgroup behind.
 
 zswap compresses with lz4, as memspill does, or where the kernel has not that (CONFIG_CRYPTO_LZ4) with what it
 had.
@@ -96,7 +96,7 @@ class KernelSwap:
             self.group.rmdir()
 
     def _empty_group(self):
-        """Those who were killed are on their way out."""
+        """The killed processes are on their way out."""
         for _ in range(100):
             if not (self.group / "cgroup.procs").read_text().strip():
                 return

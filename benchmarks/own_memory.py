@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What memspill takes for itself while a program runs in a budget.
+"""Measures the memory that memspill takes for itself while a program runs in a budget.
 
     benchmarks/own_memory.py --budget 36M -- python3 tests/programs/dicts.py 6
     benchmarks/own_memory.py --budget 64M --memspill OLD -- memspill-workload pmbench --size 128M

@@ -2,17 +2,15 @@
 # A file of 4097 bytes is 4608 bytes long over qemu-nbd, which lets it grow; over nbdkit its last 511 bytes
 #   are "full".
 #
-# Versions: qemu-utils 1:7.2+dfsg-7+deb12u18+b3, nbdkit 1.32.5-1, libnbd-bin 1.14.2-1 of Debian 12.
-# Behaviour: qemu-nbd offers the raw file as 4608 bytes, nbdkit as 4097. A write of 8 bytes at 4200 to
-#   qemu-nbd works and the file is then 4208 bytes long. qemu-img says 4608 bytes of nbdkit's export as
-#   well; the same write to it, from qemu-io, fails with "No space left on device", though it is within the
-#   size that was shown.
-# One would have guessed: a server tells the size of the file, or cuts it down to whole sectors, and a disk
-#   that is full says so on no write to a place that exists.
-# Why it matters: a mark, a header copy or a checksum at "the end of the export" lies in another place for
-#   each pair of client and server. Who takes ENOSPC for "full" believes a store of fixed size has run out.
-# Cause: QEMU counts in sectors of 512 bytes and rounds up, as server and as client. nbdkit answers requests
-#   past the end with ENOSPC, as the protocol has it.
+# Versions: qemu-utils 1:7.2+dfsg-7+deb12u18+b3, nbdkit 1.32.5-1, libnbd-bin 1.14.2-1 of Debian 12. Behaviour:
+# qemu-nbd offers the raw file as 4608 bytes, nbdkit as 4097. A write of 8 bytes at 4200 to qemu-nbd works and
+# the file is then 4208 bytes long. qemu-img says 4608 bytes of nbdkit's export as well; the same write to it,
+# from qemu-io, fails with "No space left on device", though it is within the size that was shown. One would
+# have guessed: a server tells the size of the file, or cuts it down to whole sectors, and a disk that is full
+# says so on no write to a place that exists. Why it matters: a mark, a header copy or a checksum at "the end
+# of the export" lies in another place for each pair of client and server. A client that takes ENOSPC for
+# "full" believes a store of fixed size has run out. Cause: QEMU counts in sectors of 512 bytes and rounds up,
+# as server and as client. nbdkit answers requests past the end with ENOSPC, as the protocol has it.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -21,7 +21,7 @@ apt-get -qq download qemu-utils=1:7.2+dfsg-7+deb12u18+b3 nbdkit=1.32.5-1
 for package in *.deb; do dpkg-deb -x "$package" root; done
 bin=$dir/root/usr/bin plugins=$dir/root/usr/lib/x86_64-linux-gnu/nbdkit/plugins
 
-# What a file of 8 MiB takes on the disk, in KiB, after its first 4 MiB were given up.
+# The disk space of a file of 8 MiB, in KiB, after its first 4 MiB were given up.
 ask='discard 0 4M'
 zero='write -z -u 0 4M'
 fill() { head -c 8M /dev/urandom >file && cp file before && sync file; }

@@ -3,19 +3,16 @@
 #   again.
 #
 # Versions: nbdkit 1.32.5-1, libnbd-bin 1.14.2-1 of Debian 12, on ext4. (On another file system it ends with
-#   77.)
-# Behaviour: fallocate makes a file of 8 MiB. "nbdinfo --map" of it, served by nbdkit's file plugin, shows 8
-#   MiB of hole. After "cat file" the same command shows 8 MiB of data. After its pages are dropped from the
-#   page cache it shows 8 MiB of hole. Its bytes, its length and its blocks on the disk (stat) stay the same
-#   throughout.
-# One would have guessed: whether a range is hole or data is a property of the file, and reading changes no
-#   file. Also that blocks which fallocate has taken on the disk are no hole.
-# Why it matters: swap files and stores of pages are preallocated. Copies and backups that go by the map
-#   move nothing or all of it, depending on who read the file before; and "hole" does not mean that no room
-#   is taken.
-# Cause: the map is made with lseek's SEEK_DATA. Where blocks are allocated but unwritten, ext4 answers it
-#   by looking into the page cache. A page that is there counts as data, also when a mere read brought it
-#   there.
+#   77.) Behaviour: fallocate makes a file of 8 MiB. "nbdinfo --map" of it, served by nbdkit's file plugin,
+#   shows 8 MiB of hole. After "cat file" the same command shows 8 MiB of data. After its pages are dropped
+#   from the page cache it shows 8 MiB of hole. Its bytes, its length and its blocks on the disk (stat) stay
+#   the same throughout. One would have guessed: whether a range is hole or data is a property of the file,
+#   and reading changes no file. Also that blocks which fallocate has taken on the disk are no hole. Why it
+#   matters: swap files and stores of pages are preallocated. Copies and backups that go by the map move
+#   nothing or all of it, depending on who read the file before; and "hole" does not mean that no room is
+#   taken. Cause: the map is made with lseek's SEEK_DATA. For blocks that are allocated but unwritten, ext4
+#   answers it by looking into the page cache. A page that is there counts as data, also when a mere read
+#   brought it there.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -1,10 +1,10 @@
 #!/bin/bash
-# A Debian package of a memspill that is built already: the command, man pages, completions, documents. Of a
-# `--profile profiling` build, which has tables for debuggers and profilers, also a package memspill-dbgsym,
-# where they find them.
+# A Debian package of a memspill that is built already: the command, man pages, completions, documents. A
+# `--profile profiling` build, which has tables for debuggers and profilers, gives a second package,
+# memspill-dbgsym, with these.
 #
-# Needs dpkg-dev and binutils. What the command depends on is found out by dpkg-shlibdeps; a static one
-# depends on nothing. Files have the time of the last commit: the same sources make the same package.
+# Needs dpkg-dev and binutils. dpkg-shlibdeps finds out what the command depends on; a static one depends on
+# nothing. Files have the time of the last commit: the same sources make the same package.
 set -eu
 HELP="usage: scripts/package-deb.sh [BINARY [OUT_DIR]]
   BINARY   [default: target/release/memspill]

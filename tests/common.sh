@@ -58,7 +58,7 @@ export MEMSPILL_TEST_MARK=memspill-test-$$-$(basename "$WORK")
 ours() {
     local pid stat words self
     mapfile -d '' self </proc/$$/cmdline
-    # What it starts itself carries no mark, and works elsewhere.
+    # A test that it starts itself carries no mark, and works elsewhere.
     (
         cd / && export -n MEMSPILL_TEST_MARK
         {

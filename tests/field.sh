@@ -53,8 +53,8 @@ build() {
         no "${source#"$REPO"/} does not compile: $(head -n 1 "bin/$1.said")"
 }
 
-# ends SECONDS COMMAND...: as the mode's user, behind WATCH. What it prints goes to `out` and `err`; CODE is
-# its exit code, or "hung".
+# ends SECONDS COMMAND...: as the mode's user, behind WATCH. Its output goes to `out` and `err`; CODE is its
+# exit code, or "hung".
 ends() {
     local limit=$1 began=$SECONDS
     shift

@@ -67,7 +67,7 @@ try() { # SETTING...
     local with=() budget=64M setting
     for setting in "$@"; do
         case $setting in
-        # What leaves a pool alone stays within the budget, which must hold it.
+        # A setting that leaves a pool alone stays within the budget, which must hold it.
         swap=*compress=none) with+=(--swap "${setting#swap=}") ;;
         swap=*) with+=(--swap "${setting#swap=}") budget=128M ;;
         *) with+=(--tune "$setting") ;;

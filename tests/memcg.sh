@@ -45,7 +45,7 @@ make_group() {
     if [ -e /sys/fs/cgroup/memory/memory.limit_in_bytes ]; then
         GROUP=/sys/fs/cgroup/memory/$name
         mkdir -p "$GROUP" && echo $limit >"$GROUP/memory.limit_in_bytes" || return
-        # Where swap is accounted it is shut off; else there must be none (checked below).
+        # If swap is accounted, it is shut off; else there must be none (checked below).
         { echo $limit >"$GROUP/memory.memsw.limit_in_bytes"; } 2>/dev/null ||
             echo 0 >"$GROUP/memory.swappiness"
         PEAK=memory.max_usage_in_bytes

@@ -45,7 +45,7 @@ case_man() {
         faults=$(mandoc -Tlint -Wwarning "$page" | grep -v 'missing date')
         [ -z "$faults" ] || no "$faults" || return
     done
-    # What --help has, the page has: each option, and what stands below them.
+    # The page has everything that --help has: each option, and what stands below them.
     mandoc -Tutf8 "$WORK/man1/memspill-run.1" | col -b >"$WORK/run.txt"
     for name in $("$MEMSPILL" run --help | grep -oE '^ +(-., )?--[a-z-]+' | grep -oE -- '--[a-z-]+'); do
         grep -q -- "$name" "$WORK/run.txt" || no "memspill-run(1) has no $name" || return

@@ -47,7 +47,7 @@ begin() { # STAGE
     printf '== %s (after %d:%02d)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60))
 }
 
-# What went wrong stands right above the sum, for whoever sees only the end of the output.
+# The failure stands right above the sum, for readers who see only the end of the output.
 give_up() { # STAGE CODE
     echo "FAILED: $1 (exit code $2)"
     grep -E '^again: ' "$LOG" | cut -d' ' -f2-
@@ -133,7 +133,7 @@ verifier() { # one test of 40 s: every page is checked while mappings come, go, 
     fi
 }
 
-# What cannot be had is said there; the tests that need it are skipped.
+# Packages that cannot be had are named there; the tests that need them are skipped.
 echo "== packages"
 scripts/install-test-packages.sh || true
 if ! command -v cargo >/dev/null; then

@@ -40,9 +40,8 @@ self_test() {
 # What still has faults of the kind: shorten it.
 LINES_NOT_YET=""
 CIRCLES_NOT_YET="crates/agent/src/agent/main.rs"
-OPENINGS_NOT_YET="benchmarks crates/agent crates/bench crates/cli crates/fuzz
-crates/pager crates/sim crates/tables crates/workloads findings scripts tests
-documents ARCHITECTURE CHANGELOG CONTRIBUTING README docs"
+OPENINGS_NOT_YET="crates/agent crates/pager
+documents ARCHITECTURE CHANGELOG CONTRIBUTING README docs benchmarks/runs"
 
 clippy() { cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings; }
 

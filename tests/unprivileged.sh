@@ -41,7 +41,7 @@ done
 user=(setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs)
 "${user[@]}" test -r "$TESTS/common.sh" ||
     { echo "SKIP (user 65534 cannot read $TESTS)"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
-# An older kernel has no guard markers. What is missing is named; anything else is no reason to skip.
+# An older kernel has no guard markers. Missing features are named; anything else is no reason to skip.
 if [ $PAGER = signal ]; then
     said=$(cd / && "${user[@]}" "$TESTS/../target/release/memspill" run --pager=signal -m 64M -- true 2>&1)
     if [[ $said == *"signal is not possible"* ]]; then
@@ -88,7 +88,7 @@ print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
 }
 case $PAGER in
 signal) by_auto /usr/bin/python3 "$TESTS/without_userfaultfd.py" ;;
-# Where anybody may open the device, the kernel pager is taken.
+# If anybody may open the device, the kernel mode is taken.
 thread) "${user[@]}" test -w /dev/userfaultfd || by_auto env ;;
 esac
 exit $code

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What malloc gets from the kernel while memory is tight, and how fast.
+"""Measures the memory that malloc gets from the kernel while memory is tight, and how fast.
 
     sudo benchmarks/malloc/compare.py --rounds 3
     sudo benchmarks/malloc/compare.py --against OLD --json malloc.json fill-threads churn

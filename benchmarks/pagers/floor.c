@@ -1,5 +1,5 @@
-/* What the kernel takes of a fault that a thread serves by itself, and of the page that leaves for it: the
- * least that the thread pager can come to.
+/* The kernel's time of a fault that a thread serves by itself, and of the page that leaves for it: the least
+ * that such a fault can take.
  *
  *     gcc -O2 -o /tmp/floor benchmarks/pagers/floor.c && /tmp/floor
  *
@@ -131,7 +131,7 @@ static void scan_staging(void)
     need(ioctl(pagemap, SCAN, &arg) != REGIONS, "PAGEMAP_SCAN");
 }
 
-/* Of 16 pages. */
+/* The time for 16 pages. */
 static double group_us(int by_one_call)
 {
     double sum = 0;
@@ -159,7 +159,7 @@ static double group_us(int by_one_call)
     return sum / (PAGES / 16);
 }
 
-/* Of a page out and one in: pages of even numbers leave, in any order, and their neighbours come. */
+/* The time of a page out and one in: pages of even numbers leave, in any order, and their neighbours come. */
 static double exchange_us(int moves_back)
 {
     empty(memory, PAGES);

@@ -33,7 +33,7 @@ WORKLOAD = REPO / "target" / "release" / "memspill-workload"
 PYTHON = "/usr/bin/python3"
 MIB = 1 << 20
 STOPPED_AT = 2
-# So many runs with a budget between two without.
+# The number of runs with a budget between two without.
 BETWEEN = 3
 
 ROWS = {

@@ -26,7 +26,7 @@ static void count(const char *when) {
     bad |= syscall(SYS_stat, "/proc/self/task", &three) != 0;
     bad |= statx(proc, "self/task", 0, STATX_NLINK, &four);
     close(proc);
-    // What a call by the program's own instructions sees is told where calls are trapped only.
+    // The result of a call by the program's own instructions is told only if calls are trapped.
     three.st_nlink -= three.st_nlink == one.st_nlink + 1;
     printf("%s: %d, threads %d %d %d %d\n", when, bad, (int)one.st_nlink - 2, (int)two.st_nlink - 2,
            (int)three.st_nlink - 2, (int)four.stx_nlink - 2);

@@ -80,7 +80,7 @@ int main(int count, char **words) {
     if (group[0]) {
         FILE *file = fopen(words[1], "w");
         if (file) fprintf(file, "%ld\n", peak >> 10), fclose(file);
-        // What the command has left may take a moment to end.
+        // The processes that the command has left may take a moment to end.
         for (int k = 0; k < 300 && rmdir(group) && errno == EBUSY; k++)
             nanosleep(&(struct timespec){0, 10000000}, NULL);
     }

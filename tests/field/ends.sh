@@ -16,7 +16,7 @@ case_hops() {
         no "the last process of the chain was not waited for"
 }
 
-# Whoever starts memspill may have told the kernel to forget the ends of children, which programs inherit.
+# The starter of memspill may have told the kernel to forget the ends of children, which programs inherit.
 case_children_ignored() {
     ends 20 env --ignore-signal=CHLD "$MEMSPILL" run --pager="$MODE" -m 24M --swap-dir "$WORK/swap" \
         "${MEMSPILL_ARGS[@]}" -- bash -c 'grep SigIgn /proc/self/status; exit 3'
@@ -46,7 +46,7 @@ refused() {
     [ "$(md5sum <"$1")" = "$before" ] || no "$2 was written to"
 }
 
-# What is on the disk is named and kept, and lost only by who says so.
+# Data on the disk are named and kept, and lost only on request.
 case_swap_held() {
     local file=$WORK/swap/image-$MODE
     as_of() { rm -f "$file" && truncate -s "$1" "$file" && chmod 666 "$file"; }

@@ -1,5 +1,5 @@
 // fork_limit MIB CHILDREN: forks until so many children are there, or the limit on processes is reached, 24
-// above what the user has. What fork returns is true: there is each child that it tells of, with all of its
+// above what the user has. The answer of fork is true: each child that it tells of is there, with all of its
 // parent's memory, and no other. Root has no such limit.
 #include <dirent.h>
 #include <errno.h>

@@ -24,7 +24,7 @@
 
 static char *memory;
 static size_t pages;
-// Of the handler.
+// The pipe of the handler.
 static int pipes[2];
 static volatile unsigned long wanted, handled, wrong;
 static volatile unsigned long new_gs;

@@ -37,7 +37,7 @@ static void lock(void) {
     say("mlock2", mlock2(memory, LOCKED_PAGES * PAGE, MLOCK_ONFAULT));
     printf("differs %d\n", differs());
     say("munlock", munlock(memory, LOCKED_PAGES * PAGE));
-    // What is there already stays as it is.
+    // Memory that is there already stays as it is.
     say("mlockall of what comes", mlockall(MCL_FUTURE));
     char *more = map(64 * PAGE);
     if (more != MAP_FAILED) memset(more, 7, 64 * PAGE);

@@ -1,8 +1,6 @@
 // memfd_heap MIB VIEWS [allocated | whole | stays]: a heap as some collectors make it: one memfd, mapped
-// shared at VIEWS places in pieces of 2 MiB, over a reservation without access. What is written by one view
-// is read by the next. `allocated`: its room is made by fallocate, piece by piece; `whole`: all of it before
-// it is mapped, by a system call of the program's own instructions; `stays`: it is there for 2 s more.
-// Prints a checksum, and on stderr what the memfd has in memory before it is touched.
+// shared at VIEWS places in pieces of 2 MiB, over a reservation without access. Bytes written by one view are
+// read by the next. Prints a checksum, and on stderr what the memfd has in memory before it is touched.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -12,7 +12,7 @@ case_handlers() { same 10M handlers && left 4096; }
 case_heap-top() { same 10M heap_top && left 4096; }
 case_soft-dirty() {
     same 10M soft_dirty && left 4096 || return
-    # What the program relies on where the kernel keeps such bits; this one may not.
+    # The program relies on this where the kernel keeps such bits; this kernel may not.
     ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c 'echo 1 >/proc/self/clear_refs'
     [ "$CODE" != 0 ] && grep -qi 'permission denied' err || no "/proc/self/clear_refs can be written"
     # Another file of that name can be; each mode runs as another user, so each has its own.

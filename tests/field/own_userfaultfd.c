@@ -48,7 +48,7 @@ int main(int count, char **words) {
     struct uffdio_register part = {{(uintptr_t)fresh, PAGES * PAGE}, UFFDIO_REGISTER_MODE_MISSING, 0};
     int is_refused = ioctl(file, UFFDIO_REGISTER, &part) != 0;
     if (is_refused && errno != EBUSY) printf("refused: %s\n", strerror(errno));
-    // What has been written holds no page that is missing, as far as the program can tell.
+    // Written memory has no missing page, as far as the program can tell.
     part.range = (struct uffdio_range){(uintptr_t)memory, bytes};
     if (ioctl(file, UFFDIO_REGISTER, &part) != 0 && errno != EBUSY) printf("refused: %s\n", strerror(errno));
     for (size_t k = 0; k < PAGES; k++) wrong += fresh[k * PAGE + 17] != (is_refused ? 0 : 0x5a);

@@ -1,6 +1,6 @@
 // private_file MIB HEAP_MIB: writes private pages of a file, MIB of them, then goes through a heap again and
-// again, for 20 s at most. Where the pages leave next to nothing of the budget, the heap comes and goes, and
-// the run must end before this does.
+// again, for 20 s at most. If the pages leave next to nothing of the budget, the heap comes and goes, and the
+// run must end before this does.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -49,7 +49,7 @@ int main(int count, char **args) {
         size_t left = same(quarter, 2 * quarter) + same(3 * quarter, pages);
         printf(", gone %d\n", left == (took ? 0 : 2 * quarter));
         fill();
-        // What is not stored to again may be gone or not.
+        // Pages that are not stored to again may be gone or not.
         printf("FREE %ld", advise(self, MADV_FREE));
         memory[9] = 1;
         printf(", kept %d\n", same(0, quarter) == quarter && same(2 * quarter, 3 * quarter) == quarter);
@@ -59,7 +59,7 @@ int main(int count, char **args) {
         printf(", GUARD_REMOVE %ld, kept %d", result,
             same(0, quarter) == quarter && same(2 * quarter, 3 * quarter) == quarter);
         printf(", gone %d\n", result != 1 || same(quarter, 2 * quarter) + same(3 * quarter, pages) == 0);
-        // Of guards that are not there nothing is removed.
+        // Removing guards that are not there does nothing.
         fill();
         result = advise(self, GUARD_REMOVE);
         printf("GUARD_REMOVE %ld, kept %d\n", result, same(0, pages) == pages);

@@ -1,6 +1,6 @@
 // read_stopped MIB: a process reads its child's memory while the child is stopped, after it goes on, and when
-// it is gone. While it is stopped each call answers: all, as it was written, or an error. What is not there,
-// and what may not be written, is EFAULT as ever.
+// it is gone. While it is stopped each call answers: all, as it was written, or an error. Missing and
+// read-only memory is EFAULT as ever.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -111,7 +111,7 @@ static int confined(int kind) {
         if (USUAL(SECCOMP_RET_ERRNO | ENOSYS, SECCOMP_FILTER_FLAG_TSYNC)) return 77;
         break;
     case 6: {
-        // Of two threads one confines both.
+        // One of two threads confines both.
         pthread_t thread;
         pthread_create(&thread, NULL, other_thread, NULL);
         int result = USUAL(SECCOMP_RET_ERRNO | EPERM, SECCOMP_FILTER_FLAG_TSYNC);

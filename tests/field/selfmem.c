@@ -48,7 +48,7 @@ int main(int count, char **words) {
         wrong += memory[k] != (k * 8 % STEP < PART ? ~value : value);
     }
     printf("calls that failed: %zu (%s), wrong words: %zu\n", failed, error ? strerror(error) : "-", wrong);
-    // What is not there stays an error.
+    // Missing memory stays an error.
     errno = 0;
     munmap(memory, bytes);
     ssize_t got = pread(file, buffer, 8, (off_t)(uintptr_t)memory);

@@ -1,7 +1,7 @@
 # Memory that several processes share, of each sort. Cases of field.sh.
 #
-# What is counted and not swapped leaves the budget to private memory, which makes room for it; a line names
-# it. Under `kernel` shared anonymous memory is swapped.
+# Memory that is counted and not swapped leaves the budget to private memory, which makes room for it; a line
+# names it. Under `kernel` shared anonymous memory is swapped.
 CASES+=(shared_memfd shared_shm shared_file shared_sysv shared_anonymous)
 CASES+=(shared_too_much_memfd shared_too_much_shm shared_too_much_file shared_too_much_sysv)
 [ "$MODE" = kernel ] || CASES+=(shared_too_much_anonymous)
@@ -71,11 +71,11 @@ case_shared_pieces() {
     [ "$(shared_counted)" -ge 29 ] && [ "$(shared_counted)" -le 33 ] || no "it is not counted once"
 }
 
-# What fallocate makes of a memfd comes when it is touched. With --shared=all it is swapped.
+# Pages that fallocate makes of a memfd come when they are touched. With --shared=all it is swapped.
 case_shared_allocated() { same 48M memfd_heap 30 2 allocated && said 'the heap has 0 KiB'; }
 case_shared_swapped_allocated() {
     same 24M -s 150 -o --shared=all memfd_heap 36 2 allocated && left 3000 && said 'the heap has 0 KiB'
 }
-# What a program allocates by its own instructions is in memory at once, and leaves afterwards: here it is too
-# much before it is mapped.
+# Memory that a program allocates by its own instructions is in memory at once, and leaves afterwards: here it
+# is too much before it is mapped.
 case_shared_swapped_whole() { same 24M -s 150 -o --shared=all memfd_heap 36 1 whole && left 3000; }

@@ -1,7 +1,7 @@
 // soft_dirty.c: a program that asks the kernel which of its pages were written since it last asked, by
 // /proc/self/clear_refs and the soft-dirty bits of /proc/self/pagemap, as collectors do. Each page that was
-// written must be known as written, also after it was swapped out. Where the kernel cannot say, or the file
-// may not be written, a collector goes by other means: that is as right.
+// written must be known as written, also after it was swapped out. If the kernel cannot say, or the file may
+// not be written, a collector goes by other means: that is as right.
 #include "press.h"
 #include <fcntl.h>
 #include <stdlib.h>

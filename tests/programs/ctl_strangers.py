@@ -23,7 +23,7 @@ def ask(message):
 
 
 def last_words(caller):
-    """What it is told; nothing if it is let go."""
+    """The answer; nothing if it is let go."""
     try:
         return caller.recv(1 << 17)
     except ConnectionResetError:

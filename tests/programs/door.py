@@ -1,4 +1,4 @@
-"""Those who connect to the agents' socket of a run and are none of its processes.
+"""Strangers that connect to the agents' socket of a run, and are none of its processes.
 
 Arguments: a case and `memspill run ...`.
 
@@ -84,7 +84,7 @@ def hello(token):
 
 
 def others(count, body):
-    """So many processes that do this and stay; a function that ends them and says whether all could."""
+    """Starts `count` processes that do this and stay; gives a function that ends them: could all?"""
     there, tell = os.pipe()
     pids = []
     for _ in range(count):
@@ -191,7 +191,7 @@ def descriptors():
             return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13]))
 
     def used(most=1000):
-        """Those in use, once they are no more than this: who has ended gives its own back."""
+        """Descriptors in use, once they are no more than this: an ended process gives its own back."""
         end = time.time() + 10
         while len(os.listdir(f"/proc/{pid}/fd")) > most:
             assert time.time() < end, f"more than {most} descriptors stay: {os.listdir(f'/proc/{pid}/fd')}"

@@ -1,4 +1,4 @@
-"""What a process of the tree may say of forks at the door, and gets no harm out of for others.
+"""A process of the tree says false things of forks at the door, and does no harm to others by it.
 
 Run as a command of memspill, with --forks agent. It has an agent; what it starts without LD_PRELOAD has none.
 """

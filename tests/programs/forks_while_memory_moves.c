@@ -1,7 +1,7 @@
 // Forks while other threads move and unmap memory: of two changes the one that comes second may be told
 // first. Threads of the lowest class share a CPU with the others, so that they lose it where they let go of
-// the lock of the address space: after the change, and before it is told. (Of that class while they change
-// something, and no longer.)
+// the lock of the address space: after the change, and before it is told. (They are of that class while they
+// change something, and no longer.)
 //
 // A child finds out what it has by a system call that fails where nothing is mapped, and knows what must be
 // there:
@@ -133,7 +133,7 @@ static int check(unsigned seed) {
             uint64_t found = *word(MOVED_AT(region, second), page);
             if (found != moved_word(region, page)) return wrong("moved", region, page, found);
         }
-        // What is mapped where a region was before is empty.
+        // New memory at the place of an earlier region is empty.
         map(MOVED_AT(region, first), MOVED_PAGES);
         for (int look = 0; look < 2; look++) {
             size_t page = rand_r(&seed) % MOVED_PAGES;

@@ -3,11 +3,10 @@
  *
  * usage: guards [libc|syscall|instruction]: how the kernel is called for them.
  *
- * 1. What was swapped out under a guard reads as zero when the guard is removed, all else as it was written.
- * 2. A guard stays, whatever stream fills the memory on both sides of it, up, down, in order and again: a
- *    store there is
- *    SIGSEGV.
- * 3. A store from another thread that waits for its page when the guard comes does not take the guard away.
+ * 1. Pages that were swapped out under a guard read as zero when the guard is removed, all else as it was
+ * written. A guard stays, whatever stream fills the memory on both sides of it, up, down, in order and again:
+ * a store there is SIGSEGV. 3. A store from another thread that waits for its page when the guard comes does
+ * not take the guard away.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -170,7 +170,7 @@ static void be(const char *how) {
     _exit(0);
 }
 
-// What is ignored and blocked is so in the program that is started, by whom who has not joined yet.
+// Signals that a late process ignores or blocks are ignored and blocked in the program that it starts.
 static void start_one_that_inherits(void) {
     signal(SIGSEGV, SIG_IGN);
     signal(SIGUSR2, SIG_IGN);

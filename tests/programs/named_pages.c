@@ -23,7 +23,7 @@ struct entry {
 };
 
 static uint64_t pages, *memory;
-/* Of each run of pages: odd while it changes, else 0 modulo 4 if it is empty, and 2 if it is written. */
+/* The state of each run of pages: odd while it changes, else 0 modulo 4 if empty, and 2 if written. */
 static _Atomic uint64_t *states;
 static atomic_int stop;
 

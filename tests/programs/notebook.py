@@ -31,7 +31,7 @@ def spec_in(directory, memspill, path):
 
 
 def cell(client, code, interrupt=None):
-    """What a cell prints, or the name of the exception that ends it."""
+    """The output of a cell, or the name of the exception that ends it."""
     sent, printed = client.execute(code), []
     if interrupt:
         time.sleep(1)

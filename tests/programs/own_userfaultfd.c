@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     size_t bytes = strtoul(argv[1], 0, 10) << 20;
     char *hog = malloc(bytes);
     memset(hog, 1, bytes);
-    usleep(300000); // what is new has been found by now
+    usleep(300000); // new memory has been found by now
     for (int n = 0; n < PLACES; n++) {
         for (int page = 0; page < LOWER; page++) places[n][page * PAGE] = 7;
         if (n % 2 && mprotect(places[n] + LOWER * PAGE, UPPER * PAGE, PROT_READ | PROT_WRITE)) return 2;

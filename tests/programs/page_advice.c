@@ -167,7 +167,7 @@ static void mapped_anew(void) {
         munmap(p, SIZE);
         char *anew = map(SIZE);
         fill(anew, SIZE, 50 + round);
-        /* What was asked for before may bring some of them. */
+        /* An earlier request may bring some of them. */
         for (int tries = 0; tries < 20; tries++) {
             EXPECT(advised(anew, SIZE, MADV_PAGEOUT) == 0, "pageout of what has come says", errno);
             if (!resident(anew, SIZE)) break;
@@ -179,7 +179,7 @@ static void mapped_anew(void) {
     }
 }
 
-/* What is locked is there, and stays until it is not. */
+/* Locked pages are there, and stay until they are not locked. */
 static void locked(void) {
     char *p = map(SIZE);
     fill(p, SIZE, 4);
@@ -314,7 +314,7 @@ static void of_another(void) {
     waitpid(child, &status, 0);
     EXPECT(status == 0, "the other process", status);
     close(pidfd);
-    /* Of itself. */
+    /* The process's own memory. */
     fill(p, SIZE, 11);
     pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     ret = syscall(SYS_process_madvise, pidfd, ranges, 2, MADV_PAGEOUT, 0);

@@ -78,7 +78,7 @@ def state(pid):
 
 
 def frozen(pid):
-    """What is frozen in a cgroup of version 1 ends when it thaws."""
+    """A process that is frozen in a cgroup of version 1 ends when it thaws."""
     procs = f"{group}/cgroup.procs"
     return os.path.exists(procs) and str(pid) in open(procs).read().split()
 

@@ -1,4 +1,5 @@
-// What may happen to shared anonymous memory, one after the other, while it is swapped: shared_changes MIB
+// All that may happen to shared anonymous memory, one after the other, while it is swapped: shared_changes
+// MIB
 //
 // MADV_REMOVE (zeros for everybody), MADV_DONTNEED (nothing is lost), mprotect, a mapping that moves, one
 // that is cut, one of which only a child is left, and exec.

@@ -1,8 +1,8 @@
 // Reads past the page cache into shared memory that is being swapped: shared_direct SECONDS FILE
 //
 // In each round the file is opened with O_DIRECT (by open, by syscall) or has that switched on (fcntl), is
-// read into a part of the memory, and is closed. What was read must be there. Beside it a thread walks
-// through private memory, so that pages are taken out all the time.
+// read into a part of the memory, and is closed. The bytes that were read must be there. Beside it a thread
+// walks through private memory, so that pages are taken out all the time.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 // Shared memory of which a process gives back a part and has it mapped again by mremap: shared_regrow MIB
 //
-// Longer in place, for which the kernel has no event, and a second mapping of the same memory. What is stored
-// by way of one is there by way of the other, and in a child.
+// Longer in place, for which the kernel has no event, and a second mapping of the same memory. Bytes stored
+// by way of one are there by way of the other, and in a child.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

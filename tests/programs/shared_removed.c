@@ -1,8 +1,8 @@
 // MADV_REMOVE beside processes that store to the same pages: shared_removed MIB [raw]
 //
 // Rounds: a range is filled, and swapped out for the most part; it is removed, and is zeros in each process,
-// also after what was swapped out meanwhile has come back. What is stored after the call stays. With `raw`
-// the call is made by instructions of its own; so is MADV_DONTNEED, after which all is as before. Beside it
+// also after what was swapped out meanwhile has come back. Bytes stored after the call stay. With `raw` the
+// call is made by instructions of its own; so is MADV_DONTNEED, after which all is as before. Beside it
 // threads read what is to stay, and one gives advice on memory of its own, for which the others wait.
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,8 +1,8 @@
 // Shared memory that has become twice what the budget holds, of which nothing may leave any more:
 // shared_then_direct MIB FILE
 //
-// The file is opened with O_DIRECT and stays open. What the program needs then must come from elsewhere, or
-// the run must end with a line that says why. Ends with 77 where there is no O_DIRECT.
+// The file is opened with O_DIRECT and stays open. The memory that the program needs then must come from
+// elsewhere, or the run must end with a line that says why. Ends with 77 where there is no O_DIRECT.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

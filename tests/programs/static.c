@@ -1,5 +1,5 @@
-// What a static program finds at its start, and memory of several threads, of a child and of the heap, most
-// of which is swapped out meanwhile.
+// A static program checks what it finds at its start, and memory of several threads, of a child and of the
+// heap, most of which is swapped out meanwhile.
 //
 // usage: static MIB [WORD...]; prints what it has found, which is to be the same with memspill as without it.
 // With the word "exit" or "abort" it ends so.

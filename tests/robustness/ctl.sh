@@ -29,7 +29,7 @@ case_groups-full() {
         --group 'inner,comm=inner-*,memory.max=40M,swap.max=50M' \
         "${MEMSPILL_ARGS[@]}" -- ./inner-job populate --size 200M
     code_is 137 || return
-    # Which of the two is seen first is a matter of time.
+    # Either of the two may be seen first.
     local why='has used up its swap.max; raise its swap.max|is full; raise its memory.max or swap.max'
     grep -qE "memspill: killed: group inner ($why)" err || no "not told why: $(tail -n 1 err)"
 }
@@ -170,7 +170,7 @@ assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
     after=$(rss)
     grep -qE '^[1-9][0-9]{3,} pages of process' ctl.out || { no "pageout says: $(cat ctl.out)"; return; }
     ctl pageout 1 && { no "init is paged out"; return; }
-    # What it has touched since is in memory again.
+    # The pages that it has touched since are in memory again.
     end=$((SECONDS + 6))
     until [ "$(rss)" -gt $((32 << 20)) ]; do
         [ $SECONDS -ge $end ] && { no "it has only $(rss) bytes back"; return; }

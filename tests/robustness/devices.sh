@@ -31,7 +31,7 @@ case_disk-full() {
     sleep 0.2
     head -c 90M /dev/zero >disk/other 2>/dev/null
     ends 120
-    # Where the budget had been reserved on the disk beforehand it is refused at once, which is as good.
+    # If the budget had been reserved on the disk beforehand it is refused at once, which is as good.
     case $CODE in
     125 | 137) says 'swap|disk|space|full' ;;
     *) no "exit code $CODE instead of 137: $(tail -n 1 err)" ;;
@@ -111,7 +111,7 @@ case_wrong-bytes() {
     failing "$(of_pager 135 137 135)" 'has a read error: checksum mismatch' "$(of_pager 1 2 1)" read_errors \
         "file:$WORK/device,fail=flip@1000"
 }
-# What is not written stays in memory, and is written later.
+# A page that is not written stays in memory, and is written later.
 case_write-error() { failing 0 'has a write error: Input/output error' 1 write_errors \
     "file:$WORK/device,fail=write@1000"; }
 # Nothing can be written any more: that is an answer, not a hang, and not a program in more than its budget.

@@ -188,8 +188,8 @@ case_second-signal() {
     code_is 0 && clean
 }
 
-# A swap file without a name gives its space back when it is closed. Where that takes long, memspill's exit
-# does not.
+# A swap file without a name gives its space back when it is closed. If that takes long, memspill's exit does
+# not.
 case_exit-file() {
     local closing exiting
     closing=$($PYTHON - "$SWAP" <<'PY'

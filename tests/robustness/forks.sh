@@ -33,7 +33,7 @@ case_agent-forks() {
     clean
 }
 
-# Whoever knows the token says of forks what is not so.
+# A process that knows the token tells lies about forks.
 case_agent-forks-strangers() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     call 120 "${SPILL[@]}" --forks agent --check -- $PYTHON "$TESTS/programs/fork_strangers.py"
@@ -77,8 +77,8 @@ case_no-capability() {
     clean
 }
 
-# memspill's own tables agree while mappings come, go, move and are forked, and pages fail.
-# What fork leaves out of the child must not come back from the parent's swapped pages.
+# memspill's own tables agree while mappings come, go, move and are forked, and pages fail. Memory that fork
+# leaves out of the child must not come back from the parent's swapped pages.
 case_fork-advice() {
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/fork_advice.py"
     code_is 0 && clean
@@ -100,7 +100,7 @@ case_late-children() {
     clean
 }
 
-# Whose calls are trapped only until it has joined has all as it has set it from then on.
+# A process whose calls are trapped only until it has joined has all as it has set it from then on.
 case_late-then-free() {
     gcc -O1 -o late-then-free "$TESTS/programs/late_then_free.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./late-then-free

@@ -81,7 +81,7 @@ agents() {
     local file
     for file in {/run,/tmp,/var/tmp}/memspill-agent-*; do [ ! -e "$file" ] || echo "$file"; done
 }
-# Those that were left behind: a run that lives has a lock on its own.
+# The agents' files that were left behind: a run that lives has a lock on its own.
 agents_left() { agents | while read -r file; do ! flock --nonblock "$file" true || echo "$file"; done; }
 
 targets() { # processes of ours that are the workload, the first one first
@@ -117,8 +117,8 @@ refused() { # ARGS...: memspill must refuse with 125 and a line, without running
     [ "$(wc -l <err)" -le 2 ] || no "with '$*': more than two lines on stderr"
 }
 
-# is_swapped WHO: whose 96 MiB or more, all there at one time, had 32 to leave of (BUDGET is 64M). What leaves
-# beyond that depends on the order in which threads run: of ./static 96 it may be as little again.
+# is_swapped WHO: whose 96 MiB or more, all there at one time, had 32 to leave of (BUDGET is 64M). The order
+# in which threads run decides what leaves beyond that: of ./static 96 it may be as little again.
 is_swapped() {
     local pages
     pages=$(awk '$2 == "pswpout" { print $3 }' err)

@@ -1,7 +1,7 @@
 # Limits of the system on memspill, on its target, and on both.
 # Cases of robustness.sh.
 
-# What threads map of the pool, to read it, takes no addresses from a program that may have few.
+# Threads map the pool to read it: that takes no addresses from a program that may have few.
 case_address-limit() {
     local limit expected job='import resource
 def mapped():
@@ -52,7 +52,7 @@ case_limits() {
     limited 0 '' -v 640000 -- --swap ram: && limited 0 '' -d 640000 -- --swap ram: || return
     limited 0 '' -d 640000 && limited 125 'ulimit -d' -d 400000 && limited 0 '' -S -d 400000 || return
     limited 0 '' -S -n 20 && limited 0 '' -n 128 || return
-    # Whichever descriptor it is that cannot be had.
+    # It does not matter which descriptor it is that cannot be had.
     local files
     for ((files = 4; files <= 36; files += FULL ? 1 : 4)); do
         limited 125 'ulimit -n' -n "$files" || return

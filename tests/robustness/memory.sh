@@ -1,5 +1,4 @@
-# What programs do with their memory while it is swapped: they move it, lock it, advise, guard, protect.
-# Cases of robustness.sh.
+# Programs move, lock, advise, guard and protect their memory while it is swapped. Cases of robustness.sh.
 
 # The kernel does this since 6.17.
 case_remap-pieces() {
@@ -14,7 +13,7 @@ case_madv-free() {
     code_is 0 && clean
 }
 
-# What cannot be moved out needs the room that compressed pages have.
+# Memory that cannot be moved out needs the room that compressed pages have.
 case_locked() {
     [ "$(ulimit -l)" = unlimited ] || [ "$(ulimit -l)" -ge 49152 ] || { SKIP="may not lock 44 MiB"; return; }
     call 120 "${SPILL[@]}" -- $PYTHON "$TESTS/programs/locked_beside_a_pool.py"
@@ -59,7 +58,7 @@ case_gap() {
     clean
 }
 
-# Where a program's own userfaultfd begins, nothing is brought ahead.
+# Nothing is brought ahead into the range of a program's own userfaultfd.
 case_own-userfaultfd() {
     local name=own_userfaultfd
     gcc -O2 -pthread -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
@@ -84,7 +83,7 @@ case_guards() {
 case_named-pages() {
     gcc -O2 -pthread -o named-pages "$TESTS/programs/named_pages.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local how named did="" least=5000
-    # Of a few thousand faults it is learned late what names are worth.
+    # In a few thousand faults it is learned late what names are worth.
     [[ "${MEMSPILL_ARGS[*]}" != *pager=signal* ]] || least=500
     for how in "" dense; do
         call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json --swap-dir "$SWAP" \
@@ -130,8 +129,8 @@ case_opened() {
     code_is 0 && clean || WHY="$WHY $(grep -m 1 BAD out)"
 }
 
-# Whoever goes through memory in order has fewer faults than pages, unless that is switched off; whoever
-# brings them, each page is counted once.
+# A program that goes through memory in order has fewer faults than pages, unless that is switched off; each
+# page is counted once, whichever thread brings it.
 case_in-order() {
     local knob most
     for knob in stream:0.4 auto:1; do
@@ -166,7 +165,7 @@ print(${way#* } and s['pswpin'] > 8000, faults, along)")
     clean
 }
 
-# What malloc gets while memory is tight is registered when malloc returns: heap, and what it maps.
+# Memory that malloc gets while memory is tight is registered when malloc returns: heap, and what it maps.
 case_told-heap() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
     gcc -O1 -fno-builtin -pthread -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null ||
@@ -222,7 +221,7 @@ case_remap-grow() {
     for shape in "300 300 64" "200 8 1024"; do
         # shellcheck disable=SC2086
         call 60 "${SPILL[@]}" --check -- ./remap-grow $shape
-        # Where agents make the forks, what has grown is marked by the next search before it is registered.
+        # If agents make the forks, new memory is marked by the next search before it is registered.
         peak_below "$(of_pager 84 84 72)" || { WHY="$shape: $WHY"; return; }
     done
     clean
@@ -252,7 +251,7 @@ case_many-mappings() {
     clean
 }
 
-# What is on the main stack below the current frame; and a process keeps its environment where /proc shows it.
+# The main stack below the current frame is swapped; and a process keeps its environment where /proc shows it.
 case_deep-stack() {
     gcc -O1 -o deep-stack "$TESTS/programs/deep_stack.c" 2>/dev/null || { SKIP="no gcc"; return; }
     [ "$(ulimit -Hs)" = unlimited ] || { SKIP="stacks are limited"; return; }

@@ -24,7 +24,7 @@ case_shared-advice() { shared 48M shared_advice 64; }
 case_shared-removed() { shared 24M shared_removed 48; }
 case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
 
-# What may not leave any more is too much by itself: the run ends, and says why.
+# Memory that may not leave any more is too much by itself: the run ends, and says why.
 case_shared-then-direct() {
     local name=shared_then_direct
     gcc -O2 -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }

@@ -1,5 +1,4 @@
-# Whoever stands still, stopped or frozen or traced, and goes on.
-# Cases of robustness.sh.
+# Processes that stand still, stopped or frozen or traced, and go on. Cases of robustness.sh.
 
 case_stop-target() {
     local n pids

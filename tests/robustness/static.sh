@@ -59,7 +59,7 @@ case_static-c() {
         call 60 strace -f -o trace "${SPILL[@]}" -- ./static 8
         code_is 125 && says 'statically linked, .* takes ptrace' && clean || return
     fi
-    # What it becomes is managed.
+    # The program that it becomes is managed.
     call 60 "${SPILL[@]}" --stats -- ./later "$WORKLOAD" sequential --size 96M --passes 1
     code_is 0 && is_swapped "after an exec" && clean || return
     call 20 "${SPILL[@]}" -- ./later sh -c "exit 7"
@@ -73,7 +73,7 @@ case_static-c() {
     esac
 }
 
-# Of a static program another pager is chosen, for this one does not follow all that it does.
+# A static program gets another pager, for this one does not follow all that it does.
 static_under_kernel() {
     kernel_tells_of_forks || return 0
     call 60 "${SPILL[@]}" --pager=kernel --stats --check -- ./static 96
@@ -108,7 +108,7 @@ case_static-children() {
     call 60 "${SPILL[@]}" --stats -- bash -c './static 96; ./static 8 exit; echo $?'
     code_is 0 && is_swapped "a shell's child" || return
     [ "$(tail -n 1 out)" = 7 ] || { no "exit code $(tail -n 1 out) in place of 7"; return; }
-    # Of an exec that fails its process goes on, and may try another.
+    # A process whose exec fails goes on, and may try another.
     call 60 "${SPILL[@]}" --stats -- bash -c 'export LONG=$(head -c 200000 /dev/zero | tr "\0" x)
         ./static 8; echo $?; unset LONG; exec ./static 96'
     code_is 0 && is_swapped "after an exec that failed" || return

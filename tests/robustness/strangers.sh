@@ -45,7 +45,7 @@ case_unprivileged() {
     clean
 }
 
-# Whatever keeps the agent out of the command ends the run, with 125 and one line.
+# Anything that keeps the agent out of the command ends the run, with 125 and one line.
 unmanaged() { # WORDS COMMAND...
     local words=$1
     shift
@@ -109,7 +109,7 @@ at = ctypes.addressof(ctypes.c_char.from_buffer(page))
 libc.mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ)
 print(run(None), run(ctypes.c_void_p(8)), run(ctypes.c_void_p(at)))'
     code_is 0 && [ "$(cat out)" = "0 14 0" ] || { WHY="bad environments: $WHY $(cat out)"; return; }
-    # What a program that has become another user passes to others is its own, to free as well: in the child
+    # A program that has become another user passes memory of its own to others, to free as well: in the child
     # of a vfork, and where an exec fails. Another library stays in LD_PRELOAD, wherever it stands.
     call 20 "${SPILL[@]}" -- $PYTHON -c '
 import os, subprocess
@@ -154,7 +154,7 @@ print("done")'
     kill -9 $PID
     ends 10
     code_is 137 && clean || return
-    # Where the guardian is killed too, the next run removes what is left.
+    # If the guardian is killed too, the next run removes what is left.
     start "${SPILL[@]}" -- sleep 1000
     until [ -n "$(agents)" ] && pgrep -P $PID memspill-guard >/dev/null || ! kill -0 $PID 2>/dev/null; do
         sleep 0.02
@@ -201,7 +201,7 @@ case_ctl-strangers() {
     clean
 }
 
-# What the extra thread may do, and what the program may still do beside it.
+# The rights of the extra thread, and what the program may still do beside it.
 case_privileges() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
     gcc -O1 -o privileges "$TESTS/programs/privileges.c" 2>/dev/null || { SKIP="no gcc"; return; }
@@ -233,7 +233,7 @@ case_network-namespace() {
     code_is 0 && clean
 }
 
-# Who connects and is no process of the run stalls nobody, gets nothing, and ends nothing.
+# A process that connects and is none of the run stalls nobody, gets nothing, and ends nothing.
 door() {
     call 60 $PYTHON "$TESTS/programs/door.py" "$1" "${SPILL[@]}"
     code_is 0 && clean
@@ -248,7 +248,7 @@ case_door-namespace() {
 
 case_door-descriptors() { door descriptors; }
 
-# Agents that lie. What they can lose is their own.
+# Agents that lie. They can lose their own data only.
 case_lying-uffd() {
     call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" \
         --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- \

@@ -1,8 +1,8 @@
 """Lines of at most 110 characters, and a comment at the head of each source file: lines.py FOLDER
 
 Characters are counted, not bytes. rustfmt wraps code; it leaves comments and long strings as they are, and it
-does not see the other languages. What is exempt is a URL, which cannot be broken: a line may be too long by
-no more than the URLs in it.
+does not see the other languages. A URL is exempt, as it cannot be broken: a line may be too long by no more
+than the URLs in it.
 """
 
 import re

@@ -10,8 +10,8 @@ It reads the documents (README.md, ARCHITECTURE.md, CONTRIBUTING.md, docs/) and 
     `find` in `proc.rs`   also what is defined there: a function, a type, a constant, a module
     [text](docs/x.md#y)   a file, from the document's folder, and a heading in it
 
-What begins with `/` or `~`, or is part of a URL, is not the project's; nor is a bare name in an indented
-block, which is a command.
+A name that begins with `/` or `~`, or is part of a URL, is not the project's; nor is a bare name in an
+indented block, which is a command.
 """
 
 import fnmatch
@@ -55,7 +55,7 @@ def named_crates(project, text):
 
 
 def wrong_in(project, text, crates):
-    """What the paragraph `text` refers to and is not there; a bare name is in one of `crates`, if any."""
+    """Yields false references of the paragraph `text`; a bare name is in one of `crates`, if any."""
     text = LINK.sub("", URL.sub("", text))
     for match in FILE.finditer(text):
         name = match.group(0)

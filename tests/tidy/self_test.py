@@ -36,7 +36,7 @@ use super::a;
 
 class Form(unittest.TestCase):
     def wrong(self, check, **planted):
-        """What `check` says of the good project with these files added, or replaced ("__" stands for "/")."""
+        """All that `check` says of the good project with these files added or replaced ("__" is "/")."""
         with tempfile.TemporaryDirectory() as root:
             for path, text in {**GOOD, **{to_path(name): text for name, text in planted.items()}}.items():
                 os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)

@@ -89,7 +89,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Whoever writes its process id there is in the group.
+    /// A process that writes its id there is in the group.
     pub fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }

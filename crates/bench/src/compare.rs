@@ -62,7 +62,7 @@ impl SideRun {
     }
 }
 
-/// What was learned and done; not all pairs where it was interrupted.
+/// The results so far; not all pairs if it was interrupted.
 #[derive(Debug)]
 pub struct Comparison {
     pub options: Options,
@@ -114,7 +114,7 @@ fn runs_in_all(options: &Options) -> usize {
     to_learn + 2 * options.pairs as usize
 }
 
-/// What is needed is there, and nobody else's swap would be filled before ours. Gives the swap that is on
+/// Everything needed is there, and nobody else's swap would be filled before ours. Gives the swap that is on
 /// already.
 fn may_run(options: &Options) -> Result<Vec<(String, i32)>, Stop> {
     if options.kernel_swap == KernelSwap::None {
@@ -293,7 +293,7 @@ impl Bench<'_> {
         command.push(sizes.budget_bytes.to_string().into());
         match self.options.kernel_swap {
             KernelSwap::Zram => command.extend(["--swap", "ram:"].map(OsString::from)),
-            // What memspill does unless it is told: a pool in front of a file.
+            // memspill's default: a pool in front of a file.
             KernelSwap::Zswap => command.extend(["--swap-dir".into(), self.scratch.path().into()]),
             KernelSwap::File => {
                 let mut spec = OsString::from("file:");

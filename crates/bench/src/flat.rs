@@ -1,5 +1,5 @@
-//! Numbers out of a JSON object: the line that workloads print, and memspill's statistics. What is nested in
-//! it is left out; anything that is not JSON is somebody else's output: none.
+//! Numbers out of a JSON object: the line that workloads print, and memspill's statistics. Nested values are
+//! left out; anything that is not JSON is somebody else's output: none.
 
 use serde_json::Value;
 

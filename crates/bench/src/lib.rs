@@ -14,9 +14,9 @@
 //!   seeds/        tables of settings ─▶ runs of memspill with --tune ─▶ memspill_tables::Report
 //! ```
 //!
-//! A run that failed is counted and shown, never dropped in silence. What was there before is there
-//! afterwards: swap devices, cgroups, zram devices, files. Only kill -9 of this program leaves something
-//! behind; the next one names it.
+//! A run that failed is counted and shown, never dropped in silence. The machine is as it was afterwards:
+//! swap devices, cgroups, zram devices, files. Only kill -9 of this program leaves something behind; the next
+//! one names it.
 
 pub mod cgroup;
 pub mod compare;

@@ -313,7 +313,7 @@ impl Comparison {
     }
 
     fn run_json(&self, run: &SideRun) -> Value {
-        // Where this program lies is nobody's business.
+        // The place of this program is nobody's business.
         let program = self.options.program.to_string_lossy();
         let command = run.ran.command.iter().map(|word| word.replace(&*program, "memspill"));
         let numbers = |pairs: &[(String, f64)]| -> Value {

@@ -24,7 +24,7 @@ const LIMIT_LEAST_BYTES: u64 = 16 * MIB;
 /// Memory of a workload whose size nobody gave.
 const SIZE_BYTES: u64 = 512 * MIB;
 const QUICK_SIZE_BYTES: u64 = 128 * MIB;
-/// Where nothing was swapped in the first run, so that nothing is known.
+/// Nothing was swapped in the first run, so that nothing is known.
 pub const RATIO_UNKNOWN: f64 = 0.5;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -159,11 +159,11 @@ fn option_of(words: &[String], option: &str) -> Option<String> {
 pub struct Sizes {
     /// The L of the two modes.
     pub limit_bytes: u64,
-    /// Of the kernel's side.
+    /// The limit of the kernel's side.
     pub kernel_limit_bytes: u64,
-    /// Of memspill's side.
+    /// The budget of memspill's side.
     pub budget_bytes: u64,
-    /// Of the swap devices of both, before compression: nobody is to run out.
+    /// The size of the swap devices of both, before compression: nobody is to run out.
     pub swap_bytes: u64,
 }
 

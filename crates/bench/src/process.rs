@@ -22,7 +22,7 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const OUTPUT_WAIT: Duration = Duration::from_secs(5);
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// What is known of a command that has ended.
+/// The figures of a command that has ended.
 #[derive(Clone, Default, Debug)]
 pub struct CommandRun {
     pub command: Vec<String>,
@@ -31,7 +31,7 @@ pub struct CommandRun {
     pub system_s: f64,
     /// CPU time that a virtual machine wanted meanwhile, of all its CPUs, and its host gave to others.
     pub stolen_s: f64,
-    /// Of the cgroup: the command and, where it runs under memspill, memspill.
+    /// The peak of the cgroup: the command and, if it runs under memspill, memspill.
     pub peak_bytes: Option<u64>,
     /// Numbers in the first line of its output, where that is JSON.
     pub printed: Vec<(String, f64)>,
@@ -188,7 +188,7 @@ fn stolen_s() -> f64 {
     stolen_ticks(&stat).unwrap_or_default() as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// Of all CPUs: the eighth number of the first line of proc_stat(5).
+/// The ticks of all CPUs: the eighth number of the first line of proc_stat(5).
 fn stolen_ticks(stat: &str) -> Option<u64> {
     stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
 }

@@ -1,6 +1,6 @@
-//! SIGINT, SIGTERM and SIGHUP leave a mark. Whoever waits looks at it, ends what it waits for, and returns;
-//! on the way back everything that was set up is taken down, and none of that is disturbed by a further
-//! signal.
+//! SIGINT, SIGTERM and SIGHUP leave a mark. A waiting thread looks at it, ends what it waits for, and
+//! returns; on the way back everything that was set up is taken down, and none of that is disturbed by a
+//! further signal.
 #![allow(unsafe_code, reason = "sigaction with a handler that only stores a number")]
 
 use std::io;
@@ -12,8 +12,8 @@ extern "C" fn note(signal: libc::c_int) {
     SEEN.store(signal, Ordering::SeqCst);
 }
 
-/// From here on signals are noted. Those that are ignored (nohup) stay so; programs that are executed have
-/// the default.
+/// From here on signals are noted. Ignored signals (nohup) stay ignored; programs that are executed have the
+/// default.
 pub fn install() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: both structs are valid, all-zero ones to start from; the handler only stores to an atomic.

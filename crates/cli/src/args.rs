@@ -295,7 +295,7 @@ pub enum Forks {
     Agent,
 }
 
-/// Of `--max-slowdown`.
+/// Parses `--max-slowdown`.
 fn parse_slowdown(text: &str) -> Result<f64, String> {
     let factor = text.strip_suffix('x').unwrap_or(text).parse::<f64>().ok();
     factor.filter(|factor| (1.1..=100.0).contains(factor)).ok_or("a number from 1.1 to 100, such as 5".into())

@@ -1,9 +1,9 @@
 //! `memspill completions SHELL`: what the shell needs to complete memspill's options, on stdout.
 //!
 //! Made from the definitions of the options (args.rs) by clap_complete; what is hidden from `--help` is
-//! hidden here. Two things are added to what that crate makes. Values that are no path, such as sizes, do
-//! not get names of files offered. What follows `--` is a command of its own, and is completed as it would
-//! be without memspill; of zsh's that is so already.
+//! hidden here. Two things are added to what that crate makes. Values that are no path, such as sizes, do not
+//! get names of files offered. Words after `--` are a command of its own, and are completed as they would be
+//! without memspill; zsh does so already.
 
 use clap::{Arg, Args, Command, ValueEnum, ValueHint};
 use clap_complete::generate;
@@ -71,7 +71,7 @@ complete -c memspill -n __fish_memspill_has_command -x -a '(__fish_memspill_comm
 complete -c memspill -n '__fish_memspill_using_subcommand completions' -f -a 'bash zsh fish'
 "#;
 
-/// Of all of memspill, `cli`. Returns the exit code.
+/// `cli` is the whole command line of memspill. Returns the exit code.
 pub fn completions(args: &CompletionsArgs, cli: &Command) -> u8 {
     output::print(&script(args.shell, cli))
 }

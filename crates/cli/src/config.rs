@@ -26,7 +26,7 @@ pub fn read(path: &Path, tuning: &mut Tuning) -> Result<(), String> {
         .map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
-/// Whatever the path names (a device may have no end) no more is read than a configuration can have.
+/// No more is read than a configuration can have, whatever the path names (a device may have no end).
 fn text_of(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|e| words(&e))?;

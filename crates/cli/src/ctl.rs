@@ -6,8 +6,8 @@
 //!                                   stderr: why not, and on a terminal how far what takes long is
 //! ```
 //!
-//! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. What a run says is shown
-//! with its control characters replaced: another user's process may call itself a run to root.
+//! Exit codes: 0; 1 if a run refused or there is none; 2 for a wrong command line. The words of a run are
+//! shown with their control characters replaced: another user's process may call itself a run to root.
 
 use crate::exit;
 use crate::machine::Memory;

@@ -1,7 +1,7 @@
 //! The swap devices of a run: what `--swap` names, or the default.
 //!
 //! The default is one device: compressed RAM inside the budget, which moves its oldest pages out to an
-//! unlinked file in the swap directory when its share of the budget is used up. Where that directory is RAM
+//! unlinked file in the swap directory when its share of the budget is used up. If that directory is RAM
 //! itself, and nobody has asked for it, there is no file.
 
 use crate::args::RunArgs;
@@ -52,7 +52,7 @@ pub struct Opening {
     pub disk_free_bytes: u64,
     /// Programs read their pages out of pools by themselves.
     pub shared_pools: bool,
-    /// Of files whose spec does not say.
+    /// The default for files whose spec does not say.
     pub encrypt: bool,
     pub tuning: Tuning,
     pub layout: Layout,

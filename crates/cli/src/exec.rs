@@ -1,4 +1,4 @@
-//! What a command is, found out before it is started.
+//! Finds out what kind of program a command is, before it is started.
 //!
 //! memspill works through a library that the dynamic loader puts into the program (LD_PRELOAD), or memspill
 //! itself where the command names no loader. A program for which the loader ignores that variable would run
@@ -14,7 +14,7 @@
 //! This is an inspection, not a guard: the file may change before it is executed, and a program may start
 //! others of any kind later. Those are found when they fail to report to the supervisor.
 //!
-//! The layout of ELF headers is the crate object's. Which of them are read, and how far, is decided here, as
+//! The layout of ELF headers is the crate object's. This file decides which of them are read, and how far, as
 //! the kernel decides it: object's readers of files refuse some that the kernel runs.
 
 use std::ffi::{CString, OsStr, OsString};
@@ -100,7 +100,7 @@ impl fmt::Display for Privilege {
 }
 
 impl Inspection {
-    /// Of a command that may be run: whether its loader puts the agent into it.
+    /// Does the loader of a command that may be run put the agent into it?
     pub fn has_loader(&self) -> bool {
         !matches!(self, Inspection::Static(_))
     }

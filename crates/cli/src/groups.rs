@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Names of limits as in cgroup v2; a percentage is a share of the budget. A parent is named before its
-//! children. Which process belongs where is told in `pager/src/door/groups.rs`.
+//! children. `pager/src/door/groups.rs` says which process belongs where.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,7 +16,7 @@
 //!      └─ completions.rs, manual.rs    the options for shells and for man(1)
 //! ```
 //!
-//! What memspill has to say goes to stderr with `memspill: ` before it (message.rs); stdout belongs to the
+//! memspill's own words go to stderr with `memspill: ` before them (message.rs); stdout belongs to the
 //! command that is run, or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe
 //! has seen enough: that is success.
 

@@ -5,7 +5,7 @@
 //!
 //! Both hierarchies are known: version 2 (`memory.max`, root at /sys/fs/cgroup or /sys/fs/cgroup/unified) and
 //! version 1 (`memory.limit_in_bytes`, root at /sys/fs/cgroup/memory). Other mount points are not searched
-//! for. What a group uses stands beside its limit; page cache on its lists can go, and is not counted.
+//! for. A group's usage stands beside its limit; page cache on its lists can go, and is not counted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ pub struct CgroupLimit {
 
 /// A program fills memory for some ms before that is counted: the tests leave so much in a hard limit too.
 const RESERVE_BYTES: u64 = 48 << 20;
-/// Of a large machine more is left to others.
+/// On a large machine more is left to others.
 const RESERVE_PARTS: u64 = 32;
 
 impl CgroupLimit {
-    /// What the group holds that cannot just go.
+    /// The memory of the group that cannot just go.
     fn used_bytes(&self) -> u64 {
         let read = |name| fs::read_to_string(self.file.with_file_name(name)).ok();
         let used = read("memory.current").or_else(|| read("memory.usage_in_bytes"));
@@ -91,7 +91,7 @@ impl Memory {
         let swap_bytes = meminfo_bytes(&meminfo, "SwapTotal").unwrap_or(0);
         let available_bytes = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(ram_bytes);
         let pressure = match &cgroup {
-            // Of a group of version 1 it is not known, and that of others is none of ours.
+            // A group of version 1 has no pressure file, and that of others is none of ours.
             Some(limit) => fs::read_to_string(limit.file.with_file_name("memory.pressure")).ok(),
             None => Some(read("proc/pressure/memory")),
         };
@@ -105,7 +105,7 @@ impl Memory {
         of_group.unwrap_or(self.ram_bytes).min(self.available_bytes)
     }
 
-    /// What a run may have that uses so much already: what is free beside it, less what it may be late in
+    /// The room for a run that uses this much already: what is free beside it, less what it may be late in
     /// counting, and what the kernel takes for it.
     pub fn room_bytes(&self, used_bytes: u64) -> u64 {
         let all_bytes = self.usable_bytes();
@@ -119,7 +119,7 @@ impl Memory {
     }
 }
 
-/// What stands beside figures that were measured here: processor, memory, kernel, and how busy it was.
+/// The machine that figures were measured on: processor, memory, kernel, and how busy it was.
 pub fn described() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

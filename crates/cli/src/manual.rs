@@ -26,7 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   memspill man ~/.local/share/man/man1 && man memspill-run";
 
-/// Of all of memspill, `cli`. Returns the exit code.
+/// `cli` is the whole command line of memspill. Returns the exit code.
 pub fn man(args: &ManArgs, cli: Command) -> u8 {
     match write_pages(&args.dir, cli) {
         Ok(()) => 0,

@@ -4,8 +4,8 @@
 //!   stats.rs (names, units, what is counted) ─▶ families ─▶ render ─▶ text that ends in # EOF
 //! ```
 //!
-//! A metric has the name of the statistic with `memspill_` before it, and seconds in place of ns and µs. What
-//! there is of each process, device, group, lock or size of folios has labels.
+//! A metric has the name of the statistic with `memspill_` before it, and seconds in place of ns and µs.
+//! Metrics of a process, device, group, lock or size of folios have labels.
 //!
 //! What it does not do: serve it (`serve.rs`).
 

@@ -1,9 +1,9 @@
 //! System calls that only a try can answer, one function each: may this process have a userfaultfd, does this
 //! kernel know PAGEMAP_SCAN, may a child be read. Each leaves nothing behind and says the errno when refused.
 //!
-//! What the pager asks of the kernel too is asked through the ABI crate (memspill-uffd), so that both mean
-//! the same. What only a probe asks (a userfaultfd for user mode, an io_uring) is here, by the numbers and
-//! layouts of <linux/userfaultfd.h> and <linux/io_uring.h>.
+//! Questions that the pager asks the kernel too go through the ABI crate (memspill-uffd), so that both mean
+//! the same. Questions that only a probe asks (a userfaultfd for user mode, an io_uring) are here, by the
+//! numbers and layouts of <linux/userfaultfd.h> and <linux/io_uring.h>.
 #![allow(unsafe_code, reason = "raw system calls: neither std nor rustix has a safe form of these")]
 
 use std::fs::File;
@@ -120,7 +120,7 @@ pub fn own_mappings() -> Probe<()> {
     memspill_uffd::procmap::first_from(&File::open("/proc/self/maps")?, 0).map(|_| ())
 }
 
-/// What may be seen of a child, which is what the target is to the supervisor.
+/// The parts of a child that may be seen; a child is what the target is to the supervisor.
 pub struct ChildAccess {
     /// process_vm_readv of its memory.
     pub memory: Probe<()>,

@@ -4,9 +4,9 @@
 //!   memspill: swapoff ram:: 12288 of 40000 pages, 9 s left
 //! ```
 //!
-//! The line is written over in place, a few times a second, and is wiped at the end; lines that stay go
-//! above it. Where stderr is no terminal there is neither. The time left supposes that the rest goes as what
-//! is done went.
+//! The line is written over in place, a few times a second, and is wiped at the end; lines that stay go above
+//! it. If stderr is no terminal, there is neither. The time left supposes that the rest goes as what is done
+//! went.
 //!
 //! What it does not do: find out how far something is.
 

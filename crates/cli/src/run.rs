@@ -117,7 +117,7 @@ fn check_memory_max(bytes: u64) -> Result<(), String> {
         return Ok(());
     }
     let (given, least) = (size::human(bytes), size::human(size::MEMORY_MAX_LEAST_BYTES));
-    // Who gives so few bytes has left out a unit.
+    // So small a number lacks its unit.
     let meant = if bytes < UNIT_LEFT_OUT_BYTES {
         format!("; a size without a unit is in bytes, {bytes}M is {bytes} MiB")
     } else {
@@ -139,12 +139,12 @@ fn more_than_there_is(memory_max_bytes: u64, memory: &Memory) -> String {
 /// A page: no budget is that small.
 const UNIT_LEFT_OUT_BYTES: u64 = PAGE_SIZE as u64;
 
-/// What `memspill ctl` asks of a run and the command line knows.
+/// The answers to `memspill ctl` that only the command line knows.
 struct RunOperator {
     opening: Opening,
     following: Mutex<Following>,
     groups: Vec<GroupSpec>,
-    /// Where metrics are asked for, until the run has begun.
+    /// The address for metrics, until the run has begun.
     listener: Mutex<Option<TcpListener>>,
     reporting: Option<Arc<Reporting>>,
 }

@@ -70,11 +70,11 @@ struct ScaleArgs {
     #[arg(hide_possible_values = true)]
     arrangement: Arrangement,
 
-    /// So many pagers, and not as many as `memspill run` would start
+    /// The number of pagers, instead of as many as `memspill run` would start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pagers: Option<u32>,
 
-    /// So many reclaimers, and not as many as `memspill run` would start
+    /// The number of reclaimers, instead of as many as `memspill run` would start
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     reclaimers: Option<u32>,
 
@@ -369,7 +369,7 @@ fn soak(args: &SoakArgs) -> u8 {
     let mut coverage = Coverage::new();
     let mut progress = Progress::new();
     for seed in args.seed..end {
-        // What is wrong is a panic, wherever in the engine or in the checks it happens.
+        // A fault is a panic, wherever in the engine or in the checks it happens.
         std::panic::set_hook(Box::new(move |panic| {
             eprintln!("memspill: seed {seed}: {panic}");
             eprintln!("memspill: repeat it with: memspill sim soak --seed {seed} --seeds 1");

@@ -37,7 +37,7 @@ pub struct Stat {
     pub unit: Unit,
     pub value: u64,
     pub help: &'static str,
-    /// Of a distribution.
+    /// The quantile of a distribution.
     pub quantile: Option<&'static str>,
 }
 
@@ -56,13 +56,13 @@ fn unit_in(name: &str) -> Unit {
     ends.into_iter().find(|(end, _)| name.ends_with(end)).map_or(Unit::None, |(_, unit)| unit)
 }
 
-/// Of memspill itself: all its threads, in the kernel and out of it.
+/// The CPU time of memspill itself: all its threads, in the kernel and out of it.
 pub fn cpu_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Of the run as a whole.
+/// The statistics of the run as a whole.
 pub fn of_run(run: &Run) -> Vec<Stat> {
     let engine: &Engine = &run.engine;
     let usage: Vec<_> = engine.devices().ever_added().map(|d| d.backing.usage()).collect();
@@ -166,7 +166,7 @@ pub fn folios(run: &Run) -> impl Iterator<Item = (String, Vec<Stat>)> {
     })
 }
 
-/// So many processes are shown by themselves: a reply to `memspill ctl` is one message.
+/// The number of processes that are shown by themselves: a reply to `memspill ctl` is one message.
 const PROCESSES_MAX: usize = 64;
 
 /// The processes that are managed now, those with most memory, in the order of their ids.
@@ -214,7 +214,7 @@ pub fn of_device(device: &Device) -> Vec<Stat> {
     ]
 }
 
-/// Of a group below the budget, in cgroup v2's words.
+/// The statistics of a group below the budget, in cgroup v2's words.
 pub fn of_group(group: &Group) -> Vec<Stat> {
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let swapped = group.swap_pages().unwrap_or(0) * PAGE_SIZE as u64;
@@ -231,7 +231,7 @@ pub fn of_group(group: &Group) -> Vec<Stat> {
 /// A kind of lock: what it guards, and its counts on one device.
 type LockKind = (&'static str, fn(&SlotStats) -> LockTotals);
 
-/// Those of a device: the last three are of old forms (`--tune`).
+/// The locks of a device: the last three are of old forms (`--tune`).
 const LOCKS: [LockKind; 5] = [
     ("cluster", |s| s.cluster_lock),
     ("list", |s| s.list_lock),

@@ -1,7 +1,7 @@
 //! The metrics of a run that goes on: served, asked for, and read by others than ourselves.
 //!
-//! Needs a machine on which `memspill run` starts; else it says so, and passes. Where there is a Prometheus
-//! it reads them too.
+//! Needs a machine on which `memspill run` starts; else it says so, and passes. If there is a Prometheus, it
+//! reads them too.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};

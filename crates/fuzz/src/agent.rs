@@ -1,4 +1,4 @@
-//! What an agent may say that is none (`untrusted` in `crates/pager/src/lib.rs`).
+//! Messages of a false agent (`untrusted` in `crates/pager/src/lib.rs`).
 //!
 //! An input is a message of any length on the agent's socket, read as each kind of message; then the numbers
 //! in it are the addresses of a `Ready`, a doorbell, and the results of a MOVE.

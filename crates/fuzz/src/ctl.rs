@@ -1,4 +1,4 @@
-//! What `memspill ctl` and a run say to each other, and how runs are found (`crates/pager/src/ctl/words.rs`).
+//! The words between `memspill ctl` and a run, and how runs are found (`crates/pager/src/ctl/words.rs`).
 //!
 //! An input is read as a request, as a reply, as an address range, and as a line of /proc/net/unix.
 

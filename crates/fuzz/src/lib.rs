@@ -1,4 +1,4 @@
-//! What must hold for everything that memspill reads from others, whatever it is.
+//! The invariants for everything that memspill reads from others, whatever it is.
 //!
 //! ```text
 //!   fuzz/fuzz_targets/NAME.rs   libFuzzer makes inputs ──┐

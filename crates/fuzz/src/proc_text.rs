@@ -41,7 +41,7 @@ pub fn check(input: &[u8]) {
     well_formed(&mut Bytes(input));
 }
 
-/// What the kernel would write is read as what it means.
+/// Text that the kernel would write is read as what it means.
 fn well_formed(bytes: &mut Bytes) {
     let (size, resident, shared, data) = (bytes.u32(), bytes.u32(), bytes.u32(), bytes.u32());
     let statm = statm_in(&format!("{size} {resident} {shared} 7 0 {data} 0\n")).expect("seven fields");

@@ -32,7 +32,7 @@ fn accepted(text: &str, size: Size) {
             assert_eq!(bytes.to_string().parse(), Ok(size));
             near(text, bytes);
             printed(bytes);
-            // What a budget of this size leaves to the devices, and the least that `ctl limit` does with it.
+            // The share of the devices in a budget of this size, and the least that `ctl limit` does with it.
             let share_bytes = pool_share_bytes(bytes, PERCENT_MAX);
             assert!(share_bytes <= pool_alone_bytes(bytes) && pool_alone_bytes(bytes) <= bytes);
         }
@@ -66,7 +66,7 @@ fn near(text: &str, read: u64) {
     assert!(error <= 2048.0 + read as f64 * 1e-9, "{text:?} is read as {read}");
 }
 
-/// What is printed can be typed, and is the size but for what one decimal cannot say.
+/// A printed size can be typed, and is the same but for what one decimal cannot say.
 fn printed(bytes: u64) {
     let text = human(bytes).replace(' ', "");
     // There is no letter for typing exbibytes.

@@ -8,9 +8,9 @@
 //! The first task to reach the start of the stretch reads the counters, and so does the first to reach its
 //! end. The profile, and the counts of the mechanisms, are of warm-up and stretch together.
 //!
-//! Where programs store to fresh memory (`Pattern::Fresh`) there is no warm-up, and the stretch lasts until
-//! the last one has stored to all of its pages. Memory grows as the kernel gives it, a folio for each fault,
-//! and the engine adopts it.
+//! If programs store to fresh memory (`Pattern::Fresh`) there is no warm-up, and the stretch lasts until the
+//! last one has stored to all of its pages. Memory grows as the kernel gives it, a folio for each fault, and
+//! the engine adopts it.
 //!
 //! What it does not do: report (scale.rs, seeds.rs).
 
@@ -115,8 +115,8 @@ pub struct Mechanisms {
     /// Pages that went in or out.
     pub pages: u64,
     pub swapped_in: u64,
-    /// Of those, the ones that came along with a page that faulted, and how many of them were touched before
-    /// they left.
+    /// The pages that came along with a page that faulted, and how many of them were touched before they
+    /// left.
     pub readahead: u64,
     pub readahead_hits: u64,
     /// Faults on pages that were swapped out, by where the page was found: in the swap cache; read by way
@@ -142,7 +142,7 @@ pub struct Measured {
     /// profile is a share of it.
     pub cpu_ns: u64,
     pub busy_ns: u64,
-    /// Of the measured stretch: time of all CPUs that is neither the program's own nor idle.
+    /// The time of all CPUs in the measured stretch that is neither the program's own nor idle.
     pub system_ns: u64,
     pub profile: Vec<Entry>,
 }
@@ -154,7 +154,7 @@ impl Measured {
     }
 }
 
-/// Of programs that store to fresh memory.
+/// The start of programs that store to fresh memory.
 const BEGIN_WITHIN_NS: u64 = 100_000;
 
 struct Meter {
@@ -303,7 +303,7 @@ impl Setup {
         }
     }
 
-    /// Of each task.
+    /// The pages of each task.
     fn fresh_pages(&self) -> u64 {
         match self.pattern {
             Pattern::Fresh { full: false } => self.pages_per_task,
@@ -429,7 +429,7 @@ fn make_host(setup: &Setup) -> Host {
 }
 
 /// Processes all of whose pages hold something, as many of them present as the budget has room for. They grow
-/// side by side, so that each has its share of the budget. What will be fresh is not there yet.
+/// side by side, so that each has its share of the budget. Memory that will be fresh is not there yet.
 fn populate(setup: &Setup, host: &Host) -> Vec<Rc<Process>> {
     let pages = setup.pages_per_task * u64::from(setup.threads) - setup.fresh_pages();
     let target = || {

@@ -6,7 +6,7 @@
 //!   kernel.rs   faults, userfaultfd, moves, splits, staging
 //! ```
 //!
-//! The only part of the simulator that looks at a real clock. What it finds is shown and changes nothing:
+//! The only part of the simulator that looks at a real clock. Its findings are shown and change nothing:
 //! constants that differed between machines would end "the same command, the same bytes". A `-` is what this
 //! machine does not let one measure.
 

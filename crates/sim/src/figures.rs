@@ -37,7 +37,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// Of the column that the metric is a rate in.
+    /// The key of the column that the metric is a rate in.
     pub fn key(self) -> &'static str {
         match self {
             Metric::SwapOut | Metric::OutTime => "swap_out_per_s",

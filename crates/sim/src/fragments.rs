@@ -18,14 +18,14 @@ const TRUNK_SLOTS: u32 = 1 << 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragmented {
-    /// Of 64 MiB each, in each device.
+    /// The trunks of 64 MiB in each device.
     pub trunks: u32,
     /// How full each device is, with what our tasks have swapped out.
     pub full_percent: u64,
 }
 
 impl Fragmented {
-    /// Of each device.
+    /// The slots of each device.
     pub fn slots(self) -> u32 {
         self.trunks * TRUNK_SLOTS
     }
@@ -59,7 +59,7 @@ impl Fragments {
         Fragments(engine.devices().iter().map(|device| of_device(&device.slots)).collect())
     }
 
-    /// So that what is in use is what somebody refers to.
+    /// Gives back the slots that nobody refers to.
     pub fn give_back(self, engine: &Engine) {
         for (device, mut used) in engine.devices().iter().zip(self.0) {
             used.sort_unstable();

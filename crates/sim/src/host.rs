@@ -6,8 +6,8 @@
 //! Room is made by whoever needs it, as in the kernel (`Reclaim::Direct`), or by reclaimers on CPUs of their
 //! own. The pager's own arrangement has tasks for its threads: pagers.rs.
 //!
-//! Where the kernel itself is simulated, a fault is its own, and fresh memory comes as it gives it, some
-//! pages at a time (`grow`).
+//! If the kernel itself is simulated, a fault is its own, and fresh memory comes as it gives it, some pages
+//! at a time (`grow`).
 //!
 //! What it does not do: growth of what a pager manages, agents, the choice of the pager that a fault wakes,
 //! whom reclaim spares.
@@ -52,7 +52,7 @@ const LOOK_EVERY_BATCHES: u64 = 256;
 pub enum Reclaim {
     /// Each task makes room itself.
     Direct,
-    /// So many tasks do nothing else, on CPUs of their own.
+    /// This many tasks do nothing else, on CPUs of their own.
     Background(u32),
     /// Each task where it finds no room, and so many tasks that do nothing else, on CPUs that are idle: the
     /// kernel's arrangement for a whole machine.
@@ -61,7 +61,7 @@ pub enum Reclaim {
     Pagers(Layout, Back),
 }
 
-/// What of the pager's arrangement is set back to what it was.
+/// The parts of the pager's arrangement that are set back to what they were.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Back {
     /// At most 8 pagers and 4 reclaimers.

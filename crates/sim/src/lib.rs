@@ -9,8 +9,8 @@
 //! scale and seeds make a `memspill_tables::Report`, which that crate renders.
 //!
 //! Everything but `calibrate` is a function of the command line: no clock, no address, no order of a hash map
-//! is in the output, so the same command prints the same bytes on every machine. What it costs to do things
-//! is in `vcpu/src/cost.rs`.
+//! is in the output, so the same command prints the same bytes on every machine. The costs are in
+//! `vcpu/src/cost.rs`.
 
 pub mod bench;
 pub mod calibrate;

@@ -5,7 +5,7 @@
 //!   its pager ────────── note ──────────────────┘
 //! ```
 //!
-//! What is in memory and who waits is the engine's double (`testing/object.rs`); added here are what each
+//! The engine's double (`testing/object.rs`) knows what is in memory and who waits; added here are what each
 //! call costs, tasks that sleep, and refusals by chance. A task may lose its CPU between its look at the page
 //! and its sleep, and a fill may come in between.
 //!
@@ -66,7 +66,7 @@ impl Object {
     pub fn fork(&self, parent: u32, child: u32) {
         self.lock().object.fork(parent, child);
     }
-    /// Who sleeps there wakes up, and finds nothing mapped. True: that was the last mapping.
+    /// A task that sleeps there wakes up, and finds nothing mapped. True: that was the last mapping.
     pub fn unmap(&self, mapper: u32) -> bool {
         let mut inner = self.lock();
         let was_mapped = inner.object.is_mapped_by(mapper);

@@ -12,7 +12,7 @@ use memspill_vcpu::profile::Entry;
 /// Locks and atomics that people see for each number of CPUs; programs see all.
 const TOP: usize = 4;
 
-/// Who serves faults and makes room.
+/// The arrangement: the threads that serve faults and make room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrangement {
     /// Each thread for itself, as in the kernel.
@@ -149,7 +149,7 @@ fn throughput_row(point: &Point) -> Row {
     }
 }
 
-/// Of warm-up and measured stretch together.
+/// The losses of warm-up and measured stretch together.
 fn losses(points: &[Point]) -> Table {
     let column = |key, name, unit, help| Column { key, name, unit, help };
     let rows = points.iter().flat_map(|point| {

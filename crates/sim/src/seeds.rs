@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen
-//! by it. What the threads did not say (sizes of sets, command lines) is taken from docs/simulation.md. A
-//! setting that names a knob which this build does not have is left out, and its table says so.
+//! by it. Facts that the threads did not say (sizes of sets, command lines) are chosen here. A setting that
+//! names a knob which this build does not have is left out, and its table says so.
 
 use crate::bench::{self, Counted, Measured, Pattern, Pieces, Setup};
 use crate::figures;
@@ -99,7 +99,7 @@ fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, next: &mut 
     table
 }
 
-/// The runs of each setting, one for each seed. Of a setting that this build does not have there is a note.
+/// The runs of each setting, one for each seed. A setting that this build does not have gets a note.
 fn measure_all(
     thread: &Thread,
     case: &Case,
@@ -196,7 +196,7 @@ impl Case {
     }
 }
 
-/// Of each task, however short the run.
+/// The fresh pages of each task, however short the run.
 const FRESH_PAGES_MIN: u64 = 1024;
 
 const CHANGE: &str = "change";

@@ -24,7 +24,7 @@ impl Host {
         shared
     }
 
-    /// The process has it mapped no more. Who was the last ends it.
+    /// The process has it mapped no more. The last one ends it.
     pub fn unmap_object(&self, cpu: CpuId, shared: &Rc<SharedSpace>, process: &Process) {
         if !shared.object.unmap(process.target.mapper()) {
             return;

@@ -78,7 +78,7 @@ pub fn json(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
 struct Plan {
     tasks: u32,
     processes_max: usize,
-    /// Of a process.
+    /// The pages of a process.
     pages: u64,
     limit_pages: u64,
     reclaim: Reclaim,
@@ -370,7 +370,7 @@ impl History {
     }
 }
 
-/// What one task does until the history ends.
+/// One task's actions until the history ends.
 struct Actor<'a> {
     history: &'a History,
     worker: Worker,

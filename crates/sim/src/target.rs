@@ -39,8 +39,8 @@ pub struct Refusals {
 /// What the memory of a process is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Folios {
-    /// Of the pages that it gets with one fault, and that the kernel has to split before one of them leaves
-    /// by itself.
+    /// The order of the pages that it gets with one fault, and that the kernel has to split before one of
+    /// them leaves by itself.
     pub order: Order,
     /// The order of what is unmapped in one step; None: whole runs are.
     pub pieces: Option<Order>,
@@ -92,7 +92,7 @@ impl Target {
         Target { folios, ..self }
     }
 
-    /// The same where pages are refused. Of its children too.
+    /// The same where pages are refused. Its children refuse, too.
     pub fn refusing(self, refusals: Refusals, seed: u64) -> Target {
         let mut inner = self.lock();
         (inner.refusals, inner.random) = (refusals, Random::new(seed));
@@ -202,7 +202,7 @@ impl Target {
         child
     }
 
-    /// The process ends. Who sleeps in it wakes up.
+    /// The process ends. Tasks that sleep in it wake up.
     pub fn exit(&self) {
         let mut inner = self.lock();
         inner.pages.exit();
@@ -329,7 +329,7 @@ impl Memory for Target {
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
-        // Where it is stored to, zeros are copied, so that the store does not fault once more.
+        // A store gets a copy of zeros, so that it does not fault once more.
         let page = if write { cost::COPY_PAGE_NS } else { cost::ZERO_PAGE_NS };
         memspill_vcpu::step(page * pages as u64);
         self.fill(vpn, std::iter::repeat_n(0, pages), false)

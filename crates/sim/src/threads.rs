@@ -33,8 +33,8 @@ pub enum Count {
     Readahead,
     ReadaheadHits,
     Fallbacks,
-    /// Of the time in which CPUs are not idle, the share in which this lock is waited for (its line's ways
-    /// between CPUs included), and in which it is held.
+    /// The share of the time of busy CPUs in which this lock is waited for (its line's ways between CPUs
+    /// included), and in which it is held.
     Waited(&'static LockShare),
     Held(&'static LockShare),
 }
@@ -88,7 +88,7 @@ pub struct Case {
     pub cpus_per_socket: u32,
     /// Processes of one thread.
     pub tasks: u32,
-    /// Of the kernel, which make room besides the tasks; 0: the tasks alone, as in a memory group.
+    /// The kernel's reclaimers, which make room besides the tasks; 0: the tasks alone, as in a memory group.
     pub reclaimers: u32,
     pub pattern: Pattern,
     pub work: Work,
@@ -97,7 +97,7 @@ pub struct Case {
     pub devices: u32,
     pub fragmented: Option<Fragmented>,
     pub by_slot: bool,
-    /// Of each task, at `MS_DEFAULT`; in a shorter run as much less, where memory is fresh.
+    /// The pages of each task, at `MS_DEFAULT`; in a shorter run as much less, if memory is fresh.
     pub pages_per_task: u64,
     /// The set of pages is so many times the budget, in percent.
     pub set_percent: u64,

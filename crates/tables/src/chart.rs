@@ -14,7 +14,7 @@ use std::fmt::Write;
 
 // ---- changes ----------------------------------------------------------------------------------------------
 
-/// Where the axis of changes begins and ends; labels are on its left, numbers on its right.
+/// The ends of the axis of changes; labels are on its left, numbers on its right.
 const CHANGES_LEFT: f64 = 250.0;
 const CHANGES_RIGHT: f64 = 690.0;
 
@@ -158,7 +158,7 @@ fn panel(table: &Table, group: &str, rows: &[&Row], i: usize, full: f64) -> Stri
         let value = format!("{}{}", shown(spread.median, column.unit), unit_name(column.unit));
         let _ = write!(says, " {}: {value}.", row.setting);
         let class = if n == 0 && table.change.is_some() { "old" } else { "new" };
-        // What is there, but too small to see, is a hair.
+        // A value that is too small to see is a hair.
         picture.bar(class, (0.0, top), ((spread.median * scale).max(1.0), BAR));
         let end = (spread.most * scale).min(WIDTH - VALUE);
         if spread.samples > 1 {

@@ -43,7 +43,7 @@ fn section(page: &mut String, table: &Table) {
         for chart in &table.charts {
             figure(page, table, *chart);
         }
-        // What all is for charts is no table for people.
+        // A table with rows for charts alone is none for people.
         if table.rows.iter().any(|row| !row.detail) {
             rows(page, table);
             columns(page, table);
@@ -155,7 +155,7 @@ fn cell(table: &Table, row: &Row, place: Place) -> String {
     format!("<td{class}>{}{range}</td>", escaped(&cell.shown(unit)))
 }
 
-/// Where rows say all, columns have no names.
+/// If rows say all, columns have no names.
 fn has_names(table: &Table) -> bool {
     table.columns.iter().any(|column| !column.name.is_empty())
 }

@@ -73,7 +73,8 @@ fn cell(cell: &Cell) -> Value {
     }
 }
 
-/// A count stays a whole number, which a program may read into an integer. What is not a number is null.
+/// A count stays a whole number, which a program may read into an integer. Anything that is not a number is
+/// null.
 pub fn number(value: f64) -> Value {
     /// Up to here a double holds every integer.
     const WHOLE_MAX: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;

@@ -112,7 +112,7 @@ pub enum Place {
 }
 
 impl Spread {
-    /// What was measured once, or is the same each time.
+    /// A value that was measured once, or is the same each time.
     pub fn once(value: f64) -> Spread {
         Spread { median: value, least: value, most: value, samples: 1 }
     }

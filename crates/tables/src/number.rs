@@ -3,9 +3,9 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
     PerSecond,
-    /// So many of them for each page that went in or out.
+    /// The count for each page that went in or out.
     PerPage,
-    /// So many of them for a thousand such pages.
+    /// The count for a thousand such pages.
     PerThousandPages,
     Nanoseconds,
     Seconds,
@@ -85,7 +85,7 @@ fn bytes(value: f64) -> String {
     if value.abs() < 1024.0 {
         return format!("{} B", plain(value));
     }
-    // What would be printed as 1024 is 1 of the next.
+    // A value that would be printed as 1024 is 1 of the next.
     let mut scaled = value / 1024.0;
     let mut unit = 0;
     while scaled.abs() >= 1023.5 && unit + 1 < UNITS.len() {

@@ -13,7 +13,7 @@ const LEFT: f64 = 74.0;
 const RIGHT: f64 = 846.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 202.0;
-/// So many places of a chart say their values.
+/// The number of places of a chart that say their values.
 const HINTS_MAX: usize = 120;
 /// As many colours as the page has for this.
 pub const COLOURS: usize = 4;

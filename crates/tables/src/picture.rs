@@ -1,5 +1,5 @@
-//! An SVG in the making: text, lines, bars, dots and areas, by class. What they look like is the page's
-//! (page.css); where they are is the charts'.
+//! An SVG in the making: text, lines, bars, dots and areas, by class. The page says what they look like
+//! (page.css); the charts say where they are.
 
 use crate::escape::escaped;
 use std::fmt::Write;

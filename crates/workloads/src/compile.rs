@@ -30,7 +30,7 @@ pub const USAGE: &str = "[-j N (jobs at once; default: the CPUs)] [--count 64 (j
 const STEP: usize = 16;
 const LOOKS: usize = 2 * STEP;
 
-/// Which of a job's three processes this is. `--part` is for the workload's own use.
+/// The number of this one among a job's three processes.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Driver,

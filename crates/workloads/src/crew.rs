@@ -8,8 +8,8 @@
 //! (`go` and `leave` are a byte for each child.)
 //!
 //! Nobody works before all are prepared, and nobody gives memory back before all have worked. A single
-//! process does it all itself, without a fork. Where one dies, the others are killed and the outcome says
-//! which and how.
+//! process does it all itself, without a fork. If one dies, the others are killed and the outcome says which
+//! and how.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;

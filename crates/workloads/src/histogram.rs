@@ -37,7 +37,7 @@ impl Histogram {
     /// Length of `to_bytes`.
     pub const BYTES: usize = BUCKETS * 8;
 
-    /// Of the bytes that children have sent, all of them whole.
+    /// The histogram of the bytes that children have sent, all of them whole.
     pub fn sum<B: AsRef<[u8]>>(answers: impl IntoIterator<Item = B>) -> Histogram {
         let mut total = Histogram::default();
         for answer in answers {

@@ -96,7 +96,7 @@ struct Round {
     contents: Contents,
     workers: usize,
     objects: Vec<Mapping>,
-    /// Of an object, where it is one.
+    /// The files of objects that have one.
     files: Vec<Option<File>>,
     counters: Mapping,
     /// For each object: for each page the number of the write that filled it, 0 where it must be zero.
@@ -177,7 +177,7 @@ struct Worker {
     round: Round,
     id: usize,
     rng: Rng,
-    /// Of the last write; not used twice by any process of the round.
+    /// The number of the last write; not used twice by any process of the round.
     number: u32,
     pipe: (OwnedFd, OwnedFd),
     checked: u64,
@@ -353,7 +353,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What the mapping shows is what the file holds, and what is written to the file the mapping shows.
+    /// The mapping shows the bytes of the file, also those that are written to the file now.
     fn call_file(&mut self) -> io::Result<()> {
         let (object, from, run) = self.pick_run();
         let Some(file) = &self.round.files[object] else { return Ok(()) };

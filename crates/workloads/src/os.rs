@@ -128,7 +128,7 @@ impl Mapping {
     pub fn page(&self, index: usize) -> &Page {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: the page lies in the range that this Mapping owns, is aligned, and all access to it is
-        // atomic. Where it is protected the access ends in SIGSEGV, which is not undefined behaviour.
+        // atomic. If it is protected, the access ends in SIGSEGV, which is not undefined behaviour.
         unsafe { &*((self.base + index * PAGE) as *const Page) }
     }
 

@@ -1,5 +1,5 @@
 //! Touches of 4 KiB pages after a pattern, as pmbench does: P processes of T threads, each process with its
-//! share of the size. What is timed is the first load or store of each touch.
+//! share of the size. The first load or store of each touch is timed.
 //!
 //! Threads of a process own every T-th page, so that each can check what it reads (pmbench's share all
 //! pages). All pages are written once before the clock starts, as in pmbench's warm-up.

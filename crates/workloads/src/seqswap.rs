@@ -8,8 +8,8 @@
 //! ```
 //!
 //! MADV_PAGEOUT goes to the swap of the kernel, or to memspill's; without either nothing leaves. `--push`
-//! wants a memory limit between `--size` and `--push`. What is left in memory after the out phase is counted
-//! (`resident_pages`): those cost nothing to bring in.
+//! wants a memory limit between `--size` and `--push`. Pages that are left in memory after the out phase are
+//! counted (`resident_pages`): they cost nothing to bring in.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,7 +1,7 @@
 //! Passes over all pages in address order; each page is touched once, and the touch is what is timed.
 //!
-//! `--after-random` touches pages at random before the first pass, as many times as there are pages. What is
-//! swapped out then lies in swap in that order, not in the order of its addresses.
+//! `--after-random` touches pages at random before the first pass, as many times as there are pages.
+//! Swapped-out pages then lie in swap in that order, not in the order of their addresses.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,8 +3,8 @@
 //! The first touch of each page is part of the time.
 //!
 //! `--folio` is what the kernel is asked for, not what it gives: memory aligned to that size, with
-//! MADV_HUGEPAGE above 4K. Which sizes the kernel then takes is set in
-//! /sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled.
+//! MADV_HUGEPAGE above 4K. /sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled decides which sizes the
+//! kernel then takes.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;

@@ -24,8 +24,8 @@ impl Scale {
         if quick {
             return Scale { resident_bytes: 32 * MIB, seconds: 0.4, jobs: 16 };
         }
-        // The original sets were many gigabytes. What matters is how much more they were than memory, and
-        // that there are trunks and clusters enough for the CPUs to be in different ones.
+        // The original sets were many gigabytes. It matters how much more they were than memory, and that
+        // there are trunks and clusters enough for the CPUs to be in different ones.
         let resident_bytes = (ram_bytes / 128).clamp(64 * MIB, 1024 * MIB) / MIB * MIB;
         Scale { resident_bytes, seconds: 2.0, jobs: 32 }
     }
@@ -94,7 +94,7 @@ pub struct Work {
     /// All that it touches at a time, and how much of it stays in memory.
     pub set_bytes: u64,
     pub resident_bytes: u64,
-    /// Of many processes: what each has besides.
+    /// The memory that each of many processes has besides.
     pub unmanaged_bytes: u64,
 }
 
@@ -162,12 +162,12 @@ const fn case(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [
     }
 }
 
-/// Of `usemem`.
+/// A case of `usemem`.
 const fn written(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
     Case { metric: "pages_per_s", counts: "pages written", ..case(name, work, settings) }
 }
 
-/// Of `shmem-read`.
+/// A case of `shmem-read`.
 const fn shared(name: &'static str, work: fn(&Scale) -> Work, settings: &'static [Setting]) -> Case {
     Case { shared: true, counts: "reads", ..case(name, work, settings) }
 }

@@ -31,10 +31,10 @@ use mechanisms::{Case, MECHANISMS, Mechanism, Scale, Setting, Work};
 pub use runs::Options;
 use runs::{Outcome, SettingRun, SettingRuns};
 
-/// Of one run; the longest take some tens of seconds.
+/// The limit of one run; the longest take some tens of seconds.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What is known of the tables that there are.
+/// The ids of the tables that there are.
 pub fn ids() -> Vec<&'static str> {
     MECHANISMS.iter().map(|mechanism| mechanism.id).collect()
 }

@@ -160,14 +160,14 @@ fn for_each_page(run: &SettingRun, names: &[&str], times: f64) -> Option<f64> {
     Some(counts? / pages(run)? * times)
 }
 
-/// Of the CPU time of the workload and memspill. Threads that wait for a lock sleep after a moment, so it may
-/// be more than all.
+/// The share of the CPU time of the workload and memspill. Threads that wait for a lock sleep after a moment,
+/// so it may be more than all.
 fn of_cpu_time(run: &SettingRun, name: &str) -> Option<f64> {
     let cpu_ns = (run.ran.system_s + run.ran.user_s) * 1e9;
     Some(stat(run, name)? / Some(cpu_ns).filter(|ns| *ns > 0.0)?)
 }
 
-/// Of all orders, where memspill counts them.
+/// The sum over all orders that memspill counts.
 fn fallbacks(run: &SettingRun) -> Option<f64> {
     let orders = run.stats.as_object()?.values();
     orders.filter_map(|of_order| of_order.get("swpout_fallback")?.as_f64()).reduce(|a, b| a + b)
@@ -330,7 +330,7 @@ fn figure_of(count: &Count) -> &'static Figure {
                 help: "Of the pages that were read ahead into the swap cache, those that were found there.",
             },
             get: |run, _| {
-                // Where none goes by the cache, what came along was mapped, and nobody knows.
+                // If none goes by the cache, the pages that came along were mapped, and nobody knows.
                 stat(run, "swap_cache_miss").filter(|misses| *misses > 0.0)?;
                 Some(stat(run, "swap_ra_hit")? / stat(run, "swap_ra").filter(|pages| *pages > 0.0)?)
             },

@@ -1,4 +1,4 @@
-//! What `memspill bench seeds` is asked for, and what its runs have given.
+//! The request to `memspill-lab bench seeds`, and the results of its runs.
 
 use std::path::PathBuf;
 

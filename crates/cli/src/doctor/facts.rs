@@ -18,7 +18,7 @@ pub(super) const CAP_SYS_PTRACE: u32 = 19;
 /// An errno, or success.
 pub(super) type Tried = Result<(), i32>;
 
-/// What was found out; nothing in it is judged.
+/// The facts about a machine; nothing in them is judged.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) user_id: u32,

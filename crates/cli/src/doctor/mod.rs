@@ -50,8 +50,8 @@ pub fn doctor(options: &DoctorArgs) -> u8 {
     }
 }
 
-/// Which pager `run` takes here, if the command line asks for `wanted`; and what there is to be said of that.
-/// Err: what stops it. Costs about a millisecond.
+/// The pager that `run` takes here, if the command line asks for `wanted`; and what there is to be said of
+/// that. Err: what stops it. Costs about a millisecond.
 pub fn choose(wanted: Wanted) -> Result<(Pager, Check), Vec<Check>> {
     let facts = Facts::gather(None);
     let mut checks = judge_for(&facts, wanted);

@@ -14,7 +14,8 @@ const KERNELS: [&str; 3] = ["/dev/userfaultfd", "userfaultfd(2)", "uffd EVENT_FO
 /// What the signal pager does without.
 const USERFAULTFDS: [&str; 4] = ["uffd MOVE", "uffd events", CHILD_MEMORY, "userfaultfd(2)"];
 
-/// The pager first, then all that it rests on. What the other one would need is no more than a warning.
+/// The pager first, then all that it rests on. A lack that only the other one minds is no more than a
+/// warning.
 pub(super) fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
     let mut checks = judge(facts);
     let takes = possible(facts, wanted);

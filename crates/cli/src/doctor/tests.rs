@@ -108,7 +108,7 @@ fn a_plain_user_gets_the_thread_pager() {
     assert_eq!(possible(&facts, Wanted::Auto), Some(Pager::Thread));
     let fails = names(&facts, Wanted::Kernel, Level::Fail);
     assert_eq!(fails, ["pager", "/dev/userfaultfd"]);
-    // Who may have the kernel pager gets it, and the other one where he asks for it.
+    // A user who may have the kernel pager gets it, and the other one by asking for it.
     assert_eq!(possible(&good(), Wanted::Auto), Some(Pager::Kernel));
     assert_eq!(possible(&good(), Wanted::User), Some(Pager::User));
     // Neither.

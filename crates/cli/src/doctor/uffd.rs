@@ -27,7 +27,7 @@ pub(super) fn uffd_device(facts: &Facts) -> Check {
 
 fn uffd_device_fix(facts: &Facts, errno: i32) -> Option<String> {
     let for_all = || facts.uffd_user_mode.is_ok().then(|| facts.as_root(ALLOW_TO_ALL));
-    // Where that does not help either, the check of userfaultfd(2) says why.
+    // If that does not help either, the check of userfaultfd(2) says why.
     facts.device_fix("/dev/userfaultfd", errno).or_else(for_all)
 }
 
@@ -104,7 +104,7 @@ const FEATURES: [Feature; 5] = [
 ];
 
 pub(super) fn uffd_feature_checks(facts: &Facts) -> Vec<Check> {
-    // Where there is no userfaultfd, the lines above have said so, and the features cannot be asked.
+    // If there is no userfaultfd, the lines above have said so, and the features cannot be asked.
     let Some(features) = facts.uffd_features else { return Vec::new() };
     let mut checks: Vec<Check> = FEATURES.iter().map(|wanted| judge_feature(wanted, features)).collect();
     checks.insert(2, event_fork(facts, features));

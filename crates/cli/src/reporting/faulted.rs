@@ -22,7 +22,7 @@ const MAPPINGS_MAX: usize = 256;
 const INSTRUCTIONS_MAX: usize = 4096;
 /// As many are given names.
 const CODES_MAX: usize = 1000;
-/// Of so many processes mappings are remembered, and so many of each.
+/// Mappings of this many processes are remembered, and this many of each.
 const REMEMBERED_PROCESSES: usize = 128;
 const REMEMBERED_MAPPINGS: usize = 64;
 /// Maps are read in pieces of this.
@@ -103,7 +103,7 @@ impl Faulted {
         }
         let known = self.remembered.entry(key).or_default();
         known.learn(found);
-        // Of a process that has ended meanwhile there is none.
+        // A process that has ended meanwhile has none.
         let command = stats::command_of(pid);
         if !command.is_empty() {
             known.command = command;
@@ -134,7 +134,7 @@ impl Faulted {
 }
 
 impl Known {
-    /// What was there before stands behind it: who asks for an address that is in none now means that.
+    /// Older mappings stay behind the new ones: an address that is in none now means those.
     fn learn(&mut self, found: Vec<Mapping>) {
         self.mappings.retain(|old| !found.contains(old));
         self.mappings.truncate(REMEMBERED_MAPPINGS.saturating_sub(found.len()));

@@ -4,11 +4,11 @@
 //!   look ─▶ the bucket of its moment ─▶ full? ─▶ buckets become twice as long, and neighbours one
 //! ```
 //!
-//! So a run of a minute is known by quarters of a second, and one of a day by minutes. Of the looks in a
-//! bucket what is kept is the one at which most was held: peaks stay. Sums (faults, time waited) are those of
-//! the last look, so rates between two buckets are exact.
+//! So a run of a minute is known by quarters of a second, and one of a day by minutes. A bucket keeps the
+//! look at which most was held: peaks stay. Sums (faults, time waited) are those of the last look, so rates
+//! between two buckets are exact.
 
-/// So many buckets at most.
+/// The most buckets.
 pub const POINTS_MAX: usize = 480;
 /// The first length of a bucket, and so the time between looks.
 pub const FIRST_US: u64 = 250_000;
@@ -38,7 +38,7 @@ pub struct Sums {
 
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub struct Point {
-    /// Of its last look, since the start.
+    /// The time of its last look, since the start.
     pub at_us: u64,
     pub held: Held,
     pub sums: Sums,
@@ -65,7 +65,7 @@ impl Held {
     }
 
     fn most(self, other: Held) -> Held {
-        // What is swapped out decides where what is counted is always the budget.
+        // The swapped-out part decides if the counted part is always the budget.
         let key = |held: &Held| (held.counted_bytes(), held.swapped_bytes);
         if key(&other) >= key(&self) { other } else { self }
     }
@@ -125,8 +125,8 @@ impl History {
         rates
     }
 
-    /// A run may end right after a look. What is counted over so short a time is chance: then it is the point
-    /// before that.
+    /// A run may end right after a look. A count over so short a time is chance: then it is the point before
+    /// that.
     fn before(&self, at: usize) -> Point {
         let back =
             |steps: usize| at.checked_sub(steps).map_or(Point::default(), |before| self.points[before]);

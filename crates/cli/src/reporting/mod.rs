@@ -10,7 +10,7 @@
 //! ```
 //!
 //! All that is kept is bounded (tally.rs), and so is the time it takes: after a look that took long the next
-//! one is later. Where nothing is asked for, there is no thread and no sample.
+//! one is later. Without a request there is no thread and no sample.
 //!
 //! What it does not do: survive a memspill that is killed with -9; then FILE is as it was, or empty.
 
@@ -40,9 +40,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use watched::Watched;
 
-/// Where nobody has asked for instructions, mappings are found out by one fault in so many.
+/// If nobody has asked for instructions, mappings are found out by one fault in this many.
 pub const FAULTS_EVERY: u32 = 16;
-/// Of one CPU, what looks may take.
+/// The part of one CPU that looks may take.
 const LOOK_PART: u32 = 50;
 /// A look at least so often, however long buckets are.
 const LOOK_MAX: Duration = Duration::from_secs(1);
@@ -148,7 +148,7 @@ impl Reporting {
     }
 }
 
-/// What is there is kept until there is a page. True: nothing was there.
+/// An existing file is kept until there is a page. True: nothing was there.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     match File::options().write(true).create_new(true).open(path) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {

@@ -7,9 +7,9 @@
 //!   names, as they come ◀────────────── function, source, line
 //! ```
 //!
-//! What is read there was made by the programs of the run: another process may take long over it, take much
+//! These files were made by the programs of the run: another process may take long over them, take much
 //! memory or fail, and the report does without. After TIME it is ended, and what it has not named stays
-//! module and address. Where a file has been replaced meanwhile nothing is said of it.
+//! module and address. Nothing is said of a file that has been replaced meanwhile.
 //!
 //! What it does not do: find out what an interpreter, or a compiler at run time, was about.
 
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// So long the report waits for names.
 pub const TIME: Duration = Duration::from_secs(5);
-/// Of memory that is not a mapped file.
+/// The limit for memory that is not a mapped file.
 const DATA_BYTES_MAX: u64 = 1 << 30;
 /// Answers that wait to be read.
 const ANSWERS_AHEAD: usize = 64;
@@ -45,7 +45,7 @@ pub struct Code {
     pub offset: u64,
 }
 
-/// What is known of it; each may be empty.
+/// The name of a place; each part may be empty.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Name {
     /// As the file counts: what other tools take.

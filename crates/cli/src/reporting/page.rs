@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// So many processes, mappings and functions are listed.
+/// The number of processes, mappings and functions that are listed.
 const ROWS_MAX: usize = 25;
 /// Budgets that are listed differ by this part.
 const BUDGETS_PARTS: u64 = 8;

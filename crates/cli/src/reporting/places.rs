@@ -30,7 +30,7 @@ pub struct Mapping {
 pub struct InFile {
     pub path: String,
     pub inode: u64,
-    /// Of the mapping's start.
+    /// The offset of the mapping's start.
     pub offset: u64,
 }
 
@@ -42,7 +42,7 @@ impl Mapping {
 
 /// The C library's arenas begin at a multiple of this and are no longer.
 const ARENA_BYTES: u64 = 64 << 20;
-/// What is closed below a thread's stack is less than this.
+/// The closed range below a thread's stack is smaller than this.
 const STACK_GUARD_BYTES: u64 = 1 << 20;
 
 /// A line of maps.

@@ -11,7 +11,7 @@ use memspill_pager::process::Process;
 use memspill_pager::run::Run;
 use std::collections::HashMap;
 
-/// So many processes are remembered; of those that have ended, the ones with the fewest faults are forgotten.
+/// The number of processes that are remembered; the ended ones with the fewest faults are forgotten.
 const PROCESSES_MAX: usize = 512;
 
 #[derive(Default)]
@@ -63,7 +63,7 @@ impl Seen {
 
     fn process(&mut self, process: &Process, now_us: u64) {
         let pid = process.memory.pid();
-        // Of the child of a fork it may not be known yet who it is.
+        // The child of a fork may not be known yet.
         let is_known = self.processes.contains_key(&process.key);
         if pid == 0 || (self.processes.len() >= PROCESSES_MAX && !is_known) {
             return;
@@ -85,7 +85,7 @@ impl Seen {
         seen.last_us = now_us;
     }
 
-    /// Those that were not there at the last look have ended.
+    /// Processes that were not there at the last look have ended.
     fn make_room(&mut self) {
         if self.processes.len() < PROCESSES_MAX {
             return;
@@ -97,7 +97,7 @@ impl Seen {
         ended.iter().for_each(|(_, key)| _ = self.processes.remove(key));
     }
 
-    /// Those with most faults first.
+    /// The processes with most faults first.
     pub fn processes(&self) -> Vec<&ProcessSeen> {
         let mut processes: Vec<&ProcessSeen> = self.processes.values().collect();
         processes.sort_by_key(|seen| (std::cmp::Reverse(seen.faults), seen.pid));

@@ -41,7 +41,7 @@ const FREE_LEAST_S: f64 = 0.5;
 const FREE_ONCE_S: f64 = 60.0;
 /// A run is stopped when it has taken so many times what is allowed: by then it has shown how it stalls.
 const STOPPED_AT: f64 = 1.5;
-/// What is too slow by less than this is tried once more: times differ from run to run.
+/// A run that is too slow by less than this is tried once more: times differ from run to run.
 const NEARLY: f64 = 1.1;
 
 #[derive(Args, Debug)]
@@ -103,7 +103,7 @@ pub fn size(args: &SizeArgs) -> u8 {
 struct Sizing<'a> {
     args: &'a SizeArgs,
     runs: usize,
-    /// What the command takes without limit, once that is known.
+    /// The time of the command without a limit, once that is known.
     free_s: Option<f64>,
     progress: Progress,
 }

@@ -18,12 +18,12 @@ const STEP_BYTES: u64 = 1 << 20;
 const RESOLUTION_PARTS: u64 = 16;
 /// The most runs with a budget.
 const RUNS_MAX: usize = 12;
-/// Of the time that may be lost, this share is aimed for: what refaults say is no better than that.
+/// This share of the time that may be lost is aimed for: what refaults say is no better than that.
 const AIM: f64 = 0.9;
 /// A run that was stopped would have lost so many times what its stalls say, as a guess. If that is too much
 /// the next budget is enough, and a run that is enough takes less time than one that is not.
 const STOPPED_LOSES: f64 = 3.0;
-/// Of a run that was stopped no less than this part was done, however long it had waited.
+/// At least this part of a stopped run was done, however long it had waited.
 const DONE_LEAST: f64 = 0.02;
 
 /// A run with a budget.
@@ -49,7 +49,7 @@ pub enum End {
 /// What is known so far.
 pub struct Search {
     pub free_s: f64,
-    /// So many times the time without limit is allowed.
+    /// How many times the time without a limit is allowed.
     pub allowed: f64,
     least_bytes: u64,
     /// With this nothing is swapped.

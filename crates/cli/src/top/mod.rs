@@ -6,7 +6,7 @@
 //!   a key ─▶ a question ─▶ a request, on a thread of its own ─▶ what came of it, at the foot
 //! ```
 //!
-//! Whatever happens, the terminal is as it was afterwards: at the end, after signals, and before a panic says
+//! The terminal is as it was afterwards, whatever happens: at the end, after signals, and before a panic says
 //! its words. Signals have a thread of their own: where the terminal has gone, crossterm reads its end over
 //! and over and does not come back.
 
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 /// Held by who writes to the terminal.
 static DRAWING: Mutex<()> = Mutex::new(());
 
-/// What a request has said is shown within this time.
+/// The answer to a request is shown within this time.
 const STEP: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]

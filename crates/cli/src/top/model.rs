@@ -1,12 +1,12 @@
-//! What `memspill top` knows of the runs: the last statistics of each, what has changed since those before,
-//! and how that was over the last minutes.
+//! The model behind `memspill top`: the last statistics of each run, what has changed since those before, and
+//! how that was over the last minutes.
 //!
 //! Rates are differences by the run's own clock (`elapsed_us`). Nothing here draws, asks or waits.
 
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Of each rate so many values are kept: two minutes, where it is asked once a second.
+/// The number of values that are kept of each rate: two minutes, if it is asked once a second.
 const HISTORY: usize = 120;
 
 /// A run as it was when it was last asked.
@@ -66,7 +66,7 @@ pub struct DeviceView {
     pub encryption: String,
 }
 
-/// What only grows, as it was.
+/// The growing sums, as they were.
 #[derive(Clone, Copy, Default, Debug)]
 struct Sums {
     faults: u64,
@@ -91,8 +91,8 @@ impl Sums {
 pub struct Runs(pub Vec<RunView>);
 
 impl Runs {
-    /// A run has answered. What it says may come from a run of another version, or from somebody who calls
-    /// himself a run: what is missing is 0.
+    /// A run has answered. The answer may come from a run of another version, or from somebody who calls
+    /// himself a run: missing values are 0.
     pub fn update(&mut self, pid: u32, command: String, stats: &Value, disk_read_bytes: Option<u64>) {
         let at = self.0.partition_point(|run| run.pid < pid);
         let before = self.0.get(at).filter(|run| run.pid == pid).cloned();

@@ -39,8 +39,8 @@ const NEAR_PART: u32 = 8;
 /// One block in so many comes to stay although others are on trial; which, changes after so many arrivals.
 const STAYS_ONE_IN: u64 = 32;
 const STAYS_FOR: u32 = 4096;
-/// Of so many blocks in a row one leads by arrival, and one as bimodal; and of so many in a small memory. (In
-/// the engine: where a budget is small, of which the pool has its part.)
+/// One block of this many in a row leads by arrival, and one as bimodal; the second number is for a small
+/// memory. (In the engine: where a budget is small, of which the pool has its part.)
 const LEADS_ONE_IN: u32 = 64;
 const LEADS_ONE_IN_OF_SMALL: u32 = 24;
 const SMALL_PAGES: u32 = 8192;
@@ -58,7 +58,7 @@ enum Role {
 
 #[derive(Clone, Copy, Default)]
 struct Known {
-    /// Of the record that counts; 0: it is not resident.
+    /// The stamp of the record that counts; 0: it is not resident.
     stamp: u32,
     heat: u8,
     on_trial: bool,

@@ -19,7 +19,7 @@ pub type Page = u32;
 /// An aligned block of so many pages is told by one sample, and leaves together where a policy does so.
 pub const BLOCK_PAGES: u32 = 16;
 
-/// What is known of pages that are in memory.
+/// The knowledge about pages that are in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
     /// Nothing: when a page came, and when it left.
@@ -90,7 +90,7 @@ impl Seen {
     fn samples(&self, page: Page) -> bool {
         match self.signal {
             Signal::Standby => true,
-            // Which page of a block it is differs from block to block.
+            // The sampled page of a block differs from block to block.
             Signal::Sampled => {
                 u64::from(page % BLOCK_PAGES)
                     == Random::new((page / BLOCK_PAGES).into()).below(BLOCK_PAGES.into())
@@ -105,7 +105,7 @@ impl Seen {
 pub struct Outcome {
     /// Touches of pages that never were in memory: the same for all policies.
     pub fresh: u64,
-    /// Of pages that had left.
+    /// Faults on pages that had left.
     pub faults: u64,
     pub soft_faults: u64,
     pub virtual_ns: u64,

@@ -223,7 +223,7 @@ fn counts(signal: Signal, what: &str, results: &[Result], count: fn(&Outcome) ->
     table(id, format!("{what}, {}", signal.name()), rows, Unit::Count, note)
 }
 
-/// Of its tables: of times, faults, soft faults.
+/// The ids of its tables: of times, faults, soft faults.
 fn ids(signal: Signal) -> [&'static str; 3] {
     match signal {
         Signal::Faults => ["faults-time", "faults-faults", "faults-soft"],

@@ -15,7 +15,7 @@ pub fn opt(accesses: &[Page], pages: u32, memory: u32) -> Outcome {
     // By page from now on: when it is due, as far as it is resident.
     let (mut resident, mut count) = (vec![false; pages as usize], 0);
     let mut was_here = vec![false; pages as usize];
-    // Whose due time has changed since is there again, with the later one.
+    // A page whose due time has changed since is there again, with the later one.
     let mut by_due: BinaryHeap<(u32, Page)> = BinaryHeap::new();
     let mut outcome = Outcome::default();
     for (page, next) in accesses.iter().zip(&next_use) {

@@ -1,7 +1,7 @@
 //! Policies as they were published, one page at a time.
 //!
-//! What they do at a hit is done when the page is considered, if it is known by then to have been used: that
-//! is all that a bit or a soft fault tells, here and in a kernel.
+//! Their work at a hit is done when the page is considered, if it is known by then to have been used: that is
+//! all that a bit or a soft fault tells, here and in a kernel.
 //!
 //! ```text
 //!   FIFO      who came first leaves; as good as any page where uses are independent
@@ -69,7 +69,7 @@ impl Policy for SegmentedFifo {
         self.first.push_back(page);
         while self.first.len() > seen.memory as usize * 3 / 4 {
             let page = self.first.pop_front().expect("it is long");
-            // What was used before is not asked for.
+            // An earlier use is not asked for.
             seen.take_used(page);
             self.last.push_back(page);
         }
@@ -94,7 +94,7 @@ pub struct TwoQueues {
     /// The share of memory that the short one has, and how long it is remembered who left, in parts of 100.
     share: u32,
     ghost: u32,
-    /// Whoever is used in the short queue goes to the long one when it leaves (S3-FIFO).
+    /// A page that is used in the short queue goes to the long one when it leaves (S3-FIFO).
     promotes: bool,
 }
 
