@@ -1,6 +1,6 @@
 #!/bin/bash
 # What people install, tried: man pages, completions in real shells, the Debian package, the Python wheel; and
-# recipes of docs/recipes.md that need nothing of others.
+# recipes of docs/places.md that need nothing of others.
 #
 # `wheel` builds with maturin and `notebook` uses jupyter_client and ipykernel, of the Python that --python
 # names (pip install maturin jupyter_client ipykernel); both are not in tests/run.sh. `deb` installs the

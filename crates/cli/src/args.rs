@@ -176,7 +176,7 @@ pub struct RunArgs {
     /// these that is possible
     ///
     /// See 'memspill doctor' for what is possible here. With all but kernel a system call costs 0.1 to 3
-    /// microseconds more, and shared memory is counted and not swapped. See docs/operating.md.
+    /// microseconds more, and shared memory is counted and not swapped. See docs/guide.md.
     #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
     #[arg(hide_possible_values = true)]
     pub pager: Pager,
@@ -187,7 +187,7 @@ pub struct RunArgs {
     /// With all: what is swapped out of a file reads as zeros for whoever reads it past memspill. Calls by
     /// the C library, and processes that open it from outside, are seen, and the file is brought back for
     /// them; stdio and system calls by a program's own instructions on a descriptor are not. See
-    /// docs/operating.md.
+    /// docs/guide.md.
     #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::Anonymous)]
     #[arg(hide_possible_values = true)]
     pub shared: Shared,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Times are compared with a run under memspill in which nothing is swapped, so what memspill costs by itself
-//! (docs/operating.md) is on both sides. The command runs several times, so it must do the same each time.
+//! (docs/guide.md) is on both sides. The command runs several times, so it must do the same each time.
 
 mod attempt;
 mod search;

@@ -237,7 +237,7 @@ fn fix_of_shared(run: &Run) -> &'static str {
         (_, None | Some(SharedKind::SystemV)) | (Shared::All | Shared::None, _) => RAISE,
         (Shared::Anonymous, Some(SharedKind::Anonymous)) => RAISE,
         (Shared::Anonymous, Some(SharedKind::File)) => {
-            "raise --memory-max, or have it swapped with --shared=all (its condition is in docs/operating.md)"
+            "raise --memory-max, or have it swapped with --shared=all (its condition is in docs/guide.md)"
         }
         (Shared::Counted, Some(SharedKind::Anonymous)) => {
             "raise --memory-max, or run memspill as root, which swaps it (--pager=kernel)"
