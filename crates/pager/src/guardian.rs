@@ -87,7 +87,7 @@ fn close_all_but_files() {
 
 /// Kill the processes of the tree until none is left; more than one round is needed, since a process may fork
 /// meanwhile. A round that finds none shows it only if no process was made while it looked: behind its back a
-/// child may be made, and its parent end. Where some are made all the time, GUARDIAN_SURE is enough.
+/// child may be made, and its parent end. If some are made all the time, GUARDIAN_SURE is enough.
 ///
 /// A process that is frozen, or waits in the kernel, ends later; its userfaultfd must stay open until then.
 /// A process that we are not allowed to kill is not of the tree, or has no userfaultfd.

@@ -1,6 +1,6 @@
 //! Files of shared memory of which something is swapped out (`--shared=all`), as others must know of them.
 //!
-//! What is swapped out of a file is a hole in it, which reads as zeros. If the supervisor is killed, what it
+//! A swapped-out part of a file is a hole in it, which reads as zeros. If the supervisor is killed, what it
 //! had is lost, and nobody is to take the zeros for data. So the guardian, which shares our descriptors,
 //! finds here which of them are such files, and empties those: whoever reads one finds it empty, and whoever
 //! has one mapped gets SIGBUS. Until then it holds those who open one (fanotify), as we did.

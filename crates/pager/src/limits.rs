@@ -6,12 +6,12 @@
 //!                                                               └─▶ restore, in the target before exec
 //! ```
 //!
-//! Where a limit is too small even so, the user gets one line that names it and what mends it: before the
-//! start if it is known by then (`refusal`), else with the error that it has led to (`explained`).
+//! If a limit is too small even so, the user gets one line that names it and what mends it: before the start
+//! if it is known by then (`refusal`), else with the error that it has led to (`explained`).
 //!
-//! Under `vm.overcommit_memory=2` the kernel promises only as much memory as it has. What it has not yet
-//! promised is then treated as one more limit (`room_bytes`): memspill's reservations and the steps in which
-//! the target's malloc grows are made to fit into it.
+//! Under `vm.overcommit_memory=2` the kernel promises only as much memory as it has. The part that it has not
+//! yet promised is then treated as one more limit (`room_bytes`): memspill's reservations and the steps in
+//! which the target's malloc grows are made to fit into it.
 //!
 //! What it does not do: look at cgroups. Their limits are on memory that is used, not on what is reserved.
 #![allow(unsafe_code, reason = "the disposition of a signal")]
@@ -45,8 +45,8 @@ pub const FILE_BYTES_MIN: u64 = 64 << 20;
 const FILES_FREE_MIN: u64 = 24;
 /// And when any process joins: half of them for it, and half for what reads /proc meanwhile.
 const FILES_TO_JOIN: usize = 12;
-/// More than memspill has open for itself, on many CPUs, and for a process that has joined. Where the limit
-/// is higher than what these come to, nobody looks how many are left: with 3000 children that joined, to look
+/// More than memspill has open for itself, on many CPUs, and for a process that has joined. If the limit is
+/// higher than what these come to, nobody looks how many are left: with 3000 children that joined, to look
 /// took a fifth of the time.
 const FILES_OF_OURS_MAX: u64 = 2048;
 const FILES_OF_A_PROCESS_MAX: u64 = 16;
@@ -176,10 +176,11 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// What glibc's malloc keeps for itself counts against the budget, and what it reserves against limits on
-/// address space. So it has two arenas: by default there are up to eight for each CPU, of 64 MiB each. And
-/// blocks of 128 KiB and more always go back to the kernel: by default it keeps those that are as large as
-/// the largest that was ever given back. (musl, with which a static memspill can be linked, does neither.)
+/// Memory that glibc's malloc keeps for itself counts against the budget, and its reserves count against
+/// limits on address space. So it has two arenas: by default there are up to eight for each CPU, of 64 MiB
+/// each. And blocks of 128 KiB and more always go back to the kernel: by default it keeps those that are as
+/// large as the largest that was ever given back. (musl, with which a static memspill can be linked, does
+/// neither.)
 fn keep_malloc_small() {
     #[cfg(target_env = "gnu")]
     // SAFETY: this sets numbers that malloc reads before it makes another arena, or a large block.

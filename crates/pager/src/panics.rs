@@ -24,7 +24,7 @@ pub fn install(run: &Arc<Run>) {
     }));
 }
 
-/// What an assertion says is in lines.
+/// The words of an assertion are in lines.
 fn one_line(info: &PanicHookInfo<'_>) -> String {
     let text = info.payload_as_str().unwrap_or("no message");
     let text = text.lines().map(str::trim).collect::<Vec<_>>().join(", ");

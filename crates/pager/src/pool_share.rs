@@ -1,7 +1,7 @@
 //! How much of the budget the compressed pool may take where a file stands behind it (the default device).
 //!
-//! What the pool takes, the programs have not, and the other way round. Refault distances say what either is
-//! worth: ordered by how long they were away, pages that left are
+//! The programs get the memory that the pool does not take, and the other way round. Refault distances say
+//! what either is worth: ordered by how long they were away, pages that left are
 //!
 //! ```text
 //!   in memory, if that were larger │ in the pool │ in the file
@@ -11,12 +11,12 @@
 //!        + those beyond both  × what a read of the file costs more
 //! ```
 //!
-//! With a larger pool memory is smaller, and e below zero. Then refaults grow as they are dense just
-//! beyond memory (a C++ hash map did so: 5 % more with a tenth less memory), or as the time shrinks for
-//! which a page stays, as pages leave in the order of their arrival (Python's dicts: 28 % more with a
-//! quarter less); the middle of both is taken. What a read of the file costs is measured. The share goes
-//! towards the least cost in steps, while the pool is full, and stays where a step would save little: a
-//! window of refaults is a sample.
+//! With a larger pool memory is smaller, and e below zero. Then refaults grow as they are dense just beyond
+//! memory (a C++ hash map did so: 5 % more with a tenth less memory), or as the time shrinks for which a page
+//! stays, as pages leave in the order of their arrival (Python's dicts: 28 % more with a quarter less); the
+//! middle of both is taken. The cost of a read of the file is measured. The share goes towards the least cost
+//! in steps, while the pool is full, and stays where a step would save little: a window of refaults is a
+//! sample.
 //!
 //! Never below two fifths, which it was always before, and is at first: what *more* memory would spare is
 //! not known well enough. A page that comes back soon after it left would not be spared by a little more
@@ -37,8 +37,8 @@ use crate::working_set::depths;
 pub const PERCENT_AT_FIRST: u32 = 40;
 const PERCENT_MIN: u32 = 40;
 const PERCENT_MIN_DENSE: u32 = 30;
-/// So much of what LZ4 leaves may be left for that; and so much where the share is below the usual minimum,
-/// so that a sample that varies a little does not move it up and down.
+/// The share of LZ4's size that may be left for that; the second number, for a share below the usual minimum,
+/// keeps a sample that varies a little from moving it up and down.
 const DENSE_PER_MILLE: u64 = 740;
 const DENSE_PER_MILLE_STAYS: u64 = 770;
 pub const PERCENT_MAX: u32 = 70;
@@ -49,14 +49,14 @@ const POOL_FAULT_US: f64 = 15.0;
 const FILE_WRITE_US: f64 = 10.0;
 /// Fewer refaults are no ground for a step, nor fewer than there are pages in memory: programs have phases.
 const REFAULTS_MIN: u64 = 2000;
-/// Of what was counted before, so much stays at each look.
+/// The part of earlier counts that stays at each look.
 const KEPT: f64 = 0.8;
 /// It moves for no less than this part of the cost.
 const GAIN_MIN: f64 = 0.04;
 /// A pool that holds less of what it may is not short of room: pages are moved out, or compressed once
 /// more, down to 85 %.
 const FULL_PERCENT: u64 = 80;
-/// What is lost with less memory is as dense as in so much of it beyond what is there.
+/// Refaults lost with less memory are as dense as in this much of it beyond what is there.
 const NEAR_PARTS: f64 = 8.0;
 
 /// The share with which a run begins, in percent.
@@ -104,7 +104,7 @@ impl Shared {
 pub struct Follower {
     percent: u32,
     before: Counts,
-    /// Of the window: a fifth is forgotten at each look that is ground for a decision.
+    /// The counts of the window: a fifth is forgotten at each look that is ground for a decision.
     distances: [f64; BUCKETS],
     evicted_pages: f64,
     major_faults: f64,
@@ -394,7 +394,7 @@ mod tests {
         assert!(followed < cost_of(&fixed, 40) * 0.8, "{followed}, {fixed:?}");
     }
 
-    /// What is in the file comes back seldom, and what is in memory is dear.
+    /// Pages in the file come back seldom, and memory is dear.
     #[test]
     fn it_comes_back_when_the_pattern_changes() {
         let pages = 14_000;

@@ -72,7 +72,7 @@ pub fn statm_in(text: &str) -> Option<Statm> {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct OwnMemory {
     pub anon_bytes: u64,
-    /// Of files in memory, as far as it has touched them.
+    /// The size of files in memory, as far as it has touched them.
     pub shmem_bytes: u64,
 }
 
@@ -107,7 +107,7 @@ pub fn pss_anon_bytes_in(rollup: &str) -> Option<u64> {
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
-    /// Where the mapping below it ends, whatever that one is; 0 for the lowest.
+    /// The end of the mapping below it, whatever that one is; 0 for the lowest.
     pub below_end: u64,
     pub kind: MappingKind,
 }
@@ -122,7 +122,7 @@ pub enum MappingKind {
     Code,
     /// To be read, or run, and not to be written now.
     Protected,
-    /// Without access now, and larger than a guard. What it holds comes to sight with its access.
+    /// Without access now, and larger than a guard. Its content comes to sight with its access.
     Closed,
     /// Reserved memory right behind data, which becomes data by mprotect: malloc's heaps of further threads
     /// grow so, often by a page at a time.
@@ -160,7 +160,7 @@ pub fn manageable_in(maps: &[u8]) -> Vec<Mapping> {
 struct Lines {
     /// The end of the mapping in the line above.
     last_end: u64,
-    /// Of the last one that was data.
+    /// The end of the last one that was data.
     data_end: u64,
 }
 
@@ -242,7 +242,7 @@ pub enum SharedKind {
     SystemV,
 }
 
-/// What a process has mapped that others may have mapped too.
+/// Mappings of a process that others may have mapped too.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct SharedMaps {
     pub mappings: Vec<SharedMapping>,
@@ -505,7 +505,7 @@ pub fn has_direct_io(pid: u32) -> io::Result<bool> {
 /// The same for one thread's table; `any`: it has files at all.
 fn has_direct_io_in(folder: &str, any: &mut bool) -> io::Result<bool> {
     for entry in fs::read_dir(format!("{folder}/fdinfo"))? {
-        // One that is closed meanwhile is no trouble. (Of a pipe the flag means packets.)
+        // One that is closed meanwhile is no trouble. (The flag of a pipe means packets.)
         let entry = entry?;
         *any = true;
         let fdinfo = text(entry.path()).unwrap_or_default();
@@ -678,7 +678,7 @@ pub fn may_advise(caller: u32, other: u32) -> bool {
     let namespace = |pid: u32| fs::metadata(format!("/proc/{pid}/ns/user")).ok().map(|found| found.ino());
     // Capabilities are worth something in the namespace of who has them only.
     let is_ours = namespace(caller).is_some_and(|of_caller| namespace(std::process::id()) == Some(of_caller));
-    // Of a process that is not to be looked into, it belongs to root.
+    // It belongs to root if the process is not to be looked into.
     let owner = fs::metadata(format!("/proc/{other}")).map(|found| found.uid());
     is_ours && owner.is_ok_and(|owner| may_advise_in(&status(caller), &status(other), owner))
 }
@@ -711,7 +711,7 @@ pub fn seccomp_filters(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
-/// What a process may do, as far as /proc tells: two with the same rights see and reach the same. (It does
+/// The rights of a process, as far as /proc tells: two with the same rights see and reach the same. (It does
 /// not tell of Landlock, which asks for `NoNewPrivs` of whoever has no capabilities.)
 #[derive(PartialEq, Eq, Debug)]
 pub struct Rights {
@@ -763,7 +763,7 @@ pub fn holds(pid: u32, proof: &Proof) -> bool {
     read.is_ok() && found == proof.bytes
 }
 
-/// The process whose memory holds the proof. Where several share that memory, it is the one that others were
+/// The process whose memory holds the proof. If several share that memory, it is the one that others were
 /// cloned from.
 ///
 /// `tid` is whom a fault there names, as that thread's own pid namespace does: most often a thread of the
@@ -848,7 +848,7 @@ pub fn instruction_in(text: &[u8]) -> Option<u64> {
     let arguments = if call == -1 { 0 } else { 6 };
     let counter = fields.nth(arguments + 1)?.strip_prefix("0x")?;
     let counter = u64::from_str_radix(counter, 16).ok()?;
-    // Of a call it is the instruction behind it.
+    // For a call it is the instruction behind it.
     let behind = u64::from(call != -1);
     fields.next().is_none().then(|| counter.checked_sub(behind))?
 }

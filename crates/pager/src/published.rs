@@ -8,14 +8,14 @@
 //!
 //! In the /proc of another pid namespace the first path means whatever file the process with that number has
 //! open there. Programs have low numbers for theirs, so ours is a high one that is drawn: the loader finds
-//! nothing, and says so. (Whoever wants to be found can see to it: he reads the number in the environment of
-//! a program there. What he gains is what root in that namespace may do there.)
+//! nothing, and says so. (A process that wants to be found can see to it: it reads the number in the
+//! environment of a program there. It gains what root in that namespace may do there.)
 //!
 //! The two are equally long, for the second is written over the first. Whoever opens the second name looks
 //! whether it leads to that file: the process may be in another root directory.
 //!
-//! The file with a name is removed by whoever ends last, supervisor or guardian, which hold a lock on it.
-//! What is left where both were killed has no lock, and the next run removes it.
+//! The file with a name is removed by whoever ends last, supervisor or guardian, which hold a lock on it. A
+//! file that is left when both were killed has no lock, and the next run removes it.
 //!
 //! What it does not do: tell who opens it.
 
@@ -33,7 +33,7 @@ use std::path::Path;
 /// takes a file of root's away from.
 const DIRECTORIES: [&str; 3] = ["/run", "/tmp", "/var/tmp"];
 
-/// Of the name, behind FILE_PREFIX: a number of so many digits, and this.
+/// The end of the name, behind FILE_PREFIX: a number of this many digits, and this.
 const NUMBER_DIGITS: usize = 16;
 const FILE_END: &str = ".so";
 /// In each directory.

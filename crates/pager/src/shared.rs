@@ -41,7 +41,7 @@ pub struct Object {
     adopted: AtomicBool,
     /// For each process that has locked memory (mlock): how much, and whether some of it was the object's.
     locked: Mutex<HashMap<u64, (u64, bool)>>,
-    /// Of a file: what is known of it elsewhere, until all of it is in memory again.
+    /// The hold on a file: what is known of it elsewhere, until all of it is in memory again.
     hold: Mutex<Option<Hold>>,
     pub is_file: bool,
     /// Its pages come back, and none leaves any more.
@@ -101,7 +101,7 @@ impl Object {
         self.given_back.load(Ordering::SeqCst)
     }
 
-    /// Whoever gives it back, or begins to manage it, does so alone.
+    /// One thread alone gives it back, or begins to manage it.
     pub fn hold_giving_back(&self) -> MutexGuard<'_, ()> {
         self.giving_back.lock().expect("giving back")
     }

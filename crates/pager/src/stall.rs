@@ -11,15 +11,15 @@
 //! each tick (PSI too leaves out who sleeps for another reason), so that full is some, times the share of
 //! looks at which nobody ran.
 //!
-//! A fault counts from when it is read, to when its page is in place. What the kernel takes before and after
-//! (some µs) is not known here.
+//! A fault counts from when it is read, to when its page is in place. The time that the kernel takes before
+//! and after (some µs) is not known here.
 //!
 //! What it does not do: know processes, read a clock.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of a word: how many faults are in flight. Above it: µs.
+/// The low bits of a word: how many faults are in flight. Above it: µs.
 const COUNT_BITS: u32 = 16;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const TIME: u64 = !COUNT;
@@ -37,7 +37,7 @@ const LOOK_WEIGHT: f64 = 1.0 / 8.0;
 pub struct InFlight(AtomicU64);
 
 impl InFlight {
-    /// So many faults begin to be waited for.
+    /// `faults` faults begin to be waited for.
     pub fn enter(&self, faults: u64, now_us: u64) {
         if faults > 0 {
             self.change(|count| count + faults, |was, _| if was == 0 { now_us.wrapping_neg() } else { 0 });
@@ -81,7 +81,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of the last `elapsed_us`, so much was waited.
+    /// Somebody waited for `waited_us` of the last `elapsed_us`.
     fn add(&mut self, waited_us: f64, elapsed_us: f64) {
         self.total_us += waited_us;
         let percent = (waited_us / elapsed_us).clamp(0.0, 1.0) * 100.0;
@@ -113,7 +113,7 @@ struct Seen {
     /// The moment of the last look, and what had been waited by then.
     at_us: u64,
     waited_us: u64,
-    /// Of the looks at which somebody waited: the share of those at which nobody ran.
+    /// The share of looks at which nobody ran, of those at which somebody waited.
     nobody_ran: Option<f64>,
 }
 

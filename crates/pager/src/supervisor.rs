@@ -53,7 +53,7 @@ use std::time::Instant;
 
 pub struct Config {
     pub command: Vec<OsString>,
-    /// Of the command: it follows LD_PRELOAD.
+    /// The command has a loader, which follows LD_PRELOAD.
     pub has_loader: bool,
     pub devices: Vec<Device>,
     pub tuning: Tuning,
@@ -62,7 +62,7 @@ pub struct Config {
     pub groups: Vec<GroupConfig>,
     pub door: Door,
     pub layout: Layout,
-    /// What the target is to have.
+    /// The limits that the target is to have.
     pub limits: Limits,
     pub operator: Arc<dyn Operator>,
     pub recording: Recording,
@@ -106,11 +106,12 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
         wait(&set_up, &agent, pid, guardian, &children)
     });
     check_at_the_end(run);
-    // What others may still read, before the guardian goes: if we are killed meanwhile, it empties the rest.
+    // Files that others may still read are given back before the guardian goes: if we are killed meanwhile,
+    // it empties the rest.
     let lost = give_back::end(run);
     run.stop();
-    // Where nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that
-    // it shares. Else it goes on killing when we are gone.
+    // If nobody is left, there is nothing for it to guard, and our readers wait for the descriptors that it
+    // shares. Else it goes on killing when we are gone.
     if !matches!(ended, Ok(Left { nobody: false, .. })) {
         signals::kill_and_wait(guardian, TREE_ENDS);
     }
@@ -178,7 +179,7 @@ fn set_up(
     Ok(SetUp { run, door, second_signal })
 }
 
-/// Who opens files of shared memory is to be seen. None: they are left alone.
+/// Watches for processes that open files of shared memory. None: they are left alone.
 fn watch_of(settings: &Settings) -> Option<Watch> {
     let watch = (settings.shared == Shared::All).then(Watch::new)?;
     let tell = |e: &io::Error| {
@@ -378,7 +379,7 @@ struct Left {
 
 /// Kill everything below us, the guardian excepted (it goes when we go).
 fn end_tree(run: &Run, guardian: u32, exit_code: i32) -> Left {
-    // Those that are about to fill pages of files finish it first: they are to be given back.
+    // Threads that are about to fill pages of files finish it first: the files are to be given back.
     if !run.has_files() {
         run.stop();
     }

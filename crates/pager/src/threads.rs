@@ -1,8 +1,8 @@
-//! What the threads of a process are at, as /proc tells: which system calls they wait in, and whether all
-//! have come out of the one that they may have been in.
+//! The state of a process's threads, as /proc tells: which system calls they wait in, and whether all have
+//! come out of the one that they may have been in.
 //!
-//! Only of a thread that does not run does the kernel say in which call it is. Of one that runs, or is about
-//! to, it is known to have left a call by the CPU time that it has had since ([`Busy`]).
+//! Only of a thread that does not run does the kernel say in which call it is. A thread that runs, or is
+//! about to, has left a call if it has had CPU time since ([`Busy`]).
 
 use crate::times::CHANGE_STEP;
 use rustix::time::{ClockId, clock_gettime};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// More CPU time than a clone takes once the address space is copied, or an madvise whose event was read.
 const CALL_CPU_NS: u64 = 10_000_000;
 
-/// What is told of a thread that runs, or is about to, instead of its call.
+/// The kernel's word for a thread that runs, or is about to, instead of its call.
 const RUNNING: &str = "running\n";
 
 /// A system call that a thread waits in.
@@ -27,7 +27,7 @@ pub struct WaitingCall {
 pub struct Waiting {
     /// None: outside of calls, or for a program in the kernel alone (io_uring), which does not tell its call.
     pub call: Option<WaitingCall>,
-    /// Until its event is read from a userfaultfd. Who reads them all knows that it stays there.
+    /// Until its event is read from a userfaultfd. A reader of all of them knows that it stays there.
     pub has_event: bool,
 }
 
@@ -42,7 +42,7 @@ pub fn waiting(pid: u32) -> Vec<Waiting> {
     folders(pid).into_iter().flatten().filter_map(waiting).collect()
 }
 
-/// Those of a process's threads.
+/// The folders of a process's threads.
 fn folders(pid: u32) -> io::Result<impl Iterator<Item = String>> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
     Ok(tasks.map(|task| task.path().to_string_lossy().into_owned()))

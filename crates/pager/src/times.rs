@@ -79,7 +79,7 @@ pub const FORK_ENDS: Duration = s(10);
 /// A fork waits so long until there is room for copies of what it leaves shared; then it is made all the
 /// same. (100 MiB leave in half a second.)
 pub const FORK_ROOM: Duration = s(3);
-/// One that waits asks each ms. Who has not for so long waits no more.
+/// One that waits asks each ms. A thread that has not asked for so long waits no more.
 pub const FORK_ASKS_AGAIN: Duration = ms(50);
 /// Processes that stand still are looked at this often, while reclaim is at work: a look reads /proc.
 pub const LOOK_ASIDE: Duration = ms(10);
@@ -96,7 +96,8 @@ pub const MOVE_LOCK_AGAIN: Duration = ms(1);
 pub const CHANGE_ENDS: Duration = s(1);
 /// Between two looks whether a change has ended: whoever is in the middle of one needs a CPU.
 pub const CHANGE_STEP: Duration = us(20);
-/// Who is to join an object of shared memory is asked again for so long while something in it changes.
+/// A process that is to join an object of shared memory is asked again for so long while something in it
+/// changes.
 pub const JOIN_ASKED: Duration = ms(2);
 /// Changes of a process are held up for so long, before a batch, until those that have begun are followed.
 pub const CHANGES_HELD: Duration = ms(5);
@@ -199,11 +200,11 @@ pub const CTL_STEP: Duration = ms(100);
 pub const BUDGET_LOOK: Duration = s(1);
 /// It is looked this often whether the pool's share of the budget is to change.
 pub const POOL_SHARE_LOOK: Duration = ms(250);
-/// What a request that takes long says of itself comes this often.
+/// A request that takes long says how far it is this often.
 pub const CTL_TELLS: Duration = ms(200);
 /// It is looked this often whether what is over a lower budget has left.
 pub const LIMIT_LOOK: Duration = ms(5);
-/// What has not become less for so long is not waited for any more.
+/// Usage that has not become less for so long is not waited for any more.
 pub const LIMIT_STUCK: Duration = s(3);
 /// A swapoff whose read is under way waits for it in steps of this: its caller may have gone.
 pub const SWAPOFF_READ: Duration = ms(2);
@@ -252,7 +253,7 @@ pub const ROUND_TIGHT_MAX: Duration = ms(10);
 
 /// A forked child introduces its agent within this time, or has none.
 pub const AGENT_JOINS: Duration = s(2);
-/// What is in the memory of a child without an agent counts as memory that stays, after this long. More than
+/// The memory of a child without an agent counts as memory that stays, after this long. More than
 /// AGENT_JOINS: where many fork at once, joining takes a while, and a kill cannot be taken back.
 pub const AGENT_GIVEN_UP: Duration = s(10);
 /// A small process that is younger than this may end soon, however many of them there are.
@@ -268,8 +269,8 @@ pub const EARLIER_CHANGES_STEP: Duration = us(50);
 pub const WALK_PAUSE: u32 = 100;
 /// ... and not later than this.
 pub const WALK_PAUSE_MAX: Duration = ms(200);
-/// What is shared since a fork is measured this often while it changes, and the tenth part of the time at
-/// most: the walk costs tens of ns a page.
+/// Memory that is shared since a fork is measured this often while it changes, and the tenth part of the time
+/// at most: the walk costs tens of ns a page.
 pub const SHARED_LOOK: Duration = ms(10);
 /// The same where nothing tells that it changes, and the hundredth part of the time.
 pub const SHARED_LOOK_ANYWAY: Duration = ms(200);
@@ -296,7 +297,7 @@ pub const FILE_CALLS: Duration = us(500);
 /// A file whose pages were brought back because of how it is used is managed again after this long; each time
 /// it takes twice as long.
 pub const FILE_AGAIN: Duration = s(1);
-/// What is brought back makes progress within this time, or cannot be brought back.
+/// A file that is given back makes progress within this time, or cannot be brought back.
 pub const GIVING_BACK: Duration = s(10);
 /// A tmpfs without room for a page that is to come back is waited for this long.
 pub const TMPFS_FULL: Duration = s(5);

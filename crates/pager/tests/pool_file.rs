@@ -1,4 +1,4 @@
-//! What the agent reads out of a pool that a supervisor shares is what the supervisor put there.
+//! The agent reads out of a shared pool exactly what the supervisor has put there.
 
 use memspill_agent::pool::{
     HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, Packed, WORDWISE, decompress, is_same_place,
@@ -120,7 +120,7 @@ fn read_as_written(algorithm: Algorithm, number: u32, expected: Packed) {
         }
     }
     assert!(same > 300 && blocks > 1000 && whole > 300, "{same} {blocks} {whole}");
-    // What the file takes is known. (Of its pages some are counted that are still to be used.)
+    // The size of the file is known. (Some of its pages are counted that are still to be used.)
     let (file_bytes, known_bytes) =
         (reader.0.metadata().unwrap().blocks() * 512, pool.usage().ram_file_bytes);
     assert!(
@@ -137,7 +137,7 @@ fn read_as_written(algorithm: Algorithm, number: u32, expected: Packed) {
     assert_eq!(reader.page(PAGES + 1), None, "a slot that was never used");
 }
 
-/// What was compressed once more is for the supervisor to read: a reader leaves it alone.
+/// A page that was compressed once more is for the supervisor to read: a reader leaves it alone.
 #[test]
 fn blocks_of_zstd_are_left_alone() {
     const PAGES: u32 = 1000;
@@ -177,7 +177,7 @@ fn blocks_of_zstd_are_left_alone() {
     assert_eq!(count() as u64, usage.zstd_pages + usage.file_pages);
 }
 
-/// What comes in wordwise because that leaves less is read by others too.
+/// A page that comes in wordwise because that leaves less is read by others too.
 #[test]
 fn blocks_by_words_are_read() {
     const PAGES: u32 = 3000;
@@ -214,7 +214,7 @@ fn a_reader_can_only_read() {
     let pool = RamBacking::new(RamConfig { slots: SLOTS, ram_limit_bytes, algorithm, shared: true });
     let Reader(file, _) = Reader::of(&pool);
     assert!(file.write_at(&[1], location_at(1)).is_err() && file.set_len(0).is_err());
-    // Who can open it anew can do worse, but does not end the supervisor by SIGBUS.
+    // A process that can open it anew can do worse, but does not end the supervisor by SIGBUS.
     let anew = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
     assert!(anew.set_len(4096).is_err() && anew.set_len(1 << 45).is_err());
     let len_bytes = file.metadata().unwrap().len();

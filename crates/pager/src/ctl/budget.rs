@@ -27,7 +27,7 @@ use std::time::Instant;
 const FOLLOWS_PARTS: u64 = 64;
 /// A budget that cannot grow by this part of itself is said not to grow.
 const GROWS_PARTS: u64 = 16;
-/// Where refaults do not tell what would do, the budget grows by this part of itself.
+/// If refaults do not tell which budget would do, it grows by this part of itself.
 const GROWS_BLINDLY_PARTS: u64 = 2;
 
 /// Set the budget, and by it what devices may hold in RAM, and groups have. Returns the one before.
@@ -235,7 +235,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// To what would do, as far as there is memory.
+    /// Grows the budget to one that would do, as far as there is memory.
     fn grow(&mut self, waited: &str, would_do_bytes: Option<u64>) {
         let now_bytes = self.run.engine.root().max_bytes();
         let wanted_bytes = would_do_bytes.unwrap_or(now_bytes + now_bytes / GROWS_BLINDLY_PARTS);

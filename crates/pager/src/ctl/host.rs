@@ -7,7 +7,8 @@ use memspill_engine::group::GroupConfig;
 use std::io;
 use std::sync::Arc;
 
-/// What a request needs from the command line's crate, which knows the options and prints the statistics.
+/// The part of a request that is for the command line's crate, which knows the options and prints the
+/// statistics.
 pub trait Operator: Send + Sync {
     /// Open a device as `--swap` does. `before` devices have been added so far, and `names` are in use.
     fn open_device(
@@ -31,7 +32,7 @@ pub trait Operator: Send + Sync {
     fn stats(&self, run: &Run, json: bool) -> String;
     /// The same as OpenMetrics text.
     fn metrics(&self, run: &Run) -> String;
-    /// What the budget is to be now that the run uses so much, where it follows something.
+    /// The budget for a run that uses this much now, if it follows something.
     fn budget_now(&self, used_bytes: u64) -> Option<u64>;
     /// What the machine, or the container, has free for a larger budget.
     fn free_bytes(&self) -> u64;

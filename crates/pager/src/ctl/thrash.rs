@@ -89,7 +89,7 @@ impl Thrash {
     }
 }
 
-/// Of the last window, and the sample is noted; 0 where not so much is known.
+/// The share of the last window; the sample is noted. 0 if not so much is known.
 fn share(samples: &mut VecDeque<Sample>, now: Sample) -> f64 {
     let then = (samples.len() == LOOKS as usize).then(|| samples.pop_front()).flatten();
     samples.push_back(now);

@@ -2,8 +2,8 @@
 //!
 //! Places are few. A process has one: its next connection takes the place of its last one. When all are
 //! taken, the newcomer has the place of whoever has been silent for longest; those who are known keep theirs,
-//! and if there are none but those, there is no room. What it does not do: any I/O. Whoever is dropped has
-//! his socket closed by that.
+//! and if there are none but those, there is no room. What it does not do: any I/O. Dropping a caller closes
+//! his socket.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -81,9 +81,9 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     let cut = if pattern.contains(&b'*') { pattern.len() } else { pattern.len().min(COMM_LEN) };
     let pattern = &pattern[..cut];
     let (mut p, mut n) = (0, 0);
-    // Where the last `*` is, and where in the name that ends for which it stands. Only the last one is ever
-    // tried with more: what an earlier one could take instead, it can take too. (With all of them the time
-    // grows as a power.)
+    // The place of the last `*`, and the end of the part of the name for which it stands. Only the last one
+    // is ever tried with more: what an earlier one could take instead, it can take too. (With all of them the
+    // time grows as a power.)
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {

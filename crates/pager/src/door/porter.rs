@@ -12,8 +12,8 @@
 //!
 //! Nobody waits for anybody else: each exchange goes on when its next message is there. A process has one
 //! exchange at a time, an exchange has its time as a whole, and when all places are taken, the next one has
-//! the place of whoever has been silent for longest. Whatever goes wrong in one exchange, or at accept, the
-//! door stays. What it does not do: protect a tree from itself. A process of the tree can start a thousand
+//! the place of whoever has been silent for longest. The door stays, whatever goes wrong in one exchange, or
+//! at accept. What it does not do: protect a tree from itself. A process of the tree can start a thousand
 //! that know the token.
 //!
 //! Tried: to look for the next message for 100 µs before sleeping, here or on both sides, so that no CPU goes
@@ -140,7 +140,7 @@ impl<'a> Porter<'a> {
                 Err(rustix::io::Errno::AGAIN) => return,
                 // That one has gone away.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                // No descriptor, no memory: others give some back. Whatever else it is, it may pass.
+                // No descriptor, no memory: others give some back. Any other error may pass.
                 Err(e) => return self.shut(&with_remedy(&e.into())),
             }
         }
@@ -157,8 +157,8 @@ impl<'a> Porter<'a> {
         last
     }
 
-    /// Who waits outside loses nothing by it. Without a pause the listening socket would be reported for
-    /// ever.
+    /// A process that waits outside loses nothing by it. Without a pause the listening socket would be
+    /// reported for ever.
     fn shut(&mut self, why: &str) {
         self.shut_until = Some(Instant::now() + DOOR_SHUT);
         let _ = self.listen_for(epoll::EventFlags::empty());
@@ -201,7 +201,7 @@ impl<'a> Porter<'a> {
         }
     }
 
-    /// Who it is, if there are descriptors for all that its joining takes, beside those who do so already.
+    /// The peer, if there are descriptors for all that its joining takes, beside those who do so already.
     fn with_descriptors(&self, socket: &OwnedFd) -> io::Result<Peer> {
         Limits::have_room_for_a_process(self.callers.known(), self.run.process_count(), socket)?;
         Peer::of(socket)
@@ -241,7 +241,7 @@ impl<'a> Porter<'a> {
         };
         match step {
             Ok(()) => {
-                // Whoever has been greeted knows the token.
+                // A greeted caller knows the token.
                 self.callers.get(number).into_iter().for_each(|entry| entry.is_known = true);
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
@@ -308,7 +308,7 @@ impl<'a> Porter<'a> {
         fork.child.into_iter().for_each(|child| inherit::give_back(self.run, child));
     }
 
-    /// Whose child it is that has come, if it says that it is one. A fork has one child.
+    /// The parent of the child that has come, if it says that it is one. A fork has one child.
     fn origin_of(&mut self, caller: &Caller) -> Origin {
         let Stage::Welcomed { hello, .. } = &caller.stage else { return Origin::Unknown };
         if hello.kind != KIND_CHILD {

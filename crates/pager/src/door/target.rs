@@ -11,7 +11,8 @@
 //!                     long: refuse
 //! ```
 //!
-//! This is for the one process that was asked for. What it starts may be unmanaged (docs: what is managed).
+//! This is for the one process that was asked for. Programs that it starts may be unmanaged (docs: what is
+//! managed).
 
 use crate::exit;
 use crate::proc;

@@ -112,7 +112,7 @@ fn give_back_and(
     let for_thread = run.clone();
     let body = move || {
         give_back(&for_thread, &object, why);
-        // Where it could not be given back the run ends, and nobody is to go on.
+        // If it could not be given back the run ends, and nobody is to go on.
         if for_thread.verdict().is_none() {
             then();
         }

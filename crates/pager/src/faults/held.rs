@@ -20,7 +20,7 @@
 //! - *A fault is held for a turn at most*, and not while the holder pauses: it may wait for a lock of the
 //!   thread that is held.
 //! - *Everyone has a turn*, in the order of waiting. An answer for want of a turn does not count as one.
-//! - What memspill itself waits for (an evictor, a fork, a child that joins) is not held back.
+//! - Faults that memspill itself waits for (an evictor, a fork, a child that joins) are not held back.
 //!
 //! What it does not do: hold back faults on shared memory, which others may wait for as well; keep an order
 //! between pagers, of which each has faults of its own.
@@ -40,7 +40,7 @@ pub struct HeldFault<P> {
 /// Faults of one pager, those of threads that have waited longest first.
 pub struct Held<P> {
     faults: Vec<HeldFault<P>>,
-    /// Of each thread that waits for a turn.
+    /// The wait of each thread that waits for a turn.
     waits: HashMap<u32, Wait>,
     looked_us: u64,
 }
@@ -50,7 +50,7 @@ struct Wait {
     last_us: u64,
 }
 
-/// Who was not held for so long does not wait for a turn any more.
+/// A thread that was not held for so long does not wait for a turn any more.
 const FORGOTTEN_US: u64 = 4 * TURN_US;
 /// More threads than that, and those that are forgotten are looked for.
 const WAITS_MAX: usize = 1024;

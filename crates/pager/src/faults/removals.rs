@@ -2,8 +2,8 @@
 //!
 //! The kernel's event (REMOVE) is the same for MADV_DONTNEED, after which shared pages are as before, and for
 //! MADV_REMOVE, after which they are zeros: also those that are swapped out, which the kernel knows nothing
-//! of. Which it is shows only as long as the event is not read, for until then its thread waits in the call.
-//! So a process that has managed shared memory is read with care:
+//! of. It shows which of the two it is only as long as the event is not read, for until then its thread waits
+//! in the call. So a process that has managed shared memory is read with care:
 //!
 //! ```text
 //!   look    is anything changing? Then until a thread waits with its event: what are the threads at? What
@@ -60,7 +60,8 @@ const CHANGES: [i64; 10] = [
 /// What was seen before a reading.
 pub struct Seen {
     is_changing: bool,
-    /// What was removed, or is about to be given up by other advice: an event in it is no surprise.
+    /// Ranges that were removed, or are about to be given up by other advice: an event in them is no
+    /// surprise.
     expected: Vec<Range>,
 }
 
@@ -72,7 +73,7 @@ pub fn look(run: &Run, process: &Process) -> Option<Seen> {
     if !process.memory.shared.any() {
         return None;
     }
-    // What is not there yet is not read now.
+    // Messages that are not there yet are not read now.
     let is_changing = process.memory.port.is_changing() && process.memory.port.is_readable();
     let expected = if is_changing { expected(run, process) } else { Vec::new() };
     Some(Seen { is_changing, expected })
@@ -93,7 +94,7 @@ fn expected(run: &Run, process: &Process) -> Vec<Range> {
     if !advice.is_empty() {
         threads::wait_for_running(pid, CALL_SHOWS);
     }
-    // Who was about to wait does by now.
+    // A thread that was about to wait does by now.
     let threads = threads::waiting(pid);
     expected.extend(remove_what_is_named(run, process, &threads));
     if threads.iter().all(|thread| !thread.has_event || is_no_other_removal(thread)) {

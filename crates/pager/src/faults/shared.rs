@@ -15,8 +15,9 @@
 //!
 //! *MADV_REMOVE.* The kernel tells of it as it does of MADV_DONTNEED, and what it removes would come back
 //! from our slots. So the agent calls before it: inside the object's gate all that we know of the pages goes,
-//! and the pages with it. What the kernel removes afterwards was stored while the call was under way. By the
-//! program's own instructions nobody calls: then the event is looked at before it is read (`removals.rs`).
+//! and the pages with it. Bytes that the kernel removes afterwards were stored while the call was under way.
+//! By the program's own instructions nobody calls: then the event is looked at before it is read
+//! (`removals.rs`).
 
 use crate::faults::order::change::Change;
 use crate::proc::{self, SharedMapping};
@@ -27,9 +28,9 @@ use crate::run::Run;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::collections::BTreeSet;
 
-/// Where objects are among these mappings that the process is known to have mapped, or that all who have them
-/// mapped are registered for. Of no others: one may be about to be managed, and its mapping here not
-/// registered yet. The list would say that it is.
+/// The places of objects among these mappings that the process is known to have mapped, or that all who have
+/// them mapped are registered for. Other objects are left out: one may be about to be managed, and its
+/// mapping here not registered yet. The list would say that it is.
 pub fn managed_of(run: &Run, process: &Process, mappings: &[SharedMapping]) -> Vec<Mapped> {
     let known: BTreeSet<u64> = process.memory.shared.list().iter().map(|mapped| mapped.object).collect();
     let managed = |m: &SharedMapping| {
@@ -53,8 +54,8 @@ pub fn concerns(process: &Process, changes: &[Change]) -> bool {
         })
 }
 
-/// What the process has mapped now, after these changes. The caller is inside its gate. Where it cannot be
-/// read, all that may be.
+/// What the process has mapped now, after these changes. The caller is inside its gate. If it cannot be read,
+/// everything that may be mapped.
 pub fn now_mapped(run: &Run, process: &Process, changes: &[Change]) -> Vec<Mapped> {
     match process.memory.proc_id() {
         0 => may_be_mapped(process.memory.shared.list(), changes),

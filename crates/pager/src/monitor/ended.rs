@@ -23,9 +23,9 @@ pub fn size_if_there(run: &Run, process: &Arc<Process>) -> Option<Statm> {
 }
 
 /// By the process's id, under which /proc shows no memory once its first thread has ended: then by its
-/// evictor's. Where that is the last thread, it must end for the process to end: the program's threads have
-/// left by exit(2), each for itself, or the first one was killed alone, by seccomp. The process's status is
-/// then that of the last thread, so it ends as the first one.
+/// evictor's. If that is the last thread, it must end for the process to end: the program's threads have left
+/// by exit(2), each for itself, or the first one was killed alone, by seccomp. The process's status is then
+/// that of the last thread, so it ends as the first one.
 fn size_of(process: &Process) -> Option<Statm> {
     let pid = process.memory.pid();
     let size = proc::statm(pid).filter(|statm| statm.size_bytes > 0);

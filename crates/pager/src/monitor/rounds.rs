@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 const FILL_BYTES_PER_MS: u64 = 3 << 20;
 /// More CPUs than that fill no faster.
 const FILLING_CPUS_MAX: u64 = 32;
-/// So much later is all registered, and nothing grows any more but by faults. (It takes 2 to 3 ms for 16
+/// After this time all is registered, and nothing grows any more but by faults. (It takes 2 to 3 ms for 16
 /// processes on two CPUs, and one more round may come in between.)
 const LATE_MS: u64 = 10;
 /// Memory that grows by less than this from one round to the next gives time for a closer look.
@@ -40,16 +40,16 @@ const SLOW_GROWTH_BYTES: u64 = 1 << 20;
 /// unmanaged until they were large, they took 324 to 406 MiB of 300. (They fill it at 1.3 to 2.3 GB/s: at
 /// twice of this, 2 of 100 runs took for slow what was not, and came to 317 to 345 MiB.)
 const FAST_GROWTH_BYTES: u64 = 8 << 20;
-/// Of one CPU, for measuring what is shared: the walk costs tens of ns a page.
+/// The part of one CPU for measuring what is shared: the walk costs tens of ns a page.
 const SHARED_PART: u32 = 10;
 /// The same where nothing tells that it has changed.
 const SHARED_ANYWAY_PART: u32 = 100;
 
 /// The monitor thread.
 pub fn keep_watch(run: &Arc<Run>) {
-    // Where CPUs are short it would come when the memory is gone: 16 processes that fill 400 MiB at once took
-    // 342 MiB of 300 before they were managed, and 301 with this (medians). Without the privilege it has to
-    // do.
+    // Without this it would come when the memory is gone, if CPUs are short: 16 processes that fill 400 MiB
+    // at once took 342 MiB of 300 before they were managed, and 301 with this (medians). Without the
+    // privilege it has to do.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
     let mut monitor = Monitor::new(run);
     while !run.is_stopping() {
@@ -76,13 +76,13 @@ pub fn keep_watch(run: &Arc<Run>) {
                 let least = if filling { ROUND_MIN } else { (3 * start.elapsed()).max(ROUND_MIN) };
                 pause.max(least).min(ROUND_MAX)
             }
-            // Whoever has just come, or is small yet, grows meanwhile.
+            // A process that has just come, or is small yet, grows meanwhile.
             Seen::New => ROUND_TIGHT,
             Seen::NothingNew => {
                 (3 * start.elapsed()).clamp(ROUND_TIGHT, ROUND_TIGHT_MAX).max(start.elapsed() / 2)
             }
         };
-        // Whoever asks for looks without end gets a fourth of a CPU for it.
+        // A process that asks for looks without end gets a fourth of a CPU for it.
         let least = pause.min(3 * start.elapsed());
         std::thread::sleep(least);
         run.wait_for_look(pause - least);
@@ -216,7 +216,7 @@ impl<'a> Monitor<'a> {
         // counted.
         let filling = late_bytes >= FAST_GROWTH_BYTES;
         let registered = register::register_all(run, &sizes, filling);
-        // What a fork has left shared would still grow as it is written.
+        // Memory that a fork has left shared would still grow as it is written.
         for (process, ranges) in &registered {
             protect::protect_registered(run, process, ranges);
         }
@@ -284,7 +284,7 @@ impl<'a> Monitor<'a> {
     }
 }
 
-/// What comes until all is registered, if memory goes on to fill as fast as it has lately.
+/// The bytes that come until all is registered, if memory goes on to fill as fast as it has lately.
 fn late_bytes(grown_bytes: u64, took: Duration) -> u64 {
     let took_us = took.max(ROUND_MIN).as_micros() as u64;
     grown_bytes.saturating_mul(LATE_MS * 1000) / took_us

@@ -9,12 +9,12 @@
 //!
 //! A program may fork all the time, so a look without a fork under way may never come. It need not: the child
 //! of a registered mapping has it registered, and the kernel says so (VmFlags of smaps) of a child that is
-//! not known here yet; and it has its parent's list. What would lose data is a child whose fork began before
-//! its parent was registered: adoption waits until no thread can be in such a fork (`busy`), and such a child
-//! is in the next look.
+//! not known here yet; and it has its parent's list. A child whose fork began before its parent was
+//! registered would lose data: adoption waits until no thread can be in such a fork (`busy`), and such a
+//! child is in the next look.
 //!
-//! All of an object is managed or nothing of it. Who has it mapped and is not registered would make a page of
-//! zeros where one is swapped out. So it stays as it is, counted, while
+//! All of an object is managed or nothing of it. A process that has it mapped and is not registered would
+//! make a page of zeros where one is swapped out. So it stays as it is, counted, while
 //!
 //! * a process has it mapped that is not known here (the child of a raw clone from before);
 //! * a part of it is locked, or one of its processes has memory pinned for a device, a device's memory
@@ -60,13 +60,13 @@ use std::time::{Duration, Instant};
 /// Smaller ones are counted only: each that is managed takes descriptors and a mapping of ours.
 const MANAGED_BYTES_MIN: u64 = 64 << 10;
 const MANAGED_MAX: usize = 256;
-/// What an object has that is not in its page table: less than this may be pages on their way.
+/// An object may have pages that are not in its page table: fewer than this may be on their way.
 const UNMANAGED_BYTES_MIN: u64 = 1 << 20;
 /// Looks at maps take this part of a CPU at most.
 const PART: u32 = 20;
 /// Pages are adopted in pieces of so many.
 const ADOPT_BYTES: u64 = 8 << 20;
-/// So many pieces of a file are searched at once.
+/// The pieces of a file that are searched at once.
 const SEARCH_PIECES: u64 = 16;
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -271,7 +271,8 @@ impl Watch {
                 continue;
             }
             if let Err(error) = self.join(run, id, is_file, &all, settled, &clones_ended) {
-                // Of a file it would be the same the next time, unless its mapping or its process has gone.
+                // A file would fail in the same way the next time, unless its mapping or its process has
+                // gone.
                 if is_file && run.object_of(id).is_none() && !is_gone(&error) {
                     run.files.never_manage(id);
                 }
@@ -324,7 +325,7 @@ impl Watch {
         let mappers = mappers_of(all, id);
         let (known, unknown): (Vec<&Mapper>, Vec<&Mapper>) =
             mappers.iter().partition(|mapper| mapper.process.is_some());
-        // Who has a file open is asked of those who are known.
+        // Known processes are asked which of them has a file open.
         if known.is_empty() || is_file && !unknown.is_empty() || is_any_held(&mappers, all, id) {
             return Ok(());
         }
@@ -358,8 +359,8 @@ impl Watch {
 
     /// May a child of this process be unknown, that has the object mapped and not registered?
     ///
-    /// From the registering on each of its clones is told. Who is in a call from before is waited for. Whom a
-    /// fork has registered was never in such a call.
+    /// From the registering on each of its clones is told. A thread that is in a call from before is waited
+    /// for. A process that a fork has registered was never in such a call.
     fn is_new(
         &mut self,
         process: &Process,
@@ -410,7 +411,7 @@ impl Watch {
                 strangers.push(mapper.pid);
             }
         }
-        // Who has nothing mapped any more is in no scan.
+        // A process that has nothing mapped any more is in no scan.
         for process in run.processes().iter().filter(|process| process.memory.shared.is_doubtful()) {
             look_again(run, process);
         }
@@ -484,8 +485,8 @@ fn have_joined(known: &[&Mapper], object: &Object) -> bool {
 }
 
 /// Are all children registered that were not known when it was looked (`before`), and all that have come
-/// since; and does our list of each say so? Of a child that lacks the object in our list, its faults would be
-/// taken for those of private memory.
+/// since; and does our list of each say so? If our list of a child lacked the object, the child's faults
+/// would be taken for those of private memory.
 ///
 /// Asked last: it walks page tables, and says more the later it is asked.
 fn are_children_registered(run: &Run, before: &[&Mapper], object: &Object) -> bool {
@@ -497,7 +498,7 @@ fn are_children_registered(run: &Run, before: &[&Mapper], object: &Object) -> bo
     !is_any_held(&mappers, &now, id)
         && mappers.iter().all(|mapper| mapper.process.as_ref().is_none_or(|process| is_listed(process)))
         && mappers.iter().filter(|mapper| mapper.process.is_none()).all(is_registered)
-        // Who has ended meanwhile may have left a child that is like it.
+        // A process that has ended meanwhile may have left a child that is like it.
         && before.iter().all(is_registered)
         && !run.processes().iter().any(|process| process.memory.shared.may_lack(object.key))
 }
@@ -607,7 +608,7 @@ fn open(run: &Run, id: Id, is_file: bool, mapper: &Mapper) -> io::Result<Arc<Obj
     if let Some(why) = if is_file { file.unfit()? } else { None } {
         return Err(io::Error::other(why));
     }
-    // What has no name is on the kernel's own mount, where the setting for all holds.
+    // An object without a name is on the kernel's own mount, where the setting for all holds.
     let is_internal = is_file && proc::is_internal(id.dev);
     if is_file && !is_internal && proc::may_be_huge(mapper.pid, id.dev) {
         return Err(io::Error::other("its tmpfs may have huge pages"));
@@ -680,7 +681,7 @@ fn register(run: &Run, process: &Process, pid: u32, object: &Object) -> Register
             Ok(()) => done.push(*m),
             // The second is of a mapping by a read-only descriptor.
             Err(libc::EBUSY | libc::EPERM) => {
-                // What is another's is not to be unregistered: some kernels would do that.
+                // Another's mapping is not to be unregistered: some kernels would do that.
                 process.memory.shared.set_of(object.key, &done);
                 return Registered::Never;
             }
@@ -721,7 +722,7 @@ fn adopt(run: &Run, object: &Object) -> io::Result<()> {
 /// Up to ADOPT_BYTES of it, from `at` on.
 fn adopt_piece(run: &Run, object: &Object, at: u64) -> io::Result<()> {
     let mapped = &object.memory.mapped;
-    // What is found must not leave before its word says that it is there.
+    // Pages that are found must not leave before their words say that they are there.
     let _held = object.hold_pages();
     if unknown_bytes(object) == 0 {
         return Ok(());
@@ -735,7 +736,7 @@ fn adopt_piece(run: &Run, object: &Object, at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What it has in memory that its page table does not know of.
+/// The bytes that it has in memory and its page table does not know of.
 fn unknown_bytes(object: &Object) -> u64 {
     let bytes = object.memory.mapped.object.resident_bytes().unwrap_or(0);
     bytes.saturating_sub(object.space.resident_pages() * PAGE)

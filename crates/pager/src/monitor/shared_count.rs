@@ -11,14 +11,13 @@
 //! CAP_CHECKPOINT_RESTORE), or its name. Else it is the sum of what its mappers have of it, each page divided
 //! among those who have it mapped.
 //!
-//! What an object had before the run began does not count, only what has come since: a file of somebody
-//! else's that is read takes nothing from the budget. A private mapping does not count either: it is text and
-//! data that is read, as with a file on a disk. A file that has a name counts as long as it has the name, for
-//! its memory is not free before.
+//! Only memory that has come since the run began counts: a file of somebody else's that is read takes nothing
+//! from the budget. A private mapping does not count either: it is text and data that is read, as with a file
+//! on a disk. A file that has a name counts as long as it has the name, for its memory is not free before.
 //!
 //! Looks take a part of a CPU at most, and come when the machine's shared memory has changed, which one cheap
-//! call tells; now and then anyway. Of files only those on tmpfs are looked at, by the table of mounts: to
-//! ask for another one's size could wait for a process that waits for us.
+//! call tells; now and then anyway. Only files on tmpfs are looked at, by the table of mounts: to ask for
+//! another one's size could wait for a process that waits for us.
 
 use crate::proc::{self, Mounts, SharedKind, Statm};
 use crate::process::Process;
@@ -254,7 +253,7 @@ impl Counter {
         let keys: HashSet<u64> = sizes.iter().map(|(process, _)| process.key).collect();
         let known = self.looked.len();
         self.looked.retain(|key, _| keys.contains(key));
-        // What a process that has gone had may be another one's by now.
+        // Another process may have by now what an ended one had.
         let is_full = std::mem::take(&mut self.is_lost) || self.looked.len() != known;
         let mut any = is_full;
         for (process, statm) in sizes {

@@ -10,12 +10,12 @@
 //!   who is new          may be about to join: he is looked at again after 100 ms
 //! ```
 //!
-//! A process outside that has more privileges than memspill cannot be looked at. What it opens by a name is
-//! seen.
+//! A process outside that has more privileges than memspill cannot be looked at. Files that it opens by a
+//! name are seen.
 //!
-//! What is found too late is given back. What was written until then shows in the object itself: a page where
-//! one is swapped out, or another length. Then the run ends. A read by such a process does not show, nor a
-//! hole that it has made.
+//! A file that is found too late is given back. Writes until then show in the object itself: a page where one
+//! is swapped out, or another length. Then the run ends. A read by such a process does not show, nor a hole
+//! that it has made.
 
 use crate::faults::files::give_back_soon;
 use crate::proc::{self, SharedMaps};
@@ -47,7 +47,7 @@ pub struct Seen<'a> {
 pub struct Uses {
     /// Why they cannot be managed.
     pub against: HashMap<Id, &'static str>,
-    /// Who does not tell of his calls yet, and has one open or mapped.
+    /// Processes that do not tell of their calls yet, and have one open or mapped.
     pub new: Vec<(u32, Id)>,
     /// Somebody has them open.
     open: HashSet<Id>,

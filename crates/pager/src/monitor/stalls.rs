@@ -1,8 +1,8 @@
 //! How much time is lost to waiting for memory: the monitor's look, ten times a second.
 //!
-//! Of each process it is known for how long somebody waited (`stall.rs`). Of the run it is put together from
-//! these, as if processes did not wait in step: exact for one process, and else between the largest share and
-//! the sum. Who runs is read from /proc, of some dozens of threads for each look, and only while somebody
+//! `stall.rs` knows for how long somebody waited in each process. The run's share is put together from these,
+//! as if processes did not wait in step: exact for one process, and else between the largest share and the
+//! sum. /proc says which threads run: some dozens of threads are read for each look, and only while somebody
 //! waits.
 
 use crate::proc;
@@ -23,7 +23,7 @@ pub fn look(run: &Run) {
     let mut nobody_of_all = looks.iter().any(|look| look.waits).then_some(true);
     let mut shares = Vec::with_capacity(processes.len() + 1);
     for (process, look) in processes.iter().zip(&looks) {
-        // Where nobody waits it is of interest for the run alone, as long as nobody was found who runs.
+        // If nobody waits it is of interest for the run alone, as long as nobody was found who runs.
         let wanted = look.waits || nobody_of_all == Some(true);
         let nobody_runs = wanted.then(|| nobody_runs(process, look, &mut threads_left));
         shares.push(process.stall.look(now_us(), nobody_runs.flatten().filter(|_| look.waits)));

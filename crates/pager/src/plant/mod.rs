@@ -15,7 +15,7 @@
 //! values are right. The agent relocates itself (`crates/agent/src/agent/planted.rs`), and is mapped from the
 //! same file as a loader would. Who asks, and when: `crates/agent/src/agent/programs/exec.rs`.
 //!
-//! What can go wrong (ptrace is forbidden, address space is limited) ends the command before its first
+//! A failure here (ptrace is forbidden, address space is limited) ends the command before its first
 //! instruction. Others go on as they are, outside the budget, and a line says so of the first.
 //!
 //! | file        | what is in it                                  |

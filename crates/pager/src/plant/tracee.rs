@@ -11,7 +11,7 @@ use memspill_agent::AGENT_SO;
 use std::cell::Cell;
 use std::io;
 
-/// Of x86-64, little endian: 0f 05.
+/// The instruction of x86-64, little endian: 0f 05.
 const SYSCALL: u64 = 0x050f;
 /// Below the stack pointer, far from what the kernel has put there.
 const SCRATCH_BELOW: u64 = 1024;
@@ -20,7 +20,7 @@ const CODE_64: u64 = 0x33;
 /// In orig_rax. With another value the kernel might take a stop for an interrupted call, and repeat that.
 const NO_CALL: u64 = u64::MAX;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
-/// Of the kernel, not the C library's.
+/// The kernel's size, not the C library's.
 const SIGSET_BYTES: usize = 8;
 
 /// A process that stands still before its first instruction, with all signals blocked.
@@ -215,7 +215,7 @@ pub(super) struct Meanwhile {
 
 /// Waits for the trap, for which it was resumed by `how`. It may have been asked to stop by us, too.
 ///
-/// Of one that has ended the status is left for the main loop, for it may be the command's.
+/// The status of an ended thread is left for the main loop, for it may be the command's.
 pub(super) fn wait_for_trap(pid: pid_t, how: c_uint, trap: Trap) -> io::Result<Meanwhile> {
     let mut meanwhile = Meanwhile::default();
     loop {

@@ -6,8 +6,8 @@
 //!                       └─ ends, or another thread executes ┘
 //! ```
 //!
-//! What the kernel does not tell is looked for: that an exec has failed, and that a thread has vanished with
-//! another one's exec, which nobody is told if it was its process's first.
+//! Two things that the kernel does not tell are looked for: that an exec has failed, and that a thread has
+//! vanished with another one's exec, which nobody is told if it was its process's first.
 
 use super::tracee::{Tracee, Trap, resume, seize, set_signal_mask, wait_for_trap};
 use crate::process::peer::{Peer, Pidfd};
@@ -34,7 +34,7 @@ struct Asker {
     mask: u64,
 }
 
-/// Those who have come in by the door, for the main thread.
+/// Threads that have come in by the door, for the main thread.
 #[derive(Default)]
 pub struct Askers(Mutex<Vec<Asker>>);
 
@@ -56,8 +56,8 @@ pub struct Tracer<'a> {
     followed: Vec<Followed>,
 }
 
-/// A thread that is traced. Of its process only that one: while it executes, the kernel ends the others, and
-/// waits until whoever traces them has taken notice; and to trace one more waits for the exec.
+/// A thread that is traced. No other thread of its process is traced: while it executes, the kernel ends the
+/// others, and waits until their tracer has taken notice; and to trace one more waits for the exec.
 struct Followed {
     asker: Asker,
     thread: pid_t,
@@ -108,7 +108,7 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// Of one that has ended there is nothing to tell.
+    /// There is nothing to tell an ended one.
     fn tell(&self, asker: &Asker, why: &io::Error) {
         if !asker.pidfd.has_ended() {
             (self.tell)(asker.pid, why);
@@ -125,7 +125,7 @@ impl<'a> Tracer<'a> {
         seize(thread).map(|()| thread)
     }
 
-    /// What the kernel tells of a thread that may be one of those; `status` as of waitpid(2).
+    /// The kernel tells of a thread that may be one of those; `status` as of waitpid(2).
     pub fn is_told(&mut self, thread: u32, status: c_int) {
         let thread = thread as pid_t;
         let is_exec = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8;
@@ -173,12 +173,12 @@ impl Followed {
 
 impl Asker {
     fn answer(&self, errno: i32) {
-        // Whom it does not reach has gone.
+        // A process that it does not reach has gone.
         let _ = wire::send(&*self.socket, &Go { magic: MAGIC, errno }, &[]);
     }
 }
 
-/// The new program has not begun. Whatever goes wrong, it does.
+/// The new program has not begun. It does begin, whatever goes wrong.
 fn plant_at_stop(pid: pid_t, agent: &Published, mask: u64) -> io::Result<()> {
     let how = libc::PTRACE_SYSCALL;
     // (The thread had SIGTRAP blocked too.)

@@ -21,8 +21,8 @@ pub struct ControlPage {
     len: usize,
 }
 
-/// The lock is looked at so often before it is slept on: 3 to 5 µs. A MOVE of pages that lie apart takes 1
-/// to 3. Where the evictor waits for this very CPU, each look is one too many.
+/// The lock is looked at so often before it is slept on: 3 to 5 µs. A MOVE of pages that lie apart takes 1 to
+/// 3. If the evictor waits for this very CPU, each look is one too many.
 const MOVE_LOCK_SPINS: u32 = 200;
 
 /// Why no MOVE may start. The agent looks at whether there is any reason.
@@ -194,7 +194,7 @@ impl ControlPage {
         self.word(unsafe { addr_of_mut!((*self.page).file_calls) }).load(Ordering::SeqCst)
     }
 
-    /// Of these, on a file of the filter.
+    /// The calls among these on a file of the filter.
     pub fn held_calls(&self) -> u32 {
         // SAFETY: only the address is taken.
         self.word(unsafe { addr_of_mut!((*self.page).held_file_calls) }).load(Ordering::SeqCst)

@@ -4,23 +4,23 @@
 //! The kernel makes the copies, and counts each as a fault that it has served by itself. (Other such faults
 //! look like copies.)
 //!
-//! Who writes in order asks for twice as many pages each time, as readahead does. Others ask for one: what
-//! may be written counts as copied, until it is measured. Tried: 32 pages for each write. Small children
-//! counted as much as all that they shared after some ten stores; where many came one after the other memory
-//! seemed tight, and all waited.
+//! A thread that writes in order asks for twice as many pages each time, as readahead does. Others ask for
+//! one: what may be written counts as copied, until it is measured. Tried: 32 pages for each write. Small
+//! children counted as much as all that they shared after some ten stores; where many came one after the
+//! other memory seemed tight, and all waited.
 
 use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::units::Vpn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Who leaves out no more than this still writes in order.
+/// A gap of no more than this is still writing in order.
 const GAP_PAGES: u64 = 4;
 
 /// One process's copies.
 pub struct Copies {
     has_protected: AtomicBool,
     granted_pages: AtomicU64,
-    /// Of the last grant: its pages, and the page behind it.
+    /// The pages of the last grant, and the page behind it.
     last_pages: AtomicU64,
     next_page: AtomicU64,
     /// Faults that the kernel had served by itself when pages were first protected.
@@ -67,7 +67,7 @@ impl Copies {
         }
     }
 
-    /// So many pages may be written from this one on: their copies are none that nobody has asked for. (The
+    /// `pages` pages may be written from this one on: their copies are none that nobody has asked for. (The
     /// first one's is counted as a fault of ours.)
     pub fn grant(&self, first: Vpn, pages: u64) {
         self.granted_pages.fetch_add(pages - 1, Ordering::Relaxed);
@@ -85,7 +85,7 @@ impl Copies {
     pub fn unasked(&self, kernel_faults: u64) -> u64 {
         let now = kernel_faults.saturating_sub(self.granted_pages.load(Ordering::Relaxed));
         let then = self.unasked_then.swap(now, Ordering::Relaxed);
-        // What was granted and not written yet makes it less.
+        // Pages that were granted and not written yet make it less.
         if then == NEVER { 0 } else { now.saturating_sub(then) }
     }
 }

@@ -1,5 +1,5 @@
-//! Of the child of a fork: by what it is found out which process it is, and whether it has all that its
-//! parent had.
+//! The descent of a fork's child: by what it is found out which process it is, and whether it has all that
+//! its parent had.
 //!
 //! The kernel tells of a fork before there is a process that could be asked. The child's first fault comes
 //! from its parent's ident page, which is missing in each child; random bytes that are put there are in the
@@ -31,7 +31,7 @@ impl Descent {
         !self.inherits_in_part.load(Ordering::Acquire)
     }
 
-    /// What it has not inherited is forgotten.
+    /// The parts that it has not inherited are forgotten.
     pub fn set_whole(&self) {
         self.inherits_in_part.store(false, Ordering::Release);
     }

@@ -16,7 +16,7 @@ const COPIES_MIN: u64 = 512;
 const COPIES_PART: u64 = 16;
 /// A process that has not written it after this time is not about to.
 const QUIET_AFTER_US: u64 = 1_000_000;
-/// So many copies from one look to the next are a sign of writing.
+/// This many copies from one look to the next are a sign of writing.
 const COPIES_OF_A_LOOK: u64 = 16;
 /// After the last sign more may come for this long.
 const WRITES_ON_US: u64 = 200_000;

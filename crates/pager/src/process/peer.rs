@@ -1,10 +1,10 @@
 //! Which process is at the other end of a socket: its process id, its user, and a pidfd, which stays with
 //! that process and is never reused for another.
 //!
-//! The kernel gives a process id to another process once its owner has ended. What was found out by process
-//! id (a parent, a thread, memory that was read) is therefore about the right process only if that process
-//! still lives afterwards, which its [`Pidfd`] tells. So the order is always: open the pidfd, ask by process
-//! id, then check that the process lives.
+//! The kernel gives a process id to another process once its owner has ended. An answer that was found by
+//! process id (a parent, a thread, memory that was read) is therefore about the right process only if that
+//! process still lives afterwards, which its [`Pidfd`] tells. So the order is always: open the pidfd, ask by
+//! process id, then check that the process lives.
 //!
 //! A process in a pid namespace that we do not see has no process id here. It cannot belong to the tree: our
 //! descendants are in our namespace or in one below it, and a process cannot leave the one that it is in.

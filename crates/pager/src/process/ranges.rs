@@ -63,8 +63,7 @@ impl Ranges {
         start < end && self.last_from(end - 1).is_some_and(|(_, other_end)| other_end > start)
     }
 
-    /// What of `wanted` is not in here, piece by piece. `wanted` is sorted and disjoint; pieces of two ranges
-    /// that touch stay two.
+    /// The parts of `wanted` that are not in here, piece by piece.
     pub fn missing_of(&self, wanted: &[Range]) -> Vec<Range> {
         let mut missing = Vec::new();
         self.divide(wanted, |range, is_here| {
@@ -205,8 +204,8 @@ mod tests {
         }
     }
 
-    /// What a change costs does not depend on how many ranges there are: 65,000 of them took half a minute in
-    /// a list that was sorted anew for each.
+    /// The cost of a change does not depend on how many ranges there are: 65,000 of them took half a minute
+    /// in a list that was sorted anew for each.
     #[test]
     fn many_ranges_are_no_burden() {
         const COUNT: u64 = 65_000;

@@ -15,7 +15,7 @@ use crate::process::ranges::Ranges;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// So many are remembered, those met last.
+/// The number that is remembered, those met last.
 const MET_MAX: usize = 16;
 
 #[derive(Default)]

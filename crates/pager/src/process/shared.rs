@@ -1,17 +1,17 @@
 //! Where a process has managed shared memory mapped.
 //!
-//! Whoever fills private memory asks here first: put at such an address, a page of zeros would become a page
-//! of the object, for all who have it mapped. So the list must never lack a mapping that there is:
+//! Fillers of private memory ask here first: put at such an address, a page of zeros would become a page of
+//! the object, for all who have it mapped. So the list must never lack a mapping that there is:
 //!
-//! * A mapping is put here before it is registered, and so before its first fault. Where the registering then
-//!   fails, or a fork may have come before it, it is taken off again: what is here when nothing is under way
-//!   is registered, and who joins an object is known by that.
+//! * A mapping is put here before it is registered, and so before its first fault. If the registering then
+//!   fails, or a fork may have come before it, it is taken off again: mappings that are here when nothing is
+//!   under way are registered, and joiners of an object are known by that.
 //! * A change whose event is not read makes the kernel refuse fills of private memory; when it is read,
 //!   nobody else is inside the gate until this list is brought up to date (`faults/shared.rs`).
 //!
-//! What is here and not there any more does no harm: a fault on what came after it brings a page of the
-//! object that nobody has asked for, and comes again. What it does not do: know objects, other than by their
-//! keys.
+//! A mapping that is here and not there any more does no harm: a fault on what came after it brings a page of
+//! the object that nobody has asked for, and comes again. What it does not do: know objects, other than by
+//! their keys.
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ pub struct SharedMappings {
     /// It was read while something was changing: it is read again with the next event.
     doubtful: AtomicBool,
     list: RwLock<Vec<Mapped>>,
-    /// What it is about to map takes all of the limit until then.
+    /// Memory that it is about to map takes all of the limit until then.
     is_to_map: AtomicBool,
     /// Objects that were registered, and taken off the list again: children may have them registered, too.
     taken_off: RwLock<Vec<u64>>,
@@ -73,7 +73,7 @@ impl SharedMappings {
         *there = list;
     }
 
-    /// Of one object: these and no others.
+    /// Sets the mappings of one object: these and no others.
     pub fn set_of(&self, object: u64, mappings: &[Mapped]) {
         let others = self.list().into_iter().filter(|mapped| mapped.object != object);
         self.set(others.chain(mappings.iter().copied()).collect());

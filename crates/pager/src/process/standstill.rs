@@ -103,8 +103,8 @@ fn of_status(status: &str, wchan: impl Fn() -> String) -> Option<Standstill> {
     }
 }
 
-/// What is known of a process of which no page can be had, and what follows from it. Others note it; it ends
-/// when the process goes on.
+/// A process of which no page can be had, what is known of it, and what follows from it. Others note it; it
+/// ends when the process goes on.
 #[derive(Default)]
 pub struct Aside {
     why: Mutex<Option<(Standstill, Instant)>>,
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(of_status("", String::new), None);
     }
 
-    /// Who has no CPU goes on by itself, and so gets no more than others beyond the budget.
+    /// A process without a CPU goes on by itself, and so gets no more than others beyond the budget.
     #[test]
     fn why_one_does_not_answer() {
         let of = |state: &str, core: u32| {

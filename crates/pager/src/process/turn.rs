@@ -3,12 +3,13 @@
 //! The evictor answers when its process runs. One that is frozen, or that writes its core, answers late or
 //! never, and whoever waits for it must not take all others along: after a while they do something else.
 //!
-//! Whoever comes while others wait stands behind them. A reclaimer gives its turn back and takes it again
-//! within a µs, long before another thread has woken up. Where that was allowed, a fork found no turn for
-//! seconds: its process had closed its gate for the fork, the evictor gave each of the reclaimer's batches up
-//! at that gate after 20 ms, and the reclaimer came with the next one.
+//! A newcomer stands behind those who wait. A reclaimer gives its turn back and takes it again within a µs,
+//! long before another thread has woken up. A reclaimer gives its turn back and takes it again within a µs,
+//! long before another thread has woken up. Where that was allowed, a fork found no turn for seconds: its
+//! process had closed its gate for the fork, the evictor gave each of the reclaimer's batches up at that gate
+//! after 20 ms, and the reclaimer came with the next one.
 //!
-//! Those who wait for moments only, for they have others to serve (the door and the monitor), come before
+//! Threads that wait for moments only, for they have others to serve (the door and the monitor), come before
 //! all others. One that has given up comes again, and until then the turn is kept for it for a while: a turn
 //! lasts longer than it waits, so it would not stand there when one ends.
 
@@ -77,7 +78,7 @@ impl Turn {
             state.kept_until = (!is_mine).then(|| Instant::now() + TURN_IS_KEPT);
         }
         drop(state);
-        // Whoever is the first one now may have been woken before he was.
+        // The first one now may have been woken before he was.
         self.changed.notify_all();
         // (Not then_some: a Held that is made is dropped, and gives back what another one has.)
         is_mine.then(|| Held(self))
@@ -119,7 +120,7 @@ mod tests {
         let turn = Turn::default();
         let held = turn.take(Duration::ZERO).unwrap();
         assert!(turn.take(Duration::from_millis(5)).is_none());
-        // Whoever has given up has taken nothing from the one that has it.
+        // A thread that has given up has taken nothing from the one that has it.
         assert!(turn.take(Duration::ZERO).is_none() && turn.take_first(Duration::ZERO).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| turn.take(Duration::from_secs(20)).is_some());
@@ -177,7 +178,7 @@ mod tests {
             await_waiting(&turn, 2);
             drop(held);
             assert!(first.join().unwrap().unwrap() < waits.join().unwrap().unwrap());
-            // Who does not come again is not waited for.
+            // A thread that does not come again is not waited for.
             let held = turn.take(Duration::ZERO).unwrap();
             assert!(turn.take_first(Duration::ZERO).is_none());
             drop(held);

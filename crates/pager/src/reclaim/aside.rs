@@ -9,10 +9,11 @@
 //!                        └─ others have next to nothing, or nothing moves ─▶ told; room beyond limits
 //! ```
 //!
-//! What stands still goes on in its turn; until then others give room, and pools do. Where that is not
+//! A process that stands still goes on in its turn; until then others give room, and pools do. If that is not
 //! enough, a line says what stands still and why, and its group is lent some room until it goes on:
 //!
-//! * what it needs while it stands still itself (its tracer reads its memory), which must not wait for it;
+//! * the room that it needs while it stands still itself (its tracer reads its memory), which must not wait
+//!   for it;
 //! * what others need to have a part of the limit (OTHERS_PART): they may have no page left to give, and
 //!   among them may be the one that is to let it go on (its tracer, a shell);
 //! * beside what others have and cannot give either (locked pages); and more, step by step, where they get
@@ -93,7 +94,7 @@ fn cannot_give(process: &Process) -> bool {
     process.space.is_aside() || process.may_join()
 }
 
-/// Those of the group that cannot give a page.
+/// The processes of the group that cannot give a page.
 fn still_in(run: &Run, group: &Group) -> Vec<Arc<Process>> {
     let is_still = |process: &Arc<Process>| is_within(run, &process.space, group) && cannot_give(process);
     run.processes().into_iter().filter(is_still).collect()
@@ -150,7 +151,7 @@ fn loan_bytes(run: &Run, group: &Group, wanted_bytes: u64, dry: Dry) -> u64 {
     needed_bytes.saturating_sub(group.bound_bytes()).max(wanted_bytes).min(most_bytes)
 }
 
-/// Who waits for room in this group finds some. False: it is lent all that it can be.
+/// Finds room for those who wait for it in this group. False: it is lent all that it can be.
 fn lend_more(run: &Run, group: &Group) -> bool {
     let lent_bytes = group.lent_bytes();
     group.lend(loan_bytes(run, group, lent_bytes, Dry::MayNot));
@@ -216,7 +217,7 @@ pub fn await_those_aside(run: &Run, group: &Group) -> bool {
     beyond || lent && resident_bytes(&still) >= group.gap_bytes()
 }
 
-/// What was seen of one that may go on by itself may be otherwise by now: a tracer has stopped it since.
+/// A process that may go on by itself may have changed by now: a tracer has stopped it since.
 fn look_again(process: &Process) {
     if is_for_a_while(process)
         && let Some(agent) = process.memory.attached_agent()

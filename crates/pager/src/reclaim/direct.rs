@@ -39,7 +39,7 @@ pub fn may_have(process: &Process) -> bool {
             let (begun, _) = agent.evictor.control.direct_opens();
             begun != process.no_direct_files_at.load(Ordering::SeqCst)
         }
-        // Of one that has ended there is nothing to be read.
+        // There is nothing to be read of an ended one.
         None => proc::has_direct_io(process.memory.pid()).unwrap_or(false),
     }
 }

@@ -1,4 +1,4 @@
-//! Who keeps memory when there is not enough for all.
+//! Decides which processes keep memory when there is not enough for all.
 //!
 //! To take from all alike is fair, and where working sets do not fit together it is the worst there is: each
 //! page leaves before it was used, all wait for their pages, and nobody gets on. The kernel knows by accessed
@@ -21,9 +21,9 @@
 //!   faults           waits for memory: gives
 //! ```
 //!
-//! Of those who wait, the ones that fault least are spared too, as long as they hold no more than half of
-//! what is in memory: they are the next to get on. Spared is not exempt: what a process does not use goes
-//! too, slowly, and if it was in use the process faults and is spared no more.
+//! The waiting processes that fault least are spared too, as long as they hold no more than half of what is
+//! in memory: they are the next to get on. Spared is not exempt: what a process does not use goes too,
+//! slowly, and if it was in use the process faults and is spared no more.
 
 use crate::proc;
 use crate::process::Process;
@@ -76,7 +76,7 @@ impl Progress {
     }
 }
 
-/// Whom to spare, of processes that have done this since the last look, and have so many pages.
+/// Chooses the processes to spare, of those that have done this since the last look, and have so many pages.
 fn spare(processes: &[(Done, u64)]) -> Vec<bool> {
     let gets_on =
         |done: &Done| done.cpu_ticks >= TICKS_MIN && done.faults <= done.cpu_ticks * FAULTS_PER_TICK_MAX;

@@ -8,9 +8,9 @@
 //!
 //! That comes before each use of it that does not fault (a call that reads or writes it, somebody outside who
 //! opens it), so that none finds a hole where there were bytes; and at the end of the run, for what somebody
-//! may still read. What nobody can read any more is dropped, and emptied: should one have it nevertheless (a
-//! descriptor on its way in a message), he finds nothing, not zeros. What cannot be brought back is emptied
-//! too, and that is said.
+//! may still read. A file that nobody can read any more is dropped, and emptied: should one have it
+//! nevertheless (a descriptor on its way in a message), he finds nothing, not zeros. A file that cannot be
+//! brought back is emptied too, and that is said.
 
 use crate::exit;
 use crate::proc;
@@ -52,7 +52,7 @@ pub fn abandon(run: &Run, object: &Object) {
     while let Some(process) = run.mappers(object.key).pop() {
         let held = process.hold_pages();
         for m in process.memory.shared.of(object.key) {
-            // What was never registered, or belongs to another, stays as it is.
+            // A mapping that was never registered, or belongs to another, stays as it is.
             let _ = process.memory.port.unregister(m.start, m.end - m.start);
         }
         process.memory.shared.set_of(object.key, &[]);

@@ -5,7 +5,7 @@
 //! idle CPU's waking (50 µs in a virtual machine) at every fault from then on. On more CPUs one of them is
 //! always idle. (Where idle CPUs are kept awake, awake.rs, they pay less, and this still gains a little.)
 //!
-//! Where threads bring pages by themselves this is who notes them, on a CPU that is not theirs.
+//! If threads bring pages by themselves, this thread notes them, on a CPU that is not theirs.
 
 use crate::process::Process;
 use crate::run::Run;

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// The part of a pool that gives way at once: the more of them there are, the sooner the next page finds room
 /// in RAM again.
 const POOL_PARTS: u64 = 8;
-/// Where others are left next to nothing, and so many pages have come and gone within this time, they want
+/// If others are left next to nothing, and this many pages have come and gone within this time, they want
 /// more.
 const THRASH_PAGES: u64 = 4096;
 const THRASH_LOOK: Duration = Duration::from_secs(2);
@@ -221,8 +221,8 @@ fn no_swap_left(run: &Run, group: &Group) {
     run.no_way_out(group, None, &reason, "raise its swap.max or memory.max");
 }
 
-/// What is in memory cannot be moved now: it is locked, or of a child that has not joined yet. Pages that are
-/// compressed in RAM can, where there is a file behind them. True if that made room.
+/// The pages in memory cannot be moved now: they are locked, or of a child that has not joined yet. Pages
+/// that are compressed in RAM can, where there is a file behind them. True if that made room.
 fn pools_give_room(run: &Run, queue: QueueId) -> bool {
     let mut given = false;
     for device in run.engine.devices().iter() {

@@ -1,5 +1,6 @@
-//! What counts against the budget and is not a managed page: memory of the targets that is not managed, the
-//! compressed pool, frames, tables and all else of our own. A RAM disk does not count: it was set aside.
+//! The bytes that count against the budget and are no managed pages: memory of the targets that is not
+//! managed, the compressed pool, frames, tables and all else of our own. A RAM disk does not count: it was
+//! set aside.
 //!
 //! ```text
 //!   other_bytes = pool + frames         known exactly: brought up to date after each batch
@@ -61,12 +62,12 @@ impl Account {
         self.counting.lock().expect("counting")
     }
 
-    /// So much has come since the monitor measured it.
+    /// These bytes have come since the monitor measured it.
     pub fn more_unmanaged(&self, bytes: u64) {
         self.measured_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What was counted as unmanaged until now is managed from here on.
+    /// Bytes that were counted as unmanaged until now are managed from here on.
     pub fn less_unmanaged(&self, bytes: u64) {
         let less = |measured: u64| Some(measured.saturating_sub(bytes));
         let _ = self.measured_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -95,7 +96,7 @@ impl Account {
         *self.largest_tables.lock().expect("tables")
     }
 
-    /// So much shared memory is there, managed or not; and these are large and not managed.
+    /// Notes how much shared memory is there, managed or not, and the large objects that are not managed.
     pub fn note_shared(&self, bytes: u64, unmanaged: Vec<UnmanagedShared>) {
         self.largest_shared_bytes.fetch_max(bytes, Ordering::Relaxed);
         *self.unmanaged_shared.lock().expect("shared memory") = unmanaged;
@@ -156,7 +157,7 @@ impl Account {
 struct Held {
     /// Counts against the budget.
     pool_bytes: u64,
-    /// Of these, in a file that agents read.
+    /// The part of these in a file that agents read.
     pool_file_bytes: u64,
     /// Does not count.
     ram_disk_bytes: u64,

@@ -1,5 +1,5 @@
-//! What threads of a process have brought by themselves, out of a pool, is noted (`agent/src/link.rs` draws
-//! it): the engine takes such a page for resident, and the fault is counted as any other.
+//! Notes the pages that threads of a process have brought by themselves, out of a pool (`agent/src/link.rs`
+//! draws it): the engine takes such a page for resident, and the fault is counted as any other.
 //!
 //! ```text
 //!   a pager      when the bell rings, or a fault is asked for
@@ -24,7 +24,7 @@ use memspill_engine::fault_trace::Touch;
 use memspill_engine::units::{CpuId, Vpn};
 use std::sync::Arc;
 
-/// What one thread of the supervisor keeps of the faults that it has seen.
+/// The faults that one thread of the supervisor has seen.
 pub struct Seen {
     /// To the next fault that is noted for a report.
     pub countdown: Countdown,
@@ -46,7 +46,7 @@ impl Seen {
         let group = process.space.group(run.engine.swap());
         link.note_early(|early| {
             let vpn = Vpn::from_addr(early.page);
-            // Whoever reads its events notes what is left then.
+            // The reader of its events notes what is left then.
             let Some(inside) = process.space.gate.try_enter_fill() else { return false };
             // A change that was made before, and is not told yet, may have moved the page to where it is.
             if link.is_changing() || !run.engine.note_there(cpu, &process.space, vpn, early.comes_along) {

@@ -10,15 +10,16 @@ const OFTEN: u32 = 20;
 /// From the first of them on. A disk that takes 10 ms for a page leaves nobody time to fault often, so there
 /// nobody is held back.
 const WINDOW_US: u64 = 200_000;
-/// A fault that is no further from one of the thread's last ones is the next one of a stream, which brings
-/// up to so many pages at once. What another pager has served in between makes some of a stream's look far.
+/// A fault that is no further from one of the thread's last ones is the next one of a stream, which brings up
+/// to so many pages at once. Faults that another pager has served in between make some of a stream's look
+/// far.
 const NEAR_PAGES: u64 = 512;
-/// So many streams of a thread are told apart.
+/// The streams of a thread that are told apart.
 const STREAMS: usize = 4;
 /// Threads with the same remainder share a place, and count anew when the other one has faulted.
 const PLACES: usize = 256;
 
-/// Who brings back pages often, as one thread of the supervisor sees it.
+/// The threads that bring back pages often, as one thread of the supervisor sees it.
 pub struct Rates(Box<[Rate; PLACES]>);
 
 #[derive(Clone, Copy, Default)]
@@ -90,7 +91,7 @@ mod tests {
         // Two streams in turns, as a copy has them.
         let copied = (1..10_000u64).map(|number| Vpn(number / 2 * 64 + number % 2 * 1_000_000));
         assert!(copied.map(|page| rates.note(10, page, 1)).all(|often| !often));
-        // Of each hundred another pager serves thirty.
+        // Another pager serves thirty of each hundred.
         let served = (1..10_000).filter(|number| number % 100 < 70);
         assert!(served.map(|number| Vpn(number * 64)).all(|page| !rates.note(9, page, 1)));
     }

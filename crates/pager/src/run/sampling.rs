@@ -6,9 +6,10 @@
 //! ```
 //!
 //! How many faults are left out between two samples is drawn, with N as the mean: a program that touches two
-//! arrays in turn would be half seen by a fixed number. What comes while the list is full is counted only.
+//! arrays in turn would be half seen by a fixed number. Faults that come while the list is full are counted
+//! only.
 //!
-//! What it does not do: know what is at an address. Whoever takes the samples reads the maps.
+//! What it does not do: know what is at an address. The reader of the samples reads the maps.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -91,7 +92,7 @@ impl Sampling {
         }
     }
 
-    /// What has been noted since this was last asked.
+    /// The samples that have been noted since this was last asked.
     pub fn take(&self) -> Noted {
         let Some(on) = &self.0 else { return Noted::default() };
         std::mem::take(&mut on.noted.lock().unwrap_or_else(PoisonError::into_inner))

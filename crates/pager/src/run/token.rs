@@ -3,7 +3,7 @@
 //! When the working sets of several threads do not fit together, a fair order is the worst one: each page
 //! leaves before its thread has used it, and nobody gets on. So one thread at a time, the holder, is helped:
 //! what it brings in stays for some more rounds of the LRU, and its faults are answered first. It soon has
-//! its working set, faults no more, and the token goes to the next. What others have is not taken out of
+//! its working set, faults no more, and the token goes to the next. The pages of others are not taken out of
 //! turn. (Token-ordered LRU: Jiang and Zhang, 2005; Linux 2.6 had it for processes.)
 //!
 //! ```text
@@ -17,8 +17,8 @@
 //!
 //! What favour alone brings: 160 threads that each allocate, within a budget that holds a part of them, end
 //! in 20 s with the token, after 0.4 million faults; without it they have not ended after 110 s and 2.3
-//! million faults. Where processes compete instead of threads it brings nothing that can be measured, and
-//! costs nothing.
+//! million faults. If processes compete instead of threads it brings nothing that can be measured, and costs
+//! nothing.
 //!
 //! It is a hint, so races between pagers are harmless. Every fault reads this line and few write it: a time
 //! is stored only when the one that is there is `GRAIN_US` old, or the line would move from CPU to CPU with
@@ -30,13 +30,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The holder has what it needs (or ended, or waits for something else).
 const IDLE_US: u64 = 10_000;
-/// What does not fit into this time does not fit into memory.
+/// A working set that does not fit into this time does not fit into memory.
 const HOLD_US: u64 = 1_000_000;
 /// A turn, where others wait meanwhile: so long at least, and then until the holder has brought back as many
 /// pages as its group may have, or for HOLD. It pays for its turn only once most of what it needs is there,
-/// and on a slow machine that takes longer. Tried: TURN alone. Where a fault takes 50 µs a turn was 5000
-/// pages, and four threads at random got on better without turns. HOLD alone is no better than this, and who
-/// waits does so four times as long where a fault takes 10 µs.
+/// and on a slow machine that takes longer. Tried: TURN alone. If a fault takes 50 µs a turn was 5000 pages,
+/// and four threads at random got on better without turns. HOLD alone is no better than this, and who waits
+/// does so four times as long where a fault takes 10 µs.
 pub const TURN_US: u64 = 250_000;
 /// Nobody waits for a holder that has not faulted for so long: it works with what it has, or waits itself.
 /// With IDLE in its place a JavaScript program with its collector's threads took 15 % longer.

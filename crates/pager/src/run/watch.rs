@@ -7,10 +7,10 @@
 //!   faults of one thread        HOME(n)   only the pager on the CPU where that thread last ran
 //! ```
 //!
-//! Of several threads, while one pager serves, the next fault wakes the next pager. Woken all by each fault,
-//! most of them came for nothing, for some µs of a CPU on which a thread could have run (four threads at
-//! random on two CPUs: 5 % of all CPU time). One pager for all four was as good there, and would be too few
-//! on more CPUs.
+//! While one pager serves a fault of several threads, the next fault wakes the next pager. Woken all by each
+//! fault, most of them came for nothing, for some µs of a CPU on which a thread could have run (four threads
+//! at random on two CPUs: 5 % of all CPU time). One pager for all four was as good there, and would be too
+//! few on more CPUs.
 //!
 //! Waking the pager on the faulting CPU is a switch; waking one more on an idle CPU sends it an interrupt (4
 //! to 5 µs for the thread that faulted, in a virtual machine), takes that CPU from reclaim, and now and then
@@ -96,8 +96,8 @@ pub fn release_stuck(cpus: &[PagerCpu], processes: &[Arc<Process>]) {
 }
 
 /// First pagers begin to watch, then others cease, so that no fault is unseen in between (epoll reports what
-/// is readable when it is added). Who watches already begins anew, for it may be in another way; the only one
-/// that does comes last, so that somebody watches if a pager cannot begin.
+/// is readable when it is added). A pager that watches already begins anew, for it may be in another way; the
+/// only one that does comes last, so that somebody watches if a pager cannot begin.
 fn watch_from(cpus: &[PagerCpu], process: &Process, wanted: Watchers) {
     let port = &process.memory.port;
     process.home.change(wanted, || {

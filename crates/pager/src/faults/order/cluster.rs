@@ -8,18 +8,18 @@
 //!   seen by the child     none: A and B are there        all: B is there, A is not
 //! ```
 //!
-//! Where no number fits, or several that differ do, it is not known which bytes belong where. (A move onto
-//! other memory is such a case where the child has both places: it may have been made by MREMAP_DONTUNMAP,
-//! which leaves its source mapped, and have come before the fork.)
+//! If no number fits, or several that differ do, it is not known which bytes belong where. (A move onto other
+//! memory is such a case where the child has both places: it may have been made by MREMAP_DONTUNMAP, which
+//! leaves its source mapped, and have come before the fork.)
 
 use crate::faults::order::change::Change;
 
 /// More changes in one cluster are not thought through: each number of them would have to be compared.
 pub const CLUSTER_MAX: usize = 48;
 
-/// What is asked about a fork, to find out what its child has seen.
+/// Questions about a fork, to find out what its child has seen.
 pub trait Evidence {
-    /// Of a range before all the changes: pages that were certainly registered (those of which the page table
+    /// Pages of a range that were certainly registered before all the changes (those of which the page table
     /// knows something), as offsets. A few are enough, unless some of it may be left out of children
     /// (MADV_DONTFORK).
     fn known(&self, start: u64, end: u64) -> Vec<u64>;
@@ -222,7 +222,7 @@ impl Piece {
         let next = match change {
             Change::Unmap { start, end } if within(start, end - start) => None,
             Change::Remap { from, to, len } if within(from, len) => {
-                // What moves is registered, whatever is known of it.
+                // Memory that moves is registered, whatever is known of it.
                 self.known = if self.known.is_empty() { vec![0] } else { std::mem::take(&mut self.known) };
                 now.map(|now| now - from + to)
             }

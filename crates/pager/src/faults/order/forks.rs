@@ -2,8 +2,8 @@
 //!
 //! The child has its parent's memory as it was at one moment, and its page table must be that of the same
 //! moment. Which changes came before is seen in the child itself: what is registered there. Each cluster of
-//! changes is asked by itself (cluster.rs). Where a cluster has no answer, its pages are in doubt: they must
-//! end whoever touches them in the child.
+//! changes is asked by itself (cluster.rs). If a cluster has no answer, its pages are in doubt: a touch of
+//! them in the child must end it.
 //!
 //! Dropped pages (MADV_DONTNEED) leave no trace in the child. They keep the place in which they were told:
 //! then a child of a fork beside it has them or not, and either could be.
@@ -33,7 +33,7 @@ impl Clusters {
         Clusters { clusters: grouped(changes).into_iter().map(cluster).collect(), total: changes.len() }
     }
 
-    /// What the child of a fork has seen that was told after the first `told` changes.
+    /// The changes after the first `told` ones that the child of a fork has seen.
     pub fn seen_by(&self, told: usize, evidence: &impl Evidence) -> Seen {
         let mut seen = Seen { changes: vec![false; self.total], ..Seen::default() };
         for cluster in &self.clusters {
@@ -48,8 +48,8 @@ impl Clusters {
         seen
     }
 
-    /// Several forks in the order in which they were made: who was later has seen more. Where that does not
-    /// fit, the later one has not seen what it seemed to, and all that has changed is in doubt.
+    /// Several forks in the order in which they were made: who was later has seen more. If that does not fit,
+    /// the later one has not seen what it seemed to, and all that has changed is in doubt.
     pub fn sort_forks<T>(&self, forks: &mut [(Seen, T)]) {
         forks.sort_by_key(|(seen, _)| seen.changes.iter().filter(|seen| **seen).count());
         let mut before = vec![false; self.total];
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(seen(&away(10, 30), 0, &[1], &[3]).1, 0);
         assert!(seen(&away(10, 30), 0, &[1], &[3]).0[0]);
         assert_eq!(seen(&away(10, 30), 2, &[1], &[1]), (vec![false, false], 0));
-        // Of two that do not touch each other the child has seen the second only.
+        // The child has seen only the second of two changes that do not touch each other.
         assert_eq!(seen(&[unmap(10, 20), remap(20, 40)], 0, &[1, 2], &[1, 4]), (vec![false, true], 0));
         // Moved to where other memory was.
         let onto = [unmap(30, 40), remap(10, 30), unmap(10, 20)];

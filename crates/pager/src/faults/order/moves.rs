@@ -1,8 +1,8 @@
 //! Moves: what freed a place comes before what was moved there.
 //!
 //! The order matters where memory has been moved (mremap) to where other memory was a moment ago: told in the
-//! wrong order, the move comes first, and then the unmapping takes what was moved there. What is registered
-//! in the end says which of the two came first.
+//! wrong order, the move comes first, and then the unmapping takes what was moved there. The registrations in
+//! the end say which of the two came first.
 //!
 //! ```text
 //!   thread A   munmap X ─ unlocked ──────────── (preempted) ─────────────▶ UNMAP X
@@ -19,9 +19,9 @@ use crate::process::ranges::Ranges;
 /// to, it was not freed since. It is asked only where it matters, and must be true of the moment after all
 /// these changes and before any other one.
 ///
-/// What was told is believed where it leads to what is there. Memory that moves to and fro is told of many
-/// times in one reading: then what left a place comes after what was moved there and before what is moved
-/// there next, and nothing is out of order.
+/// A change is believed if it leads to what is there. Memory that moves to and fro is told of many times in
+/// one reading: then what left a place comes after what was moved there and before what is moved there next,
+/// and nothing is out of order.
 pub fn put_in_order(changes: &mut [Change], is_registered: &IsRegistered) {
     for numbers in grouped(changes) {
         let told: Vec<Change> = numbers.iter().map(|number| changes[*number]).collect();
@@ -53,7 +53,7 @@ fn leads_to(changes: &[Change], is_registered: &IsRegistered) -> bool {
     !left.iter().any(is_registered)
 }
 
-/// What was moved into this range is there no more.
+/// Memory that was moved into this range is there no more.
 fn note_left(moved_there: &mut Ranges, left: &mut Ranges, start: u64, end: u64) {
     let were: Vec<(u64, u64)> = moved_there.iter().filter(|(from, to)| *from < end && start < *to).collect();
     were.iter().for_each(|(from, to)| left.insert(start.max(*from), end.min(*to)));
@@ -74,7 +74,7 @@ fn one_earlier(told: &[Change], is_registered: &IsRegistered) -> Option<Vec<Chan
         .find(|made| leads_to(made, is_registered))
 }
 
-/// Where `other` may have freed what `moved` was moved to.
+/// The range in which `other` may have freed the destination of `moved`.
 fn made_room(other: &Change, moved: &Change) -> Option<(u64, u64)> {
     let Change::Remap { to, len, .. } = *moved else { return None };
     let (start, end) = match *other {
@@ -96,8 +96,8 @@ fn all_earlier(told: Vec<Change>, is_registered: &IsRegistered) -> Vec<Change> {
             *other > number && made_room(change, &moved).is_some_and(is_registered)
         };
         match told[at + 1..].iter().position(is_late) {
-            // Looked at next, for it may be a REMAP that was told too early itself. What is put here has been
-            // told later than what was here, so this ends.
+            // Looked at next, for it may be a REMAP that was told too early itself. Changes put here were
+            // told later than those that were here, so this ends.
             Some(after) => {
                 let freed = told.remove(at + 1 + after);
                 told.insert(at, freed);
@@ -138,7 +138,7 @@ mod tests {
             put_in_order(&mut changes, &among(registered));
             names(&changes)
         };
-        // What was moved to 100 is there: the unmapping was before.
+        // The memory that was moved to 100 is there: the unmapping was before.
         assert_eq!(sorted(vec![remap(20, 100), unmap(95, 105)], &[(100, 110)]), ["-95..105", "20>100"]);
         // It is not: it was unmapped, or moved on.
         assert_eq!(sorted(vec![remap(20, 100), unmap(100, 110)], &[(0, 20)]), ["20>100", "-100..110"]);
