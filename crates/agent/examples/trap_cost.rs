@@ -1,4 +1,4 @@
-//! What a system call costs as it is and trapped (`src/agent/trap/`), in ns:
+//! The cost of a system call as it is and trapped (`src/agent/trap/`), in ns:
 //!
 //!     cargo run --release -p memspill-agent --example trap_cost
 //!

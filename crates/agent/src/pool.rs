@@ -10,7 +10,7 @@
 //               └─ else          not here: in a file, a block of zstd, or nowhere
 // ```
 //
-// What the file holds is not trusted: whatever its bytes are, nothing outside of the page is written.
+// The file's bytes are not trusted: whatever they are, nothing outside of the page is written.
 
 use crate::wordwise;
 
@@ -198,7 +198,7 @@ fn store(page: &mut [u8; PAGE_BYTES], at: usize, bytes: [u8; STEP]) -> Option<()
     Some(())
 }
 
-/// Appends `len` of these bytes to the first `done`. What is behind them may be overwritten.
+/// Appends `len` of these bytes to the first `done`. The bytes behind them may be overwritten.
 fn append(page: &mut [u8; PAGE_BYTES], done: usize, bytes: &[u8], len: usize) -> Option<()> {
     if len > bytes.len() || done + len > PAGE_BYTES {
         return None;
@@ -217,7 +217,7 @@ fn append(page: &mut [u8; PAGE_BYTES], done: usize, bytes: &[u8], len: usize) ->
 }
 
 /// Appends `len` bytes to the first `done`, from `offset` before them on, which may reach into what is just
-/// being written. What is behind them may be overwritten.
+/// being written. The bytes behind them may be overwritten.
 fn repeat(page: &mut [u8; PAGE_BYTES], done: usize, offset: usize, len: usize) -> Option<()> {
     let end = done + len;
     if offset == 0 || offset > done || end > PAGE_BYTES {

@@ -977,7 +977,8 @@ fn growth_under_pressure_rings() {
     assert!(matches!(heap[..], [(_, 65_536.., CALL_MAPPED)]), "{heap:?}");
 }
 
-/// Of what brk makes larger, which lies behind the program; mappings lie far above it. (One call names 0.)
+/// Is `addr` in the memory that brk makes larger? It lies behind the program, mappings far above it.
+/// (One call names 0.)
 fn is_of_heap(addr: u64) -> bool {
     (1..0x7000_0000_0000).contains(&addr)
 }

@@ -34,7 +34,7 @@ const NOT_MADE: [&str; 13] = [
     "set_tid_address",
     "set_robust_list",
     "rseq",
-    // What is locked cannot be taken out for the second try.
+    // Locked memory cannot be taken out for the second try.
     "mlock",
     "mlock2",
     // In `masks`.
@@ -156,7 +156,7 @@ fn threads_forks_and_new_programs_are_trapped_too() {
     all_hold("thread");
 }
 
-/// What is in use must stay: an evictor that takes it out makes calls fail.
+/// Memory in use must stay: an evictor that takes it out makes calls fail.
 #[test]
 fn a_storm_beside_an_evictor_that_ignores_slots_fails() {
     let Some(built) = built() else { return };

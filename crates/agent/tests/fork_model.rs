@@ -178,9 +178,9 @@ mod look {
     pub enum Rule {
         /// The lock is held from the look until the clone is made.
         Held,
-        /// What is to be marked, or managed, is said, under the lock, before it can be away.
+        /// Memory that is to be marked, or managed, is said, under the lock, before it can be away.
         Said,
-        /// Of a parent of which something is away the page table is copied,
+        /// The page table of a parent of which something is away is copied,
         Copied,
         /// in the evictor's turn, which is given back when the clone is made.
         Turn,

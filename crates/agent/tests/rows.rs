@@ -15,8 +15,8 @@ mod machine {
 }
 use machine::sys;
 
-/// Faults at these pages, each of which brings so many of its window, or all. Of each, the first and the last
-/// page of the window.
+/// Faults at these pages, each of which brings so many of its window, or all. The first and the last page of
+/// the window of each.
 fn windows(rows: &rows::Rows, faults: &[usize], brought: usize) -> Vec<(usize, usize)> {
     let window = |page: &usize| {
         let way = rows.find(page * sys::PAGE);
@@ -89,7 +89,7 @@ fn way(page: usize, pages: usize, is_down: bool) -> rows::Way {
     way
 }
 
-/// What comes where pages [first, end) are away, each in the slot of its own number; the pages left out of
+/// The pages that come if [first, end) are away, each in the slot of its own number; the pages left out of
 /// 1000 windows.
 fn comes(way: &rows::Way, limits: &window::Limits, away: std::ops::Range<usize>) -> (Vec<usize>, Vec<i16>) {
     let slot_of = |page: usize| away.contains(&(page / sys::PAGE)).then_some((page / sys::PAGE) as u64);

@@ -1,6 +1,6 @@
 //! Memory that is registered with the process's own userfaultfd while its threads use it (`holes.rs`), under
-//! schedules that are drawn. What is missing there is no page of zeros any more: for an instruction it is
-//! SIGBUS, for a system call EFAULT, and that one is never to be.
+//! schedules that are drawn. A missing page is no page of zeros any more: for an instruction it is SIGBUS,
+//! for a system call EFAULT, and that one is never to be.
 //!
 //! ```text
 //!   who registers, alone        holes.rs: register_piece     a call                       hold.rs
@@ -38,7 +38,7 @@ const THREADS: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Without {
     Nothing,
-    /// What is missing is marked before it is registered.
+    /// Missing pages are marked before they are registered.
     MarkFirst,
     /// What calls use is touched before.
     TouchKept,
@@ -52,7 +52,7 @@ enum Without {
     InUse,
     /// A page on which a thread looks whether its fault is over is not taken out.
     Hazard,
-    /// What is missing has a word that says so.
+    /// A missing page has a word that says so.
     Closed,
 }
 

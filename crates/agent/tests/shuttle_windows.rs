@@ -54,7 +54,7 @@ enum Without {
     AsBefore,
     /// What calls use stays.
     InUse,
-    /// What is a thread's hazard stays.
+    /// The page of a thread's hazard stays.
     Hazard,
     /// It is looked at inside the gate.
     LookInside,
@@ -299,7 +299,7 @@ impl Process {
             pages.end += 1;
         }
         let kept = pages.clone().find(|page| self.is_kept(*page)).unwrap_or(pages.end);
-        // What can be read only is not taken out.
+        // Pages that can only be read are not taken out.
         let kept = pages.clone().find(|page| self.kernel.prot(*page) != READ_WRITE).unwrap_or(kept).min(kept);
         (kept..pages.end).for_each(|page| self.end(page, false));
         pages.end = kept;

@@ -489,7 +489,7 @@ static void large_vectors(void)
     }
 }
 
-/* What is not there has no length: the kernel does not look at it. */
+/* A missing name has no length: the kernel does not look at it. */
 static void no_name(void)
 {
     arena_start(16);

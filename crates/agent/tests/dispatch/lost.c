@@ -143,7 +143,7 @@ static void child_status(void)
     pid_t child = fork();
     if (child == 0)
         _exit(7);
-    /* What the child had a copy of could not be taken out. */
+    /* Memory that the child had a copy of could not be taken out. */
     int *status = across(sizeof *status);
     siginfo_t info;
     CHECK(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0);
@@ -226,7 +226,7 @@ static void passed_descriptor(void)
     *into = (struct iovec){across(16), 16};
     *got = (struct msghdr){.msg_iov = into, .msg_iovlen = 1, .msg_control = across(256),
                            .msg_controllen = 256};
-    /* What is away is the memory of the descriptors alone: without the dispatch this is no error. */
+    /* The memory of the descriptors alone is away: without the dispatch this is no error. */
     away();
     CHECK(*(volatile char *)into->iov_base == 0);
     CHECK(recvmsg(ends[1], got, MSG_DONTWAIT) == 1 && !(got->msg_flags & MSG_CTRUNC));

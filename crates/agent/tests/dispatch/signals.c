@@ -87,7 +87,7 @@ static void jumped_out(void)
             read(tube[0], buffer, 16);
             CHECK(!"read came back");
         }
-        /* What the call used is in nobody's use any more, so it can go. */
+        /* The call's memory is in nobody's use any more, so it can go. */
         unsigned long before = brought();
         away();
         CHECK(buffer[0] == 0 && brought() > before);
@@ -516,7 +516,7 @@ static void sites_of_many_calls(void)
     char *buffer = across(16);
     unsigned char *page = whole(PAGE);
     memset(page, 7, PAGE);
-    /* What is no matter of the site is seen all the same. */
+    /* Changes that are no matter of the site are seen all the same. */
     for (int which = 0; which < 3; which++) {
         site *call = sites[which];
         away();
@@ -541,7 +541,7 @@ static void sites_of_many_calls(void)
     CHECK(handled > 20 && brought() > 20);
 }
 
-/* Where a process that is stopped stands; 0: it has ended. */
+/* The address at which a stopped process stands; 0: it has ended. */
 static uintptr_t stopped_at(pid_t pid, int *signal)
 {
     struct user_regs_struct regs;

@@ -18,7 +18,7 @@ use shuttle::sync::{Condvar, LockResult, Mutex, MutexGuard, PoisonError};
 use shuttle::{Config, MaxSteps, Runner};
 use std::ops::Deref;
 
-/// What is locked, though another thread has failed meanwhile: that one says what was wrong.
+/// The locked value, though another thread has failed meanwhile: that one says what was wrong.
 pub fn held<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
@@ -33,8 +33,8 @@ impl<T> Lock<T> for Mutex<T> {
     }
 }
 
-/// Who sleeps until a word changes, as the kernel does it: it looks at the word once more when nobody can
-/// wake any more.
+/// A sleeper waits until a word changes, as the kernel does it: it looks at the word once more when nobody
+/// can wake any more.
 #[derive(Default)]
 pub struct Sleepers {
     queue: Mutex<()>,
@@ -96,7 +96,8 @@ impl Deref for Futex {
 }
 
 /// Draws schedules of a control until one fails, by turns from both schedulers: so many that it is found
-/// whatever is drawn. What takes very long is given up: two that look again and again may overtake a third.
+/// whatever is drawn. A schedule that takes very long is given up: two that look again and again may overtake
+/// a third.
 pub fn hunt(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     const ROUNDS: usize = 200;
     const DRAWN: usize = 100;

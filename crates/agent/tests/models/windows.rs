@@ -1,4 +1,4 @@
-//! What a process that is paged by windows consists of, for the models: the kernel's side of its pages, their
+//! The parts of a process that is paged by windows, for the models: the kernel's side of its pages, their
 //! words, and the gate.
 //!
 //! | here | there, `crates/agent/src/agent/pages/` |
@@ -161,11 +161,11 @@ impl<const PAGES: usize> Kernel<PAGES> {
 pub enum Without {
     #[default]
     Nothing,
-    /// Whoever ends what he did with a word wakes who waits for it.
+    /// The thread that ends its work on a word wakes the waiters.
     Wake,
     /// Nobody enters while somebody changes, or waits to.
     Closed,
-    /// Who changes waits until nobody is inside.
+    /// A changer waits until nobody is inside.
     WaitForInside,
     /// The last one inside wakes him.
     LastWakes,
@@ -214,7 +214,7 @@ const CHANGING: u32 = 1 << 31;
 pub struct Gate {
     state: Futex,
     changer: Futex,
-    /// Of the model's, to look whether it holds.
+    /// The model's own state, to look whether it holds.
     is_one_alone: AtomicBool,
     without: Without,
 }

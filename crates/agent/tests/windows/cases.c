@@ -47,7 +47,7 @@ static int is_as_written(size_t first, size_t count)
 }
 
 /* By chunks that do not reach over a border of 2 MiB: where the memory behind it is not registered yet, such
- * a chunk would end there. Where sbrk's memory lies is drawn anew for each process. */
+ * a chunk would end there. The place of sbrk's memory is drawn anew for each process. */
 static size_t away(void *at, size_t pages)
 {
     size_t went = 0, count;
@@ -398,7 +398,7 @@ static void often(void)
             *(volatile char *)(arena + PAGE) = 1;
         CHECK(handled == round && at_seen == arena + PAGE);
         CHECK(mprotect(arena, 4 * PAGE, rw) == 0 && is_as_written(0, 8));
-        /* Of a file it is nothing to the agent. */
+        /* A mapping of a file is nothing to the agent. */
         void *of_file = libc_mmap(0, PAGE, PROT_READ, MAP_PRIVATE, file, 0);
         CHECK(of_file != MAP_FAILED && munmap(of_file, PAGE) == 0);
         if (round % 2)

@@ -54,7 +54,7 @@ static void share(uint64_t slot)
     atomic_fetch_add(&store->references[slot], 1);
 }
 
-/* What is given back is spoiled, so that whoever still reads it is seen. */
+/* Bytes that are given back are spoiled, so that a late reader is seen. */
 static void release(uint64_t slot)
 {
     if (store->references[slot] == 1)

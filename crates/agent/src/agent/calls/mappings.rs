@@ -120,8 +120,8 @@ pub fn may_change(number: usize) -> bool {
     )
 }
 
-/// Of the program's own process: the kernel does not take such advice for others. As it does, the call ends
-/// at the first range that fails, and says how much was done before.
+/// Advice for the program's own process: the kernel does not take such advice for others. As it does, the
+/// call ends at the first range that fails, and says how much was done before.
 fn process_advise(args: [usize; 6]) -> Result<usize> {
     const RANGES_MAX: usize = 1024;
     let [pidfd, ranges, count, advice, flags, _] = args;
@@ -317,7 +317,7 @@ fn mremap(args: [usize; 6]) -> Result<usize> {
         return result;
     };
     let carried = old_len.min(new_len);
-    // Whatever was there before is gone; and of what was moved the rest was unmapped.
+    // All that was there before is gone; and of a moved range the rest was unmapped.
     let drop_and_tell = |start: usize, end: usize| {
         let was_away = drop_all(start, end);
         changing.tell(UNMAP, start, end, 0, was_away);

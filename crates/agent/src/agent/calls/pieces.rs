@@ -5,10 +5,10 @@
 //! appending is written at once, so that nobody's line comes between. The signals that come meanwhile are
 //! handled afterwards, as the kernel does with files.
 //!
-//! Of pipes, terminals and stream sockets a very large request is made a shorter one: they may always give,
-//! and take, less than they are asked for. (A write that waits takes all, unless a signal comes; so whoever
-//! writes so much at once has to look how much it was.) Of a list of buffers on a stream no more than that
-//! is brought, and the kernel ends where the next page is away. Datagrams are never so large.
+//! A very large request to a pipe, terminal or stream socket is made a shorter one: they may always give, and
+//! take, less than they are asked for. (A write that waits takes all, unless a signal comes; so whoever
+//! writes so much at once has to look how much it was.) No more than that is brought of a list of buffers on
+//! a stream, and the kernel ends where the next page is away. Datagrams are never so large.
 //!
 //! Whole, as what is asked for: writes that append, preadv2 and pwritev2 with flags, MSG_PEEK and
 //! MSG_WAITALL, process_vm_readv and process_vm_writev, vmsplice, mlock.
@@ -19,7 +19,7 @@ use crate::machine::sys::{EINTR, Result, nr as calls};
 use crate::thread::block::Block;
 
 const PIECE: usize = 1 << 20;
-/// Of a stream, at once.
+/// The most of a stream at once.
 const STREAM_MOST: usize = 4 << 20;
 /// The kernel's MAX_RW_COUNT.
 const MOST: usize = 0x7fff_f000;
@@ -97,7 +97,7 @@ fn single(number: usize, args: &[usize; 6]) -> Option<usize> {
 struct Transfer {
     number: usize,
     file: usize,
-    /// Of the first byte, where the call says it.
+    /// The offset of the first byte, if the call says it.
     offset: usize,
     done: usize,
 }
@@ -159,8 +159,8 @@ fn vector_len(at: usize, count: usize) -> Option<usize> {
     Some(sum)
 }
 
-/// As many bytes of a call are brought at most, for it is one on a stream that ends there. (What is beyond
-/// may be away: the kernel then gives or takes what came before.)
+/// As many bytes of a call are brought at most, for it is one on a stream that ends there. (Pages beyond may
+/// be away: the kernel then gives or takes what came before.)
 pub fn most_of(number: usize, args: &[usize; 6], uses: impl FnOnce() -> usize) -> usize {
     let is_plain = match number {
         calls::READV | calls::WRITEV | SENDMSG => true,

@@ -34,7 +34,7 @@ const PROCESS_VM_WRITEV: usize = 311;
 /// Tells `sink` of all that the call uses.
 pub fn walk(number: usize, args: &[usize; 6], sink: Sink<'_>) {
     if matches!(number, PROCESS_VM_READV | PROCESS_VM_WRITEV) && args[0] == own_process() {
-        // What would be another process's memory is this one's.
+        // A range of another process's memory is taken for this one's.
         vector(args[3], args[4], number == PROCESS_VM_WRITEV, sink);
     }
     if let Some(call) = call_table::find(number) {
@@ -105,7 +105,7 @@ fn pointers(addr: usize, len: usize, sink: Sink<'_>) {
 }
 
 fn filter(addr: usize, sink: Sink<'_>) {
-    // Where it is none, it is a struct of other calls that take it in the same place.
+    // If it is none, it is a struct of other calls that take it in the same place.
     sink(addr, UNKNOWN as usize, true);
     if let Some([count, code]) = gadget::read::<[usize; 2]>(addr) {
         /// `struct sock_filter`.
@@ -140,7 +140,7 @@ struct Message {
 const _: () = assert!(size_of::<Message>() == 56);
 
 fn message(addr: usize, writes: bool, sink: Sink<'_>) {
-    // What is received is written into the struct too.
+    // The lengths of received parts are written into the struct too.
     sink(addr, size_of::<Message>(), writes);
     let Some(message) = gadget::read::<Message>(addr) else {
         return;

@@ -1,7 +1,7 @@
 //! mremap to a place of the caller's choice, of a range that is several mappings.
 //!
 //! Since 6.17 the kernel moves such a range, mapping by mapping, until it meets one that is registered with a
-//! userfaultfd: there it gives up with EFAULT and leaves half of the range at the new place. Where memory is
+//! userfaultfd: there it gives up with EFAULT and leaves half of the range at the new place. If memory is
 //! only partly registered (part of it is read-only, or new) a call that works without memspill would so lose
 //! the program's memory.
 //!
@@ -42,7 +42,7 @@ pub fn mremap_in_pieces(
     let pages_only = old.is_multiple_of(PAGE) && new.is_multiple_of(PAGE);
     let same_length = new_len.checked_next_multiple_of(PAGE) == Some(len) && len != 0;
     let in_space = len < TOO_LONG && old < TOO_LONG && new < TOO_LONG;
-    // What overlaps is refused, and the kernel says so itself.
+    // The kernel itself refuses ranges that overlap.
     let apart = in_space && (old + len <= new || new + len <= old);
     if flags & MREMAP_FIXED == 0 || !pages_only || !same_length || !apart || is_one_mapping(old, len) {
         return None;

@@ -1,4 +1,4 @@
-//! What the evictor gives up before the program goes on: ids, capabilities, system calls.
+//! The evictor gives up ids, capabilities and system calls before the program goes on.
 //!
 //! The evictor is a thread of the program that the program does not know. When the program drops root
 //! (setresuid, capset), enters a sandbox (seccomp, setns, chroot) or is taken over, this thread would stay
@@ -11,9 +11,9 @@
 //! | capabilities | capset: none                          | always allowed                                  |
 //! | system calls | a seccomp filter, below               | stays: a sandbox without filters holds it too   |
 //!
-//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its
-//! socket, UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK,
-//! futexes, on which CPU it runs, the end of this process. Where there is no userfaultfd it is instead what
+//! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket,
+//! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK, futexes, on
+//! which CPU it runs, the end of this process. If there is no userfaultfd it lets through the calls that
 //! windows need: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
 //! registering by a userfaultfd of the process's own. Anything else kills the process.
 //!
@@ -113,9 +113,9 @@ const fn high(argument: u32) -> u32 {
 const THIS_ARCH: u32 = 0xc000_003e;
 
 const INSNS_MAX: usize = 160;
-/// What tells which mapping is where.
+/// The ioctl that tells which mapping is where.
 const PROCMAP_QUERY: u32 = 0xc068_6611;
-/// What tells which pages are there.
+/// The ioctl that tells which pages are there.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
 struct Filter {
@@ -141,7 +141,7 @@ impl Filter {
             filter.allow(call);
         }
         if by_windows {
-            // Which descriptors there are was settled before.
+            // The descriptors that there are were settled before.
             for call in [nr::PREAD64, nr::PWRITE64, nr::MPROTECT, nr::FTRUNCATE] {
                 filter.allow(call);
             }
@@ -203,7 +203,7 @@ impl Filter {
         self.push(LOAD, 0, 0, NR);
     }
 
-    /// What is left may only be done to staging, which does not cross a border of 4 GiB (`region.rs`).
+    /// The remaining calls may only be made on staging, which does not cross a border of 4 GiB (`region.rs`).
     fn check_staging(&mut self, staging: usize) {
         let end = staging + STAGING_PAGES as usize * PAGE;
         // Each of these jumps over the others, and then over the refusal.

@@ -3,13 +3,13 @@
 //!
 //! Each page that leaves is taken out of the translation buffers of every CPU on which a thread of the
 //! process runs, by an interrupt to that CPU (4 to 5 µs in a virtual machine), and mprotect and faults wait
-//! for one lock of the address space. Where evictor and program take turns on one CPU there is neither.
+//! for one lock of the address space. If evictor and program take turns on one CPU there is neither.
 //!
-//! What cannot be done is not done: the evictor then runs where it did.
+//! A failure changes nothing: the evictor then runs where it did.
 
 use super::sys::{self, nr};
 
-/// Words of a set of CPUs: for 1024 of them. What runs on more CPUs stays where it is.
+/// Words of a set of CPUs: for 1024 of them. An evictor on a machine with more CPUs stays where it is.
 const WORDS: usize = 16;
 type CpuSet = [u64; WORDS];
 

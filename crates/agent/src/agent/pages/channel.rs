@@ -144,7 +144,7 @@ pub fn wait_for_reader(is_enough: &dyn Fn() -> bool) {
     waiting.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Whoever waits for the supervisor looks again, for something that has happened here.
+/// Threads that wait for the supervisor look again, for something that has happened here.
 pub fn wake_waiting() {
     if word32(field!(waits_for_room)).load(Ordering::SeqCst) != 0 {
         word32(field!(room)).fetch_add(1, Ordering::SeqCst);

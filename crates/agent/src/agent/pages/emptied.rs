@@ -10,7 +10,7 @@
 //! Only what was there gets markers: a range that was never touched costs nothing, and a marker of the
 //! program's own is left alone. A page that a call is using stays open, as the kernel would meet the marker.
 //!
-//! Where nothing is closed, and of what cannot be, the markers are removed that were there.
+//! If nothing is closed, and in ranges that cannot be, the markers are removed that were there.
 
 use super::kernel::{self, Mapping, Present, end};
 use super::reconcile::{drop_away, each_away, make, reconcile};
@@ -119,8 +119,7 @@ fn install(from: usize, to: usize, prot: usize) {
         let last = (first..to).step_by(PAGE).find(|page| !marked(page)).unwrap_or(to);
         // SAFETY: the program has given the bytes up, and whoever touches the pages waits for the words.
         let is_closed = unsafe { kernel::install_guards(first, last - first) }.is_ok();
-        // Memory that is locked takes none. What was installed of them goes.
-        // SAFETY: as above.
+        // Memory that is locked takes none. The installed ones go. SAFETY: as above.
         if !is_closed && unsafe { kernel::remove_guards(first, last - first) }.is_err() {
             end("cannot open what it has emptied");
         }

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Under NONE the bytes stand still, and the kernel may zap a page and put its marker there as slowly as it
-//! likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses. Whoever
-//! faults meanwhile finds EVICTING, and waits.
+//! likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses. A thread
+//! that faults meanwhile finds EVICTING, and waits.
 //!
-//! Where pages are away in registered memory (`holes.rs`) UFFDIO_MOVE does all of this at once, for pages
-//! that are the process's own and can be written; those that are shared with the child of a fork go by the
-//! steps above, and so do those that are protected, of which the kernel moves none.
+//! If pages are away in registered memory (`holes.rs`) UFFDIO_MOVE does all of this at once, for pages that
+//! are the process's own and can be written; those that are shared with the child of a fork go by the steps
+//! above, and so do those that are protected, of which the kernel moves none.
 //!
 //! Protection is the program's: it is changed for a window only, whoever faults on it then waits, and what
 //! comes back has that of its mapping by then. A mapping without access needs no window. It may have become
@@ -26,10 +26,10 @@
 //! moved to where a page is missing*, in place of UFFDIO_COPY: of 3.8 µs for a page out and one in that saves
 //! 0.7.
 //!
-//! Where pages go to a `Source` (tests) they are copied under READ, as they may lie apart, and zapped under
+//! If pages go to a `Source` (tests) they are copied under READ, as they may lie apart, and zapped under
 //! NONE.
 //!
-//! What cannot be done is not done: pages that cannot be copied, stored or guarded stay.
+//! A failure changes nothing: pages that cannot be copied, stored or guarded stay.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -68,7 +68,7 @@ unsafe extern "C" {
     fn memspill_copy_out_end();
 }
 
-/// Where a thread goes on that cannot copy a page. None: the fault at `address` is another one.
+/// The place where a thread goes on that cannot copy a page. None: the fault at `address` is another one.
 pub fn recovery(address: usize) -> Option<usize> {
     (address == memspill_copy_out_at as *const () as usize)
         .then_some(memspill_copy_out_end as *const () as usize)
@@ -131,8 +131,8 @@ impl Known {
     }
 }
 
-/// Can pages of a mapping leave, as it is? (Of what may be run and not read the kernel does not say whether
-/// an access would fail.)
+/// Can pages of a mapping leave, as it is? (For memory that may be run and not read the kernel does not say
+/// whether an access would fail.)
 fn may_leave(mapping: &kernel::Mapping) -> bool {
     mapping.is_plain && (mapping.prot == sys::PROT_NONE || mapping.prot & sys::PROT_READ != 0)
 }
@@ -283,8 +283,8 @@ impl Chunk {
         result
     }
 
-    /// What is known of the mapping may be old: madvise, mlock and others cut one in two, and change nothing
-    /// else that counts here.
+    /// The mapping may have changed: madvise, mlock and others cut one in two, and change nothing else that
+    /// counts here.
     fn end_with_mapping(&mut self) {
         EVICTOR.known.forget();
         if let Some(mapping) = kernel::mapping_from(self.start).filter(|mapping| mapping.start <= self.start)
@@ -295,7 +295,7 @@ impl Chunk {
 
     /// The pages go, those before the first one that is away or cannot be read: how many. Err: why none.
     fn take(&mut self, to: usize, commit: &mut dyn FnMut(usize) -> bool) -> Result<usize> {
-        // What the supervisor takes for a page is none.
+        // The supervisor may take something for a page that is none.
         let is_closed = self.words(0).next().is_some_and(|(_, word)| table::load(word).is_closed());
         let there = self.words(0).take_while(|(_, word)| !table::load(word).was_away()).count();
         self.shorten(there);
@@ -336,7 +336,7 @@ impl Chunk {
 /// Writes the bytes of pages where they were.
 fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
     if holes::are_registered() {
-        // What is locked was not emptied.
+        // Locked pages were not emptied.
         return holes::copy_missing(at, bytes, pages * PAGE, true);
     }
     // SAFETY: nobody can touch the pages, and their bytes come back.
@@ -352,7 +352,7 @@ fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
 struct Chunk {
     start: usize,
     pages: usize,
-    /// Of their mapping.
+    /// The protection of their mapping.
     prot: usize,
     slots: [u64; CHUNK],
     taken: u64,
@@ -414,7 +414,7 @@ impl Chunk {
         let staging = room_to_move(self.pages);
         // SAFETY: the pages are EVICTING, and nothing is there.
         let result = unsafe { holes::move_pages(self.start, staging, self.pages) };
-        // Whatever the kernel says, it may have moved some.
+        // The kernel may have moved some, whatever it says.
         let moved = if result.is_ok() { self.pages } else { moved_into(staging, self.pages) };
         // SAFETY: so many pages are in staging, and there is room for them.
         unsafe { core::ptr::copy_nonoverlapping(staging as *const u8, to as *mut u8, moved * PAGE) };
@@ -434,7 +434,7 @@ impl Chunk {
         }
     }
 
-    /// What is in staging behind the first `taken` pages goes back where it was.
+    /// The pages in staging behind the first `taken` ones go back where they were.
     fn bring_back_behind(&self, staging: usize, taken: usize) {
         let end = staging + self.pages * PAGE;
         let mut at = staging + taken * PAGE;
@@ -524,8 +524,9 @@ fn moved_into(staging: usize, pages: usize) -> usize {
     moved
 }
 
-/// Where in staging so many pages can be moved to. What was moved before stays there until there is no room,
-/// or the command is done: to empty it costs a call, and an interrupt on each CPU where a thread of it runs.
+/// Where in staging so many pages can be moved to. Pages that were moved before stay there until there is no
+/// room, or the command is done: to empty it costs a call, and an interrupt on each CPU where a thread of it
+/// runs.
 fn room_to_move(pages: usize) -> usize {
     if EVICTOR.moved.load(Ordering::Relaxed) + pages > CHUNK {
         empty_staging();
@@ -569,7 +570,7 @@ fn restore(chunk: &Chunk, victims: u64, from: usize, run: usize) {
     put_bytes_back(chunk.start + from * PAGE, EVICTOR.staging.load(Ordering::Relaxed) + before * PAGE, run);
 }
 
-/// What was stored of these pages is not needed: they stay.
+/// The stored bytes of these pages are not needed: they stay.
 fn put_back(chunk: &mut Chunk, source: &Source, from: usize, run: usize) {
     for index in from..from + run {
         if chunk.taken >> index & 1 != 0 {

@@ -14,7 +14,7 @@
 //! (MADV_DONTFORK: Node's whole heap) it forgets at once; what it inherits empty (MADV_WIPEONFORK) is never
 //! away (`exclude.rs`).
 //!
-//! Where a supervisor keeps the pages it copies its own table in the middle of this, when the gate is closed
+//! A supervisor that keeps the pages copies its own table in the middle of this, when the gate is closed
 //! (`forks.rs`), and the child joins before it runs on.
 
 use core::mem::forget;
@@ -40,7 +40,7 @@ static FORKED: Forked = Forked { words: AtomicI32::new(-1) };
 pub fn begins(ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let alone = supervisor::enter_to_change();
     ready()?;
-    // What was brought in between is known as such; what comes later is away in the child.
+    // Pages that were brought in between are known as such; those that come later are away in the child.
     if channel::is_there() {
         supervisor::install_alone();
     }
@@ -84,7 +84,7 @@ pub fn in_child() {
         rules::switch_off();
         return;
     }
-    // What was not inherited is nobody's, whatever its words say.
+    // Memory that was not inherited is nobody's, whatever its words say.
     reconcile::reconcile(0, table::TOP, None);
     holes::in_child();
 }

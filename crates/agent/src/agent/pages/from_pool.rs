@@ -23,8 +23,9 @@
 //!
 //! - From FETCHING on nothing changes mappings but their protection, nobody forks and the page is not taken
 //!   out, until the supervisor has noted it (`notes.rs`).
-//! - What the pool holds is not trusted, only read.
-//! - Whoever gets other rights than the process had reads the pool no more: it has the memory of others.
+//! - The bytes of the pool are not trusted, only read.
+//! - A process that changes its credentials must close the pool, because the pool holds other processes'
+//!   memory.
 //!
 //! `crates/agent/tests/shuttle_early.rs` is the model of all this.
 //!
@@ -65,7 +66,7 @@ const PIECE: usize = 4;
 /// 8 MiB, for 4 GiB of pages: what lies behind is read by calls.
 const MAPPED_SLOTS: u64 = 1 << 20;
 const TABLE_BYTES: usize = MAPPED_SLOTS as usize * size_of::<u64>();
-/// What lies behind in the chunks is read by calls.
+/// Objects that lie behind in the chunks are read by calls.
 const CHUNKS_BYTES: usize = 1 << 30;
 
 // SAFETY: the header is written while the process has one thread.
@@ -91,7 +92,7 @@ pub fn connect(pool: Option<i32>) {
         && is_known
         && let Ok(high) = kernel::high_copy(fd)
     {
-        // Where one cannot be mapped (RLIMIT_AS) calls do.
+        // If one cannot be mapped (RLIMIT_AS), calls do.
         let map = |len, at| kernel::map_to_read(fd, len, at as usize).unwrap_or(0);
         STATE.table.store(map(TABLE_BYTES, pool::location_at(0)), Ordering::SeqCst);
         let chunks = if kernel::addresses_are_limited() { 0 } else { map(CHUNKS_BYTES, pool::PAGES_AT) };
@@ -209,7 +210,7 @@ pub fn bring(_inside: &Inside, page: usize) -> bool {
 
 /// How many pages of a window come, and what is left out.
 fn window(way: &Way, most: usize) -> (usize, LeftOut) {
-    /// Of windows, by all threads: a thread may end before it has had many.
+    /// Counts of windows, by all threads: a thread may end before it has had many.
     #[unsafe(link_section = ".data")]
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let slot_of = |page: usize| {
@@ -313,7 +314,7 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
         Location::Object { offset, len, packed } => {
             let mut block = MaybeUninit::<[u8; PAGE_BYTES]>::uninit();
             // SAFETY: `len` is a page at most, by what it is made of; as many bytes are used as were read.
-            // What is mapped stays so until nobody is inside the gate.
+            // The mapping stays until nobody is inside the gate.
             let (read, block) = unsafe {
                 let at = block.as_mut_ptr().cast::<u8>();
                 let read = match chunk_mapped(offset, len) {
@@ -347,8 +348,8 @@ fn chunk_mapped(offset: u64, len: usize) -> Option<*mut u64> {
 }
 
 /// Copies an object, which the supervisor may free and write over meanwhile: the location tells whether it
-/// has (pool.rs of memspill-backing draws how). Where a chunk has been let go in between, the kernel puts a
-/// page of zeros into the file, which stays until the pool uses that place again.
+/// has (pool.rs of memspill-backing draws how). If a chunk has been let go in between, the kernel puts a page
+/// of zeros into the file, which stays until the pool uses that place again.
 ///
 /// # Safety
 /// `from` is mapped with room for `len` in whole words, and so is `to`.

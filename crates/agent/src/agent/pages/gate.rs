@@ -109,7 +109,7 @@ pub fn enter_alone_within(limit_ms: u32) -> Option<Alone> {
         waited_ms += 1;
     }
     let mut seen = GATE.state.fetch_or(CHANGING, Ordering::SeqCst) | CHANGING;
-    // Whoever is inside does not stay.
+    // A thread that is inside does not stay.
     while seen != CHANGING {
         wait::sleep(&GATE.state, seen);
         seen = GATE.state.load(Ordering::SeqCst);

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! What is closed: plain private memory that can be read and written, when memory is tight; and at any time
-//! what is large beside the budget (`Link::closed_bytes`). What is larger than any program would fill is left
-//! open: its markers and words are 16 bytes a page.
+//! what is large beside the budget (`Link::closed_bytes`). A mapping that is larger than any program would
+//! fill is left open: its markers and words are 16 bytes a page.
 //!
 //! Memory that was reserved without access, and is opened by mprotect as it is needed (arenas of malloc,
-//! heaps of runtimes), is new when it can be written for the first time. What of it was never touched, by the
-//! kernel's word, is closed before the call, while nobody can write there.
+//! heaps of runtimes), is new when it can be written for the first time. The part of it that was never
+//! touched, by the kernel's word, is closed before the call, while nobody can write there.
 //!
 //! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
 //! supervisor sees by looking what is touched there. What the program has emptied: `emptied.rs`.
@@ -69,7 +69,7 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
     Some(made)
 }
 
-/// Closes [from, to), which is new, where it is to be. By whoever is alone in the gate, and tells of it.
+/// Closes [from, to), which is new, where it is to be. The caller is alone in the gate, and tells of it.
 pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
     if from < to && supervisor::closes(to - from) {
         close(changing, from, to, READ_WRITE);
@@ -97,7 +97,7 @@ pub fn closes_opened(len: usize, prot: usize) -> bool {
     len >= OPENED_MIN && kernel::is_writable(prot) && supervisor::closes(len)
 }
 
-/// Closes what of [from, to) was never touched, and cannot be written yet. By whoever is alone in the gate,
+/// Closes what of [from, to) was never touched, and cannot be written yet. The caller is alone in the gate,
 /// and makes it writable next.
 pub fn close_untouched(changing: &Changing, from: usize, to: usize) {
     let mut at = from;
@@ -127,10 +127,10 @@ fn close_unknown(changing: &Changing, from: usize, to: usize, prot: usize) {
 
 fn close(changing: &Changing, from: usize, to: usize, prot: usize) {
     reconcile::drop_all(from, to);
-    // What the supervisor may know of pages that were here before would be taken for these.
+    // The supervisor's knowledge of pages that were here before would be taken for these.
     changing.tell(UNMAP, from, to, 0, true);
     if holes::are_registered() {
-        // Where that fails it stays open, as what is locked.
+        // If that fails it stays open, as locked memory does.
         let _ = holes::register(from, to);
         return;
     }

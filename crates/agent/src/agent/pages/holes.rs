@@ -1,4 +1,4 @@
-//! What stands in the place of a page that is away: a guard marker, or, where the process has a userfaultfd
+//! A *hole* stands in the place of a page that is away: a guard marker, or, if the process has a userfaultfd
 //! of its own, nothing at all, in memory that is registered with it.
 //!
 //! ```text
@@ -13,9 +13,9 @@
 //! UFFDIO_COPY is one call, and nobody sees half of it: no window, no second lookup of the mapping, no other
 //! CPU to be interrupted. The descriptor serves faults of user mode only, so it takes no privilege.
 //!
-//! Where memory is registered, *what is missing has a word that is not NONE*: else a call that touches it
-//! would fail, where the kernel would have given a page of zeros. So memory is registered by these steps,
-//! alone in the gate:
+//! In registered memory *a missing page has a word that is not NONE*: else a call that touches it would fail,
+//! where the kernel would have given a page of zeros. So memory is registered by these steps, alone in the
+//! gate:
 //!
 //! ```text
 //!   missing and NONE ─▶ EVICTING;  what calls use of it is touched, and NONE again
@@ -24,11 +24,11 @@
 //! ```
 //!
 //! A call that begins meanwhile says what it uses before it looks at words, so either it waits for the word,
-//! or its pages are touched here. Whatever leaves pages missing afterwards (MADV_DONTNEED, mremap, a fork's
-//! child) ends with the same steps.
+//! or its pages are touched here. Every change that leaves pages missing afterwards (MADV_DONTNEED, mremap, a
+//! fork's child) ends with the same steps.
 //!
-//! Which 2 MiB are registered is noted with their words (`table.rs`). The note says less than what is true:
-//! whatever maps something there takes it off, and registering twice does no harm.
+//! The 2 MiB that are registered are noted with their words (`table.rs`). The note says less than what is
+//! true: whatever maps something there takes it off, and registering twice does no harm.
 //!
 //! What it does not do: UFFDIO_MOVE, which `evict.rs` uses.
 
@@ -236,7 +236,7 @@ pub fn may_leave(page: usize) -> bool {
 /// Registers what is plain memory in [from, to). Alone in the gate.
 pub fn register(from: usize, to: usize) -> Result<()> {
     let mut at = from;
-    // What was registered is one with its neighbours then.
+    // The registered range is one with its neighbours then.
     while at < to
         && let Some(mapping) = kernel::mapping_from(at).filter(|mapping| mapping.start < to)
     {
@@ -311,7 +311,7 @@ fn stays(start: usize, to: usize) -> bool {
     })
 }
 
-/// What is missing, and has no word, is marked.
+/// Missing pages without a word are marked.
 fn mark_missing(start: usize, to: usize) -> Result<()> {
     let mut result = Ok(());
     kernel::each_untouched(start, to, |from, to| {
@@ -332,7 +332,7 @@ fn mark_missing(start: usize, to: usize) -> Result<()> {
     result
 }
 
-/// Of what is marked, that which a call uses, or which is the agent's own, is there from now on.
+/// Marked pages that a call uses, or that are the agent's own, are there from now on.
 fn touch_kept(start: usize, to: usize) {
     let mut at = start;
     while at < to {
@@ -349,8 +349,8 @@ fn touch_kept(start: usize, to: usize) {
 }
 
 fn touch(page: usize) {
-    // For reading: a page of zeros that all share is there for a write too. What cannot be accessed cannot be
-    // touched, and no call can do so either.
+    // For reading: a page of zeros that all share is there for a write too. A page that cannot be accessed
+    // cannot be touched, and no call can do so either.
     let _ = is_there_by_now(page) || kernel::populate(page, false) || kernel::populate(page, true);
 }
 

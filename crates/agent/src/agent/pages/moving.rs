@@ -1,7 +1,7 @@
-//! An mremap in registered memory (`holes.rs`). What the kernel moves is registered no more, and with it goes
-//! what was registered in the mapping that it becomes one with, if there is such a one at the new place. It
-//! moves no range that is several mappings, or half of it; and memory that was registered piece by piece can
-//! be several mappings for good, where the program knows of one.
+//! An mremap in registered memory (`holes.rs`). Memory that the kernel moves is registered no more, and
+//! neither is the mapping that it becomes one with, if there is such a one at the new place. It moves no
+//! range that is several mappings, or half of it; and memory that was registered piece by piece can be
+//! several mappings for good, where the program knows of one.
 //!
 //! ```text
 //!   begin:  where something is missing there is no protection from here on: other threads may look

@@ -1,6 +1,6 @@
-//! What a thread brings by itself is noted in the mapping that is shared with the supervisor, until that has
-//! taken it in; and where pages are stored the supervisor notes there (`link.rs` draws both, `from_pool.rs`
-//! says why they are true).
+//! A thread notes the pages that it brings by itself in the mapping that is shared with the supervisor, until
+//! that has taken them in; and the supervisor notes there where pages are stored (`link.rs` draws both,
+//! `from_pool.rs` says why they are true).
 //!
 //! What must hold:
 //!
@@ -23,7 +23,7 @@ struct State {
     closed: AtomicUsize,
     /// Held while hints are read.
     reading: AtomicU32,
-    /// So many pages had been brought when the supervisor was last called for them.
+    /// The number of pages that had been brought when the supervisor was last called for them.
     told: AtomicU64,
 }
 
@@ -155,7 +155,7 @@ pub fn take_hints_outside() -> bool {
     const GATE_MS: u32 = 20;
     let Some(inside) = gate::enter_within(GATE_MS) else { return false };
     while !take_hints() {
-        // Whoever is at it may wait for this very CPU. He wakes nobody: it is rare.
+        // The reader may wait for this very CPU. He wakes nobody: it is rare.
         wait::sleep_for(&STATE.reading, 1, 1);
     }
     drop(inside);
@@ -195,7 +195,7 @@ fn apply(hint: Hint) {
     }
 }
 
-/// What was told is of the pages as they were before a change. Alone in the gate.
+/// The hints are of the pages as they were before a change. Alone in the gate.
 pub fn drop_hints() {
     word64(field!(hints_tail)).store(word64(field!(hints_head)).load(Ordering::SeqCst), Ordering::SeqCst);
 }

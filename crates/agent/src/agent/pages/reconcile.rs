@@ -48,7 +48,7 @@ pub fn drop_all(from: usize, to: usize) -> bool {
     was_away
 }
 
-/// What was in the pages is gone, and nothing of the markers is ours. Was something away there?
+/// The content of the pages is gone, and none of the markers is ours. Was something away there?
 pub fn drop_away(from: usize, to: usize) -> bool {
     let mut was_away = false;
     each_away(from, to, |_, word, seen| {

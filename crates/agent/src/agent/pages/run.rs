@@ -93,8 +93,8 @@ pub fn install_zeros(page: usize, pages: usize) -> usize {
         holes::zeros(run.start, run.len());
     } else if run.pages > 0 {
         open(&run);
-        // Of several pages that come at once the next are about to be touched: one call for all is cheaper
-        // than a fault of the kernel's for each. Where it fails they come by that.
+        // If several pages come at once the next are about to be touched: one call for all is cheaper than a
+        // fault of the kernel's for each. Where it fails they come by that.
         if run.pages > 1 && kernel::is_writable(run.prot) {
             kernel::populate_all(run.start, run.len(), true);
         }

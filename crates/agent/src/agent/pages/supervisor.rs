@@ -7,7 +7,8 @@
 //!   changes mappings, takes pages out or forks installs first what has been delivered. A change is announced
 //!   before that, and nothing is delivered, nor taken out, before all of it was read.
 //! - A thread waits for the supervisor outside of the gate.
-//! - What is delivered is installed as it is: a page of it whose word is not SWAPPED was given up meanwhile.
+//! - A delivery is installed as it is; a page of it whose word is not SWAPPED was given up meanwhile and is
+//!   skipped.
 //!
 //! What it does not do: say what of a process may be taken out.
 
@@ -27,7 +28,7 @@ use crate::machine::sys::PAGE;
 use crate::thread::wait;
 use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
-/// So many changes may be unread when another one begins.
+/// The number of changes that may be unread when another one begins.
 const UNREAD_CHANGES_MAX: u64 = 4;
 /// How long to sleep on the lock before it is looked at again.
 const LOCK_MS: u32 = 100;
@@ -213,7 +214,8 @@ pub fn first_delivered(start: usize, end: usize) -> usize {
     first
 }
 
-/// `done`: pages that are done with. What was installed once may be taken out again before the rest is.
+/// `done`: pages that are done with. A page that was installed once may be taken out again before the rest
+/// is.
 fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) -> Blocked {
     let most = if content.content == ZEROS { ZERO_PAGES } else { DELIVERY_PAGES };
     let pages = (content.pages as usize).min(most);
@@ -290,7 +292,7 @@ impl Drop for Changing {
 
 /// Installs what has been delivered, alone in the gate.
 pub fn install_alone() {
-    // Of the pages as they were before.
+    // Hints are of the pages as they were before.
     notes::drop_hints();
     if install_inside(false).is_err() {
         end("finds a page in the hands of another thread, where there can be none");

@@ -4,8 +4,8 @@
 //! 1.5 MiB of addresses and a leaf for each GiB of which some page was ever taken out, and `RLIMIT_AS` stays
 //! what it is.
 //!
-//! Whatever goes through all of the table (forks do so several times) goes from leaf to leaf by a bit for
-//! each GiB. (By the addresses of leaves, 1 MiB of them, each such walk took 0.1 ms and more.)
+//! A walk through all of the table (forks make several) goes from leaf to leaf by a bit for each GiB. (By the
+//! addresses of leaves, 1 MiB of them, each such walk took 0.1 ms and more.)
 
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
@@ -173,7 +173,7 @@ pub fn note_registered(addr: usize) {
     }
 }
 
-/// Something in [from, to) is. Where nothing was ever missing there is no leaf yet; it is made.
+/// Something in [from, to) is. If nothing was ever missing there is no leaf yet; it is made.
 pub fn note_was_registered(from: usize, to: usize) {
     let mut at = from;
     while at < to {
@@ -362,7 +362,7 @@ fn copy_into(fd: i32) -> Result<()> {
     // SAFETY: the header is mapped, and nobody makes leaves.
     let leaves = unsafe { (&raw const (*header).leaves).read_volatile() };
     kernel::resize(fd, leaf_offset(leaves + 1))?;
-    // Of the header, half a MiB, only the pages that hold something.
+    // Only the pages of the header, half a MiB, that hold something.
     write(header as usize, offset_of!(Header, leaf_of), 0)?;
     each_leaf(|index, leaf| {
         // SAFETY: the index is below LEAVES.

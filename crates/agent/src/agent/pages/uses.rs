@@ -1,6 +1,6 @@
-//! What must stay where it is, though its words say nothing of it: memory that system calls in progress use
-//! (the slots of the dispatch), a page on which a thread looks whether its fault is the program's own (its
-//! hazard), and the agent's own memory.
+//! Memory that must stay where it is, though its words say nothing of it: memory that system calls in
+//! progress use (the slots of the dispatch), a page on which a thread looks whether its fault is the
+//! program's own (its hazard), and the agent's own memory.
 //!
 //! ```text
 //!   a thread                            who takes out

@@ -1,5 +1,5 @@
-//! Where a thread goes through memory in order, as far as its faults on pages that are away say: the next
-//! fault on such a way brings some pages more.
+//! Finds out whether a thread goes through memory in order, as far as its faults on pages that are away say:
+//! the next fault on such a way brings some pages more.
 //!
 //! ```text
 //!   faults    100   7   101        8     103          107       of two rows
@@ -8,7 +8,7 @@
 //!
 //! A window is twice as large as the last one, while the row goes on behind it; it may pass some pages that
 //! are there. The engine's streams (readahead.rs) are much the same; but to ask the supervisor takes two
-//! wakes and the copying of each page. What of a window is brought `window.rs` says.
+//! wakes and the copying of each page. `window.rs` decides how much of a window is brought.
 //!
 //! What it does not do: know what threads do together. Two that go the same way side by side take each
 //! other's next page, and so have a row each only where pages are left out.
@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::link::EARLY_RUN_MAX;
 use crate::machine::sys::PAGE;
 
-/// So many ways are remembered: who merges arrays goes through several at once.
+/// The number of ways that are remembered: a thread that merges arrays goes through several at once.
 const ROWS: usize = 8;
 /// A row may pass so many pages that are there.
 const PASSED: usize = 8;
@@ -40,7 +40,7 @@ const UP: usize = 1 << 10;
 const PAGES: usize = UP - 1;
 const _: () = assert!(2 * DOWN == PAGE && EARLY_RUN_MAX <= PAGES);
 
-/// Of one thread, which alone uses it: the row of its last fault first.
+/// The rows of one thread, which alone uses them: the row of its last fault first.
 pub struct Rows([AtomicUsize; ROWS]);
 
 /// A page that is to be brought, with its row.
@@ -48,7 +48,7 @@ pub struct Way {
     row: usize,
     page: usize,
     is_down: bool,
-    /// Of its window: 1 where the page may begin a row.
+    /// The pages of its window: 1 if the page may begin a row.
     pub pages: usize,
 }
 
@@ -87,8 +87,8 @@ impl Rows {
         Way { row: ROWS - 1, page, is_down: false, pages: 1 }
     }
 
-    /// So many pages of the window have been brought. The row goes on behind them; its next window is larger
-    /// all the same.
+    /// `brought` pages of the window have been brought. The row goes on behind them; its next window is
+    /// larger all the same.
     pub fn note(&self, way: &Way, brought: usize) {
         let ways = match (way.pages, way.is_down) {
             (1, _) => UP | DOWN,

@@ -7,7 +7,7 @@
 //!                                                   no      the page alone, and one is left out
 //! ```
 //!
-//! Of each page that is left out the supervisor is told with the page that is needed. It sees whether that
+//! The supervisor is told of each page that is left out, with the page that is needed. It sees whether that
 //! page faults by itself, and says which windows are worth bringing: the engine's trust.rs, whose rule this
 //! is; windows.rs there has that for blocks.
 //!

@@ -29,7 +29,7 @@ struct Loaded {
     flags: u32,
     offset: u64,
     start: u64,
-    /// Of these so many are of the file.
+    /// The bytes of these that are of the file.
     bytes: u64,
     file_bytes: u64,
 }

@@ -86,8 +86,8 @@ impl Site {
     }
 }
 
-/// Is what looks like `mov $N, %eax`, behind these bytes, the end of a longer instruction? Of one for another
-/// register, with a prefix that says so (REX.B); or of `movl $N, -72(...)`.
+/// Is what looks like `mov $N, %eax`, behind these bytes, the end of a longer instruction? It may be one for
+/// another register, with a prefix that says so (REX.B); or `movl $N, -72(...)`.
 fn is_end_of_longer(before: &[u8]) -> bool {
     matches!(before, [.., 0x41 | 0x43 | 0x45 | 0x47 | 0x49 | 0x4b | 0x4d | 0x4f])
         || matches!(before, [.., 0xc7, 0x40..=0x43 | 0x45..=0x47] | [.., 0xc7, 0x44, _])
@@ -179,7 +179,7 @@ pub fn place(entry: usize, target: usize) {
     rewrite_all(sites.get(..count).unwrap_or_default(), program.lowest, target);
 }
 
-/// Those that cannot be rewritten stay as they are.
+/// Sites that cannot be rewritten stay as they are.
 fn rewrite_all(sites: &[Site], lowest: usize, target: usize) {
     if sites.is_empty() {
         return;
