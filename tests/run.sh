@@ -150,10 +150,9 @@ beside 2400 bash -c "cargo test --release --workspace --locked --no-run && tests
     scripts/interleavings.sh --short"
 suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 1080 tests/robustness.sh --kills 4
-suite "by the thread that faults" 180 tests/unprivileged.sh --pager=thread check kill-target kill-supervisor \
-    remap-pieces python verify-threads by_auto
-suite "without userfaultfd" 120 tests/unprivileged.sh --pager=signal kill-target opened by_auto
-suite "by another process, without privileges" 120 tests/unprivileged.sh check kill-target forked-writers
+suite "without privileges" 300 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
+    forked-writers python verify-threads by_auto without_query
+suite "without userfaultfd" 180 tests/unprivileged.sh --pager=signal check kill-target opened by_auto
 export -f verifier
 suite "small programs of every kind" 600 tests/field.sh
 suite "packages" 120 tests/packages.sh man completions-bash completions-zsh completions-fish deb make ninja

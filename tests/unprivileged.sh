@@ -1,35 +1,32 @@
 #!/bin/bash
-# A pager that needs no privilege (user, thread or signal), as a user without any: real programs, and what
-# must hold when things go wrong. The scripts for these run as that user, with that pager for each run.
+# A pager that needs no privilege (thread or signal), as a user without any: real programs, and what must hold
+# when things go wrong. The scripts for these run as that user, with that pager for each run.
 
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
   --full  large sizes, and more kills
-  --pager=signal, --pager=thread  that pager, and its cases; by_auto is a run that is to take it by itself,
-          with signal under a filter that refuses userfaultfd and io_uring
+  --pager=signal  that pager in place of thread; by_auto is a run that is to take it by itself, with signal
+          under a filter that refuses userfaultfd and io_uring. without_query is one with thread under a
+          filter that refuses PROCMAP_QUERY, as Linux before 6.11
   --list  names of both
 Needs root, to become that user (65534); the repository must be readable for all."
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CASES=(check kill-target kill-child kill-supervisor kill-supervisor-tree kill-daemon ctrl-c ctrl-c-caught
     signals stop-target stop-supervisor swap-full-ram swap-full-file swap-full-grow read-error
     wrong-bytes write-error remap-pieces madv-free locked regrow main-exits ctl-swapoff ctl-limit guards
-    last-thread locked-once locked-kept writable-code torn-mapping remap-grow many-mappings deep-stack
-    many-small stop-sibling second-signal stop-evictor page-advice populate opened
+    last-thread locked-once locked-kept writable-code torn-mapping remap-grow many-mappings
+    many-small stop-sibling second-signal stop-evictor populate opened
     late-children forked-writers many-children few-descriptors address-limit)
 PROGRAMS=(sort numpy python sqlite redis gcc make node java-serial java cplusplus verify-threads
     mutate fork-storm stress-ng bash)
 
 FULL=()
 NAMES=()
-PAGER=user
+PAGER=thread
 for word; do
     case $word in
-    --pager=user) ;;
     --pager=signal|--pager=thread)
         PAGER=${word#--pager=}
-        # The main stack stays in memory (deep-stack), and so does memory that nothing presses (page-advice).
-        for name in deep-stack page-advice; do CASES=("${CASES[@]/#$name/}"); done
-        CASES=(${CASES[@]})
         ;;
     --full) FULL=(--full) ;;
     --list) echo "${CASES[*]} ${PROGRAMS[*]}"; exit ;;
@@ -86,9 +83,28 @@ print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
         code=1
     fi
 }
+# without_query: memory that comes, goes, moves and is forked, where the kernel tells of mappings by text.
+without_query() {
+    [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" without_query "* ]] || return
+    local said
+    if said=$(cd / && "${user[@]}" timeout -k 10 60 /usr/bin/python3 "$TESTS/without.py" procmap-query \
+        "$TESTS/../target/release/memspill" run --pager=$PAGER --check --stats -m 32M \
+        -- "$TESTS/../target/release/memspill-workload" mutate --size 80M --threads 3 --seconds 5 2>&1) &&
+        [[ $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then
+        echo "PASS without_query"
+        echo "1 passed, 0 failed, 0 skipped"
+    else
+        printf 'FAIL without_query\n%s\n' "$said"
+        echo "0 passed, 1 failed, 0 skipped"
+        code=1
+    fi
+}
 case $PAGER in
-signal) by_auto /usr/bin/python3 "$TESTS/without_userfaultfd.py" ;;
-# If anybody may open the device, the kernel mode is taken.
-thread) "${user[@]}" test -w /dev/userfaultfd || by_auto env ;;
+signal) by_auto /usr/bin/python3 "$TESTS/without.py" userfaultfd ;;
+thread)
+    # If anybody may open the device, the kernel mode is taken.
+    "${user[@]}" test -w /dev/userfaultfd || by_auto env
+    without_query
+    ;;
 esac
 exit $code

@@ -156,6 +156,6 @@ case_many-small() {
     # Some 119 KiB of each process cannot be swapped out: with the dispatch's stack and block, and with the
     # tables of the windows, there is not room for as many. Under the kernel's pager 340 take 3 s, as these
     # do, but 360 from 6 s to more than 90: too little memory is left to them, so they thrash.
-    call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 250 160 320)" 250
+    call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 160 320)" 250
     peak_below 76 && clean
 }

@@ -171,9 +171,8 @@ pub struct RunArgs {
 
     /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), thread (each thread
     /// brings its own pages, in memory with a userfaultfd for faults outside of system calls; the agent traps
-    /// system calls and brings what they use; x86-64), user (by such a userfaultfd and memspill's threads;
-    /// x86-64), signal (without any: each process handles SIGSEGV; x86-64, Linux 6.13) or auto, the first of
-    /// these that is possible
+    /// system calls and brings what they use), signal (without any: each process handles SIGSEGV; Linux 6.13)
+    /// or auto, the first of these that is possible
     ///
     /// See 'memspill doctor' for what is possible here. With all but kernel a system call costs 0.1 to 3
     /// microseconds more, and shared memory is counted and not swapped. See docs/guide.md.
@@ -284,7 +283,6 @@ pub enum Shared {
 pub enum Pager {
     Auto,
     Kernel,
-    User,
     Signal,
     Thread,
 }

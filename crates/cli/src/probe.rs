@@ -115,11 +115,6 @@ pub fn own_memory() -> Probe<()> {
     File::options().write(true).open("/proc/self/mem")?.write_all_at(b"memspill", page.0 as u64)
 }
 
-/// May one mapping of ours be asked for (PROCMAP_QUERY, Linux 6.11)?
-pub fn own_mappings() -> Probe<()> {
-    memspill_uffd::procmap::first_from(&File::open("/proc/self/maps")?, 0).map(|_| ())
-}
-
 /// The parts of a child that may be seen; a child is what the target is to the supervisor.
 pub struct ChildAccess {
     /// process_vm_readv of its memory.

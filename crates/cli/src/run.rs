@@ -106,7 +106,6 @@ fn wanted_forks(args: &RunArgs) -> Option<memspill_pager::run::Forks> {
 fn name_of(pager: source::Pager) -> &'static str {
     match pager {
         source::Pager::Kernel => "kernel",
-        source::Pager::User => "user",
         source::Pager::Signal => "signal",
         source::Pager::Thread => "thread",
     }

@@ -30,7 +30,7 @@ fn waits(pager: &str, token: &str) -> Option<u64> {
 
 #[test]
 fn others_wait_while_one_is_served() {
-    for pager in ["kernel", "user", "signal", "thread"] {
+    for pager in ["kernel", "signal", "thread"] {
         let Some(served) = waits(pager, "serve") else { continue };
         assert!(served > 0, "{pager}: nobody has waited");
     }

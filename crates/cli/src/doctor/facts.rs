@@ -42,8 +42,6 @@ pub(super) struct Facts {
     /// Trapping system calls (Syscall User Dispatch), by the program that is run.
     pub(super) dispatch: Tried,
     pub(super) own_memory: Tried,
-    /// PROCMAP_QUERY, of itself.
-    pub(super) own_mappings: Tried,
     /// None where no userfaultfd of any kind could be had.
     pub(super) uffd_features: Option<u64>,
     pub(super) event_fork: Tried,
@@ -112,7 +110,6 @@ impl Facts {
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
             dispatch: tried(probe::dispatch()),
             own_memory: tried(probe::own_memory()),
-            own_mappings: tried(probe::own_mappings()),
             uffd_features: features,
             event_fork,
             pagemap_scan: tried(probe::pagemap_scan()),

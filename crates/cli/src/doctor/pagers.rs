@@ -19,13 +19,11 @@ const USERFAULTFDS: [&str; 4] = ["uffd MOVE", "uffd events", CHILD_MEMORY, "user
 pub(super) fn judge_for(facts: &Facts, wanted: Wanted) -> Vec<Check> {
     let mut checks = judge(facts);
     let takes = possible(facts, wanted);
-    let is_user = wanted == Wanted::User || takes == Some(Pager::User);
     let is_signal = wanted == Wanted::Signal || takes == Some(Pager::Signal);
     let is_thread = wanted == Wanted::Thread || takes == Some(Pager::Thread);
     for check in &mut checks {
-        check.level = match (is_user || is_signal || is_thread, check.level) {
+        check.level = match (is_signal || is_thread, check.level) {
             (true, Level::Fail) if is_signal && USERFAULTFDS.contains(&check.name) => Level::Warn,
-            (true, Level::Warn) if is_user && check.name == CHILD_MEMORY => Level::Fail,
             (true, Level::Fail) if KERNELS.contains(&check.name) => Level::Warn,
             (_, level) => level,
         };
@@ -43,16 +41,13 @@ fn kernel_obstacle(facts: &Facts) -> Option<String> {
 
 /// What stands in the way of a pager: the first thing that it needs and does not get.
 fn obstacle(facts: &Facts, pager: Pager) -> Option<String> {
-    const PROCMAP_QUERY: &str = "PROCMAP_QUERY (Linux 6.11)";
     let user_mode = ("userfaultfd for user mode", facts.uffd_user_mode);
     let traps = (DISPATCH, facts.dispatch);
     let own_memory = (OWN_MEMORY, facts.own_memory);
     let child_pagemap = (CHILD_PAGEMAP, facts.child_pagemap);
     let needed: &[(&str, Tried)] = match pager {
         Pager::Kernel => return kernel_obstacle(facts),
-        Pager::User => &[user_mode, traps, (CHILD_MEMORY, facts.child_memory)],
-        // They read no memory of others.
-        Pager::Thread => &[user_mode, traps, own_memory, (PROCMAP_QUERY, facts.own_mappings), child_pagemap],
+        Pager::Thread => &[user_mode, traps, own_memory, child_pagemap],
         Pager::Signal => &[traps, (GUARDS, facts.guard_regions), own_memory, child_pagemap],
     };
     if facts.has_capability_alone() {
@@ -66,10 +61,9 @@ fn obstacle(facts: &Facts, pager: Pager) -> Option<String> {
 pub(super) fn possible(facts: &Facts, wanted: Wanted) -> Option<Pager> {
     let candidates: &[Pager] = match wanted {
         Wanted::Kernel => &[Pager::Kernel],
-        Wanted::User => &[Pager::User],
         Wanted::Signal => &[Pager::Signal],
         Wanted::Thread => &[Pager::Thread],
-        Wanted::Auto => &[Pager::Kernel, Pager::Thread, Pager::User, Pager::Signal],
+        Wanted::Auto => &[Pager::Kernel, Pager::Thread, Pager::Signal],
     };
     candidates.iter().copied().find(|pager| obstacle(facts, *pager).is_none())
 }
@@ -94,17 +88,12 @@ fn pager(facts: &Facts, takes: Option<Pager>, wanted: Wanted) -> Check {
             let why = because(Pager::Kernel);
             warn(NAME, format!("thread, for kernel is not possible{why}; {COSTS}"), None)
         }
-        (Some(Pager::User), Wanted::User) => {
-            ok(NAME, "user: system calls are trapped, and their memory is brought first")
-        }
-        (Some(Pager::User), _) => warn(NAME, format!("user, for {}; {COSTS}", neither()), None),
         (Some(Pager::Signal), Wanted::Signal) => {
             ok(NAME, "signal: system calls are trapped, and what is away is brought on SIGSEGV")
         }
         (Some(Pager::Signal), _) => warn(NAME, format!("signal, for {}; {COSTS_OF_SIGNAL}", neither()), None),
         (None, Wanted::Signal) => is_not("signal", Pager::Signal),
         (None, Wanted::Kernel) => is_not("kernel", Pager::Kernel),
-        (None, Wanted::User) => is_not("user", Pager::User),
         (None, Wanted::Thread) => is_not("thread", Pager::Thread),
         (None, Wanted::Auto) => {
             let [kernel, thread, signal] = [Pager::Kernel, Pager::Thread, Pager::Signal].map(because);

@@ -28,7 +28,6 @@ fn good() -> Facts {
         uffd_user_mode: Ok(()),
         dispatch: Ok(()),
         own_memory: Ok(()),
-        own_mappings: Ok(()),
         uffd_features: Some(feature::KNOWN),
         event_fork: Ok(()),
         pagemap_scan: Ok(()),
@@ -110,7 +109,6 @@ fn a_plain_user_gets_the_thread_pager() {
     assert_eq!(fails, ["pager", "/dev/userfaultfd"]);
     // A user who may have the kernel pager gets it, and the other one by asking for it.
     assert_eq!(possible(&good(), Wanted::Auto), Some(Pager::Kernel));
-    assert_eq!(possible(&good(), Wanted::User), Some(Pager::User));
     // Neither.
     let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
     let line = &judge_for(&old, Wanted::Auto)[0];
@@ -123,15 +121,10 @@ fn a_plain_user_gets_the_thread_pager() {
     // Which does not read other processes' memory.
     assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Thread));
     assert!(names(&strict, Wanted::Auto, Level::Fail).is_empty());
-    // The user pager is left where a process may not write to its own memory by /proc.
+    // A process that may not write to its own memory by /proc can be paged in no such way.
     let no_own = Facts { own_memory: Err(libc::EIO), ..plain_user() };
-    let line = &judge_for(&no_own, Wanted::Auto)[0];
-    assert_eq!(possible(&no_own, Wanted::Auto), Some(Pager::User));
-    assert!(line.found.contains(&format!("nor thread ({OWN_MEMORY}")), "{line:?}");
+    assert_eq!(possible(&no_own, Wanted::Auto), None);
     assert_eq!(names(&no_own, Wanted::Thread, Level::Fail)[0], "pager");
-    let old = Facts { own_mappings: Err(libc::ENOTTY), ..plain_user() };
-    assert_eq!(possible(&old, Wanted::Auto), Some(Pager::User));
-    assert_eq!(names(&strict, Wanted::User, Level::Fail), ["pager", "child's memory"]);
 }
 
 #[test]
@@ -361,7 +354,7 @@ fn this_machine() {
     let checks = judge(&Facts::gather(Some(Path::new("/var/tmp"))));
     assert!(checks.len() >= 12);
     assert!(checks.iter().all(|check| !check.found.is_empty() && !check.found.contains('\n')));
-    for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::User, Wanted::Signal, Wanted::Thread] {
+    for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::Signal, Wanted::Thread] {
         let blockers = choose(wanted).err().unwrap_or_default();
         assert!(blockers.iter().all(|check| check.level == Level::Fail));
     }

@@ -26,8 +26,7 @@ use crate::times::EXCHANGE_ENDS;
 use memspill_agent::link::EARLY_RUN_MAX;
 use memspill_agent::protocol::{
     Go, Hello, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
-    UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE,
-    UFFD_USER_MODE, Welcome,
+    UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
 use memspill_engine::space::Space;
 use memspill_engine::tuning::Readahead;
@@ -119,12 +118,12 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     }
     let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {
         (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
-        (_, Pager::User | Pager::Signal | Pager::Thread, Some(libc::ENOSYS)) => {
+        (_, Pager::Signal | Pager::Thread, Some(libc::ENOSYS)) => {
             "its system calls cannot be trapped: there is no Syscall User \
              Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
                 .into()
         }
-        (_, Pager::User | Pager::Signal | Pager::Thread, Some(libc::EBUSY)) => {
+        (_, Pager::Signal | Pager::Thread, Some(libc::EBUSY)) => {
             "its system calls cannot be trapped: it uses %gs, or had a \
              second thread before memspill's agent was loaded"
                 .into()
@@ -243,7 +242,6 @@ fn welcome(
         (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.port.as_fd()]),
         (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
         (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
-        (None, UffdSource::UserMode) => (UFFD_USER_MODE, vec![control]),
         (None, UffdSource::Link | UffdSource::RegisteredLink) => {
             let (bell, pool) = link.ok_or(io::ErrorKind::InvalidData)?;
             let kind = if door.source.pager() == Pager::Thread { UFFD_LINK_REGISTERED } else { UFFD_LINK };
@@ -271,7 +269,7 @@ fn attach_known(run: &Run, door: &Door, process: &Arc<Process>, agent: Agent) ->
 fn make_new(run: &Run, door: &Door, port: Port, pid: u32, agent: Agent) -> io::Result<Arc<Process>> {
     port.api(door.features)?;
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(port, door.source.pager() == Pager::User, pid));
+    let memory = Arc::new(ProcessMemory::new(port, pid));
     let space = Space::new(SpaceId(key as u32), memory.clone());
     let space = match door.membership.of_program(&run.engine, pid) {
         Some(group) => space.in_group(group),

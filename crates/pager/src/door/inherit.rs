@@ -343,7 +343,7 @@ pub fn settle(
     parent: &Process,
     child: Child,
 ) -> io::Result<Arc<Process>> {
-    let memory = Arc::new(ProcessMemory::new(port, parent.memory.for_user_mode, pid));
+    let memory = Arc::new(ProcessMemory::new(port, pid));
     let space = child.space.clone();
     let settled = (|| {
         memory.port.api(door.features)?;

@@ -82,7 +82,7 @@ impl Door {
             // kernel must tell of forks.
             Pager::Kernel if files || features & uffd_abi::FEATURE_EVENT_FORK == 0 => "",
             Pager::Kernel => NAME_LATE_THEN_FREE,
-            Pager::User | Pager::Signal | Pager::Thread => NAME_LATE,
+            Pager::Signal | Pager::Thread => NAME_LATE,
         };
         let random = String::from_utf8_lossy(&hex[..16]);
         let elsewhere = listen_by_inode(&random);

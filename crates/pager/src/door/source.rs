@@ -12,9 +12,6 @@ pub enum UffdSource {
     Device(OwnedFd),
     /// userfaultfd(2), where the system allows it to everyone.
     Syscall,
-    /// userfaultfd(2) for faults of user mode only, which the system allows to everyone: the agent traps all
-    /// system calls, whose faults are not served.
-    UserMode,
     /// There are none: the agent pages its process by windows, and its link takes their place.
     Link,
     /// The same; the agent has a userfaultfd of its own, for faults of user mode only, which takes the
@@ -27,8 +24,6 @@ pub enum UffdSource {
 pub enum Pager {
     /// The userfaultfd, like all others.
     Kernel,
-    /// Nobody: the agent brings what a call uses before the call.
-    User,
     /// The agent, by SIGSEGV, and before each call: there is no userfaultfd.
     Signal,
     /// The same, in memory that is registered with a userfaultfd of the agent's own.
@@ -39,7 +34,6 @@ impl UffdSource {
     pub fn pager(&self) -> Pager {
         match self {
             UffdSource::Device(_) | UffdSource::Syscall => Pager::Kernel,
-            UffdSource::UserMode => Pager::User,
             UffdSource::Link => Pager::Signal,
             UffdSource::RegisteredLink => Pager::Thread,
         }
@@ -61,9 +55,8 @@ const NEEDED: u64 = uffd_abi::FEATURE_EVENT_REMAP
 pub fn find_source(pager: Pager, wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> {
     match pager {
         Pager::Kernel => find_full(wanted),
-        Pager::User => find_for_user_mode().map(|(source, features)| (source, features, Forks::Agent)),
         Pager::Signal => Ok((UffdSource::Link, 0, Forks::Agent)),
-        Pager::Thread => find_for_user_mode().map(|_| (UffdSource::RegisteredLink, 0, Forks::Agent)),
+        Pager::Thread => try_for_user_mode().map(|()| (UffdSource::RegisteredLink, 0, Forks::Agent)),
     }
 }
 
@@ -79,10 +72,10 @@ fn check_features(probe: &Uffd) -> Result<(), String> {
     }
 }
 
-fn find_for_user_mode() -> Result<(UffdSource, u64), String> {
+/// Can agents have userfaultfds of their own?
+fn try_for_user_mode() -> Result<(), String> {
     let probe = Uffd::of_self_for_user_mode();
-    check_features(&probe.map_err(|e| explained("no userfaultfd, not even for faults of user mode", e))?)?;
-    Ok((UffdSource::UserMode, NEEDED))
+    check_features(&probe.map_err(|e| explained("no userfaultfd, not even for faults of user mode", e))?)
 }
 
 fn find_full(wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> {
@@ -102,7 +95,7 @@ fn find_full(wanted: Option<Forks>) -> Result<(UffdSource, u64, Forks), String> 
     let features = NEEDED | uffd_abi::FEATURE_EVENT_FORK;
     let device = match &source {
         UffdSource::Device(device) => Some(device.as_fd()),
-        UffdSource::Syscall | UffdSource::UserMode | UffdSource::Link | UffdSource::RegisteredLink => None,
+        UffdSource::Syscall | UffdSource::Link | UffdSource::RegisteredLink => None,
     };
     let second = Uffd::of_self(device).map_err(|e| explained("no second userfaultfd", e))?;
     match second.api(features) {

@@ -123,7 +123,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
         return run.fail("cannot follow a fork: the system has no random bytes".into());
     }
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(Port::Kernel(child), parent.memory.for_user_mode, 0));
+    let memory = Arc::new(ProcessMemory::new(Port::Kernel(child), 0));
     memory.shared.inherit(&parent.memory.shared);
     let group = parent.space.group(run.engine.swap()).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));

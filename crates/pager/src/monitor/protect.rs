@@ -89,10 +89,7 @@ impl Watch {
 
 fn can_protect(process: &Process) -> bool {
     let memory = &process.memory;
-    process.space.cow.load(Ordering::Relaxed)
-        && memory.port.agent().is_none()
-        && !memory.for_user_mode
-        && !process.growth.is_marking()
+    process.space.cow.load(Ordering::Relaxed) && memory.port.agent().is_none() && !process.growth.is_marking()
 }
 
 /// The same of ranges that have just been registered.

@@ -23,9 +23,6 @@
 //! process that has grown finds what is new (`process/finder.rs`) and registers it, the largest first: what a
 //! heap beside many small mappings grows by meanwhile is what counts.
 //!
-//! *Faults of user mode only.* Before a range is registered, the evictor sees to what system calls use there
-//! (`Process::prepare_to_register`). What an agent announces it has prepared itself.
-//!
 //! *The main stack* is one mapping, which grows while it is searched. It is registered from where the mapping
 //! below it ends, so that it stays one: cut in two it would read as a short one (pthread_getattr_np). Its
 //! top, with the arguments and the environment, stays in memory, because /proc/PID/cmdline and environ show
@@ -303,11 +300,6 @@ fn register_ranges(process: &Process, new: &[New], stack: Option<(u64, u64)>) ->
         (stack.filter(|(_, stack)| *stack == start).map_or(start, |(floor, _)| floor), end)
     };
     let mut results = Results::default();
-    let spans: Vec<Range> = joined.iter().map(|ranges| span(ranges)).collect();
-    if !process.prepare_to_register(&spans) {
-        results.put_off = new.iter().map(New::range).collect();
-        return results;
-    }
     for ranges in &joined {
         // Inside the gate: what is registered while events are put in order would be taken for what was moved
         // there.

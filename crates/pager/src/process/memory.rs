@@ -34,8 +34,6 @@ type CopyBy = fn(&Port, u64, &[u8]) -> userfaultfd::Fill;
 
 pub struct ProcessMemory {
     pub port: Port,
-    /// Faults inside system calls are not served, and the agent traps all calls.
-    pub for_user_mode: bool,
     /// Thread group id; 0 until it is known (the child of a fork, until its first fault).
     pub pid: AtomicU32,
     agent: OnceLock<Agent>,
@@ -58,10 +56,9 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    pub fn new(port: Port, for_user_mode: bool, pid: u32) -> ProcessMemory {
+    pub fn new(port: Port, pid: u32) -> ProcessMemory {
         ProcessMemory {
             port,
-            for_user_mode,
             pid: AtomicU32::new(pid),
             agent: OnceLock::new(),
             shared: SharedMappings::default(),

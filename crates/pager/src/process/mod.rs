@@ -40,7 +40,6 @@ mod take_by_link;
 mod turn;
 pub mod wire;
 
-use crate::process::ranges::Range;
 use crate::stall::Stall;
 use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, EVICTOR_TURN, now_us};
 use agent::Agent;
@@ -216,18 +215,6 @@ impl Process {
     pub fn hold_pages(&self) -> PagesHeld<'_> {
         let events_guard = self.space.gate.enter_events();
         PagesHeld { _batch: self.hold_batch(), _events: events_guard }
-    }
-
-    /// These ranges may be registered after this: where faults inside system calls are not served, what calls
-    /// use there is present, and calls to come bring what they use. False: not now, the evictor does not
-    /// answer. The caller holds none of this process's locks that come after the evictor's turn.
-    pub fn prepare_to_register(&self, ranges: &[Range]) -> bool {
-        if !self.memory.for_user_mode {
-            return true;
-        }
-        let Some(agent) = self.memory.serving_agent() else { return false };
-        let Some(_evictor) = self.take_evictor(EVICTOR_ANSWERS) else { return false };
-        self.caught_up(agent) && self.note_broken(agent.evictor.prepare(ranges))
     }
 
     fn note_broken(&self, result: Result<(), Failed>) -> bool {

@@ -8,10 +8,12 @@
 
 use core::ffi::CStr;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use super::maps_text::{Line, is_plain_name};
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result, nr};
+use crate::thread::wait;
 
 pub const READ_WRITE: usize = sys::PROT_READ | sys::PROT_WRITE;
 /// Can it be read and written? It may be executed too.
@@ -104,6 +106,8 @@ fn open(path: &CStr, flags: usize) -> Result<usize> {
 /// Opens what shows this process's own memory: at the start, and in the child of a fork, whose copies show
 /// its parent's.
 pub fn open_own() -> Result<()> {
+    // Nobody else is there yet.
+    TEXT_LOCK.store(0, Ordering::Relaxed);
     // SAFETY: no memory involved.
     let prctl = |args: [usize; 2]| unsafe { gadget::call(nr::PRCTL, [args[0], args[1], 0, 0, 0, 0]) };
     // After a setuid the files are root's, unless it is allowed to be looked at.
@@ -316,18 +320,17 @@ const SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 16;
 const NAME_MAX: usize = 16;
 
-/// A mapping.
-pub struct Mapping {
-    pub start: usize,
-    pub end: usize,
-    /// PROT_*.
-    pub prot: usize,
-    /// Private memory of no file, but not the main thread's stack and the like.
-    pub is_plain: bool,
+pub use super::maps_text::Mapping;
+
+/// The mapping at an address, or the next one above it. With all signals blocked.
+pub fn mapping_from(at: usize) -> Option<Mapping> {
+    match HAS_QUERY.load(Ordering::Relaxed) {
+        true => query_from(at),
+        false => read_from(at),
+    }
 }
 
-/// The mapping at an address, or the next one above it.
-pub fn mapping_from(at: usize) -> Option<Mapping> {
+fn query_from(at: usize) -> Option<Mapping> {
     let mut name = [0u8; NAME_MAX];
     let mut query = Query {
         size: size_of::<Query>() as u64,
@@ -354,10 +357,13 @@ pub fn mapping_from(at: usize) -> Option<Mapping> {
             (query.name, query.name_len) = (0, 0);
             ask(&mut query).ok()?;
         }
+        // Linux 6.11 has it.
+        Err(ENOTTY) => {
+            HAS_QUERY.store(false, Ordering::Relaxed);
+            return read_from(at);
+        }
         Err(_) => return None,
     }
-    let has_plain_name =
-        name.first() == Some(&0) || name.starts_with(b"[heap]") || name.starts_with(b"[anon:");
     Some(Mapping {
         start: query.start as usize,
         end: query.end as usize,
@@ -366,11 +372,53 @@ pub fn mapping_from(at: usize) -> Option<Mapping> {
             && query.inode == 0
             && query.device == [0; 2]
             && query.page_size == PAGE as u64
-            && has_plain_name,
+            && is_plain_name(&name),
     })
 }
 
 const ENAMETOOLONG: i32 = 36;
+const ENOTTY: i32 = 25;
+
+/// Does this kernel answer PROCMAP_QUERY?
+#[unsafe(link_section = ".data.hot")]
+static HAS_QUERY: AtomicBool = AtomicBool::new(true);
+
+/// 1: a thread reads the text. Its place in the file is one for all threads, and the kernel goes on from the
+/// mapping that it has told last only if the next read asks for just what follows.
+#[unsafe(link_section = ".data.hot")]
+static TEXT_LOCK: AtomicU32 = AtomicU32::new(0);
+
+/// The same, by the text.
+fn read_from(at: usize) -> Option<Mapping> {
+    while TEXT_LOCK.swap(1, Ordering::Acquire) != 0 {
+        wait::sleep_for(&TEXT_LOCK, 1, 1);
+    }
+    let found = read_text_from(at);
+    TEXT_LOCK.store(0, Ordering::Release);
+    wait::wake_all(&TEXT_LOCK);
+    found
+}
+
+fn read_text_from(at: usize) -> Option<Mapping> {
+    let fd = DESCRIPTORS.maps.load(Ordering::Relaxed);
+    let (mut text, mut line, mut offset) = ([0u8; TEXT_BYTES], Line::new(), 0);
+    loop {
+        // SAFETY: the kernel writes no more than there is room for.
+        let len = unsafe { read_at(fd, text.as_mut_ptr() as usize, text.len(), offset) };
+        let read = text.get(..len).filter(|read| !read.is_empty())?;
+        for byte in read {
+            if let Some(mapping) = line.read(*byte)
+                && mapping.end > at
+            {
+                // The kernel's own page, which is no mapping of the process's, has the last addresses.
+                return Some(mapping).filter(|mapping| mapping.start < isize::MAX as usize);
+            }
+        }
+        offset += len as u64;
+    }
+}
+
+const TEXT_BYTES: usize = 1024;
 
 fn ask(query: &mut Query) -> Result<usize> {
     let fd = DESCRIPTORS.maps.load(Ordering::Relaxed) as usize;

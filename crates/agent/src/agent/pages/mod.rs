@@ -65,6 +65,7 @@ pub mod gate;
 pub mod grow;
 pub mod holes;
 pub mod kernel;
+mod maps_text;
 pub mod moving;
 pub mod notes;
 pub mod reconcile;
