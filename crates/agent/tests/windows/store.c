@@ -1,4 +1,4 @@
-/* The store of store.h. What the agent calls runs while pages come and go, so it touches nothing that can be
+/* The store of store.h. The agent calls it while pages come and go, so it touches nothing that can be
  * taken out: shared memory, and variables in .data, which is a file's. */
 #include "store.h"
 

@@ -169,8 +169,8 @@ pub fn note_new(start: usize, len: usize) {
     unlock();
 }
 
-/// Makes pages present, as by a read, without changing any. Where a part of it cannot be (it is not mapped,
-/// or is registered already and away: then it was touched by whoever uses it) the rest is.
+/// Makes pages present, as by a read, without changing any. If a part of it cannot be (it is not mapped, or
+/// is registered already and away: then it was touched by its user) the rest is.
 fn populate(start: usize, end: usize) {
     // SAFETY: a read of each page.
     let all =

@@ -10,7 +10,7 @@
 //!
 //! It does no input or output, and allocates nothing: `kernel.rs` reads the file, and a test the text alone.
 
-/// Of a name no more is kept: it says whether the memory is plain.
+/// The part of a name that is kept: it says whether the memory is plain.
 const NAME_BYTES: usize = 6;
 const START: usize = 0;
 const ACCESS: usize = 1;
@@ -37,7 +37,7 @@ pub fn is_plain_name(name: &[u8]) -> bool {
 /// The line that is being read.
 pub struct Line {
     field: usize,
-    /// So many bytes of the field have been read.
+    /// The bytes of the field that have been read.
     bytes: usize,
     /// The two ends: [start, end).
     ends: [usize; 2],
