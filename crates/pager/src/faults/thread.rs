@@ -20,7 +20,7 @@
 //! served 10 % faster, for half as much CPU time again; an idle machine is worth more than that. Nor do
 //! threads of ours that spin beside it bring more (awake.rs has a better way, where there is one), or pagers
 //! on the CPU that the disk interrupts; and to wait for the read of a lone fault brought 7 % at most, for a
-//! pager that serves nobody while a disk hangs (docs/benchmarks.md).
+//! pager that serves nobody while a disk hangs.
 
 use crate::faults::held::{Held, HeldFault};
 use crate::faults::{doorbell, events, fork, shared};
