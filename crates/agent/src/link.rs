@@ -30,8 +30,8 @@
 // ```
 //
 // A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself
-// (from_pool.rs); the supervisor is told, and nobody waits. Where a page is stored the supervisor says by
-// hints, the agent in `Link::early` which pages it has brought:
+// (from_pool.rs); the supervisor is told, and nobody waits. The supervisor says by hints where a page is
+// stored, the agent in `Link::early` which pages it has brought:
 //
 // ```text
 //   a thread, inside its gate                      a pager or a reclaimer
@@ -43,7 +43,7 @@
 // ```
 //
 // From a `committed` on the bytes are in staging and the pages are away: it is said when nothing can fail any
-// more. Where it cannot be said the bytes are put back, before anybody could touch the pages.
+// more. If it cannot be said the bytes are put back, before anybody could touch the pages.
 
 use crate::protocol::STAGING_PAGES;
 
@@ -79,8 +79,8 @@ pub struct Waiter {
     pub page: u64,
     /// A futex that changes when the thread is to look again.
     pub woken: u32,
-    /// So many pages from that one on were away when it was asked for: at most `DELIVERY_PAGES`; or, with
-    /// `RUN_CLOSED`, where nothing was ever in them, `ZERO_PAGES`.
+    /// The number of pages from that one on that were away when it was asked for: at most `DELIVERY_PAGES`;
+    /// or, with `RUN_CLOSED`, if nothing was ever in them, `ZERO_PAGES`.
     pub run: u32,
 }
 
@@ -112,8 +112,8 @@ pub struct Delivery {
     pub done: u32,
 }
 
-/// What is larger than so many times `Link::closed_bytes` is mapped to be used here and there. Where that is
-/// a sixteenth of the budget, the page tables of what is closed take a 32nd of it at most.
+/// A mapping that is larger than this many times `Link::closed_bytes` is mapped to be used here and there. As
+/// that is a sixteenth of the budget, the page tables of what is closed take a 32nd of it at most.
 pub const CLOSED_MAX: u64 = 256;
 
 /// A page that a thread brings by itself: an entry of `Link::early`, its address with one of these.
@@ -143,9 +143,9 @@ const _: () = assert!(EARLY_RUN_MAX <= EARLY_BLOCK_MAX && 2 * EARLY_BLOCK_MAX <=
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeftOut {
-    /// Of the window.
+    /// The pages of the window.
     pub pages: u16,
-    /// So many pages above the one that was needed, or below.
+    /// The number of pages above the one that was needed, or below.
     pub distance: i16,
 }
 
@@ -178,7 +178,7 @@ pub struct Hint {
 pub const HINTS: usize = 1024;
 pub const RING: usize = 1024;
 pub const WAITERS: usize = 256;
-/// Of what threads wait for, with room for so many pages each.
+/// The number of deliveries that threads wait for, with room for this many pages each.
 pub const DELIVERIES: usize = 32;
 pub const DELIVERY_PAGES: usize = 16;
 /// Behind those: of what nobody has asked for, of a page each.
@@ -196,7 +196,7 @@ pub struct Link {
     /// Messages that were read; changes of which all was read. Written by the supervisor.
     pub tail: u64,
     pub changes_read: u64,
-    /// So many threads of the agent wait for the supervisor to read, on `room`, which changes then.
+    /// The number of the agent's threads that wait for the supervisor to read, on `room`, which changes then.
     pub waits_for_room: u32,
     pub room: u32,
     /// Non-zero: changes are to be told even where nothing is away, and new memory is closed.
@@ -209,7 +209,8 @@ pub struct Link {
     pub take: u64,
     /// Pages that threads bring by themselves. See above.
     pub early: [u64; EARLY],
-    /// So many have been brought; written by the agent. So many of these were noted; by the supervisor.
+    /// The number that has been brought; written by the agent. The number of these that were noted; by the
+    /// supervisor.
     pub early_brought: u64,
     pub early_noted: u64,
     /// The thread that has brought each of them.
@@ -221,8 +222,8 @@ pub struct Link {
     pub distrusted: u64,
     /// Non-zero: they may, by the hints that they have. Written by the supervisor.
     pub allows_early: u64,
-    /// So many pages at once, where memory is gone through in order, or more that left together. 1: that is
-    /// switched off. 0: there is no room, and who asks waits for it. Written by the supervisor.
+    /// The number of pages at once while memory is gone through in order; more if they left together. Written
+    /// by the supervisor.
     pub early_run: u64,
     /// The bell is rung when so many are not noted. Written by the supervisor.
     pub early_told_at: u64,

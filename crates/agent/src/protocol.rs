@@ -150,8 +150,8 @@ pub struct Ready {
     pub staging_addr: u64,
     /// DOORBELLS pages.
     pub doorbell_addr: u64,
-    /// One page with MADV_WIPEONFORK, so missing in the child of a fork, which touches it first. What the
-    /// pager fills it with tells which process the new userfaultfd belongs to.
+    /// One page with MADV_WIPEONFORK, so missing in the child of a fork, which touches it first. The bytes
+    /// that the pager fills it with tell which process the new userfaultfd belongs to.
     pub ident_addr: u64,
     /// Evictor's stack, TLS and whatever else it writes: [addr, addr + len).
     pub private_addr: u64,
@@ -263,7 +263,8 @@ pub struct RangeInUse {
     pub end: u64,
 }
 
-/// What a thread's system call uses while it is under way: the first `count` ranges. Written by the thread.
+/// The memory that a thread's system call uses while it is under way: the first `count` ranges. Written by
+/// the thread.
 #[repr(C)]
 pub struct Slot {
     /// Address of the next slot, 0 at the end. Slots are only added, in front, and never freed.
@@ -362,7 +363,7 @@ pub const WANTS_REFUSED: u32 = 2;
 
 /// A call from a thread of the target to the pager: claim a doorbell, fill it in, touch its page. The fault
 /// is the call; when the work is done, `answered` is set and the page is filled; then the caller zaps the
-/// page again and gives the doorbell back. Where `answered` is still 0 there was no fault, for the page was
+/// page again and gives the doorbell back. If `answered` is still 0 there was no fault, for the page was
 /// present (mlockall, a program that reads all of its memory): the caller zaps the page and tries again.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -407,8 +408,8 @@ pub struct Control {
     /// such a call has come back.
     pub direct_begun: u32,
     pub direct_ended: u32,
-    /// So many batches of shared memory that this process has mapped are being taken out: none of its threads
-    /// opens such a file meanwhile.
+    /// The number of batches of shared memory that this process has mapped and that are being taken out: none
+    /// of its threads opens such a file meanwhile.
     pub takes_shared: u32,
     /// Non-zero: files of tmpfs are managed in this run. It does not change.
     pub files: u32,
@@ -441,7 +442,7 @@ pub fn file_bit(dev: u64, ino: u64) -> (usize, u32) {
     ((hash >> 5) as usize % FILTER_WORDS, 1 << (hash & 31))
 }
 
-/// Where `runs` begins. The tests that speak as an agent would read it here, and MAGIC above.
+/// The place of `runs`. The tests that speak as an agent would read it here, and MAGIC above.
 pub const RUNS_AT: usize = 840;
 
 const _: () = assert!(core::mem::offset_of!(Control, runs) == RUNS_AT);

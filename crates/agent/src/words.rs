@@ -1,6 +1,6 @@
-// What is known of each page of a process that is paged by windows (agent/windows/): one word a page, in
-// memory that the agent and a supervisor share. Like protocol.rs this file is compiled twice, for both sides;
-// so it holds plain data only, and needs core alone.
+// One word for each page of a process that is paged by its agent (agent/pages/), with what is known of the
+// page, in memory that the agent and a supervisor share. Like protocol.rs this file is compiled twice, for
+// both sides; so it holds plain data only, and needs core alone.
 //
 // ```text
 //  a word    63              16 15          8   7      6    5   3  2   0
@@ -127,7 +127,7 @@ impl Word {
         Word(self.0 & ((1 << SLOT_SHIFT) - 1) | slot << SLOT_SHIFT)
     }
 
-    /// Of a page that is SWAPPED.
+    /// For a page that is SWAPPED.
     pub const fn filling(self) -> Word {
         Word(self.0 & !STATE | FILLING)
     }

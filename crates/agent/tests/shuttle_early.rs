@@ -38,7 +38,7 @@ const SLOTS: usize = PAGES + 3;
 const OBJECTS: usize = SLOTS + 1;
 const ENTRIES: usize = 2;
 const HINTS: usize = 4;
-/// Of an entry: its page is a number here, as large as an address.
+/// The size of an entry's page: a number here, as large as an address.
 const PAGE: u64 = 4096;
 /// What the other program has in its pages.
 const FOREIGN: Bytes = [99, 99];
@@ -71,7 +71,7 @@ enum Without {
     // The supervisor.
     /// Nothing is told of a slot while a change is unread.
     HintUnchanged,
-    /// What is told is told while the slot cannot be another page's.
+    /// Hints are told while the slot cannot be another page's.
     HintWhileStored,
     /// An entry is noted by one pager.
     Noting,
@@ -125,7 +125,7 @@ struct Link {
     hints: [Mutex<(usize, usize)>; HINTS],
     hints_head: AtomicU32,
     hints_tail: AtomicU32,
-    /// Of the agent alone.
+    /// The agent's alone.
     reads_hints: AtomicU32,
     closed: AtomicU32,
 }
@@ -734,7 +734,7 @@ impl All {
         }
     }
 
-    /// What is new is found by looking.
+    /// New memory is found by looking.
     fn adopt(&self, page: usize) {
         let _guard = held(self.engine.gate.read());
         let _batch = self.engine.batch.held();

@@ -46,7 +46,7 @@ const DELIVERY_PAGES: usize = 2;
 /// Behind those, of what nobody has asked for.
 const UNASKED: usize = 1;
 const CHUNK: usize = 2;
-/// So that a second change waits.
+/// A second change has to wait.
 const UNREAD_CHANGES_MAX: u32 = 0;
 const RING: u32 = 2;
 /// Many times what it takes.
@@ -63,11 +63,11 @@ enum Without {
     InstallUnasked,
     /// A change installs what was delivered.
     InstallBeforeChange,
-    /// Who waits remembers what the futex was before he looks.
+    /// A waiter remembers what the futex was before he looks.
     SeenFirst,
     /// A delivery that is being installed is one thread's.
     TakeDelivery,
-    /// What was installed of a delivery is not installed again.
+    /// The installed part of a delivery is not installed again.
     Done,
     /// A full ring is waited for.
     Room,
@@ -84,7 +84,7 @@ enum Without {
     // The supervisor.
     /// The bell is silenced before the ring is read.
     SilenceFirst,
-    /// Who waits for room is woken.
+    /// A thread that waits for room is woken.
     LetWrite,
     /// Nothing is delivered while a change is unread.
     DeliverUnchanged,
@@ -150,7 +150,7 @@ struct Link {
     waits_for_room: AtomicU32,
     room: Futex,
     writing: Futex,
-    /// Of the model's, to look whether it holds.
+    /// The model's own state, to look whether it holds.
     is_written: AtomicBool,
     bell: Futex,
 }
@@ -757,7 +757,7 @@ impl All {
         }
         if !is_delivered {
             self.engine.put_off.held().push(job);
-            // So that one looks there.
+            // One thread is to look there.
             self.ring();
         } else if self.without != Without::WakeWaiters || is_zero_of_nobody {
             self.wake(pages);

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! What holds: one step is short, and holds no lock while it waits; between steps others have their turn
-//! (`run/advice.rs`). What comes ahead of its faults is at most half of what the process's group may have:
-//! more would push itself out again. Advice for another process is followed only where the kernel would
+//! (`run/advice.rs`). Pages that come ahead of their faults are at most half of what the process's group may
+//! have: more would push itself out again. Advice for another process is followed only where the kernel would
 //! follow it: that is found out here, for an agent may say anything.
 //!
 //! What is not done: nothing is promised. Pages that are shared, locked, or in work, stay where they are.
@@ -234,7 +234,7 @@ fn whose(run: &Run, advice: &Advice) -> Option<Arc<Process>> {
         return None;
     }
     let process = run.process_of_pid(advice.pid)?;
-    // Of what is brought nothing is told: who may read it is asked by the kernel, when it is read.
+    // Bringing tells nothing to others: the kernel asks a reader for his rights when he reads.
     let may = advice.what == What::Bring || proc::may_advise(advice.caller.memory.pid(), advice.pid);
     may.then_some(process)
 }

@@ -76,7 +76,7 @@ pub enum Greeted {
     },
 }
 
-/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). Where we
+/// Only processes below us can be ours, whatever their user (who drops root is still to be managed). If we
 /// are not root, those of other users cannot be. That our own user's are below us is looked at when they have
 /// said the token.
 pub fn may_knock(run: &Run, peer: &Peer) -> bool {
@@ -84,14 +84,14 @@ pub fn may_knock(run: &Run, peer: &Peer) -> bool {
     peer.uid == mine || mine.is_root() && is_below_us(run, peer)
 }
 
-/// Whoever is managed was found to be when it came in.
+/// A managed process was found to be below us when it came in.
 pub fn is_below_us(run: &Run, peer: &Peer) -> bool {
     let lives = |process: Arc<Process>| process.memory.attached_agent().is_some_and(Agent::lives);
     peer.is_below_us(|pid| run.process_of_pid(pid).is_some_and(lives))
 }
 
-/// Who has had a Welcome runs on without us. Not the command: without a word its agent sees the socket close,
-/// and kills it.
+/// A process that has had a Welcome runs on without us. Not the command: without a word its agent sees the
+/// socket close, and kills it.
 pub fn send_away(door: &Door, socket: &OwnedFd, pid: u32, error: &io::Error) {
     if !door.target.is_command(pid) {
         let errno = error.raw_os_error().unwrap_or(libc::EPROTO);

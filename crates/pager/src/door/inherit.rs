@@ -17,8 +17,8 @@
 //! What must not be: a page that reads as zero, and was something else. Two looks find what was made from
 //! nothing, by the kernel itself or by something that is not known here, and the child is ended for it: a
 //! page that is present in the child and was away in its parent; and one that its parent has and the child
-//! has not. What another thread has unmapped or moved under the fork, past the agent's lock, is SIGBUS in
-//! the child, where it was away: the child may have it from before, or something else at the same place.
+//! has not. Memory that another thread has unmapped or moved under the fork, past the agent's lock, is SIGBUS
+//! in the child, if it was away: the child may have it from before, or something else at the same place.
 //!
 //! What it does not do: the exchange itself (exchange.rs); shared memory, which is not managed in such a run.
 
@@ -94,9 +94,9 @@ impl Drop for Awaited<'_> {
     }
 }
 
-/// What is known once it has forked.
+/// The facts that are known once it has forked.
 struct Finished {
-    /// What was away at first, and may have been brought before.
+    /// Pages that were away at first, and may have been brought before.
     brought: Ranges,
     disturbed: Vec<Disturbed>,
     /// A change was under way, of which it is not known what it was.

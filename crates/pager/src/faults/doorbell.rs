@@ -48,7 +48,7 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
                 Done::InVain => agent.evictor.control.refuse_call(doorbell),
                 Done::Later => return true,
             },
-            // Whoever has taken it fills the page.
+            // The thread that has taken it fills the page.
             None if agent.evictor.control.call_is_taken(doorbell) => return true,
             None => {}
         }

@@ -9,7 +9,7 @@
 //! the batch in flight is waited for (the batch lock): its pages are EVICTING, and an event never meets an
 //! EVICTING page. Events are processed before the faults that came with them.
 //!
-//! *Order.* Of two changes by two threads the second may be told first. That matters where memory moves or
+//! *Order.* The second of two changes by two threads may be told first. That matters where memory moves or
 //! the process forks. So then all is read until no change is under way (`is_changing`: until then no fill
 //! succeeds either, so nobody loses by it), and what is registered where in the end says what came first:
 //! `order/`. If something has changed by the time that this was looked at, all begins anew. Nothing is
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Not followed: of a raw clone by one of several threads, an UNMAP that was read before the FORK and made
-//! after it. What was swapped out there reads as zeros in the child.
+//! after it. Memory that was swapped out there reads as zeros in the child.
 
 use crate::faults::fork;
 use crate::faults::order::change::Change;
@@ -249,7 +249,7 @@ fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
         return false;
     }
     let agent = process.memory.attached_agent();
-    // Whose change is under way waits, or runs in the kernel: it is one of the threads.
+    // A thread whose change is under way waits, or runs in the kernel: it is one of the threads.
     let alone = || proc::threads(process.memory.proc_id()) == Some(1 + u64::from(agent.is_some()));
     if any(|m| matches!(m, Event::Fork { .. })) {
         return any(|m| matches!(m, Event::Unmap { .. } | Event::Remove { .. })) || !alone();
@@ -273,8 +273,8 @@ fn read_until_settled(run: &Run, process: &Process, messages: &mut Vec<Event>) -
         };
         match read {
             Ok(read) if read > 0 => {}
-            // Whoever is in the middle of a change needs a CPU. An error comes again with the next read, and
-            // is told there.
+            // A thread that is in the middle of a change needs a CPU. An error comes again with the next
+            // read, and is told there.
             _ => std::thread::sleep(CHANGE_STEP),
         }
     }

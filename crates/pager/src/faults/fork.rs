@@ -68,7 +68,7 @@ pub fn place_forks(
     seen.into_iter().map(fork).collect()
 }
 
-/// What a child's userfaultfd tells of it, before the changes are applied to its parent's page table.
+/// The evidence that a child's userfaultfd gives, before the changes are applied to its parent's page table.
 struct ForkEvidence<'a> {
     parent: &'a Process,
     child: &'a Uffd,
@@ -142,7 +142,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
     let proof = Proof { addr: ident_addr(parent), bytes };
     let descent = Descent::new(proof, fork.hopeless, has_fork_advice(parent));
     let child = Process::new(key, memory, space, Some(descent));
-    // What its parent has open it has open too, until a look finds that it has not.
+    // The child has its parent's files open, until a look finds that it has not.
     if child.memory.shared.any() && direct::may_have(parent) {
         child.no_direct_files_at.store(u32::MAX, Ordering::SeqCst);
     }
@@ -172,7 +172,7 @@ pub fn find_out_child(run: &Run, child: &Process, tid: u32) -> bool {
     if child.memory.pid() == 0 {
         let mut page = Page::ZERO;
         page.0[..proof.bytes.len()].copy_from_slice(&proof.bytes);
-        // Whoever waits for the page goes on when its fault is served.
+        // A thread that waits for the page goes on when its fault is served.
         let put = child.memory.port.copy_without_wake(proof.addr, &page.0);
         if matches!(put.stop, Stop::Again | Stop::NoMemory) {
             return false;
@@ -190,7 +190,7 @@ pub fn find_out_child(run: &Run, child: &Process, tid: u32) -> bool {
     descent.is_whole() || forget_not_inherited(run, child, descent)
 }
 
-/// Where the child, which is process `pid`, has shared memory mapped: not all that its parent has
+/// Learns where the child, which is process `pid`, has shared memory mapped: not all that its parent has
 /// (MADV_DONTFORK). False if it cannot be said now.
 fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     let held = child.hold_pages();
@@ -198,7 +198,7 @@ fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     if child.memory.port.is_changing() {
         return false;
     }
-    // Looked at after the reading, as below. Where it ends just now, what it has inherited will do.
+    // Looked at after the reading, as below. If it ends just now, what it has inherited will do.
     if let Ok(maps) = maps
         && proc::holds(pid, proof)
     {
@@ -208,14 +208,13 @@ fn learn_shared(run: &Run, child: &Process, pid: u32, proof: &Proof) -> bool {
     true
 }
 
-/// What the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come back as
-/// its parent's bytes. False if it cannot be said now.
+/// Memory that the child finds empty (MADV_WIPEONFORK), or has no mapping for (MADV_DONTFORK), must not come
+/// back as its parent's bytes. False if it cannot be said now.
 fn forget_not_inherited(run: &Run, child: &Process, descent: &Descent) -> bool {
     let held = child.hold_pages();
     let pid = child.memory.pid();
     let kept = proc::inherited(pid);
-    // What the child itself has changed must be told first: memory that it has moved is not where it was
-    // inherited.
+    // Changes by the child itself must be told first: memory that it has moved is not where it was inherited.
     if child.memory.port.is_changing() {
         return false;
     }

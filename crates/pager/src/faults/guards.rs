@@ -26,7 +26,7 @@ use crate::run::Run;
 use memspill_agent::protocol::{CALL_GUARDED, Doorbell};
 use memspill_engine::units::Vpn;
 
-/// So much is searched in one span: faults wait meanwhile.
+/// The bytes that are searched in one span: faults wait meanwhile.
 const SPAN_BYTES: u64 = 64 << 20;
 
 /// A thread of the process has called. False: not now, something is changing.
@@ -75,8 +75,8 @@ fn forget_guarded_in_extent(run: &Run, process: &Process, start: u64, end: u64) 
         let to = end.min(from.saturating_add(SPAN_BYTES));
         let held = process.hold_pages();
         let mut guards = Vec::new();
-        // Where the kernel cannot tell (before Linux 6.15), and at the end of the process, there is nothing
-        // to be done.
+        // If the kernel cannot tell (before Linux 6.15), and at the end of the process, there is nothing to
+        // be done.
         if agent.each_guarded(from, to, |from, to| guards.push((from, to))).is_err() {
             return true;
         }

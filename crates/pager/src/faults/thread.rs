@@ -43,8 +43,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// So many pages are more than a process touches until its agent has introduced itself, some ms late.
-/// (Without an agent it never does, and has no more than the first few of them beyond the limit.)
+/// More pages than a process touches until its agent has introduced itself, some ms late. (Without an agent
+/// it never does, and has no more than the first few of them beyond the limit.)
 const JOINING_FAULTS_MAX: u64 = 1024;
 const NEVER_JOINING_FAULTS_MAX: u64 = 256;
 
@@ -59,7 +59,7 @@ pub struct FaultThread<'a> {
     /// Whose faults wait for reads, by the token of the read.
     reading: HashMap<u64, Arc<Process>>,
     messages: Vec<Event>,
-    /// Those of which there is more to be read, though nothing may say so again.
+    /// Processes with unread messages that no further wakeup will announce.
     unread: Vec<Weak<Process>>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
@@ -294,14 +294,14 @@ impl<'a> FaultThread<'a> {
         let who = self.faulter(process, tid, vpn, now_us);
         let favoured = !evicts && self.run.token.note_fault(who, now_us);
         let fault = Fault { vpn, write, urgent, favoured };
-        // What was read of the maps while something was changing may show what is not there any more: then
-        // the fault would come again for ever.
+        // The maps, if read while something was changing, may show what is not there any more: then the fault
+        // would come again for ever.
         if process.memory.shared.is_doubtful() {
             shared::look_again(self.run, process);
         }
         // Before the private page table: what is put there would go into the object.
         match process.memory.shared.find(addr) {
-            // Private, and not there. (What is protected is there, and what is shared is the object's.)
+            // Private, and not there. (A protected page is there, and a shared one is the object's.)
             None if process.descent.as_ref().is_some_and(|descent| descent.hopeless) => {
                 process.memory.poison(vpn);
                 process.memory.wake(vpn, 1);
@@ -343,8 +343,8 @@ impl<'a> FaultThread<'a> {
             return false;
         }
         memory.copies.grant(vpn, pages);
-        // What follows may be mapped otherwise. And while something changes nothing can be done: then the
-        // thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
+        // The following pages may be mapped otherwise. And while something changes nothing can be done: then
+        // the thread asks again. A userfaultfd of the program's own may have protected what lies beside it.
         let of = |pages: u64| memory.port.unprotect(vpn.addr(), pages * PAGE_SIZE as u64);
         let is_all_ours = !process.growth.was_refused();
         if !(is_all_ours && of(pages).is_ok() || of(1).is_ok()) {
@@ -389,7 +389,7 @@ impl<'a> FaultThread<'a> {
     /// A fault on shared memory; its page is the object's.
     fn shared_fault(&mut self, process: &Arc<Process>, key: u64, addr: u64, fault: Fault) -> Waits {
         match self.run.object(key) {
-            // Of a file, what is behind its last whole page is not managed: it is there, or it is zeros.
+            // The part of a file behind its last whole page is not managed: it is there, or it is zeros.
             Some(object) if object.is_file && fault.vpn >= object.end() => {
                 let page = Vpn::from_addr(addr).addr();
                 process.memory.port.zeropage(page, PAGE_SIZE as u64);
@@ -423,7 +423,7 @@ impl<'a> FaultThread<'a> {
         waits
     }
 
-    /// What is left to do after a fill was tried, for which a fault of `process` waits.
+    /// The work that is left after a fill was tried, for which a fault of `process` waits.
     fn follow_up(&mut self, outcome: Outcome, process: Option<&Arc<Process>>) -> Waits {
         match outcome {
             Outcome::Again(job) => self.put_off.push((job, process.cloned())),

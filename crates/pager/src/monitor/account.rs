@@ -145,7 +145,7 @@ pub struct Sharers {
     faults: u64,
 }
 
-/// So many pages may have become somebody's own, unnoticed for a while.
+/// The number of pages that may have become somebody's own, unnoticed for a while.
 const OWN_UNNOTICED: u64 = 256;
 
 impl Sharers {
@@ -174,7 +174,7 @@ impl Sharers {
 /// Faults that the kernel has served by itself. None: the process has ended.
 pub fn kernel_faults(process: &Process) -> Option<u64> {
     let faults = proc::minor_faults(process.memory.proc_id())?;
-    // Those that we have served are among them.
+    // The faults that we have served are among them.
     Some(faults.saturating_sub(process.faults()))
 }
 
@@ -278,7 +278,7 @@ mod tests {
             let limit = limit_mb << 20;
             let mark = tight_mark_bytes(limit, 0);
             assert!(mark < limit && mark >= limit / 2);
-            // Where memory fills fast it is lower, but a half is left.
+            // It is lower while memory fills fast, but a half is left.
             assert!(tight_mark_bytes(limit, 1) == mark && tight_mark_bytes(limit, u64::MAX) == limit / 2);
         }
     }

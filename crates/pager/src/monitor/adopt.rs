@@ -29,8 +29,8 @@ const ADOPT_PAGES: u64 = 2048;
 /// Ranges with such a gap between them are scanned by one call: what it finds in the gap is left out.
 const ADOPT_GAP_BYTES: u64 = 256 << 10;
 
-/// Adopt the pages of ranges that have just been registered, each within one mapping. Those of which it is
-/// not certain that they still are registered are looked at again later.
+/// Adopt the pages of ranges that have just been registered, each within one mapping. Ranges that may not be
+/// registered any more are looked at again later.
 pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
     if !ranges.is_empty() {
         let certain = match wait_for_earlier_changes(run, process) {
@@ -144,7 +144,7 @@ fn adopt_piece(
         process.space.adopt(run.engine.swap(), Vpn::from_addr(*from), Vpn::from_addr(*to))
     };
     let adopted: u64 = process.growth.without_lost(&present).iter().map(adopt).sum();
-    // What was counted as unmanaged until now is managed from here on.
+    // Pages that were counted as unmanaged until now are managed from here on.
     process.growth.less_unmanaged(adopted * PAGE_SIZE as u64);
     run.account.less_unmanaged(adopted * PAGE_SIZE as u64);
     Ok(walked_to)

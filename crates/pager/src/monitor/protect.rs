@@ -40,11 +40,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// So many copies since the last look, of all processes together, are worth a protection, ...
+/// This many copies since the last look, of all processes together, are worth a protection, ...
 const COPIES_MIN: u64 = 64;
 /// ... of those of which each has made so many.
 const COPIES_OF_ONE_MIN: u64 = 8;
-/// Where fewer pages are shared there is little to come.
+/// With fewer shared pages there is little to come.
 const SHARED_PAGES_MIN: u64 = 256;
 /// A child that has so much mapped, and could fill it before anybody sees it, is not small.
 const UNTOUCHED_BYTES_MIN: u64 = 4 << 20;
@@ -99,9 +99,9 @@ pub fn protect_registered(run: &Run, process: &Process, ranges: &[Range]) {
     }
 }
 
-/// The child of a fork has joined, and waits to be let go on. All of it is shared still. Where there is no
-/// room for copies of all that is shared, it makes none unasked: it is registered now, whether memory is
-/// tight or not, and protected.
+/// The child of a fork has joined, and waits to be let go on. All of it is shared still. If there is no room
+/// for copies of all that is shared, it makes none unasked: it is registered now, whether memory is tight or
+/// not, and protected.
 pub fn take_in_child(run: &Run, process: &Process) {
     let Some(statm) = proc::statm(process.memory.proc_id()) else { return };
     let _work = run.quiet.begin_work();
@@ -189,8 +189,8 @@ fn register_to_protect(process: &Process, (start, end): Range) -> io::Result<boo
     is_done(process.memory.port.register_to_protect(start, end - start))
 }
 
-/// Err: a change is under way, and nothing can be done. What has changed meanwhile (false) is for a later
-/// look.
+/// Err: a change is under way, and nothing can be done. A range that has changed meanwhile (false) is for a
+/// later look.
 fn is_done(result: Result<(), i32>) -> io::Result<bool> {
     match result {
         Err(libc::EAGAIN) => Err(io::Error::from_raw_os_error(libc::EAGAIN)),

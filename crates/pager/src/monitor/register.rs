@@ -7,14 +7,14 @@
 //!                       mapping there is not registered)
 //! ```
 //!
-//! What cannot be registered is counted as unmanaged: it takes its part of the limit, and if it is too much
-//! by itself, `unmanaged.rs` says so. Pages that are in a new range already are adopted by adopt.rs.
+//! Memory that cannot be registered is counted as unmanaged: it takes its part of the limit, and if it is too
+//! much by itself, `unmanaged.rs` says so. Pages that are in a new range already are adopted by adopt.rs.
 //!
 //! *Forks by the agent* (`Settings::forks`): what is to be registered is marked before, so that nobody else
 //! inherits it; the evictor does that.
 //!
-//! *What is asked for* (MADV_PAGEOUT, `advice.rs`) is registered before memory is tight: the mappings that
-//! the range lies in, and no others. All else of the process goes on being counted only.
+//! *Memory that is asked for* (MADV_PAGEOUT, `advice.rs`) is registered before memory is tight: the mappings
+//! that the range lies in, and no others. All else of the process goes on being counted only.
 //!
 //! *Without a userfaultfd* nothing is registered in the kernel: what is known here as registered is what the
 //! agent tells changes of, and what is new in it is found again and again (`adopt_grown`).
@@ -44,9 +44,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// So many processes are registered at once at most.
+/// The most processes that are registered at once.
 const REGISTERING_THREADS_MAX: usize = 16;
-/// So many ranges are registered by one call at most: the program waits for it, and so do events.
+/// The most ranges that one call registers: the program waits for it, and so do events.
 const REGISTER_MAPPINGS: usize = 256;
 
 /// Register what is new in each process that is large enough, or while memory is `filling` may become so, by
@@ -109,7 +109,7 @@ fn register_at_once<'a>(wanted: &[Wanted<'a>], threads: usize) -> Vec<(&'a Arc<P
     std::thread::scope(|scope| {
         for _ in 1..threads.min(REGISTERING_THREADS_MAX) {
             let thread = std::thread::Builder::new().name("memspill-register".into());
-            // Where there is no thread to be had, the others do it all.
+            // If there is no thread to be had, the others do it all.
             if thread.stack_size(256 << 10).spawn_scoped(scope, work).is_err() {
                 break;
             }
@@ -284,9 +284,8 @@ struct Results {
 /// Register what is new, the largest first.
 ///
 /// Ranges with nothing mapped between them go into one call, which is cheaper than one each; and if it fails,
-/// into one each. What is mapped between them meanwhile becomes registered as well, which does no harm: it is
-/// not known, so the next search finds it. `stack`: where the mapping below the main stack ends, and where
-/// the stack begins.
+/// into one each. Memory that is mapped between them meanwhile becomes registered as well, which does no
+/// harm: it is not known, so the next search finds it.
 fn register_ranges(process: &Process, new: &[New], stack: Option<(u64, u64)>) -> Results {
     let mut joined: Vec<Vec<Range>> = new
         .chunk_by(|below, above| below.end == above.free_from)

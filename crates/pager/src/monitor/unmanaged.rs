@@ -1,6 +1,6 @@
 //! Memory that stays where it is and is too much by itself.
 //!
-//! A page that cannot be moved out takes its part of the limit. Where such pages alone come to more than the
+//! A page that cannot be moved out takes its part of the limit. If such pages alone come to more than the
 //! limit, nothing that is reclaimed brings usage below it, and as long as nobody faults nobody notices. So
 //! the monitor looks for that:
 //!
@@ -32,13 +32,13 @@ const WORTH_NAMING_BYTES: u64 = 1 << 20;
 /// the time alone says nothing, and what came meanwhile is about to be registered.
 const LOOKS_MIN: u32 = 20;
 
-/// Where what is not managed leaves less than this part of the limit, it may be too much.
+/// If unmanaged memory leaves less than this part of the limit, it may be too much.
 const LITTLE_PART: u64 = 16;
 
 /// Nothing else stays that an option leaves uncounted.
 const OF_SHARED: &str = "of shared memory that is not swapped";
 const OF_FILES: &str = "of written private file mappings";
-/// So many objects of shared memory, or files, are named.
+/// The number of objects of shared memory, or files, that are named.
 const NAMED_MAX: usize = 3;
 
 /// The kernel's UFFDIO_MOVE moves what can be written, and nothing else.
@@ -48,7 +48,7 @@ const PROTECTED: &str = "read-only or without access";
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Staying {
     kinds: BTreeMap<&'static str, u64>,
-    /// Those of private file mappings, by file.
+    /// Pages of private file mappings, by file.
     files: BTreeMap<String, u64>,
 }
 
@@ -132,11 +132,11 @@ impl Watch {
         let reclaimed = run.engine.stats().sum(|c| &c.pgsteal);
         let refused = run.engine.stats().sum(|c| &c.take_unevictable);
         for group in run.engine.groups().all() {
-            // Pages still come and go in what little is left, so reclaim says nothing then. What counts here
+            // Pages still come and go in what little is left, so reclaim says nothing then. The count here
             // differs from look to look; a closer look decides.
             let little_bytes = room_bytes(group) + group.limit_bytes() / LITTLE_PART;
             let is_fixed = fixed_bytes(run, group) + little_bytes > group.limit_bytes();
-            // Where a fault waits for room, usage is a little below the limit.
+            // While a fault waits for room, usage is a little below the limit.
             if !group.above_high_mark() {
                 self.over.remove(&group.id);
                 continue;
@@ -156,7 +156,7 @@ impl Watch {
     }
 }
 
-/// What counts against a group and is neither managed nor compressed.
+/// The bytes that count against a group and are neither managed nor compressed.
 fn fixed_bytes(run: &Run, group: &Group) -> u64 {
     match group.parent {
         None => run.account.measured_bytes() + run.engine.frame_bytes(),
@@ -177,8 +177,8 @@ fn judge_group(run: &Run, group: &Group) {
         None => account::own_bytes(&run.engine),
         Some(_) => 0,
     };
-    // Of pages that several processes share since a fork, each has its part here; usage may count them more
-    // than once.
+    // Processes that share pages since a fork have each its part of them here; usage may count them more than
+    // once.
     let needed_bytes = stays_bytes + own_bytes + room_bytes(group);
     if needed_bytes <= group.limit_bytes() {
         return;
@@ -271,8 +271,8 @@ fn shared_described(run: &Run, process: Option<u64>) -> String {
     parts.join(", ")
 }
 
-/// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`. What is less than a MiB
-/// is named where a process has nothing more.
+/// `process 77 (cc1plus) has 40 MiB locked, 3 MiB of written private file mappings`. Parts of less than a MiB
+/// are named if a process has nothing more.
 fn described(run: &Run, process: &Process, staying: &Staying) -> String {
     let mut kinds: Vec<_> = staying.kinds.iter().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
@@ -326,7 +326,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
 struct Region<'a> {
     range: (u64, u64),
     perms: &'a str,
-    /// Of a file: its name.
+    /// The name of a file.
     file: Option<&'a str>,
     is_stack: bool,
     rss_kib: u64,

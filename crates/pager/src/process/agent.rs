@@ -20,9 +20,9 @@ pub struct Agent {
     /// Its thread lives as long as this address space is used: not so the process's first thread, nor, after
     /// an exec, what its process id means. (`Ready` has the thread's id as the process itself sees it.)
     pub evictor: Evictor,
-    /// Of the evictor: once it has ended, its number may be another's.
+    /// The evictor's: once it has ended, its number may be another's.
     pidfd: Pidfd,
-    /// Of its address space, whatever becomes of the number.
+    /// The pagemap of its address space, whatever becomes of the number.
     pub(super) pagemap: File,
     /// The same, opened when it is needed first.
     maps: OnceLock<Option<File>>,
@@ -35,7 +35,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Of the process of `peer`, which calls itself `own_pid`.
+    /// The agent of the process of `peer`, which calls itself `own_pid`.
     pub fn new(
         socket: Arc<OwnedFd>,
         control: Arc<ControlPage>,
@@ -119,7 +119,7 @@ impl Agent {
         Ok((present, occupied))
     }
 
-    /// What of these ranges is in memory and is not the kernel's page of zeros.
+    /// The parts of these ranges that are in memory and are not the kernel's page of zeros.
     pub fn with_content(&self, ranges: impl IntoIterator<Item = Range>) -> io::Result<Ranges> {
         let mut found = Ranges::default();
         for (start, end) in ranges {
@@ -169,7 +169,7 @@ impl Agent {
     }
 }
 
-/// Where the agent's own memory is, as it says itself.
+/// The agent's own memory, as it says itself.
 pub fn own_ranges(r: &Ready) -> [(u64, u64); 8] {
     let page = PAGE_SIZE as u64;
     let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;

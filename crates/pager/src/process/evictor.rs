@@ -1,8 +1,8 @@
 //! Commands to an evictor, and what becomes of one that is not answered.
 //!
 //! An evictor answers within microseconds, unless its process stands still: stopped by a signal, by a tracer,
-//! frozen, or without CPU time. Whoever waits for it holds the process's batch lock, so it is waited for a
-//! moment only:
+//! frozen, or without CPU time. A thread that waits for it holds the process's batch lock, so it is waited
+//! for a moment only:
 //!
 //! ```text
 //!   send ─▶ reply                                        all is known
@@ -18,8 +18,8 @@
 //! ```
 //!
 //! While a process is cut off, its events are read without the MOVE lock, which the evictor may hold wherever
-//! it stands: there is no MOVE that it could exclude. That a reader is inside the gate, and staging is
-//! registered again only there, keeps the two apart.
+//! it stands: there is no MOVE that it could exclude. A reader is inside the gate, and staging is registered
+//! again only there: that keeps the two apart.
 //!
 //! What it does not do: end a process that stands still for ever; what it holds stays where it is.
 
@@ -96,7 +96,7 @@ pub struct Evictor {
     /// Number of the command whose reply has not come; 0: none.
     late: AtomicU32,
     cut_off: AtomicBool,
-    /// Where it is to run, as OP_MOVE says it.
+    /// The CPU that it is to run on, as OP_MOVE says it.
     cpu: AtomicU32,
     /// The call by which it goes there does not end its process.
     may_be_kept: OnceLock<bool>,

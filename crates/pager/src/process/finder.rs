@@ -37,7 +37,7 @@ pub struct Finder {
     /// Where new mappings came last.
     spots: Vec<u64>,
     last: Option<Last>,
-    /// Where the heap ends, as far as it is known: what brk adds comes here.
+    /// The end of the heap, as far as it is known: memory that brk adds comes here.
     heap_end: Option<u64>,
     /// A part was looked at since all were read.
     owes: bool,
@@ -207,14 +207,14 @@ impl Finder {
         Some(found)
     }
 
-    /// Those that were right come first, and the others stay for as long as there is room.
+    /// Right spots come first, and the others stay for as long as there is room.
     fn note_spots(&mut self, right: Vec<u64>) {
         let mut seen = HashSet::new();
         let all = right.into_iter().chain(std::mem::take(&mut self.spots));
         self.spots = all.filter(|at| seen.insert(*at)).take(SPOTS_MAX).collect();
     }
 
-    /// Those of `ranges` that lie within one mapping each, and those that do not.
+    /// The ranges of `ranges` that lie within one mapping each, and those that do not.
     pub fn split_by_mapping(&self, pid: u32, ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
         let asks_less = self.last.as_ref().is_some_and(|last| last.took > QUESTION * ranges.len() as u32);
         match &self.maps {
@@ -231,8 +231,8 @@ fn ranges_of(mappings: &[Mapping]) -> Vec<Range> {
     mappings.iter().map(|mapping| (mapping.start, mapping.end)).collect()
 }
 
-/// Those of `ranges` that lie within one of `whole` each, and those that do not. Both lists are sorted and
-/// disjoint.
+/// The ranges of `ranges` that lie within one of `whole` each, and those that do not. Both lists are sorted
+/// and disjoint.
 fn split_by_whole(ranges: Vec<Range>, whole: &[Range]) -> (Vec<Range>, Vec<Range>) {
     let mut at = 0;
     ranges.into_iter().partition(|(start, end)| {

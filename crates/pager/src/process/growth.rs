@@ -11,8 +11,8 @@
 //!           └─ figures      is it registered at all; bytes that are not managed
 //! ```
 //!
-//! Whoever holds the lock of [`Registered`] may enter the gate. The other two locks are taken last, and
-//! nothing is taken while they are held.
+//! A holder of the lock of [`Registered`] may enter the gate. The other two locks are taken last, and nothing
+//! is taken while they are held.
 //!
 //! What it does not do: register, or adopt (`monitor/register.rs`, `monitor/adopt.rs`).
 
@@ -96,7 +96,7 @@ impl Growth {
         self.unmanaged_shared_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// What the last search for pages that nobody tells of has left unmanaged.
+    /// The bytes that the last search for pages that nobody tells of has left unmanaged.
     pub fn left_bytes(&self) -> u64 {
         self.left_bytes.load(Ordering::Relaxed)
     }
@@ -125,7 +125,7 @@ impl Growth {
         self.next_walk_us.store(end_us + pause.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// So much of what was not managed is managed from here on.
+    /// `bytes` that were not managed are managed from here on.
     pub fn less_unmanaged(&self, bytes: u64) {
         let less = |unmanaged: u64| Some(unmanaged.saturating_sub(bytes));
         let _ = self.unmanaged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -332,7 +332,7 @@ impl Registered {
         Some(found)
     }
 
-    /// Those of `ranges` that lie within one mapping each, and those that do not.
+    /// The ranges of `ranges` that lie within one mapping each, and those that do not.
     pub fn split_by_mapping(&self, pid: u32, ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
         self.finder.split_by_mapping(pid, ranges)
     }
@@ -376,7 +376,7 @@ impl Registered {
 
 /// The top of the main stack, where the arguments and the environment are.
 fn top_of_stack(pid: u32, (start, end): Range) -> Range {
-    // Whoever may not ask for it keeps as much as arguments usually take.
+    // A process that may not ask for it keeps as much as arguments usually take.
     let top = proc::stack_start(pid)
         .filter(|at| (start..end).contains(at))
         .unwrap_or(end.saturating_sub(ARGUMENTS_BYTES));

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What waits there is woken, faults again, and is told from private memory then.
+/// The waiting thread is woken and faults again; the second fault is then recognised as one on shared memory.
 const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
 
 /// [`Port::copy`], or without waking.
@@ -39,13 +39,13 @@ pub struct ProcessMemory {
     agent: OnceLock<Agent>,
     /// Where managed shared memory is mapped.
     pub shared: SharedMappings,
-    /// Of pages that a fork has left shared.
+    /// The copies of pages that a fork has left shared.
     pub copies: Copies,
     /// The process's memory could not be read any more: nothing can be trusted, it must die.
     pub broken: AtomicBool,
     /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
     pub has_exec: AtomicBool,
-    /// What may be filled though it cannot be accessed yet.
+    /// Ranges that may be filled though they cannot be accessed yet.
     pub reserves: Reserves,
     /// A guard was seen in this memory.
     guards_seen: AtomicBool,
@@ -255,7 +255,8 @@ impl ProcessMemory {
     fn before_guard(&self, agent: &Agent, vpn: Vpn, pages: usize) -> usize {
         let end = vpn.addr() + (pages * PAGE_SIZE) as u64;
         let mut first_guard = end;
-        // What cannot be told (before Linux 6.15, or at the end of the process) is taken for no guard.
+        // A page of which nothing can be told (before Linux 6.15, or at the end of the process) is taken for
+        // no guard.
         let _ = agent.each_guarded(vpn.addr(), end, |from, _| first_guard = first_guard.min(from));
         if first_guard < end {
             self.note_guards();
@@ -279,9 +280,9 @@ impl ProcessMemory {
         })
     }
 
-    /// Fill `open` of `pages`, and say of the next one that it is not to be filled. Whoever waits for a page
-    /// that is guarded is woken by that, and gets his SIGSEGV. While a change is under way, what stands in
-    /// the way may be on what came after it: the engine asks again when the change has been told.
+    /// Fill `open` of `pages`, and say of the next one that it is not to be filled. A thread that waits for a
+    /// guarded page is woken by that, and gets its SIGSEGV. While a change is under way, what stands in the
+    /// way may be on what came after it: the engine asks again when the change has been told.
     fn filled_in_part(&self, pages: usize, open: usize, fill: impl FnOnce(usize) -> Fill) -> Fill {
         if open == pages {
             return fill(pages);
@@ -305,14 +306,15 @@ impl ProcessMemory {
     /// How many of these pages, from the first one on, lie in a mapping that can be accessed, and how many
     /// behind them in what this one grows into (`MappingKind::Reserve`). A window that goes on into another
     /// PROT_NONE part of what was one mapping would fill pages that nobody uses and that cannot be taken out.
-    /// (Of a reserve they can be once it is opened: `reserves.rs`.) A single page is the one that faulted,
+    /// (Pages of a reserve can be once it is opened: `reserves.rs`.) A single page is the one that faulted,
     /// or the rest of such a window.
     fn accessible(&self, vpn: Vpn, pages: usize) -> (usize, usize) {
         let maps = match self.attached_agent() {
             Some(agent) if pages > 1 || self.torn.load(Ordering::Relaxed) => agent.maps(),
             _ => None,
         };
-        // What cannot be told (before Linux 6.11, or at the end of the process) is taken for accessible.
+        // Memory of which nothing can be told (before Linux 6.11, or at the end of the process) is taken for
+        // accessible.
         let Some(maps) = maps else { return (pages, 0) };
         let until = |end: u64| pages.min(((end - vpn.addr()) / PAGE_SIZE as u64) as usize);
         let (accessible, reach) = match procmap::accessible_until(maps, vpn.addr()) {
@@ -326,7 +328,7 @@ impl ProcessMemory {
         (accessible, reach - accessible)
     }
 
-    /// Where the reserve ends that begins at `start`; `start` if there is none that may be filled.
+    /// The end of the reserve that begins at `start`; `start` if there is none that may be filled.
     fn reserve_end(&self, maps: &File, start: u64) -> u64 {
         let is_reserve = |behind: &procmap::Mapping| {
             let bytes = behind.end - behind.start;

@@ -14,7 +14,7 @@
 //!
 //! Lock order within one process: growth's ranges, then evictor, then gate, then batch.
 //!
-//! What is here knows nothing of the run, of other processes, or of what is done with this one.
+//! Nothing here knows the run, other processes, or what is done with this one.
 
 pub mod agent;
 pub(crate) mod bytes;
@@ -69,7 +69,7 @@ pub struct Process {
     pub memory: Arc<ProcessMemory>,
     pub space: Arc<Space>,
     pub home: Home,
-    /// Of the child of a fork.
+    /// The descent of a fork's child.
     pub descent: Option<Descent>,
     /// What of it is registered, and what is not managed.
     pub growth: Growth,

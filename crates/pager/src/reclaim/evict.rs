@@ -97,7 +97,7 @@ pub fn pageout(run: &Run, queue: QueueId, space: &Arc<Space>, from: Vpn, to: Vpn
 /// The same for the first pages of a range, as many as a batch holds. Also returns where to go on: that is
 /// `from` if the process cannot be asked.
 pub fn pageout_some(run: &Run, queue: QueueId, space: &Arc<Space>, from: Vpn, to: Vpn) -> (usize, Vpn) {
-    /// What is shared or in work may have become free at the next try.
+    /// Pages that are shared or in work may have become free at the next try.
     const TRIES: u32 = 4;
     let Some(first) = space.known_from(from).filter(|first| *first < to) else { return (0, to) };
     let mut reclaimer = Reclaimer::new(run, crate::cpu(), queue);

@@ -15,7 +15,7 @@
 //! While they write, room is kept for what they still share. Programs whose last child was quiet, or ran
 //! another program, do not wait (`process/lineage.rs`).
 //!
-//! What it does not do: hold up whoever writes. What does not fit after FORK_ROOM may pass the budget.
+//! What it does not do: hold up whoever writes. Copies that do not fit after FORK_ROOM may pass the budget.
 
 use crate::proc;
 use crate::process::Process;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 const SMALL_BYTES: u64 = 4 << 20;
 /// What may be left without room, as a part of the limit.
 const SPARE_PART: u64 = 32;
-/// Of the limit no more than this part is kept free.
+/// The largest part of the limit that is kept free.
 const MOST_PART: u64 = 2;
 
 /// May this process fork now, as far as that goes? `awaits_child`: what an earlier one has is not counted

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Calls of a process that threads of it wait for. (Its agent rings half as many doorbells with them: each
 /// call may be in two parts.)
 const WAITED_FOR_MAX: usize = 16;
-/// Calls that nobody waits for. What is asked beyond that is not done.
+/// Calls that nobody waits for. Requests beyond that are not done.
 const AHEAD_MAX: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ pub struct Advice {
     pub process: Option<Arc<Process>>,
     /// Pages of this object of shared memory, by the object's numbers, and none of the process's own.
     pub object: Option<Arc<Space>>,
-    /// What objects have in the range is in parts of its own.
+    /// The pages of objects in the range are in parts of their own.
     pub has_objects_apart: bool,
     pub next: Vpn,
     pub end: Vpn,
@@ -135,7 +135,7 @@ impl AdviceQueue {
         self.lists().to_register.push(advice);
     }
 
-    /// What waits for the look that begins now.
+    /// The requests that wait for the look that begins now.
     pub fn take_to_register(&self) -> Vec<Advice> {
         std::mem::take(&mut self.lists().to_register)
     }

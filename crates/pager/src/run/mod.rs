@@ -532,9 +532,9 @@ impl Run {
         self.cpus.iter().for_each(|cpu| _ = cpu.poke());
     }
 
-    /// There is room for so many pages. Of many pagers only those try again whose faults use that up, in
-    /// turns: if all did, hundreds would find no room. One that finds room for all that waited there pokes
-    /// the next (`serve_waiting`), so that none waits while there is room. With several groups all are
+    /// There is room for so many pages. If there are many pagers, only those try again whose faults use that
+    /// up, in turns: if all did, hundreds would find no room. One that finds room for all that waited there
+    /// pokes the next (`serve_waiting`), so that none waits while there is room. With several groups all are
     /// poked: who comes first may wait for another group's room.
     pub fn poke_for_room(&self, pages: usize) {
         if self.cpus.len() <= layout::WATCHERS_MAX as usize || self.engine.groups().all().len() > 1 {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 pub const FILE_MAX_BYTES: u64 = 256 << 20;
 const FAULTS_MAX: u64 = (FILE_MAX_BYTES - HEADER.len() as u64) / FAULT_BYTES as u64;
 
-/// Where a run's faults are written to, if they are.
+/// The file that a run's faults are written to, if they are.
 #[derive(Default)]
 pub struct Recording(Option<Mutex<Out>>);
 

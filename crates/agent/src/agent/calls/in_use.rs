@@ -23,7 +23,7 @@ pub struct Use {
 pub struct Uses {
     list: [Use; SLOT_RANGES],
     count: usize,
-    /// What was left out, and must be walked again to be touched.
+    /// Some were left out, and must be walked again to be touched.
     pub overflows: bool,
 }
 

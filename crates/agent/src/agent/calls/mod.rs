@@ -1,4 +1,5 @@
-//! What the program's system calls use is brought before they are made, and stays while they are under way.
+//! Memory that the program's system calls use is brought before they are made, and stays while they are under
+//! way.
 //!
 //! | file               | what is in it                                                        |
 //! |--------------------|----------------------------------------------------------------------|

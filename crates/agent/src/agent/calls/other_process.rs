@@ -48,7 +48,7 @@ pub fn concerns(number: usize, args: &[usize; 6]) -> bool {
         && args[0] as u32 as usize != own_process()
 }
 
-/// Makes the call. What it uses of the caller's own memory is there, and stays.
+/// Makes the call. The caller's own memory that it uses is there, and stays.
 pub fn make(number: usize, args: &[usize; 6]) -> Result<usize> {
     let [process, local, local_count, remote, remote_count, _] = *args;
     // SAFETY: the program's own call, on memory that is there.
@@ -88,7 +88,7 @@ impl List {
         List { at, count: count.min(VECTORS_MAX), index: 0, done: 0 }
     }
 
-    /// Of the first buffer of which something is left: where that is, and how much.
+    /// The address and length of the first buffer of which something is left.
     fn rest(&mut self) -> Option<(usize, usize)> {
         while self.index < self.count {
             let place = self.at.wrapping_add(self.index * size_of::<[usize; 2]>());
@@ -191,7 +191,7 @@ fn ring(doorbell: Doorbell) -> Option<u32> {
         }
         wait::sleep_for(answered, seen, ANSWER_STEP_MS);
     }
-    // Nobody is to take it up from here on. Where somebody has, and does not end, the doorbell stays claimed.
+    // Nobody is to take it up from here on. If somebody has, and does not end, the doorbell stays claimed.
     match answered.compare_exchange(0, DOORBELL_ANSWERED, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(_) => {
             give_doorbell_back(index);

@@ -196,7 +196,7 @@ pub extern "C" fn posix_fallocate(fd: usize, offset: usize, len: usize) -> c_int
     if is_for_later(nr::FALLOCATE, [fd, 0, offset, len, 0, 0]) {
         return 0;
     }
-    // Where a file system cannot do it, the C library writes to each block.
+    // If a file system cannot do it, the C library writes to each block.
     const EOPNOTSUPP: i32 = 95;
     let call = || in_pieces(nr::FALLOCATE, [fd, 0, offset, len, 0, 0]);
     match about([fd, NONE], call) {
@@ -225,8 +225,8 @@ pub extern "C" fn truncate(path: usize, len: usize) -> c_int {
     if STATE.files.load(Ordering::Relaxed) == 0 {
         return libc_result(call()) as c_int;
     }
-    // What has no name that can be opened cannot be cut off either: the call says why. (It is opened, which
-    // the supervisor sees.)
+    // A file without a name that can be opened cannot be cut off either: the call says why. (It is opened,
+    // which the supervisor sees.)
     const O_PATH: usize = 0o10000000;
     // SAFETY: the kernel reads the caller's path.
     let opened = unsafe { sys::syscall(nr::OPENAT, [sys::AT_FDCWD, path, O_PATH | sys::O_CLOEXEC, 0, 0, 0]) };
@@ -276,7 +276,7 @@ pub fn each_function(each: impl Fn(usize)) {
     each_next(|next| each(next.address.load(Ordering::Acquire)));
 }
 
-/// Which files a system call is about that a program makes by `syscall`.
+/// The files that a system call made by `syscall` is about.
 pub fn files_of(number: usize, args: [usize; 6]) -> [usize; 2] {
     match number {
         nr::READ | nr::PREAD64 | nr::READV | nr::PREADV | nr::PREADV2 => [args[0], NONE],
@@ -372,7 +372,7 @@ fn map_registered(
 
 /// A regular file of tmpfs, if files are managed in this run and the program can be asked.
 fn tmpfs_file(fd: usize) -> Option<Id> {
-    // Of an int, which it is, the upper half of the register is not defined.
+    // The upper half of the register is not defined for an int, which it is.
     let fd = fd as c_int;
     let is_asked = STATE.files.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::Relaxed) == 0;
     if !is_asked || fd < 0 {

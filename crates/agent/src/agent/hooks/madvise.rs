@@ -22,7 +22,7 @@
 //! again.
 //!
 //! (2) The kernel is asked first, by MADV_COLD, which changes nothing that can be seen, whether it would take
-//! the advice. Its own MADV_PAGEOUT comes last, for what is not managed, and says how the call ends. Where
+//! the advice. Its own MADV_PAGEOUT comes last, for what is not managed, and says how the call ends. If
 //! memory is not tight and nothing is managed yet, the supervisor makes the mappings of the range managed.
 //! Advice for another process (`process_madvise`) it follows only if it finds by itself that the caller may
 //! give it.
@@ -32,11 +32,11 @@
 //! fill is lost. So the guards are put a second time when the pager has forgotten the range: from then on
 //! every look sees them.
 //!
-//! *Seccomp with TSYNC*, where calls are not trapped (else see `trap/filters.rs`). The evictor has a
-//! filter of its own (`confine.rs`), and the kernel refuses TSYNC where another thread has a filter that is
-//! not an ancestor of the caller's. Where the caller and the evictor are the only threads, TSYNC is left out
-//! of the call: there is nobody else to be reached. Where there are more, the call fails as the kernel says,
-//! with the evictor's thread id.
+//! *Seccomp with TSYNC*, where calls are not trapped (else see `trap/filters.rs`). The evictor has a filter
+//! of its own (`confine.rs`), and the kernel refuses TSYNC where another thread has a filter that is not an
+//! ancestor of the caller's. If the caller and the evictor are the only threads, TSYNC is left out of the
+//! call: there is nobody else to be reached. If there are more, the call fails as the kernel says, with the
+//! evictor's thread id.
 //!
 //! Not seen from here: calls inside the C library itself (glibc 2.42 puts guards below the stacks of threads:
 //! they go over memory that nobody has touched, and are seen at each fill) and system calls made by a

@@ -10,7 +10,7 @@
 //!           back behind the syscall, with its result
 //! ```
 //!
-//! So malloc can be left as it is. Where the monitor had to find what is new before it was filled, malloc was
+//! So malloc can be left as it is. While the monitor had to find new memory before it was filled, malloc was
 //! told to grow its heap by large steps (GLIBC_TUNABLES). From a large step it takes arrays that it would map
 //! by themselves else: when they are freed their holes stay in the heap, and take memory. And whoever sets
 //! the step also has it map each array of more than 128 KiB by itself, again and again, where it would keep
@@ -19,11 +19,11 @@
 //! are programs that gain by that: Python's dicts in 88M took 15.3 s with a step of 1 MiB, and take 18.7.)
 //!
 //! The heap of a further thread is reserved (PROT_NONE), and opened by mprotect, often by a page at a time:
-//! what is reserved is announced as a whole, so that it is registered when it is opened. Of heaps that were
-//! there before memory was tight the monitor registers what is reserved behind them (`MappingKind::Reserve`
-//! in pager/src/proc.rs).
+//! what is reserved is announced as a whole, so that it is registered when it is opened. For heaps that were
+//! there before memory was tight, the monitor registers the reserve behind them (`MappingKind::Reserve` in
+//! pager/src/proc.rs).
 //!
-//! Where this cannot be installed the monitor finds what is new, some ms later.
+//! If this cannot be installed the monitor finds new memory, some ms later.
 //!
 //! What it does not do: other processors, where the monitor finds all of it.
 
@@ -66,8 +66,8 @@ fn brk(wanted: usize) -> usize {
     unsafe { sys::syscall_raw(nr::BRK, [wanted, 0, 0, 0, 0, 0]) }
 }
 
-/// The call as it was asked for, by its arguments in their order, and the kernel's result. What else than
-/// malloc's memory the C library maps by this is files, which are none that are managed, and stacks.
+/// The call as it was asked for, by its arguments in their order, and the kernel's result. The C library maps
+/// only two other things by this: files, which are none that are managed, and stacks.
 extern "C" fn map(args: &[usize; 6]) -> usize {
     let [_, len, prot, flags, ..] = *args;
     if is_confined() || flags & sys::MAP_ANONYMOUS == 0 {
@@ -90,7 +90,7 @@ fn is_confined() -> bool {
     STATE.confined.load(Ordering::SeqCst) != 0
 }
 
-/// Where one cannot be rewritten the monitor finds what is new. (`mmap` itself is the agent's.)
+/// If one cannot be rewritten the monitor finds new memory.
 pub fn places() -> [Place; 2] {
     let (brk, mmap) = (memspill_brk_site as *const () as usize, memspill_mmap_site as *const () as usize);
     [

@@ -112,7 +112,7 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
     libc_result(ret)
 }
 
-/// What is unmapped while a fork is under way might be in doubt in the child (`fork_lock.rs`).
+/// Memory that is unmapped while a fork is under way might be in doubt in the child (`fork_lock.rs`).
 #[unsafe(no_mangle)]
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let _reader = fork_lock::read();

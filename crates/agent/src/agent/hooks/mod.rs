@@ -1,4 +1,4 @@
-//! What stands before functions of the C library, or before calls that a static program makes by itself.
+//! Code that stands before functions of the C library, or before calls that a static program makes by itself.
 //!
 //! | file             | what stands there                                                       |
 //! |------------------|-------------------------------------------------------------------------|

@@ -1,9 +1,9 @@
 //! `open`, `openat`, `fcntl` and their kin, in place of the C library's: the supervisor is told of files that
 //! are read past the page cache (O_DIRECT).
 //!
-//! What such a read stores comes from a device, into pages that are pinned. Did one of them leave shared
-//! memory meanwhile, it would be lost. So the supervisor takes no page of what this process shares from the
-//! moment on that it is about to open such a file, until it has seen by itself that there is none:
+//! Such a read stores bytes from a device into pages that are pinned. Did one of them leave shared memory
+//! meanwhile, it would be lost. So the supervisor takes no page of what this process shares from the moment
+//! on that it is about to open such a file, until it has seen by itself that there is none:
 //!
 //! ```text
 //!   here:        direct_begun + 1 ─ wait while takes_shared > 0 ─ open ─ direct_ended + 1

@@ -10,9 +10,9 @@
 //!   pread(/proc/PID/mem) ─ EIO, or a part ─▶ process_vm_readv of a byte there ─ it can be read ─▶ once more
 //! ```
 //!
-//! Where calls are trapped, memory of the caller's own stays in place while the call is under way: it is
-//! published as what the call uses (`calls/hold.rs`). The kernel looks through protections here, and so
-//! would see a page whose bytes are just on their way (`pages/`).
+//! If calls are trapped, memory of the caller's own stays in place while the call is under way: it is
+//! published as what the call uses (`calls/hold.rs`). The kernel looks through protections here, and so would
+//! see a page whose bytes are just on their way (`pages/`).
 //!
 //! A process that has opened such a file by its name asks at each call whether the descriptor is one.
 //!

@@ -229,7 +229,7 @@ extern "C" fn note_locks(_: usize) {
     }
     // SAFETY: the C library's list of this thread.
     let head = unsafe { (list as *const robust::Head).read_volatile() };
-    // Whatever is not mapped, the kernel passes over.
+    // The kernel passes over all that is not mapped.
     let next = |entry: usize| {
         // SAFETY: brings what is there, and changes nothing.
         let there = unsafe { sys::madvise(entry & !(PAGE - 1), PAGE, sys::MADV_POPULATE_READ) };

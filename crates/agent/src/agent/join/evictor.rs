@@ -4,7 +4,7 @@
 //! made by a raw clone: glibc does not know it, no signal reaches it, and it has a descriptor table of its
 //! own with two entries, so the program can neither see nor close them, and it holds nothing of the program's
 //! open. Nor does it share the program's root and working directory: with a thread that does,
-//! setns(CLONE_NEWNS) would fail. What it may do is next to nothing (`confine.rs`).
+//! setns(CLONE_NEWNS) would fail. It may do next to nothing (`confine.rs`).
 //!
 //! Every MOVE ioctl runs under the lock in the control page, and takes 64 pages at most, because the pager
 //! waits for the lock before it reads an event. UFFDIO_MOVE does not check that its source is registered, or
@@ -231,7 +231,7 @@ fn move_runs(block: &EvictorBlock, command: Command) {
 fn take_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let take = pages::take_word();
-    // What the command is allowed to do, as long as nobody has taken that back.
+    // The chunks that the command is allowed to take, as long as nobody has taken that back.
     let mut allowed = link::open(command.seq);
     // Before anything leaves: a hint is of a page that is away, and may come back and leave again.
     let mut is_canceled = !pages::take_hints();

@@ -9,7 +9,7 @@
 //! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program
 //!   runs on without an agent, silently: the supervisor knows, and says what is to be said. Only where it
 //!   cannot know, for the process has another network namespace and does not reach it, the line is written
-//!   here. (What of a child of a fork was swapped out is brought by the pager as before.)
+//!   here. (The pager brings swapped-out pages of a fork's child as before.)
 //! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree
 //!   must die with its supervisor.
 //!
@@ -49,7 +49,7 @@ const UFFD_USER_MODE_ONLY: usize = 1;
 pub fn join(kind: u32) {
     // The evictor inherits the mask, and no handler of the program may find the agent half made.
     let blocked = SignalsBlocked::new();
-    // Err: left alone. Whoever finds that the supervisor is gone ends the process on the spot.
+    // Err: left alone. A process that finds that the supervisor is gone ends on the spot.
     let _ = try_join(kind, [0; 16]);
     drop(blocked);
 }

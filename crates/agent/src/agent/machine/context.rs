@@ -82,8 +82,8 @@ pub struct SignalFrame {
 
 /// What of the FPU's registers all processors have.
 const FPU_LEGACY: usize = 512;
-/// Where in it, in bytes left to software, the kernel says how long all of it is: a magic number, then the
-/// length.
+/// The place, in bytes left to software, where the kernel says how long all of it is: a magic number, then
+/// the length.
 const FPU_MAGIC_AT: usize = 464;
 const FPU_MAGIC: u32 = 0x4650_5853;
 /// More than any processor has.
@@ -117,7 +117,7 @@ pub unsafe fn set_vectors(at: usize, vectors: &[[u64; 2]; 16]) {
     /// Which parts of it hold values; the others are as at a thread's start.
     const PARTS_AT: usize = FPU_LEGACY;
     const PART_SSE: u64 = 2;
-    // SAFETY: the caller's promise. Where there is more than 512 bytes it begins with the set of parts.
+    // SAFETY: the caller's promise. If there are more than 512 bytes it begins with the set of parts.
     unsafe {
         ((at + VECTORS_AT) as *mut [[u64; 2]; 16]).write_unaligned(*vectors);
         if fpu_len(at) > FPU_LEGACY {

@@ -2,8 +2,8 @@
 //! and accesses to memory that may not be there.
 //!
 //! Syscall User Dispatch compares the address *after* the `syscall` instruction with the allowed range, which
-//! is the section `memspill_gadget`; so a byte of it must follow each of them. What else is in the section is
-//! in `enter.rs` and `clone.rs`.
+//! is the section `memspill_gadget`; so a byte of it must follow each of them. The rest of the section is in
+//! `enter.rs` and `clone.rs`.
 //!
 //! A guarded access to memory that is not there, or may not be read or written, ends in SIGSEGV or SIGBUS,
 //! for which `recovery` says where to go on: the access says that it failed, and the program's handler learns

@@ -201,7 +201,7 @@ pub unsafe fn clone(
     // stack; it never comes back to this frame. The old thread sees an ordinary system call.
     unsafe {
         asm!(
-            // Where system calls are trapped (`dispatch`), this one is not: the thread is the agent's own.
+            // If system calls are trapped, this one is not: the thread is the agent's own.
             "lea r9, [rip + 3f]",
             "jmp memspill_call_and_jump",
             "3:",
@@ -496,9 +496,9 @@ pub unsafe fn empty_pages(addr: usize, len: usize, try_guards: bool) -> Result<b
     unsafe { madvise(addr, len, MADV_DONTNEED) }.map(|()| known)
 }
 
-/// As `empty_pages`, for pages that are the agent's own and lie in the mapping [first, first + whole_len).
-/// Where the program has locked all of its memory (mlockall), the mapping is unlocked first: locked pages
-/// cannot be emptied.
+/// As `empty_pages`, for pages that are the agent's own and lie in the mapping [first, first + whole_len). If
+/// the program has locked all of its memory (mlockall), the mapping is unlocked first: locked pages cannot be
+/// emptied.
 ///
 /// # Safety
 /// As for `empty_pages`.
@@ -573,8 +573,8 @@ pub fn regular_file(fd: usize) -> Option<RegularFile> {
     (mode & S_IFMT == S_IFREG).then_some(RegularFile { major, minor, inode, len })
 }
 
-/// By what the kernel knows the kind of file system that an open file is on, and how many blocks that may
-/// have: 0 where nothing limits it.
+/// The number by which the kernel knows the kind of file system that an open file is on, and how many blocks
+/// that may have: 0 if nothing limits it.
 pub fn file_system(fd: usize) -> Option<(u64, u64)> {
     let mut statfs = [0u64; 32];
     // SAFETY: the kernel writes a struct of 120 bytes, which begins with a word for the kind.
@@ -655,7 +655,7 @@ pub fn data_bytes() -> Option<usize> {
     number(pages)?.checked_mul(PAGE)
 }
 
-/// What is at the beginning of a file; nothing where it cannot be read.
+/// The beginning of a file; nothing if it cannot be read.
 fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> &'a [u8] {
     // SAFETY: the kernel reads the path, and writes into the buffer.
     let read = unsafe {

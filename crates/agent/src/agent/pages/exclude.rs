@@ -69,7 +69,7 @@ const MADVISE: usize = 28;
 const WIPEONFORK: usize = 18;
 const KEEPONFORK: usize = 19;
 
-/// What a call that the program is about to make asks the kernel to do later.
+/// Notes what a call that the program is about to make asks the kernel to do later.
 pub fn before_call(number: usize, args: &[usize; 6]) {
     let [first, second, third, ..] = *args;
     let advice = third as u32 as usize;

@@ -4,8 +4,8 @@
 //! A page that is away is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), a fault on it is SIGSEGV, and
 //! system calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
 //! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
-//! change between there and away. What is known of each page is its word (`words.rs`), in memory that a
-//! supervisor can share.
+//! change between there and away. Each page has a word (`words.rs`) that says what is known of it, in memory
+//! that a supervisor can share.
 //!
 //! ```text
 //!   SIGSEGV ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── source.rs        gate: together
@@ -35,7 +35,7 @@
 //!
 //! - Each change of mappings is made alone in the gate, with its words: a call that is not seen would bring
 //!   old bytes back.
-//! - Whoever turned a word to EVICTING or FILLING ends that, and sleeps for nobody meanwhile.
+//! - The thread that sets a word to EVICTING or FILLING must clear it, and must not block before it has.
 //! - Inside the gate nothing is touched that may be away.
 //! - A call's pages are said to be in use before their words are looked at, and words are marked before it is
 //!   looked who uses the pages. So no call meets a window.

@@ -11,7 +11,7 @@
 //!          return ◀─────────────────────────── Go
 //! ```
 //!
-//! Where system calls are trapped that is done in the trap (`trap/handler.rs`), else by the C library's
+//! If system calls are trapped that is done in the trap (`trap/handler.rs`), else by the C library's
 //! `execve`, in which the call is rewritten, as that of brk is (`malloc.rs`). The rest of the C library's
 //! exec functions, posix_spawn, popen and system come there too, also in the child of a vfork, which has its
 //! parent's memory.
@@ -159,7 +159,8 @@ pub fn ask(mask: u64) -> Option<Asked> {
     matches!(answered, Some(Go { magic: MAGIC, errno: 0 })).then_some(Asked(socket))
 }
 
-// Whoever joins and is not heard ends itself (`handshake.rs`). Who asks here only runs without an agent.
+// A process that joins and is not heard ends itself (`handshake.rs`). A process that asks here only runs
+// without an agent.
 
 fn tell<T: Copy>(socket: &Fd, message: &T) -> bool {
     const SENDTO: usize = 44;

@@ -33,7 +33,7 @@
 //!
 //! The system calls here are made as the program makes them: with the dispatch armed, its caller disarms it.
 //!
-//! Where nothing is marked, managed or away none of this is done (`trap/late.rs`).
+//! If nothing is marked, managed or away none of this is done (`trap/late.rs`).
 //!
 //! *A child that cannot join* (there may be no more threads, descriptors or memory) ends without a word, and
 //! the fork has failed: its parent takes its exit away, and tells the program so. All that a program may see
@@ -118,7 +118,8 @@ pub fn prepare(child_tid: usize) -> Result<bool> {
         finish(Err(errno));
         return Err(errno);
     }
-    // From here on nothing is taken out. What the kernel writes to in the child by itself must be there.
+    // From here on nothing is taken out. Memory that the kernel writes to in the child by itself must be
+    // there.
     touch(child_tid);
     let thread = sys::thread_pointer();
     touch(thread);
@@ -154,7 +155,7 @@ fn touch(addr: usize) {
     }
 }
 
-/// The parent, after the fork. `result`: the kernel's. What it is in the end says `Child::settle`.
+/// The parent, after the fork. `result`: the kernel's. `Child::settle` says what it is in the end.
 pub fn parent_done(result: isize) -> Child {
     let outcome = Outcome(FORK.outcome.swap(0, Ordering::Relaxed));
     finish(if result < 0 { Err(-result as i32) } else { Ok(()) });

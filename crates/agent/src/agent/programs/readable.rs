@@ -147,7 +147,7 @@ pub fn read_words(at: usize, to: &mut [usize]) -> usize {
     read(at, bytes) / size_of::<usize>()
 }
 
-/// Where the entry of the environment lies that begins so: the last one, by which the loader goes.
+/// The last entry of the environment that begins so: the loader goes by it.
 fn find(environment: usize, begins: &[u8]) -> Option<usize> {
     let mut found = None;
     for place in (environment..).step_by(size_of::<usize>()).take(ENTRIES_MAX) {
@@ -170,7 +170,7 @@ fn find(environment: usize, begins: &[u8]) -> Option<usize> {
     found
 }
 
-/// Where in `LD_PRELOAD=...` a part of the list begins that has so many bytes and is such a one.
+/// The place in `LD_PRELOAD=...` where a part of the list begins that has `len` bytes and is such a one.
 fn find_in(entry: &[u8], len: usize, is_one: impl Fn(&[u8]) -> bool) -> Option<usize> {
     let is_between = |byte: Option<&u8>| matches!(byte, None | Some(b':' | b' '));
     (PRELOAD.len()..entry.len()).find(|at| {
@@ -189,7 +189,7 @@ struct Named<'a> {
 }
 
 impl Named<'_> {
-    /// Of `MEMSPILL_AGENT_FILE=NAME:DEVICE:INODE`.
+    /// Reads `MEMSPILL_AGENT_FILE=NAME:DEVICE:INODE`.
     fn of(entry: &[u8]) -> Option<Named<'_>> {
         let mut parts =
             entry.strip_prefix(ENV_FILE.as_bytes())?.strip_prefix(b"=")?.split(|byte| *byte == b':');
@@ -241,7 +241,7 @@ fn read(at: usize, to: &mut [u8]) -> usize {
     done
 }
 
-/// Where that cannot be, it is not.
+/// Nothing is written if that cannot be.
 fn write(at: usize, bytes: &[u8]) {
     // SAFETY: a text of the program's, which it has passed for what is about to be run.
     let _ = unsafe { transfer(nr::PROCESS_VM_WRITEV, bytes.as_ptr() as usize, at, bytes.len()) };

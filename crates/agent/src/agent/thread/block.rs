@@ -21,8 +21,8 @@
 //! same memory (CLONE_VM without CLONE_THREAD) may end, or be killed, without a word: its block is used again
 //! by its number alone, where its parent and it itself see the same one.
 //!
-//! Where calls are trapped only until the process has joined there is one block, which is the program's
-//! memory as any other from then on (`leave.rs`).
+//! If calls are trapped only until the process has joined there is one block, which is the program's memory
+//! as any other from then on (`leave.rs`).
 //!
 //! The child of a vfork uses its parent's block, since the parent sleeps until it is gone. The child of a
 //! fork has a copy of all blocks, of which only its own is in use.
@@ -51,7 +51,7 @@ const CLAIMED: u32 = 3;
 
 const ROOM_BYTES: usize = STACK_BYTES + PAGE;
 const BLOCK_PAGES: usize = 1 + ROOM_BYTES / PAGE;
-/// Where a limit on the address space leaves no room for so many there are fewer.
+/// There are fewer if a limit on the address space leaves no room for so many.
 const BLOCKS_MAX: usize = 8192;
 const BLOCKS_MIN: usize = 64;
 
@@ -105,7 +105,7 @@ pub struct Parent {
     pub filters: usize,
 }
 
-/// What of the registers the preparation of a call may change, and a call does not.
+/// The registers that the preparation of a call may change, and a call does not.
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]
 pub struct Saved {
@@ -129,7 +129,7 @@ const NO_PARENT: Parent = Parent {
 
 #[repr(C)]
 pub struct Block {
-    /// Of this block itself.
+    /// The address of this block itself.
     pub address: usize,
     /// End of the alternate stack, on which also the first steps of a new thread run.
     pub stack_top: usize,
@@ -138,7 +138,7 @@ pub struct Block {
     pub vforks: AtomicU32,
     /// The mask that the thread gets back when a call is over that is made with signals blocked.
     pub mask: u64,
-    /// Those of the dispatch's own signals that the program thinks it has blocked (`signals.rs`).
+    /// The dispatch's own signals that the program thinks it has blocked (`signals.rs`).
     pub reserved_mask: u64,
     /// Sets of signals for the kernel, in place of the program's: one, and the pair that pselect6 takes.
     pub set: u64,
@@ -149,7 +149,7 @@ pub struct Block {
     pub flags: usize,
     pub child_stack: usize,
     pub child_tid: usize,
-    /// Of a fork under way: its child joins.
+    /// A fork is under way: its child joins.
     pub joins: bool,
     /// The same, but it joins late (`late.rs`).
     pub is_late: bool,
@@ -398,7 +398,7 @@ fn make_room() -> Result<usize> {
     }
     let base = SHARED.arena.load(Ordering::Relaxed) + index * BLOCK_PAGES * PAGE;
     let prot = sys::PROT_READ | sys::PROT_WRITE;
-    // SAFETY: this part of the reservation is nobody's else. (What cannot be made accessible is lost.)
+    // SAFETY: this part of the reservation is nobody's else. (A part that cannot be made accessible is lost.)
     unsafe { gadget::call(nr::MPROTECT, [base + PAGE, ROOM_BYTES, prot, 0, 0, 0]) }?;
     Ok(base + PAGE)
 }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Readers have preference: a signal handler may come in the middle of one and be a reader itself, which must
-//! not wait for a writer who waits for the first. So that many readers do not keep a fork from its turn, a
-//! reader who finds one waiting gives it a moment, and then goes on.
+//! not wait for a writer who waits for the first. A reader who finds a fork waiting gives it a moment, and
+//! then goes on, lest many readers keep a fork from its turn.
 //!
 //! What it does not do: keep out calls inside the C library itself, or by a program's own instructions. The
 //! supervisor is told of those by events, and what they have put in doubt is SIGBUS in the child. So a writer

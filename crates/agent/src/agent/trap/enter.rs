@@ -17,7 +17,7 @@
 //! may have been made with others), and the program goes on behind its own instruction. The address travels
 //! in rcx, which a system call destroys anyway.
 //!
-//! *%gs* points to the thread's block here. Where the program has it point elsewhere the call is made by
+//! *%gs* points to the thread's block here. If the program has it point elsewhere the call is made by
 //! memspill_make_foreign, which r11 tells the block, and which gives the program its own %gs at last. At a
 //! rewritten site %gs is taken for the thread's block if it lies among the blocks, at the place that it
 //! names, and names the thread's %fs: a coroutine may take the %gs of one thread to another.
@@ -212,7 +212,7 @@ pub fn site() -> usize {
     at(if gadget::has_fsgsbase() { memspill_site_checked } else { memspill_site })
 }
 
-/// Where a thread stands that is at one of these instructions, but for those that prepare a call from a
+/// The place of a thread that is at one of these instructions, but for those that prepare a call from a
 /// rewritten site while `Block::preparing` says so.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Place {

@@ -7,12 +7,12 @@
 //!   the accumulator as it was; the program's filter                                      decides
 //! ```
 //!
-//! *No call of the program's passes by that.* What is made as the program has asked for it is made where its
-//! filter decides, by the kernel. What the handler answers by itself, or makes by other calls (mappings,
-//! signals, clones), is asked for first, here: each filter is kept, and run as the kernel would. What they do
-//! not allow is then made as it stands, so that the kernel does as they say.
+//! *No call of the program's passes by that.* A call that is made as the program has asked for it is made
+//! where its filter decides, by the kernel. A call that the handler answers by itself, or makes by other
+//! calls (mappings, signals, clones), is asked for first, here: each filter is kept, and run as the kernel
+//! would. A call that they do not allow is then made as it stands, so that the kernel does as they say.
 //!
-//! *What the agent needs depends on what the filter lets the program do.* All need the calls that bring
+//! *The needs of the agent depend on what the filter lets the program do.* All need the calls that bring
 //! pages, on the agent's own descriptors. Threads need some more, if threads can be made. The child of a fork
 //! joins, which takes a socket and files of /proc: these pass only where the program can fork.
 //!
@@ -23,7 +23,7 @@
 //! other threads are told instead (`Block::wanted_filters`), and set the same filters before their next call.
 //!
 //! What it does not do: filters that were set before the agent came (the kernel holds them, and does not show
-//! them). Where those forbid what is needed the agent does not get as far as to trap calls.
+//! them). If those forbid what is needed the agent does not get as far as to trap calls.
 
 use core::mem::size_of;
 use core::sync::atomic::Ordering;

@@ -410,8 +410,8 @@ fn make(block: &mut Block, context: &mut Context) {
     }
 }
 
-/// Puts in place of the program's set of signals one without those of the dispatch. What cannot be read is
-/// left for the kernel to refuse.
+/// Puts in place of the program's set of signals one without those of the dispatch. A set that cannot be read
+/// is left for the kernel to refuse.
 fn pass_mask(block: &mut Block, argument: &mut usize) {
     if let Some(set) = gadget::read::<u64>(*argument)
         && set & RESERVED != 0

@@ -49,7 +49,7 @@
 //! that was dropped comes again. SIGBUS is not blocked in the dispatch's handlers, for the sake of guarded
 //! accesses, nor in the first steps of a child: there it only notes that it was there (`has_come`).
 //!
-//! What a child shares with its parent meanwhile cannot be moved: reclaim finds that out page by page
+//! Pages that a child shares with its parent meanwhile cannot be moved: reclaim finds that out page by page
 //! (`Space::cow`).
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -74,11 +74,12 @@ const LATE_THEN_FREE_MS: i64 = 3;
 /// the thread may be kept from running just there, and each of these signals takes a part of its stack.
 const DISPATCH_ENDS_MS: u32 = 1;
 
-/// Who can fill more than this without a call is not late where calls are trapped only until then, for what
-/// it fills is not held up: eight children that filled 32 MiB each at once took 122 MiB of a budget of 64.
+/// A process that can fill more than this without a call is not late if calls are trapped only until then,
+/// for what it fills is not held up: eight children that filled 32 MiB each at once took 122 MiB of a budget
+/// of 64.
 const LITTLE_BYTES: usize = 4 << 20;
 
-/// What a program maps at once, or reads, before it joins.
+/// The most that a program maps at once, or reads, before it joins.
 const SMALL_BYTES: usize = 1 << 20;
 /// And the heap's first part.
 const HEAP_BYTES: usize = 8 << 20;
@@ -255,8 +256,8 @@ pub enum Joined {
     AndFree,
 }
 
-/// Who is late joins, in the dispatch's handler: with all signals blocked, and on a stack that is never
-/// managed, or, where calls are trapped only until then, under a kernel that waits for its pages.
+/// A late process joins in the dispatch's handler: with all signals blocked, and on a stack that is never
+/// managed, or, if calls are trapped only until then, under a kernel that waits for its pages.
 pub fn join() -> Joined {
     let kind = match IS_LATE.swap(0, Ordering::Relaxed) {
         PROGRAM => KIND_EXEC,
@@ -308,8 +309,8 @@ pub fn joins_before(block: &Block, number: usize, args: &[usize; 6]) -> bool {
     is_late() && must()
 }
 
-/// Would it be seen that calls were trapped, where those of others are not? Of the dispatch's own signals
-/// none is ignored or blocked in the kernel, as it is to be in the program that is started.
+/// Would it be seen that calls were trapped, where those of others are not? None of the dispatch's own
+/// signals is ignored or blocked in the kernel, as it is to be in the program that is started.
 fn would_show(block: &Block, number: usize, args: &[usize; 6]) -> bool {
     const RT_SIGACTION: usize = 13;
     const EXECVE: usize = 59;
@@ -379,8 +380,8 @@ fn may_be_made_in_sandbox(number: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Of those that small programs make. What they store to before they join is not counted: it is what can be
-/// stored to in `LATE_MS`, of the heap and of small mappings.
+/// Is it a call that small programs make? What they store to before they join is not counted: it is what can
+/// be stored to in `LATE_MS`, of the heap and of small mappings.
 fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     const MMAP: usize = 9;
     const MPROTECT: usize = 10;
@@ -392,7 +393,7 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     match number {
         MMAP => {
             let is_read = fourth & sys::MAP_ANONYMOUS == 0 && third & sys::PROT_WRITE == 0;
-            // What the kernel may drop is noted by who has joined.
+            // A joined process notes memory that the kernel may drop.
             fourth & MAP_TYPE != MAP_DROPPABLE && (is_read || is_small_mapping(second, fourth))
         }
         MPROTECT => third & sys::PROT_WRITE == 0 || second <= SMALL_BYTES,
@@ -415,7 +416,7 @@ fn may_be_made_by_program(number: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Of memory that can be stored to.
+/// Is it memory that can be stored to?
 pub fn is_small_mapping(len: usize, flags: usize) -> bool {
     len <= SMALL_BYTES && flags & (sys::MAP_POPULATE | sys::MAP_LOCKED) == 0
 }

@@ -14,9 +14,9 @@
 //! cancelled, in a process of one thread and in others; the third is its function `syscall`, through which
 //! also the agent's makes what is no matter of its own (`open.rs`).
 //!
-//! The `syscall` stays. Whoever comes to it by another way is trapped; the call goes on behind it as ever, so
-//! that what unwinds the stack finds the C library there; and a call that is to be trapped all the same (it
-//! is large, or a signal came) jumps to it.
+//! The `syscall` stays. A thread that comes to it by another way is trapped; the call goes on behind it as
+//! ever, so that what unwinds the stack finds the C library there; and a call that is to be trapped all the
+//! same (it is large, or a signal came) jumps to it.
 //!
 //! *When.* Only while the process has one thread of its own and has not had another: then nobody is in the
 //! middle of the bytes that change. A site that has trapped some times is rewritten; and before the first
@@ -79,7 +79,7 @@ unsafe extern "C" {
 #[derive(Clone, Copy)]
 struct Seen {
     site: usize,
-    /// Of the call that trapped there last.
+    /// The number of the call that trapped there last.
     number: usize,
     traps: u32,
 }
@@ -217,9 +217,9 @@ pub fn before_first_thread() {
     stop(HAS_THREADS);
 }
 
-/// What stands before a syscall whose number was set before: `mov N(%rsp), %rax`, `mov %r11, N(%rsp)`,
-/// `mov N(%rsp), %r9`. Each does the same wherever it is, and when it is done again: it does not know its own
-/// place, and leaves the stack pointer and what it reads as they are.
+/// May an instruction that stands before a syscall whose number was set before be copied? `mov N(%rsp),
+/// %rax`, `mov %r11, N(%rsp)`, `mov N(%rsp), %r9`. Each does the same wherever it is, and when it is done
+/// again: it does not know its own place, and leaves the stack pointer and what it reads as they are.
 fn may_be_copied(instruction: [u8; JUMP_BYTES]) -> bool {
     matches!(
         instruction,
@@ -250,7 +250,7 @@ impl Code {
 
     fn write(&self, at: usize, bytes: &[u8]) -> bool {
         let args = [self.0, bytes.as_ptr() as usize, bytes.len(), at, 0, 0];
-        // SAFETY: the kernel reads the bytes. What is written is code that nobody is in the middle of.
+        // SAFETY: the kernel reads the bytes. The written bytes are code that nobody is in the middle of.
         let written = unsafe { gadget::call(nr::PWRITE64, args) } == Ok(bytes.len());
         if !written {
             stop(FORBIDDEN);
@@ -278,7 +278,8 @@ impl Code {
     /// The sites in the first bytes of a function.
     fn rewrite_function(&self, function: usize) {
         const BYTES: usize = 128;
-        /// What follows each system call of the C library that may fail: `cmp $-4096, %rax`, or -4095.
+        /// The instruction that follows each system call of the C library that may fail: `cmp $-4096, %rax`,
+        /// or -4095.
         const COMPARE: [[u8; 6]; 2] =
             [[0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff], [0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff]];
         if function == 0 || !is_near(function) {
@@ -304,7 +305,7 @@ impl Code {
         }
         let mut at = function.saturating_sub(AROUND);
         while at < function + AROUND {
-            // What is not there is no code.
+            // Memory that is not there is no code.
             let code = gadget::read::<[u8; CHUNK]>(at).unwrap_or([0; CHUNK]);
             for (offset, window) in code.windows(whole).enumerate() {
                 let is_site = match window.first() {
@@ -348,7 +349,7 @@ impl Code {
             let short = i8::try_from(from as isize - site as isize).ok()?;
             // SAFETY: there is one thread.
             unsafe { *SITES.padding.get() = (from + JUMP_BYTES, to) };
-            // What is left of an instruction is one no more; a second site may need it (read has two).
+            // The rest of an instruction is one no more; a second site may need it (read has two).
             let rest = [NOP; PADDING_MAX];
             let rest = rest.get(..to - from - JUMP_BYTES)?;
             if !rest.is_empty() && !self.write(from + JUMP_BYTES, rest) {

@@ -352,7 +352,7 @@ pub fn stack_for_handler(block: &mut Block, action: &Action, pointer: usize) -> 
     Some(stack.at + stack.len)
 }
 
-/// What the kernel does with SS_AUTODISARM, once a handler's frame is written.
+/// Does as the kernel with SS_AUTODISARM, once a handler's frame is written.
 pub fn disarm(block: &mut Block) {
     if block.alternate.flags & SS_AUTODISARM != 0 {
         block.alternate = NO_STACK;

@@ -34,7 +34,7 @@
 //! | `sites.rs`   | the places, their stubs, and how they are rewritten     |
 //! | `program.rs` | what the program's file tells of its code               |
 //!
-//! *Only where calls are not trapped.* Where they all are (`trap/`) this is done in the trap.
+//! *Only where calls are not trapped.* If they all are (`trap/`) this is done in the trap.
 //!
 //! What it does not do: what it does not find, and so code that is made at run time; forks where any number
 //! is called (Go's have no use for one without an exec), or with a stack of their own; execveat. Such
@@ -61,7 +61,7 @@ pub fn place(entry: usize) {
     sites::place(entry, memspill_program_call as *const () as usize);
 }
 
-/// So many threads, and children of vfork, may ask at once.
+/// The number of threads, and children of vfork, that may ask at once.
 const STACKS: usize = 4;
 const STACK_BYTES: usize = 8 << 10;
 
@@ -73,7 +73,7 @@ unsafe impl Sync for Stacks {}
 // In .data, which is no memory that is managed.
 #[unsafe(link_section = ".data")]
 static STACK: Stacks = Stacks(UnsafeCell::new([[0; STACK_BYTES]; STACKS]));
-/// Not 0: somebody stands on it. Who is killed there leaves it so.
+/// Not 0: somebody stands on it. A thread that is killed there leaves it so.
 #[unsafe(link_section = ".data.hot")]
 static LOCKS: [AtomicU32; STACKS] = [const { AtomicU32::new(0) }; STACKS];
 static ALL_SIGNALS: u64 = u64::MAX;
@@ -320,7 +320,7 @@ extern "C" fn on_fork(args: &[usize; 6], number: usize) -> usize {
     fork::by_program(|| {
         let result = call();
         if result == 0 {
-            // Whoever had one is not here.
+            // No holder of a lock is here.
             LOCKS.iter().for_each(|lock| lock.store(0, Ordering::Relaxed));
         }
         result
