@@ -5,6 +5,7 @@
 #   lines        at most 110 characters, and a comment at the head of each file (tidy/lines.py)
 #   openings     few sentences that open with a headless clause ("What waits is woken"; tidy/openings.py)
 #   references   documents and headers name no file and no function that is not there (tidy/references.py)
+#   port         the supervisor asks nowhere of which kind a process's port is (tidy/port.py)
 #   modules      no two modules of a crate use each other, be it by way of others (tidy/modules.py)
 #   clippy       no warning, in all targets of the workspace; the agent's sources are an example of its crate
 #
@@ -49,6 +50,7 @@ case ${1-} in
     check format format
     NOT_YET=$LINES_NOT_YET check lines python3 tests/tidy/lines.py .
     NOT_YET=$OPENINGS_NOT_YET check openings python3 tests/tidy/openings.py .
+    check port python3 tests/tidy/port.py .
     check references python3 tests/tidy/references.py .
     NOT_YET=$CIRCLES_NOT_YET check modules python3 tests/tidy/modules.py .
     [ "${1-}" = --quick ] || check clippy clippy

@@ -7,6 +7,7 @@ import unittest
 import lines
 import modules
 import openings
+import port
 import references
 
 GOOD = {
@@ -51,7 +52,7 @@ class Form(unittest.TestCase):
             self.assertIn(word, wrong[0])
 
     def test_a_good_project_has_nothing_wrong(self):
-        for check in (lines.check, modules.check, openings.check, references.check):
+        for check in (lines.check, modules.check, openings.check, port.check, references.check):
             self.assertEqual(self.wrong(check), [])
 
     def test_a_long_line_is_counted_in_characters(self):
@@ -117,6 +118,13 @@ class Form(unittest.TestCase):
 
     def test_a_function_that_is_not_there_is_found(self):
         self.found(references.check, "lost", docs__x_md="By `lost` in\n`one/src/b.rs`.\n")
+
+    def test_a_question_about_the_kind_of_a_port_is_found(self):
+        asks = "//! Faults.\nfn f() { if process.memory.port.is_agent() {} }\n"
+        self.found(port.check, "f.rs:2", "port.is_agent(", crates__pager__src__f_rs=asks)
+        knows = "//! Kinds.\nfn f() { by_agent; }\n"
+        self.found(port.check, "a.rs:2", "by_agent", crates__pager__src__process__a_rs=knows)
+        self.assertEqual(self.wrong(port.check, crates__pager__src__process__port__a_rs=knows), [])
 
     def test_modules_in_a_circle_are_found(self):
         self.found(modules.check, "a -> b", "b -> a", crates__one__src__b_rs="use crate::a;\n")

@@ -2,8 +2,8 @@
 //! others get, a pool that is emptied to a disk, deliveries, changes, swapoff.
 //!
 //! ```text
-//!   a thread that lacks a page     from_pool.rs: fetch       a pager, the reclaimer     pager: run/early.rs
-//!     reads hints                    take_hints                HERE, NOTING; 0            note_early
+//!   a thread that lacks a page     from_pool.rs: fetch       a pager, the reclaimer     run/pool_reads.rs
+//!     reads hints                    take_hints                HERE, NOTING; 0            note_pool_reads
 //!     an entry FETCHING              notes::claim              RESIDENT, its slot free    engine: note_there
 //!     FILLING                                                  a fault: delivered, FULL   supervisor.rs: ask
 //!     location, object, location     read                    the reclaimer

@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   a thread that lacks a page       supervisor.rs: ask      two pagers                faults/thread.rs
-//!     claims a waiter                claim_waiter              bell silenced, ring read    AgentLink::read
+//!     claims a waiter                claim_waiter              bell silenced, ring read    messages.rs
 //!     installs what is FULL          install_all                 changes_read + 1: END     read_some
 //!     FAULT; bell; sleeps            push, ring                changes applied             process_events
 //!   a thread that changes            mappings.rs: over        faults: claimed, FILLING    engine/swap_in.rs
 //!     alone; changes + 1; installs   Changing::begin             delivered, FULL; wake     deliver
 //!     the call; words                                            RESIDENT; wake            install.rs
 //!     REMOVE, END; leaves            tell, Changing::drop      reclaimer                 swap_out.rs
-//!   the evictor                      evict.rs: take_run          EVICTING; open; sent      take_by_link.rs
+//!   the evictor                      evict.rs: take_run          EVICTING; open; sent      agent/take.rs
 //!     inside; nothing is changing    is_changing                 no answer: cut            end_batch_of_late
 //!     installs; words EVICTING       install_inside, mark        SWAPPED; what is WANTED
 //!     NONE, copied                   Chunk::take

@@ -48,7 +48,7 @@ pub mod untrusted {
     pub use crate::monitor::register::announced_range;
     pub use crate::process::agent::own_ranges;
     pub use crate::process::control::ControlPage;
-    pub use crate::process::take::collect;
+    pub use crate::process::port::batch::collect;
     pub use crate::process::wire::receive;
 }
 

@@ -215,7 +215,7 @@ fn swapoff(run: &Arc<Run>, name: &str, caller: &OwnedFd) -> Result<String, Strin
         })?;
     let refused = |error: &dyn std::fmt::Display| format!("swapoff {}: {error}", device.name);
     if device.backing.pool_file().is_some() {
-        run.end_early();
+        run.end_pool_reads();
     }
     engine.swapoff_begin(place).map_err(|e| refused(&e))?;
     if !std::ptr::eq(device, &engine.devices()[place]) {

@@ -17,9 +17,9 @@ use crate::proc::{self, Rights};
 use crate::process::Process;
 use crate::process::agent::{Agent, own_ranges};
 use crate::process::control::ControlPage;
-use crate::process::link::{AgentLink, Port};
 use crate::process::memory::ProcessMemory;
 use crate::process::peer::{Peer, Pidfd};
+use crate::process::port::Port;
 use crate::process::wire;
 use crate::run::{Forks, Run};
 use crate::times::EXCHANGE_ENDS;
@@ -197,15 +197,12 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 bell.as_ref().map(|bell| (bell, pool_file)),
             )?;
             let control = Arc::new(control);
-            let mut link =
-                bell.map(|bell| AgentLink::new(control.clone(), bell, pool.map(|(number, _)| number)));
-            let limit_bytes = run.engine.groups().root().limit_bytes();
-            if let Some(link) = &mut link {
-                link.set_closed_bytes(limit_bytes / CLOSED_SHARE);
+            let link = bell.map(|bell| {
                 let goes_on = run.engine.swap().tuning.readahead == Readahead::Stream;
-                link.set_run(if goes_on { EARLY_RUN_MAX } else { 1 });
-            }
-            let link = link.map(Port::Agent);
+                let run_pages = if goes_on { EARLY_RUN_MAX } else { 1 };
+                let closed_bytes = run.engine.groups().root().limit_bytes() / CLOSED_SHARE;
+                Port::of_agent(control.clone(), bell, pool.map(|(number, _)| number), run_pages, closed_bytes)
+            });
             Ok((control, link))
         }),
         false => Err(io::Error::other("it is not below memspill in the tree of processes")),
@@ -277,7 +274,7 @@ fn make_new(run: &Run, door: &Door, port: Port, pid: u32, agent: Agent) -> io::R
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
     // What leaves a process with a link is told by that to its children too.
-    if run.settings.forks == Forks::Agent && process.memory.port.agent().is_none() {
+    if run.settings.forks == Forks::Agent && !process.memory.port.child_knows_away() {
         process.growth.begin_marking();
     }
     process.attach(agent)?;
@@ -407,7 +404,7 @@ fn take_in(
     if is_new && is_foreign && !door.source.is_link() && agent.is_closed_to_us() {
         return Err(closed());
     }
-    let fresh = || link.or(uffd.map(Port::Kernel)).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+    let fresh = || link.or(uffd.map(Port::from)).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     let process = match (known, parent, child) {
         (_, Some(parent), Some(child)) => {
             inherit::settle(run, door, fresh()?, pid, agent, &parent, child.take())?

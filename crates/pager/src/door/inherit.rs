@@ -29,8 +29,8 @@ use crate::proc;
 use crate::process::Process;
 use crate::process::agent::Agent;
 use crate::process::held::Disturbed;
-use crate::process::link::Port;
 use crate::process::memory::ProcessMemory;
+use crate::process::port::Port;
 use crate::process::ranges::{Range, Ranges};
 use crate::process::wire;
 use crate::reclaim::fork_room;
@@ -258,10 +258,9 @@ fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
     // What changes from here on is noted.
     let mappings = proc::private_anonymous(process.memory.proc_id());
     let agent = process.memory.attached_agent().expect("it has forked by its agent");
-    // Without a userfaultfd the child's agent knows what it has not.
-    let had = match process.memory.port.agent() {
-        None => agent.with_content(addresses(resident).iter()),
-        Some(_) => Ok(Ranges::default()),
+    let had = match process.memory.port.child_knows_away() {
+        false => agent.with_content(addresses(resident).iter()),
+        true => Ok(Ranges::default()),
     };
     match mappings.and_then(|mappings| Ok((mappings, had?))) {
         Ok((mappings, had)) => Ok(Child { ranges: process.growth.marked_of(mappings), had, ..child }),
@@ -350,9 +349,9 @@ pub fn settle(
         let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
         process.attach(agent)?;
         let _ = child.memory.0.set(memory.clone());
-        match process.memory.port.agent() {
-            None => take_over(run, parent, &process, &child)?,
-            Some(_) => take_over_by_link(run, parent, &process, &child)?,
+        match process.memory.port.child_knows_away() {
+            false => take_over(run, parent, &process, &child)?,
+            true => take_over_by_link(run, parent, &process, &child)?,
         }
         Ok(process)
     })();

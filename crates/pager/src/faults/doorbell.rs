@@ -61,8 +61,7 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
     {
         return false;
     }
-    if process.memory.port.agent().is_some() {
-        // Nobody touches the page, and who has called waits for the word.
+    if !process.memory.port.has_doorbells() {
         return true;
     }
     // What is put off is asked for again: the page is missing still.
@@ -86,8 +85,7 @@ enum Done {
 
 /// What a thread of the process wants, at a doorbell.
 fn carry_out(run: &Arc<Run>, process: &Arc<Process>, doorbell: usize, call: Doorbell) -> Done {
-    // By a link, calls of one kind come.
-    if process.memory.port.agent().is_some() && call.call != CALL_BRING {
+    if !process.memory.port.has_doorbells() && call.call != CALL_BRING {
         return Done::Now;
     }
     let is_done = match call.call {

@@ -46,8 +46,7 @@ use std::time::Instant;
 /// Read messages with MOVEs excluded. If there is an event among them, no further MOVE starts until it was
 /// processed. False: nothing to do.
 pub fn read_locked(run: &Run, process: &Process, messages: &mut Vec<Event>) -> bool {
-    let faults = process.memory.port.agent().map(|link| link.read_faults(messages));
-    match faults.transpose().map(Option::flatten) {
+    match process.memory.port.read_faults(messages) {
         Ok(Some(read)) => return read > 0,
         Ok(None) => {}
         Err(error) => return cannot_follow(run, process, &error),
@@ -185,7 +184,7 @@ impl Told {
     /// been read moves the same memory on, and then what is registered says nothing of what was told.
     fn changes_as_made(&self, process: &Process) -> Option<Vec<Change>> {
         let mut changes = self.changes.clone();
-        let is_ordered = process.memory.port.agent().is_some();
+        let is_ordered = process.memory.port.is_ordered();
         if is_ordered || !changes.iter().any(|change| matches!(change, Change::Remap { .. })) {
             return Some(changes);
         }
@@ -237,8 +236,7 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
 
 /// May there be more changes, not told yet, that were made before some of these?
 fn may_be_out_of_order(process: &Process, messages: &[Event]) -> bool {
-    // A link tells in order.
-    if process.memory.port.agent().is_some() {
+    if process.memory.port.is_ordered() {
         return false;
     }
     let any = |wanted: fn(&Event) -> bool| messages.iter().any(wanted);

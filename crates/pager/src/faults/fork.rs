@@ -19,8 +19,8 @@ use crate::faults::shared;
 use crate::proc::{self, Proof};
 use crate::process::Process;
 use crate::process::descent::Descent;
-use crate::process::link::Port;
 use crate::process::memory::ProcessMemory;
+use crate::process::port::Port;
 use crate::process::ranges::Ranges;
 use crate::reclaim::direct;
 use crate::run::Run;
@@ -123,7 +123,7 @@ pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork
         return run.fail("cannot follow a fork: the system has no random bytes".into());
     }
     let key = run.new_key();
-    let memory = Arc::new(ProcessMemory::new(Port::Kernel(child), 0));
+    let memory = Arc::new(ProcessMemory::new(Port::from(child), 0));
     memory.shared.inherit(&parent.memory.shared);
     let group = parent.space.group(run.engine.swap()).clone();
     let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()).in_group(group));

@@ -53,8 +53,7 @@ fn forget_range(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 /// All managed memory of all processes: to be called about once a second. It costs some ns for each page that
 /// is there.
 pub fn forget_guarded_everywhere(run: &Run) {
-    // Without a userfaultfd guards stand where pages are away, and the agent sees those of the program.
-    for process in run.processes().iter().filter(|process| process.memory.port.agent().is_none()) {
+    for process in run.processes().iter().filter(|process| !process.memory.port.keeps_guards()) {
         // What is changing now is searched the next time.
         forget_guarded(run, process, 0, u64::MAX);
     }

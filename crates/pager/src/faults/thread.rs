@@ -27,7 +27,7 @@ use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::cpus::{KEY_POKE, KEY_READS, PagerCpu, Waiting};
-use crate::run::early::Seen;
+use crate::run::pool_reads::FaultMeter;
 use crate::run::token::Faulter;
 use crate::run::watch;
 use crate::times::{HELD_AGAIN, NO_MEMORY, PROCESS_YOUNG, PUT_OFF_AGAIN, now_us, us_of};
@@ -63,7 +63,7 @@ pub struct FaultThread<'a> {
     unread: Vec<Weak<Process>>,
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
-    seen: Seen,
+    meter: FaultMeter,
     held: Held<Arc<Process>>,
     /// So often in a row there was no room for pages that are expected to be touched soon.
     without_room: u32,
@@ -113,7 +113,7 @@ impl<'a> FaultThread<'a> {
             reading: HashMap::new(),
             messages: Vec::new(),
             known: HashMap::new(),
-            seen: Seen::new(index),
+            meter: FaultMeter::new(index),
             held: Held::new(),
             without_room: 0,
             ahead: 0,
@@ -192,15 +192,14 @@ impl<'a> FaultThread<'a> {
             }
             faults = self.serve_messages(process, Instant::now());
         }
-        let Some(link) = process.memory.port.agent() else { return };
-        if link.waits_for_note() {
-            self.seen.note_early(self.run, self.cpu, process);
+        let port = &process.memory.port;
+        if port.waits_for_note() {
+            self.meter.note_pool_reads(self.run, self.cpu, process);
             self.run.kick_reclaim();
         }
-        link.show_token(self.run.token.served_alone(self.group_of(process), us_of(now)));
-        link.show_names_followed(process.space.follows_names());
-        // A link's bell is silenced before it is clear that all can be read now.
-        if link.has_messages() || link.has_early() {
+        port.tell_token(|| self.run.token.served_alone(self.group_of(process), us_of(now)));
+        port.tell_names_followed(|| process.space.follows_names());
+        if port.has_more() {
             self.unread.push(Arc::downgrade(process));
         }
     }
@@ -273,10 +272,9 @@ impl<'a> FaultThread<'a> {
         // about to join, of which nothing can be moved out before its evictor was let go; a process that
         // forks by its agent; and one that stands still, whose tracer reads its memory.
         let (evicts, joins) = match process.memory.attached_agent() {
-            // Without a userfaultfd the agent says who it is, and an evictor needs nothing.
             Some(agent) => {
                 let joins = !agent.evictor.control.takes_commands() && process.faults() < JOINING_FAULTS_MAX;
-                (agent.is_evictor(tid) && process.memory.port.agent().is_none(), joins)
+                (agent.is_evictor(tid) && process.memory.port.evictor_faults(), joins)
             }
             None if process.age() < PROCESS_YOUNG => (false, process.faults() < JOINING_FAULTS_MAX),
             None => (false, process.faults() < NEVER_JOINING_FAULTS_MAX),
@@ -371,12 +369,8 @@ impl<'a> FaultThread<'a> {
 
     /// For `--report`.
     fn sample(&mut self, process: &Process, addr: u64, tid: u32) {
-        if self.run.sampling.is_due(&mut self.seen.countdown) {
-            // The thread sleeps in its fault until that is served. Over a link it sleeps in its agent.
-            let instruction = || match process.memory.port.agent() {
-                None => crate::proc::instruction(process.memory.pid(), tid),
-                Some(_) => None,
-            };
+        if self.run.sampling.is_due(&mut self.meter.countdown) {
+            let instruction = || process.memory.port.instruction_of(process.memory.pid(), tid);
             self.run.sampling.note(process.key, addr, instruction);
         }
     }
@@ -516,7 +510,7 @@ impl<'a> FaultThread<'a> {
     /// The thread of a fault, before it is served.
     fn faulter(&mut self, process: &Process, tid: u32, vpn: Vpn, now_us: u64) -> Faulter {
         let is_away = || matches!(process.space.word(vpn).state(), State::Swapped | State::Evicting);
-        let often = self.run.token.serves_alone() && is_away() && self.seen.rates.note(tid, vpn, now_us);
+        let often = self.run.token.serves_alone() && is_away() && self.meter.rates.note(tid, vpn, now_us);
         Faulter::new(tid, process.space.group(self.run.engine.swap()), often)
     }
 
@@ -577,9 +571,7 @@ impl<'a> FaultThread<'a> {
         }
         let hurries = |process: &Arc<Process>| process.is_dying() || serves_beyond(process);
         for (held, favoured) in self.held.take_due(token, looked_us, hurries) {
-            if let Some(link) = held.process.memory.port.agent() {
-                link.show_token(token.served_alone(held.who.group, looked_us));
-            }
+            held.process.memory.port.tell_token(|| token.served_alone(held.who.group, looked_us));
             self.let_go(&held, favoured);
         }
     }

@@ -13,7 +13,6 @@
 
 use crate::proc::{self, Statm};
 use crate::process::Process;
-use crate::process::link::AgentLink;
 use crate::run::{Run, account};
 use crate::times::PROCESS_YOUNG;
 use memspill_engine::group::Group;
@@ -45,8 +44,8 @@ pub fn note_unmanaged(run: &Run, process: &Process, statm: Statm) {
     }
     let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
     // Charged when they are noted, which is soon.
-    let early_bytes = process.memory.port.agent().map_or(0, AgentLink::early_pages) * PAGE_SIZE as u64;
-    process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes + early_bytes));
+    let unnoted_bytes = process.memory.port.unnoted_pages() * PAGE_SIZE as u64;
+    process.growth.set_unmanaged_bytes(statm.anon_bytes.saturating_sub(managed_bytes + unnoted_bytes));
     // More cannot be shared than is there: it was measured before some of it was unmapped.
     let pages = statm.anon_bytes.max(managed_bytes) / PAGE_SIZE as u64;
     if process.space.discount_pages() > pages {

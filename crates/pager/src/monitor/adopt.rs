@@ -44,12 +44,14 @@ pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
     process.growth.end_noting_dropped();
 }
 
-/// Without a userfaultfd nobody tells of pages that a program touches first: look for them where much has
-/// come since the last look.
+/// Where nobody tells of pages that a program touches first ([`Port::tells_each_touch`]): look for them, if
+/// much has come since the last look.
+///
+/// [`Port::tells_each_touch`]: crate::process::port::Port::tells_each_touch
 pub fn adopt_grown(run: &Run, process: &Process) {
     let growth = &process.growth;
     let begun = Instant::now();
-    let is_watched = process.memory.port.agent().is_some() && growth.is_registered();
+    let is_watched = !process.memory.port.tells_each_touch() && growth.is_registered();
     if !is_watched || !growth.is_walk_due(us_of(begun)) {
         return;
     }
@@ -138,7 +140,7 @@ fn adopt_piece(
     let _fill_guard = process.space.gate.enter_fill();
     // Where nobody puts a page in place that has vanished, none may leave between the look and the table: a
     // page of zeros that has just left has no word, and would be taken for one that is there.
-    let _batch = process.memory.port.agent().map(|_| process.hold_batch());
+    let _batch = (!process.memory.port.tells_each_touch()).then(|| process.hold_batch());
     let (present, walked_to) = registered.present(wanted, range, ADOPT_PAGES)?;
     let adopt = |(from, to): &Range| {
         process.space.adopt(run.engine.swap(), Vpn::from_addr(*from), Vpn::from_addr(*to))

@@ -89,7 +89,7 @@ impl Watch {
 
 fn can_protect(process: &Process) -> bool {
     let memory = &process.memory;
-    process.space.cow.load(Ordering::Relaxed) && memory.port.agent().is_none() && !process.growth.is_marking()
+    process.space.cow.load(Ordering::Relaxed) && memory.port.can_protect() && !process.growth.is_marking()
 }
 
 /// The same of ranges that have just been registered.

@@ -38,7 +38,7 @@ use crate::process::growth::Registered;
 use crate::process::ranges::{Range, Ranges};
 use crate::run::Run;
 use crate::times::{AGENT_JOINS, EVICTOR_ANSWERS, MARKS_TURN, PROCESS_BEGINS};
-use memspill_agent::protocol::{DOORBELLS, MoveRun, OP_MARK, RUNS_MAX, STAGING_PAGES};
+use memspill_agent::protocol::{MoveRun, OP_MARK, RUNS_MAX};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -138,8 +138,8 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let own: Ranges =
         process.memory.attached_agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
-    let by_agent = process.memory.port.agent().is_some();
-    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, by_agent);
+    let takes_closed = process.memory.port.takes_closed();
+    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, takes_closed);
     let Some(mut found) = found else { return Vec::new() };
     // An empty mapping without access is reserved address space, or a guard.
     found.new.retain(|new| match (new.is_reserve, new.is_closed) {
@@ -176,7 +176,7 @@ fn is_known(process: &Process) -> bool {
 pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     let agent = process.memory.attached_agent()?;
     if agent.evictor.control.wants_answers() {
-        let granted = process.memory.port.agent().is_none() && register_agent_pages(process);
+        let granted = process.memory.port.has_doorbells() && register_agent_pages(process);
         // While something is changing nothing can be registered: the next round tries again.
         if granted || !process.memory.port.is_changing() {
             agent.evictor.control.grant_answers(granted);
@@ -195,8 +195,8 @@ pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     }
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = agent.own_ranges().into_iter().collect();
-    let by_agent = process.memory.port.agent().is_some();
-    let found = registered.find_asked(process.memory.proc_id(), &own, &asked, by_agent)?;
+    let takes_closed = process.memory.port.takes_closed();
+    let found = registered.find_asked(process.memory.proc_id(), &own, &asked, takes_closed)?;
     Some(register_found(process, &mut registered, &found))
 }
 
@@ -330,32 +330,17 @@ impl Results {
     }
 }
 
-/// The agent's own pages come before all else: staging must be registered on the same userfaultfd as the
-/// victims, so that a MOVE is refused while an event waits to be read. And of those the ident page comes
-/// first: the child of a fork in between, whose event comes as soon as anything is registered, is known by
-/// it. From then on calls of the agent are answered. False: a change was under way, or the process is gone.
+/// Registers the agent's own pages, which come before all else. False: a change was under way, or the process
+/// is gone.
 pub fn register_agent_pages(process: &Process) -> bool {
-    let Some(agent) = process.memory.attached_agent() else { return true };
-    if let Some(link) = process.memory.port.agent() {
-        link.set_tells();
-        return true;
-    }
-    let page = PAGE_SIZE as u64;
-    let ready = &agent.ready;
     let port = &process.memory.port;
-    let ident = port.register(ready.ident_addr, page);
-    let staging = port.register(ready.staging_addr, u64::from(STAGING_PAGES) * page);
-    let doorbells = port.register(ready.doorbell_addr, DOORBELLS as u64 * page);
-    if ident.and(staging).and(doorbells).is_err() {
-        return false;
-    }
-    agent.evictor.control.set_answers();
-    true
+    let agent = process.memory.attached_agent();
+    agent.is_none_or(|agent| port.register_agent_pages(&agent.ready, &agent.evictor.control))
 }
 
 /// From now on the agent announces new mappings. Its own pages are registered.
 pub fn let_announce(process: &Process) {
-    if let Some(agent) = process.memory.attached_agent().filter(|_| process.memory.port.agent().is_none()) {
+    if let Some(agent) = process.memory.attached_agent().filter(|_| process.memory.port.has_doorbells()) {
         agent.evictor.control.set_announces(true);
     }
 }

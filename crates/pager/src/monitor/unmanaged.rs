@@ -310,8 +310,9 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_registered = process.growth.is_registered();
-        let by_agent = process.memory.port.agent().is_some();
-        let mut staying = staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, by_agent);
+        let takes_closed = process.memory.port.takes_closed();
+        let mut staying =
+            staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, takes_closed);
         let shared_bytes = process.growth.unmanaged_shared_bytes();
         if shared_bytes > 0 {
             staying.kinds.insert(OF_SHARED, shared_bytes);
@@ -335,8 +336,8 @@ struct Region<'a> {
 }
 
 /// What a process has in memory that cannot be moved out, by kind. Of pages that it shares its part.
-/// `by_agent`: what cannot be written now can be moved out too.
-fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: bool) -> Staying {
+/// `takes_closed`: memory that cannot be written now can be moved out too.
+fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, takes_closed: bool) -> Staying {
     let mut staying = Staying::default();
     let mut region = Region::default();
     for line in smaps.lines() {
@@ -350,7 +351,8 @@ fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, by_agent: b
             "VmFlags:" => {
                 let region = std::mem::take(&mut region);
                 let is_locked = fields.any(|flag| flag == "lo");
-                if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered, by_agent) {
+                if let Some(kind) = why_it_stays(&region, registered, is_locked, is_registered, takes_closed)
+                {
                     *staying.kinds.entry(kind).or_default() += region.anonymous_bytes();
                     if let Some(file) = region.file {
                         *staying.files.entry(file.to_string()).or_default() += region.anonymous_bytes();
@@ -392,13 +394,13 @@ fn why_it_stays(
     registered: &Ranges,
     is_locked: bool,
     is_registered: bool,
-    by_agent: bool,
+    takes_closed: bool,
 ) -> Option<&'static str> {
     let (start, end) = region.range;
     Some(match () {
         _ if region.file.is_some() => OF_FILES,
         _ if is_locked => "locked",
-        _ if !region.perms.starts_with("rw") && !by_agent => PROTECTED,
+        _ if !region.perms.starts_with("rw") && !takes_closed => PROTECTED,
         _ if registered.intersects(start, end) => return None,
         _ if region.is_stack => "of stack",
         _ if !is_registered => "in small processes",

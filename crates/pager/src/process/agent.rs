@@ -3,7 +3,6 @@
 
 use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
-use crate::process::link::Port;
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::ranges::{Range, Ranges};
 use memspill_agent::protocol::{Ready, STAGING_PAGES};
@@ -65,12 +64,9 @@ impl Agent {
         Ok(Agent { ready, evictor, pidfd, pagemap, maps, of_one, serves, half })
     }
 
-    /// Of its address space, for whoever asks whether that is still there.
-    pub fn note_in(&self, port: &Port) -> io::Result<()> {
-        if let Some(link) = port.agent() {
-            link.set_evictor(self.pidfd.try_clone()?);
-        }
-        Ok(())
+    /// A descriptor of the evictor, which ends with its address space.
+    pub fn pidfd(&self) -> io::Result<Pidfd> {
+        self.pidfd.try_clone()
     }
 
     /// From now on commands may be sent. Whoever calls this lets the evictor go next, without waiting for

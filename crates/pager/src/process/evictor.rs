@@ -25,13 +25,13 @@
 
 use crate::proc;
 use crate::process::control::{ControlPage, Forbidden};
-use crate::process::link::Port;
 use crate::process::standstill::Standstill;
 use crate::process::{standstill, wire};
 use crate::times::{EVICTOR_ANSWERS, EVICTOR_ANSWERS_MOST, EVICTOR_LOOKED_AT};
 use memspill_agent::protocol::{Command, MoveRun, OP_EXIT, OP_MOVE, OP_ZAP, Reply, STAGING_PAGES, move_cpu};
 use memspill_engine::gate::Gate;
 use memspill_engine::units::PAGE_SIZE;
+use memspill_uffd::userfaultfd::Uffd;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -188,10 +188,10 @@ impl Evictor {
 
     /// A MOVE has not been answered, and nothing that it was told may be done any more. Not to be taken back
     /// before it answers (`caught_up`).
-    pub fn cut_off(&self, port: &Port) -> Result<(), i32> {
+    pub fn cut_off(&self, uffd: &Uffd) -> Result<(), i32> {
         // Where it goes on at once, it need not try what the kernel will refuse.
         self.control.forbid(Forbidden::CutOff);
-        port.unregister(self.staging_addr, STAGING_BYTES)?;
+        uffd.unregister(self.staging_addr, STAGING_BYTES)?;
         self.cut_off.store(true, Ordering::Release);
         Ok(())
     }
@@ -206,7 +206,11 @@ impl Evictor {
 
     /// Has it answered everything, so that it can be told something new? Only for whoever has the evictor's
     /// turn, and neither the batch lock nor the gate.
-    pub fn caught_up(&self, port: &Port, gate: &Gate) -> Result<bool, Failed> {
+    pub fn caught_up(
+        &self,
+        register: impl FnOnce(u64, u64) -> Result<(), i32>,
+        gate: &Gate,
+    ) -> Result<bool, Failed> {
         let late = self.late.load(Ordering::Relaxed);
         if late != 0 {
             if !readable(&self.socket, Duration::ZERO)? {
@@ -218,7 +222,7 @@ impl Evictor {
         if self.is_cut_off() {
             // A reader of events may be at work without the MOVE lock.
             let _fill_guard = gate.enter_fill();
-            if port.register(self.staging_addr, STAGING_BYTES).is_err() {
+            if register(self.staging_addr, STAGING_BYTES).is_err() {
                 return Ok(false);
             }
             self.cut_off.store(false, Ordering::Release);

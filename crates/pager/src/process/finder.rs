@@ -89,9 +89,9 @@ pub struct Known<'a> {
     pub own: &'a Ranges,
     /// To be looked at, whatever else is.
     pub doubtful: &'a Ranges,
-    /// The agent takes pages out, by windows: of what cannot be written now, too, and what becomes writable
-    /// it sees itself.
-    pub by_agent: bool,
+    /// Pages can be taken out of memory that cannot be written now, too, and the agent sees itself what
+    /// becomes writable (`Port::takes_closed`).
+    pub takes_closed: bool,
     pub unmanaged_bytes: u64,
     /// So much of it is no reason for haste.
     pub slack_bytes: u64,
@@ -129,8 +129,8 @@ impl Finder {
         let begun = Instant::now();
         let mut mappings = proc::manageable(pid)?;
         mappings.retain_mut(|mapping| match mapping.kind {
-            MappingKind::Protected | MappingKind::Closed => known.by_agent,
-            MappingKind::Reserve if known.by_agent => {
+            MappingKind::Protected | MappingKind::Closed => known.takes_closed,
+            MappingKind::Reserve if known.takes_closed => {
                 mapping.kind = MappingKind::Closed;
                 true
             }
@@ -175,7 +175,7 @@ impl Finder {
                 };
                 at = mapping.end;
                 let free_from = below_end.replace(mapping.end).unwrap_or(mapping.start);
-                let is_open = mapping.writable || known.by_agent && mapping.accessible;
+                let is_open = mapping.writable || known.takes_closed && mapping.accessible;
                 if !is_open || !mapping.anonymous || mapping.end == self.stack_end {
                     continue;
                 }
@@ -341,7 +341,7 @@ mod tests {
             registered,
             own,
             doubtful,
-            by_agent: false,
+            takes_closed: false,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };

@@ -289,7 +289,7 @@ impl Registered {
         own: &Ranges,
         unmanaged_bytes: u64,
         slack_bytes: u64,
-        by_agent: bool,
+        takes_closed: bool,
     ) -> Option<Found> {
         let has_changed = size.size_bytes != self.size.size_bytes || size.data_bytes != self.size.data_bytes;
         if !has_changed && self.doubtful.is_empty() && !self.finder.is_due() {
@@ -301,7 +301,7 @@ impl Registered {
             registered: &self.ranges,
             own,
             doubtful: &doubtful,
-            by_agent,
+            takes_closed,
             unmanaged_bytes,
             slack_bytes,
         };
@@ -314,12 +314,18 @@ impl Registered {
 
     /// Mappings that are not registered and that something of `asked` lies in. What else may be new is left
     /// to `find_new`.
-    pub fn find_asked(&mut self, pid: u32, own: &Ranges, asked: &Ranges, by_agent: bool) -> Option<Found> {
+    pub fn find_asked(
+        &mut self,
+        pid: u32,
+        own: &Ranges,
+        asked: &Ranges,
+        takes_closed: bool,
+    ) -> Option<Found> {
         let known = Known {
             registered: &self.ranges,
             own,
             doubtful: asked,
-            by_agent,
+            takes_closed,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };

@@ -1,22 +1,19 @@
-//! A process's memory as the engine sees it ([`Memory`]): its userfaultfd, and how pages are put in.
+//! A process's memory as the engine sees it ([`Memory`]): its port, and how pages are put in.
 //!
 //! ```text
-//!   take:  take.rs
-//!   put:   UFFDIO_COPY from our buffer, not over guards, not beyond the mapping, not where memory is shared
+//!   take:  port/
+//!   put:   from our buffer, not over guards, not beyond the mapping, not where memory is shared
 //! ```
 
 use crate::proc::RESERVE_BYTES;
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
 use crate::process::copies::Copies;
-use crate::process::link::{AgentLink, Port};
+use crate::process::port::{Owner, Port};
 use crate::process::ranges::Ranges;
 use crate::process::reserves::Reserves;
 use crate::process::shared::SharedMappings;
-use crate::process::take::Taker;
-use crate::process::take_by_link::LinkTaker;
-use memspill_agent::link::Hint;
-use memspill_engine::fill::{WINDOW_MAX, ZERO_WINDOW_MAX};
+use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_engine::word::SwapEntry;
@@ -94,11 +91,8 @@ impl ProcessMemory {
 
 impl Memory for ProcessMemory {
     fn take(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
-        if let Some((link, agent)) = self.port.agent().zip(self.serving_agent()) {
-            return LinkTaker { link, agent, broken: &self.broken }.take(runs, frames, outcome);
-        }
-        match self.taker() {
-            Some(taker) => taker.take(runs, frames, outcome),
+        match self.owner() {
+            Some(owner) => self.port.take(&owner, runs, frames, outcome),
             None => outcome.extend(runs.iter().flat_map(|run| (0..run.pages).map(|_| Take::Busy))),
         }
     }
@@ -115,18 +109,15 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, page.len()) {
             return NOT_OURS;
         }
-        match (self.attached_agent(), self.port.agent()) {
-            (_, Some(link)) => fill(link.deliver_unasked(vpn.addr(), bytes_of(page))),
-            (Some(agent), None) => {
-                self.put_open(Port::copy, vpn, page, self.before_guard(agent, vpn, page.len()))
-            }
-            (None, None) => self.put(vpn, page),
-        }
+        let open = match self.attached_agent() {
+            Some(agent) if !self.port.keeps_guards() => self.before_guard(agent, vpn, page.len()),
+            _ => page.len(),
+        };
+        self.put_open(Port::copy_unasked, vpn, page, open)
     }
 
-    /// Without a userfaultfd a page waits until a thread of the process takes it, and few can wait at once.
     fn room_for_unasked(&self) -> u64 {
-        self.port.agent().map_or(u64::MAX, AgentLink::room_for_unasked)
+        self.port.room_for_unasked()
     }
 
     fn put_zero(&self, vpn: Vpn, pages: usize, write: bool) -> Fill {
@@ -134,15 +125,15 @@ impl Memory for ProcessMemory {
         if self.is_shared(vpn, pages) {
             return NOT_OURS;
         }
-        // What is in memory beside it may not be known here, and what cannot be accessed is not known at all:
-        // the agent says which pages are away.
-        if let Some(link) = self.port.agent() {
-            return match link.waited_for(vpn.addr()) {
-                Some(run) => self.filled_in_part(pages, pages.min(run), |pages| {
+        // The agent knows which pages are away, also where others came unnoticed, or cannot be accessed.
+        match self.port.run_away(vpn.addr()) {
+            None => {}
+            Some(0) => return NOT_OURS,
+            Some(run) => {
+                return self.filled_in_part(pages, pages.min(run), |pages| {
                     fill(self.port.zeropage(vpn.addr(), (pages * PAGE_SIZE) as u64))
-                }),
-                None => NOT_OURS,
-            };
+                });
+            }
         }
         let (accessible, reserved) = self.accessible(vpn, pages);
         // Without an agent nobody can look for guards. UFFDIO_ZEROPAGE does not replace them.
@@ -172,56 +163,35 @@ impl Memory for ProcessMemory {
         })
     }
 
-    /// An agent says how far it goes. Without one a call that the kernel takes must hold the page that has
-    /// faulted, for what lies behind that page's mapping may be another userfaultfd's.
     fn zeros_max(&self) -> usize {
-        if self.port.agent().is_some() { ZERO_WINDOW_MAX } else { WINDOW_MAX }
+        self.port.zeros_max()
     }
 
-    /// Without a userfaultfd a fault is told once. One that was read while this fill was under way is not of
-    /// those whom the delivery has woken.
     fn filled(&self, vpn: Vpn, pages: usize) {
-        if let Some(link) = self.port.agent() {
-            link.wake(vpn.addr(), pages);
-        }
+        self.port.filled(vpn.addr(), pages);
     }
 
     fn put_vanished(&self, vpn: Vpn) -> Fill {
-        match self.port.agent() {
+        match self.port.is_new(vpn.addr()) {
             None => self.put_zero(vpn, 1, true),
             // It was emptied without a word, or taken for a page where none was.
-            Some(link) if link.is_waited_for_as_new(vpn.addr()) => {
-                fill(self.port.zeropage(vpn.addr(), PAGE_SIZE as u64))
-            }
-            // What an agent takes out it tells of: the page is there, or on its way.
-            Some(_) => Fill { pages: 0, stop: Stop::Exists },
+            Some(true) => fill(self.port.zeropage(vpn.addr(), PAGE_SIZE as u64)),
+            // The agent tells of each page that it takes out: this one is there, or on its way.
+            Some(false) => Fill { pages: 0, stop: Stop::Exists },
         }
     }
 
     fn wants_stored(&self) -> bool {
-        self.port.agent().is_some_and(|link| link.pool().is_some())
+        self.port.wants_stored()
     }
 
     fn stored(&self, pages: &[(Vpn, SwapEntry)]) {
-        let Some(link) = self.port.agent() else { return };
-        let of_pool = pages.iter().filter(|(_, entry)| Some(entry.device) == link.pool());
-        let hint = |(vpn, entry): &(Vpn, SwapEntry)| Hint { addr: vpn.addr(), slot: entry.slot.0.into() };
-        let hints: Vec<Hint> = of_pool.map(hint).collect();
-        if !hints.is_empty() {
-            link.hint(&hints);
-        }
+        self.port.tell_stored(pages);
     }
 
     fn poison(&self, vpn: Vpn) {
-        if self.is_shared(vpn, 1) {
-            return;
-        }
-        let told = self.port.poison(vpn.addr(), PAGE_SIZE as u64);
-        // Its slot becomes another page's, and the agent, which knows that slot, has not been told.
-        if let Some(link) = self.port.agent()
-            && told.stop != memspill_uffd::userfaultfd::Stop::Done
-        {
-            link.allow_early(false);
+        if !self.is_shared(vpn, 1) {
+            self.port.poison(vpn.addr(), PAGE_SIZE as u64);
         }
     }
 
@@ -268,10 +238,9 @@ impl ProcessMemory {
         if self.is_shared(vpn, pages.len()) {
             return NOT_OURS;
         }
-        if self.port.agent().is_some() {
-            return fill(copy(&self.port, vpn.addr(), bytes_of(pages)));
-        }
-        self.put_open(copy, vpn, pages, self.without_guard(vpn, pages.len()))
+        let all = pages.len();
+        let open = if self.port.keeps_guards() { all } else { self.without_guard(vpn, all) };
+        self.put_open(copy, vpn, pages, open)
     }
 
     fn put_open(&self, copy: CopyBy, vpn: Vpn, pages: &[Page], open: usize) -> Fill {
@@ -359,14 +328,14 @@ impl ProcessMemory {
                 let _ = self.port.unprotect(start, end - start);
             }
         }
-        self.port.agent().is_some() || self.taker().is_some_and(|taker| taker.populate(pages))
+        self.port.populate(self.owner().as_ref(), pages)
     }
 
     /// None: the process has no evictor that can be told something.
-    fn taker(&self) -> Option<Taker<'_>> {
+    fn owner(&self) -> Option<Owner<'_>> {
         let agent = self.serving_agent()?;
         let has_exec = self.has_exec.load(Ordering::Relaxed);
-        Some(Taker { port: &self.port, agent, has_exec, broken: &self.broken, reading: &self.reading })
+        Some(Owner { agent, has_exec, broken: &self.broken, reading: &self.reading })
     }
 
     /// The agent, once commands may be sent to it.
@@ -378,8 +347,7 @@ impl ProcessMemory {
     pub fn answer_call(&self, doorbell: usize) {
         let Some(agent) = self.attached_agent() else { return };
         agent.evictor.control.answer_call(doorbell);
-        if self.port.agent().is_some() {
-            // It waits for the word.
+        if !self.port.has_doorbells() {
             return;
         }
         let page = agent.ready.doorbell_addr + doorbell as u64 * PAGE_SIZE as u64;

@@ -1,7 +1,8 @@
 //! One managed process: its memory, its agent, and what is known of it.
 //!
 //! ```text
-//!   Process ─┬─ memory.rs   what the engine asks of its memory: take pages out (take.rs), put them in
+//!   Process ─┬─ memory.rs   what the engine asks of its memory: take pages out, put them in
+//!            │    ├─ port/       by which its faults and events come, and its pages come and go
 //!            │    ├─ shared.rs   where shared memory is mapped, whose pages are not its own
 //!            │    ├─ copies.rs   pages that a fork has left shared, and that are written
 //!            │    └─ agent.rs ── evictor.rs (commands) ── control.rs (the shared page), wire.rs (messages)
@@ -27,16 +28,13 @@ pub mod growth;
 pub(crate) mod held;
 pub(crate) mod home;
 pub mod lineage;
-pub(crate) mod link;
 pub(crate) mod memory;
 pub(crate) mod peer;
+pub mod port;
 pub mod ranges;
 pub mod reserves;
 pub(crate) mod shared;
-mod staged;
 pub(crate) mod standstill;
-pub mod take;
-mod take_by_link;
 mod turn;
 pub mod wire;
 
@@ -147,11 +145,9 @@ impl Process {
     }
 
     /// Threads that bring pages by themselves are told whether there is room for that.
-    pub fn show_room(&self, swap: &Swap) {
-        if let Some(link) = self.memory.port.agent() {
-            let group = self.space.group(swap);
-            link.show_room(!group.full(), group.least_gap_bytes());
-        }
+    pub fn tell_room(&self, swap: &Swap) {
+        let group = self.space.group(swap);
+        self.memory.port.tell_room(!group.full(), group.least_gap_bytes());
     }
 
     /// A fault of the program has been read.
@@ -202,7 +198,7 @@ impl Process {
         let whole =
             |(start, end): &(u64, u64)| (Vpn::from_addr(*start), Vpn::from_addr(end.div_ceil(page) * page));
         self.space.exclude(agent.own_ranges().iter().map(whole).collect());
-        agent.note_in(&self.memory.port)?;
+        self.memory.port.set_evictor(agent.pidfd()?);
         if self.memory.attach(agent) { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
     }
 
@@ -226,7 +222,7 @@ impl Process {
 
     /// Has what was delivered to it installed, where nobody of it waits for that (OP_INSTALL).
     pub fn install_delivered(&self) {
-        if self.memory.port.agent().is_none() {
+        if !self.memory.port.has_to_install() {
             return;
         }
         let Some(agent) = self.memory.serving_agent() else { return };
@@ -244,7 +240,8 @@ impl Process {
 
     /// Can the evictor be told something? Only for whoever has its turn, and no lock of this process.
     pub fn caught_up(&self, agent: &Agent) -> bool {
-        match agent.evictor.caught_up(&self.memory.port, &self.space.gate) {
+        let register = |addr, len| self.memory.port.register(addr, len);
+        match agent.evictor.caught_up(register, &self.space.gate) {
             Ok(caught_up) => caught_up,
             Err(failed) => {
                 if failed == Failed::Broken {

@@ -16,15 +16,14 @@
 
 use crate::proc;
 use crate::process::Process;
-use crate::process::link::AgentLink;
 use crate::process::standstill;
 use crate::reclaim::aside;
 use crate::reclaim::direct::{self, TakesShared};
 use crate::reclaim::linger::linger;
 use crate::reclaim::no_room::NoRoom;
 use crate::run::cpus::Waiting;
-use crate::run::early::Seen;
 use crate::run::files::are_held_calls_over;
+use crate::run::pool_reads::FaultMeter;
 use crate::run::{Run, watch};
 use crate::shared::Object;
 use crate::times::{EVICTOR_TURN, LOOK_ASIDE, RECLAIM_IDLE, RECLAIM_STEP, WRITE_AGAIN};
@@ -71,7 +70,7 @@ pub fn reclaim(run: &Run, index: u32) {
         while reclaimer.maintain_devices() && !run.is_stopping() && !run.engine.groups().above_low_mark() {}
         if index == 0 {
             linger(run, |process| {
-                reclaimer.note_if_early(process);
+                reclaimer.note_if_unnoted(process);
                 reclaimer.look_around();
             });
         }
@@ -145,8 +144,8 @@ struct Reclaimer<'a> {
     cpu: CpuId,
     queue: QueueId,
     no_room: NoRoom,
-    /// None: it has noted no early pages yet.
-    seen: Option<Seen>,
+    /// None: it has noted no pool reads yet.
+    meter: Option<FaultMeter>,
     /// No earlier than this all processes are looked at for such pages.
     look_at: Instant,
     /// No earlier than this are pages written again whose write failed.
@@ -160,16 +159,16 @@ impl<'a> Reclaimer<'a> {
         let now = Instant::now();
         let no_room = NoRoom::default();
         let (write_again_at, take_back_at) = (now, now);
-        Reclaimer { run, cpu, queue, no_room, seen: None, look_at: now, write_again_at, take_back_at }
+        Reclaimer { run, cpu, queue, no_room, meter: None, look_at: now, write_again_at, take_back_at }
     }
 
     /// Pages that threads have brought by themselves are noted, however few they are.
-    fn look_for_early(&mut self) {
+    fn note_pool_reads_of_all(&mut self) {
         if self.is_look_due() {
             self.look_at = Instant::now() + RECLAIM_IDLE;
             let processes = self.run.processes();
             let served = processes.iter().filter(|process| !process.space.is_aside());
-            served.for_each(|process| self.note_early(process));
+            served.for_each(|process| self.note_pool_reads(process));
         }
     }
 
@@ -181,23 +180,25 @@ impl<'a> Reclaimer<'a> {
     fn look_around(&mut self) {
         if self.is_look_due() {
             let _work = self.run.quiet.begin_work();
-            self.look_for_early();
+            self.note_pool_reads_of_all();
         }
     }
 
-    fn note_early(&mut self, process: &Arc<Process>) {
-        if process.memory.port.agent().is_some_and(AgentLink::waits_for_note) {
+    fn note_pool_reads(&mut self, process: &Arc<Process>) {
+        if process.memory.port.waits_for_note() {
             // Another seed than the pagers'.
             let seed = self.run.layout.pagers + self.cpu.0;
-            self.seen.get_or_insert_with(|| Seen::new(seed)).note_early(self.run, self.cpu, process);
+            self.meter
+                .get_or_insert_with(|| FaultMeter::new(seed))
+                .note_pool_reads(self.run, self.cpu, process);
         }
     }
 
     /// What threads of this one have brought is noted, and reclaim is called where that is too much.
-    fn note_if_early(&mut self, process: &Arc<Process>) {
-        if process.memory.port.agent().is_some_and(AgentLink::has_early) {
+    fn note_if_unnoted(&mut self, process: &Arc<Process>) {
+        if process.memory.port.has_unnoted() {
             let _work = self.run.quiet.begin_work();
-            self.note_early(process);
+            self.note_pool_reads(process);
             self.run.kick_reclaim();
         }
     }
@@ -210,7 +211,7 @@ impl<'a> Reclaimer<'a> {
             self.write_again_at = Instant::now() + WRITE_AGAIN;
         }
         self.take_back_those_aside();
-        self.look_for_early();
+        self.note_pool_reads_of_all();
         let mut taken = self.shrink_some();
         if taken == 0 {
             taken = run.engine.drop_read_ahead(self.cpu, BATCH_PAGES);
@@ -286,7 +287,7 @@ impl<'a> Reclaimer<'a> {
             aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
-        self.note_early(&process);
+        self.note_pool_reads(&process);
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
             if let Some(why) = process.standstill_in_fork() {
@@ -298,7 +299,7 @@ impl<'a> Reclaimer<'a> {
             aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
-        let held = process.memory.port.agent().and_then(AgentLink::hold_changes);
+        let held = process.memory.port.hold_changes();
         let batch = process.hold_batch();
         let (shrunk, write_out) = take(engine, self.cpu);
         drop((batch, held));
@@ -319,7 +320,7 @@ impl<'a> Reclaimer<'a> {
         // Room was made when the pages left, not when they are stored: who waits need not wait for the
         // compression.
         self.run.poke_for_room(shrunk.taken);
-        self.note_early(&process);
+        self.note_pool_reads(&process);
         if let Some(write_out) = write_out {
             engine.write_out(self.cpu, self.queue, write_out);
         }

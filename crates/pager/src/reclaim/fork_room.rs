@@ -88,9 +88,9 @@ fn reserve(run: &Run) {
     }
 }
 
-/// Only where an agent takes the kernel's place.
+/// Only where writes to shared pages cannot be made faults.
 fn concerns(process: &Process) -> bool {
-    process.memory.port.agent().is_some()
+    !process.memory.port.can_protect()
 }
 
 fn bytes_of(process: &Process) -> u64 {

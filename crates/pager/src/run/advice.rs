@@ -169,8 +169,8 @@ impl AdviceQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::link::Port;
     use crate::process::memory::ProcessMemory;
+    use crate::process::port::Port;
     use memspill_engine::units::SpaceId;
     use memspill_uffd::userfaultfd::Uffd;
 
@@ -178,7 +178,7 @@ mod tests {
 
     fn process(key: u64) -> Arc<Process> {
         let uffd = Uffd::of_self(None).expect("a userfaultfd");
-        let memory = Arc::new(ProcessMemory::new(Port::Kernel(uffd), false, 1));
+        let memory = Arc::new(ProcessMemory::new(Port::from(uffd), 1));
         let space = Arc::new(Space::new(SpaceId(key as u32), memory.clone()));
         Arc::new(Process::new(key, memory, space, None))
     }

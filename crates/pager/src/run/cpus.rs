@@ -8,7 +8,7 @@
 
 use crate::histogram::Histogram;
 use crate::process::Process;
-use crate::process::link::Port;
+use crate::process::port::Port;
 use crate::times::{now_us, us_of};
 use memspill_engine::backing::QueueId;
 use memspill_engine::devices::Device;

@@ -27,9 +27,9 @@
 pub mod account;
 pub mod advice;
 pub mod cpus;
-pub mod early;
 pub mod files;
 pub mod forks_waiting;
+pub mod pool_reads;
 pub mod quiet;
 pub mod rates;
 pub mod reads;
@@ -106,7 +106,7 @@ pub struct Run {
     /// The first reason to end everything; the main thread acts on it.
     verdict: Mutex<Option<Verdict>>,
     /// A device whose file programs read is swapped off, or was.
-    is_early_over: AtomicBool,
+    are_pool_reads_over: AtomicBool,
     /// Of the device whose pool programs may read; None: of none.
     shared_place: OnceLock<Option<usize>>,
 }
@@ -254,7 +254,7 @@ impl Run {
             processes: RwLock::default(),
             objects: RwLock::default(),
             next_key: AtomicU64::new(1),
-            is_early_over: AtomicBool::new(false),
+            are_pool_reads_over: AtomicBool::new(false),
             shared_place: OnceLock::new(),
             reclaim_wanted: AtomicBool::new(false),
             reclaim_calls: (Mutex::new(0), Condvar::new()),
@@ -291,16 +291,16 @@ impl Run {
         process.space.start_level_with(&self.engine.spaces());
         self.engine.add_space(process.space.clone());
         self.processes.write().expect("processes").insert(process.key, process.clone());
-        self.end_early_if_over(&process);
-        process.show_room(self.engine.swap());
+        self.end_pool_reads_if_over(&process);
+        process.tell_room(self.engine.swap());
         watch::watch_new(&self.cpus, &process)
     }
 
     /// The same for the child of a fork by the agent, whose space is known already and has been set aside.
     pub fn add_inherited(&self, process: Arc<Process>) -> std::io::Result<()> {
         self.processes.write().expect("processes").insert(process.key, process.clone());
-        self.end_early_if_over(&process);
-        process.show_room(self.engine.swap());
+        self.end_pool_reads_if_over(&process);
+        process.tell_room(self.engine.swap());
         process.space.set_aside(false, &self.engine.spaces());
         watch::watch_new(&self.cpus, &process)
     }
@@ -316,21 +316,19 @@ impl Run {
             None => *self.shared_place.get_or_init(first),
         }?;
         let (_, device) = devices().find(|(at, device)| *at == place && can_be(device))?;
-        Some((place as u8, device)).filter(|_| !self.is_early_over.load(Ordering::SeqCst))
+        Some((place as u8, device)).filter(|_| !self.are_pool_reads_over.load(Ordering::SeqCst))
     }
 
     /// Before slots of a device get other pages, while their own are away: nobody reads its file any more.
-    pub fn end_early(&self) {
-        self.is_early_over.store(true, Ordering::SeqCst);
-        self.processes().iter().for_each(|process| self.end_early_if_over(process));
+    pub fn end_pool_reads(&self) {
+        self.are_pool_reads_over.store(true, Ordering::SeqCst);
+        self.processes().iter().for_each(|process| self.end_pool_reads_if_over(process));
     }
 
     /// After it can be found: whoever ends it for all either finds the process, or is seen here.
-    fn end_early_if_over(&self, process: &Process) {
-        if let Some(link) = process.memory.port.agent()
-            && self.is_early_over.load(Ordering::SeqCst)
-        {
-            link.allow_early(false);
+    fn end_pool_reads_if_over(&self, process: &Process) {
+        if self.are_pool_reads_over.load(Ordering::SeqCst) {
+            process.memory.port.end_pool_reads();
         }
     }
 

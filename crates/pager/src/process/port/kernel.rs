@@ -1,98 +1,36 @@
-//! Pages are taken out of a process by its evictor, batch by batch.
+//! Pages are taken out of a process by its evictor with UFFDIO_MOVE, batch by batch.
 //!
 //! ```text
 //!   runs ─▶ control page ─▶ Command ─▶ evictor: UFFDIO_MOVE into staging ─▶ Reply
 //!   process_vm_readv: staging ─▶ our frames;  Command ZAP: staging is emptied (nobody waits for that)
 //! ```
 //!
-//! Staging has two halves, used in turn, so that a batch can be moved while the last one is still being
-//! emptied. A batch that is larger than a half (a folio of more than 512 KiB) is taken in pieces.
+//! A batch can be moved into one half of staging while the other half is still being emptied.
 //!
-//! Data from the target (results of the evictor) are checked: a lying agent can only lose its own process's
-//! data, and is given nobody else's. Bytes that are read from staging go back to the owner of the
-//! userfaultfd, so they must be that one's: before the first batch the evictor is found to share its memory
-//! ([`Taker::is_of_one`]), after each batch to be there still (its number may name somebody else's thread).
+//! The results of the evictor are checked: a lying agent can only lose its own process's data, and is given
+//! nobody else's. Pages that are read from staging go back to the owner of the userfaultfd, so they must be
+//! that one's: before the first batch the evictor is found to share its memory ([`Taker::is_of_one`]), after
+//! each batch to be there still (its number may name somebody else's thread).
 
 use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of_mut;
-use crate::process::control::{ControlPage, Forbidden};
+use crate::process::control::Forbidden;
 use crate::process::evictor::Failed;
-use crate::process::link::Port;
-use crate::process::staged::HALF_PAGES;
+use crate::process::port::batch::{HALF_PAGES, Owner, Takes, collect, pieces};
 use crate::times::EVICTOR_ANSWERS;
-use memspill_agent::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUN_IN_USE, RUNS_MAX};
-use memspill_engine::frames::BATCH_PAGES;
+use memspill_agent::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUNS_MAX};
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_uffd::pagemap;
-use memspill_uffd::userfaultfd;
+use memspill_uffd::userfaultfd::{self, Uffd};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-const _: () =
-    assert!(BATCH_PAGES <= HALF_PAGES as usize, "only folios that were asked for are taken in pieces");
-const _: () = assert!(HALF_PAGES as usize <= RUNS_MAX);
-
-/// Takes pages out of one process, for whoever has its evictor's turn and its batch lock.
+/// Takes pages out of one process. The caller has its evictor's turn and its batch lock.
 pub struct Taker<'a> {
-    pub port: &'a Port,
-    pub agent: &'a Agent,
-    /// Some of what is managed is writable and executable (see `MOVE_EXEC`).
-    pub has_exec: bool,
-    /// To be set where the process's memory can be read no more.
-    pub broken: &'a AtomicBool,
-    /// Set while staging is being read.
-    pub reading: &'a AtomicBool,
-}
-
-/// What became of the pages of one command so far.
-pub(super) struct Takes<'a> {
-    pub runs: &'a [PageRun],
-    pub takes: Vec<Option<Take>>,
-}
-
-impl Takes<'_> {
-    /// Where page `index` of the batch has its place.
-    fn address(&self, index: usize) -> u64 {
-        let mut before = 0;
-        for run in self.runs {
-            let at = index - before;
-            if at < run.pages as usize {
-                return Vpn(run.vpn.0 + at as u64).addr();
-            }
-            before += run.pages as usize;
-        }
-        panic!("page {index} of a batch of {before}");
-    }
-
-    /// Runs of pages that have no outcome yet; page i of the batch goes to staging page `base + i`.
-    pub fn remaining(&self, base: u32) -> Vec<MoveRun> {
-        let mut out: Vec<MoveRun> = Vec::new();
-        let mut index = 0;
-        for run in self.runs {
-            let mut open = false;
-            for i in 0..run.pages {
-                if self.takes[index].is_some() {
-                    open = false;
-                } else if open {
-                    out.last_mut().expect("open").pages += 1;
-                } else {
-                    open = true;
-                    let src_addr = Vpn(run.vpn.0 + u64::from(i)).addr();
-                    out.push(MoveRun {
-                        src_addr,
-                        pages: 1,
-                        staging: base + index as u32,
-                        moved: 0,
-                        errno: 0,
-                    });
-                }
-                index += 1;
-            }
-        }
-        out
-    }
+    pub uffd: &'a Uffd,
+    pub owner: &'a Owner<'a>,
 }
 
 impl Taker<'_> {
@@ -109,14 +47,14 @@ impl Taker<'_> {
     /// Take as many pages as a half of staging holds.
     fn take_piece(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
         let pages: usize = runs.iter().map(|r| r.pages as usize).sum();
-        // An earlier piece of a batch may have gone without an answer.
-        let evictor = &self.agent.evictor;
+        // Of a batch in several pieces an earlier one may have gone without an answer.
+        let evictor = &self.owner.agent.evictor;
         let late = (evictor.is_late() || evictor.is_cut_off()).then_some(Take::Retry);
         if let Some(take) = late.or_else(|| self.why_not()) {
             outcome.resize(outcome.len() + pages, take);
             return;
         }
-        let base = self.agent.half.fetch_xor(1, Ordering::Relaxed) * HALF_PAGES;
+        let base = self.owner.agent.half.fetch_xor(1, Ordering::Relaxed) * HALF_PAGES;
         let mut takes = Takes { runs, takes: vec![None; pages] };
         let doubtful = self.move_to_staging(base, &mut takes);
         if doubtful && let Err(error) = self.find_uncounted(base, &mut takes) {
@@ -124,7 +62,7 @@ impl Taker<'_> {
         }
         self.read_staging(base, frames, &mut takes.takes);
         // Also where nothing was moved because staging was not empty (EEXIST): mlockall fills it, and so does
-        // a program that reads all of its memory. Moved pages have been read by now.
+        // a program that reads all of its memory. What was moved has been read by now.
         if doubtful || takes.takes.contains(&Some(Take::Moved)) {
             self.empty_staging(base, pages as u32);
         }
@@ -137,8 +75,8 @@ impl Taker<'_> {
         /// Each round gives every run at least one outcome, so runs that are full of holes or busy pages need
         /// many: what is left after these is tried again another time.
         const ROUNDS_MAX: u32 = 16;
-        let evictor = &self.agent.evictor;
-        let flags = if self.has_exec { MOVE_EXEC } else { 0 };
+        let evictor = &self.owner.agent.evictor;
+        let flags = if self.owner.has_exec { MOVE_EXEC } else { 0 };
         let deadline = evictor.deadline();
         let mut doubtful = false;
         for _ in 0..ROUNDS_MAX {
@@ -156,7 +94,7 @@ impl Taker<'_> {
                 }
                 Err(failed) => {
                     if failed == Failed::Broken {
-                        self.broken.store(true, Ordering::Relaxed);
+                        self.owner.broken.store(true, Ordering::Relaxed);
                     }
                     takes.takes.iter_mut().for_each(|t| *t = t.or(Some(Take::Gone)));
                     break;
@@ -168,7 +106,7 @@ impl Taker<'_> {
 
     /// None: pages may be taken.
     fn why_not(&self) -> Option<Take> {
-        let agent = self.agent;
+        let agent = self.owner.agent;
         if agent.of_one.load(Ordering::Relaxed) {
             return None;
         }
@@ -179,7 +117,7 @@ impl Taker<'_> {
                 None
             }
             Some(false) => {
-                self.broken.store(true, Ordering::Relaxed);
+                self.owner.broken.store(true, Ordering::Relaxed);
                 Some(Take::Gone)
             }
             None => Some(Take::Retry),
@@ -187,12 +125,12 @@ impl Taker<'_> {
     }
 
     /// Do the userfaultfd that the agent has sent and the thread that it calls its evictor belong to one
-    /// address space? Bytes put in by the one must be seen through the other. None: it cannot be told now.
+    /// address space? What is put in by the one must be seen through the other. None: it cannot be told now.
     ///
     /// Else an agent could give the number of another process's thread (a program with more rights, that it
     /// has started by exec), and have that one's memory put into its own.
     fn is_of_one(&self) -> Option<bool> {
-        let agent = self.agent;
+        let agent = self.owner.agent;
         // By its answer the evictor has emptied what earlier calls of this function wanted empty. It would
         // empty the page that is filled here else, and not seem to be of this address space; and of calls
         // that follow each other at once none would leave it time to read its commands.
@@ -206,7 +144,7 @@ impl Taker<'_> {
         let staged = agent.ready.staging_addr + u64::from(other_half) * PAGE_SIZE as u64;
         let mut drawn = Box::new(Page::ZERO);
         rustix::rand::getrandom(&mut drawn.0[..32], rustix::rand::GetRandomFlags::empty()).ok()?;
-        let filled = self.port.copy(staged, &drawn.0);
+        let filled = self.uffd.copy(staged, &drawn.0);
         let empty = || self.empty_staging(other_half, 1);
         match filled.stop {
             userfaultfd::Stop::Done => {}
@@ -231,8 +169,8 @@ impl Taker<'_> {
     /// The evictor has not answered: nothing more is moved, and what was moved so far is found. An error:
     /// that is not known.
     fn end_batch_of_late(&self, sent: &[MoveRun], base: u32, takes: &mut Takes<'_>) -> io::Result<()> {
-        let evictor = &self.agent.evictor;
-        evictor.cut_off(self.port).map_err(io::Error::from_raw_os_error)?;
+        let evictor = &self.owner.agent.evictor;
+        evictor.cut_off(self.uffd).map_err(io::Error::from_raw_os_error)?;
         for (i, run) in sent.iter().enumerate() {
             let first = (run.staging - base) as usize;
             let moved = evictor.control.read_run(i).moved.min(run.pages) as usize;
@@ -248,10 +186,10 @@ impl Taker<'_> {
     /// another mapping, which came when the first one was moved away or unmapped a moment ago. An event tells
     /// of that.
     fn find_uncounted(&self, base: u32, takes: &mut Takes<'_>) -> io::Result<()> {
-        let agent = self.agent;
+        let agent = self.owner.agent;
         let both = mark_uncounted(agent, base, takes)?;
         if both.is_empty()
-            || !(self.port.is_changing() || agent.evictor.control.is_forbidden(Forbidden::Event))
+            || !(self.uffd.is_changing() || agent.evictor.control.is_forbidden(Forbidden::Event))
         {
             return Ok(());
         }
@@ -269,9 +207,9 @@ impl Taker<'_> {
     /// Nobody waits for that. An evictor that does not take its commands is not to be trusted with more: what
     /// it does not empty would be taken for pages of a later batch.
     fn empty_staging(&self, first: u32, pages: u32) {
-        let sent = self.agent.evictor.empty_staging(first, pages);
+        let sent = self.owner.agent.evictor.empty_staging(first, pages);
         if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            self.broken.store(true, Ordering::Relaxed);
+            self.owner.broken.store(true, Ordering::Relaxed);
         }
     }
 
@@ -279,9 +217,9 @@ impl Taker<'_> {
     pub fn populate(&self, pages: &[Vpn]) -> bool {
         let run = |vpn: &Vpn| MoveRun { src_addr: vpn.addr(), pages: 1, ..MoveRun::default() };
         let runs: Vec<MoveRun> = pages.iter().take(RUNS_MAX).map(run).collect();
-        let result = self.agent.evictor.call(OP_POPULATE, &runs, 0, Instant::now() + EVICTOR_ANSWERS);
+        let result = self.owner.agent.evictor.call(OP_POPULATE, &runs, 0, Instant::now() + EVICTOR_ANSWERS);
         if result == Err(Failed::Broken) {
-            self.broken.store(true, Ordering::Relaxed);
+            self.owner.broken.store(true, Ordering::Relaxed);
         }
         result.is_ok()
     }
@@ -289,7 +227,7 @@ impl Taker<'_> {
     /// Copy what was moved into `frames`, compactly, in order. The pages are in staging and nowhere else: if
     /// they cannot be read, the process cannot go on.
     fn read_staging(&self, base: u32, frames: &mut [Page], takes: &mut [Option<Take>]) {
-        let agent = self.agent;
+        let agent = self.owner.agent;
         let mut segments: Vec<(u64, usize)> = Vec::new();
         let mut pages = 0;
         for (i, _) in takes.iter().enumerate().filter(|(_, t)| **t == Some(Take::Moved)) {
@@ -303,76 +241,27 @@ impl Taker<'_> {
         if pages == 0 {
             return;
         }
-        self.reading.store(true, Ordering::SeqCst);
+        self.owner.reading.store(true, Ordering::SeqCst);
         let read = agent.read(&segments, bytes_of_mut(&mut frames[..pages]));
-        self.reading.store(false, Ordering::SeqCst);
+        self.owner.reading.store(false, Ordering::SeqCst);
         match read {
             Err(error) => self.lose_all(&error, takes),
-            Ok(()) if self.broken.load(Ordering::SeqCst) => {
+            Ok(()) if self.owner.broken.load(Ordering::SeqCst) => {
                 self.lose_all(&io::ErrorKind::InvalidData.into(), takes)
             }
             Ok(()) => {}
         }
     }
 
-    /// Moved pages cannot be had. If the evictor has ended (ESRCH), so has the address space.
+    /// What was moved cannot be had. Where the evictor has ended (ESRCH), so has the address space.
     fn lose_all(&self, error: &io::Error, takes: &mut [Option<Take>]) {
         if error.raw_os_error() != Some(libc::ESRCH) {
-            self.broken.store(true, Ordering::Relaxed);
+            self.owner.broken.store(true, Ordering::Relaxed);
         }
         for take in takes.iter_mut().filter(|t| matches!(t, Some(Take::Moved | Take::Retry) | None)) {
             *take = Some(Take::Gone);
         }
     }
-}
-
-/// Runs cut into lists of at most a half of staging each.
-pub(super) fn pieces(runs: &[PageRun]) -> Vec<Vec<PageRun>> {
-    let mut pieces: Vec<Vec<PageRun>> = Vec::new();
-    let mut room = 0;
-    for run in runs {
-        let mut at = 0;
-        while at < run.pages {
-            if room == 0 {
-                pieces.push(Vec::new());
-                room = HALF_PAGES;
-            }
-            let pages = room.min(run.pages - at);
-            let piece = PageRun { vpn: Vpn(run.vpn.0 + u64::from(at)), pages };
-            pieces.last_mut().expect("just pushed").push(piece);
-            room -= pages;
-            at += pages;
-        }
-    }
-    pieces
-}
-
-/// Read the results of a command. True if pages may have been moved that it does not tell of.
-pub fn collect(control: &ControlPage, sent: &[MoveRun], base: u32, takes: &mut [Option<Take>]) -> bool {
-    let mut doubtful = false;
-    for (i, run) in sent.iter().enumerate() {
-        let result = control.read_run(i);
-        let moved = result.moved.min(run.pages) as usize;
-        let first = (run.staging - base) as usize;
-        let end = first + run.pages as usize;
-        takes[first..first + moved].fill(Some(Take::Moved));
-        if moved == run.pages as usize {
-            continue;
-        }
-        let stopped_at = first + moved;
-        // Whatever the reason: the call that found it may have moved pages before, and counted none of them.
-        doubtful = true;
-        match result.errno {
-            libc::ENOENT => takes[stopped_at] = Some(Take::Hole),
-            RUN_IN_USE => takes[stopped_at] = Some(Take::Retry),
-            libc::EBUSY => takes[stopped_at] = Some(Take::Busy),
-            libc::EINVAL | libc::EFAULT => takes[stopped_at] = Some(Take::Unevictable),
-            libc::ESRCH => takes[stopped_at..end].fill(Some(Take::Gone)),
-            // EEXIST, EAGAIN and ECANCELED (an event), ENOMEM.
-            _ => takes[stopped_at..end].fill(Some(Take::Retry)),
-        }
-    }
-    doubtful
 }
 
 /// Find the pages that UFFDIO_MOVE has moved and not counted: those in staging that their place is without.
@@ -404,23 +293,4 @@ fn mark_uncounted(agent: &Agent, base: u32, takes: &mut Takes<'_>) -> io::Result
         }
     }
     Ok(both)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_fit_into_half_of_staging() {
-        let run = |vpn, pages| PageRun { vpn: Vpn(vpn), pages };
-        assert_eq!(pieces(&[run(5, 3), run(9, 4)]), [vec![run(5, 3), run(9, 4)]]);
-        let half = HALF_PAGES;
-        let large = pieces(&[run(0, 1), run(512, 2 * half)]);
-        let expected = [
-            vec![run(0, 1), run(512, half - 1)],
-            vec![run(511 + u64::from(half), half)],
-            vec![run(511 + 2 * u64::from(half), 1)],
-        ];
-        assert_eq!(large, expected);
-    }
 }

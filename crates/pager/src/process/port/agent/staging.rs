@@ -8,14 +8,11 @@
 //! A page that stays spares the evictor a fault and the kernel a page of zeros; but each link can hold 1 MiB,
 //! which counts against the budget. 160 processes of 250 KiB each held 40 MiB in a budget of 64M.
 //!
-//! What it does not do: free memory. The caller does, where it is told to.
+//! It counts pages that were read here, not those that a late evictor may still write.
 
-use memspill_agent::protocol::STAGING_PAGES;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Staging is in two halves, which batches use by turns.
-pub const HALF_PAGES: u32 = STAGING_PAGES / 2;
 /// All links may hold so many pages, 2 MiB. Two that are used up at once do.
 const HELD_MAX_PAGES: u32 = 512;
 /// Most batches are of one page, and each half keeps room for that.
@@ -23,13 +20,13 @@ const KEPT_PAGES: u32 = 1;
 
 static HELD_PAGES: AtomicU32 = AtomicU32::new(0);
 
-/// What one link holds: of each half so many pages from its beginning. Changed by one at a time, who has the
-/// batch lock of the process.
+/// How much of one link's staging is in memory: so many pages from the beginning of each half. Changed by the
+/// holder of the process's batch lock.
 #[derive(Default)]
-pub struct Staged([AtomicU32; 2]);
+pub struct Staging([AtomicU32; 2]);
 
-impl Staged {
-    /// The first pages of a half have been written and read. These are to be given back.
+impl Staging {
+    /// The first pages of a half have been written and read. Returns those that are to be given back.
     pub fn note(&self, half: usize, pages: u32) -> Option<Range<u32>> {
         let held = &self.0[half];
         let before = held.load(Ordering::Relaxed);
@@ -46,7 +43,7 @@ impl Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for Staging {
     fn drop(&mut self) {
         let held = self.0.iter().map(|half| half.load(Ordering::Relaxed)).sum();
         HELD_PAGES.fetch_sub(held, Ordering::Relaxed);
@@ -59,7 +56,7 @@ mod tests {
 
     #[test]
     fn few_links_hold_all_and_many_one_page_each() {
-        let links: Vec<_> = (0..100).map(|_| Staged::default()).collect();
+        let links: Vec<_> = (0..100).map(|_| Staging::default()).collect();
         assert_eq!(links[0].note(0, 128), None);
         assert_eq!(links[0].note(1, 100), None);
         assert_eq!(links[0].note(1, 100), None, "they are used again");
