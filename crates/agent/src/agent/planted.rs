@@ -15,26 +15,14 @@
 //!
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
 
+use crate::hooks::instructions;
+use crate::machine::region;
+use crate::start;
 use core::arch::global_asm;
 use core::ffi::c_char;
-use core::sync::atomic::{AtomicUsize, Ordering};
-
-use crate::STATE;
-use crate::hooks::{instructions, mmap};
-use crate::join::handshake;
-use crate::machine::{region, sys};
 
 const AT_NULL: usize = 0;
 const AT_ENTRY: usize = 9;
-
-/// Where this program begins, if it has begun here.
-#[unsafe(link_section = ".data.hot")]
-static ENTRY: AtomicUsize = AtomicUsize::new(0);
-
-const UNKNOWN: usize = usize::MAX;
-/// How many seccomp filters it had then, or `UNKNOWN`.
-#[unsafe(link_section = ".data.hot")]
-static FILTERS: AtomicUsize = AtomicUsize::new(0);
 
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: usize = 0;
@@ -85,8 +73,8 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
         let count = stack.read();
         let words = stack.add(1).cast::<*const c_char>();
         let environment = words.add(count + 1);
-        ENTRY.store(entry(environment), Ordering::Relaxed);
-        crate::begin(environment);
+        instructions::program_begins(entry(environment));
+        start::begin(environment);
     }
 }
 
@@ -106,37 +94,6 @@ unsafe fn entry(mut environment: *const *const c_char) -> usize {
                 _ => value = value.add(1),
             }
         }
-    }
-}
-
-/// It is known where the supervisor listens, and no call is trapped yet. If it is a static program that
-/// begins, and its calls are not to be trapped as long as it runs, the agent stands before some of them.
-pub fn address_is_known() {
-    let entry = ENTRY.load(Ordering::Relaxed);
-    if entry == 0 {
-        return;
-    }
-    FILTERS.store(sys::seccomp_filters().unwrap_or(UNKNOWN), Ordering::Relaxed);
-    if !handshake::are_all_trapped() {
-        instructions::place(entry);
-    }
-}
-
-/// Before what a seccomp filter of the program's own may not allow, where the call by which it has set one
-/// was not found.
-pub fn look_for_filters() {
-    let may_be_asked = ENTRY.load(Ordering::Relaxed) != 0 && STATE.confined.load(Ordering::SeqCst) == 0;
-    let before = FILTERS.load(Ordering::Relaxed);
-    const EACCES: i32 = 13;
-    let is_new = || match sys::seccomp_filters() {
-        Ok(now) => now > before,
-        // It may be the filter that forbids to look. (In another root directory there may be no /proc.)
-        Err(sys::EPERM | EACCES | sys::ENOSYS) => before != UNKNOWN,
-        Err(_) => false,
-    };
-    if may_be_asked && is_new() {
-        mmap::tell_confined();
-        STATE.confined.store(1, Ordering::SeqCst);
     }
 }
 

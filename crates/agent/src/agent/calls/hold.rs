@@ -1,55 +1,22 @@
 //! What is done before a plain call is made: all that it uses is published and brought. By the trap's handler
 //! (`handler.rs`), or, for a site that was rewritten, by the thread itself (`enter.rs`).
 
-use core::sync::atomic::Ordering;
-
+use super::answers;
 use super::in_use::{self, Use, Uses};
+use super::pieces;
 use super::walk::walk;
-use super::{pieces, tasks};
-use crate::hooks::proc_mem::OF_OWN_MEMORY;
 use crate::pages;
 use crate::thread::block::Block;
-use crate::trap::late;
+
+/// The fifth argument of a pread or pwrite of memory of the caller's own, which the kernel does not look at.
+pub const OF_OWN_MEMORY: usize = 0x6d65_6d73_7069_6c6c;
 
 /// Calls to which nothing happens in the handler but that their memory is published and brought.
 pub fn is_plain(number: usize) -> bool {
     matches!(number,
         0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
         | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
-        && !(pages::is_on() && pages::answers(number))
-}
-
-/// A call from a site that was rewritten; it is one of those to which nothing happens but this. False: it is
-/// to be trapped all the same.
-///
-/// Here signals may come, and a handler may never return: nothing is begun that must be ended. A thread that
-/// brings its own pages does so inside of a handler, with signals blocked (`pages/`); so here it only looks
-/// whether all is there, and is trapped where it is not. What it has said to be in use stays meanwhile, as
-/// for a call that traps.
-pub extern "C" fn on_site(block: &mut Block) -> bool {
-    let (number, args) = (block.frame.number, block.frame.args);
-    // (A site may make calls of several numbers.)
-    if block.has_left
-        || !is_plain(number)
-        || block.wanted_filters.load(Ordering::SeqCst) != 0
-        || pieces::is_large(number, &args)
-        || late::joins_before(block, number, &args)
-        || tasks::are_looked_at(number, &args)
-    {
-        return false;
-    }
-    if !pages::is_on() {
-        hold(block, number, &args);
-        return true;
-    }
-    if pages::answers_with(number, &args) {
-        return false;
-    }
-    let is_there = publish_each(block, number, &args, |one| pages::is_there(one.start, one.end));
-    if !is_there || pages::is_site_unsaid() {
-        in_use::withdraw(block);
-    }
-    is_there
+        && !(pages::is_on() && answers::answers(number))
 }
 
 /// Publishes and brings all that a call uses.
@@ -68,7 +35,7 @@ fn of_own_memory(args: &[usize; 6]) -> Option<Use> {
 }
 
 /// Publishes all that a call uses, and then tells of each part of it, until one is answered by false.
-fn publish_each(
+pub fn publish_each(
     block: &mut Block,
     number: usize,
     args: &[usize; 6],

@@ -14,8 +14,10 @@
 //! | `limits.rs`        | limits on the process's addresses                                     |
 //! | `descriptors.rs`   | the agent's descriptors stay open                                     |
 //! | `tasks.rs`         | stat on /proc/self/task                                               |
+//! | `answers.rs`       | calls that the agent answers by itself                                |
 
 pub mod advice;
+pub mod answers;
 pub mod batch;
 pub mod descriptors;
 pub mod hold;

@@ -11,8 +11,9 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
-use super::mmap::{libc_result, own_control};
+use super::c_library::libc_result;
 use crate::machine::sys::{self, nr};
+use crate::supervisor::control::own_control;
 
 const EACCES: i32 = 13;
 const O_ACCMODE: usize = 3;

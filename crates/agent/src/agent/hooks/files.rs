@@ -32,11 +32,13 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use super::mmap::{answering_control, control_asked_for, libc_result, own_control, ring_for};
+use super::c_library::libc_result;
 use super::proc_mem;
-use crate::STATE;
 use crate::machine::sys::{self, EAGAIN, EIO, Result, nr};
 use crate::protocol::{CALL_FILE_MAPPED, CALL_FILE_USED, Control, Doorbell, file_bit};
+use crate::supervisor::control::{answering_control, control_asked_for, own_control};
+use crate::supervisor::doorbell::ring_for;
+use crate::supervisor::state::STATE;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const MAP_SHARED_VALIDATE: usize = 3;
@@ -102,7 +104,7 @@ macro_rules! calls {
             )*
         }
 
-        fn each_next(found: impl Fn(&Next)) {
+        fn each_next(mut found: impl FnMut(&Next)) {
             $(found(&next::$name);)*
         }
 
@@ -272,7 +274,7 @@ pub fn next_syscall() -> usize {
 }
 
 /// Calls `each` with the C library's own functions, as far as they were found.
-pub fn each_function(each: impl Fn(usize)) {
+pub fn each_function(mut each: impl FnMut(usize)) {
     each_next(|next| each(next.address.load(Ordering::Acquire)));
 }
 

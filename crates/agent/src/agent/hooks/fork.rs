@@ -20,11 +20,13 @@ use core::ffi::c_int;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::mmap;
+use super::c_library;
 use crate::join::handshake;
 use crate::machine::sys;
 use crate::protocol::KIND_FORK;
-use crate::{STATE, trap};
+use crate::supervisor::control;
+use crate::supervisor::state::STATE;
+use crate::trap;
 
 type Handler = extern "C" fn();
 type RegisterAtfork =
@@ -66,8 +68,8 @@ pub fn install() {
 /// before the fork's own.
 extern "C" fn prepare() {
     // What is counted here is counted down by `parent`.
-    mmap::be_joined();
-    WAS_TIGHT.store(mmap::announcing_control().is_some().into(), Ordering::Relaxed);
+    c_library::be_joined();
+    WAS_TIGHT.store(control::announcing_control().is_some().into(), Ordering::Relaxed);
     change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));
 }
 
@@ -88,7 +90,7 @@ extern "C" fn parent() {
 }
 
 fn change_forking(change: impl Fn(&AtomicU32) -> u32) {
-    if let Some(control) = mmap::own_control() {
+    if let Some(control) = control::own_control() {
         // SAFETY: this process owns the page, and keeps it mapped until it ends; the field is accessed as an
         // atomic only.
         change(unsafe { AtomicU32::from_ptr(&raw mut (*control).forking) });

@@ -46,20 +46,22 @@
 use core::ffi::{c_int, c_long, c_uint};
 use core::sync::atomic::Ordering;
 
+use super::c_library::{be_joined, libc_result};
 use super::files;
-use super::mmap::{
-    answering_control, be_joined, control_asked_for, libc_result, own_control, ring, ring_about, tell_advice,
-    tell_confined,
-};
 use super::open;
 use super::proc_mem;
-use crate::STATE;
 use crate::machine::sys::{self, PAGE, Result, nr};
 use crate::programs::own_marks;
 use crate::protocol::{
     CALL_COLD, CALL_GROWN, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
 };
+use crate::supervisor::control::{
+    answering_control, control_asked_for, own_control, tell_advice, tell_confined,
+};
+use crate::supervisor::doorbell::{ring, ring_about};
+use crate::supervisor::state::STATE;
 use crate::thread::fork_lock;
+use crate::thread::trapped;
 
 const PR_SET_SECCOMP: usize = 22;
 const SECCOMP_SET_MODE_STRICT: usize = 0;
@@ -314,7 +316,7 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
         tell_confined();
     }
     let everybody = args[0] == SECCOMP_SET_MODE_FILTER && args[1] & SECCOMP_FILTER_FLAG_TSYNC != 0;
-    if everybody && !traps() && own_control().is_some() && sys::thread_count() == Some(2) {
+    if everybody && !trapped::traps() && own_control().is_some() && sys::thread_count() == Some(2) {
         args[1] &= !SECCOMP_FILTER_FLAG_TSYNC;
     }
     // SAFETY: the caller's own request, passed through.
@@ -323,9 +325,4 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
         STATE.confined.store(1, Ordering::SeqCst);
     }
     ret
-}
-
-/// Are the process's calls trapped?
-fn traps() -> bool {
-    crate::trap::traps()
 }

@@ -30,9 +30,10 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::mmap;
-use crate::STATE;
 use crate::machine::sys::{self, nr};
 use crate::programs::site::{self, Place};
+use crate::supervisor::control;
+use crate::supervisor::state::STATE;
 use crate::thread::fork_lock;
 
 /// Behind the site in `brk`.
@@ -51,7 +52,7 @@ extern "C" fn grow(&[wanted, ..]: &[usize; 6]) -> usize {
         return brk(wanted);
     }
     let _reader = fork_lock::read();
-    let control = mmap::announcing_control();
+    let control = control::announcing_control();
     let before = control.map(|_| brk(0));
     let now = brk(wanted);
     if let (Some(control), Some(before)) = (control, before) {

@@ -2,7 +2,7 @@
 //!
 //! | file             | what stands there                                                       |
 //! |------------------|-------------------------------------------------------------------------|
-//! | `mmap.rs`        | `mmap`, `mmap64`, `mremap`, `munmap`, and the doorbells                 |
+//! | `mmap.rs`        | `mmap`, `mmap64`, `mremap`, `munmap`                                    |
 //! | `remap.rs`       | mremap of several mappings                                              |
 //! | `madvise.rs`     | `madvise` and its kin, `prctl`, `syscall`                               |
 //! | `open.rs`        | `open`, `fcntl` and their kin: files that are read past the page cache  |
@@ -14,7 +14,9 @@
 //! | `own_thread.rs`  | a program that counts its threads does not count the evictor            |
 //! | `fork.rs`        | how the child of the C library's fork joins                             |
 //! | `instructions/`  | where a static program forks and runs others                            |
+//! | `c_library.rs`   | how such a function returns; a process that is late joins before        |
 
+pub mod c_library;
 pub mod clear_refs;
 pub mod files;
 pub mod fork;

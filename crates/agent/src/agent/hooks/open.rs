@@ -22,10 +22,11 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use super::c_library::{be_joined, libc_result};
 use super::clear_refs;
-use super::mmap::{be_joined, libc_result, own_control};
 use super::proc_mem;
 use crate::machine::sys::{self, Result, nr};
+use crate::supervisor::control::own_control;
 
 const F_SETFL: usize = 4;
 const O_DIRECT: usize = 0o40000;

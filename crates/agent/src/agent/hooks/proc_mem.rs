@@ -23,8 +23,10 @@
 use core::ffi::{CStr, c_char, c_int, c_long};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::mmap::libc_result;
+use super::c_library::libc_result;
+use crate::calls::hold::OF_OWN_MEMORY;
 use crate::machine::sys::{self, EINVAL, EIO, PAGE, Result, nr};
+use crate::thread::trapped;
 
 const PTRACE_PEEKTEXT: usize = 1;
 const PTRACE_PEEKDATA: usize = 2;
@@ -41,9 +43,6 @@ const VECTORS_MAX: usize = 1024;
 const PIECE: usize = 1 << 20;
 const PATH_BYTES: usize = 64;
 const PROC_MAGIC: u64 = 0x9fa0;
-
-/// The fifth argument of a pread or pwrite of memory of the caller's own, which the kernel does not look at.
-pub const OF_OWN_MEMORY: usize = 0x6d65_6d73_7069_6c6c;
 
 /// Not 0: this process, or a parent of it, has opened a file of this name.
 #[unsafe(link_section = ".data.hot")]
@@ -121,7 +120,7 @@ impl Access {
     /// those of pages whose bytes are on their way. How many bytes; 0: it cannot be used.
     fn directly(&self, at: usize, from: usize, len: usize) -> usize {
         let number = if self.writes { nr::PROCESS_VM_WRITEV } else { nr::PROCESS_VM_READV };
-        if traps() { vm_call(number, self.process, at, from, len).unwrap_or(0) } else { 0 }
+        if trapped::traps() { vm_call(number, self.process, at, from, len).unwrap_or(0) } else { 0 }
     }
 
     /// As the kernel does it with what is in memory: as much as there is, and EIO where there is nothing.
@@ -163,11 +162,6 @@ fn vm_call(number: usize, process: usize, at: usize, addr: usize, len: usize) ->
     let args = [process, &raw const here as usize, 1, &raw const there as usize, 1, 0];
     // SAFETY: the caller's own request, or a byte of the agent's.
     unsafe { sys::syscall(number, args) }
-}
-
-/// Are the process's calls trapped?
-fn traps() -> bool {
-    crate::trap::traps()
 }
 
 fn seek(file: usize, to: usize, whence: usize) -> Result<usize> {

@@ -8,15 +8,7 @@
 //! and whoever joins the thread waits for ever.
 //!
 //! So each thread notes its own `struct pthread`, before it runs anything of the program, and the evictor
-//! moves no page that is noted:
-//!
-//! ```text
-//!   thread:   note ─ wait while the MOVE of before is under way ─ touch ─ the program's function
-//!   evictor:  moves + 1 (odd) ─ which of these pages are noted? MOVE the others ─ moves + 1 (even)
-//! ```
-//!
-//! Either the evictor sees the note, or the thread sees the odd count and waits for its end; what was moved
-//! by then comes back by the touch, and stays.
+//! moves no page that is noted (`thread/endings.rs`).
 //!
 //! Nothing is taken back when a thread ends, for the kernel writes after all that the thread could do itself.
 //! The C library uses a stack again for a later thread, which finds the note there. If there are more stacks
@@ -31,22 +23,16 @@
 //! (`pages/exclude.rs`), and this adds nothing.
 
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use super::mmap::own_control;
 use crate::machine::robust;
 use crate::machine::sys::{self, PAGE};
+use crate::thread::endings::{NOTED_BYTES, note};
 
-/// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0.
-const NOTED_BYTES: usize = 1 << 10;
 /// The bytes of musl's structure, up to the end of its list of robust locks.
 const MUSL_BYTES: usize = 0xa0;
-/// Of so many stacks: 32 KiB, of which pages that no thread needed are never touched.
-const NOTES_MAX: usize = 4096;
 /// So many threads can be on their way from `pthread_create` to their first instruction.
 const STARTS_MAX: usize = 64;
-/// A MOVE takes 15 µs at most, if nobody has to wait for its lock.
-const SPINS: u32 = 2000;
 const EAGAIN: c_int = 11;
 
 /// What a thread that is being made shall run.
@@ -57,35 +43,22 @@ struct Start {
     argument: AtomicUsize,
 }
 
-/// In this order: what a process of one thread writes lies in front, behind what else each process writes.
-#[repr(C)]
 struct Threads {
-    /// Notes that were begun; beyond NOTES_MAX they replace the oldest.
-    begun: AtomicUsize,
-    /// Odd while a MOVE is under way.
-    moves: AtomicU32,
     pthread_create: AtomicUsize,
     thrd_create: AtomicUsize,
     /// One more than the key of thread-specific data whose destructor notes locks; 0: not made.
     key: AtomicU32,
-    /// Where `struct pthread` of a thread begins; 0: free, as all after it are.
-    notes: [AtomicUsize; NOTES_MAX],
-    starts: [Start; STARTS_MAX],
 }
 
 // In .data by force: this is not to be swapped out.
-#[unsafe(link_section = ".data.threads")]
-static THREADS: Threads = Threads {
-    notes: [const { AtomicUsize::new(0) }; NOTES_MAX],
-    begun: AtomicUsize::new(0),
-    moves: AtomicU32::new(0),
-    starts: [const {
-        Start { taken: AtomicU32::new(0), function: AtomicUsize::new(0), argument: AtomicUsize::new(0) }
-    }; STARTS_MAX],
-    pthread_create: AtomicUsize::new(0),
-    thrd_create: AtomicUsize::new(0),
-    key: AtomicU32::new(0),
-};
+#[unsafe(link_section = ".data.hot")]
+static THREADS: Threads =
+    Threads { pthread_create: AtomicUsize::new(0), thrd_create: AtomicUsize::new(0), key: AtomicU32::new(0) };
+
+#[unsafe(link_section = ".data")]
+static STARTS: [Start; STARTS_MAX] = [const {
+    Start { taken: AtomicU32::new(0), function: AtomicUsize::new(0), argument: AtomicUsize::new(0) }
+}; STARTS_MAX];
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pthread_create(
@@ -130,7 +103,7 @@ fn with_start(function: usize, argument: usize, create: impl FnOnce(usize) -> c_
         by => by != process && take(start, by),
     };
     let start = loop {
-        match THREADS.starts.iter().find(is_free).or_else(|| THREADS.starts.iter().find(is_of_parent)) {
+        match STARTS.iter().find(is_free).or_else(|| STARTS.iter().find(is_of_parent)) {
             Some(start) => break start,
             // Each is free again as soon as its thread runs.
             None => sys::yield_now(),
@@ -147,7 +120,7 @@ fn with_start(function: usize, argument: usize, create: impl FnOnce(usize) -> c_
 
 /// The first function of a thread.
 extern "C" fn run(start: usize) -> usize {
-    // SAFETY: `with_start` passes one of THREADS.starts.
+    // SAFETY: `with_start` passes one of STARTS.
     let start = unsafe { &*(start as *const Start) };
     let function = start.function.load(Ordering::Relaxed);
     let argument = start.argument.load(Ordering::Relaxed);
@@ -189,8 +162,6 @@ fn cleared_at_end() -> Option<usize> {
 /// Notes what lies there, of the calling thread, and has it in its place. `len`: no more than NOTED_BYTES.
 fn keep(start: usize, len: usize) {
     note(start);
-    fence(Ordering::SeqCst);
-    wait_for_move();
     for page in [start, start + len - 1] {
         // SAFETY: both lie in memory of the C library's, which is there as long as the thread.
         unsafe { (page as *const u8).read_volatile() };
@@ -238,76 +209,9 @@ extern "C" fn note_locks(_: usize) {
     };
     robust::each(list, head, next, |at| {
         note(at);
-        fence(Ordering::SeqCst);
-        wait_for_move();
         // SAFETY: as above.
         let _ = unsafe { sys::madvise(at & !(PAGE - 1), PAGE, sys::MADV_POPULATE_READ) };
     });
-}
-
-fn note(own: usize) {
-    let used = THREADS.begun.load(Ordering::Acquire).min(NOTES_MAX);
-    // A note that is not yet written is not this thread's.
-    if THREADS.notes.iter().take(used).any(|note| note.load(Ordering::Relaxed) == own) {
-        return;
-    }
-    let index = THREADS.begun.fetch_add(1, Ordering::SeqCst) % NOTES_MAX;
-    if let Some(note) = THREADS.notes.get(index) {
-        note.store(own, Ordering::SeqCst);
-    }
-}
-
-/// Returns when a MOVE that may not have seen the note has ended.
-fn wait_for_move() {
-    let seen = THREADS.moves.load(Ordering::SeqCst);
-    // In the child of a raw clone nothing moves: it has no evictor, only a copy of the count.
-    if seen.is_multiple_of(2) || own_control().is_none() {
-        return;
-    }
-    let mut spins = 0;
-    while THREADS.moves.load(Ordering::SeqCst) == seen {
-        spins += 1;
-        if spins < SPINS {
-            core::hint::spin_loop();
-        } else {
-            sys::yield_now();
-        }
-    }
-}
-
-/// No MOVE is under way: called by an evictor that begins. The child of a fork has a copy of its parent's
-/// count.
-pub fn reset_moves() {
-    THREADS.moves.store(0, Ordering::SeqCst);
-}
-
-/// A MOVE is under way until this is dropped.
-pub struct Move(());
-
-impl Move {
-    pub fn begin() -> Move {
-        THREADS.moves.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        Move(())
-    }
-
-    /// How many of `pages` pages from `start` on can be moved before the first noted one.
-    pub fn unnoted(&self, start: usize, pages: usize) -> usize {
-        let used = THREADS.begun.load(Ordering::SeqCst).min(NOTES_MAX);
-        let end = start.saturating_add(pages * PAGE);
-        let notes = THREADS.notes.iter().take(used).map(|note| note.load(Ordering::SeqCst));
-        let first = notes
-            .filter(|own| *own < end && own.saturating_add(NOTED_BYTES) > start)
-            .map(|own| (own & !(PAGE - 1)).max(start))
-            .min();
-        first.map_or(pages, |first| (first - start) / PAGE)
-    }
-}
-
-impl Drop for Move {
-    fn drop(&mut self) {
-        THREADS.moves.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 /// The C library's own function. Looked for by the first call: constructors of libraries, which run before

@@ -23,7 +23,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::confine;
 use crate::calls::batch::{self, Batch};
-use crate::hooks::threads;
 use crate::machine::affinity::Affinity;
 use crate::machine::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::machine::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
@@ -32,6 +31,7 @@ use crate::protocol::{
     Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MARK, OP_MOVE, OP_POPULATE, OP_PREPARE, OP_ZAP, RUN_IN_USE,
     RUNS_MAX, Reply, STAGING_PAGES, cpu_of_move,
 };
+use crate::thread::endings;
 use crate::{link, pages};
 
 const CLONE_VM: usize = 0x100;
@@ -103,7 +103,7 @@ extern "C" fn thread_main(block: usize) -> ! {
         }
     }
     confine::install_filter(block);
-    threads::reset_moves();
+    endings::reset_moves();
     block.started.store(1, Ordering::Release);
     sys::futex_wake(&block.started);
     loop {
@@ -356,7 +356,7 @@ fn move_run(block: &EvictorBlock, run: &MoveRun, may_exec: bool) -> (u32, i32) {
     while moved < run.pages {
         chunk = chunk.min(run.pages - moved);
         let offset = u64::from(moved) * PAGE as u64;
-        let under_way = threads::Move::begin();
+        let under_way = endings::Move::begin();
         chunk = under_way.unnoted(run.src_addr.wrapping_add(offset) as usize, chunk as usize) as u32;
         if chunk == 0 {
             return (moved, RUN_IN_USE);

@@ -20,17 +20,18 @@
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering;
 
+use super::above::above;
 use super::evictor;
-use crate::hooks::{fork, mmap};
 use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
-use crate::programs::site;
 use crate::protocol::{
     Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
     UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
 };
-use crate::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
-use crate::{Address, NAME_MAX, STATE, trap};
+use crate::supervisor::address::{self, NAME_MAX, is_elsewhere, number_in_name, supervisor_pid};
+use crate::supervisor::control;
+use crate::supervisor::state::STATE;
+use crate::thread::{block, trapped};
 
 const AF_UNIX: usize = 1;
 const SOCK_SEQPACKET: usize = 5;
@@ -62,8 +63,7 @@ pub fn hello(kind: u32, fork: [u8; 16]) -> Option<Fd> {
 }
 
 pub fn hello_of(kind: u32, fork: [u8; 16]) -> Hello {
-    // SAFETY: the constructor wrote it, before anything else of the agent ran.
-    let token = unsafe { (*STATE.address.get()).token };
+    let token = address::address().token;
     Hello { magic: MAGIC, kind, pid: sys::getpid(), reserved: 0, token, fork }
 }
 
@@ -155,7 +155,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
     if traps && kind == KIND_EXEC && is_left_to_tracer() {
         return Err(LEFT_TO_TRACER);
     }
-    let blocks = if traps { trap::prepare(0)? } else { (0, 0) };
+    let blocks = if traps { trapped::prepare(0)? } else { (0, 0) };
     let uffd = match (source, second) {
         (UFFD_FROM_DEVICE, Some(device)) => {
             let args = [device.0 as usize, USERFAULTFD_IOC_NEW, flags, 0, 0, 0];
@@ -209,7 +209,7 @@ fn prepare_region(
         // SAFETY: the page is mapped for as long as the region is.
         let agent_forks = unsafe { (&raw const (*region.control_page()).forks).read_volatile() };
         if agent_forks != 0 {
-            site::install()?;
+            (above().make_forks)()?;
         }
     }
     stand_before_the_c_library();
@@ -257,8 +257,7 @@ fn keep_region(region: &Region, ident: usize) {
 /// Has what malloc gets registered before it is used, and asks before static programs.
 fn stand_before_the_c_library() {
     if !crate::pages::has_supervisor() {
-        let [brk, mmap] = crate::hooks::malloc::places();
-        site::rewrite_all(&[brk, mmap, crate::programs::exec::place()]);
+        (above().stand_before_calls)();
     }
 }
 
@@ -272,10 +271,10 @@ impl Prepared {
         // SAFETY: the control page is mapped for as long as the process lives, or until the evictor is told
         // to end, before the thread is armed.
         let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
-        if !trap::is_armed() {
-            return trap::arm(Some(board)).is_ok();
+        if !trapped::is_armed() {
+            return (above().trap_calls)(board).is_ok();
         }
-        trap::use_board(board);
+        block::use_board(board);
         true
     }
 
@@ -309,12 +308,12 @@ impl Prepared {
         STATE.files.store(has_files, Ordering::Relaxed);
         STATE.forks.store(u32::from(self.makes_forks()), Ordering::Relaxed);
         STATE.control.store(block.control, Ordering::Release);
-        mmap::tell_advice();
+        control::tell_advice();
         block.go.store(GO_RUN, Ordering::Release);
         sys::futex_wake(&block.go);
         // A child inherits either.
         if kind == KIND_EXEC && !self.makes_forks() {
-            fork::install();
+            (above().follow_forks)();
         }
         self.region.keep_mapped();
     }
@@ -359,8 +358,7 @@ pub fn connect() -> Option<Fd> {
         }
         Err(_) => low,
     };
-    // SAFETY: the constructor wrote it, before anything else of the agent ran.
-    let address = unsafe { &*STATE.address.get() };
+    let address = address::address();
     let mut name = Name { family: AF_UNIX as u16, nul: 0, name: address.name };
     let mut len = size_of::<u16>() + 1 + address.name_len;
     let mut is_by_inode = false;
@@ -371,9 +369,9 @@ pub fn connect() -> Option<Fd> {
         match ret {
             Ok(_) => return Some(socket),
             Err(EINTR) => {}
-            Err(ECONNREFUSED) if is_elsewhere(address) && !is_by_inode => {
+            Err(ECONNREFUSED) if is_elsewhere() && !is_by_inode => {
                 is_by_inode = true;
-                let path = path_by_inode(address);
+                let path = path_by_inode();
                 // From the place on at which an abstract name has a NUL, and with one behind it.
                 len = size_of::<u16>() + path.len + 1;
                 name.nul = path.bytes[0];
@@ -395,70 +393,13 @@ pub fn connect() -> Option<Fd> {
 
 /// The way to the supervisor's other socket, by its descriptor of the file: `/proc/PID/fd/NUMBER`. Such a one
 /// is known in all network namespaces.
-fn path_by_inode(address: &Address) -> Line {
+fn path_by_inode() -> Line {
     let mut path = Line::new();
     path.push(b"/proc/");
-    path.push_number(number_in_name(address, 1));
+    path.push_number(number_in_name(1));
     path.push(b"/fd/");
-    path.push_number(number_in_name(address, 3));
+    path.push_number(number_in_name(3));
     path
-}
-
-/// Abstract sockets are known in one network namespace. The name of ours says in which:
-/// `memspill-PID-INODE-...`.
-fn is_elsewhere(address: &Address) -> bool {
-    let theirs = number_in_name(address, 2);
-    theirs != 0 && sys::network_namespace().is_some_and(|ours| ours != theirs)
-}
-
-/// The supervisor's process, as it sees itself.
-pub fn supervisor_pid() -> u64 {
-    // SAFETY: the constructor wrote it, before anything else of the agent ran.
-    number_in_name(unsafe { &*STATE.address.get() }, 1)
-}
-
-/// Did the environment say where it listens?
-pub fn knows_supervisor() -> bool {
-    // SAFETY: as above.
-    unsafe { (*STATE.address.get()).name_len != 0 }
-}
-
-/// May processes of this supervisor join late?
-pub fn may_be_late() -> bool {
-    is_name_with(NAME_LATE) || is_then_free()
-}
-
-/// Are all their calls trapped, as long as they run?
-pub fn are_all_trapped() -> bool {
-    is_name_with(NAME_LATE) || is_name_with(NAME_TRAPPED)
-}
-
-/// May they, and are their calls trapped only until then?
-pub fn is_then_free() -> bool {
-    is_name_with(NAME_LATE_THEN_FREE)
-}
-
-fn is_name_with(end: &str) -> bool {
-    // SAFETY: as above.
-    let address = unsafe { &*STATE.address.get() };
-    address.name.get(..address.name_len).is_some_and(|name| name.ends_with(end.as_bytes()))
-}
-
-/// The number behind so many dashes of the name.
-fn number_in_name(address: &Address, behind: usize) -> u64 {
-    let mut number = 0u64;
-    let (mut dashes, mut at) = (0, 0);
-    while let Some(byte) = address.name.get(at).filter(|_| at < address.name_len) {
-        match byte {
-            b'-' => dashes += 1,
-            digit if dashes == behind => {
-                number = number.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')))
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    number
 }
 
 /// A line on the program's stderr: `memspill: process PID WHAT`. Without anything that can panic, as all of

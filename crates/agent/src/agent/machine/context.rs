@@ -1,6 +1,17 @@
 //! What the kernel puts on the stack for a signal's handler, and reads from there when it returns (x86-64).
 
-use crate::thread::block::AltStack;
+/// As in `sigaltstack`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AltStack {
+    pub at: usize,
+    pub flags: i32,
+    pub unused: u32,
+    pub len: usize,
+}
+
+pub const SS_DISABLE: i32 = 2;
+pub const NO_STACK: AltStack = AltStack { at: 0, flags: SS_DISABLE, unused: 0, len: 0 };
 
 /// `struct sigcontext`, its registers.
 #[repr(C)]

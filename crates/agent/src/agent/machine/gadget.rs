@@ -13,7 +13,7 @@ use core::arch::{asm, global_asm};
 use core::mem::{MaybeUninit, size_of, size_of_val};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::sys::{self, Result, nr};
+use super::numbers::{Result, SIGKILL, nr};
 
 pub const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SYS_DISPATCH_ON: usize = 1;
@@ -125,8 +125,8 @@ pub fn die() -> ! {
         // SAFETY: that nothing of this process runs on is the purpose.
         unsafe {
             let process = call(nr::GETPID, [0; 6]).unwrap_or(0);
-            let _ = call(nr::KILL, [process, sys::SIGKILL, 0, 0, 0, 0]);
-            let _ = call(nr::EXIT_GROUP, [128 + sys::SIGKILL, 0, 0, 0, 0, 0]);
+            let _ = call(nr::KILL, [process, SIGKILL, 0, 0, 0, 0]);
+            let _ = call(nr::EXIT_GROUP, [128 + SIGKILL, 0, 0, 0, 0, 0]);
         }
     }
 }

@@ -9,10 +9,14 @@
 //! | `region.rs`   | the memory that the agent owns, kept apart from the program's             |
 //! | `affinity.rs` | on which CPU the evictor runs                                             |
 //! | `robust.rs`   | the robust locks of a thread                                              |
+//! | `numbers.rs`  | the kernel's numbers: errors, calls, flags                                |
+//! | `environment.rs`| the program's environment                                                 |
 
 pub mod affinity;
 pub mod context;
+pub mod environment;
 pub mod gadget;
+pub mod numbers;
 pub mod region;
 pub mod robust;
 pub mod sys;

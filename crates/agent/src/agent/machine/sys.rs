@@ -3,146 +3,13 @@
 //! The calls are raw: no errno is written, no libc is needed, nothing is bound lazily. A result is the
 //! kernel's own number, or the positive errno as `Err`.
 
+use super::gadget;
+pub use super::numbers::*;
 use crate::pidfd::{PIDFD_GET_INFO, PidfdInfo};
 use core::arch::{asm, global_asm};
 
-pub type Result<T> = core::result::Result<T, i32>;
-
-pub const PAGE: usize = 4096;
-
-pub const EPERM: i32 = 1;
-pub const EINTR: i32 = 4;
-pub const EIO: i32 = 5;
-pub const EAGAIN: i32 = 11;
-pub const ENOENT: i32 = 2;
-pub const ENOMEM: i32 = 12;
-pub const EBUSY: i32 = 16;
-pub const EFAULT: i32 = 14;
-pub const EINVAL: i32 = 22;
-pub const ENOSYS: i32 = 38;
-pub const EPROTO: i32 = 71;
-pub const ENOTSUP: i32 = 95;
-pub const ETIMEDOUT: i32 = 110;
-pub const ECONNREFUSED: i32 = 111;
-pub const ECANCELED: i32 = 125;
-
-pub const AT_FDCWD: usize = -100isize as usize;
-
-pub const PROT_NONE: usize = 0;
-pub const PROT_READ: usize = 1;
-pub const PROT_WRITE: usize = 2;
-pub const PROT_EXEC: usize = 4;
-pub const MAP_SHARED: usize = 0x1;
-pub const MAP_PRIVATE: usize = 0x2;
-pub const MAP_TYPE: usize = 0xf;
-pub const MAP_FIXED: usize = 0x10;
-pub const MAP_FIXED_NOREPLACE: usize = 0x10_0000;
-pub const MAP_ANONYMOUS: usize = 0x20;
-pub const MAP_GROWSDOWN: usize = 0x100;
-pub const MAP_LOCKED: usize = 0x2000;
-pub const MAP_NORESERVE: usize = 0x4000;
-pub const MAP_POPULATE: usize = 0x8000;
-pub const MAP_HUGETLB: usize = 0x4_0000;
-
-pub const MADV_WILLNEED: usize = 3;
-pub const MADV_DONTNEED: usize = 4;
-pub const MADV_FREE: usize = 8;
-pub const MADV_REMOVE: usize = 9;
-pub const MADV_DONTFORK: usize = 10;
-pub const MADV_DONTDUMP: usize = 16;
-pub const MADV_DONTNEED_LOCKED: usize = 24;
-pub const MADV_DOFORK: usize = 11;
-pub const MADV_NOHUGEPAGE: usize = 15;
-pub const MADV_WIPEONFORK: usize = 18;
-pub const MADV_COLD: usize = 20;
-pub const MADV_PAGEOUT: usize = 21;
-pub const MADV_POPULATE_READ: usize = 22;
-pub const MADV_POPULATE_WRITE: usize = 23;
-pub const MADV_GUARD_INSTALL: usize = 102;
-pub const MADV_GUARD_REMOVE: usize = 103;
-
-pub const O_CLOEXEC: usize = 0o2000000;
-pub const O_NONBLOCK: usize = 0o4000;
-
-pub const SIG_SETMASK: usize = 2;
-pub const SIGKILL: usize = 9;
-pub const SIGSYS: u32 = 31;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
-
-pub mod nr {
-    pub const MMAP: usize = 9;
-    pub const MPROTECT: usize = 10;
-    pub const MUNMAP: usize = 11;
-    pub const BRK: usize = 12;
-    pub const RT_SIGPROCMASK: usize = 14;
-    pub const IOCTL: usize = 16;
-    pub const MREMAP: usize = 25;
-    pub const MADVISE: usize = 28;
-    pub const GETPID: usize = 39;
-    pub const SOCKET: usize = 41;
-    pub const CONNECT: usize = 42;
-    pub const SENDTO: usize = 44;
-    pub const RECVFROM: usize = 45;
-    pub const SENDMSG: usize = 46;
-    pub const RECVMSG: usize = 47;
-    pub const CLONE: usize = 56;
-    pub const FORK: usize = 57;
-    pub const EXIT: usize = 60;
-    pub const KILL: usize = 62;
-    pub const FCNTL: usize = 72;
-    pub const CLOSE: usize = 3;
-    pub const PRCTL: usize = 157;
-    pub const FUTEX: usize = 202;
-    pub const GET_ROBUST_LIST: usize = 274;
-    pub const EXIT_GROUP: usize = 231;
-    pub const WAITID: usize = 247;
-    pub const PPOLL: usize = 271;
-    pub const USERFAULTFD: usize = 323;
-    pub const CLOSE_RANGE: usize = 436;
-    pub const PROCESS_MADVISE: usize = 440;
-    pub const SECCOMP: usize = 317;
-    pub const STATX: usize = 332;
-    pub const EXECVE: usize = 59;
-    pub const EXECVEAT: usize = 322;
-    pub const CAPSET: usize = 126;
-    pub const SETRESUID: usize = 117;
-    pub const SETRESGID: usize = 119;
-    pub const SETGROUPS: usize = 116;
-    pub const CHDIR: usize = 80;
-    pub const MUNLOCK: usize = 150;
-    pub const MLOCKALL: usize = 151;
-    pub const SCHED_YIELD: usize = 24;
-    pub const RESTART_SYSCALL: usize = 219;
-    pub const WRITE: usize = 1;
-    pub const OPEN: usize = 2;
-    pub const OPENAT: usize = 257;
-    pub const OPENAT2: usize = 437;
-    pub const IO_URING_SETUP: usize = 425;
-    pub const READ: usize = 0;
-    pub const PREAD64: usize = 17;
-    pub const PWRITE64: usize = 18;
-    pub const READV: usize = 19;
-    pub const WRITEV: usize = 20;
-    pub const SENDFILE: usize = 40;
-    pub const TRUNCATE: usize = 76;
-    pub const FTRUNCATE: usize = 77;
-    pub const SCHED_SETAFFINITY: usize = 203;
-    pub const SCHED_GETAFFINITY: usize = 204;
-    pub const FSTATFS: usize = 138;
-    pub const SPLICE: usize = 275;
-    pub const FALLOCATE: usize = 285;
-    pub const PREADV: usize = 295;
-    pub const PWRITEV: usize = 296;
-    pub const COPY_FILE_RANGE: usize = 326;
-    pub const PREADV2: usize = 327;
-    pub const PROCESS_VM_READV: usize = 310;
-    pub const PTRACE: usize = 101;
-    pub const LSEEK: usize = 8;
-    pub const READLINKAT: usize = 267;
-    pub const PROCESS_VM_WRITEV: usize = 311;
-    pub const PWRITEV2: usize = 328;
-}
 
 /// One system call with up to six arguments.
 ///
@@ -325,20 +192,7 @@ impl Drop for Fd {
 /// As for `syscall`.
 pub unsafe fn syscall_untrapped(number: usize, args: [usize; 6]) -> Result<usize> {
     // SAFETY: the caller's promise.
-    unsafe { crate::machine::gadget::call(number, args) }
-}
-
-/// mmap or munmap: trapped only where the dispatch pages by windows, and must know of them.
-///
-/// # Safety
-/// As for `syscall`.
-pub unsafe fn map_call(number: usize, args: [usize; 6]) -> Result<usize> {
-    if crate::pages::is_on() {
-        // SAFETY: the caller's promise.
-        return unsafe { syscall(number, args) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { syscall_untrapped(number, args) }
+    unsafe { gadget::call(number, args) }
 }
 
 pub fn getpid() -> u32 {

@@ -16,9 +16,8 @@ use core::sync::atomic::{Ordering, fence};
 
 use super::{evict, fill, gate, holes, kernel, table};
 use crate::machine::context::{Context, Info};
-use crate::machine::sys::{PAGE, PROT_EXEC, PROT_NONE, PROT_WRITE};
+use crate::machine::sys::{PAGE, PROT_EXEC, PROT_NONE, PROT_WRITE, SIGBUS, SIGSEGV};
 use crate::thread::block;
-use crate::trap::signals::{SIGBUS, SIGSEGV};
 use crate::words::{EXCLUDED, NONE, SWAPPED};
 
 const SEGV_MAPERR: i32 = 1;

@@ -46,12 +46,9 @@
 //! protection key and what is advised not to be forked. A program at vm.max_map_count ends, where a window
 //! finds no room.
 
-use crate::calls::{descriptors, limits, mappings};
 use crate::machine::context::{Context, Info};
-use crate::machine::gadget;
-use crate::machine::sys::{self, EBUSY, EFAULT, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
-use crate::machine::uffd::UFFDIO_REGISTER;
-use crate::words::{self, FILL_AT_ONCE, FOR_KERNEL, Source, TAKE_OUT, USE_SOURCE, WINDOW_COUNTS};
+use crate::machine::sys::{self, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::words::{self, FOR_KERNEL};
 
 pub mod channel;
 pub mod emptied;
@@ -195,53 +192,7 @@ pub fn fault(info: &Info, context: &mut Context) -> bool {
     fault::handle(info, context)
 }
 
-/// The result of a trapped call that is answered here. None: it is made as others are, after `before_call`,
-/// and with `needed_by` among what it uses.
-pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
-    let [first, second, third, ..] = args;
-    match number {
-        USE_SOURCE => Some(match gadget::read::<Source>(first) {
-            Some(source) if source::plug(source) => Ok(0),
-            Some(_) => Err(EINVAL),
-            None => Err(EFAULT),
-        }),
-        TAKE_OUT => Some(Ok(evict::take_out(first, second, third as u64))),
-        FILL_AT_ONCE => Some(Ok(rules::set_fill_at_once(first))),
-        WINDOW_COUNTS => Some(Ok(source::COUNTERS.read(first) as usize)),
-        _ => {
-            if from_pool::ends_with(number) {
-                from_pool::leave();
-            }
-            from_pool::leave_addresses(number, &args);
-            descriptors::answer(number, args)
-                .or_else(|| registers_own(number, &args).then_some(Err(EBUSY)))
-                .or_else(|| limits::answer(number, args))
-                .or_else(|| mappings::answer(number, args))
-        }
-    }
-}
-
 pub use exclude::{before_call, keep_locks_held, needed_by};
-
-/// May something be done with a call of this number in `answer`, `before_call` or `needed_by`, whatever its
-/// arguments? Such a call must be trapped.
-pub fn answers(number: usize) -> bool {
-    mappings::may_change(number)
-        || exclude::concerns(number)
-        || from_pool::ends_with(number)
-        || limits::concerns(number)
-}
-
-/// The same of this very call, beside `answers`.
-pub fn answers_with(number: usize, args: &[usize; 6]) -> bool {
-    descriptors::is_about_ours(number, args) || registers_own(number, args)
-}
-
-/// Does the program register memory with a userfaultfd of its own? Where markers stand no fault would come to
-/// it. So it is refused, as by the kernel where another userfaultfd has the memory.
-fn registers_own(number: usize, args: &[usize; 6]) -> bool {
-    number == nr::IOCTL && args[1] as u32 as usize == UFFDIO_REGISTER && !holes::are_registered()
-}
 
 /// Is all of [start, end) in its place, which the caller has said to be in use? Then it stays. Nothing is
 /// begun or waited for here, so a signal may come in the middle of it.

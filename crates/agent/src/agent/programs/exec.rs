@@ -25,13 +25,16 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use super::confined;
 use super::preload::List;
 use super::readable;
 use super::site::{self, Place};
 use crate::join::handshake;
 use crate::machine::sys::{self, Fd, SignalsBlocked, nr};
 use crate::protocol::{Forked, Go, KIND_STATIC, MAGIC};
-use crate::{STATE, planted, trap};
+use crate::supervisor::address;
+use crate::supervisor::state::STATE;
+use crate::thread::trapped;
 
 pub const EXECVE: usize = 59;
 const AT_FDCWD: usize = -100isize as usize;
@@ -61,7 +64,7 @@ pub fn place() -> Place {
 /// The call as it was asked for, by its arguments in their order, and the kernel's result.
 extern "C" fn exec(args: &[usize; 6]) -> usize {
     // A trapped call is looked at in the trap.
-    if trap::traps() || is_confined() {
+    if trapped::traps() || is_confined() {
         // SAFETY: the C library's own call, passed through.
         return unsafe { sys::syscall_raw(EXECVE, *args) };
     }
@@ -133,14 +136,14 @@ pub fn concerns(args: &[usize; 6]) -> bool {
     }
     readable::for_exec(environment);
     // Where agents make the forks, none can be in a static program, but where all calls are trapped.
-    (STATE.forks.load(Ordering::Relaxed) == 0 || trap::traps())
-        && handshake::knows_supervisor()
+    (STATE.forks.load(Ordering::Relaxed) == 0 || trapped::traps())
+        && address::knows_supervisor()
         && is_static(path)
 }
 
 /// A filter of the program's own may end it for the looks, and for the asking.
 pub fn is_confined() -> bool {
-    planted::look_for_filters();
+    confined::look_for_filters();
     STATE.confined.load(Ordering::SeqCst) != 0
 }
 

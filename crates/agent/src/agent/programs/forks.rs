@@ -46,11 +46,11 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use super::own_marks;
-use crate::STATE;
-use crate::hooks::mmap::own_control;
 use crate::join::handshake::{self, write_stderr_line};
 use crate::machine::sys::{self, EAGAIN, EINTR, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
 use crate::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
+use crate::supervisor::control::own_control;
+use crate::supervisor::state::STATE;
 
 /// How often it is asked for, a ms apart: the supervisor may have much to do, or wait for other children.
 const TRIES: u32 = 10_000;

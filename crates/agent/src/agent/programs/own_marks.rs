@@ -7,8 +7,8 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::STATE;
 use crate::machine::sys::{self, PAGE, SignalsBlocked};
+use crate::supervisor::state::STATE;
 
 /// Ranges at most: the next mark is refused with EAGAIN.
 const RANGES: usize = 256;

@@ -24,7 +24,7 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::readable::{self, PRELOAD};
-use crate::find_variable;
+use crate::machine::environment::find_variable;
 use crate::protocol::{ENV_FILE, ENV_NAME};
 
 const ENTRIES_MAX: usize = 500;

@@ -26,7 +26,7 @@
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::find_variable;
+use crate::machine::environment::find_variable;
 use crate::machine::sys::{self, Fd, PAGE, nr};
 use crate::protocol::ENV_FILE;
 

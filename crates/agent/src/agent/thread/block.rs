@@ -32,11 +32,12 @@ use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use crate::join::handshake;
+use crate::machine::context::{AltStack, NO_STACK};
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result, nr};
 use crate::protocol::{Board, RangeInUse, SLOT_RANGES, Slot};
 use crate::readahead::rows::Rows;
+use crate::supervisor::address;
 
 const STACK_BYTES: usize = 16 * PAGE;
 /// vforks inside the children of vforks.
@@ -61,19 +62,6 @@ pub const KEPT_RSEQ: usize = 1;
 pub const KEPT_ROBUST_LIST: usize = 2;
 pub const KEPT_TID: usize = 3;
 const KEPT: usize = 4;
-
-/// As in `sigaltstack`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct AltStack {
-    pub at: usize,
-    pub flags: i32,
-    pub unused: u32,
-    pub len: usize,
-}
-
-pub const SS_DISABLE: i32 = 2;
-pub const NO_STACK: AltStack = AltStack { at: 0, flags: SS_DISABLE, unused: 0, len: 0 };
 
 /// The system call that is being made, as the program wrote it: enough to show the program as it was before,
 /// or as it is after the call.
@@ -314,7 +302,7 @@ pub unsafe fn current<'a>() -> &'a mut Block {
 pub fn reserve() -> Result<(usize, usize)> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
     // Who makes a second thread has left before.
-    let mut blocks = if handshake::is_then_free() { 1 } else { BLOCKS_MAX };
+    let mut blocks = if address::is_then_free() { 1 } else { BLOCKS_MAX };
     while SHARED.arena.load(Ordering::Relaxed) == 0 {
         let len = blocks * BLOCK_PAGES * PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.

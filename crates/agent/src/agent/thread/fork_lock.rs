@@ -17,8 +17,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::STATE;
 use crate::machine::sys;
+use crate::supervisor::state::STATE;
 
 const WRITER: u32 = 1 << 31;
 /// Far longer than any call of a reader takes.

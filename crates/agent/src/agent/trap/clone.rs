@@ -27,6 +27,7 @@ use super::signals::{self, ActionsLocked, SIGALTSTACK};
 use crate::calls::batch;
 use crate::calls::in_use::{self, Use, Uses};
 use crate::machine::context::Context;
+use crate::machine::context::NO_STACK;
 use crate::machine::gadget;
 use crate::machine::sys::{self, EAGAIN};
 use crate::pages;
@@ -343,7 +344,7 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
     child.frame = Frame { stack, result: 0, ..block.frame };
     child.mask = block.mask;
     child.reserved_mask = block.reserved_mask;
-    child.alternate = block::NO_STACK;
+    child.alternate = NO_STACK;
     child.gs = if block.gs == block.address { child.address } else { block.gs };
     child.flags = request.flags;
     child.vforks.store(0, Ordering::Relaxed);

@@ -13,13 +13,15 @@
 //! program's own.
 
 use super::enter::{self, Place};
-use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN, SIGSEGV};
+use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN};
 use super::{clone, rewrite};
 use crate::calls::in_use;
+use crate::machine::context::AltStack;
 use crate::machine::context::{self, Context, Info, SignalFrame};
 use crate::machine::gadget;
 use crate::machine::sys;
-use crate::thread::block::{AltStack, Block};
+use crate::machine::sys::SIGSEGV;
+use crate::thread::block::Block;
 use core::mem::{offset_of, size_of};
 
 /// All system call instructions are so long.

@@ -6,7 +6,7 @@
 //!   site ─ jmp ▶ its stub: eax = number, rcx = behind the site's syscall ─ jmp ▶ memspill_site
 //!     %gs is not the block: the site's own syscall
 //!     registers into the block; `preparing` = 1
-//!     on the thread's alternate stack: publish, wait, touch (`hold::on_site`)
+//!     on the thread's alternate stack: publish, wait, touch (`untrapped.rs`)
 //!     registers back; `preparing` = 0 ─▶ memspill_make; or, to be trapped after all, the site's own syscall
 //! ```
 //!
@@ -25,7 +25,7 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-use crate::calls::hold;
+use super::untrapped;
 use crate::machine::context::Registers;
 use crate::machine::gadget;
 use crate::protocol::Slot;
@@ -175,7 +175,7 @@ global_asm!(
     preparing = const offset_of!(Block, preparing),
     general = const offset_of!(Block, saved) + offset_of!(Saved, general),
     vectors = const offset_of!(Block, saved) + offset_of!(Saved, vectors),
-    on_site = sym hold::on_site,
+    on_site = sym untrapped::on_site,
     state = const offset_of!(Block, state),
     left = const LEFT,
     gs = const offset_of!(Block, gs),

@@ -30,13 +30,14 @@ use core::sync::atomic::Ordering;
 
 use super::{clone, enter, rewrite};
 use crate::calls::hold;
-use crate::hooks::mmap;
 use crate::machine::gadget;
 use crate::machine::region;
 use crate::machine::sys::{self, EFAULT, EINVAL, ENOMEM, Result, nr};
+use crate::pages;
+use crate::supervisor::control;
+use crate::supervisor::state::STATE;
 use crate::thread::block;
 use crate::thread::block::Block;
-use crate::{STATE, pages};
 
 const SECCOMP: usize = 317;
 const SET_MODE_STRICT: usize = 0;
@@ -269,7 +270,7 @@ pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> 
     }
     let result = set_kept(kept, flags & !FLAG_TSYNC)?;
     block.filters.store(kept.address(), Ordering::Release);
-    mmap::tell_confined();
+    control::tell_confined();
     STATE.confined.store(1, Ordering::SeqCst);
     if everybody {
         tell_others(block);

@@ -34,19 +34,22 @@ use core::sync::atomic::Ordering;
 
 use super::late::Joined;
 use super::leave::leave;
-use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, SIGSYS};
+use super::signals::{self, RESERVED, SIG_DFL, SIG_IGN, SIGSYS};
 use super::{clone, deliver, enter, filters, late, rewrite, traced};
+use crate::calls::answers;
 use crate::calls::hold::hold;
 use crate::calls::{advice, in_use, other_process, pieces, tasks};
 use crate::join::handshake;
 use crate::machine::context::{Context, Info};
 use crate::machine::gadget;
-use crate::machine::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result};
+use crate::machine::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result, SIGBUS, SIGSEGV};
 use crate::pages;
 use crate::programs::exec;
 use crate::programs::preload::List;
 use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
+use crate::supervisor::address;
 use crate::thread::block::{self, Block};
+use crate::thread::trapped;
 
 const SYS_SECCOMP: i32 = 1;
 const SYS_USER_DISPATCH: i32 = 2;
@@ -180,7 +183,7 @@ fn trap(block: &mut Block, info: &Info, context: &mut Context) {
     let joins = match is_ours {
         true => late::joins_before(block, block.frame.number, &block.frame.args),
         // Nothing is known of calls by `int 0x80`, and as long as they are trapped there are none.
-        false => late::is_late() && handshake::is_then_free(),
+        false => trapped::is_late() && address::is_then_free(),
     };
     if joins && late::join() == Joined::AndFree {
         // The program makes it itself.
@@ -298,7 +301,7 @@ fn look_at_tasks(block: &mut Block) -> Result<usize> {
     hold(block, number, &args);
     // SAFETY: the program's own call, on memory that is there.
     let result = unsafe { gadget::call(number, args) };
-    if result.is_ok() && block::has_supervisor() && !late::is_late() {
+    if result.is_ok() && block::has_supervisor() && !trapped::is_late() {
         tasks::leave_out_evictor(number, &args);
     }
     in_use::withdraw(block);
@@ -366,7 +369,7 @@ fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     if !pages::is_on() {
         return None;
     }
-    let answered = pages::answer(number, args);
+    let answered = answers::answer(number, args);
     if answered.is_none() {
         pages::before_call(number, &args);
     }

@@ -55,16 +55,18 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::signals;
-use crate::STATE;
 use crate::calls::{batch, in_use};
-use crate::hooks::mmap::own_control;
 use crate::join::handshake;
 use crate::machine::context::Info;
 use crate::machine::gadget;
 use crate::machine::sys::{self, nr};
 use crate::programs::forks;
 use crate::protocol::{KIND_EXEC, KIND_FORK};
+use crate::supervisor::address;
+use crate::supervisor::control::own_control;
+use crate::supervisor::state::STATE;
 use crate::thread::block::{self, Block};
+use crate::thread::trapped::{IS_LATE, is_late};
 
 /// Long after a child that is to run a program has done so, and most small programs have ended.
 const LATE_MS: i64 = 10;
@@ -96,8 +98,6 @@ const NO_TIMER: usize = usize::MAX;
 /// This process has not joined yet: it is such a child, or a program.
 pub const CHILD: u32 = 1;
 pub const PROGRAM: u32 = 2;
-#[unsafe(link_section = ".data.hot")]
-static IS_LATE: AtomicU32 = AtomicU32::new(0);
 /// Not 0: somebody traced this program when it began, and so may its children be.
 #[unsafe(link_section = ".data.hot")]
 static IS_TRACED: AtomicU32 = AtomicU32::new(0);
@@ -122,7 +122,7 @@ pub fn fork_begins(is_all_here: impl FnOnce() -> bool) -> bool {
     // A filter of the program's own may end it for a timer.
     if STATE.forks.load(Ordering::Relaxed) == 0
         || STATE.confined.load(Ordering::SeqCst) != 0
-        || !handshake::may_be_late()
+        || !address::may_be_late()
     {
         return false;
     }
@@ -168,9 +168,9 @@ pub fn in_child(is_sandbox: bool) {
 pub fn may_program() -> bool {
     // SAFETY: a number.
     let parent = unsafe { gadget::call(GETPPID, [0; 6]) }.unwrap_or(0) as u64;
-    let is_command = parent == handshake::supervisor_pid();
-    if !handshake::is_then_free() {
-        return handshake::may_be_late() && !is_command && !sys::is_traced();
+    let is_command = parent == address::supervisor_pid();
+    if !address::is_then_free() {
+        return address::may_be_late() && !is_command && !sys::is_traced();
     }
     HEAP_BEGAN.store(program_break(), Ordering::Relaxed);
     let is_traced = sys::is_traced();
@@ -180,7 +180,7 @@ pub fn may_program() -> bool {
 
 /// May the child of a fork that the kernel has told of join late?
 pub fn may_child() -> bool {
-    handshake::is_then_free() && IS_TRACED.load(Ordering::Relaxed) == 0 && has_little_to_fill()
+    address::is_then_free() && IS_TRACED.load(Ordering::Relaxed) == 0 && has_little_to_fill()
 }
 
 /// Is the memory that the program can store to small, but for the heap? Few programs fill that at once.
@@ -219,7 +219,7 @@ pub fn begin(what: u32) {
     IS_LATE.store(what, Ordering::Relaxed);
     IS_TIME_OVER.store(0, Ordering::Relaxed);
     NEXT_MS.store(DISPATCH_ENDS_MS, Ordering::Relaxed);
-    set_timer(if handshake::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS });
+    set_timer(if address::is_then_free() { LATE_THEN_FREE_MS } else { LATE_MS });
 }
 
 fn set_timer(ms: i64) {
@@ -232,15 +232,10 @@ fn set_timer(ms: i64) {
     }
 }
 
-/// Has this process not joined yet, though it will?
-pub fn is_late() -> bool {
-    IS_LATE.load(Ordering::Relaxed) != 0
-}
-
 /// The child of a fork that has not joined yet, and whose calls would be trapped for good, never joins: they
 /// are trapped no more. False: this is another process.
 pub fn stay_out() -> bool {
-    if IS_LATE.load(Ordering::Relaxed) != CHILD || handshake::is_then_free() {
+    if IS_LATE.load(Ordering::Relaxed) != CHILD || address::is_then_free() {
         return false;
     }
     IS_LATE.store(0, Ordering::Relaxed);
@@ -265,7 +260,7 @@ pub fn join() -> Joined {
     };
     let is_disarmed = gadget::disarm().is_ok();
     delete_timer();
-    let is_free = handshake::is_then_free();
+    let is_free = address::is_then_free();
     if is_free {
         // Those of guarded accesses, too: there are none any more.
         sys::SignalsBlocked::new().forget();
@@ -282,7 +277,7 @@ pub fn join() -> Joined {
 /// Is this signal the timer's?
 pub fn is_timer(signal: usize, info: &Info) -> bool {
     let value = info.number as u32 as usize | (info.arch as usize) << 32;
-    signal == signals::SIGBUS && info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
+    signal == sys::SIGBUS && info.code == SI_TIMER && value == IS_LATE.as_ptr() as usize
 }
 
 /// The timer's signal has come, to a thread with this mask. Is the process to join now? Not where it has done
@@ -304,7 +299,7 @@ pub fn joins_before(block: &Block, number: usize, args: &[usize; 6]) -> bool {
     let must = || {
         IS_TIME_OVER.load(Ordering::Relaxed) != 0
             || !may_be_made(number, args)
-            || handshake::is_then_free() && would_show(block, number, args)
+            || address::is_then_free() && would_show(block, number, args)
     };
     is_late() && must()
 }
@@ -494,7 +489,7 @@ fn make_timer() -> sys::Result<usize> {
     let thread = unsafe { gadget::call(GETTID, [0; 6]) }? as i32;
     let event = Event {
         value: IS_LATE.as_ptr() as usize,
-        signal: signals::SIGBUS as i32,
+        signal: sys::SIGBUS as i32,
         notify: FOR_THREAD,
         thread,
         rest: [0; 11],

@@ -36,6 +36,7 @@
 //! | `filters.rs` | seccomp filters of the program |
 //! | `traced.rs` | who asks to be traced |
 //! | `handler.rs` | the handler, and what each call becomes |
+//! | `untrapped.rs` | a call from a rewritten site: may it be made without a trap |
 //!
 //! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
 //! it is made before the first thread is armed, or from the gadget.
@@ -48,12 +49,13 @@
 //! behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of a call after it
 //! has returned (vmsplice, MSG_ZEROCOPY).
 
-use crate::hooks::fork;
-use crate::join::handshake;
+use crate::join::above::above;
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result};
 use crate::protocol::Board;
+use crate::supervisor::address;
 use crate::thread::block;
+use crate::thread::trapped;
 use signals::SIGALTSTACK;
 
 pub mod clone;
@@ -66,58 +68,11 @@ pub mod leave;
 pub mod rewrite;
 pub mod signals;
 pub mod traced;
+pub mod untrapped;
 
 const ARCH_PRCTL: usize = 158;
-const ARCH_GET_GS: usize = 0x1004;
 const GETTID: usize = 186;
 const ARCH_GET_FS: usize = 0x1003;
-
-/// EBUSY: the program has more than one thread already, or has set %gs where only the kernel can set it.
-use crate::machine::sys::EBUSY;
-/// Why calls cannot be trapped, told to the supervisor by these numbers (`Ready::errno`).
-/// ENOSYS: the kernel cannot (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
-use crate::machine::sys::ENOSYS;
-
-/// Whether `arm` can do its work here, and where it will keep what it needs: (address, bytes). Nothing that
-/// the program sees has changed. `own_threads`: the agent's.
-pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
-    if is_armed() {
-        // The child of a fork.
-        return block::reserve();
-    }
-    gadget::find_fsgsbase();
-    if !gadget::has_fsgsbase() && kernels_gs()? != 0
-        || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
-    {
-        return Err(EBUSY);
-    }
-    gadget::disarm().map_err(|_| ENOSYS)?;
-    block::reserve()
-}
-
-/// The address in %gs.
-fn kernels_gs() -> Result<usize> {
-    let mut gs = 0usize;
-    // SAFETY: the kernel writes a word.
-    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
-    Ok(gs)
-}
-
-/// Are calls trapped in this process?
-pub fn is_armed() -> bool {
-    !block::board().is_null()
-}
-
-/// Are calls trapped, or will they be until this process has joined?
-pub fn traps() -> bool {
-    is_armed() || late::is_late()
-}
-
-/// The threads share this board with the supervisor from now on. Only while the process has one thread, and
-/// the page stays mapped.
-pub fn use_board(board: *mut Board) {
-    block::use_board(board);
-}
 
 /// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
 pub fn program_begins() -> bool {
@@ -136,16 +91,16 @@ pub fn child_begins(mask: u64) -> bool {
 }
 
 fn begins_late(what: u32, mask: u64) -> bool {
-    if handshake::is_then_free() {
+    if address::is_then_free() {
         if signals::are_in_use(mask) {
             return false;
         }
         // Such a process joins in a signal handler.
-        fork::install();
+        (above().follow_forks)();
         // Nothing of it is to last longer.
         rewrite::stop(rewrite::FORBIDDEN);
     }
-    if prepare(0).is_err() || !late::make_ready() {
+    if trapped::prepare(0).is_err() || !late::make_ready() {
         return false;
     }
     let is_trapped = arm_with(None, mask, || late::begin(what)).is_ok();
@@ -153,16 +108,6 @@ fn begins_late(what: u32, mask: u64) -> bool {
         late::delete_timer();
     }
     is_trapped
-}
-
-/// May this process map so much, with these flags, before it joins?
-pub fn is_small_mapping(len: usize, flags: usize) -> bool {
-    late::is_small_mapping(len, flags)
-}
-
-/// Is this process one that has not joined yet, though it will?
-pub fn is_late() -> bool {
-    late::is_late()
 }
 
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
@@ -194,7 +139,7 @@ fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Resul
         let before = &raw mut block.alternate as usize;
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
         // The program may put back what it reads there when its calls are no longer trapped.
-        let stays = gadget::has_fsgsbase() && handshake::is_then_free();
+        let stays = gadget::has_fsgsbase() && address::is_then_free();
         if !stays && gadget::gs(0) == 0 {
             let _ = gadget::set_gs(block.address);
         }

@@ -35,7 +35,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::enter;
 use crate::calls::hold::is_plain;
-use crate::hooks::files;
+use crate::join::above::above;
 use crate::machine::context::Registers;
 use crate::machine::gadget;
 use crate::machine::region;
@@ -193,7 +193,7 @@ pub fn before_first_thread() {
                 code.rewrite(seen.site, seen.number);
             }
         }
-        files::each_function(|function| code.rewrite_function(function));
+        (above().each_function)(&mut |function| code.rewrite_function(function));
         for function in [
             sys::weak!("recv"),
             sys::weak!("recvfrom"),
@@ -211,7 +211,6 @@ pub fn before_first_thread() {
         ] {
             code.rewrite_function(function);
         }
-        code.rewrite_function(files::next_syscall());
         code.rewrite_around(sys::weak!("pthread_mutex_lock"));
     }
     stop(HAS_THREADS);

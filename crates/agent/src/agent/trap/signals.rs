@@ -13,12 +13,12 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use crate::machine::context::{AltStack, NO_STACK, SS_DISABLE};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EFAULT, EINVAL, ENOMEM, Result};
-use crate::thread::block::{AltStack, Block, NO_STACK, SS_DISABLE};
+use crate::machine::sys::{SIGBUS, SIGSEGV};
+use crate::thread::block::Block;
 
-pub const SIGBUS: usize = 7;
-pub const SIGSEGV: usize = 11;
 pub const SIGSYS: usize = 31;
 const SIGKILL: usize = 9;
 const SIGSTOP: usize = 19;

@@ -44,20 +44,45 @@
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::fork;
 use crate::machine::sys;
+use crate::programs::confined;
 use crate::programs::exec::{self, Asked, EXECVE};
 use crate::programs::site::{keep_registers, restore_registers};
-use crate::{AgentState, STATE, planted, trap};
+use crate::supervisor::address;
+use crate::supervisor::state::{AgentState, STATE};
+use crate::thread::trapped;
 
 mod program;
 mod sites;
 
+/// Where this program begins, if it has begun here.
+#[unsafe(link_section = ".data.hot")]
+static ENTRY: AtomicUsize = AtomicUsize::new(0);
+
+/// A program without a loader is about to begin at this address (`planted.rs`).
+pub fn program_begins(entry: usize) {
+    ENTRY.store(entry, Ordering::Relaxed);
+}
+
+/// It is known where the supervisor listens, and no call is trapped yet. If it is a static program that
+/// begins, and its calls are not to be trapped as long as it runs, the agent stands before some of them.
+pub fn address_is_known() {
+    let entry = ENTRY.load(Ordering::Relaxed);
+    if entry == 0 {
+        return;
+    }
+    confined::program_is_planted();
+    if !address::are_all_trapped() {
+        place(entry);
+    }
+}
+
 /// Stands before the program's calls, where that is possible. `entry`: the address of its first instruction.
 /// It has not begun.
-pub fn place(entry: usize) {
+fn place(entry: usize) {
     sites::place(entry, memspill_program_call as *const () as usize);
 }
 
@@ -299,7 +324,7 @@ unsafe extern "C" {
 /// program is to have.
 extern "C" fn ask(args: &[usize; 6], mask: u64) -> isize {
     // A trapped call is asked for in the trap.
-    if trap::traps() || !exec::concerns(args) {
+    if trapped::traps() || !exec::concerns(args) {
         return -1;
     }
     exec::ask(mask).map_or(-1, |asked| asked.into_socket() as isize)
@@ -316,7 +341,7 @@ extern "C" fn failed(_args: &[usize; 6], result: usize, socket: i32) -> usize {
 extern "C" fn on_fork(args: &[usize; 6], number: usize) -> usize {
     // SAFETY: the program's own call, passed through.
     let call = || unsafe { sys::syscall_raw(number, *args) };
-    planted::look_for_filters();
+    confined::look_for_filters();
     fork::by_program(|| {
         let result = call();
         if result == 0 {

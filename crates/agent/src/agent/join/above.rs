@@ -1,0 +1,38 @@
+//! What a process that joins has done by rooms above this one. `main.rs` hands it down once, before anything
+//! joins; none of it is called often.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::machine::sys::{self, Result};
+use crate::protocol::Board;
+
+pub struct Above {
+    /// Traps the calls of the calling thread, and of all that it makes (`trap/mod.rs`).
+    pub trap_calls: fn(*mut Board) -> Result<()>,
+    /// Follows the C library's forks, where the kernel tells of them (`hooks/fork.rs`).
+    pub follow_forks: fn(),
+    /// Has the C library's forks made by the agent (`programs/site.rs`).
+    pub make_forks: fn() -> Result<()>,
+    /// Stands before the calls of malloc and of `execve` in the C library.
+    pub stand_before_calls: fn(),
+    /// Tells of each function of the C library that the agent stands before (`hooks/files.rs`).
+    pub each_function: fn(&mut dyn FnMut(usize)),
+}
+
+#[unsafe(link_section = ".data.hot")]
+static ABOVE: AtomicPtr<Above> = AtomicPtr::new(null_mut());
+
+pub fn hand_down(above: &'static Above) {
+    ABOVE.store((&raw const *above).cast_mut(), Ordering::Release);
+}
+
+/// Only after `hand_down`.
+pub fn above() -> &'static Above {
+    let above = ABOVE.load(Ordering::Acquire);
+    if above.is_null() {
+        sys::die();
+    }
+    // SAFETY: `hand_down` has stored a reference that lives for ever.
+    unsafe { &*above }
+}

@@ -1,0 +1,58 @@
+//! Are the calls of this process trapped, and can they be?
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::block;
+use crate::machine::gadget;
+use crate::machine::sys::{self, EBUSY, ENOSYS, Result};
+
+const ARCH_PRCTL: usize = 158;
+const ARCH_GET_GS: usize = 0x1004;
+
+/// Not 0: this process has not joined yet, though it will; as `trap/late.rs` says.
+#[unsafe(link_section = ".data.hot")]
+pub static IS_LATE: AtomicU32 = AtomicU32::new(0);
+
+/// Are calls trapped in this process?
+pub fn is_armed() -> bool {
+    !block::board().is_null()
+}
+
+/// Has this process not joined yet, though it will?
+pub fn is_late() -> bool {
+    IS_LATE.load(Ordering::Relaxed) != 0
+}
+
+/// Are calls trapped, or will they be until this process has joined?
+pub fn traps() -> bool {
+    is_armed() || is_late()
+}
+
+/// Whether calls can be trapped here, and where is kept what that needs: (address, bytes). Nothing that the
+/// program sees has changed. `own_threads`: the agent's.
+///
+/// Err, which is told to the supervisor (`Ready::errno`): EBUSY, the program has more than one thread
+/// already, or has set %gs where only the kernel can set it; ENOSYS, the kernel cannot
+/// (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
+pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
+    if is_armed() {
+        // The child of a fork.
+        return block::reserve();
+    }
+    gadget::find_fsgsbase();
+    if !gadget::has_fsgsbase() && kernels_gs()? != 0
+        || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
+    {
+        return Err(EBUSY);
+    }
+    gadget::disarm().map_err(|_| ENOSYS)?;
+    block::reserve()
+}
+
+/// The address in %gs.
+fn kernels_gs() -> Result<usize> {
+    let mut gs = 0usize;
+    // SAFETY: the kernel writes a word.
+    unsafe { gadget::call(ARCH_PRCTL, [ARCH_GET_GS, &raw mut gs as usize, 0, 0, 0, 0]) }?;
+    Ok(gs)
+}
