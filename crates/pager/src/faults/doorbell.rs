@@ -64,7 +64,7 @@ pub fn is_agent_call(run: &Arc<Run>, process: &Arc<Process>, addr: u64, tid: u32
     if !process.memory.port.has_doorbells() {
         return true;
     }
-    // What is put off is asked for again: the page is missing still.
+    // A call that is put off comes again: the page is missing still.
     if !put_off {
         process.memory.port.zeropage(page, PAGE_SIZE as u64);
     }

@@ -54,7 +54,7 @@ fn forget_range(run: &Run, process: &Process, start: u64, end: u64) -> bool {
 /// is there.
 pub fn forget_guarded_everywhere(run: &Run) {
     for process in run.processes().iter().filter(|process| !process.memory.port.keeps_guards()) {
-        // What is changing now is searched the next time.
+        // Memory that is changing now is searched the next time.
         forget_guarded(run, process, 0, u64::MAX);
     }
 }

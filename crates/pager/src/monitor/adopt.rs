@@ -44,7 +44,7 @@ pub fn adopt_registered(run: &Run, process: &Process, ranges: &[Range]) {
     process.growth.end_noting_dropped();
 }
 
-/// Where nobody tells of pages that a program touches first ([`Port::tells_each_touch`]): look for them, if
+/// If nobody tells of pages that a program touches first ([`Port::tells_each_touch`]), look for them once
 /// much has come since the last look.
 ///
 /// [`Port::tells_each_touch`]: crate::process::port::Port::tells_each_touch
@@ -138,8 +138,8 @@ fn adopt_piece(
     range: Range,
 ) -> io::Result<u64> {
     let _fill_guard = process.space.gate.enter_fill();
-    // Where nobody puts a page in place that has vanished, none may leave between the look and the table: a
-    // page of zeros that has just left has no word, and would be taken for one that is there.
+    // If nobody puts a page in place that has vanished, none may leave between the look and the table: a page
+    // of zeros that has just left has no word, and would be taken for one that is there.
     let _batch = (!process.memory.port.tells_each_touch()).then(|| process.hold_batch());
     let (present, walked_to) = registered.present(wanted, range, ADOPT_PAGES)?;
     let adopt = |(from, to): &Range| {

@@ -93,7 +93,7 @@ pub struct Known<'a> {
     /// becomes writable (`Port::takes_closed`).
     pub takes_closed: bool,
     pub unmanaged_bytes: u64,
-    /// So much of it is no reason for haste.
+    /// This much of it is no reason for haste.
     pub slack_bytes: u64,
 }
 

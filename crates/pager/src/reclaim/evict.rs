@@ -194,7 +194,7 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// What threads of this one have brought is noted, and reclaim is called where that is too much.
+    /// Pages that threads of this process have brought are noted, and reclaim is called if they are too many.
     fn note_if_unnoted(&mut self, process: &Arc<Process>) {
         if process.memory.port.has_unnoted() {
             let _work = self.run.quiet.begin_work();

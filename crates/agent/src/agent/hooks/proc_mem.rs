@@ -116,8 +116,9 @@ impl Access {
         Ok(sum)
     }
 
-    /// Of another process, where pages go by windows there: a call that does not look through protections, as
-    /// those of pages whose bytes are on their way. How many bytes; 0: it cannot be used.
+    /// Reads or writes another process, if pages go by windows there, by a call that does not look through
+    /// protections, such as those of pages whose bytes are on their way. How many bytes; 0: it cannot be
+    /// used.
     fn directly(&self, at: usize, from: usize, len: usize) -> usize {
         let number = if self.writes { nr::PROCESS_VM_WRITEV } else { nr::PROCESS_VM_READV };
         if trapped::traps() { vm_call(number, self.process, at, from, len).unwrap_or(0) } else { 0 }

@@ -1,4 +1,5 @@
-//! What the kernel puts on the stack for a signal's handler, and reads from there when it returns (x86-64).
+//! The frame that the kernel puts on the stack for a signal's handler, and reads from there when it returns
+//! (x86-64).
 
 /// As in `sigaltstack`.
 #[repr(C)]

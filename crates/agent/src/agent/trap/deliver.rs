@@ -5,12 +5,10 @@
 //! the frame is written again where the program expects it, in user mode, which brings pages; and the return
 //! from the dispatch's handler begins the program's.
 //!
-//! **What a handler sees is a program before or after its system call, never inside the agent.** A call that
-//! is prepared or is to be restarted has not begun: the program stands before its instruction, and traps
-//! again. A call that was made is over: the program stands behind its instruction, with the result. So no
-//! state of the agent outlives the beginning of a handler: it may make system calls, leave by longjmp, unwind
-//! the stack (pthread_cancel), switch to another coroutine, which goes on in another thread. %gs is the
-//! program's own.
+//! **A handler sees a program before or after its system call, never inside the agent.** A call that was made
+//! is over: the program stands behind its instruction, with the result. So no state of the agent outlives the
+//! beginning of a handler: it may make system calls, leave by longjmp, unwind the stack (pthread_cancel),
+//! switch to another coroutine, which goes on in another thread. %gs is the program's own.
 
 use super::enter::{self, Place};
 use super::signals::{self, SA_NODEFER, SA_RESETHAND, SIG_IGN};

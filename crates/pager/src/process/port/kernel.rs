@@ -47,7 +47,7 @@ impl Taker<'_> {
     /// Take as many pages as a half of staging holds.
     fn take_piece(&self, runs: &[PageRun], frames: &mut [Page], outcome: &mut Vec<Take>) {
         let pages: usize = runs.iter().map(|r| r.pages as usize).sum();
-        // Of a batch in several pieces an earlier one may have gone without an answer.
+        // An earlier piece of a batch may have gone without an answer.
         let evictor = &self.owner.agent.evictor;
         let late = (evictor.is_late() || evictor.is_cut_off()).then_some(Take::Retry);
         if let Some(take) = late.or_else(|| self.why_not()) {
@@ -62,7 +62,7 @@ impl Taker<'_> {
         }
         self.read_staging(base, frames, &mut takes.takes);
         // Also where nothing was moved because staging was not empty (EEXIST): mlockall fills it, and so does
-        // a program that reads all of its memory. What was moved has been read by now.
+        // a program that reads all of its memory. Moved pages have been read by now.
         if doubtful || takes.takes.contains(&Some(Take::Moved)) {
             self.empty_staging(base, pages as u32);
         }
@@ -125,7 +125,7 @@ impl Taker<'_> {
     }
 
     /// Do the userfaultfd that the agent has sent and the thread that it calls its evictor belong to one
-    /// address space? What is put in by the one must be seen through the other. None: it cannot be told now.
+    /// address space? Bytes put in by the one must be seen through the other. None: it cannot be told now.
     ///
     /// Else an agent could give the number of another process's thread (a program with more rights, that it
     /// has started by exec), and have that one's memory put into its own.
@@ -253,7 +253,7 @@ impl Taker<'_> {
         }
     }
 
-    /// What was moved cannot be had. Where the evictor has ended (ESRCH), so has the address space.
+    /// Moved pages cannot be had. If the evictor has ended (ESRCH), so has the address space.
     fn lose_all(&self, error: &io::Error, takes: &mut [Option<Take>]) {
         if error.raw_os_error() != Some(libc::ESRCH) {
             self.owner.broken.store(true, Ordering::Relaxed);

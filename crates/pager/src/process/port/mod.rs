@@ -344,7 +344,8 @@ impl Port {
         }
     }
 
-    /// So many such pages can be brought now: where a thread of the process has to take them few can wait.
+    /// The number of such pages that can be brought now: if a thread of the process has to take them, few can
+    /// wait.
     pub fn room_for_unasked(&self) -> u64 {
         match &self.0 {
             Kind::Kernel(_) => u64::MAX,
@@ -359,8 +360,8 @@ impl Port {
         }
     }
 
-    /// So many pages are away from the one that has faulted on, as the agent says; 0: no thread waits for
-    /// that one. None: the mapping shows how far zeros may go.
+    /// The number of pages that are away from the one that has faulted on, as the agent says; 0: no thread
+    /// waits for that one. None: the mapping shows how far zeros may go.
     pub fn run_away(&self, addr: u64) -> Option<usize> {
         match &self.0 {
             Kind::Kernel(_) => None,
@@ -406,8 +407,8 @@ impl Port {
     }
 }
 
-/// Threads that read pages out of the pool by themselves (`agent/pool_reads.rs`). Where there are none
-/// nothing is told, and there is nothing to be noted.
+/// Threads that read pages out of the pool by themselves (`agent/pool_reads.rs`). If there are none, nothing
+/// is told, and there is nothing to be noted.
 impl Port {
     pub fn wants_stored(&self) -> bool {
         self.pool().is_some()

@@ -39,7 +39,7 @@ pub struct AgentPort {
     has_met_change: AtomicBool,
     /// The device in whose file the agent reads its pages: its number.
     pool: Option<u8>,
-    /// So many pages a thread may bring at once while there is room.
+    /// The pages that a thread may bring at once while there is room.
     run_pages: u64,
     staging: Staging,
 }

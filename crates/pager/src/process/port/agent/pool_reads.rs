@@ -55,7 +55,7 @@ impl AgentPort {
         set_if_changed(self.link.names_followed(), are_followed.into());
     }
 
-    /// Which windows are not worth bringing, as the engine has it.
+    /// The windows that are not worth bringing, as the engine has it.
     pub fn tell_distrusted(&self, windows: u64) {
         set_if_changed(self.link.distrusted(), windows);
     }

@@ -29,7 +29,8 @@ impl AgentPort {
         for piece in pieces(runs) {
             let pages: usize = piece.iter().map(|run| run.pages as usize).sum();
             let mut takes = Takes { runs: &piece, takes: vec![None; pages] };
-            // What one half of staging held has been read when the other is used, even by one who is late.
+            // The bytes in one half of staging have been read when the other is used, even by one who is
+            // late.
             let half = owner.agent.half.fetch_xor(1, Ordering::Relaxed);
             let base = half * HALF_PAGES;
             let is_answered = self.take_out(owner, base, &mut takes);
@@ -47,7 +48,7 @@ impl AgentPort {
 
     /// Returns whether the evictor has answered, and so is done with all of staging.
     fn take_out(&self, owner: &Owner<'_>, base: u32, takes: &mut Takes<'_>) -> bool {
-        /// What is left after these is tried again another time.
+        /// Pages that are left after these rounds are tried again another time.
         const ROUNDS_MAX: u32 = 16;
         let evictor = &owner.agent.evictor;
         let deadline = evictor.deadline();
@@ -67,7 +68,7 @@ impl AgentPort {
                     let met_change = |index| evictor.control.read_run(index).errno == libc::ECANCELED;
                     self.note_batch((0..remaining.len()).any(met_change));
                 }
-                // Of an earlier command.
+                // An answer to an earlier command.
                 Err(Failed::Late) if sent.get() == 0 => return false,
                 Err(Failed::Late) => {
                     self.end_batch_of_late(owner, (sent.get(), &remaining), base, takes);
