@@ -5,7 +5,7 @@ however that comes; kill -9 leaves swap and cgroup behind.
 zswap compresses with lz4, as memspill does, or where the kernel has not that (CONFIG_CRYPTO_LZ4) with what it
 had.
 
-It does not make comparisons with zram: `memspill bench compare` does.
+It does not make comparisons with zram: `memspill-lab bench compare` does.
 """
 import contextlib
 import os

@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::budget::Budget;
 use crate::config::parse_knob;
@@ -49,10 +49,6 @@ pub enum Command {
     Top(crate::top::TopArgs),
     /// Say what this machine offers and lacks for memspill, and how to mend it
     Doctor(DoctorArgs),
-    /// Run the engine on virtual CPUs: how it scales, and whether it breaks
-    Sim(crate::sim::SimArgs),
-    /// Measure memspill with the published swap benchmarks
-    Bench(crate::bench::BenchArgs),
     /// Print what bash, zsh or fish needs to complete memspill's options
     Completions(crate::completions::CompletionsArgs),
     /// Write the man pages into a directory
@@ -71,9 +67,7 @@ Examples:
   memspill size -- python3 train.py
   memspill ctl swapon file:/data/swap,size=64G
   memspill top
-  memspill doctor
-  memspill sim scale --cpus 1,16,256
-  sudo memspill bench compare --limit 1G -- python3 job.py";
+  memspill doctor";
 
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M, 2GiB, 1.5G (powers of 1024), 10GB (powers of 1000), 50% (of RAM, or of
@@ -203,7 +197,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
-    /// Write the faults to FILE as they are served, for 'memspill sim policy'; at most 256 MiB (33 million)
+    /// Write the faults to FILE as they are served, for memspill-lab; at most 256 MiB (33 million)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
@@ -344,9 +338,8 @@ pub fn usage_exit(arguments: &[OsString]) -> u8 {
     if is_run { exit::OWN_FAILURE } else { exit::USAGE }
 }
 
-/// The command that was meant, and its whole name: `memspill ctl limit`.
-pub fn command_meant(arguments: &[OsString]) -> (clap::Command, String) {
-    let mut command = Cli::command();
+/// The subcommand of `command` that was meant, and its whole name: `memspill ctl limit`.
+pub fn command_meant(mut command: clap::Command, arguments: &[OsString]) -> (clap::Command, String) {
     command.build();
     for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
         if let Some(next) = command.find_subcommand(word) {
@@ -405,6 +398,7 @@ pub fn one_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     fn run(arguments: &[&str]) -> RunArgs {
         match Cli::try_parse_from(["memspill", "run"].iter().chain(arguments)).map(|cli| cli.command) {
@@ -508,12 +502,11 @@ mod tests {
     fn the_command_that_was_meant_is_named() {
         let meant = |words: &str| {
             let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
-            command_meant(&words).1
+            command_meant(Cli::command(), &words).1
         };
         assert_eq!(meant("memspill"), "memspill");
         assert_eq!(meant("memspill --bogus"), "memspill");
         assert_eq!(meant("memspill ctl --pid 4711 limit"), "memspill ctl limit");
-        assert_eq!(meant("memspill sim policy --seed x"), "memspill sim policy");
         assert_eq!(meant("memspill run -m 64M top"), "memspill run", "that is the program's name");
     }
 

@@ -133,10 +133,10 @@ mod tests {
     fn what_help_shows_is_offered() {
         for shell in Shell::value_variants() {
             let text = script(*shell, &Cli::command());
-            for offered in ["memory-max", "swap-dir", "on-thrash", "swapoff", "within", "doctor", "seeds"] {
+            for offered in ["memory-max", "swap-dir", "on-thrash", "swapoff", "within", "doctor"] {
                 assert!(text.contains(offered), "{shell:?} lacks {offered}");
             }
-            for hidden in ["thrash-window", "forks", "workload-"] {
+            for hidden in ["thrash-window", "forks"] {
                 assert!(!text.contains(hidden), "{shell:?} offers {hidden}");
             }
         }

@@ -11,40 +11,39 @@
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
 //!      ├─ doctor/    memspill doctor (probe.rs: the system calls that only a try can answer)
-//!      ├─ bench.rs   memspill bench
-//!      ├─ sim.rs     memspill sim (output.rs: the forms of its tables; progress.rs: a line on a terminal)
+//!      │             (output.rs: the forms of tables; progress.rs: a line on a terminal)
 //!      └─ completions.rs, manual.rs    the options for shells and for man(1)
 //! ```
 //!
 //! memspill's own words go to stderr with `memspill: ` before them (message.rs); stdout belongs to the
-//! command that is run, or to what was asked for (`doctor`, `sim`, `--help`). A reader that closed the pipe
+//! command that is run, or to what was asked for (`doctor`, `size`, `--help`). A reader that closed the pipe
 //! has seen enough: that is success.
 
 #[macro_use]
 mod message;
 
 pub mod args;
-mod bench;
 mod budget;
+pub mod child;
 mod completions;
 pub mod config;
 mod ctl;
 pub mod devices;
 mod doctor;
 pub mod exec;
-mod exit;
+pub mod exit;
 pub mod groups;
 pub mod machine;
 mod manual;
 mod metrics;
-mod output;
+pub mod output;
 mod probe;
-mod progress;
+pub mod progress;
 mod report;
 mod reporting;
 mod run;
 mod serve;
-mod sim;
+pub mod signals;
 pub mod size;
 mod sizing;
 pub mod spec;
@@ -72,7 +71,7 @@ pub fn main() -> ExitCode {
     }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return ExitCode::from(refuse(&error, &arguments)),
+        Err(error) => return ExitCode::from(refuse(&error, Cli::command(), &arguments)),
     };
     match cli.command {
         Command::Run(args) => ExitCode::from(run::run(args)),
@@ -80,23 +79,22 @@ pub fn main() -> ExitCode {
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Top(args) => ExitCode::from(top::top(&args)),
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
-        Command::Sim(args) => ExitCode::from(sim::sim(&args)),
-        Command::Bench(args) => bench::bench(args),
         Command::Completions(args) => ExitCode::from(completions::completions(&args, &Cli::command())),
         Command::Man(args) => ExitCode::from(manual::man(&args, Cli::command())),
         Command::ResolveNames => ExitCode::from(reporting::resolve_names()),
     }
 }
 
-/// Help and version are asked for and are no errors; the rest is one line.
-fn refuse(error: &clap::Error, arguments: &[OsString]) -> u8 {
+/// Says what clap has against the arguments of `command`; returns the exit code. Help and version are asked
+/// for and are no errors; the rest is one line.
+pub fn refuse(error: &clap::Error, command: clap::Command, arguments: &[OsString]) -> u8 {
     if !error.use_stderr() {
         // Only a closed pipe can stop this, and that is success.
         let _ = error.print();
         return 0;
     }
     let exit = args::usage_exit(arguments);
-    let (mut command, name) = args::command_meant(arguments);
+    let (mut command, name) = args::command_meant(command, arguments);
     if args::lacks_subcommand(error) {
         eprint!("{}", command.render_help());
     } else {

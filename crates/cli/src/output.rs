@@ -91,10 +91,10 @@ pub fn print(text: &str) -> u8 {
     }
 }
 
-/// The command line of this process, as one would type it.
-pub fn command_line() -> String {
+/// The command line of this process, which is `program`, as one would type it.
+pub fn command_line(program: &str) -> String {
     let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
-    std::iter::once("memspill".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+    std::iter::once(program.to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// For a shell: words of harmless characters as they are.

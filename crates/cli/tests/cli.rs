@@ -102,13 +102,12 @@ fn man_pages_are_of_all_that_help_shows() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("man-{}", std::process::id()));
     assert!(memspill(&["man", dir.to_str().unwrap()]).status.success());
     let page = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
-    for name in ["memspill.1", "memspill-size.1", "memspill-ctl-swapoff.1", "memspill-sim-policy.1"] {
+    for name in ["memspill.1", "memspill-size.1", "memspill-ctl-swapoff.1"] {
         assert!(page(name).contains(".TH "), "{name}");
     }
     let run = page("memspill-run.1");
     assert!(run.contains("\\-\\-memory\\-max") && run.contains(".SH EXAMPLES"), "{run}");
     assert!(!run.contains("thrash\\-window"), "that is hidden");
-    assert!(!dir.join("memspill-bench-workload.1").exists(), "so is that");
     fs::remove_dir_all(&dir).unwrap();
     let (exit, line) = refused(&["man", "/proc/none"]);
     assert!(exit == 1 && line.contains("cannot write man pages to /proc/none"), "{line}");
@@ -147,31 +146,12 @@ fn a_wrong_command_line_of_ctl_is_2() {
 
 #[test]
 fn without_a_subcommand_there_is_help_and_2() {
-    for (arguments, words) in [(&[][..], "memspill run"), (&["ctl"], "swapoff"), (&["sim"], "policy")] {
+    for (arguments, words) in [(&[][..], "memspill run"), (&["ctl"], "swapoff")] {
         let output = memspill(arguments);
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
         assert!(text.contains("Usage: memspill") && text.contains(words), "{text}");
     }
-}
-
-/// On a terminal of its own, by script(1).
-fn on_terminal(command: &str) -> String {
-    let command = format!("{} {command}", env!("CARGO_BIN_EXE_memspill"));
-    let output = Command::new("script").args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).output();
-    String::from_utf8(output.expect("script(1)").stdout).unwrap()
-}
-
-#[test]
-fn progress_is_one_line_on_a_terminal_and_none_elsewhere() {
-    const SIM: &str = "sim scale --cpus 1,2 --ms 1";
-    let output = memspill(&SIM.split(' ').collect::<Vec<_>>());
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    let shown = on_terminal(SIM);
-    let (line, wipe) = ("\r\x1b[Kmemspill: 1 CPUs, 1 of 2", "\r\x1b[K");
-    let after = shown.strip_prefix(line).unwrap_or_else(|| panic!("{shown:?}"));
-    let table = after.rsplit(wipe).next().unwrap();
-    assert_eq!(table.replace('\r', ""), String::from_utf8(output.stdout).unwrap());
 }
 
 #[test]
@@ -273,123 +253,6 @@ fn stdout_that_cannot_be_written() {
 }
 
 #[test]
-fn sim_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 11] = [
-        (&["sim", "seeds", "--json", "--csv"], "cannot be used with"),
-        (&["sim", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory /no/such/dir"),
-        (&["sim", "scale", "--html", "/"], "that is a directory"),
-        (&["sim", "scale", "--cpus", "0"], "0 is not in 1..=1024"),
-        (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
-        (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
-        (&["sim", "soak", "--seed", "18446744073709551615", "--seeds", "1"], "there are no seeds above"),
-        (&["sim", "policy", "--memory", "100"], "100 is not in 1024..=1048576"),
-        (&["sim", "policy", "--signal", "telepathy"], "invalid value 'telepathy'"),
-        (&["sim", "policy", "/no/such/file"], "cannot read /no/such/file: No such file"),
-        (
-            &["sim", "policy", "/proc/version"],
-            "/proc/version: this is no recording of `memspill run --record`",
-        ),
-    ];
-    for (arguments, expected) in cases {
-        let (code, message) = refused(arguments);
-        assert_eq!(code, 2, "{message}");
-        assert!(message.contains(expected), "{message}");
-    }
-}
-
-#[test]
-fn sim_prints_the_same_bytes_for_the_same_command() {
-    let output = |arguments: &[&str]| {
-        let output = memspill(arguments);
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(output.stderr.is_empty(), "progress is for terminals");
-        output.stdout
-    };
-    let scale = ["sim", "scale", "--cpus", "1,6", "--ms", "2"];
-    for form in [&[][..], &["--json"], &["--csv"], &["--markdown"]] {
-        let command = [&scale[..], form].concat();
-        assert_eq!(output(&command), output(&command));
-    }
-    assert_eq!(output(&["sim", "soak", "--seeds", "5"]), output(&["sim", "soak", "--seeds", "5"]));
-    let policy = ["sim", "policy", "--memory", "1024", "--touches", "10", "--csv"];
-    assert_eq!(output(&policy), output(&policy));
-    let seeds = String::from_utf8(output(&["sim", "seeds", "--ms", "1", "--seeds", "1", "--csv"])).unwrap();
-    for table in ["000", "001", "002", "003", "nvme", "004", "figures"] {
-        assert!(
-            seeds.lines().any(|line| line.starts_with(&format!("{table},"))),
-            "{table} is missing: {seeds}"
-        );
-    }
-
-    let page = scratch_file("page.html", b"", 0o644);
-    let command = [&scale[..], &["--html", page.to_str().unwrap()]].concat();
-    let pages = [(); 2].map(|()| {
-        output(&command);
-        fs::read_to_string(&page).unwrap()
-    });
-    assert_eq!(pages[0], pages[1]);
-    assert!(pages[0].contains("<svg"), "{}", pages[0]);
-    fs::remove_file(page).unwrap();
-}
-
-/// A short run of one table on real memory, where this machine can run anything under memspill.
-#[test]
-fn bench_seeds_measures_on_this_machine() {
-    let probe = memspill(&["run", "-m", "64M", "--", "true"]);
-    if !probe.status.success() {
-        eprintln!("skipped: memspill run does not work here: {}", String::from_utf8_lossy(&probe.stderr));
-        return;
-    }
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-seeds-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    let page = dir.join("page.html");
-    let output = memspill(&[
-        "bench",
-        "seeds",
-        "001",
-        "--quick",
-        "--pairs",
-        "1",
-        "--csv",
-        "--html",
-        page.to_str().unwrap(),
-        "--dir",
-        dir.to_str().unwrap(),
-    ]);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert!(stderr.is_empty(), "progress is for terminals: {stderr}");
-    let csv = String::from_utf8(output.stdout).unwrap();
-    let pages_per_s = |setting: &str| -> Vec<f64> {
-        let lines = csv.lines().filter(|line| line.contains(&format!("{setting},throughput,")));
-        lines.map(|line| line.rsplit(',').nth(4).unwrap().parse().unwrap()).collect()
-    };
-    for setting in ["slot-batch=1 cache-batch=1", "slot-batch=64 cache-batch=32"] {
-        let rates = pages_per_s(setting);
-        assert_eq!(rates.len(), 4, "of two workloads, with the locks of then and of now: {csv}");
-        assert!(rates.iter().all(|rate| *rate > 100.0), "{rates:?}");
-    }
-    assert!(fs::read_to_string(&page).unwrap().contains("001 batches"));
-    fs::remove_file(page).unwrap();
-    fs::remove_dir(&dir).expect("nothing else is left behind");
-}
-
-#[test]
-fn bench_seeds_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 4] = [
-        (&["bench", "seeds", "005"], "[possible values: 000, 001, 002, 003, 004]"),
-        (&["bench", "seeds", "--pairs", "0"], "0 is not in 1..=1000"),
-        (&["bench", "seeds", "--json", "--markdown"], "cannot be used with"),
-        (&["bench", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory"),
-    ];
-    for (arguments, expected) in cases {
-        let (code, message) = refused(arguments);
-        assert_eq!(code, 2, "{message}");
-        assert!(message.contains(expected), "{message}");
-    }
-}
-
-#[test]
 fn size_says_why_it_cannot_judge() {
     assert_eq!(refused(&["size", "no-such-command"]).0, 127);
     assert_eq!(refused(&["size"]).0, 2);
@@ -407,34 +270,6 @@ fn size_says_why_it_cannot_judge() {
     assert!(code == 1 && line.contains("too short to judge"), "{line}");
     let (code, line) = refused(&["size", "--run-option=--bogus", "true"]);
     assert!(code == 1 && line.contains("--bogus"), "{line}");
-}
-
-/// Touches at random of 48 MiB: next to all of it is needed, and more than half of that for sure.
-#[test]
-fn size_finds_a_budget() {
-    if !memspill(&["run", "-m", "64M", "--", "true"]).status.success() {
-        eprintln!("skipped: memspill run does not work here");
-        return;
-    }
-    let page = scratch_file("size.html", b"", 0o644);
-    let own = env!("CARGO_BIN_EXE_memspill");
-    // However fast the machine is, it takes long enough to be judged.
-    let job = format!("sleep 0.7; {own} bench workload pmbench --size 48M --seconds 600 --ops 250000");
-    let options = ["size", "--within", "50%", "--json", "--html", page.to_str().unwrap(), "--"];
-    let output = memspill(&[&options[..], &["sh", "-c", &job]].concat());
-    let (stdout, stderr) =
-        (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
-    assert!(stderr.is_empty(), "progress is for terminals: {stderr}");
-    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-    let rows = &report["tables"][0]["rows"];
-    let bytes = |row: usize| rows[row]["cells"]["memory_max_bytes"]["median"].as_f64().unwrap();
-    let (peak_mib, budget_mib) = (bytes(0) / 1_048_576.0, bytes(1) / 1_048_576.0);
-    assert!((48.0..80.0).contains(&peak_mib) && (26.0..=80.0).contains(&budget_mib), "{stdout}");
-    assert!(stdout.contains(&format!("{budget_mib}M is enough to be within 50 %")), "{stdout}");
-    assert!(stdout.contains("at least so slow"), "half of it is far too little: {stdout}");
-    assert!(fs::read_to_string(&page).unwrap().contains("<svg"));
-    fs::remove_file(page).unwrap();
 }
 
 /// tmpfs is no place for a swap file: it is told, or passed over where nobody has named it.

@@ -1,5 +1,5 @@
-//! A recording of faults, for `memspill sim policy`: who touched which page, in the order in which the faults
-//! were served.
+//! A recording of faults, for `memspill-lab sim policy`: who touched which page, in the order in which the
+//! faults were served.
 //!
 //! ```text
 //!   16 bytes   memspill faults1

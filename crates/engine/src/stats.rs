@@ -1,7 +1,7 @@
 //! Every counter, once: its name (the kernel's vmstat word where there is one) and what it counts.
 //!
 //! Each CPU counts for itself, and a reader adds up: one counter written by all would be what 128 CPUs wait
-//! for (`memspill sim scale`).
+//! for (`memspill-lab sim scale`).
 
 use crate::per_cpu::PerCpu;
 use crate::sync::{EventCount, Ordering};

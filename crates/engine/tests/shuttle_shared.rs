@@ -19,7 +19,7 @@
 //! * `a_failed_read_is_told_to_all_mappings`: a poisoned page is told to its first waiters only.
 //! * `an_object_ends_under_faults`: the hole's.
 //! * `an_object_ends_before_a_message_is_served`: a fault looks before its chunk's lock whether the space is
-//!   dead. (It did: `memspill sim soak` found it.)
+//!   dead. (It did: `memspill-lab sim soak` found it.)
 #![cfg(shuttle)]
 
 #[path = "shuttle/explore.rs"]

@@ -1,4 +1,4 @@
-//! `memspill sim calibrate`: measures on this machine what the constants marked (c) in `vcpu/src/cost.rs`
+//! `memspill-lab sim calibrate`: measures on this machine what the constants marked (c) in `vcpu/src/cost.rs`
 //! stand for.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! `memspill sim`: the shipped engine's sources on virtual CPUs with a virtual clock.
+//! `memspill-lab sim`: the shipped engine's sources on virtual CPUs with a virtual clock.
 //!
 //! ```text
 //!   scale, seeds ──▶ bench ──┐

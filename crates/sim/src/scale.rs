@@ -1,4 +1,4 @@
-//! `memspill sim scale`: throughput on more and more CPUs, against linear, and what the time is lost in.
+//! `memspill-lab sim scale`: throughput on more and more CPUs, against linear, and what the time is lost in.
 
 use crate::bench::{self, Measured, Pattern, Pieces, Setup, Work};
 use crate::device::DeviceKind;

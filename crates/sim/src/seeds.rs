@@ -1,4 +1,4 @@
-//! `memspill sim seeds`: the mechanisms of the published patch threads, old against new, on machines like
+//! `memspill-lab sim seeds`: the mechanisms of the published patch threads, old against new, on machines like
 //! theirs.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! `memspill sim soak`: random histories with faults of devices and preemption at any lock, checked all
+//! `memspill-lab sim soak`: random histories with faults of devices and preemption at any lock, checked all
 //! along.
 //!
 //! ```text

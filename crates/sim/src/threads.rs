@@ -1,4 +1,4 @@
-//! The tables of `memspill sim seeds`: which machines, which settings, what is compared, and what was
+//! The tables of `memspill-lab sim seeds`: which machines, which settings, what is compared, and what was
 //! published of it. Nothing is measured here.
 
 use crate::bench::{Pattern, Pieces, Work};

@@ -1,5 +1,5 @@
-//! `memspill sim seeds`, in short: each setting of each table is measured, and the mechanisms show in what
-//! they are about.
+//! `memspill-lab sim seeds`, in short: each setting of each table is measured, and the mechanisms show in
+//! what they are about.
 
 use memspill_sim::seeds::{self, Options};
 use memspill_tables::{Cell, Form, Report, Row, Table};

@@ -1,4 +1,4 @@
-//! A short soak, and that it goes where it is meant to go. The long ones are `memspill sim soak`.
+//! A short soak, and that it goes where it is meant to go. The long ones are `memspill-lab sim soak`.
 
 use memspill_sim::soak::{self, Coverage};
 

@@ -22,7 +22,7 @@ fn report() -> Report {
     hidden.detail = true;
     Report {
         title: HOSTILE.into(),
-        command: "memspill sim seeds --html 'a b'".into(),
+        command: "memspill-lab sim seeds --html 'a b'".into(),
         machine: "a machine".into(),
         seed: Some(u64::MAX),
         notes: vec![HOSTILE.into()],

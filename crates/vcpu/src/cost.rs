@@ -1,6 +1,6 @@
 //! Every constant of the simulation, each with where it comes from. Nanoseconds of virtual time.
 //!
-//! `memspill sim calibrate` measures those marked (c) on the machine where it runs, and shows them beside
+//! `memspill-lab sim calibrate` measures those marked (c) on the machine where it runs, and shows them beside
 //! these. They are constants, not settings, so that the same command prints the same bytes everywhere. None
 //! is fitted to a result.
 

@@ -45,7 +45,7 @@ pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Re
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     Report {
         title: format!("memspill run: {}", crate::message::plain(&command.join(" "))),
-        command: command_line(),
+        command: command_line("memspill"),
         machine: asked.machine.clone(),
         seed: None,
         notes: Vec::new(),

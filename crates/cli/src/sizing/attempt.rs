@@ -4,8 +4,8 @@
 //! failed. One that is too slow is stopped as a person would (SIGTERM, and again), so that it still writes
 //! its statistics. These go to a memfd: nothing is on disk.
 
-use memspill_bench::process::{drain, last_line, when_ended};
-use memspill_bench::{Stop, signals};
+use crate::child::{drain, last_line, when_ended};
+use crate::signals::{self, Stop};
 use memspill_pager::working_set::Point;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal};

@@ -116,7 +116,7 @@ pub fn report(search: &Search, peak_bytes: u64, lines: &[Line], answer: &str) ->
     let tables = vec![short_table(search, peak_bytes), table];
     Report {
         title: "How much memory is enough".into(),
-        command: command_line(),
+        command: command_line("memspill"),
         machine: crate::machine::described(),
         seed: None,
         notes: vec![free, answer.into()],

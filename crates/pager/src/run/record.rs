@@ -1,4 +1,4 @@
-//! `--record`: faults go to a file in the order in which they are served, for `memspill sim policy`.
+//! `--record`: faults go to a file in the order in which they are served, for `memspill-lab sim policy`.
 //!
 //! The file is bounded: what comes after so many faults is counted, and not written. A write that fails ends
 //! the recording, not the run. The form is `fault_trace.rs` of the engine.

@@ -1,4 +1,4 @@
-//! `memspill sim policy`: which pages leave. Traces under policies, by what is known of resident pages.
+//! `memspill-lab sim policy`: which pages leave. Traces under policies, by what is known of resident pages.
 //!
 //! ```text
 //!   trace.rs, recorded.rs ─▶ machine.rs: memory, a signal ─▶ faults, soft faults, virtual time ─▶ tables

@@ -9,7 +9,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn thrashes(options: &[&str], seconds: &str) -> Option<(Output, MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill"));
+    let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill-lab"));
     if !memspill().args(["run", "-m", "64M", "--", "true"]).output().unwrap().status.success() {
         eprintln!("skipped: memspill run does not work here");
         return None;
@@ -17,7 +17,7 @@ fn thrashes(options: &[&str], seconds: &str) -> Option<(Output, MutexGuard<'stat
     let output = memspill()
         .args(["run", "-m", "32M", "--thrash-window", "2"])
         .args(options)
-        .args(["--", env!("CARGO_BIN_EXE_memspill"), "bench", "workload", "pmbench", "--size", "96M"])
+        .args(["--", env!("CARGO_BIN_EXE_memspill-lab"), "bench", "workload", "pmbench", "--size", "96M"])
         .args(["--seconds", seconds])
         .output();
     Some((output.unwrap(), alone))

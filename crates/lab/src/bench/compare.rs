@@ -14,12 +14,13 @@
 use std::ffi::OsString;
 use std::fs;
 
-use crate::cgroup::{Cgroups, Group};
-use crate::plan::{self, KernelSwap, Options, Sizes};
-use crate::process::{self, CommandRun};
-use crate::scratch::Scratch;
-use crate::swap::{self, Device, PoolUse};
-use crate::{Stop, flat, mib, signals};
+use crate::bench::cgroup::{Cgroups, Group};
+use crate::bench::flat;
+use crate::bench::plan::{self, KernelSwap, Options, Sizes, mib};
+use crate::bench::process::{self, CommandRun};
+use crate::bench::scratch::Scratch;
+use crate::bench::swap::{self, Device, PoolUse};
+use memspill_cli::signals::{self, Stop};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
@@ -39,7 +40,6 @@ impl Side {
 /// The run of one side of a pair.
 #[derive(Clone, Debug)]
 pub struct SideRun {
-    pub side: Side,
     pub ran: CommandRun,
     /// The most that compressed pages took in RAM, allocator and tables included.
     pub pool_peak_bytes: Option<u64>,
@@ -240,7 +240,7 @@ impl Bench<'_> {
     fn as_run(&self, ran: CommandRun) -> SideRun {
         let (pool_peak_bytes, pool_is_beside) = (None, false);
         let (stats, load) = (Vec::new(), load());
-        SideRun { side: Side::Kernel, ran, pool_peak_bytes, pool_is_beside, zswap: None, stats, load }
+        SideRun { ran, pool_peak_bytes, pool_is_beside, zswap: None, stats, load }
     }
 
     fn has_pool_beside(&self) -> bool {
@@ -282,7 +282,7 @@ impl Bench<'_> {
         let ran = process::run(&self.options.command(), Some(&group), self.options.timeout, &mut look)?;
         look();
         let (pool_is_beside, zswap, stats) = (self.has_pool_beside(), device.zswap_compressor(), Vec::new());
-        let run = SideRun { side: Side::Kernel, ran, pool_peak_bytes, pool_is_beside, zswap, stats, load };
+        let run = SideRun { ran, pool_peak_bytes, pool_is_beside, zswap, stats, load };
         Ok((run, most))
     }
 
@@ -316,8 +316,8 @@ impl Bench<'_> {
         let pool =
             stats.iter().find(|(name, _)| name == "swap_ram_peak_bytes").map(|(_, bytes)| *bytes as u64);
         let pool_peak_bytes = pool.filter(|_| self.options.kernel_swap.has_pool());
-        let (side, pool_is_beside, zswap) = (Side::Memspill, false, None);
-        Ok(SideRun { side, ran, pool_peak_bytes, pool_is_beside, zswap, stats, load })
+        let (pool_is_beside, zswap) = (false, None);
+        Ok(SideRun { ran, pool_peak_bytes, pool_is_beside, zswap, stats, load })
     }
 }
 

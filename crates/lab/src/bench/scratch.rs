@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::Stop;
+use memspill_cli::signals::Stop;
 
 pub struct Scratch(PathBuf);
 

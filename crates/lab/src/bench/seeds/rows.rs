@@ -4,7 +4,7 @@ use memspill_tables::{Cell, Chart, Column, Report, Row, Spread, Table, Unit};
 
 use super::mechanisms::{Count, Mechanism, Scale};
 use super::runs::{Options, Outcome, SettingRun, SettingRuns};
-use crate::outcome;
+use crate::bench::outcome;
 
 /// From here on locks are contended as in the threads, whose machines had 8 to 48 CPUs and more.
 const CPUS_THAT_MEET: usize = 16;
@@ -56,7 +56,7 @@ fn few_cpus(cpus: usize) -> Option<String> {
     };
     Some(format!(
         "{these}: what the threads gained by fewer of them (000, 001 with 16 processes, the builds of 002) \
-         cannot be seen here; memspill sim seeds shows it, on as many virtual CPUs as they had."
+         cannot be seen here; memspill-lab sim seeds shows it, on as many virtual CPUs as they had."
     ))
 }
 
@@ -465,7 +465,7 @@ fn of_swap_in_faults(run: &SettingRun, kind: &str) -> Option<f64> {
 mod tests {
     use super::super::mechanisms::MECHANISMS;
     use super::*;
-    use crate::process::CommandRun;
+    use crate::bench::process::CommandRun;
     use serde_json::json;
 
     fn run(rate: f64, failed: Option<&str>) -> SettingRun {
@@ -513,7 +513,7 @@ mod tests {
     fn few_cpus_are_said_to_be_few() {
         assert!(few_cpus(1).unwrap().starts_with("One CPU never meets"));
         let two = few_cpus(2).unwrap();
-        assert!(two.starts_with("2 CPUs hardly meet") && two.contains("memspill sim seeds"), "{two}");
+        assert!(two.starts_with("2 CPUs hardly meet") && two.contains("memspill-lab sim seeds"), "{two}");
         assert_eq!(few_cpus(CPUS_THAT_MEET), None);
     }
 

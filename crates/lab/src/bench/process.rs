@@ -8,19 +8,19 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal};
 
-use crate::cgroup::Group;
-use crate::{Stop, flat, signals};
+use crate::bench::cgroup::Group;
+use crate::bench::flat;
+use memspill_cli::child::{LINE_BYTES_MAX, drain, last_line, when_ended};
+use memspill_cli::signals::{self, Stop};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 /// For output of what was killed and is on its way out.
 const OUTPUT_WAIT: Duration = Duration::from_secs(5);
-const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// The figures of a command that has ended.
 #[derive(Clone, Default, Debug)]
@@ -123,47 +123,11 @@ fn prepare(command: &[OsString], group: Option<&Group>) -> Command {
     prepared
 }
 
-/// Tells when the process ended, and leaves it to be waited for.
-pub fn when_ended(pid: Pid, start: Instant) -> Receiver<Duration> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while let Err(rustix::io::Errno::INTR) = rustix::process::waitid(WaitId::Pid(pid), options) {}
-        let _ = sender.send(start.elapsed());
-    });
-    receiver
-}
-
-/// Reads a pipe to its end, so that nobody waits for us, and keeps what `keep` makes of it.
-pub fn drain<R: Read + Send + 'static>(
-    pipe: Option<R>,
-    keep: fn(BufReader<R>) -> String,
-) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    if let Some(pipe) = pipe {
-        thread::spawn(move || sender.send(keep(BufReader::new(pipe))));
-    }
-    receiver
-}
-
 fn first_line<R: Read>(mut pipe: BufReader<R>) -> String {
     let mut line = Vec::new();
     let _ = (&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
     let _ = std::io::copy(&mut pipe, &mut std::io::sink());
     String::from_utf8_lossy(&line).into_owned()
-}
-
-/// The last one that holds something, cut to 200 characters.
-pub fn last_line<R: Read>(mut pipe: BufReader<R>) -> String {
-    let mut last = Vec::new();
-    let mut line = Vec::new();
-    while (&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-        if !line.trim_ascii().is_empty() {
-            std::mem::swap(&mut last, &mut line);
-        }
-        line.clear();
-    }
-    String::from_utf8_lossy(last.trim_ascii()).chars().take(200).collect()
 }
 
 fn failure(status: ExitStatus, said: &str) -> Option<String> {

@@ -1,23 +1,51 @@
-//! `memspill bench`: options of its subcommands, and what they print. The work is in crates/bench and
-//! crates/workloads.
+//! `memspill-lab bench`: the same work in turns, under memspill and under the kernel's own swap (`compare`),
+//! or under one setting of memspill and another (`seeds`). Here are the options, and what is printed.
+//!
+//! ```text
+//!   compare.rs    learn what the work takes ─▶ pairs: kernel, memspill, memspill, kernel, …  ─▶ Comparison
+//!     plan.rs       what is run, under which limit and budget
+//!     cgroup.rs     the memory cgroup of a run, v1 or v2        ┐ made for one run and taken down after it,
+//!     swap.rs       the kernel's swap device: zram or a file    ┘ whatever happens: they clean up in drop
+//!     process.rs    one run: its time, memory, output and end
+//!     scratch.rs    a directory for all of that
+//!   outcome.rs    medians, ratios pair by pair, failures; as text and as JSON
+//!     flat.rs       the line of JSON that workloads print, and memspill's statistics
+//!   seeds/        tables of settings ─▶ runs of memspill with --tune ─▶ memspill_tables::Report
+//! ```
+//!
+//! A run that failed is counted and shown, never dropped in silence. The machine is as it was afterwards:
+//! swap devices, cgroups, zram devices, files. Only kill -9 of this program leaves something behind; the next
+//! one names it.
+
 //!
 //! `bench workload` is the program memspill-workload in another place, so that the benchmarks that execute it
 //! need no second file.
 
-use crate::exit;
-use crate::machine::{self, Memory};
-use crate::output::{OutputArgs, command_line};
-use crate::progress::Progress;
-use crate::size::{self, Size};
+mod cgroup;
+mod compare;
+mod flat;
+mod outcome;
+mod plan;
+mod process;
+mod scratch;
+mod seeds;
+mod swap;
+
 use clap::{Args, Subcommand, ValueEnum};
-use memspill_bench::plan::{KernelSwap, Mode, Options, Work};
-use memspill_bench::{Stop, compare, seeds};
+use memspill_cli::exit;
+use memspill_cli::machine::{self, Memory};
+use memspill_cli::output::{OutputArgs, command_line};
+use memspill_cli::progress::Progress;
+use memspill_cli::signals::Stop;
+use memspill_cli::size::{self, Size};
 use memspill_workloads::command::{self, Program};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+
+use plan::{KernelSwap, Mode, Options, Work};
 
 const EXAMPLES: &str = "\
 Ratios above 1: memspill is better. A run that failed is counted and shown.
@@ -28,13 +56,13 @@ Modes, where the kernel swaps to zram, whose pool no cgroup counts, or to zswap 
   everything   the limit is of pages and pool together; the kernel's is lowered by what its
                pool takes
 
-memspill bench workload NAME --help lists the options of a workload.
+memspill-lab bench workload NAME --help lists the options of a workload.
 
 Examples:
-  sudo memspill bench compare --limit 1G -- python3 job.py
-  sudo memspill bench compare --workload pmbench --processes 16 --pattern zipf
-  sudo memspill bench compare --limit 128M --kernel-swap file --workload pmbench
-  memspill bench compare --kernel-swap none --workload cpu";
+  sudo memspill-lab bench compare --limit 1G -- python3 job.py
+  sudo memspill-lab bench compare --workload pmbench --processes 16 --pattern zipf
+  sudo memspill-lab bench compare --limit 128M --kernel-swap file --workload pmbench
+  memspill-lab bench compare --kernel-swap none --workload cpu";
 
 #[derive(Args, Debug)]
 #[command(arg_required_else_help = false)]
@@ -55,8 +83,8 @@ enum BenchCommand {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES, override_usage = "memspill bench compare [OPTIONS] -- COMMAND [ARG]...
-       memspill bench compare [OPTIONS] --workload <NAME> [OPTION OF THE WORKLOAD]...")]
+#[command(after_help = EXAMPLES, override_usage = "memspill-lab bench compare [OPTIONS] -- COMMAND [ARG]...
+       memspill-lab bench compare [OPTIONS] --workload <NAME> [OPTION OF THE WORKLOAD]...")]
 struct CompareArgs {
     /// A workload instead of a command: pmbench, usemem, seqswap, shmem-read, compile, populate, sequential,
     /// fresh, cpu
@@ -124,9 +152,9 @@ as there.
 A row for each setting; changes are against the first setting of a workload, round by round.
 
 Examples:
-  memspill bench seeds --quick
-  memspill bench seeds 003 --pairs 20
-  memspill bench seeds --json --html seeds.html > seeds.json";
+  memspill-lab bench seeds --quick
+  memspill-lab bench seeds 003 --pairs 20
+  memspill-lab bench seeds --json --html seeds.html > seeds.json";
 
 #[derive(Args, Debug)]
 #[command(after_help = SEEDS_EXAMPLES)]
@@ -185,7 +213,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         BenchCommand::Compare(args) => ExitCode::from(run_compare(&args)),
         BenchCommand::Seeds(args) => ExitCode::from(run_seeds(&args)),
         BenchCommand::Workload(args) => {
-            let program = Program { name: "memspill bench workload", prefix: &["bench", "workload"] };
+            let program = Program { name: "memspill-lab bench workload", prefix: &["bench", "workload"] };
             command::main(&program, args.words.into_iter())
         }
     }
@@ -204,7 +232,7 @@ fn run_compare(args: &CompareArgs) -> u8 {
     let options = match options(args) {
         Ok(options) => options,
         Err(reason) => {
-            eprintln!("memspill: {reason} (see memspill bench compare --help)");
+            eprintln!("memspill: {reason} (see memspill-lab bench compare --help)");
             return exit::USAGE;
         }
     };
@@ -280,7 +308,7 @@ fn seeds_options(args: &SeedsArgs) -> Result<seeds::Options, String> {
         ram_bytes,
         cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get()),
         dir: args.dir.clone(),
-        command: command_line(),
+        command: command_line(crate::NAME),
         machine: machine::described(),
     })
 }
@@ -331,7 +359,7 @@ fn work_of(args: &CompareArgs) -> Result<Work, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::{Cli, Command};
     use clap::Parser;
 
     fn parsed(words: &str) -> Result<Options, String> {
@@ -339,8 +367,8 @@ mod tests {
     }
 
     fn parsed_words(words: &[&str]) -> Result<Options, String> {
-        let words = ["memspill", "bench", "compare"].iter().chain(words);
-        match Cli::try_parse_from(words).map_err(|e| crate::args::one_line(&e))?.command {
+        let words = ["memspill-lab", "bench", "compare"].iter().chain(words);
+        match Cli::try_parse_from(words).map_err(|e| memspill_cli::args::one_line(&e))?.command {
             Command::Bench(BenchArgs { command: BenchCommand::Compare(args) }) => options(&args),
             other => panic!("{other:?}"),
         }

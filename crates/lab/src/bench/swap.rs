@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{Stop, signals};
+use memspill_cli::signals::{self, Stop};
 
 /// Above any swap that may be on already: ours fills first.
 pub const PRIORITY: i32 = 32_000;

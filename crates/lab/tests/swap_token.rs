@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// How many faults waited for the token. Skips, and says so, where this pager does not work.
 fn waits(pager: &str, token: &str) -> Option<u64> {
-    let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill"));
+    let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill-lab"));
     let pager = format!("--pager={pager}");
     if !memspill().args(["run", "-m", "64M", &pager, "--", "true"]).output().unwrap().status.success() {
         eprintln!("skipped: memspill run {pager} does not work here");
@@ -15,7 +15,7 @@ fn waits(pager: &str, token: &str) -> Option<u64> {
     let output = memspill()
         .args(["run", "-m", "80M", &pager, "--swap", "ram:", "--check", "--stats", "--tune"])
         .arg(format!("swap-token={token}"))
-        .args(["--", env!("CARGO_BIN_EXE_memspill"), "bench", "workload", "pmbench", "--size", "128M"])
+        .args(["--", env!("CARGO_BIN_EXE_memspill-lab"), "bench", "workload", "pmbench", "--size", "128M"])
         .args(["--threads", "4", "--contents", "half", "--check", "full", "--seconds", "2"])
         .output()
         .unwrap();

@@ -1,4 +1,4 @@
-//! `memspill bench seeds`: the mechanisms of the published patch threads on this machine, setting against
+//! `memspill-lab bench seeds`: the mechanisms of the published patch threads on this machine, setting against
 //! setting.
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //!   rows.rs         medians, changes round by round, failures ─▶ memspill_tables::Report
 //! ```
 //!
-//! Each run is `memspill run --tune ... -- memspill bench workload ...`, the shipped program; what it counted
-//! is read from its `--stats-json`. The first setting of a workload is the one that the others are compared
-//! with, within a round. Nothing is kept of a run that failed but that it did, and why.
+//! Each run is `memspill-lab run --tune ... -- memspill-lab bench workload ...`, by this program; what it
+//! counted is read from its `--stats-json`. The first setting of a workload is the one that the others are
+//! compared with, within a round. Nothing is kept of a run that failed but that it did, and why.
 
 mod mechanisms;
 mod rows;
@@ -24,10 +24,10 @@ use memspill_engine::tuning::Tuning;
 use memspill_tables::Report;
 use serde_json::Value;
 
-use crate::process;
-use crate::scratch::Scratch;
-use crate::{Stop, signals};
+use crate::bench::process;
+use crate::bench::scratch::Scratch;
 use mechanisms::{Case, MECHANISMS, Mechanism, Scale, Setting, Work};
+use memspill_cli::signals::{self, Stop};
 pub use runs::Options;
 use runs::{Outcome, SettingRun, SettingRuns};
 

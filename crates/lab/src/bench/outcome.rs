@@ -10,9 +10,8 @@ use memspill_tables::json::{number, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-use crate::compare::{Comparison, SideRun};
-use crate::plan::{KernelSwap, Work};
-use crate::{MIB, mib};
+use crate::bench::compare::{Comparison, SideRun};
+use crate::bench::plan::{KernelSwap, MIB, Work, mib};
 
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -315,7 +314,7 @@ impl Comparison {
     fn run_json(&self, run: &SideRun) -> Value {
         // The place of this program is nobody's business.
         let program = self.options.program.to_string_lossy();
-        let command = run.ran.command.iter().map(|word| word.replace(&*program, "memspill"));
+        let command = run.ran.command.iter().map(|word| word.replace(&*program, "memspill-lab"));
         let numbers = |pairs: &[(String, f64)]| -> Value {
             pairs.iter().map(|(name, value)| (name.as_str(), number(*value))).collect()
         };
@@ -383,9 +382,9 @@ fn kernel_release() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Side;
-    use crate::plan::{Mode, Options, Sizes};
-    use crate::process::CommandRun;
+    use crate::bench::compare::Side;
+    use crate::bench::plan::{Mode, Options, Sizes};
+    use crate::bench::process::CommandRun;
     use std::time::Duration;
 
     fn run(side: Side, rate: f64, failed: Option<&str>) -> SideRun {
@@ -400,7 +399,7 @@ mod tests {
             failed: failed.map(String::from),
         };
         let (pool_peak_bytes, pool_is_beside) = (Some(50 * MIB), side == Side::Kernel);
-        SideRun { side, ran, pool_peak_bytes, pool_is_beside, zswap: None, stats: Vec::new(), load: 0.0 }
+        SideRun { ran, pool_peak_bytes, pool_is_beside, zswap: None, stats: Vec::new(), load: 0.0 }
     }
 
     fn comparison(pairs: Vec<(SideRun, SideRun)>) -> Comparison {
@@ -415,7 +414,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             dir: "/".into(),
             with: Vec::new(),
-            program: "/x/memspill".into(),
+            program: "/x/memspill-lab".into(),
         };
         Comparison {
             options,

@@ -1,10 +1,10 @@
-//! `memspill sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
+//! `memspill-lab sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
 
-use crate::config::parse_knob;
-use crate::exit;
-use crate::output::{OutputArgs, command_line, print};
-use crate::progress::Progress;
 use clap::{Args, Subcommand, ValueEnum};
+use memspill_cli::config::parse_knob;
+use memspill_cli::exit;
+use memspill_cli::output::{OutputArgs, command_line, print};
+use memspill_cli::progress::Progress;
 use memspill_sim::device;
 use memspill_sim::policy::machine::Signal;
 use memspill_sim::policy::{self, recorded};
@@ -19,12 +19,12 @@ the same bytes on every machine (but for calibrate, which is there to look at th
 See docs/simulation.md.
 
 Examples:
-  memspill sim scale --cpus 1,16,256
-  memspill sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
-  memspill sim soak --seed 1 --minutes 10
-  memspill sim seeds --seeds 5 --html seeds.html
-  memspill sim policy --signal faults
-  memspill run -m 64M --record sort.faults sort big.txt; memspill sim policy sort.faults";
+  memspill-lab sim scale --cpus 1,16,256
+  memspill-lab sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
+  memspill-lab sim soak --seed 1 --minutes 10
+  memspill-lab sim seeds --seeds 5 --html seeds.html
+  memspill-lab sim policy --signal faults
+  memspill run -m 64M --record sort.faults sort big.txt; memspill-lab sim policy sort.faults";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -302,7 +302,7 @@ fn scale(args: &ScaleArgs) -> u8 {
     let points = scale::scale(&options, begins);
     drop(progress);
     match points {
-        Ok(points) => args.output.write(&scale::report(&options, &points, command_line())),
+        Ok(points) => args.output.write(&scale::report(&options, &points, command_line(crate::NAME))),
         Err(error) => usage(&error.to_string()),
     }
 }
@@ -314,7 +314,7 @@ fn seeds(args: &SeedsArgs) -> u8 {
     let thread = args.thread.clone();
     let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
     let mut progress = Progress::new();
-    let report = seeds::seeds(&options, command_line(), |done, total, name| {
+    let report = seeds::seeds(&options, command_line(crate::NAME), |done, total, name| {
         progress.show_left(&format!("{done} of {total} settings, {name}"), done as u64, total as u64);
     });
     drop(progress);
@@ -348,7 +348,7 @@ fn policy(args: &PolicyArgs) -> u8 {
         signals: if signals.is_empty() { Signal::ALL.to_vec() } else { signals },
     };
     let mut progress = Progress::new();
-    let report = policy::policy(&options, command_line(), |done, total, name| {
+    let report = policy::policy(&options, command_line(crate::NAME), |done, total, name| {
         progress.show_left(&format!("{done} of {total} traces, {name}"), done as u64, total as u64);
     });
     drop(progress);
@@ -372,7 +372,7 @@ fn soak(args: &SoakArgs) -> u8 {
         // A fault is a panic, wherever in the engine or in the checks it happens.
         std::panic::set_hook(Box::new(move |panic| {
             eprintln!("memspill: seed {seed}: {panic}");
-            eprintln!("memspill: repeat it with: memspill sim soak --seed {seed} --seeds 1");
+            eprintln!("memspill: repeat it with: memspill-lab sim soak --seed {seed} --seeds 1");
             std::process::exit(exit::FAILED.into());
         }));
         soak::history(seed, &mut coverage);

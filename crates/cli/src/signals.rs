@@ -6,6 +6,21 @@
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+/// Why there is no result, or no more of it.
+#[derive(Debug, PartialEq)]
+pub enum Stop {
+    /// With the reason, and what mends it.
+    Refused(String),
+    /// By a signal.
+    Interrupted(i32),
+}
+
+impl Stop {
+    pub fn refuse<T>(reason: impl Into<String>) -> Result<T, Stop> {
+        Err(Stop::Refused(reason.into()))
+    }
+}
+
 static SEEN: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note(signal: libc::c_int) {

@@ -1,5 +1,5 @@
-//! The tables of `memspill bench seeds`: which workloads, which settings, what is compared. Nothing is run
-//! here.
+//! The tables of `memspill-lab bench seeds`: which workloads, which settings, what is compared. Nothing
+//! is run here.
 //!
 //! The original commands filled machines of 35 to 64 GiB of swap; what is kept of them is the program, the
 //! number of processes, the pattern, how much larger the set is than memory, and that swap is a RAM disk,
@@ -355,7 +355,7 @@ pub const MECHANISMS: &[Mechanism] = &[
         note: Some(
             "stream is this engine's own setting: no page goes by the swap cache, and when faults prove a \
              direction, the next pages are mapped with the one that faulted. Nobody sees whether those \
-             are touched; memspill sim seeds counts them.",
+             are touched; memspill-lab sim seeds counts them.",
         ),
     },
     Mechanism {

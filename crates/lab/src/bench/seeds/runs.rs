@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::mechanisms::{Case, Setting};
-use crate::process::CommandRun;
+use crate::bench::process::CommandRun;
 
 pub struct Options {
-    /// memspill itself.
+    /// This program.
     pub program: PathBuf,
     pub pairs: u32,
     pub quick: bool,

@@ -18,7 +18,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{MIB, Stop, mib};
+use memspill_cli::signals::Stop;
+
+pub const MIB: u64 = 1 << 20;
+
+/// For messages and tables.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / MIB as f64)
+}
 
 const LIMIT_LEAST_BYTES: u64 = 16 * MIB;
 /// Memory of a workload whose size nobody gave.
@@ -251,7 +258,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             dir: "/var/tmp".into(),
             with: Vec::new(),
-            program: "/bin/memspill".into(),
+            program: "/bin/memspill-lab".into(),
         }
     }
 
@@ -266,7 +273,7 @@ mod tests {
 
     #[test]
     fn sizes_that_were_not_given() {
-        let start = "/bin/memspill bench workload";
+        let start = "/bin/memspill-lab bench workload";
         assert_eq!(command("pmbench", "", false, None), format!("{start} pmbench --size 524288K"));
         assert_eq!(command("pmbench", "", false, Some(64 * MIB)), format!("{start} pmbench --size 131072K"));
         assert_eq!(command("pmbench", "", true, None), format!("{start} pmbench --size 131072K --seconds 1"));

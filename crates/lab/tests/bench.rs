@@ -1,5 +1,5 @@
-//! `memspill bench compare` on this machine: both sides finish, and whatever its end, the machine is as it
-//! was.
+//! `memspill-lab bench compare` on this machine: both sides finish, and whatever its end, the machine is
+//! as it was.
 //!
 //! Needs root, a memory cgroup and zram; says so and passes where they are not there.
 
@@ -58,7 +58,7 @@ fn machine() -> Machine {
 }
 
 fn compare(words: &str) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_memspill"))
+    Command::new(env!("CARGO_BIN_EXE_memspill-lab"))
         .args(["bench", "compare"])
         .args(words.split_whitespace())
         .stdout(Stdio::piped())
