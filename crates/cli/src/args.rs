@@ -53,13 +53,7 @@ pub enum Command {
     Completions(crate::completions::CompletionsArgs),
     /// Write the man pages into a directory
     Man(crate::manual::ManArgs),
-    /// Functions and lines for --report, read from stdin as places in files
-    #[command(hide = true, name = RESOLVE_NAMES)]
-    ResolveNames,
 }
-
-/// What a report starts for itself.
-pub const RESOLVE_NAMES: &str = "resolve-names";
 
 const TOP_EXAMPLES: &str = "\
 Examples:
@@ -205,12 +199,6 @@ pub struct RunArgs {
     /// processes, who faulted most
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-
-    /// For --report: find out at about one fault in N where the program was, by function and line; not known
-    /// with --pager=signal and thread. N = 1 takes some microseconds for each fault
-    #[arg(long, value_name = "N", requires = "report")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub trace_faults: Option<u32>,
 
     /// Serve statistics as OpenMetrics text at http://ADDR:PORT/metrics while COMMAND runs; a PORT alone is
     /// for this machine only
@@ -460,7 +448,7 @@ mod tests {
 
     #[test]
     fn refusals_are_one_line() {
-        let cases: [(&[&str], &str); 16] = [
+        let cases: [(&[&str], &str); 14] = [
             (&["run", "-m", "1G", "--swap-max", "-3G", "true"], "cannot be negative"),
             (&["run", "-m", "--stats", "true"], "no number"),
             (&["run", "true"], "--memory-max"),
@@ -473,8 +461,6 @@ mod tests {
             (&["run", "-m", "1G", "--swap", "file:", "true"], "needs a path"),
             (&["run", "-m", "1G", "--tune", "x", "true"], "NAME=VALUE"),
             (&["run", "-m", "1G", "--on-full", "cry", "true"], "kill"),
-            (&["run", "-m", "1G", "--trace-faults", "9", "true"], "--report"),
-            (&["run", "-m", "1G", "--report", "x", "--trace-faults", "0", "true"], "1000000"),
             (&[], "subcommand"),
             (&["rum"], "rum"),
         ];

@@ -81,7 +81,6 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
         Command::Completions(args) => ExitCode::from(completions::completions(&args, &Cli::command())),
         Command::Man(args) => ExitCode::from(manual::man(&args, Cli::command())),
-        Command::ResolveNames => ExitCode::from(reporting::resolve_names()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `memspill run --report`: the page of a real program, whose hot function must be in it; of one that is
+//! `memspill run --report`: the page of a real program; of one that is
 //! killed; and files that cannot be written.
 //!
 //! Needs a machine on which `memspill run` starts; else the cases that need one say so, and pass.
@@ -18,7 +18,7 @@ const PROGRAM: &str = r#"
 __attribute__((noinline)) static long touch_all_of_it(unsigned char *bytes, size_t length) {
     long sum = 0;
     for (size_t i = 0; i < length; i += 4096)
-        sum += bytes[i]++; /* line 8 */
+        sum += bytes[i]++;
     return sum;
 }
 
@@ -60,7 +60,7 @@ impl Folder {
         }
         let (source, program) = (self.file("hot.c"), self.file("hot"));
         fs::write(&source, PROGRAM).unwrap();
-        let status = Command::new("cc").args(["-g", "-O1", "-o", &program, &source]).status();
+        let status = Command::new("cc").args(["-O1", "-o", &program, &source]).status();
         assert!(status.expect("cc, which the build takes too").success());
         Some(program)
     }
@@ -97,11 +97,11 @@ fn row_of<'a>(page: &'a str, head: &str) -> &'a str {
 }
 
 #[test]
-fn the_function_that_faults_is_named() {
+fn what_faults_is_named() {
     let folder = Folder::new("named");
     let Some(program) = folder.program() else { return };
     let report = folder.file("page.html");
-    let output = memspill(&["-m", "32M", "--report", &report, "--trace-faults", "20", "--", &program, "6"]);
+    let output = memspill(&["-m", "32M", "--report", &report, "--", &program, "6"]);
     assert!(output.status.success() && output.stdout == b"1\n", "{}", words(&output));
     let page = page(&report);
     for title in ["In short", "Over time", "Processes", "Swap devices", "Settings and machine"] {
@@ -109,15 +109,7 @@ fn the_function_that_faults_is_named() {
     }
     assert_eq!(page.matches("<div class=\"scroll time\">").count(), 4, "charts over time");
     assert!(row_of(&page, "ended").contains("exit code 0"));
-    assert!(!page.contains("were not looked up"));
     assert!(row_of(&page, "hot").contains("[anon] 64 to 128 MiB"), "{}", row_of(&page, "hot"));
-    // Over a link nobody knows the instruction.
-    if row_of(&page, "pager").contains("signal") {
-        assert!(page.contains("The signal pager does not tell the instruction"));
-        return;
-    }
-    let row = row_of(&page, "touch_all_of_it");
-    assert!(row.contains("hot.c:8"), "{row}");
 }
 
 #[test]
@@ -131,12 +123,11 @@ fn a_run_that_is_ended_has_a_report_too() {
     assert_eq!(output.status.code(), Some(137), "{}", words(&output));
     let full = page(&report);
     assert!(row_of(&full, "ended").contains("exit code 137: killed: "), "{}", row_of(&full, "ended"));
-    assert!(full.contains("--trace-faults N notes where"));
     // Somebody ends it; what was in the file before goes.
     let report = folder.file("ended.html");
     fs::write(&report, "x".repeat(1 << 20)).unwrap();
     let mut run = Command::new(MEMSPILL)
-        .args(["run", "-m", "32M", "--report", &report, "--trace-faults", "50", "--", &program, "100000"])
+        .args(["run", "-m", "32M", "--report", &report, "--", &program, "100000"])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();

@@ -6,7 +6,7 @@
 use crate::Bytes;
 use memspill_cli::untrusted::find_places;
 use memspill_pager::proc::{
-    Mapping, MappingKind, inherited_in, instruction_in, locked_and_pinned_in, manageable_in,
+    Mapping, MappingKind, inherited_in, locked_and_pinned_in, manageable_in,
     pss_anon_bytes_in, shared_maps_in, statm_in,
 };
 use memspill_pager::process::ranges::Ranges;
@@ -20,7 +20,6 @@ pub fn check(input: &[u8]) {
     let _ = statm_in(&text);
     let _ = pss_anon_bytes_in(&text);
     let _ = locked_and_pinned_in(&text);
-    let _ = instruction_in(input);
     let wanted = [0, 0x1000, 0x2_0000, USER_END, u64::MAX];
     let places = find_places(input, &wanted).expect("bytes can be read");
     assert!(places.iter().all(|place| wanted.iter().any(|addr| place.holds(*addr))), "{places:x?}");

@@ -834,25 +834,6 @@ pub fn runs_on(pid: u32, tid: u32) -> Option<RunsOn> {
     Some(RunsOn { cpu: stat.number(39)?, is_realtime: matches!(policy, 1 | 2 | 6) })
 }
 
-/// The instruction at which a thread that sleeps has entered the kernel: that of its fault, where it sleeps
-/// in one. None: it runs, it is gone, or we may not look (that takes the rights to trace it).
-pub fn instruction(pid: u32, tid: u32) -> Option<u64> {
-    instruction_in(&fs::read(format!("/proc/{pid}/task/{tid}/syscall")).ok()?)
-}
-
-/// The same for the file's text: the number of a system call with its arguments, or -1; then stack pointer
-/// and program counter.
-pub fn instruction_in(text: &[u8]) -> Option<u64> {
-    let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-    let call: i64 = fields.next()?.parse().ok()?;
-    let arguments = if call == -1 { 0 } else { 6 };
-    let counter = fields.nth(arguments + 1)?.strip_prefix("0x")?;
-    let counter = u64::from_str_radix(counter, 16).ok()?;
-    // For a call it is the instruction behind it.
-    let behind = u64::from(call != -1);
-    fields.next().is_none().then(|| counter.checked_sub(behind))?
-}
-
 /// Does a thread of the process run? Not counted is `but`. None: more threads would have to be looked at than
 /// are `left`, which becomes less; or the process is gone.
 pub fn one_runs(pid: u32, but: Option<u32>, left: &mut usize) -> Option<bool> {
@@ -980,35 +961,6 @@ mod tests {
         assert!(whole(&path, 1).unwrap().is_empty());
         fs::remove_file(&path).unwrap();
         assert!(whole(&path, 1).is_err());
-    }
-
-    #[test]
-    fn the_instruction_of_a_thread_that_sleeps() {
-        let cases: [(&str, Option<u64>); 8] = [
-            ("-1 0x7ffe3de00ff8 0x55e24136b16d\n", Some(0x55e2_4136_b16d)),
-            ("0 0x3 0x7f 0x1000 0x0 0x22 0xff 0x7ffe 0x7f1234567892\n", Some(0x7f12_3456_7891)),
-            ("running\n", None),
-            ("-1 0x7ffe\n", None),
-            ("0 0x3 0x7f\n", None),
-            ("-1 0x7ffe 0x12 0x13\n", None),
-            ("0 0x3 0x7f 0x1000 0x0 0x22 0xff 0x7ffe 0x0\n", None),
-            ("", None),
-        ];
-        for (text, wanted) in cases {
-            assert_eq!(instruction_in(text.as_bytes()), wanted, "{text:?}");
-        }
-        assert_eq!(instruction_in(b"-1 \xff \xff"), None);
-        // A thread of our own that sleeps in a call of the C library.
-        let (tell, told) = std::sync::mpsc::channel();
-        let (_keep, wait) = std::sync::mpsc::channel::<()>();
-        std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
-            let _ = wait.recv();
-        });
-        let (me, tid) = (std::process::id(), told.recv().unwrap());
-        let sleeps = |_: &u32| instruction(me, tid).is_some();
-        assert!((0..10_000).any(|n| sleeps(&n)), "it never sleeps");
-        assert_eq!(instruction(me, u32::MAX), None);
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! Who faults: the faults that pagers have noted, counted by what is at their addresses.
 //!
 //! ```text
-//!   samples of a look ─▶ by process ─▶ one reading of its maps ─┬─▶ mappings:      command, place
-//!                                                               └─▶ instructions:  file and offset, or place
+//!   samples of a look ─▶ by process ─▶ one reading of its maps ─▶ command, place
 //! ```
 //!
 //! Mappings in which something was found are remembered: they stand for what has gone meanwhile, with its
 //! process or without.
 
-use crate::reporting::names::Code;
 use crate::reporting::places::{self, Mapping};
 use crate::reporting::tally::Tally;
 use crate::stats;
@@ -19,9 +17,6 @@ use std::fs::File;
 use std::io::BufReader;
 
 const MAPPINGS_MAX: usize = 256;
-const INSTRUCTIONS_MAX: usize = 4096;
-/// As many are given names.
-const CODES_MAX: usize = 1000;
 /// Mappings of this many processes are remembered, and this many of each.
 const REMEMBERED_PROCESSES: usize = 128;
 const REMEMBERED_MAPPINGS: usize = 64;
@@ -31,24 +26,10 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// What nobody can tell any more.
 const GONE: &str = "(gone before its maps were read)";
 
-/// Where an instruction is.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Where {
-    InFile(Code),
-    /// Compiled at run time, or not to be found out.
-    Elsewhere {
-        command: String,
-        place: String,
-    },
-}
-
 pub struct Faulted {
     /// By command and place.
     pub mappings: Tally<(String, String)>,
-    pub instructions: Tally<Where>,
     remembered: HashMap<u64, Known>,
-    /// Samples whose instruction could not be had.
-    pub without_instruction: u64,
     /// Samples that came while too many waited.
     pub left_out: u64,
 }
@@ -64,9 +45,7 @@ impl Faulted {
     pub fn new() -> Faulted {
         Faulted {
             mappings: Tally::new(MAPPINGS_MAX),
-            instructions: Tally::new(INSTRUCTIONS_MAX),
             remembered: HashMap::new(),
-            without_instruction: 0,
             left_out: 0,
         }
     }
@@ -91,8 +70,7 @@ impl Faulted {
     fn learn(&mut self, key: u64, ids: Option<(u32, u32)>, samples: &[Sample]) {
         let Some((pid, thread)) = ids.filter(|(_, thread)| *thread != 0) else { return };
         let Ok(maps) = File::open(format!("/proc/{thread}/maps")) else { return };
-        let mut addresses: Vec<u64> =
-            samples.iter().flat_map(|sample| [Some(sample.addr), sample.instruction]).flatten().collect();
+        let mut addresses: Vec<u64> = samples.iter().map(|sample| sample.addr).collect();
         addresses.sort_unstable();
         addresses.dedup();
         let Ok(found) = places::find(BufReader::with_capacity(BUFFER_BYTES, maps), &addresses) else {
@@ -116,20 +94,7 @@ impl Faulted {
         for sample in samples {
             let place = known.at(sample.addr).map_or(GONE, |mapping| &mapping.name);
             self.mappings.add((known.command.clone(), place.to_owned()), 1);
-            match sample.instruction {
-                Some(instruction) => self.instructions.add(known.place_of(instruction), 1),
-                None => self.without_instruction += 1,
-            }
         }
-    }
-
-    /// Instructions to be named, those that faulted most first.
-    pub fn codes(&self) -> Vec<Code> {
-        let code = |place| match place {
-            Where::InFile(code) => Some(code),
-            Where::Elsewhere { .. } => None,
-        };
-        self.instructions.sorted().into_iter().filter_map(|(place, _)| code(place)).take(CODES_MAX).collect()
     }
 }
 
@@ -144,18 +109,6 @@ impl Known {
     fn at(&self, addr: u64) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| mapping.holds(addr))
     }
-
-    fn place_of(&self, instruction: u64) -> Where {
-        let mapping = self.at(instruction);
-        if let Some(mapping) = mapping
-            && let Some(file) = &mapping.file
-        {
-            let offset = (instruction - mapping.start).saturating_add(file.offset);
-            return Where::InFile(Code { path: file.path.clone(), inode: file.inode, offset });
-        }
-        let place = mapping.map_or(GONE, |mapping| &mapping.name).to_owned();
-        Where::Elsewhere { command: self.command.clone(), place }
-    }
 }
 
 #[cfg(test)]
@@ -163,7 +116,7 @@ mod tests {
     use super::*;
 
     fn mapping(start: u64, end: u64, name: &str) -> Mapping {
-        Mapping { start, end, name: name.into(), file: None }
+        Mapping { start, end, name: name.into() }
     }
 
     #[test]
@@ -186,14 +139,8 @@ mod tests {
     fn samples_are_counted_by_what_is_there() {
         let mut faulted = Faulted::new();
         let addr = &faulted as *const Faulted as u64;
-        let instruction = what_is_mapped as fn() as usize as u64;
-        let (me, samples) = (
-            std::process::id(),
-            [
-                Sample { process: 1, addr, instruction: Some(instruction) },
-                Sample { process: 1, addr: 8, instruction: None },
-            ],
-        );
+        let (me, samples) =
+            (std::process::id(), [Sample { process: 1, addr }, Sample { process: 1, addr: 8 }]);
         faulted.learn(1, Some((me, me)), &samples);
         faulted.count(1, &samples);
         // Its maps cannot be read any more, and are known.
@@ -202,12 +149,6 @@ mod tests {
         faulted.count(2, &samples[..1]);
         let counts: Vec<u64> = faulted.mappings.sorted().iter().map(|(_, count)| *count).collect();
         assert_eq!(counts, [2, 1, 1], "{:?}", faulted.mappings.sorted());
-        assert_eq!((faulted.without_instruction, faulted.mappings.total()), (1, 4));
-        let codes = faulted.codes();
-        assert_eq!(codes.len(), 1);
-        let own = std::env::current_exe().unwrap();
-        assert_eq!(codes[0].path, own.to_str().unwrap());
+        assert_eq!(faulted.mappings.total(), 4);
     }
-
-    fn what_is_mapped() {}
 }

@@ -6,7 +6,7 @@
 //!                            ─▶ seen.rs      processes, devices
 //!                            ─▶ faulted.rs   the faults that pagers have noted (run/sampling.rs), with
 //!                                            places.rs: what is at their addresses
-//!   the end              page.rs ─▶ FILE, without functions; names.rs ─▶ FILE, with them     end
+//!   the end              page.rs ─▶ FILE                                                     end
 //! ```
 //!
 //! All that is kept is bounded (tally.rs), and so is the time it takes: after a look that took long the next
@@ -16,7 +16,6 @@
 
 mod faulted;
 mod history;
-mod names;
 mod page;
 mod places;
 mod seen;
@@ -24,8 +23,6 @@ mod tally;
 mod watched;
 
 pub use places::find as find_places;
-
-pub use names::answer as resolve_names;
 
 use crate::args::RunArgs;
 use memspill_pager::run::Run;
@@ -40,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use watched::Watched;
 
-/// If nobody has asked for instructions, mappings are found out by one fault in this many.
+/// Mappings are found out by one fault in this many.
 pub const FAULTS_EVERY: u32 = 16;
 /// The part of one CPU that looks may take.
 const LOOK_PART: u32 = 50;
@@ -68,19 +65,14 @@ impl Reporting {
             path: path.clone(),
             file,
             is_new,
-            asked: Asked {
-                machine: crate::machine::described(),
-                every: args.trace_faults.unwrap_or(FAULTS_EVERY),
-                instructions: args.trace_faults.is_some(),
-                pager,
-            },
+            asked: Asked { machine: crate::machine::described(), pager },
             watched: Mutex::new(Watched::new()),
         })))
     }
 
     /// What pagers are to note.
     pub fn sampling(&self) -> Sampling {
-        Sampling::every(self.asked.every, self.asked.instructions)
+        Sampling::every(FAULTS_EVERY)
     }
 
     /// The run has begun: look at it until it ends.
@@ -116,17 +108,8 @@ impl Reporting {
         let run = &ended.run;
         let mut watched = self.watched();
         watched.end(run);
-        let codes = watched.faulted.codes();
-        let mut report = page::of(&self.asked, args, ended, &watched);
-        // First without names: whoever ends memspill now has a report. (A pipe takes only one.)
-        let is_file = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
-        let mut written = if is_file { self.write(&report) } else { Ok(()) };
-        if written.is_ok() {
-            let names = names::resolve(Path::new("/proc/self/exe"), &codes, names::TIME);
-            page::name_functions(&mut report, &self.asked, &watched.faulted, &codes, &names);
-            written = self.write(&report);
-        }
-        if let Err(e) = written {
+        let report = page::of(&self.asked, args, ended, &watched);
+        if let Err(e) = self.write(&report) {
             eprintln!("memspill: cannot write {}: {e}", self.path.display());
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::args::RunArgs;
 use crate::output::command_line;
-use crate::reporting::faulted::{Faulted, Where};
+use crate::reporting::FAULTS_EVERY;
+use crate::reporting::faulted::Faulted;
 use crate::reporting::history::{History, Point, Rates};
-use crate::reporting::names::{Code, Name};
 use crate::reporting::seen::{DeviceSeen, ProcessSeen};
 use crate::reporting::watched::Watched;
 use crate::size::{human, short};
@@ -14,11 +14,10 @@ use memspill_pager::ctl::thrash::would_do;
 use memspill_pager::run::Run;
 use memspill_pager::supervisor::Ended;
 use memspill_tables::{Cell, Chart, Column, Drawn, Report, Row, Table, Unit};
-use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The number of processes, mappings and functions that are listed.
+/// The number of processes and mappings that are listed.
 const ROWS_MAX: usize = 25;
 /// Budgets that are listed differ by this part.
 const BUDGETS_PARTS: u64 = 8;
@@ -26,20 +25,15 @@ const BUDGETS_PARTS: u64 = 8;
 /// How the report was asked for, and where.
 pub struct Asked {
     pub machine: String,
-    /// One fault in so many is looked at.
-    pub every: u32,
-    /// Where the program was, too.
-    pub instructions: bool,
     pub pager: &'static str,
 }
 
-/// All but functions, of which only the places are known yet.
+/// All of it.
 pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Report {
     let run = &ended.run;
     let time = over_time(&watched.history, watched.cost);
     let mut tables = vec![in_short(ended, watched), time, processes(run, watched)];
-    tables.push(mappings(asked, &watched.faulted));
-    tables.push(functions(asked, &watched.faulted, &[], None));
+    tables.push(mappings(&watched.faulted));
     tables.extend([budgets(run), devices(run, watched), groups(run)].into_iter().flatten());
     tables.extend([settings(asked, args), statistics(run)]);
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
@@ -51,12 +45,6 @@ pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Re
         notes: Vec::new(),
         tables,
     }
-}
-
-/// Names have come.
-pub fn name_functions(report: &mut Report, asked: &Asked, faulted: &Faulted, codes: &[Code], names: &[Name]) {
-    let table = functions(asked, faulted, codes, Some(names));
-    report.tables.iter_mut().filter(|old| old.id == table.id).for_each(|old| *old = table.clone());
 }
 
 // ---- how tables are made ----------------------------------------------------------------------------------
@@ -318,7 +306,7 @@ fn processes(run: &Run, watched: &Watched) -> Table {
     table
 }
 
-fn mappings(asked: &Asked, faulted: &Faulted) -> Table {
+fn mappings(faulted: &Faulted) -> Table {
     let total = faulted.mappings.total();
     let what = column("mapping", "mapping", Unit::Words, "What is at the addresses, by /proc/PID/maps.");
     let columns = sampled([what], "Share of those that were looked at.");
@@ -330,7 +318,7 @@ fn mappings(asked: &Asked, faulted: &Faulted) -> Table {
     }
     rows.extend(others(total, listed, 1, columns.len()));
     let mut table = table("mappings", "Who faulted most: mappings", "command", columns, rows);
-    let every = asked.every;
+    let every = FAULTS_EVERY;
     table.notes = vec![match total {
         0 => format!("No fault was looked at. (About one in {every} is.)"),
         _ => format!("About one fault in {every} was looked at."),
@@ -346,98 +334,6 @@ fn mappings(asked: &Asked, faulted: &Faulted) -> Table {
 
 fn or_unknown(command: String) -> String {
     if command.is_empty() { "(unknown)".into() } else { command }
-}
-
-/// Where the program was, put together by function and line.
-fn functions(asked: &Asked, faulted: &Faulted, codes: &[Code], names: Option<&[Name]>) -> Table {
-    let total = faulted.instructions.total();
-    let source =
-        column("source", "source", Unit::Words, "File and line, where the program has debug information.");
-    let module = column("module", "module", Unit::Words, "The file that was mapped.");
-    let columns = sampled([source, module], "Share of those with an instruction.");
-    let lines = lines(faulted, codes, names);
-    let mut rows: Vec<Row> = Vec::new();
-    let listed: u64 = lines.iter().take(ROWS_MAX).map(|(_, count)| count).sum();
-    for (line, count) in lines.into_iter().take(ROWS_MAX) {
-        let words = [line.source, line.module].map(Cell::Words);
-        rows.push(row(
-            line.function,
-            words.into_iter().chain([number(count), share(count, total)]).collect(),
-        ));
-    }
-    rows.extend(others(total, listed, 2, columns.len()));
-    let mut table = table("functions", "Who faulted most: functions", "function", columns, rows);
-    table.notes = notes_of_functions(asked, faulted);
-    if total > 0 && names.is_none() {
-        table.notes.push("The names of functions were not looked up: memspill was ended before that.".into());
-    }
-    table
-}
-
-fn notes_of_functions(asked: &Asked, faulted: &Faulted) -> Vec<String> {
-    if !asked.instructions {
-        return vec!["--trace-faults N notes where the program was at one fault in N.".into()];
-    }
-    if matches!(asked.pager, "signal" | "thread") {
-        return vec![format!(
-            "Not known here: with --pager={} a thread that faults is in memspill's agent by the time that \
-             memspill hears of it. With --pager=kernel and --pager=user functions are known.",
-            asked.pager
-        )];
-    }
-    let (with, without) = (faulted.instructions.total(), faulted.without_instruction);
-    match (with, without) {
-        (0, 0) => Vec::new(),
-        (0, _) => vec![
-            "The kernel did not show where threads were: that takes the right to trace them (ptrace).".into(),
-        ],
-        (_, 0) => Vec::new(),
-        _ => vec![format!("Of {without} of {} faults the instruction could not be read.", with + without)],
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct SourceLine {
-    function: String,
-    source: String,
-    module: String,
-}
-
-/// With how many samples, the most first.
-fn lines(faulted: &Faulted, codes: &[Code], names: Option<&[Name]>) -> Vec<(SourceLine, u64)> {
-    let known: HashMap<&Code, &Name> = codes.iter().zip(names.into_iter().flatten()).collect();
-    let mut counts: HashMap<SourceLine, u64> = HashMap::new();
-    for (place, count) in faulted.instructions.sorted() {
-        let line = match &place {
-            Where::InFile(code) => source_line(code, known.get(code).copied()),
-            Where::Elsewhere { command, place } => SourceLine {
-                function: "(no file)".into(),
-                source: String::new(),
-                module: format!("{place} of {}", or_unknown(command.clone())),
-            },
-        };
-        *counts.entry(line).or_default() += count;
-    }
-    let mut counts: Vec<(SourceLine, u64)> = counts.into_iter().collect();
-    counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    counts
-}
-
-fn source_line(code: &Code, name: Option<&Name>) -> SourceLine {
-    let module = end_of_path(&code.path, 1);
-    let function = match name {
-        Some(name) if !name.function.is_empty() => name.function.clone(),
-        Some(name) if !name.address.is_empty() => format!("{module}+0x{}", name.address),
-        _ => format!("{module}, at byte 0x{:x} of the file", code.offset),
-    };
-    let source = name.map_or(String::new(), |name| end_of_path(&name.source, 2));
-    SourceLine { function, source, module: code.path.clone() }
-}
-
-/// The last parts of a path, which tell files apart well enough.
-fn end_of_path(path: &str, parts: usize) -> String {
-    let all: Vec<&str> = path.split('/').collect();
-    all[all.len().saturating_sub(parts)..].join("/")
 }
 
 /// What refaults say of larger budgets.
@@ -594,45 +490,6 @@ mod tests {
         assert_eq!(at(951_782_400), "2000-02-29 00:00:00 UTC");
         assert_eq!(at(1_735_689_599), "2024-12-31 23:59:59 UTC");
         assert_eq!(at(4_107_542_400), "2100-03-01 00:00:00 UTC");
-    }
-
-    fn code(path: &str, offset: u64) -> Code {
-        Code { path: path.into(), inode: 7, offset }
-    }
-
-    #[test]
-    fn samples_of_a_line_are_one_row_and_what_has_no_name_has_a_place() {
-        let mut faulted = Faulted::new();
-        for (offset, count) in [(0x10, 3), (0x14, 4), (0x20, 5), (0x30, 1)] {
-            faulted.instructions.add(Where::InFile(code("/usr/bin/prog", offset)), count);
-        }
-        let compiled = Where::Elsewhere { command: "java".into(), place: "[anon] 1 to 2 MiB".into() };
-        faulted.instructions.add(compiled, 2);
-        let codes = faulted.codes();
-        let name = |code: &Code| match code.offset {
-            0x10 | 0x14 => Name {
-                address: "1010".into(),
-                function: "hot<T>".into(),
-                source: "/home/me/src/hot.c:8".into(),
-            },
-            0x20 => Name { address: "1020".into(), ..Name::default() },
-            _ => Name::default(),
-        };
-        let names: Vec<Name> = codes.iter().map(name).collect();
-        let lines = lines(&faulted, &codes, Some(&names));
-        let shown: Vec<(String, String, u64)> =
-            lines.iter().map(|(line, count)| (line.function.clone(), line.source.clone(), *count)).collect();
-        let line = |function: &str, source: &str, count| (function.to_string(), source.to_string(), count);
-        assert_eq!(
-            shown,
-            [
-                line("hot<T>", "src/hot.c:8", 7),
-                line("prog+0x1020", "", 5),
-                line("(no file)", "", 2),
-                line("prog, at byte 0x30 of the file", "", 1),
-            ]
-        );
-        assert_eq!(lines[2].0.module, "[anon] 1 to 2 MiB of java");
     }
 
     #[test]

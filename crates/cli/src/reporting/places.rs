@@ -22,16 +22,6 @@ pub struct Mapping {
     pub end: u64,
     /// For people.
     pub name: String,
-    pub file: Option<InFile>,
-}
-
-/// Where a mapping's bytes come from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InFile {
-    pub path: String,
-    pub inode: u64,
-    /// The offset of the mapping's start.
-    pub offset: u64,
 }
 
 impl Mapping {
@@ -51,7 +41,6 @@ struct Line {
     start: u64,
     end: u64,
     perms: [u8; 4],
-    offset: u64,
     inode: u64,
     name: String,
 }
@@ -95,7 +84,7 @@ fn parse(line: &[u8]) -> Option<Line> {
         field
     };
     let (start, end) = field().split_once('-')?;
-    let (perms, offset, _device, inode) = (field(), field(), field(), field());
+    let (perms, _offset, _device, inode) = (field(), field(), field(), field());
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let (start, end) = (hex(start)?, hex(end)?);
     let name = plain(rest.trim_start_matches(' '));
@@ -104,16 +93,13 @@ fn parse(line: &[u8]) -> Option<Line> {
         start,
         end,
         perms,
-        offset: hex(offset)?,
         inode: inode.parse().ok()?,
         name,
     })
 }
 
 fn mapping(line: &Line, below: Option<&Line>, above: Option<&Line>) -> Mapping {
-    let is_file = line.inode != 0 && line.name.starts_with('/');
-    let file = is_file.then(|| InFile { path: line.name.clone(), inode: line.inode, offset: line.offset });
-    Mapping { start: line.start, end: line.end, name: name_of(line, below, above), file }
+    Mapping { start: line.start, end: line.end, name: name_of(line, below, above) }
 }
 
 fn name_of(line: &Line, below: Option<&Line>, above: Option<&Line>) -> String {
@@ -200,15 +186,6 @@ mod tests {
         for nowhere in [0x55e2_4137_1000, 0x7ffe_3de0_1000, 0] {
             assert_eq!(name_at(nowhere), None, "{nowhere:x}");
         }
-    }
-
-    #[test]
-    fn an_instruction_is_at_a_place_of_its_file() {
-        let found = find(MAPS.as_bytes(), &[0x55e2_4136_b16d]).unwrap();
-        assert_eq!(found.len(), 1);
-        assert!(found[0].holds(0x55e2_4136_b16d) && !found[0].holds(0x55e2_4136_c000));
-        let file = InFile { path: "/tmp/a program".into(), inode: 99, offset: 0x1000 };
-        assert_eq!(found[0].file, Some(file));
     }
 
     #[test]

@@ -283,7 +283,7 @@ impl<'a> FaultThread<'a> {
         if !evicts {
             process.count_fault();
             watch::note_fault(&self.run.cpus, process, tid);
-            self.sample(process, addr, tid);
+            self.sample(process, addr);
         }
         let Kind::Missing { write } = kind else {
             return self.write_to_shared(process, vpn, urgent);
@@ -368,10 +368,9 @@ impl<'a> FaultThread<'a> {
     }
 
     /// For `--report`.
-    fn sample(&mut self, process: &Process, addr: u64, tid: u32) {
+    fn sample(&mut self, process: &Process, addr: u64) {
         if self.run.sampling.is_due(&mut self.meter.countdown) {
-            let instruction = || process.memory.port.instruction_of(process.memory.pid(), tid);
-            self.run.sampling.note(process.key, addr, instruction);
+            self.run.sampling.note(process.key, addr);
         }
     }
 

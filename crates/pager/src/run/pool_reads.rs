@@ -69,8 +69,7 @@ impl FaultMeter {
             run.token.note_fault(Faulter::new(tid, group, often), now_us);
             run.recording.note(Touch { space: process.space.id, vpn, write: true });
             if run.sampling.is_due(&mut self.countdown) {
-                // The thread has gone on.
-                run.sampling.note(process.key, page, || None);
+                run.sampling.note(process.key, page);
             }
             true
         });

@@ -1,5 +1,4 @@
-//! Some of the faults are noted, for a report that says who faults most: their addresses and, where that is
-//! wanted, the instructions that made them.
+//! Some of the faults are noted, for a report that says who faults most: their addresses.
 //!
 //! ```text
 //!   pager: each fault ─▶ its countdown ─▶ about one in N ─▶ a bounded list ─▶ `take`, now and then
@@ -22,7 +21,6 @@ pub struct Sampling(Option<On>);
 
 struct On {
     every: u32,
-    instructions: bool,
     noted: Mutex<Noted>,
 }
 
@@ -32,8 +30,6 @@ pub struct Sample {
     /// The process's key in the run's table.
     pub process: u64,
     pub addr: u64,
-    /// None: it was not asked for, or is not to be had.
-    pub instruction: Option<u64>,
 }
 
 #[derive(Default, Debug)]
@@ -72,8 +68,8 @@ impl Countdown {
 
 impl Sampling {
     /// About one fault in `every`, which is 1 or more.
-    pub fn every(every: u32, instructions: bool) -> Sampling {
-        Sampling(Some(On { every: every.max(1), instructions, noted: Mutex::default() }))
+    pub fn every(every: u32) -> Sampling {
+        Sampling(Some(On { every: every.max(1), noted: Mutex::default() }))
     }
 
     /// A fault has come; is it to be noted?
@@ -81,13 +77,11 @@ impl Sampling {
         self.0.as_ref().is_some_and(|on| countdown.is_over(on.every))
     }
 
-    /// `instruction` is asked only where it is wanted.
-    pub fn note(&self, process: u64, addr: u64, instruction: impl FnOnce() -> Option<u64>) {
+    pub fn note(&self, process: u64, addr: u64) {
         let Some(on) = &self.0 else { return };
-        let instruction = if on.instructions { instruction() } else { None };
         let mut noted = on.noted.lock().unwrap_or_else(PoisonError::into_inner);
         match noted.samples.len() < NOTED_MAX {
-            true => noted.samples.push(Sample { process, addr, instruction }),
+            true => noted.samples.push(Sample { process, addr }),
             false => noted.left_out += 1,
         }
     }
@@ -106,7 +100,7 @@ mod tests {
     #[test]
     fn one_in_so_many_is_noted_and_not_in_step() {
         for every in [1u32, 2, 16, 1000] {
-            let sampling = Sampling::every(every, false);
+            let sampling = Sampling::every(every);
             let mut countdown = Countdown::new(every);
             let due: Vec<usize> = (0..100_000).filter(|_| sampling.is_due(&mut countdown)).collect();
             let wanted = 100_000 / every as usize;
@@ -118,24 +112,21 @@ mod tests {
 
     #[test]
     fn the_list_is_bounded_and_what_is_left_out_is_counted() {
-        let sampling = Sampling::every(1, true);
+        let sampling = Sampling::every(1);
         for n in 0..NOTED_MAX as u64 + 5 {
-            sampling.note(1, n, || Some(n + 1));
+            sampling.note(1, n);
         }
         let noted = sampling.take();
         assert_eq!((noted.samples.len(), noted.left_out), (NOTED_MAX, 5));
-        assert_eq!(noted.samples[7], Sample { process: 1, addr: 7, instruction: Some(8) });
+        assert_eq!(noted.samples[7], Sample { process: 1, addr: 7 });
         assert!(sampling.take().samples.is_empty());
     }
 
     #[test]
-    fn nothing_is_asked_where_nothing_is_wanted() {
-        let sampling = Sampling::every(1, false);
-        sampling.note(1, 2, || unreachable!("instructions are not wanted"));
-        assert_eq!(sampling.take().samples[0].instruction, None);
+    fn nothing_is_noted_where_nothing_is_wanted() {
         let off = Sampling::default();
         assert!(!off.is_due(&mut Countdown::new(0)));
-        off.note(1, 2, || unreachable!("nothing is wanted"));
+        off.note(1, 2);
         assert!(off.take().samples.is_empty());
     }
 }

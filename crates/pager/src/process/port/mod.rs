@@ -208,15 +208,6 @@ impl Port {
             Kind::Agent(link) => link.read_faults(out),
         }
     }
-
-    /// The instruction of a fault that has just been read, whose thread sleeps in it. None: it sleeps
-    /// elsewhere, or may not be looked at.
-    pub fn instruction_of(&self, pid: u32, tid: u32) -> Option<u64> {
-        match &self.0 {
-            Kind::Kernel(_) => crate::proc::instruction(pid, tid),
-            Kind::Agent(_) => None,
-        }
-    }
 }
 
 /// Registering.

@@ -24,7 +24,6 @@ use memspill_engine::testing::random::Random;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{CpuId, MAX_ORDER, Order, SpaceId, Vpn};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 pub const ROUNDS: usize = 100;
 const FOLIO: Order = Order(4);
@@ -35,21 +34,16 @@ const DEVICE_SLOTS: u32 = (64 << 20) / 4096;
 const CPU: CpuId = CpuId(0);
 const QUEUE: QueueId = QueueId(0);
 
-/// The engine, the space that goes out and comes in, and the device.
+/// The engine, and the space that goes out and comes in.
 pub struct Test {
     engine: Engine,
     space: Arc<Space>,
-    device: Arc<BlankDevice>,
     random: Random,
 }
 
 /// So far, all rounds together.
 #[derive(Clone, Copy)]
 pub struct Counts {
-    pub pages: u64,
-    pub cluster_locks: u64,
-    pub list_locks: u64,
-    pub write_ios: u64,
     /// Pages that left in folios of 64 KiB or more, and pages of such folios that left singly.
     pub whole_pages: u64,
     pub split_pages: u64,
@@ -78,11 +72,11 @@ impl Test {
         let tuning = Tuning::parse(knobs.iter().copied()).expect("knobs");
         let slots = Slots::new(DEVICE_SLOTS, 1, false, &tuning);
         let device = Arc::new(BlankDevice::new(DEVICE_SLOTS));
-        let devices = vec![Device::new("64 MiB".into(), 0, slots, device.clone())];
+        let devices = vec![Device::new("64 MiB".into(), 0, slots, device)];
         let engine = Engine::new(devices, u64::MAX / 2, tuning);
         let space = Arc::new(Space::new(SpaceId(1), Arc::new(BlankMemory)));
         engine.add_space(space.clone());
-        let test = Test { engine, space, device, random: Random(1) };
+        let test = Test { engine, space, random: Random(1) };
         (0..FOLIOS).for_each(|folio| test.write_anew(folio));
         test.page_out();
         test
@@ -93,17 +87,12 @@ impl Test {
     }
 
     pub fn counts(&self) -> Counts {
-        let slots = self.engine.devices()[0].slots.stats();
         let of_order = |order: u8, name: &str| {
             let counters = self.engine.stats().of_order(Order(order));
             counters.iter().find(|(n, ..)| *n == name).expect("a counter").1
         };
         let orders = FOLIO.0..=MAX_ORDER;
         Counts {
-            pages: self.device.written_pages.load(Ordering::Relaxed),
-            cluster_locks: slots.cluster_lock.taken,
-            list_locks: slots.list_lock.taken,
-            write_ios: self.device.write_ios.load(Ordering::Relaxed),
             whole_pages: orders.clone().map(|order| of_order(order, "swpout") << order).sum(),
             split_pages: self.engine.stats().sum(|c| &c.swpout_split)
                 + orders.clone().map(|order| of_order(order, "split") << order).sum::<u64>(),

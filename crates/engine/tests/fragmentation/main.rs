@@ -2,14 +2,12 @@
 //! size; with the seed's rule (empty clusters only) it does not. And what is free in clusters of one order
 //! serves the others.
 
-#[path = "../examples/mechanisms/fragmentation.rs"]
-#[allow(dead_code, reason = "the example counts more than is asserted here")]
-mod fragmentation;
+mod rounds;
 
-use fragmentation::{ROUNDS, Test, split_percent};
 use memspill_engine::slots::Slots;
 use memspill_engine::tuning::Tuning;
 use memspill_engine::units::{CLUSTER_SLOTS, CpuId, GroupId, Order, SlotIndex};
+use rounds::{ROUNDS, Test, split_percent};
 
 #[test]
 fn by_default_no_folio_is_split_in_100_rounds() {
