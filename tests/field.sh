@@ -103,7 +103,7 @@ same() {
     fi
     began=$(now)
     ends_watched "$watch" "$limit" "$MEMSPILL" run --pager="$MODE" --memory-max "$budget" \
-        --swap-dir "$WORK/swap" --stats "${options[@]}" "${MEMSPILL_ARGS[@]}" -- "$@" || return
+        --swap-dir "$WORK/swap" --stats=all "${options[@]}" "${MEMSPILL_ARGS[@]}" -- "$@" || return
     DID="$(since "$began") s, alone $alone_s${PEAK_KIB:+; had $((PEAK_KIB >> 10)) MiB of $budget}"
     PSWPOUT=$(awk '$2 == "pswpout" { print $3 }' err)
     [ "$CODE" != hung ] || { no "it does not end in $limit s; last: $(tail -n 1 out)"; kill_ours; return 1; }

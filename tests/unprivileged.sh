@@ -71,7 +71,7 @@ by_auto() {
     local right said job='d = {i: str(i) * 5 for i in range(300000)}
 print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
     right=$(/usr/bin/python3 -c "$job")
-    said=$(cd / && "${user[@]}" "$@" "$TESTS/../target/release/memspill" run -v --stats -m 24M \
+    said=$(cd / && "${user[@]}" "$@" "$TESTS/../target/release/memspill" run -v --stats=all -m 24M \
         -- /usr/bin/python3 -c "$job" 2>&1)
     if [[ $said == *"pager: $PAGER, for "*kernel* && $said == *"$right"* &&
         $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then

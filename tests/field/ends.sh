@@ -1,5 +1,5 @@
 # How runs end, and what they do not begin with. Cases of field.sh.
-CASES+=(hops daemon children_ignored swap_held swap_mounted config_without_end doctor_directory)
+CASES+=(hops daemon children_ignored swap_held swap_mounted doctor_directory)
 
 # in_budget BUDGET COMMAND...: the command alone decides when it has ended, and others of its tree go on.
 in_budget() {
@@ -99,14 +99,6 @@ case_swap_mounted() {
     fi
     [ -n "$WHY$SKIP" ] || refused "$device" ext4
     losetup --detach "$device"
-}
-
-# A file of options without an end is an error at once, and takes no memory.
-case_config_without_end() {
-    (ulimit -v 2000000 && exec timeout 20 "${AS[@]}" "$MEMSPILL" run -m 24M --config /dev/zero -- true) \
-        >out 2>err
-    CODE=$?
-    [ "$CODE" = 125 ] && said "longer than 1 MiB" || no "exit code $CODE: $(lines | head -n 1)"
 }
 
 # doctor says what a run with the same directory would.

@@ -27,14 +27,14 @@ case_idle-cpus() {
     fi
     keeps_awake() { [ -n "$(find "/proc/$PID/fd" -lname $device)" ]; }
     halt() { ! keeps_awake; }
-    for knob in awake halt; do
-        start "${SPILL[@]}" --tune idle-cpus=$knob -- "${SPIN[@]}"
+    for knob in on off; do
+        start "${SPILL[@]}" --keep-cpus-awake=$knob -- "${SPIN[@]}"
         populated 1 || return
-        if [ $knob = awake ]; then
+        if [ $knob = on ]; then
             until_true 10 keeps_awake || no "idle CPUs may halt while faults come often"
         else
             sleep 1
-            halt || no "idle CPUs are kept awake with idle-cpus=halt"
+            halt || no "idle CPUs are kept awake with --keep-cpus-awake=off"
         fi
         kill -STOP $(targets)
         until_true 10 halt || no "idle CPUs are kept awake while no faults come"

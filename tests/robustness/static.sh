@@ -40,7 +40,7 @@ case_static-c() {
     for name in static static-pie; do
         # It finds itself, its words, signals that it has not blocked, and no tracer.
         alone=$(./$name 96 a 'b c') || { no "$name fails alone"; return; }
-        call 60 "${SPILL[@]}" --stats --check -- ./$name 96 a 'b c'
+        call 60 "${SPILL[@]}" --stats=all --check -- ./$name 96 a 'b c'
         code_is 0 && [ "$(cat out)" = "$alone" ] || { no "$name: another output: $WHY $(cat out)"; return; }
         is_swapped $name || return
     done
@@ -60,13 +60,13 @@ case_static-c() {
         code_is 125 && says 'statically linked, .* takes ptrace' && clean || return
     fi
     # The program that it becomes is managed.
-    call 60 "${SPILL[@]}" --stats -- ./later "$WORKLOAD" sequential --size 96M --passes 1
+    call 60 "${SPILL[@]}" --stats=all -- ./later "$WORKLOAD" sequential --size 96M --passes 1
     code_is 0 && is_swapped "after an exec" && clean || return
     call 20 "${SPILL[@]}" -- ./later sh -c "exit 7"
     code_is 7 && clean || return
     case " ${MEMSPILL_ARGS[*]} " in
     *" --pager="*)
-        call 60 "${SPILL[@]}" --stats -- ./later ./later ./static 96
+        call 60 "${SPILL[@]}" --stats=all -- ./later ./later ./static 96
         code_is 0 && is_swapped "after two execs" && clean
         ;;
     *) static_under_kernel ;;
@@ -76,7 +76,7 @@ case_static-c() {
 # A static program gets another pager, for this one does not follow all that it does.
 static_under_kernel() {
     kernel_tells_of_forks || return 0
-    call 60 "${SPILL[@]}" --pager=kernel --stats --check -- ./static 96
+    call 60 "${SPILL[@]}" --pager=kernel --stats=all --check -- ./static 96
     code_is 0 && is_swapped kernel && clean || return
     call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
     code_is 125 && says 'use --pager=thread' && clean || return
@@ -95,28 +95,28 @@ case_static-children() {
     call 20 "${SPILL[@]}" --verbose -- true
     ! grep -q 'pager: kernel' err || kernel_tells_of_forks ||
         { SKIP="the kernel does not tell of forks"; return; }
-    call 60 "${SPILL[@]}" --stats --check -- sh -c 'exec ./static 96'
+    call 60 "${SPILL[@]}" --stats=all --check -- sh -c 'exec ./static 96'
     code_is 0 && is_swapped exec || return
     # With the signal mask that it would have, though it has blocked what memspill uses itself.
     local alone blocked
     for blocked in USR1,TERM SYS,SEGV,USR1; do
         alone=$(env --block-signal=$blocked ./static 80) || { no "it fails alone"; return; }
-        call 60 "${SPILL[@]}" --stats -- env --block-signal=$blocked ./static 80
+        call 60 "${SPILL[@]}" --stats=all -- env --block-signal=$blocked ./static 80
         code_is 0 && [ "$(cat out)" = "$alone" ] ||
             { no "$blocked: another output: $WHY $(cat out)"; return; }
     done
-    call 60 "${SPILL[@]}" --stats -- bash -c './static 96; ./static 8 exit; echo $?'
+    call 60 "${SPILL[@]}" --stats=all -- bash -c './static 96; ./static 8 exit; echo $?'
     code_is 0 && is_swapped "a shell's child" || return
     [ "$(tail -n 1 out)" = 7 ] || { no "exit code $(tail -n 1 out) in place of 7"; return; }
     # A process whose exec fails goes on, and may try another.
-    call 60 "${SPILL[@]}" --stats -- bash -c 'export LONG=$(head -c 200000 /dev/zero | tr "\0" x)
+    call 60 "${SPILL[@]}" --stats=all -- bash -c 'export LONG=$(head -c 200000 /dev/zero | tr "\0" x)
         ./static 8; echo $?; unset LONG; exec ./static 96'
     code_is 0 && is_swapped "after an exec that failed" || return
     [ "$(head -n 1 out)" = 126 ] || { no "exit code $(head -n 1 out) in place of 126"; return; }
-    call 60 "${SPILL[@]}" --stats -- $PYTHON -c 'import subprocess, sys
+    call 60 "${SPILL[@]}" --stats=all -- $PYTHON -c 'import subprocess, sys
 sys.exit(subprocess.run(["./static", "96"], close_fds=False).returncode)'
     code_is 0 && is_swapped posix_spawn || return
-    call 60 "${SPILL[@]}" --stats -- ./exec-from-thread 1 ./static 96
+    call 60 "${SPILL[@]}" --stats=all -- ./exec-from-thread 1 ./static 96
     code_is 0 && is_swapped "from a thread" || return
     for i in {1..10}; do
         call 60 "${SPILL[@]}" -- ./exec-from-thread 2 ./static 8
@@ -136,7 +136,7 @@ sys.exit(subprocess.run(["./static", "96"], close_fds=False).returncode)'
 static_run() {
     local what=$1
     shift
-    call 60 "${SPILL[@]}" --stats --verbose -- sh -c 'exec "$@"' sh "$@"
+    call 60 "${SPILL[@]}" --stats=all --verbose -- sh -c 'exec "$@"' sh "$@"
     code_is 0 || { WHY="$what: $WHY"; return 1; }
     ! grep -q 'outside the budget' err || { no "$what: $(grep -m 1 outside err)"; return 1; }
     is_swapped "$what"
@@ -190,7 +190,7 @@ case_static-runs() {
     # With groups, under a pager that traps all calls.
     gcc -static -O2 -pthread -o runs "$TESTS/programs/static_runs.c"
     for how in child grandchild; do
-        call 60 "${SPILL[@]}" --group all,comm=runs --stats -- ./runs $how 144
+        call 60 "${SPILL[@]}" --group all,comm=runs --stats=all -- ./runs $how 144
         code_is 0 && is_swapped "a group, $how" || return
     done
     clean || return
@@ -218,7 +218,7 @@ case_static-go() {
     compiled_go job static-go || return 0
     local alone
     alone=$(./static-go 400000) || { no "it fails alone"; return; }
-    call 100 "${SPILL[@]}" --stats --check -- ./static-go 400000
+    call 100 "${SPILL[@]}" --stats=all --check -- ./static-go 400000
     code_is 0 && [ "$(cat out)" = "$alone" ] || { no "another output: $WHY $(cat out)"; return; }
     is_swapped static-go && clean
 }

@@ -76,7 +76,7 @@ END
 case_other-user() {
     [ "$(id -u)" = 0 ] && have setpriv || { SKIP="needs root and setpriv"; return; }
     local other=(setpriv --reuid 65534 --regid 65534 --clear-groups) program=$PYTHON how
-    call 60 "${SPILL[@]}" --stats --check -- "${other[@]}" "$program" -c '
+    call 60 "${SPILL[@]}" --stats=all --check -- "${other[@]}" "$program" -c '
 import os, subprocess
 lists = [[number] * 40 for number in range(400_000)]
 echo = subprocess.run(["/bin/sh", "-c", "id -u; /bin/echo again"], capture_output=True, text=True)

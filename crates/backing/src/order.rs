@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use memspill_engine::tuning::Recompress;
+use crate::worth::Recompress;
 use memspill_engine::units::Page;
 
 use crate::compress::{Algorithm, COMPRESSED_BYTES_MAX, Codec};

@@ -51,7 +51,7 @@ use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use memspill_engine::tuning::Recompress;
+use crate::worth::Recompress;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::{Algorithm, Codec, with_scratch};

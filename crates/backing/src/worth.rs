@@ -43,7 +43,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memspill_engine::sync::lock;
-use memspill_engine::tuning::Recompress;
+
+/// Are pages of the pool in front of a file compressed once more, by a stronger algorithm, before they go
+/// there?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recompress {
+    Off,
+    On,
+    /// While the reads of the file that it saves take longer than it does.
+    Auto,
+}
 
 /// With which the account begins.
 const LOAN_NS: i64 = 100_000_000;

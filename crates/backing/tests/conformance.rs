@@ -18,7 +18,6 @@ use memspill_backing::{
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
-use memspill_engine::tuning::Recompress;
 use memspill_engine::units::{ClusterIndex, Page, SlotIndex, page_buf};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;

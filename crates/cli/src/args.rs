@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::budget::Budget;
-use crate::config::parse_knob;
 use crate::exit;
 use crate::groups::GroupSpec;
 use crate::machine::is_in_ram;
@@ -183,9 +182,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "WHO", value_enum, hide = true)]
     pub forks: Option<Forks>,
 
-    /// Print statistics to stderr when COMMAND ends
-    #[arg(long)]
-    pub stats: bool,
+    /// Print statistics to stderr when COMMAND ends: ten lines, or with --stats=all each one that there is
+    #[arg(long, value_name = "WHICH", value_enum, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "short", hide_possible_values = true)]
+    pub stats: Option<Stats>,
 
     /// Write statistics as JSON to FILE when COMMAND ends
     #[arg(long, value_name = "FILE")]
@@ -205,14 +205,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT", value_parser = serve::parse_address)]
     pub metrics: Option<SocketAddr>,
 
-    /// Set a tuning knob, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run --tune
-    /// help' lists them
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob)]
-    pub tune: Vec<String>,
+    /// While faults come often, keep idle CPUs from halting: faults are served sooner, and the host uses more
+    /// power: on, or off
+    #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
+    #[arg(hide_possible_values = true)]
+    pub keep_cpus_awake: OnOff,
 
-    /// File with a [tuning] table of knobs, which --tune goes before [default: $MEMSPILL_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// Set a knob of the laboratory, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run
+    /// --tune help' lists them
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob, hide = true)]
+    pub tune: Vec<String>,
 
     /// Check memspill's own tables at intervals (slow; ends the run at a fault found)
     #[arg(long)]
@@ -239,6 +241,12 @@ pub struct DoctorArgs {
 pub enum OnOff {
     On,
     Off,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stats {
+    Short,
+    All,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -273,6 +281,14 @@ pub enum Pager {
 pub enum Forks {
     Kernel,
     Agent,
+}
+
+/// Parses `--tune`. Names and values are the engine's to judge; the shape is checked here.
+pub fn parse_knob(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
+        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
+    }
 }
 
 /// Parses `--max-slowdown`.
@@ -410,7 +426,7 @@ mod tests {
         assert_eq!(args.memory_max, Budget::Size(Size::Bytes(2 << 30)));
         assert_eq!((args.swap_max, args.disk_free), (None, Size::Bytes(1 << 30)));
         assert_eq!((args.on_full, args.swap.len(), args.tune.len()), (OnFull::Kill, 0, 0));
-        assert!(!args.stats && !args.check && !args.verbose);
+        assert!(args.stats.is_none() && !args.check && !args.verbose);
     }
 
     #[test]
@@ -421,10 +437,13 @@ mod tests {
         ] {
             let args = run(arguments);
             assert_eq!(args.command, ["sort", "-m", "--stats", "--", "-x"], "{arguments:?}");
-            assert!(!args.stats);
+            assert_eq!(args.stats, None);
         }
         assert_eq!(run(&["-m", "1G", "--", "--odd", "--help"]).command, ["--odd", "--help"]);
         assert_eq!(run(&["-m1G", "prog", "--help"]).command, ["prog", "--help"]);
+        let args = run(&["-m1G", "--stats", "all"]);
+        assert!(args.stats == Some(Stats::Short) && args.command == ["all"]);
+        assert_eq!(run(&["-m1G", "--stats=all", "true"]).stats, Some(Stats::All));
         assert_eq!(run(&["-m1G", "prog", "--version"]).command, ["prog", "--version"]);
     }
 

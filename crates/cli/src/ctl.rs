@@ -47,7 +47,7 @@ pub struct CtlArgs {
 enum CtlCommand {
     /// The runs of this user: budget, used, swapped out
     List,
-    /// Statistics as they are now; those of `run --stats`
+    /// Statistics as they are now; those of `run --stats=all`
     Stats {
         /// As `run --stats-json`
         #[arg(long)]

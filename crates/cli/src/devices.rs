@@ -187,10 +187,10 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
     let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
-    let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::at_first(&opening.tuning));
+    let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::PERCENT_AT_FIRST);
     let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
     let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
-    let backing = TierBacking::with_recompress(ram, file, opening.tuning.recompress).map_err(|e| {
+    let backing = TierBacking::new(ram, file).map_err(|e| {
         let other = if e.kind() == ErrorKind::NotFound {
             "make it, or name another directory with --swap-dir"
         } else {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share
-//!      │             of, config.rs: knobs)
+//!      │             of)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
 //!      │             (reporting/: the page of --report)
@@ -26,7 +26,6 @@ pub mod args;
 mod budget;
 pub mod child;
 mod completions;
-pub mod config;
 mod ctl;
 pub mod devices;
 mod doctor;

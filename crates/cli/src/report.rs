@@ -1,6 +1,6 @@
 //! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, Stats};
 use crate::message::words;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
@@ -25,10 +25,12 @@ use std::path::Path;
 const SCHEMA: u32 = 1;
 
 pub fn at_the_end(args: &RunArgs, ended: &Ended) {
-    if args.stats {
-        eprint!("{}", table(&ended.run));
+    match args.stats {
+        Some(Stats::Short) => eprint!("{}", short_table(&ended.run)),
+        Some(Stats::All) => eprint!("{}", table(&ended.run)),
+        None => {}
     }
-    if !args.stats
+    if args.stats.is_none()
         && ended.run.verdict().is_none()
         && let Some(line) = lost_time(&ended.run)
     {
@@ -70,21 +72,45 @@ fn tell_recording(path: &Path, Recorded { written, left_out, error }: &Recorded)
     }
 }
 
+/// The statistics that answer the usual questions: how long, how much memory, how much was swapped, what it cost.
+const SHORT: [&str; 9] = [
+    "elapsed_us",
+    "memory_max_bytes",
+    "memory_peak_bytes",
+    "swap_ram_peak_bytes",
+    "pgfault",
+    "pswpin",
+    "pswpout",
+    "fault_ns_p99",
+    "cpu_ns",
+];
+
+/// Ten lines.
+fn short_table(run: &Run) -> String {
+    let stats = stats::of_run(run);
+    let shown = SHORT.iter().filter_map(|name| stats.iter().find(|stat| stat.name == *name));
+    shown.map(line).chain([stall_line(run, "some", &run.stall.pressure().some)]).collect()
+}
+
+fn line(Stat { name, unit, value, help, .. }: &Stat) -> String {
+    let shown = if *unit == Unit::Bytes { human(*value) } else { value.to_string() };
+    format!("memspill: {name:<24} {shown:>14}  {}\n", help.trim())
+}
+
+fn stall_line(run: &Run, name: &str, share: &Share) -> String {
+    let of_all = share.total_us * 100.0 / run.elapsed_us().max(1) as f64;
+    let Share { avg10, avg60, avg300, .. } = share;
+    format!(
+        "memspill: stall {name:<18} {of_all:>12.2} %  of the time; of the last 10 s {avg10:.2} %, \
+         60 s {avg60:.2} %, 300 s {avg300:.2} %\n"
+    )
+}
+
 pub fn table(run: &Run) -> String {
-    let mut text = String::new();
-    for Stat { name, unit, value, help, .. } in stats::of_run(run) {
-        let shown = if unit == Unit::Bytes { human(value) } else { value.to_string() };
-        let _ = writeln!(text, "memspill: {name:<24} {shown:>14}  {}", help.trim());
-    }
-    for (name, share) in [("some", run.stall.pressure().some), ("full", run.stall.pressure().full)] {
-        let of_all = share.total_us * 100.0 / run.elapsed_us().max(1) as f64;
-        let Share { avg10, avg60, avg300, .. } = share;
-        let _ = writeln!(
-            text,
-            "memspill: stall {name:<18} {of_all:>12.2} %  of the time; of the last 10 s {avg10:.2} %, \
-             60 s {avg60:.2} %, 300 s {avg300:.2} %"
-        );
-    }
+    let mut text: String = stats::of_run(run).iter().map(line).collect();
+    let Pressure { some, full } = run.stall.pressure();
+    text.push_str(&stall_line(run, "some", &some));
+    text.push_str(&stall_line(run, "full", &full));
     for process in stats::living(run) {
         let Pressure { some, full } = process.stall.pressure();
         let (pid, faults) = (process.memory.pid(), process.faults());

@@ -13,7 +13,7 @@ use crate::groups::GroupSpec;
 use crate::machine::Memory;
 use crate::message::{plain, words};
 use crate::reporting::Reporting;
-use crate::{config, doctor, exec, groups, metrics, output, report, serve, size, spec};
+use crate::{doctor, exec, groups, metrics, output, report, serve, size, spec};
 use memspill_engine::devices::Device;
 use memspill_engine::group::GroupConfig;
 use memspill_engine::tuning::Tuning;
@@ -226,13 +226,6 @@ fn prepare(
         return Err("--shared=all needs the kernel pager, see 'memspill doctor'".into());
     }
     let mut tuning = Tuning::default();
-    let config = args
-        .config
-        .clone()
-        .or_else(|| std::env::var_os("MEMSPILL_CONFIG").filter(|p| !p.is_empty()).map(Into::into));
-    if let Some(path) = config {
-        config::read(&path, &mut tuning).map_err(|e| format!("--config {e}"))?;
-    }
     for knob in &args.tune {
         tuning.set(knob).map_err(|e| format!("--tune {knob}: {e}"))?;
     }
@@ -284,6 +277,7 @@ fn prepare(
             thrash_window: Duration::from_secs(args.thrash_window),
             verbose: args.verbose,
             check: args.check,
+            keep_cpus_awake: args.keep_cpus_awake == OnOff::On,
             forks,
             shared: match args.shared {
                 Shared::None => memspill_pager::run::Shared::None,

@@ -19,7 +19,6 @@ use crate::readahead::Window;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
-use crate::tuning::Pointers;
 use crate::units::{Page, Vpn};
 use crate::word::{ON_TRIAL, State, Word};
 
@@ -35,9 +34,6 @@ impl SwapIn<'_> {
         fault: Fault,
         window: Window,
     ) -> Cause {
-        if self.swap.tuning.pointers == Pointers::Off {
-            return Cause::Fault;
-        }
         self.note_predicted(space, fault.vpn);
         if fault.write {
             return Cause::Fault;

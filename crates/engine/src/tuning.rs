@@ -69,14 +69,6 @@ pub enum Readahead {
     Stream,
 }
 
-/// The treatment of pages whose addresses stand in a page of a row of reads (pointers.rs).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pointers {
-    Off,
-    /// They are brought, where most of them are touched soon.
-    Follow,
-}
-
 /// Where folios of several pages get their slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LargeFolios {
@@ -110,51 +102,7 @@ pub enum Insertion {
     Duel,
 }
 
-/// How much of the budget the compressed pool may take where a file stands behind it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PoolShare {
-    /// Percent, always.
-    Fixed(u32),
-    /// What refaults say is best.
-    Follows,
-}
-
-/// Are pages of the pool in front of a file compressed once more, by a stronger algorithm, before they go
-/// there?
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recompress {
-    Off,
-    On,
-    /// While the reads of the file that it saves take longer than it does.
-    Auto,
-}
-
-/// What the holder of the swap token has before other threads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SwapToken {
-    /// The pages that it brings in stay longer.
-    Favour,
-    /// And it is served alone: others that fault often wait for a while.
-    Serve,
-    /// `Serve` on up to two CPUs, else `Favour`.
-    Auto,
-}
-
-impl SwapToken {
-    /// On more CPUs faults are served side by side, and nobody has measured what waiting costs there.
-    const AUTO_CPUS_MAX: usize = 2;
-
-    /// Do others wait, on so many CPUs?
-    pub fn serves_alone(self, cpus: usize) -> bool {
-        match self {
-            SwapToken::Favour => false,
-            SwapToken::Serve => true,
-            SwapToken::Auto => cpus <= SwapToken::AUTO_CPUS_MAX,
-        }
-    }
-}
-
-/// One value for each knob.
+/// One value for each knob, and what tests set besides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
     pub scan_base: ScanBase,
@@ -168,17 +116,12 @@ pub struct Tuning {
     pub readahead: Readahead,
     /// log2 of the largest readahead window in pages, 0..=5, where pages are read into the swap cache.
     pub page_cluster: u32,
-    pub pointers: Pointers,
-    /// A page keeps the slot that it was read from, where writing is dear.
-    pub keep_clean: bool,
     pub large_folios: LargeFolios,
     pub folio: FolioSize,
+    /// No knob. A page keeps the slot that it was read from, where writing is dear.
+    pub keep_clean: bool,
+    /// No knob.
     pub insertion: Insertion,
-    pub pool_share: PoolShare,
-    pub recompress: Recompress,
-    pub swap_token: SwapToken,
-    /// Idle CPUs do not halt while faults come often.
-    pub keep_awake: bool,
 }
 
 impl Default for Tuning {
@@ -192,15 +135,10 @@ impl Default for Tuning {
             cgroup_map: CgroupMapForm::LockFree,
             readahead: Readahead::Stream,
             page_cluster: 3,
-            pointers: Pointers::Follow,
-            keep_clean: true,
             large_folios: LargeFolios::All,
             folio: FolioSize::Auto,
+            keep_clean: true,
             insertion: Insertion::Duel,
-            pool_share: PoolShare::Follows,
-            recompress: Recompress::Auto,
-            swap_token: SwapToken::Auto,
-            keep_awake: true,
         }
     }
 }
@@ -232,55 +170,17 @@ const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
     [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
 const READAHEADS: [(&str, Readahead); 3] =
     [("always", Readahead::Always), ("auto", Readahead::Auto), ("stream", Readahead::Stream)];
-const POINTERS: [(&str, Pointers); 2] = [("off", Pointers::Off), ("follow", Pointers::Follow)];
 const LARGE_FOLIOS: [(&str, LargeFolios); 3] = [
     ("split", LargeFolios::Split),
     ("free-cluster-only", LargeFolios::FreeClusterOnly),
     ("all", LargeFolios::All),
 ];
-const FOLIO_SIZES: [(&str, FolioSize); 11] = [
+const FOLIO_SIZES: [(&str, FolioSize); 4] = [
     ("4K", FolioSize::Fixed(Order(0))),
-    ("8K", FolioSize::Fixed(Order(1))),
-    ("16K", FolioSize::Fixed(Order(2))),
-    ("32K", FolioSize::Fixed(Order(3))),
     ("64K", FolioSize::Fixed(Order(4))),
-    ("128K", FolioSize::Fixed(Order(5))),
-    ("256K", FolioSize::Fixed(Order(6))),
-    ("512K", FolioSize::Fixed(Order(7))),
-    ("1M", FolioSize::Fixed(Order(8))),
     ("2M", FolioSize::Fixed(Order(9))),
     ("auto", FolioSize::Auto),
 ];
-const INSERTIONS: [(&str, Insertion); 2] = [("arrival", Insertion::Arrival), ("duel", Insertion::Duel)];
-const POOL_SHARES: [(&str, PoolShare); 7] = [
-    ("20", PoolShare::Fixed(20)),
-    ("30", PoolShare::Fixed(30)),
-    ("40", PoolShare::Fixed(40)),
-    ("50", PoolShare::Fixed(50)),
-    ("60", PoolShare::Fixed(60)),
-    ("70", PoolShare::Fixed(70)),
-    ("auto", PoolShare::Follows),
-];
-const RECOMPRESSES: [(&str, Recompress); 3] =
-    [("off", Recompress::Off), ("on", Recompress::On), ("auto", Recompress::Auto)];
-const SWAP_TOKENS: [(&str, SwapToken); 3] =
-    [("favour", SwapToken::Favour), ("serve", SwapToken::Serve), ("auto", SwapToken::Auto)];
-const POOL_SHARE_WORDS: [&str; POOL_SHARES.len()] = words_of(&POOL_SHARES);
-const FOLIO_WORDS: [&str; FOLIO_SIZES.len()] = words_of(&FOLIO_SIZES);
-
-const fn words_of<T: Copy, const N: usize>(values: &[(&'static str, T); N]) -> [&'static str; N] {
-    let mut words = [""; N];
-    let mut i = 0;
-    while i < N {
-        words[i] = values[i].0;
-        i += 1;
-    }
-    words
-}
-
-const SWITCH: [(&str, bool); 2] = [("off", false), ("on", true)];
-const IDLE_CPUS: [(&str, bool); 2] = [("halt", false), ("awake", true)];
-
 /// Every knob, in the order in which `--tune help` and the documentation show them.
 pub const KNOBS: &[Knob] = &[
     Knob {
@@ -348,22 +248,6 @@ pub const KNOBS: &[Knob] = &[
         set: |t, value| t.page_cluster = value,
     },
     Knob {
-        name: "pointers",
-        help: "pages whose addresses stand in a page of a row of reads come, where most are touched soon",
-        values: Values::OneOf(&[POINTERS[0].0, POINTERS[1].0]),
-        old: "off",
-        get: |t| place(&POINTERS, t.pointers),
-        set: |t, value| t.pointers = POINTERS[value as usize].1,
-    },
-    Knob {
-        name: "keep-clean",
-        help: "a page read from a file keeps its slot, and is not written again if nothing was stored to it",
-        values: Values::OneOf(&[SWITCH[0].0, SWITCH[1].0]),
-        old: "off",
-        get: |t| place(&SWITCH, t.keep_clean),
-        set: |t, value| t.keep_clean = SWITCH[value as usize].1,
-    },
-    Knob {
         name: "large-folios",
         help: "folios are split first; get slots from empty clusters alone; from all clusters of their order",
         values: Values::OneOf(&[LARGE_FOLIOS[0].0, LARGE_FOLIOS[1].0, LARGE_FOLIOS[2].0]),
@@ -374,50 +258,10 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "folio",
         help: "what leaves together: aligned blocks of this size, or what is cold together",
-        values: Values::OneOf(&FOLIO_WORDS),
+        values: Values::OneOf(&[FOLIO_SIZES[0].0, FOLIO_SIZES[1].0, FOLIO_SIZES[2].0, FOLIO_SIZES[3].0]),
         old: "4K",
         get: |t| place(&FOLIO_SIZES, t.folio),
         set: |t, value| t.folio = FOLIO_SIZES[value as usize].1,
-    },
-    Knob {
-        name: "insertion",
-        help: "what comes back leaves last; duel: or is on trial, whichever brings fewer pages back",
-        values: Values::OneOf(&[INSERTIONS[0].0, INSERTIONS[1].0]),
-        old: "arrival",
-        get: |t| place(&INSERTIONS, t.insertion),
-        set: |t, value| t.insertion = INSERTIONS[value as usize].1,
-    },
-    Knob {
-        name: "pool-share",
-        help: "percent of the budget for the pool in front of a file; auto: what brings fewest waits",
-        values: Values::OneOf(&POOL_SHARE_WORDS),
-        old: "40",
-        get: |t| place(&POOL_SHARES, t.pool_share),
-        set: |t, value| t.pool_share = POOL_SHARES[value as usize].1,
-    },
-    Knob {
-        name: "recompress",
-        help: "zstd: once more before pages go to the file; auto: where programs wait for it; off: LZ4 alone",
-        values: Values::OneOf(&[RECOMPRESSES[0].0, RECOMPRESSES[1].0, RECOMPRESSES[2].0]),
-        old: "off",
-        get: |t| place(&RECOMPRESSES, t.recompress),
-        set: |t, value| t.recompress = RECOMPRESSES[value as usize].1,
-    },
-    Knob {
-        name: "swap-token",
-        help: "of threads that thrash one keeps its pages longer; or others wait; auto: wait on up to 2 CPUs",
-        values: Values::OneOf(&[SWAP_TOKENS[0].0, SWAP_TOKENS[1].0, SWAP_TOKENS[2].0]),
-        old: "favour",
-        get: |t| place(&SWAP_TOKENS, t.swap_token),
-        set: |t, value| t.swap_token = SWAP_TOKENS[value as usize].1,
-    },
-    Knob {
-        name: "idle-cpus",
-        help: "while faults come often, idle CPUs halt as ever, or stay awake (by /dev/cpu_dma_latency)",
-        values: Values::OneOf(&[IDLE_CPUS[0].0, IDLE_CPUS[1].0]),
-        old: "halt",
-        get: |t| place(&IDLE_CPUS, t.keep_awake),
-        set: |t, value| t.keep_awake = IDLE_CPUS[value as usize].1,
     },
 ];
 
@@ -599,15 +443,9 @@ mod tests {
             cgroup_map: CgroupMapForm::Locked,
             readahead: Readahead::Always,
             page_cluster: 3,
-            pointers: Pointers::Off,
-            keep_clean: false,
             large_folios: LargeFolios::Split,
             folio: FolioSize::Fixed(Order::ZERO),
-            insertion: Insertion::Arrival,
-            pool_share: PoolShare::Fixed(40),
-            recompress: Recompress::Off,
-            swap_token: SwapToken::Favour,
-            keep_awake: false,
+            ..Tuning::default()
         };
         assert_eq!(tuning, expected);
         let with_batches = Tuning::parse(["old", "slot-batch=64"]).unwrap();
@@ -622,10 +460,9 @@ mod tests {
 
     #[test]
     fn folio_sizes_are_what_they_say() {
-        for (order, bytes) in (0..=9).map(|order| (Order(order), 4096u32 << order)) {
-            let (kib, mib) = (bytes >> 10, bytes >> 20);
-            let word = if mib > 0 { format!("folio={mib}M") } else { format!("folio={kib}K") };
-            assert_eq!(Tuning::parse([word.as_str()]).unwrap().folio, FolioSize::Fixed(order), "{word}");
+        for (order, word) in [(0, "4K"), (4, "64K"), (9, "2M")] {
+            let tuning = Tuning::parse([format!("folio={word}").as_str()]).unwrap();
+            assert_eq!(tuning.folio, FolioSize::Fixed(Order(order)), "{word}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! `memspill-lab sim`: options of its subcommands, progress, and what they print. The work is in crates/sim.
 
 use clap::{Args, Subcommand, ValueEnum};
-use memspill_cli::config::parse_knob;
+use memspill_cli::args::parse_knob;
 use memspill_cli::exit;
 use memspill_cli::output::{OutputArgs, command_line, print};
 use memspill_cli::progress::Progress;

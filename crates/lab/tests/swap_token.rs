@@ -1,11 +1,11 @@
-//! Threads that thrash, and the swap token: with `serve` some wait for the one that has it, with `favour`
-//! nobody does, and every page is right either way. The workload checks each page; its four threads touch 128
+//! Threads that thrash, and the swap token: on up to two CPUs some wait for the one that has it, on
+//! more nobody does, and every page is right either way. The workload checks each page; its four threads touch 128
 //! MiB at random in 80.
 
 use std::process::Command;
 
 /// How many faults waited for the token. Skips, and says so, where this pager does not work.
-fn waits(pager: &str, token: &str) -> Option<u64> {
+fn waits(pager: &str) -> Option<u64> {
     let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill-lab"));
     let pager = format!("--pager={pager}");
     if !memspill().args(["run", "-m", "64M", &pager, "--", "true"]).output().unwrap().status.success() {
@@ -13,8 +13,7 @@ fn waits(pager: &str, token: &str) -> Option<u64> {
         return None;
     }
     let output = memspill()
-        .args(["run", "-m", "80M", &pager, "--swap", "ram:", "--check", "--stats", "--tune"])
-        .arg(format!("swap-token={token}"))
+        .args(["run", "-m", "80M", &pager, "--swap", "ram:", "--check", "--stats=all"])
         .args(["--", env!("CARGO_BIN_EXE_memspill-lab"), "bench", "workload", "pmbench", "--size", "128M"])
         .args(["--threads", "4", "--contents", "half", "--check", "full", "--seconds", "2"])
         .output()
@@ -22,7 +21,7 @@ fn waits(pager: &str, token: &str) -> Option<u64> {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     let is_right = output.status.success() && stdout.contains("\"bad_pages\":0");
-    assert!(is_right, "{pager} {token}: {stdout}{stderr}");
+    assert!(is_right, "{pager}: {stdout}{stderr}");
     let words = stderr.lines().find_map(|line| line.strip_prefix("memspill: token_wait "));
     let words = words.unwrap_or_else(|| panic!("{stderr}"));
     Some(words.split_whitespace().next().unwrap().parse().unwrap())
@@ -30,14 +29,9 @@ fn waits(pager: &str, token: &str) -> Option<u64> {
 
 #[test]
 fn others_wait_while_one_is_served() {
+    let serves_alone = std::thread::available_parallelism().unwrap().get() <= 2;
     for pager in ["kernel", "signal", "thread"] {
-        let Some(served) = waits(pager, "serve") else { continue };
-        assert!(served > 0, "{pager}: nobody has waited");
+        let Some(waited) = waits(pager) else { continue };
+        assert_eq!(waited > 0, serves_alone, "{pager}: {waited} faults have waited");
     }
-}
-
-#[test]
-fn nobody_waits_where_the_holder_is_only_favoured() {
-    let Some(favoured) = waits("kernel", "favour") else { return };
-    assert_eq!(favoured, 0);
 }

@@ -69,7 +69,7 @@ pub struct Watch {
 
 impl Watch {
     pub fn new(run: &Run) -> Watch {
-        Watch { is_possible: run.engine.tuning().keep_awake, held: None, rate: Rate::new() }
+        Watch { is_possible: run.settings.keep_cpus_awake, held: None, rate: Rate::new() }
     }
 
     pub fn look(&mut self, run: &Run) {

@@ -29,11 +29,11 @@
 //! What this does not do: read a clock, or set a limit (ctl/budget.rs).
 
 use memspill_engine::refaults::{BUCKETS, Distances};
-use memspill_engine::tuning::{PoolShare, Tuning};
 use memspill_engine::units::PAGE_SIZE;
 
 use crate::working_set::depths;
 
+/// The share with which a run begins.
 pub const PERCENT_AT_FIRST: u32 = 40;
 const PERCENT_MIN: u32 = 40;
 const PERCENT_MIN_DENSE: u32 = 30;
@@ -58,14 +58,6 @@ const GAIN_MIN: f64 = 0.04;
 const FULL_PERCENT: u64 = 80;
 /// Refaults lost with less memory are as dense as in this much of it beyond what is there.
 const NEAR_PARTS: f64 = 8.0;
-
-/// The share with which a run begins, in percent.
-pub fn at_first(tuning: &Tuning) -> u32 {
-    match tuning.pool_share {
-        PoolShare::Fixed(percent) => percent,
-        PoolShare::Follows => PERCENT_AT_FIRST,
-    }
-}
 
 /// Counted from the start, at one moment.
 #[derive(Clone, Copy)]

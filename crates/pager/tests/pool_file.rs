@@ -9,7 +9,6 @@ use memspill_backing::file::{FileConfig, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId};
-use memspill_engine::tuning::Recompress;
 use memspill_engine::units::{Page, SlotIndex};
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -410,7 +410,7 @@ fn groups(run: &Run) -> Option<Table> {
 fn settings(asked: &Asked, args: &RunArgs) -> Table {
     let directory = std::env::current_dir().map_or("unknown".into(), |dir| dir.display().to_string());
     let path = |path: &Path| path.display().to_string();
-    let mut rows = vec![
+    let rows = vec![
         ("memspill", env!("CARGO_PKG_VERSION").into()),
         ("written", utc(SystemTime::now())),
         ("directory", directory),
@@ -422,11 +422,9 @@ fn settings(asked: &Asked, args: &RunArgs) -> Table {
         ("--max-slowdown", args.max_slowdown.to_string()),
         ("--shared", format!("{:?}", args.shared).to_lowercase()),
         ("--encrypt", format!("{:?}", args.encrypt).to_lowercase()),
+        ("--keep-cpus-awake", format!("{:?}", args.keep_cpus_awake).to_lowercase()),
         ("--tune", if args.tune.is_empty() { "as it ships".into() } else { args.tune.join(" ") }),
     ];
-    if let Some(config) = &args.config {
-        rows.push(("--config", path(config)));
-    }
     words_table("settings", "Settings and machine", rows)
 }
 

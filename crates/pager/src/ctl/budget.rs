@@ -19,7 +19,6 @@ use crate::times::{BUDGET_LOOK, CTL_TELLS, LIMIT_LOOK, LIMIT_STUCK, POOL_SHARE_L
 use memspill_engine::backing::Chore;
 use memspill_engine::devices::Device;
 use memspill_engine::space::Space;
-use memspill_engine::tuning::PoolShare;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -97,10 +96,9 @@ pub(crate) fn keep(run: &Run, operator: &Arc<dyn Operator>) {
         looked: Instant::now(),
         own_bytes: run.engine.root().max_bytes(),
         warned_at_bytes: None,
-        pool_share: (run.engine.tuning().pool_share == PoolShare::Follows).then(Follower::new),
+        pool_share: Follower::new(),
     };
-    let follows = keeper.pool_share.is_some();
-    let pause = if follows { POOL_SHARE_LOOK } else { BUDGET_LOOK }.min(keeper.thrash.pause());
+    let pause = POOL_SHARE_LOOK.min(keeper.thrash.pause());
     let mut followed = Instant::now();
     while !run.is_stopping() {
         std::thread::sleep(pause);
@@ -125,14 +123,14 @@ struct Keeper<'a> {
     own_bytes: u64,
     /// It was said that somebody crawls with this one.
     warned_at_bytes: Option<u64>,
-    pool_share: Option<Follower>,
+    pool_share: Follower,
 }
 
 impl Keeper<'_> {
     /// Between the pool and the pages in memory, where the share of the pool follows. There is one such pool
     /// at most.
     fn share_out(&mut self) {
-        let (run, Some(follower)) = (self.run, &mut self.pool_share) else { return };
+        let (run, follower) = (self.run, &mut self.pool_share);
         let engine = &run.engine;
         let is_tier = |device: &&Device| {
             let usage = device.backing.usage();

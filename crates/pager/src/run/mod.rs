@@ -66,7 +66,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
-use token::Token;
+use token::{SERVES_ALONE_CPUS_MAX, Token};
 
 pub struct Run {
     pub engine: Engine,
@@ -161,6 +161,8 @@ pub struct Settings {
     pub thrash_window: Duration,
     pub verbose: bool,
     pub check: bool,
+    /// Idle CPUs do not halt while faults come often.
+    pub keep_cpus_awake: bool,
     pub shared: Shared,
     pub forks: Forks,
 }
@@ -230,8 +232,7 @@ impl Run {
         recording: Recording,
         sampling: Sampling,
     ) -> Run {
-        let pool_share_percent = pool_share::at_first(engine.tuning());
-        let token = Token::new(engine.tuning().swap_token.serves_alone(cpus.len()));
+        let token = Token::new(cpus.len() <= SERVES_ALONE_CPUS_MAX);
         Run {
             engine,
             cpus,
@@ -242,7 +243,7 @@ impl Run {
             stall: Stall::since(now_us()),
             stalls_rest_us: AtomicU64::new(0),
             working_set: Mutex::default(),
-            pool_share_percent: AtomicU32::new(pool_share_percent),
+            pool_share_percent: AtomicU32::new(pool_share::PERCENT_AT_FIRST),
             started_us: now_us(),
             advice: AdviceQueue::default(),
             token,
