@@ -70,7 +70,7 @@ case_no-capability() {
     call 20 "${PREFIX[@]}" "${SPILL[@]}" --forks kernel -- touch "$WORK/ran"
     [ ! -e ran ] || { rm -f ran; no "it ran"; return; }
     code_is 125 && says CAP_SYS_PTRACE || return
-    call 20 "${PREFIX[@]}" "$MEMSPILL" doctor
+    call 20 "${PREFIX[@]}" "$MEMSPILL" doctor -v
     grep -q '^warn  uffd EVENT_FORK' out || { no "doctor has no such line"; return; }
     compiled_agent_forks || return 0
     agent_forks kinds threads || return

@@ -47,11 +47,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::worth::Recompress;
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
-use crate::worth::Recompress;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
 
 use crate::compress::{Algorithm, Codec, with_scratch};

@@ -20,6 +20,7 @@ use crate::message::plain;
 use crate::serve;
 use crate::size::Size;
 use crate::spec::{self, SwapSpec};
+use memspill_pager::run::{OnFull, OnThrash, Shared};
 
 /// Run a program in less memory than it needs: swap that lives in user space.
 #[derive(Parser, Debug)]
@@ -205,14 +206,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT", value_parser = serve::parse_address)]
     pub metrics: Option<SocketAddr>,
 
-    /// While faults come often, keep idle CPUs from halting: faults are served sooner, and the host uses more
-    /// power: on, or off
+    /// Keep idle CPUs from halting while faults come often, which serves faults sooner and takes more power:
+    /// on, or off
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
     #[arg(hide_possible_values = true)]
     pub keep_cpus_awake: OnOff,
 
-    /// Set a knob of the laboratory, such as slot-batch=1, or all of them back: old; repeatable; 'memspill run
-    /// --tune help' lists them
+    /// Set a knob of the laboratory, such as slot-batch=1, or all of them back: old; repeatable;
+    /// `--tune help` lists them
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_knob, hide = true)]
     pub tune: Vec<String>,
 
@@ -232,6 +233,10 @@ pub struct RunArgs {
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
+    /// Every check, and how to mend each lack
+    #[arg(short, long)]
+    pub verbose: bool,
+
     /// Directory to check for swap files [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
@@ -247,26 +252,6 @@ pub enum OnOff {
 pub enum Stats {
     Short,
     All,
-}
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnFull {
-    Kill,
-    Grow,
-}
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnThrash {
-    Warn,
-    Grow,
-    Kill,
-}
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shared {
-    Anonymous,
-    All,
-    None,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

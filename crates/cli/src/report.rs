@@ -72,7 +72,7 @@ fn tell_recording(path: &Path, Recorded { written, left_out, error }: &Recorded)
     }
 }
 
-/// The statistics that answer the usual questions: how long, how much memory, how much was swapped, what it cost.
+/// The statistics that answer the usual questions: the time, the memory, what was swapped, what it cost.
 const SHORT: [&str; 9] = [
     "elapsed_us",
     "memory_max_bytes",

@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{Forks, OnFull, OnOff, OnThrash, Pager as Wanted, RunArgs, Shared};
+use crate::args::{Forks, OnOff, Pager as Wanted, RunArgs};
 use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
@@ -23,7 +23,7 @@ use memspill_pager::door::socket::Door;
 use memspill_pager::door::source;
 use memspill_pager::limits::{self, Limits};
 use memspill_pager::run::record::Recording;
-use memspill_pager::run::{Run, Settings};
+use memspill_pager::run::{OnThrash, Run, Settings, Shared};
 use memspill_pager::supervisor::{self, Config};
 use std::fs::File;
 use std::io;
@@ -264,15 +264,8 @@ fn prepare(
         tuning,
         settings: Settings {
             memory_max_bytes,
-            on_full: match args.on_full {
-                OnFull::Kill => memspill_pager::run::OnFull::Kill,
-                OnFull::Grow => memspill_pager::run::OnFull::Grow,
-            },
-            on_thrash: match args.on_thrash {
-                OnThrash::Warn => memspill_pager::run::OnThrash::Warn,
-                OnThrash::Grow => memspill_pager::run::OnThrash::Grow,
-                OnThrash::Kill => memspill_pager::run::OnThrash::Kill,
-            },
+            on_full: args.on_full,
+            on_thrash: args.on_thrash,
             max_slowdown: args.max_slowdown,
             thrash_window: Duration::from_secs(args.thrash_window),
             verbose: args.verbose,
@@ -280,11 +273,9 @@ fn prepare(
             keep_cpus_awake: args.keep_cpus_awake == OnOff::On,
             forks,
             shared: match args.shared {
-                Shared::None => memspill_pager::run::Shared::None,
                 // Faults of calls on it could be served for no process that has it mapped.
-                _ if for_user_mode || by_agents => memspill_pager::run::Shared::Counted,
-                Shared::Anonymous => memspill_pager::run::Shared::Anonymous,
-                Shared::All => memspill_pager::run::Shared::All,
+                Shared::Anonymous | Shared::All if for_user_mode || by_agents => Shared::Counted,
+                shared => shared,
             },
         },
         groups: groups.groups,

@@ -217,7 +217,7 @@ fn help_fits_100_columns() {
 /// The exit code and the marks agree, whatever machine this is.
 #[test]
 fn doctor_answers_on_any_machine() {
-    let output = memspill(&["doctor"]);
+    let output = memspill(&["doctor", "-v"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let fails = text.lines().any(|line| line.starts_with("FAIL"));
     assert_eq!(output.status.code(), Some(i32::from(fails)), "{text}");

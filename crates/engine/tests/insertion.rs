@@ -1,4 +1,4 @@
-//! The place of a returning page in the order of victims (`--tune insertion`): whole loops through the
+//! The place of a returning page in the order of victims: whole loops through the
 //! engine, in memory for some of their pages. Without bytes and threads.
 
 use memspill_engine::backing::QueueId;

@@ -6,8 +6,8 @@
 use crate::Bytes;
 use memspill_cli::untrusted::find_places;
 use memspill_pager::proc::{
-    Mapping, MappingKind, inherited_in, locked_and_pinned_in, manageable_in,
-    pss_anon_bytes_in, shared_maps_in, statm_in,
+    Mapping, MappingKind, inherited_in, locked_and_pinned_in, manageable_in, pss_anon_bytes_in,
+    shared_maps_in, statm_in,
 };
 use memspill_pager::process::ranges::Ranges;
 use std::fmt::Write;

@@ -1,6 +1,6 @@
-//! Threads that thrash, and the swap token: on up to two CPUs some wait for the one that has it, on
-//! more nobody does, and every page is right either way. The workload checks each page; its four threads touch 128
-//! MiB at random in 80.
+//! Threads that thrash, and the swap token: on up to two CPUs some wait for the one that has it, on more
+//! nobody does, and every page is right either way. The workload checks each page; its four threads touch
+//! 128 MiB at random in 80.
 
 use std::process::Command;
 

@@ -33,7 +33,7 @@ pub use check::{Check, Level};
 use check::reason;
 use facts::{Facts, errno};
 use pagers::{judge_for, possible};
-use render::render;
+use render::{render, render_short};
 
 /// The subcommand. 0: `run` can start here; 1: something fails.
 pub fn doctor(options: &DoctorArgs) -> u8 {
@@ -41,6 +41,7 @@ pub fn doctor(options: &DoctorArgs) -> u8 {
     let checks = judge_for(&facts, Wanted::Auto);
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let render = if options.verbose { render } else { render_short };
     match io::stdout().write_all(render(&checks, colour).as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("memspill: cannot write to stdout: {}", reason(errno(&error)));

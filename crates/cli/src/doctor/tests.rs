@@ -339,6 +339,18 @@ fn shared_memory_is_no_reason_not_to_start() {
 }
 
 #[test]
+fn the_short_answer_is_five_lines_and_all_that_fails() {
+    let short = |facts: &Facts| render_short(&judge_for(facts, Wanted::Auto), false);
+    let text = short(&good());
+    assert_eq!(text.lines().count(), 5, "{text}");
+    assert!(text.ends_with("memspill run can start here. (All that was looked at: -v)\n"), "{text}");
+    let text = short(&plain_user());
+    assert!(text.starts_with("warn  ") && text.contains("better with /dev/userfaultfd: "), "{text}");
+    let text = short(&Facts { pagemap_scan: Err(libc::ENOTTY), ..good() });
+    assert!(text.contains("\nFAIL  PAGEMAP_SCAN") && text.contains("cannot start here: "), "{text}");
+}
+
+#[test]
 fn rendered() {
     let checks = [ok("a", "well"), fail("longer", "bad", Some("mend it".into()))];
     let plain = "ok    a       well\nFAIL  longer  bad\n              fix: mend it\n\n\

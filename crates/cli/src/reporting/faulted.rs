@@ -16,6 +16,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::BufReader;
 
+/// Mappings are found out by one fault in this many.
+pub const FAULTS_EVERY: u32 = 16;
 const MAPPINGS_MAX: usize = 256;
 /// Mappings of this many processes are remembered, and this many of each.
 const REMEMBERED_PROCESSES: usize = 128;
@@ -43,11 +45,7 @@ struct Known {
 
 impl Faulted {
     pub fn new() -> Faulted {
-        Faulted {
-            mappings: Tally::new(MAPPINGS_MAX),
-            remembered: HashMap::new(),
-            left_out: 0,
-        }
+        Faulted { mappings: Tally::new(MAPPINGS_MAX), remembered: HashMap::new(), left_out: 0 }
     }
 
     /// Count what has been noted since the last look.

@@ -37,8 +37,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use watched::Watched;
 
-/// Mappings are found out by one fault in this many.
-pub const FAULTS_EVERY: u32 = 16;
 /// The part of one CPU that looks may take.
 const LOOK_PART: u32 = 50;
 /// A look at least so often, however long buckets are.
@@ -72,7 +70,7 @@ impl Reporting {
 
     /// What pagers are to note.
     pub fn sampling(&self) -> Sampling {
-        Sampling::every(FAULTS_EVERY)
+        Sampling::every(faulted::FAULTS_EVERY)
     }
 
     /// The run has begun: look at it until it ends.

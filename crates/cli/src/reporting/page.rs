@@ -2,8 +2,7 @@
 
 use crate::args::RunArgs;
 use crate::output::command_line;
-use crate::reporting::FAULTS_EVERY;
-use crate::reporting::faulted::Faulted;
+use crate::reporting::faulted::{FAULTS_EVERY, Faulted};
 use crate::reporting::history::{History, Point, Rates};
 use crate::reporting::seen::{DeviceSeen, ProcessSeen};
 use crate::reporting::watched::Watched;

@@ -89,13 +89,7 @@ fn parse(line: &[u8]) -> Option<Line> {
     let (start, end) = (hex(start)?, hex(end)?);
     let name = plain(rest.trim_start_matches(' '));
     let perms = perms.as_bytes().try_into().ok()?;
-    (start < end).then_some(Line {
-        start,
-        end,
-        perms,
-        inode: inode.parse().ok()?,
-        name,
-    })
+    (start < end).then_some(Line { start, end, perms, inode: inode.parse().ok()?, name })
 }
 
 fn mapping(line: &Line, below: Option<&Line>, above: Option<&Line>) -> Mapping {

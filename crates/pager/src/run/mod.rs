@@ -128,6 +128,7 @@ pub struct Verdict {
 
 /// What to do when nothing can be swapped out any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnFull {
     Kill,
     Grow,
@@ -135,6 +136,7 @@ pub enum OnFull {
 
 /// What to do when a run does next to nothing but wait for memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnThrash {
     Warn,
     Grow,
@@ -178,10 +180,12 @@ pub enum Forks {
 
 /// What is done about shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Shared {
     /// Nothing: it is not counted.
     None,
-    /// All of it is counted, and none managed: where that cannot be.
+    /// All of it is counted, and none managed: where that cannot be. Nobody asks for this.
+    #[cfg_attr(feature = "clap", value(skip))]
     Counted,
     /// All of it is counted, and MAP_SHARED | MAP_ANONYMOUS and mappings of /dev/zero are managed.
     Anonymous,

@@ -38,8 +38,8 @@ const HOLD_US: u64 = 1_000_000;
 /// and four threads at random got on better without turns. HOLD alone is no better than this, and who waits
 /// does so four times as long where a fault takes 10 µs.
 pub const TURN_US: u64 = 250_000;
-/// On so many CPUs the holder is served alone. On more, faults are served side by side, and nobody has measured
-/// what waiting costs there.
+/// On up to this many CPUs the holder is served alone. On more, faults are served side by side, and nobody
+/// has measured what waiting costs there.
 pub const SERVES_ALONE_CPUS_MAX: usize = 2;
 /// Nobody waits for a holder that has not faulted for so long: it works with what it has, or waits itself.
 /// With IDLE in its place a JavaScript program with its collector's threads took 15 % longer.

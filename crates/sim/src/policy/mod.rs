@@ -50,7 +50,7 @@ const POLICIES: &[Entry] = &[
     Entry {
         key: "today",
         name: "arrival",
-        help: "As --tune insertion=arrival: who came first leaves, who comes back soon has another round.",
+        help: "In the order of arrival: who came first leaves, who comes back soon has another round.",
         make: Some(|pages, seed| Box::new(Arrivals::new(Order::Arrival, pages, seed))),
     },
     Entry {
