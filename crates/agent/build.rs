@@ -15,6 +15,8 @@ fn main() {
     println!("cargo::rerun-if-changed=src/pidfd.rs");
     println!("cargo::rerun-if-changed=src/call_table.rs");
     println!("cargo::rerun-if-changed=src/words.rs");
+    println!("cargo::rerun-if-changed=src/doors.rs");
+    println!("cargo::rustc-check-cfg=cfg(memspill_test)");
     println!("cargo::rerun-if-changed=src/link.rs");
     println!("cargo::rerun-if-changed=src/pool.rs");
     println!("cargo::rerun-if-changed=../backing/src/wordwise/decode.rs");
@@ -29,33 +31,34 @@ fn main() {
     // The agent is loaded by programs of the GNU C library, whichever memspill itself is linked with. So a
     // memspill for musl has the same agent as another.
     let target = var("TARGET").replace("-linux-musl", "-linux-gnu");
-    let out = PathBuf::from(var("OUT_DIR")).join("libmemspill_agent.so");
-    let mut rustc = Command::new(var("RUSTC"));
-    rustc
-        .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
-        .args(["--target", &target])
-        .args([
-            "-C",
-            "panic=abort",
-            "-C",
-            "opt-level=2",
-            "-C",
-            "codegen-units=1",
-            "-C",
-            "relocation-model=pic",
-        ])
-        .args(["-C", "strip=symbols", "-C", "link-arg=-nostdlib"])
-        // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory that
-        // may be swapped out, in the thread that swaps out.
-        .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
-        // Where a program without a loader begins (planted.rs).
-        .args(["-C", "link-arg=-Wl,-e,memspill_begin"])
-        .arg("-o")
-        .arg(&out)
-        .arg(dir.join("main.rs"));
-    if let Ok(linker) = env::var("RUSTC_LINKER") {
-        rustc.args(["-C", &format!("linker={linker}")]);
+    let compiled = |name: &str, more: &[&str]| {
+        let mut rustc = Command::new(var("RUSTC"));
+        rustc
+            .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
+            .args(["--check-cfg", "cfg(memspill_test)"])
+            .args(more)
+            .args(["--target", &target])
+            .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "codegen-units=1"])
+            .args(["-C", "relocation-model=pic", "-C", "strip=symbols", "-C", "link-arg=-nostdlib"])
+            // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory
+            // that may be swapped out, in the thread that swaps out.
+            .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
+            // Where a program without a loader begins (planted.rs).
+            .args(["-C", "link-arg=-Wl,-e,memspill_begin"])
+            .arg("-o")
+            .arg(PathBuf::from(var("OUT_DIR")).join(name))
+            .arg(dir.join("main.rs"));
+        if let Ok(linker) = env::var("RUSTC_LINKER") {
+            rustc.args(["-C", &format!("linker={linker}")]);
+        }
+        rustc.spawn().expect("rustc starts")
+    };
+    // The second one has the doors of this crate's own tests (doors.rs), and nothing else loads it.
+    let agents = [
+        compiled("libmemspill_agent.so", &[]),
+        compiled("libmemspill_agent_test.so", &["--cfg", "memspill_test"]),
+    ];
+    for mut agent in agents {
+        assert!(agent.wait().expect("rustc ends").success(), "the agent does not compile");
     }
-    let status = rustc.status().expect("rustc starts");
-    assert!(status.success(), "the agent does not compile: {rustc:?}");
 }

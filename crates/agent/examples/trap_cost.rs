@@ -14,6 +14,8 @@ use std::time::Instant;
 
 const TURNS: usize = 11;
 const CALLS: u32 = 100_000;
+/// Traps without a supervisor.
+const TEST_AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmemspill_agent_test.so"));
 const INSIDE: &str = "MEMSPILL_TRAP_COST";
 
 fn time(mut call: impl FnMut()) -> f64 {
@@ -40,7 +42,7 @@ fn run(agent: Option<&std::path::Path>) -> [f64; 3] {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(INSIDE, "1");
     if let Some(agent) = agent {
-        command.env("LD_PRELOAD", agent).env(memspill_agent::protocol::ENV_DISPATCH, "1");
+        command.env("LD_PRELOAD", agent).env("MEMSPILL_DISPATCH", "1");
     }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -56,7 +58,7 @@ fn main() {
         return;
     }
     let agent = std::env::temp_dir().join(format!("memspill-trap-cost-{}.so", std::process::id()));
-    std::fs::write(&agent, memspill_agent::AGENT_SO).unwrap();
+    std::fs::write(&agent, TEST_AGENT_SO).unwrap();
     let (mut plain, mut trapped) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {
         plain.push(run(None));

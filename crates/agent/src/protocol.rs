@@ -241,15 +241,6 @@ pub struct Reply {
     pub runs_done: u32,
 }
 
-/// With this variable set to 1 in its environment the agent traps every system call of its process
-/// (`agent/dispatch/`), be there a supervisor or not. For tests and measurements.
-pub const ENV_DISPATCH: &str = "MEMSPILL_DISPATCH";
-/// A system call that no kernel has: under the dispatch it returns the address of the board.
-pub const ASK_BOARD: usize = 0x6d73;
-/// Another one: the calling thread's calls are trapped no more. For a thread that takes pages out, and must
-/// not wait for its own batch.
-pub const LEAVE_DISPATCH: usize = 0x6d74;
-
 /// Ranges that one call may name; where it uses more, the last one is the hull of the rest.
 pub const SLOT_RANGES: usize = 16;
 /// Ranges that are managed at most; where there are more, they are told in hulls.

@@ -196,35 +196,6 @@ pub const fn leaf_offset(number: u32) -> usize {
     core::mem::size_of::<Header>() + (number as usize - 1) * core::mem::size_of::<Leaf>()
 }
 
-/// Where bytes go to and come from: a pool that is mapped, or a supervisor who is asked. The functions are
-/// called with all signals blocked, from several threads, and touch nothing that can be taken out.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Source {
-    /// Keeps so many pages, with a reference to each; their slots are written behind the last argument.
-    /// Returns how many pages of those it has kept, from the first one.
-    pub store: unsafe extern "C" fn(*const u8, u32, *mut u64) -> u32,
-    /// Copies a slot's bytes to an address. Else than 0: they are lost, and the process must end.
-    pub load: unsafe extern "C" fn(u64, *mut u8) -> i32,
-    /// One reference more, for the child of a fork; one less.
-    pub share: unsafe extern "C" fn(u64),
-    pub release: unsafe extern "C" fn(u64),
-}
-
-/// With this variable in its environment the agent pages its process by windows: "1", or a rule to leave out
-/// ("without-none", "without-window", "without-in-use"), by which tests show that the rule is not idle;
-/// "registered": pages are away in memory that is registered with a userfaultfd of the agent's own.
-pub const ENV_WINDOWS: &str = "MEMSPILL_WINDOWS";
-/// System calls that no kernel has. From now on pages go to and come from this `Source`.
-pub const USE_SOURCE: usize = 0x6d75;
-/// Takes out of the pages from the first argument on, as many as the second says and at most `CHUNK`, those
-/// whose bit the third has: how many went.
-pub const TAKE_OUT: usize = 0x6d76;
-/// How many pages each fault brings at most; returns what it was.
-pub const FILL_AT_ONCE: usize = 0x6d77;
-/// A counter: 0 pages brought, 1 by window, 2 taken out, 3 waits.
-pub const WINDOW_COUNTS: usize = 0x6d78;
-
 /// Pages that are taken out together at most, and brought together at most.
 pub const CHUNK: usize = 64;
 pub const FILL_MAX: usize = 16;

@@ -14,10 +14,10 @@ use std::sync::OnceLock;
 
 use memspill_agent::AGENT_SO;
 use memspill_agent::call_table::CALLS;
-use memspill_agent::protocol::ENV_DISPATCH;
 
 mod program;
-use program::{output, text};
+use program::doors::{ENV_DISPATCH, ENV_WINDOWS};
+use program::{TEST_AGENT_SO, output, text};
 
 const SOURCES: [&str; 6] = ["main.c", "pager.c", "lost.c", "calls.c", "signals.c", "threads.c"];
 
@@ -67,7 +67,7 @@ fn built() -> Option<&'static Built> {
                 return None;
             };
             assert!(status.success(), "the program does not compile");
-            std::fs::write(&agent, AGENT_SO).unwrap();
+            std::fs::write(&agent, TEST_AGENT_SO).unwrap();
             Some(Built { program, agent })
         })
         .as_ref()
@@ -290,4 +290,27 @@ fn redis_is_as_ever() {
         redis-cli -s s save; redis-cli -s s bgsave > /dev/null; sleep 0.5
         redis-cli -s s debug reload; redis-cli -s s debug digest; redis-cli -s s shutdown nosave; wait",
     );
+}
+
+/// Whether all of the calls of `doors.rs` are ENOSYS, in a process with this agent and its variables.
+fn has_no_doors(agent: &[u8]) -> bool {
+    const ASK: &str = "import ctypes, sys
+call = ctypes.CDLL(None, use_errno=True).syscall
+answers = {(call(n, 0, 0, 0), ctypes.get_errno()) for n in range(0x6d73, 0x6d79)}
+sys.exit(answers != {(-1, 38)})";
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doors-agent-{}.so", agent.len()));
+    std::fs::write(&file, agent).unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", ASK]).env("LD_PRELOAD", &file).envs([(ENV_DISPATCH, "1"), (ENV_WINDOWS, "1")]);
+    output(&mut python).status.success()
+}
+
+#[test]
+fn the_agent_that_is_shipped_has_no_doors() {
+    if built().is_none() || Command::new("python3").arg("-V").output().is_err() {
+        eprintln!("SKIPPED: no dispatch, or no python3");
+        return;
+    }
+    assert!(has_no_doors(AGENT_SO));
+    assert!(!has_no_doors(TEST_AGENT_SO), "the control: theirs are open");
 }

@@ -9,12 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use memspill_agent::AGENT_SO;
-use memspill_agent::protocol::ENV_DISPATCH;
-use memspill_agent::words::ENV_WINDOWS;
-
 mod program;
-use program::{output, text};
+use program::doors::{ENV_DISPATCH, ENV_WINDOWS};
+use program::{TEST_AGENT_SO, output, text};
 
 struct Built {
     verify: PathBuf,
@@ -62,7 +59,7 @@ fn build() -> Option<Built> {
         };
         assert!(status.success(), "{files:?} do not compile");
     }
-    std::fs::write(&built.agent, AGENT_SO).unwrap();
+    std::fs::write(&built.agent, TEST_AGENT_SO).unwrap();
     let said = output(Command::new("true").env("LD_PRELOAD", &built.agent).envs(page(None)));
     if !said.stderr.is_empty() {
         eprintln!("SKIPPED: {}", text(&said.stderr));

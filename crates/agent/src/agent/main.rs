@@ -49,6 +49,9 @@
 #[path = "../call_table.rs"]
 mod call_table;
 mod calls;
+#[cfg(memspill_test)]
+#[path = "../doors.rs"]
+mod doors;
 mod hooks;
 mod join;
 #[allow(dead_code, reason = "the other side uses the rest")]

@@ -6,14 +6,13 @@ use core::ffi::{c_char, c_int};
 use crate::hooks::{files, fork, instructions, malloc, open, own_thread, threads};
 use crate::join::above::{self, Above};
 use crate::join::handshake;
-use crate::machine::environment::find_variable;
 use crate::machine::sys;
 use crate::programs::{exec, preload, readable, site};
-use crate::protocol::{ENV_DISPATCH, KIND_EXEC};
-use crate::supervisor::{address, control};
+use crate::protocol::KIND_EXEC;
+use crate::supervisor::address;
+#[cfg(memspill_test)]
 use crate::thread::trapped;
-use crate::words::ENV_WINDOWS;
-use crate::{pages, trap};
+use crate::trap;
 
 /// What rooms below need of rooms above them.
 static ABOVE: Above = Above {
@@ -80,20 +79,45 @@ pub unsafe fn begin(envp: *const *const c_char) {
             handshake::join(KIND_EXEC);
         }
     }
+    #[cfg(memspill_test)]
     // SAFETY: as above.
-    if unsafe { find_variable(envp, ENV_DISPATCH) } == Some(b"1") {
-        let control = control::own_control();
-        // SAFETY: the page stays mapped for as long as the process lives.
-        let board = control.map(|control| unsafe { &raw mut (*control).board });
-        // SAFETY: as above.
-        if let Some(asked) = unsafe { find_variable(envp, ENV_WINDOWS) }
-            && pages::start(asked).is_err()
-        {
+    unsafe {
+        open_doors(envp);
+    }
+}
+
+/// What a test has asked for by variables (`doors.rs`).
+///
+/// # Safety
+/// As for `begin`.
+#[cfg(memspill_test)]
+unsafe fn open_doors(envp: *const *const c_char) {
+    use crate::doors::{ENV_DISPATCH, ENV_WINDOWS};
+    use crate::machine::environment::find_variable;
+    use crate::pages::rules::{self, Rule};
+
+    // SAFETY: the caller's promise.
+    let (dispatch, windows) =
+        unsafe { (find_variable(envp, ENV_DISPATCH), find_variable(envp, ENV_WINDOWS)) };
+    if dispatch != Some(b"1") {
+        return;
+    }
+    if let Some(asked) = windows {
+        let left_out = match asked {
+            b"without-none" => Some(Rule::None),
+            b"without-window" => Some(Rule::Window),
+            b"without-in-use" => Some(Rule::InUse),
+            b"without-sites" => Some(Rule::Sites),
+            _ => None,
+        };
+        if let Some(rule) = left_out {
+            rules::leave_out(rule);
+        }
+        if crate::pages::start(asked == b"registered").is_err() {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }
-        let armed = || trapped::prepare(control.is_some().into()).and_then(|_| trap::arm(board));
-        if !trapped::is_armed() && armed().is_err() {
-            handshake::write_stderr_line("does not trap its system calls: that is not possible here");
-        }
+    }
+    if !trapped::is_armed() && trapped::prepare(0).and_then(|_| trap::arm(None)).is_err() {
+        handshake::write_stderr_line("does not trap its system calls: that is not possible here");
     }
 }

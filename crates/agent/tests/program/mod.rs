@@ -1,7 +1,14 @@
-//! A program that a test runs to its end: what it has written.
+//! A program that a test runs to its end: what it has written; and the agent with the doors of tests.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+#[allow(dead_code, reason = "names for all of the tests")]
+#[path = "../../src/doors.rs"]
+pub mod doors;
+
+/// The agent whose doors are open (`doors.rs`).
+pub const TEST_AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmemspill_agent_test.so"));
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

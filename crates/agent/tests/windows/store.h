@@ -1,5 +1,5 @@
 /* A store without compression in memory that is shared with the children of forks, for the tests of paging by
- * windows: what crates/agent/src/words.rs calls a Source. */
+ * windows: what crates/agent/src/agent/pages/source.rs calls a Source. */
 #ifndef STORE_H
 #define STORE_H
 #define _GNU_SOURCE

@@ -20,6 +20,8 @@ pub mod advice;
 pub mod answers;
 pub mod batch;
 pub mod descriptors;
+#[cfg(memspill_test)]
+pub mod doors;
 pub mod hold;
 pub mod in_use;
 pub mod limits;

@@ -190,7 +190,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
 /// Does somebody trace this program? Not the command itself, which must not run without the supervisor's
 /// knowing.
 fn is_left_to_tracer() -> bool {
-    return sys::is_traced() && u64::from(sys::getppid()) != supervisor_pid();
+    sys::is_traced() && u64::from(sys::getppid()) != supervisor_pid()
 }
 
 fn prepare_region(

@@ -31,6 +31,7 @@
 //!
 //! A failure changes nothing: pages that cannot be copied, stored or guarded stay.
 
+#[cfg(memspill_test)]
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -38,16 +39,19 @@ use super::gate::{self, Inside};
 use super::holes;
 use super::kernel::{self, READ_WRITE, end};
 use super::rules::{self, Rule};
+#[cfg(memspill_test)]
+use super::source::Source;
 use super::source::{self, COUNTERS};
 use super::{notes, supervisor, table, uses};
 use crate::machine::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, EPERM, PAGE, Result};
 use crate::protocol::RUN_IN_USE;
 use crate::thread::wait;
-use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Source, Word};
+use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Word};
 
 /// How long a batch waits for a change of mappings, which waits for no batch.
 const GATE_MS: u32 = 20;
 
+#[cfg(memspill_test)]
 global_asm!(
     ".pushsection .text.memspill_copy_out, \"ax\", @progbits",
     ".hidden memspill_copy_out, memspill_copy_out_at, memspill_copy_out_end",
@@ -62,6 +66,7 @@ global_asm!(
     ".popsection",
 );
 
+#[cfg(memspill_test)]
 unsafe extern "C" {
     fn memspill_copy_out(to: usize, from: usize, len: usize) -> usize;
     fn memspill_copy_out_at();
@@ -69,6 +74,7 @@ unsafe extern "C" {
 }
 
 /// The place where a thread goes on that cannot copy a page. None: the fault at `address` is another one.
+#[cfg(memspill_test)]
 pub fn recovery(address: usize) -> Option<usize> {
     (address == memspill_copy_out_at as *const () as usize)
         .then_some(memspill_copy_out_end as *const () as usize)
@@ -156,6 +162,7 @@ pub fn reset() {
 /// Takes out those of `count` pages from `start` on whose bit `wanted` has. Returns how many went.
 ///
 /// With all signals blocked.
+#[cfg(memspill_test)]
 pub fn take_out(start: usize, count: usize, wanted: u64) -> usize {
     let Some(source) = source::get() else { return 0 };
     if !start.is_multiple_of(PAGE) || start >= table::TOP {
@@ -459,6 +466,7 @@ impl Chunk {
 }
 
 /// What becomes of a chunk whose pages stand still: pages in `taken`, or none.
+#[cfg(memspill_test)]
 fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
     // To copy them they would have to be readable for others, too.
     if chunk.prot == sys::PROT_NONE || chunk.protect(sys::PROT_READ).is_err() {
@@ -498,6 +506,7 @@ fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
 }
 
 /// Copies what is wanted and there, one after the other, into staging: which pages, and how many.
+#[cfg(memspill_test)]
 fn copy_victims(chunk: &Chunk, wanted: u64) -> (u64, usize) {
     let staging = EVICTOR.staging.load(Ordering::Relaxed);
     let (mut victims, mut count) = (0, 0);
@@ -545,6 +554,7 @@ pub fn empty_staging() {
 }
 
 /// Puts markers in the places of what was taken, run by run.
+#[cfg(memspill_test)]
 fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
     let mut index = 0;
     while index < chunk.pages {
@@ -565,12 +575,14 @@ fn install_guards(chunk: &mut Chunk, source: &Source, victims: u64) {
 }
 
 /// Writes the bytes of pages that were copied where they were.
+#[cfg(memspill_test)]
 fn restore(chunk: &Chunk, victims: u64, from: usize, run: usize) {
     let before = (victims & ((1 << from) - 1)).count_ones() as usize;
     put_bytes_back(chunk.start + from * PAGE, EVICTOR.staging.load(Ordering::Relaxed) + before * PAGE, run);
 }
 
 /// The stored bytes of these pages are not needed: they stay.
+#[cfg(memspill_test)]
 fn put_back(chunk: &mut Chunk, source: &Source, from: usize, run: usize) {
     for index in from..from + run {
         if chunk.taken >> index & 1 != 0 {

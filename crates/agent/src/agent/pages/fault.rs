@@ -14,7 +14,9 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use super::{evict, fill, gate, holes, kernel, table};
+#[cfg(memspill_test)]
+use super::evict;
+use super::{fill, gate, holes, kernel, table};
 use crate::machine::context::{Context, Info};
 use crate::machine::sys::{PAGE, PROT_EXEC, PROT_NONE, PROT_WRITE, SIGBUS, SIGSEGV};
 use crate::thread::block;
@@ -30,6 +32,7 @@ const FETCH: usize = 16;
 /// True: the thread goes on where `context` says. False: the fault is the program's own, or a guarded access
 /// that fails.
 pub fn handle(info: &Info, context: &mut Context) -> bool {
+    #[cfg(memspill_test)]
     if let Some(address) = evict::recovery(context.regs.rip) {
         context.regs.rip = address;
         return true;

@@ -101,7 +101,7 @@ pub fn is_all_here() -> bool {
     table::next_was_registered(0).is_none()
 }
 
-fn each_slot(mut tell: impl FnMut(u64, &crate::words::Source)) {
+fn each_slot(mut tell: impl FnMut(u64, &super::source::Source)) {
     let Some(source) = source::get() else { return };
     let mut at = 0;
     while let Some((page, word)) = table::next(at, table::TOP) {

@@ -47,7 +47,7 @@
 //! finds no room.
 
 use crate::machine::context::{Context, Info};
-use crate::machine::sys::{self, EINVAL, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::machine::sys::{self, EIO, PAGE, PROT_NONE, Result, nr};
 use crate::words::{self, FOR_KERNEL};
 
 pub mod channel;
@@ -86,7 +86,7 @@ pub use supervisor::{is_tight, take_word};
 /// descriptors.
 pub fn connect(control: i32, bell: i32, pool: Option<i32>, registers: bool) -> Result<()> {
     if !is_on() {
-        start(if registers { b"registered" } else { b"1" })?;
+        start(registers)?;
     }
     channel::connect(control, bell)?;
     from_pool::connect(pool);
@@ -117,19 +117,12 @@ pub fn descriptors() -> [i32; 5] {
     [mem, maps, pagemap, words, uffd]
 }
 
-/// Makes the process one that can be paged by windows, as the variable in the environment asks for it. Before
-/// its calls are trapped, while it has one thread. Err: it cannot be done here.
-pub fn start(asked: &[u8]) -> Result<()> {
-    let without = match asked {
-        b"1" | b"registered" => None,
-        b"without-none" => Some(rules::Rule::None),
-        b"without-window" => Some(rules::Rule::Window),
-        b"without-in-use" => Some(rules::Rule::InUse),
-        b"without-sites" => Some(rules::Rule::Sites),
-        _ => return Err(EINVAL),
-    };
+/// Makes the process one that can be paged by windows. `registers`: pages are away in memory that is
+/// registered with a userfaultfd of the process's own. Before its calls are trapped, while it has one thread.
+/// Err: it cannot be done here.
+pub fn start(registers: bool) -> Result<()> {
     kernel::open_own()?;
-    if asked == b"registered" {
+    if registers {
         holes::open_descriptor()?;
     }
     let own = kernel::map_private(table::OWN_BYTES + evict::OWN_BYTES)?;
@@ -144,7 +137,7 @@ pub fn start(asked: &[u8]) -> Result<()> {
     if thread != 0 {
         exclude::exclude(thread.wrapping_sub(PAGE), 2 * PAGE, FOR_KERNEL);
     }
-    rules::switch_on(without);
+    rules::switch_on();
     Ok(())
 }
 

@@ -1,8 +1,12 @@
-//! Whether the windows are on, and which rule is left out: a test that finds nothing wrong shows little, as
-//! long as it finds nothing wrong without the rule either.
+//! Whether the windows are on; and, in tests, which rule is left out: a test that finds nothing wrong shows
+//! little, as long as it finds nothing wrong without the rule either. In the agent that is shipped each rule
+//! holds, and nobody is asked.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+#[cfg(memspill_test)]
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::{AtomicU32, Ordering};
 
+#[cfg(memspill_test)]
 use crate::words::FILL_MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,40 +22,59 @@ pub enum Rule {
     Sites = 4,
 }
 
-const OFF: u32 = 0;
-const ON: u32 = 0x100;
-
-struct State {
-    mode: AtomicU32,
-    at_once: AtomicUsize,
-}
-
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
-static STATE: State = State { mode: AtomicU32::new(OFF), at_once: AtomicUsize::new(4) };
+static IS_ON: AtomicU32 = AtomicU32::new(0);
 
-pub fn switch_on(without: Option<Rule>) {
-    STATE.mode.store(ON | without.map_or(0, |rule| rule as u32), Ordering::SeqCst);
+pub fn switch_on() {
+    IS_ON.store(1, Ordering::SeqCst);
 }
 
 pub fn switch_off() {
-    STATE.mode.store(OFF, Ordering::SeqCst);
+    IS_ON.store(0, Ordering::SeqCst);
 }
 
 pub fn is_on() -> bool {
-    STATE.mode.load(Ordering::Relaxed) != OFF
+    IS_ON.load(Ordering::Relaxed) != 0
 }
 
+/// How many pages a fault brings at most from a `Source`: a power of two.
+const AT_ONCE: usize = 4;
+
+#[cfg(not(memspill_test))]
+pub const fn holds(_: Rule) -> bool {
+    true
+}
+
+#[cfg(not(memspill_test))]
+pub const fn fill_at_once() -> usize {
+    AT_ONCE
+}
+
+#[cfg(memspill_test)]
+#[unsafe(link_section = ".data")]
+static LEFT_OUT: AtomicU32 = AtomicU32::new(0);
+#[cfg(memspill_test)]
+#[unsafe(link_section = ".data")]
+static FILLED_AT_ONCE: AtomicUsize = AtomicUsize::new(AT_ONCE);
+
+#[cfg(memspill_test)]
+pub fn leave_out(rule: Rule) {
+    LEFT_OUT.store(rule as u32, Ordering::SeqCst);
+}
+
+#[cfg(memspill_test)]
 pub fn holds(rule: Rule) -> bool {
-    STATE.mode.load(Ordering::Relaxed) & 0xff != rule as u32
+    LEFT_OUT.load(Ordering::Relaxed) != rule as u32
 }
 
-/// How many pages a fault brings at most: a power of two.
+#[cfg(memspill_test)]
 pub fn fill_at_once() -> usize {
-    STATE.at_once.load(Ordering::Relaxed)
+    FILLED_AT_ONCE.load(Ordering::Relaxed)
 }
 
+#[cfg(memspill_test)]
 pub fn set_fill_at_once(pages: usize) -> usize {
     let pages = if pages.is_power_of_two() { pages.min(FILL_MAX) } else { 1 };
-    STATE.at_once.swap(pages, Ordering::Relaxed)
+    FILLED_AT_ONCE.swap(pages, Ordering::Relaxed)
 }

@@ -1,23 +1,45 @@
-//! Where bytes go to and come from: the table of functions that whoever keeps them has given
-//! (`Source` in `words.rs`), and the counters.
+//! Where bytes go to and come from, and the counters, in tests: a table of functions that a test gives. The
+//! agent that is shipped has no such table, and counts nothing; its pages are kept by the supervisor.
 
+#[cfg(memspill_test)]
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
+#[cfg(memspill_test)]
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::words::{Source, Word};
+use crate::words::Word;
 
+/// The functions are
+/// called with all signals blocked, from several threads, and touch nothing that can be taken out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// Keeps so many pages, with a reference to each; their slots are written behind the last argument.
+    /// Returns how many pages of those it has kept, from the first one.
+    pub store: unsafe extern "C" fn(*const u8, u32, *mut u64) -> u32,
+    /// Copies a slot's bytes to an address. Else than 0: they are lost, and the process must end.
+    pub load: unsafe extern "C" fn(u64, *mut u8) -> i32,
+    /// One reference more, for the child of a fork; one less.
+    pub share: unsafe extern "C" fn(u64),
+    pub release: unsafe extern "C" fn(u64),
+}
+
+#[cfg(memspill_test)]
 struct Kept {
     source: UnsafeCell<Option<Source>>,
     is_there: AtomicU32,
 }
 
+#[cfg(memspill_test)]
 // SAFETY: written once, before `is_there` is set, and only read afterwards.
 unsafe impl Sync for Kept {}
 
+#[cfg(memspill_test)]
 /// In .data by force: this is not to be swapped out.
 #[unsafe(link_section = ".data")]
 static KEPT: Kept = Kept { source: UnsafeCell::new(None), is_there: AtomicU32::new(0) };
 
+#[cfg(memspill_test)]
 /// From now on bytes go there; false: they go elsewhere already.
 pub fn plug(source: Source) -> bool {
     const COMING: u32 = 1;
@@ -31,6 +53,7 @@ pub fn plug(source: Source) -> bool {
     true
 }
 
+#[cfg(memspill_test)]
 /// None: nothing can be taken out yet.
 pub fn get() -> Option<Source> {
     if KEPT.is_there.load(Ordering::Acquire) < 2 {
@@ -38,6 +61,11 @@ pub fn get() -> Option<Source> {
     }
     // SAFETY: it is written no more.
     unsafe { *KEPT.source.get() }
+}
+
+#[cfg(not(memspill_test))]
+pub fn get() -> Option<Source> {
+    None
 }
 
 /// The reference of a word's is given back.
@@ -65,6 +93,7 @@ pub static COUNTERS: Counters = Counters {
     waits: AtomicU64::new(0),
 };
 
+#[cfg(memspill_test)]
 impl Counters {
     pub fn read(&self, which: usize) -> u64 {
         let all = [&self.brought, &self.by_window, &self.taken, &self.waits];
@@ -72,6 +101,10 @@ impl Counters {
     }
 }
 
+#[cfg(memspill_test)]
 pub fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(by as u64, Ordering::Relaxed);
 }
+
+#[cfg(not(memspill_test))]
+pub fn count(_counter: &AtomicU64, _by: usize) {}

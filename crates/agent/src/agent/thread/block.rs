@@ -159,7 +159,7 @@ pub struct Block {
     pub preparing: u32,
     /// The thread waits for a batch, and is counted in `Board::waiting`.
     pub waits: bool,
-    /// Its calls are trapped no more (LEAVE_DISPATCH, `traced.rs`).
+    /// Its calls are trapped no more (`traced.rs`; a test has asked for it).
     pub has_left: bool,
     /// It has asked to be traced (`traced.rs`).
     pub is_to_be_traced: bool,

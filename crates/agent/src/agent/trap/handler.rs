@@ -39,6 +39,8 @@ use super::{clone, deliver, enter, filters, late, rewrite, traced};
 use crate::calls::answers;
 use crate::calls::hold::hold;
 use crate::calls::{advice, in_use, other_process, pieces, tasks};
+#[cfg(memspill_test)]
+use crate::doors::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::join::handshake;
 use crate::machine::context::{Context, Info};
 use crate::machine::gadget;
@@ -46,7 +48,6 @@ use crate::machine::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result, SIGBUS, S
 use crate::pages;
 use crate::programs::exec;
 use crate::programs::preload::List;
-use crate::protocol::{ASK_BOARD, LEAVE_DISPATCH};
 use crate::supervisor::address;
 use crate::thread::block::{self, Block};
 use crate::thread::trapped;
@@ -279,10 +280,12 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             in_use::withdraw(block);
             result.map(Answer::Result)
         }
+        #[cfg(memspill_test)]
         LEAVE_DISPATCH => {
             block.has_left = true;
             gadget::disarm().map(Answer::Result)
         }
+        #[cfg(memspill_test)]
         ASK_BOARD => Ok(Answer::Result(block::board() as usize)),
         _ => match by_windows(number, args).or_else(|| in_pieces(block, number, args)) {
             Some(result) => result.map(Answer::Result),
