@@ -56,3 +56,4 @@ pub use ram::{RamBacking, RamConfig};
 pub use secret::keys_are_locked;
 pub use throttled::{ThrottleConfig, ThrottledBacking};
 pub use tier::TierBacking;
+pub use worth::Recompress;

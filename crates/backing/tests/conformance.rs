@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use memspill_backing::faulty::bit_flips;
 use memspill_backing::{
     Algorithm, DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine,
-    NullBacking, RamBacking, RamConfig, RamDisk, ThrottleConfig, ThrottledBacking, TierBacking,
+    NullBacking, RamBacking, RamConfig, RamDisk, Recompress, ThrottleConfig, ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,

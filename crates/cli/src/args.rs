@@ -272,7 +272,8 @@ pub enum Forks {
 pub fn parse_knob(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(text.to_owned()),
-        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1".to_owned()),
+        None if text == memspill_engine::tuning::OLD => Ok(text.to_owned()),
+        _ => Err("a knob is set as NAME=VALUE, such as slot-batch=1, or all of them back: old".to_owned()),
     }
 }
 
@@ -441,12 +442,12 @@ mod tests {
             "--swap=file:/x,size=1G",
             "--tune",
             "a=1",
-            "--tune=b=c=d",
+            "--tune=old",
             "-v",
             "true",
         ]);
         assert_eq!(args.swap.len(), 2);
-        assert_eq!(args.tune, ["a=1", "b=c=d"]);
+        assert_eq!(args.tune, ["a=1", "old"]);
         assert!(args.verbose);
     }
 

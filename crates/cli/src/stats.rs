@@ -103,7 +103,11 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         now("swap_ram_pages", all(|u| u.ram_pages), "pages in it"),
         now("swap_ram_zstd_pages", all(|u| u.zstd_pages), "of these, compressed by zstd, of either level"),
         now("swap_ram_wordwise_pages", all(|u| u.wordwise_pages), "of these, that came in wordwise"),
-        now("swap_ram_peak_bytes", run.account.largest_pool_bytes(), "the most RAM that it held"),
+        now(
+            "swap_ram_peak_bytes",
+            run.account.largest_pool_bytes(),
+            "the most RAM that the compressed pool held",
+        ),
         now(
             "swap_ram_disk_bytes",
             all(|u| u.ram_disk_bytes),

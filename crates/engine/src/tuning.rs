@@ -306,7 +306,7 @@ impl Knob {
 }
 
 /// The word that sets every knob to the form that its default has replaced.
-const OLD: &str = "old";
+pub const OLD: &str = "old";
 
 /// Why a `NAME=VALUE` was refused. The message says what would have been accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
