@@ -108,7 +108,7 @@ pub struct Delivery {
     pub addr: u64,
     /// `BYTES`, `LOST` or `ZEROS`.
     pub content: u32,
-    /// So many of them are done with, from the first one on.
+    /// The number of them that are done with, from the first one on.
     pub done: u32,
 }
 
@@ -184,7 +184,7 @@ pub const DELIVERY_PAGES: usize = 16;
 /// Behind those: of what nobody has asked for, of a page each.
 pub const UNASKED: usize = 32;
 pub const DELIVERIES_ALL: usize = DELIVERIES + UNASKED;
-/// Of zeros, which take no room in the file: so many.
+/// The pages of a delivery of zeros, which take no room in the file.
 pub const ZERO_PAGES: usize = 512;
 
 #[repr(C)]

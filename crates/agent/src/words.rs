@@ -112,13 +112,13 @@ impl Word {
         Word(self.0 | WAITED)
     }
 
-    /// Of a page that is NONE or SWAPPED.
+    /// For a page that is NONE or SWAPPED.
     pub const fn evicting(self) -> Word {
         let away = if self.state() == SWAPPED { AWAY } else { 0 };
         Word(self.0 & !STATE | EVICTING | away)
     }
 
-    /// What a page that is EVICTING was before.
+    /// The word of an EVICTING page as it was before.
     pub const fn as_before(self) -> Word {
         if self.was_away() { Word(self.0 & !(STATE | AWAY | WAITED) | SWAPPED) } else { Word::EMPTY }
     }

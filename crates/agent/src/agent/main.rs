@@ -23,7 +23,7 @@
 //! | `supervisor/` | what is shared with the supervisor, and how it is called; the few globals   |
 //! | `machine/`    | system calls, all that depends on the processor, memory that is our own     |
 //!
-//! What must hold here, because each breach was once a hang or lost data:
+//! These must hold here, because each breach was once a hang or lost data:
 //!
 //! - The evictor touches nothing that can be swapped out, or it would wait for itself. Its stack and its
 //!   block lie in the private region, which is never managed; globals lie in `.data`, which is backed by the

@@ -141,7 +141,7 @@ fn count_as_shared(run: &Run, process: &Process, anon_bytes: u64) {
 /// What is to be protected of a range.
 type Shared = fn(&Registered, Range) -> io::Result<Vec<Range>>;
 
-/// Protect what is `shared` of these ranges. What cannot be done now is left to the next look.
+/// Protect what is `shared` of these ranges. Ranges that cannot be protected now are left to the next look.
 fn protect(run: &Run, process: &Process, ranges: &[Range], shared: Shared) {
     let is_alone = proc::threads(process.memory.proc_id()).is_some_and(|threads| threads <= THREADS_MAX);
     if !is_alone {

@@ -189,7 +189,7 @@ impl Evictor {
     /// A MOVE has not been answered, and nothing that it was told may be done any more. Not to be taken back
     /// before it answers (`caught_up`).
     pub fn cut_off(&self, uffd: &Uffd) -> Result<(), i32> {
-        // Where it goes on at once, it need not try what the kernel will refuse.
+        // An evictor that goes on at once need not try what the kernel will refuse.
         self.control.forbid(Forbidden::CutOff);
         uffd.unregister(self.staging_addr, STAGING_BYTES)?;
         self.cut_off.store(true, Ordering::Release);

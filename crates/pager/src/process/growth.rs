@@ -312,8 +312,8 @@ impl Registered {
         Some(found)
     }
 
-    /// Mappings that are not registered and that something of `asked` lies in. What else may be new is left
-    /// to `find_new`.
+    /// Mappings that are not registered and that something of `asked` lies in. Other new mappings are left to
+    /// `find_new`.
     pub fn find_asked(
         &mut self,
         pid: u32,

@@ -107,7 +107,7 @@ pub struct Run {
     verdict: Mutex<Option<Verdict>>,
     /// A device whose file programs read is swapped off, or was.
     are_pool_reads_over: AtomicBool,
-    /// Of the device whose pool programs may read; None: of none.
+    /// The device whose pool programs may read; None: of none.
     shared_place: OnceLock<Option<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! What is done before a plain call is made: all that it uses is published and brought. By the trap's handler
+//! Before a plain call is made, all that it uses is published and brought. By the trap's handler
 //! (`handler.rs`), or, for a site that was rewritten, by the thread itself (`enter.rs`).
 
 use super::answers;

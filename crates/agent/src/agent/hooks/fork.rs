@@ -67,7 +67,7 @@ pub fn install() {
 /// Tells the supervisor, by a count, that a fork is under way: the event of another thread's munmap may come
 /// before the fork's own.
 extern "C" fn prepare() {
-    // What is counted here is counted down by `parent`.
+    // `parent` counts down what is counted here.
     c_library::be_joined();
     WAS_TIGHT.store(control::announcing_control().is_some().into(), Ordering::Relaxed);
     change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));

@@ -18,8 +18,8 @@
 //! data: it runs however the thread ends. A lock that a later destructor of the program takes, and keeps, is
 //! not.
 //!
-//! Not seen from here: threads that the C library makes for itself (SIGEV_THREAD), and by raw calls of
-//! clone. Where system calls are trapped, the calls that tell the kernel of such words are seen instead
+//! Not seen from here: threads that the C library makes for itself (SIGEV_THREAD), and by raw calls of clone.
+//! If system calls are trapped, the calls that tell the kernel of such words are seen instead
 //! (`pages/exclude.rs`), and this adds nothing.
 
 use core::ffi::{CStr, c_int};
@@ -31,11 +31,11 @@ use crate::thread::endings::{NOTED_BYTES, note};
 
 /// The bytes of musl's structure, up to the end of its list of robust locks.
 const MUSL_BYTES: usize = 0xa0;
-/// So many threads can be on their way from `pthread_create` to their first instruction.
+/// The number of threads that can be on their way from `pthread_create` to their first instruction.
 const STARTS_MAX: usize = 64;
 const EAGAIN: c_int = 11;
 
-/// What a thread that is being made shall run.
+/// The function that a thread that is being made shall run.
 struct Start {
     /// The process that makes the thread; 0: free.
     taken: AtomicU32,

@@ -135,7 +135,7 @@ pub fn concerns(args: &[usize; 6]) -> bool {
         return false;
     }
     readable::for_exec(environment);
-    // Where agents make the forks, none can be in a static program, but where all calls are trapped.
+    // If agents make the forks, none can be in a static program, unless all calls are trapped.
     (STATE.forks.load(Ordering::Relaxed) == 0 || trapped::traps())
         && address::knows_supervisor()
         && is_static(path)

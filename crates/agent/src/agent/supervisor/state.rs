@@ -31,8 +31,8 @@ pub struct AgentState {
     pub ident: AtomicUsize,
 }
 
-// In .data by force: zeros would land in .bss otherwise. What each process writes lies together (.data.hot):
-// each page of .data that is written is one of memory that is never swapped.
+// In .data by force: zeros would land in .bss otherwise. Data that each process writes lie together
+// (.data.hot): each page of .data that is written is one of memory that is never swapped.
 #[unsafe(link_section = ".data.hot")]
 pub static STATE: AgentState = AgentState {
     control: AtomicPtr::new(core::ptr::null_mut()),

@@ -301,7 +301,7 @@ pub unsafe fn current<'a>() -> &'a mut Block {
 /// Reserves the memory of all blocks, once: (address, bytes). Only while the process has one thread.
 pub fn reserve() -> Result<(usize, usize)> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
-    // Who makes a second thread has left before.
+    // A process that makes a second thread has left before.
     let mut blocks = if address::is_then_free() { 1 } else { BLOCKS_MAX };
     while SHARED.arena.load(Ordering::Relaxed) == 0 {
         let len = blocks * BLOCK_PAGES * PAGE;

@@ -18,7 +18,7 @@ use crate::supervisor::control::own_control;
 
 /// How much of `struct pthread` is noted: in glibc the thread id and the list of robust locks lie at 0x2d0.
 pub const NOTED_BYTES: usize = 1 << 10;
-/// Of so many stacks: 32 KiB, of which pages that no thread needed are never touched.
+/// The number of stacks: 32 KiB, of which pages that no thread needed are never touched.
 const NOTES_MAX: usize = 4096;
 /// A MOVE takes 15 µs at most, if nobody has to wait for its lock.
 const SPINS: u32 = 2000;

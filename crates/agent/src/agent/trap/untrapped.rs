@@ -13,8 +13,8 @@ use crate::thread::block::Block;
 ///
 /// Here signals may come, and a handler may never return: nothing is begun that must be ended. A thread that
 /// brings its own pages does so inside of a handler, with signals blocked (`pages/`); so here it only looks
-/// whether all is there, and is trapped where it is not. What it has said to be in use stays meanwhile, as
-/// for a call that traps.
+/// whether all is there, and is trapped where it is not. Memory that it has said to be in use stays
+/// meanwhile, as for a call that traps.
 pub extern "C" fn on_site(block: &mut Block) -> bool {
     let (number, args) = (block.frame.number, block.frame.args);
     // (A site may make calls of several numbers.)

@@ -58,7 +58,7 @@ use crate::thread::trapped;
 mod program;
 mod sites;
 
-/// Where this program begins, if it has begun here.
+/// The start of this program, if it has begun here.
 #[unsafe(link_section = ".data.hot")]
 static ENTRY: AtomicUsize = AtomicUsize::new(0);
 
