@@ -1,21 +1,20 @@
 //! Forks: the child has its parent's memory of one moment, with its markers, and the words of that moment.
 //!
 //! ```text
-//!   parent                                                        child
+//!   parent                                supervisor               child
 //!   enters the gate alone: nothing is EVICTING or FILLING
-//!   copies the table into a file of its own
-//!   a reference more to each slot         Source::share
-//!   clone ───────────────────────────────────────────────────────▶ maps the file over its parent's table
+//!   asks (programs/forks.rs) ───────────▶ copies its page table, with a reference more to each slot
+//!   copies the words into a file of its own
+//!   clone ───────────────────────────────────────────────────────▶ maps the file over its parent's words
 //!   closes its descriptor of the file                              opens its own memory; a new gate
-//!   leaves the gate                                                runs on
+//!   leaves the gate                                                joins, and runs on
 //! ```
 //!
 //! From then on each side fills, and takes out, what is its own. What the child does not inherit
 //! (MADV_DONTFORK: Node's whole heap) it forgets at once; what it inherits empty (MADV_WIPEONFORK) is never
 //! away (`exclude.rs`).
 //!
-//! A supervisor that keeps the pages copies its own table in the middle of this, when the gate is closed
-//! (`forks.rs`), and the child joins before it runs on.
+//! In a test, where no supervisor keeps the pages, `Source::share` gives the references.
 
 use core::mem::forget;
 use core::sync::atomic::{AtomicI32, Ordering};

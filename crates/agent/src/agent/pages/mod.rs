@@ -1,17 +1,18 @@
-//! Paging by windows, for places that have neither userfaultfd nor io_uring: the pages of plain anonymous
-//! memory are taken out and brought back by the process itself, for a supervisor that keeps the bytes.
+//! The process pages by itself, where the supervisor gets no userfaultfd of it: the pages of plain anonymous
+//! memory are taken out and brought back here, and the supervisor keeps the bytes.
 //!
-//! A page that is away is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), a fault on it is SIGSEGV, and
-//! system calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
+//! A page that is away is a hole (`holes.rs`). With a userfaultfd of the process's own nothing stands there,
+//! and a fault is SIGBUS. Else it is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), and a fault is SIGSEGV.
+//! System calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
 //! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
 //! change between there and away. Each page has a word (`words.rs`) that says what is known of it, in memory
 //! that a supervisor can share.
 //!
 //! ```text
-//!   SIGSEGV ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── source.rs        gate: together
-//!   trapped call ─ uses ────────┘    from a rewritten site: one that finds a page away is trapped then
-//!   who takes out ─▶ evict.rs ─ looks at words, uses.rs ─ copies ─▶ source.rs      gate: together
-//!   trapped munmap, mprotect, ... ─▶ calls/mappings.rs;  fork ─▶ fork.rs             gate: alone
+//!   fault ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── supervisor.rs, from_pool.rs   gate: together
+//!   trapped call ─ uses ──────┘    from a rewritten site: one that finds a page away is trapped then
+//!   evictor ─▶ evict.rs ─ looks at words, uses.rs ─ moves or copies ─▶ staging                gate: together
+//!   trapped munmap, mprotect, ... ─▶ calls/mappings.rs;  fork ─▶ fork.rs                      gate: alone
 //! ```
 //!
 //! | file | what is in it |
