@@ -8,8 +8,8 @@
 //! guardian lives. The kernel signals it when the supervisor dies; it then kills every process of the tree
 //! (which it finds by the token in their environment and by their parents), and exits only after that.
 //!
-//! Then it empties the files of which the supervisor had some swapped out (`held_files.rs`), and removes the
-//! agent's file (`published.rs`).
+//! Then it empties the files of which the supervisor had some swapped out (`swapped_files.rs`), and removes
+//! the agent's file (`published.rs`).
 //!
 //! If it outlives the supervisor, its exit closes the last descriptors of swap files. The kernel frees their
 //! space then, which may take long on a busy disk. So the guardian first closes what others wait for: pipes
@@ -19,15 +19,15 @@
 //! this file.
 #![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
 
-use crate::held_files::HeldFiles;
 use crate::signals::GUARDIAN_ENDED;
+use crate::swapped_files::SwappedFiles;
 use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, GUARDIAN_SURE, KILL_STEP};
 use std::io;
 use std::time::Instant;
 
 /// Start the guardian and return its pid. `token` is in the environment of each process of the tree.
 /// `agent`: the agent's file, if it has a name.
-pub fn start(token: &str, held: &HeldFiles, agent: Option<&str>) -> io::Result<u32> {
+pub fn start(token: &str, held: &SwappedFiles, agent: Option<&str>) -> io::Result<u32> {
     let supervisor = std::process::id();
     let flags = libc::CLONE_FILES | GUARDIAN_ENDED;
     // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
@@ -42,7 +42,7 @@ pub fn start(token: &str, held: &HeldFiles, agent: Option<&str>) -> io::Result<u
 }
 
 /// What the guardian's process does: wait for the supervisor's death, kill the tree, exit.
-fn watch(supervisor: u32, token: &str, held: &HeldFiles, agent: Option<&str>) -> ! {
+fn watch(supervisor: u32, token: &str, held: &SwappedFiles, agent: Option<&str>) -> ! {
     // SAFETY: prctl and signal calls with constant arguments; sets are initialised by sigfillset.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();

@@ -12,14 +12,13 @@ macro_rules! eprintln {
 }
 
 mod advice;
-pub mod awake;
 pub mod ctl;
 pub mod door;
 pub mod exit;
 mod faults;
 mod guardian;
-pub mod held_files;
 pub mod histogram;
+pub mod idle_cpus;
 pub mod limits;
 mod monitor;
 mod panics;
@@ -35,6 +34,7 @@ pub mod shared;
 pub mod signals;
 pub mod stall;
 pub mod supervisor;
+pub mod swapped_files;
 pub mod threads;
 mod times;
 pub mod working_set;

@@ -15,9 +15,9 @@
 //! cannot be right, the run ends ([`SharedMemory::breach`]); from then on no thread is woken, so that none
 //! reads wrong contents.
 
-use crate::held_files::Hold;
 use crate::process::bytes::{bytes_of, bytes_of_mut};
 use crate::process::memory::{ProcessMemory, fill};
+use crate::swapped_files::Hold;
 use crate::times::TMPFS_FULL;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};

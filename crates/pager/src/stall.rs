@@ -104,11 +104,11 @@ pub struct Pressure {
 pub struct Stall {
     pub in_flight: InFlight,
     /// The monitor's; others read it.
-    seen: Mutex<Seen>,
+    seen: Mutex<StallState>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct StallState {
     pressure: Pressure,
     /// The moment of the last look, and what had been waited by then.
     at_us: u64,
@@ -120,7 +120,7 @@ struct Seen {
 impl Stall {
     /// From now on, for time before its first look is not to be averaged.
     pub fn since(now_us: u64) -> Stall {
-        Stall { seen: Mutex::new(Seen { at_us: now_us, ..Seen::default() }), ..Stall::default() }
+        Stall { seen: Mutex::new(StallState { at_us: now_us, ..StallState::default() }), ..Stall::default() }
     }
 
     pub fn pressure(&self) -> Pressure {
@@ -139,7 +139,12 @@ impl Stall {
         self.look_at(now_us, |seen| (share * now_us.saturating_sub(seen.at_us) as f64, 0), nobody_runs);
     }
 
-    fn look_at(&self, now_us: u64, waited: impl Fn(&Seen) -> (f64, u64), nobody_runs: Option<bool>) -> f64 {
+    fn look_at(
+        &self,
+        now_us: u64,
+        waited: impl Fn(&StallState) -> (f64, u64),
+        nobody_runs: Option<bool>,
+    ) -> f64 {
         let mut seen = self.seen.lock().expect("stall");
         if let Some(nobody_runs) = nobody_runs {
             let look = f64::from(u8::from(nobody_runs));

@@ -22,7 +22,6 @@ use crate::door::socket::Door;
 use crate::exit;
 use crate::faults::files;
 use crate::faults::thread::FaultThread;
-use crate::held_files::HeldFiles;
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
 use crate::plant::{self, Tracer};
@@ -35,6 +34,7 @@ use crate::run::sampling::Sampling;
 use crate::run::{Forks, Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited, Waited};
+use crate::swapped_files::SwappedFiles;
 use crate::times::{KILL_STEP, TREE_ENDS};
 use memspill_agent::protocol::is_agent;
 use memspill_engine::backing::{Chore, QueueId};
@@ -92,7 +92,8 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     // Before the guardian, which shares our descriptors: to make room for a high number in a table that is
     // shared takes 8 ms.
     let agent = Published::new().map_err(|e| limits::explained("cannot publish the agent", e))?;
-    let held = Arc::new(HeldFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
+    let held =
+        Arc::new(SwappedFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
     let guardian = crate::guardian::start(&address, &held, agent.file())
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
     let inherited = Inherited { limits: config.limits, core, mask: forwarded.before(), ignores_children };
@@ -148,7 +149,7 @@ fn set_up(
     config: Config,
     forwarded: signals::SignalSet,
     guardian: u32,
-    held: Arc<HeldFiles>,
+    held: Arc<SwappedFiles>,
 ) -> io::Result<SetUp> {
     let no_thread = |e| limits::explained("cannot start a thread", e);
     let second_signal = SecondSignal::start(forwarded, guardian).map_err(no_thread)?;

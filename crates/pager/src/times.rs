@@ -122,7 +122,7 @@ pub const RECLAIM_STEP: Duration = ms(2);
 /// Pages that could not be written are tried again after this long: a failing device may take its time for
 /// each error.
 pub const WRITE_AGAIN: Duration = ms(100);
-/// Linger (reclaim/linger.rs) for as long as faults keep coming at least this often, ...
+/// Linger (reclaim/spin.rs) for as long as faults keep coming at least this often, ...
 pub const LINGER_FAULTS: Duration = us(100);
 /// ... unless giving the CPU away takes this long: then somebody else wanted it.
 pub const LINGER_ELSEWHERE: Duration = us(10);

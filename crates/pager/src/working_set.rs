@@ -27,19 +27,19 @@ pub struct Counts {
     pub distances: Distances,
     pub evicted_pages: u64,
     /// Sums over time, each weighted by the pages that came back meanwhile.
-    held: Held,
+    held: RunMemory,
     held_weight: f64,
 }
 
 impl Default for Counts {
     fn default() -> Counts {
-        Counts { distances: [0; BUCKETS], evicted_pages: 0, held: Held::default(), held_weight: 0.0 }
+        Counts { distances: [0; BUCKETS], evicted_pages: 0, held: RunMemory::default(), held_weight: 0.0 }
     }
 }
 
 /// What a run's memory is made of.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
-pub struct Held {
+pub struct RunMemory {
     pub budget_bytes: f64,
     pub resident_bytes: f64,
     pub swapped_bytes: f64,
@@ -48,9 +48,9 @@ pub struct Held {
     pub pooled_bytes: f64,
 }
 
-impl Held {
-    fn map(self, other: Held, of: impl Fn(f64, f64) -> f64) -> Held {
-        Held {
+impl RunMemory {
+    fn map(self, other: RunMemory, of: impl Fn(f64, f64) -> f64) -> RunMemory {
+        RunMemory {
             budget_bytes: of(self.budget_bytes, other.budget_bytes),
             resident_bytes: of(self.resident_bytes, other.resident_bytes),
             swapped_bytes: of(self.swapped_bytes, other.swapped_bytes),
@@ -74,7 +74,7 @@ impl Held {
 
 impl Counts {
     /// What was counted until now, when memory is made of this.
-    pub fn add(&mut self, distances: Distances, evicted_pages: u64, held: Held) {
+    pub fn add(&mut self, distances: Distances, evicted_pages: u64, held: RunMemory) {
         let came = sum(&distances).saturating_sub(sum(&self.distances)) as f64;
         self.held = self.held.map(held, |sum, now| sum + now * came);
         self.held_weight += came;
@@ -91,9 +91,9 @@ impl Counts {
         }
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> RunMemory {
         let weight = self.held_weight.max(1.0);
-        self.held.map(Held::default(), |sum, _| sum / weight)
+        self.held.map(RunMemory::default(), |sum, _| sum / weight)
     }
 
     /// Budgets from the present one up, and which share of the refaults would be left with each. Empty where
@@ -206,7 +206,8 @@ mod tests {
         assert!(faults > 0);
         let bytes = memory as f64 * pages;
         let swapped_bytes = (all - memory) as f64 * pages;
-        let held = Held { budget_bytes: bytes, resident_bytes: bytes, swapped_bytes, ..Held::default() };
+        let held =
+            RunMemory { budget_bytes: bytes, resident_bytes: bytes, swapped_bytes, ..RunMemory::default() };
         let mut counts = Counts::default();
         counts.add(distances, evicted, held);
         counts
@@ -249,7 +250,7 @@ mod tests {
     fn what_was_before_a_moment_does_not_count() {
         let early = counted(100, (0..5000).map(|touch| touch % 1000));
         let mut late = early.clone();
-        let held = Held { budget_bytes: 50.0 * MIB, ..Held::default() };
+        let held = RunMemory { budget_bytes: 50.0 * MIB, ..RunMemory::default() };
         let more = early.distances.map(|count| count * 3);
         late.add(more, early.evicted_pages * 3, held);
         let since = late.since(&early);
@@ -259,7 +260,7 @@ mod tests {
 
     #[test]
     fn the_pool_gives_room_as_pages_stay() {
-        let alone = Held {
+        let alone = RunMemory {
             budget_bytes: 100.0,
             resident_bytes: 60.0,
             swapped_bytes: 60.0,
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(alone.budget_for(20.0), 110.0);
         assert_eq!(alone.budget_for(1000.0), 130.0);
         // With a file behind it the pool keeps its share.
-        let tier = Held { swapped_bytes: 600.0, ..alone };
+        let tier = RunMemory { swapped_bytes: 600.0, ..alone };
         assert_eq!(tier.budget_for(70.0).round(), 200.0);
     }
 }

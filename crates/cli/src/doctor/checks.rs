@@ -1,6 +1,6 @@
 //! The checks of everything but userfaultfd, and all checks in the order in which they are shown.
 
-use memspill_pager::awake::FILE as CPU_LATENCY;
+use memspill_pager::idle_cpus::FILE as CPU_LATENCY;
 
 use super::check::{Check, fail, ok, reason, warn};
 use super::facts::{CAP_IPC_LOCK, Facts, SwapDir};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use memspill_pager::awake;
+use memspill_pager::idle_cpus;
 use memspill_uffd::{fanotify, shmem};
 
 use crate::machine::{Memory, is_in_ram};
@@ -129,7 +129,7 @@ impl Facts {
                 .ok()
                 .map(chosen_word),
             max_map_count: number_in("/proc/sys/vm/max_map_count"),
-            idle_cpus: awake::probe().map(tried),
+            idle_cpus: idle_cpus::probe().map(tried),
             memory: Memory::of_this_machine(),
             swap_dir: swap_dir.map(SwapDir::gather),
         }

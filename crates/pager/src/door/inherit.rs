@@ -28,7 +28,7 @@ use crate::monitor::register;
 use crate::proc;
 use crate::process::Process;
 use crate::process::agent::Agent;
-use crate::process::held::Disturbed;
+use crate::process::forking::Disturbed;
 use crate::process::memory::ProcessMemory;
 use crate::process::port::Port;
 use crate::process::ranges::{Range, Ranges};

@@ -27,10 +27,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub struct Target {
-    state: Mutex<State>,
+    state: Mutex<CommandState>,
 }
 
-struct State {
+struct CommandState {
     /// 0: not started.
     pid: u32,
     /// Key of the managed process that it is now.
@@ -42,7 +42,7 @@ struct State {
 
 impl Target {
     pub fn new() -> Target {
-        let state = State { pid: 0, agent: None, was_managed: false, since: Instant::now() };
+        let state = CommandState { pid: 0, agent: None, was_managed: false, since: Instant::now() };
         Target { state: Mutex::new(state) }
     }
 

@@ -34,7 +34,7 @@ use crate::faults::shared;
 use crate::proc;
 use crate::process::Process;
 use crate::process::control::Forbidden;
-use crate::process::held::Disturbed;
+use crate::process::forking::Disturbed;
 use crate::run::Run;
 use crate::times::{CHANGE_ENDS, CHANGE_STEP, MOVE_LOCK_AGAIN};
 use memspill_engine::units::{CpuId, PAGE_SIZE, Vpn};

@@ -14,7 +14,7 @@
 use crate::USER_END;
 use crate::faults::order::change::Change;
 use crate::faults::order::cluster::{Doubt, Evidence};
-use crate::faults::order::forks::{Clusters, Seen};
+use crate::faults::order::forks::{Clusters, SeenByChild};
 use crate::faults::shared;
 use crate::proc::{self, Proof};
 use crate::process::Process;
@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// What is known of a fork.
-pub struct Fork {
+pub struct FollowedFork {
     /// Among the forks, as they were told.
     pub number: usize,
     /// Which of the changes its child has seen.
@@ -52,18 +52,18 @@ pub fn place_forks(
     changes: &[Change],
     forks: &[(usize, Uffd)],
     settled: bool,
-) -> Vec<Fork> {
+) -> Vec<FollowedFork> {
     let evidence: Vec<ForkEvidence<'_>> =
         forks.iter().map(|(_, child)| ForkEvidence::new(process, child)).collect();
     let Some(first) = evidence.first() else { return Vec::new() };
     let clusters = Clusters::of(changes, first);
     let seen =
         |(number, (told, _)): (usize, &(usize, Uffd))| (clusters.seen_by(*told, &evidence[number]), number);
-    let mut seen: Vec<(Seen, usize)> = forks.iter().enumerate().map(seen).collect();
+    let mut seen: Vec<(SeenByChild, usize)> = forks.iter().enumerate().map(seen).collect();
     clusters.sort_forks(&mut seen);
-    let fork = |(seen, number): (Seen, usize)| {
+    let fork = |(seen, number): (SeenByChild, usize)| {
         let (lost, gone) = evidence[number].pages_of(&seen.doubts);
-        Fork { number, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
+        FollowedFork { number, seen: seen.changes, lost, gone, hopeless: seen.hopeless || !settled }
     };
     seen.into_iter().map(fork).collect()
 }
@@ -117,7 +117,7 @@ fn has_fork_advice(process: &Process) -> bool {
 
 /// The process forked: its child has a userfaultfd of its own, and shares what is swapped out by count. From
 /// here on it is a process of the run.
-pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &Fork) {
+pub fn add_child(run: &Arc<Run>, parent: &Arc<Process>, child: Uffd, fork: &FollowedFork) {
     let mut bytes = [0; 16];
     if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
         return run.fail("cannot follow a fork: the system has no random bytes".into());

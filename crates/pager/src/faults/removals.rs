@@ -58,7 +58,7 @@ const CHANGES: [i64; 10] = [
 ];
 
 /// What was seen before a reading.
-pub struct Seen {
+pub struct BeforeRead {
     is_changing: bool,
     /// Ranges that were removed, or are about to be given up by other advice: an event in them is no
     /// surprise.
@@ -69,14 +69,14 @@ pub struct Seen {
 type Range = (u64, u64);
 
 /// To be called inside the gate, before the userfaultfd is read. None: there is nothing to be careful of.
-pub fn look(run: &Run, process: &Process) -> Option<Seen> {
+pub fn look(run: &Run, process: &Process) -> Option<BeforeRead> {
     if !process.memory.shared.any() {
         return None;
     }
     // Messages that are not there yet are not read now.
     let is_changing = process.memory.port.is_changing() && process.memory.port.is_readable();
     let expected = if is_changing { expected(run, process) } else { Vec::new() };
-    Some(Seen { is_changing, expected })
+    Some(BeforeRead { is_changing, expected })
 }
 
 fn expected(run: &Run, process: &Process) -> Vec<Range> {
@@ -128,7 +128,7 @@ fn is_no_other_removal(thread: &Waiting) -> bool {
 }
 
 /// Read faults, and an event if its call may have been seen.
-pub fn read(process: &Process, seen: &Seen, messages: &mut Vec<Event>) -> io::Result<usize> {
+pub fn read(process: &Process, seen: &BeforeRead, messages: &mut Vec<Event>) -> io::Result<usize> {
     let (port, mut count) = (&process.memory.port, 0);
     while count < MESSAGES_MAX && port.is_readable() && (seen.is_changing || !port.is_changing()) {
         let before = messages.len();
@@ -142,7 +142,7 @@ pub fn read(process: &Process, seen: &Seen, messages: &mut Vec<Event>) -> io::Re
 }
 
 /// Was each of these events expected, or does it not matter?
-pub fn check(run: &Run, process: &Process, seen: &Seen, messages: &[Event]) {
+pub fn check(run: &Run, process: &Process, seen: &BeforeRead, messages: &[Event]) {
     for message in messages {
         let Event::Remove { start, end } = *message else { continue };
         let is_expected = seen.expected.iter().any(|(from, to)| *from <= start && end <= *to);

@@ -8,8 +8,8 @@
 //!   epoll ─┬─ userfaultfd: gate ─ MOVE lock ─ read ─ unlock ─ events? process ─ leave ─ serve each fault
 //!          ├─ reads:       reap ─ install
 //!          └─ poke:        faults that waited for room
-//!   and before each wait: fills that met an event are tried again, faults that are held back (held.rs), and
-//!                         some of the pages are brought that pages have named which have come (`predict`)
+//!   and before each wait: fills that met an event are tried again, and faults that are held back
+//!                         (token_queue.rs); some pages are brought that others have named (`predict`)
 //! ```
 //!
 //! A thread that loses the race for a message finds nothing to read. No pager waits for another one: a fill
@@ -17,12 +17,12 @@
 //! not on this thread.
 //!
 //! Tried: epoll without waiting for up to 200 µs while a read of a disk is in flight. Random reads were
-//! served 10 % faster, for half as much CPU time again; an idle machine is worth more than that. Nor do
-//! threads of ours that spin beside it bring more (awake.rs has a better way, where there is one), or pagers
+//! served 10 % faster, for half as much CPU time again; an idle machine is worth more than that. Threads of
+//! ours that spin beside it bring no more (idle_cpus.rs has a better way, where there is one), nor do pagers
 //! on the CPU that the disk interrupts; and to wait for the read of a lone fault brought 7 % at most, for a
 //! pager that serves nobody while a disk hangs.
 
-use crate::faults::held::{Held, HeldFault};
+use crate::faults::token_queue::{TokenQueue, TokenWaiter};
 use crate::faults::{doorbell, events, fork, shared};
 use crate::process::Process;
 use crate::run::Run;
@@ -64,7 +64,7 @@ pub struct FaultThread<'a> {
     /// Processes that this thread has served: the run's table is one line for all CPUs.
     known: HashMap<u64, Weak<Process>>,
     meter: FaultMeter,
-    held: Held<Arc<Process>>,
+    held: TokenQueue<Arc<Process>>,
     /// So often in a row there was no room for pages that are expected to be touched soon.
     without_room: u32,
     /// Reads of such pages that are under way.
@@ -114,7 +114,7 @@ impl<'a> FaultThread<'a> {
             messages: Vec::new(),
             known: HashMap::new(),
             meter: FaultMeter::new(index),
-            held: Held::new(),
+            held: TokenQueue::new(),
             without_room: 0,
             ahead: 0,
         }
@@ -576,7 +576,7 @@ impl<'a> FaultThread<'a> {
     }
 
     /// Serve a fault that was held.
-    fn let_go(&mut self, held: &HeldFault<Arc<Process>>, favoured: bool) {
+    fn let_go(&mut self, held: &TokenWaiter<Arc<Process>>, favoured: bool) {
         let process = &held.process;
         let urgent = held.fault.urgent || serves_beyond(process);
         let fault = Fault { favoured, urgent, ..held.fault };

@@ -11,8 +11,8 @@
 //!
 //! Memory that has once been tight stays so: what is registered is not unregistered again.
 
-use crate::awake;
 use crate::faults::guards;
+use crate::idle_cpus;
 use crate::monitor::account::Sharers;
 use crate::monitor::unmanaged::Watch;
 use crate::monitor::{account, adopt, ended, errors, protect, register, shared, stalls};
@@ -63,22 +63,22 @@ pub fn keep_watch(run: &Arc<Run>) {
         run.note_looked(asked);
         monitor.unmanaged.check_groups(run);
         errors::tell_device_errors(&run.engine);
-        monitor.do_chores(matches!(seen, Seen::Room { filling: true, .. }));
+        monitor.do_chores(matches!(seen, RoundResult::Room { filling: true, .. }));
         drop(work);
         if run.settings.check && monitor.check.is_due() {
             run.quiet.check(&run.engine);
             monitor.check.be_due_in(CHECK_EVERY);
         }
         let pause = match seen {
-            Seen::Room { bytes, filling } => {
+            RoundResult::Room { bytes, filling } => {
                 let pause = Duration::from_millis(bytes / monitor.fill_bytes_per_ms);
                 // On many CPUs that is short, and mostly nothing grows.
                 let least = if filling { ROUND_MIN } else { (3 * start.elapsed()).max(ROUND_MIN) };
                 pause.max(least).min(ROUND_MAX)
             }
             // A process that has just come, or is small yet, grows meanwhile.
-            Seen::New => ROUND_TIGHT,
-            Seen::NothingNew => {
+            RoundResult::New => ROUND_TIGHT,
+            RoundResult::NothingNew => {
                 (3 * start.elapsed()).clamp(ROUND_TIGHT, ROUND_TIGHT_MAX).max(start.elapsed() / 2)
             }
         };
@@ -90,7 +90,7 @@ pub fn keep_watch(run: &Arc<Run>) {
 }
 
 /// What a round has shown.
-enum Seen {
+enum RoundResult {
     /// Memory is not tight: so much may come before it is.
     Room { bytes: u64, filling: bool },
     /// Memory is tight, and ranges have been registered.
@@ -135,7 +135,7 @@ struct Monitor<'a> {
     tables: Timer,
     tidying: Timer,
     stalls: Timer,
-    idle_cpus: awake::Watch,
+    idle_cpus: idle_cpus::Watch,
     awake: Timer,
     guards: Timer,
     check: Timer,
@@ -161,7 +161,7 @@ impl<'a> Monitor<'a> {
             tables: timer(TABLES_LOOK),
             tidying: timer(SPACES_TIDIED),
             stalls: timer(STALLS_LOOK),
-            idle_cpus: awake::Watch::new(run),
+            idle_cpus: idle_cpus::Watch::new(run),
             awake: timer(AWAKE_LOOK),
             guards: timer(GUARDS_LOOK),
             check: timer(CHECK_EVERY),
@@ -169,7 +169,7 @@ impl<'a> Monitor<'a> {
     }
 
     /// Count the memory of every process; and register what is new, where memory is tight.
-    fn count_and_register(&mut self) -> Seen {
+    fn count_and_register(&mut self) -> RoundResult {
         let run = self.run;
         let processes = run.processes();
         let mut sizes = Vec::with_capacity(processes.len());
@@ -198,7 +198,7 @@ impl<'a> Monitor<'a> {
         if !run.is_memory_tight() {
             let bytes = account::bytes_until_tight(run, late_bytes);
             if bytes > 0 {
-                return Seen::Room { bytes, filling: grown_bytes >= SLOW_GROWTH_BYTES };
+                return RoundResult::Room { bytes, filling: grown_bytes >= SLOW_GROWTH_BYTES };
             }
             // Processes that share pages since a fork are counted twice by statm: look more closely before
             // paying, unless memory is filling meanwhile (the look takes ms, in which a GiB/s is much).
@@ -208,7 +208,7 @@ impl<'a> Monitor<'a> {
                 && account::is_below_mark_with_shared_once(run, &sizes, other_bytes)
             {
                 let bytes = ROUND_TIGHT.as_millis() as u64 * self.fill_bytes_per_ms;
-                return Seen::Room { bytes, filling: false };
+                return RoundResult::Room { bytes, filling: false };
             }
             run.note_memory_tight();
         }
@@ -233,8 +233,8 @@ impl<'a> Monitor<'a> {
             run.poke_waiting();
         }
         match registered.iter().any(|(_, ranges)| !ranges.is_empty()) {
-            true => Seen::New,
-            false => Seen::NothingNew,
+            true => RoundResult::New,
+            false => RoundResult::NothingNew,
         }
     }
 

@@ -36,7 +36,7 @@
 use crate::faults::shared::{look_again, managed_of};
 use crate::monitor::register::{let_announce, register_agent_pages};
 use crate::monitor::shared_count::{Counted, Counter, Processes};
-use crate::monitor::shared_files::{self, Seen};
+use crate::monitor::shared_files::{self, SeenProcess};
 use crate::proc::{self, SharedKind, SharedMapping, SharedMaps, Statm};
 use crate::process::Process;
 use crate::process::shared::Mapped;
@@ -420,7 +420,7 @@ impl Watch {
                 object.space.set_aside(held, &run.engine.spaces());
             }
         }
-        // Seen twice: the first time it may have been about to be known, or to end.
+        // SeenProcess twice: the first time it may have been about to be known, or to end.
         if let Some(pid) = strangers.iter().find(|pid| self.strangers.contains(pid)) {
             run.fail(format!("process {pid} has managed shared memory mapped, and is not managed itself"));
         }
@@ -586,9 +586,9 @@ fn look_at_files(run: &Run, all: &[Mapper], ids: &[Id]) -> Option<shared_files::
         let id = process.map_or(*pid, |process| process.memory.proc_id());
         let mapper = mapper_of(id);
         let is_twin = mapper.is_some_and(|mapper| is_twin(mapper, all));
-        Seen { pid: *pid, maps: mapper.map(|mapper| &mapper.maps), process, is_twin }
+        SeenProcess { pid: *pid, maps: mapper.map(|mapper| &mapper.maps), process, is_twin }
     };
-    let seen: Vec<Seen<'_>> = below.iter().map(of_pid).collect();
+    let seen: Vec<SeenProcess<'_>> = below.iter().map(of_pid).collect();
     shared_files::look(run, &seen, ids)
 }
 

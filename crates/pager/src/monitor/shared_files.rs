@@ -34,7 +34,7 @@ const UNTOLD: &str = "a process of the run has it open or mapped that does not t
 const PRIVATE: &str = "a process has a private mapping of it";
 
 /// A process of the run, as a look at all has found it.
-pub struct Seen<'a> {
+pub struct SeenProcess<'a> {
     pub pid: u32,
     pub maps: Option<&'a SharedMaps>,
     pub process: Option<&'a Arc<Process>>,
@@ -55,10 +55,10 @@ pub struct Uses {
 
 /// Look at all processes. None: one of the run may not be looked at. (One outside that may not be is taken
 /// for one that uses none of the files.)
-pub fn look(run: &Run, seen: &[Seen<'_>], ids: &[Id]) -> Option<Uses> {
+pub fn look(run: &Run, seen: &[SeenProcess<'_>], ids: &[Id]) -> Option<Uses> {
     let mut uses = Uses::default();
     let ours = [std::process::id(), run.files.guardian];
-    let inside: HashMap<u32, &Seen<'_>> = seen.iter().map(|seen| (seen.pid, seen)).collect();
+    let inside: HashMap<u32, &SeenProcess<'_>> = seen.iter().map(|seen| (seen.pid, seen)).collect();
     let below: HashSet<u32> = proc::descendants(std::process::id()).into_iter().collect();
     for pid in proc::all_processes().into_iter().filter(|pid| !ours.contains(pid)) {
         let open = match proc::open_among(pid, ids) {

@@ -77,18 +77,18 @@ impl Staying {
 pub struct Watch {
     /// Groups that reclaim is to make room in.
     over: HashMap<GroupId, Over>,
-    shared: Told,
+    shared: SharedNotice,
 }
 
 /// A line about shared memory that leaves little to the rest.
 #[derive(Default)]
-struct Told {
+struct SharedNotice {
     since: Option<Instant>,
     looks: u32,
     is_told: bool,
 }
 
-impl Told {
+impl SharedNotice {
     /// Once in a run: shared memory that stays takes half of the budget, and has for a while.
     fn look(&mut self, run: &Run) {
         let objects = run.account.unmanaged_shared();
@@ -97,7 +97,7 @@ impl Told {
         let limit_bytes = run.engine.root().limit_bytes();
         // If there is more than fits, another line will say so.
         if self.is_told || !(limit_bytes / 2..limit_bytes).contains(&bytes) {
-            *self = Told { is_told: self.is_told, ..Told::default() };
+            *self = SharedNotice { is_told: self.is_told, ..SharedNotice::default() };
             return;
         }
         self.looks += 1;

@@ -83,7 +83,7 @@ pub struct Found {
 }
 
 /// What is known of a process before the look.
-pub struct Known<'a> {
+pub struct KnownMemory<'a> {
     pub registered: &'a Ranges,
     /// The agent's own pages, which are no news.
     pub own: &'a Ranges,
@@ -103,7 +103,7 @@ impl Finder {
         self.owes && self.last.as_ref().is_none_or(|last| last.at.elapsed() > PART * last.took)
     }
 
-    pub fn find_new(&mut self, pid: u32, known: &Known<'_>) -> std::io::Result<Found> {
+    pub fn find_new(&mut self, pid: u32, known: &KnownMemory<'_>) -> std::io::Result<Found> {
         let glances =
             self.last.as_ref().is_some_and(|last| last.took > CHEAP && last.at.elapsed() < PART * last.took);
         if glances
@@ -117,7 +117,7 @@ impl Finder {
     }
 
     /// Can what has come be in what was found?
-    fn is_enough(&mut self, known: &Known<'_>, found: &Found) -> bool {
+    fn is_enough(&mut self, known: &KnownMemory<'_>, found: &Found) -> bool {
         let Some(last) = &mut self.last else { return false };
         last.unmanaged_bytes = last.unmanaged_bytes.min(known.unmanaged_bytes);
         let found_bytes: u64 = found.new.iter().map(|new| new.end - new.start).sum();
@@ -125,7 +125,7 @@ impl Finder {
         known.unmanaged_bytes <= explained_bytes || last.at.elapsed() < last.took
     }
 
-    fn read_all(&mut self, pid: u32, known: &Known<'_>) -> std::io::Result<Found> {
+    fn read_all(&mut self, pid: u32, known: &KnownMemory<'_>) -> std::io::Result<Found> {
         let begun = Instant::now();
         let mut mappings = proc::manageable(pid)?;
         mappings.retain_mut(|mapping| match mapping.kind {
@@ -153,7 +153,7 @@ impl Finder {
     }
 
     /// Walk from each spot, and through all that is doubtful. None: all have to be read.
-    fn glance(&mut self, pid: u32, known: &Known<'_>) -> Option<Found> {
+    fn glance(&mut self, pid: u32, known: &KnownMemory<'_>) -> Option<Found> {
         if self.maps.is_none() {
             self.maps = File::open(format!("/proc/{pid}/maps")).ok();
         }
@@ -337,7 +337,7 @@ mod tests {
         let nothing = Ranges::default();
         let mut finder = Finder::default();
         let (own, doubtful) = (&nothing, &nothing);
-        let known = |registered| Known {
+        let known = |registered| KnownMemory {
             registered,
             own,
             doubtful,

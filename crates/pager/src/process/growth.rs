@@ -17,7 +17,7 @@
 //! What it does not do: register, or adopt (`monitor/register.rs`, `monitor/adopt.rs`).
 
 use crate::proc::{self, Statm};
-use crate::process::finder::{Finder, Found, Known};
+use crate::process::finder::{Finder, Found, KnownMemory};
 use crate::process::ranges::{Range, Ranges};
 use crate::times::{WALK_PAUSE, WALK_PAUSE_MAX};
 use memspill_engine::units::PAGE_SIZE;
@@ -297,7 +297,7 @@ impl Registered {
         }
         self.size = size;
         let doubtful = std::mem::take(&mut self.doubtful);
-        let known = Known {
+        let known = KnownMemory {
             registered: &self.ranges,
             own,
             doubtful: &doubtful,
@@ -321,7 +321,7 @@ impl Registered {
         asked: &Ranges,
         takes_closed: bool,
     ) -> Option<Found> {
-        let known = Known {
+        let known = KnownMemory {
             registered: &self.ranges,
             own,
             doubtful: asked,

@@ -8,7 +8,7 @@
 //!            │    └─ agent.rs ── evictor.rs (commands) ── control.rs (the shared page), wire.rs (messages)
 //!            ├─ space       its page table, the engine's
 //!            ├─ home.rs     which pager threads its faults wake
-//!            ├─ held.rs     while its agent makes a fork: nothing leaves
+//!            ├─ forking.rs  while its agent makes a fork: nothing leaves
 //!            ├─ descent.rs  of the child of a fork: how it is found out who it is
 //!            └─ growth.rs   what of it is registered, and what of it is not managed (with finder.rs)
 //! ```
@@ -24,8 +24,8 @@ mod copies;
 pub(crate) mod descent;
 pub(crate) mod evictor;
 pub(crate) mod finder;
+pub(crate) mod forking;
 pub mod growth;
-pub(crate) mod held;
 pub(crate) mod home;
 pub mod lineage;
 pub(crate) mod memory;
@@ -43,8 +43,8 @@ use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, EVICTOR_TURN, now_us};
 use agent::Agent;
 use descent::Descent;
 use evictor::Failed;
+use forking::Forking;
 use growth::Growth;
-use held::HeldForFork;
 use home::Home;
 use lineage::Sharing;
 use memory::ProcessMemory;
@@ -58,7 +58,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use turn::{Held, Turn};
+use turn::{Turn, TurnGuard};
 
 /// A managed process.
 pub struct Process {
@@ -77,7 +77,7 @@ pub struct Process {
     /// While none of its pages can be had.
     pub aside: Aside,
     /// While its agent makes a fork.
-    pub fork: HeldForFork,
+    pub fork: Forking,
     /// What its forks lead to: do children write what they share?
     pub sharing: Sharing,
     batch: Mutex<()>,
@@ -108,7 +108,7 @@ impl Process {
             no_direct_files_at: AtomicU32::new(0),
             evictor: Turn::default(),
             aside: Aside::default(),
-            fork: HeldForFork::default(),
+            fork: Forking::default(),
             sharing: Sharing::default(),
             batch: Mutex::new(()),
             since: Instant::now(),
@@ -162,12 +162,12 @@ impl Process {
 
     /// The evictor's turn, for whoever wants to tell it something; before `hold_batch`. None: it was not to
     /// be had in time.
-    pub fn take_evictor(&self, limit: Duration) -> Option<Held<'_>> {
+    pub fn take_evictor(&self, limit: Duration) -> Option<TurnGuard<'_>> {
         self.evictor.take(limit)
     }
 
     /// The same, before others: for those who come for a moment only, and have others to serve.
-    pub fn take_evictor_first(&self, limit: Duration) -> Option<Held<'_>> {
+    pub fn take_evictor_first(&self, limit: Duration) -> Option<TurnGuard<'_>> {
         self.evictor.take_first(limit)
     }
 

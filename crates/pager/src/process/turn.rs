@@ -21,13 +21,13 @@ use crate::times::TURN_IS_KEPT;
 
 #[derive(Default)]
 pub struct Turn {
-    state: Mutex<State>,
+    state: Mutex<TurnQueue>,
     /// It has been given back, or somebody has given up.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct TurnQueue {
     taken: bool,
     /// The tickets of those who wait, in the order in which they have their turns.
     waiting: VecDeque<u64>,
@@ -37,20 +37,20 @@ struct State {
 }
 
 /// The turn is this one's until it is dropped.
-pub struct Held<'a>(&'a Turn);
+pub struct TurnGuard<'a>(&'a Turn);
 
 impl Turn {
     /// None: it was not to be had within `limit`.
-    pub fn take(&self, limit: Duration) -> Option<Held<'_>> {
+    pub fn take(&self, limit: Duration) -> Option<TurnGuard<'_>> {
         self.wait(limit, false)
     }
 
     /// The same, before all who wait by `take`.
-    pub fn take_first(&self, limit: Duration) -> Option<Held<'_>> {
+    pub fn take_first(&self, limit: Duration) -> Option<TurnGuard<'_>> {
         self.wait(limit, true)
     }
 
-    fn wait(&self, limit: Duration, is_first: bool) -> Option<Held<'_>> {
+    fn wait(&self, limit: Duration, is_first: bool) -> Option<TurnGuard<'_>> {
         let end = Instant::now() + limit;
         let mut state = self.state.lock().expect("turn");
         let ticket = state.next_ticket;
@@ -80,8 +80,8 @@ impl Turn {
         drop(state);
         // The first one now may have been woken before he was.
         self.changed.notify_all();
-        // (Not then_some: a Held that is made is dropped, and gives back what another one has.)
-        is_mine.then(|| Held(self))
+        // (Not then_some: a TurnGuard that is made is dropped, and gives back what another one has.)
+        is_mine.then(|| TurnGuard(self))
     }
 
     /// The turn of whoever has kept it ends.
@@ -91,14 +91,14 @@ impl Turn {
     }
 }
 
-impl Held<'_> {
+impl TurnGuard<'_> {
     /// It ends with `Turn::give_back`.
     pub fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
         self.0.give_back();
     }

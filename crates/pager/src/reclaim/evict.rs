@@ -4,7 +4,7 @@
 //!   wait for usage above the high mark
 //!   until below the low mark:  pick a space ─ evictor's turn ─ batch lock ─ take ─ unlock ─ wake who waits
 //!                              ─ write ─ move out to the file
-//!   nothing could be taken     no_room.rs        who cannot be asked   aside.rs
+//!   nothing could be taken     no_room.rs        who cannot be asked   unresponsive.rs
 //! ```
 //!
 //! Several threads, so that one can compress while others wait for an evictor, and so that several spaces are
@@ -17,10 +17,10 @@
 use crate::proc;
 use crate::process::Process;
 use crate::process::standstill;
-use crate::reclaim::aside;
 use crate::reclaim::direct::{self, TakesShared};
-use crate::reclaim::linger::linger;
 use crate::reclaim::no_room::NoRoom;
+use crate::reclaim::spin::spin;
+use crate::reclaim::unresponsive;
 use crate::run::cpus::Waiting;
 use crate::run::files::are_held_calls_over;
 use crate::run::pool_reads::FaultMeter;
@@ -69,7 +69,7 @@ pub fn reclaim(run: &Run, index: u32) {
         // It may be long: a pool that is compressed once more.
         while reclaimer.maintain_devices() && !run.is_stopping() && !run.engine.groups().above_low_mark() {}
         if index == 0 {
-            linger(run, |process| {
+            spin(run, |process| {
                 reclaimer.note_if_unnoted(process);
                 reclaimer.look_around();
             });
@@ -231,7 +231,7 @@ impl<'a> Reclaimer<'a> {
     fn take_back_those_aside(&mut self) {
         if Instant::now() >= self.take_back_at {
             self.take_back_at = Instant::now() + LOOK_ASIDE;
-            aside::take_back(self.run);
+            unresponsive::take_back(self.run);
             self.run.engine.end_rests();
             self.no_room.consider_squeezed(self.run);
         }
@@ -284,19 +284,19 @@ impl<'a> Reclaimer<'a> {
             return 0;
         };
         if standstill::is_stopped(agent.evictor.tid) {
-            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
+            unresponsive::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
         self.note_pool_reads(&process);
         // Before the batch lock: whoever waits for an evictor must not keep events from being processed.
         let Some(evictor) = process.take_evictor(EVICTOR_TURN) else {
             if let Some(why) = process.standstill_in_fork() {
-                aside::set_aside(&process, why);
+                unresponsive::set_aside(&process, why);
             }
             return 0;
         };
         if !process.caught_up(agent) {
-            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
+            unresponsive::set_aside(&process, standstill::of_silent(agent.evictor.tid));
             return 0;
         }
         let held = process.memory.port.hold_changes();
@@ -314,7 +314,7 @@ impl<'a> Reclaimer<'a> {
             }
         }
         if agent.evictor.is_late() {
-            aside::set_aside(&process, standstill::of_silent(agent.evictor.tid));
+            unresponsive::set_aside(&process, standstill::of_silent(agent.evictor.tid));
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the

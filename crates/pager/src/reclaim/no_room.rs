@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a fault waits, and nothing has moved for
-//!      ROOM_FROM_POOLS         pools in RAM give room; else those are waited for that stand still (aside.rs)
+//!      ROOM_FROM_POOLS         pools in RAM give room; else processes that stand still are waited for
 //!      ROOM_FULL_*, ROOM_STUCK either the swap is full, or what is left cannot be moved: --on-full decides
 //!      ROOM_NO_CPU             the same, where a process has had no CPU to move its pages meanwhile
 //!   those that stand still leave next to nothing to others for ROOM_FROM_POOLS: others have a part for sure
@@ -14,7 +14,7 @@
 
 use crate::monitor::unmanaged;
 use crate::process::standstill;
-use crate::reclaim::aside::{self, await_those_aside};
+use crate::reclaim::unresponsive::{self, await_those_aside};
 use crate::run::{Run, account};
 use crate::times::{ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_NO_CPU, ROOM_STUCK};
 use memspill_engine::backing::{Chore, QueueId};
@@ -63,17 +63,17 @@ impl NoRoom {
 
     /// Processes that stand still may leave so little to others that these get nowhere, though pages move.
     pub fn consider_squeezed(&mut self, run: &Run) {
-        let squeezed = aside::squeezed(run);
+        let squeezed = unresponsive::squeezed(run);
         self.squeezed.retain(|id, _| squeezed.iter().any(|group| group.id == *id));
         for group in &squeezed {
             let moved = moved_in(run, group);
             let (since, then) = *self.squeezed.entry(group.id).or_insert_with(|| (Instant::now(), moved));
             // An idle shell that holds little wants no more. Beyond `memory.high` nobody waits, but pages
             // come and go.
-            let want_more = || aside::others_wait(run, group) || moved - then > THRASH_PAGES;
+            let want_more = || unresponsive::others_wait(run, group) || moved - then > THRASH_PAGES;
             if since.elapsed() > ROOM_FROM_POOLS && want_more() {
                 self.squeezed.remove(&group.id);
-                aside::relieve(run, group);
+                unresponsive::relieve(run, group);
             } else if since.elapsed() > THRASH_LOOK {
                 self.squeezed.remove(&group.id);
             }
@@ -102,7 +102,7 @@ impl NoRoom {
             } else if since.elapsed() > stuck_for(run, group) && waited_for {
                 self.stuck_groups.remove(&group.id);
                 if group.has_swap() {
-                    let why = aside::without_cpu(run, group).map_or(String::new(), |p| {
+                    let why = unresponsive::without_cpu(run, group).map_or(String::new(), |p| {
                         format!("; {} has no CPU to run on", standstill::name(p.memory.pid()))
                     });
                     let reason = format!("group {} is full{why}", group.name);
@@ -137,7 +137,7 @@ impl NoRoom {
             if await_those_aside(run, engine.root()) {
                 return;
             }
-            if let Some(process) = aside::without_cpu(run, engine.root()) {
+            if let Some(process) = unresponsive::without_cpu(run, engine.root()) {
                 self.without_cpu = Some(standstill::name(process.memory.pid()));
             }
         }
@@ -155,7 +155,7 @@ impl NoRoom {
 }
 
 fn stuck_for(run: &Run, group: &Group) -> Duration {
-    if aside::without_cpu(run, group).is_some() { ROOM_NO_CPU } else { ROOM_STUCK }
+    if unresponsive::without_cpu(run, group).is_some() { ROOM_NO_CPU } else { ROOM_STUCK }
 }
 
 /// Pages that have moved in a group and in those below it.

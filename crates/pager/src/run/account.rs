@@ -75,7 +75,7 @@ impl Account {
 
     /// Pool, frames and tables change with every batch: bring the group's figure up to date.
     pub fn update(&self, engine: &Engine) {
-        let Held { pool_bytes, ram_disk_bytes, .. } = held(engine);
+        let DeviceRam { pool_bytes, ram_disk_bytes, .. } = held(engine);
         self.largest_pool_bytes.fetch_max(pool_bytes, Ordering::Relaxed);
         self.largest_ram_disk_bytes.fetch_max(ram_disk_bytes, Ordering::Relaxed);
         engine.root().set_other_bytes(pool_bytes + engine.frame_bytes() + self.measured_bytes());
@@ -154,7 +154,7 @@ impl Account {
 
 /// RAM that swap devices hold.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct DeviceRam {
     /// Counts against the budget.
     pool_bytes: u64,
     /// The part of these in a file that agents read.
@@ -163,11 +163,13 @@ struct Held {
     ram_disk_bytes: u64,
 }
 
-fn held(engine: &Engine) -> Held {
-    engine.devices().iter().map(|device| device.backing.usage()).fold(Held::default(), |sum, usage| Held {
-        pool_bytes: sum.pool_bytes + usage.ram_bytes,
-        pool_file_bytes: sum.pool_file_bytes + usage.ram_file_bytes,
-        ram_disk_bytes: sum.ram_disk_bytes + usage.ram_disk_bytes,
+fn held(engine: &Engine) -> DeviceRam {
+    engine.devices().iter().map(|device| device.backing.usage()).fold(DeviceRam::default(), |sum, usage| {
+        DeviceRam {
+            pool_bytes: sum.pool_bytes + usage.ram_bytes,
+            pool_file_bytes: sum.pool_file_bytes + usage.ram_file_bytes,
+            ram_disk_bytes: sum.ram_disk_bytes + usage.ram_disk_bytes,
+        }
     })
 }
 

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   watch     who opens a managed file waits (fanotify)                    faults/openers.rs
-//!   held      what the guardian needs to know                              held_files.rs
+//!   held      what the guardian needs to know                              swapped_files.rs
 //!   filter    what agents need to know: which files may be managed         process/control.rs
 //!   pauses    what was given back is not managed again at once             reclaim/give_back.rs
 //! ```
 
-use crate::held_files::{HeldFiles, Hold};
 use crate::process::Process;
 use crate::process::control::ControlPage;
+use crate::swapped_files::{Hold, SwappedFiles};
 use crate::times::{FILE_AGAIN, FILE_CALLS};
 use memspill_agent::protocol::{FILTER_WORDS, file_bit};
 use memspill_uffd::fanotify::Watch;
@@ -26,7 +26,7 @@ const TIMES_MAX: u32 = 8;
 /// None of them is managed unless `watch` is there.
 pub struct Files {
     pub watch: Option<Arc<Watch>>,
-    held: Arc<HeldFiles>,
+    held: Arc<SwappedFiles>,
     /// The guardian has all our files open.
     pub guardian: u32,
     /// Held while the agents' filters are written.
@@ -44,7 +44,7 @@ struct Pause {
 }
 
 impl Files {
-    pub fn new(watch: Option<Watch>, held: Arc<HeldFiles>, guardian: u32) -> Files {
+    pub fn new(watch: Option<Watch>, held: Arc<SwappedFiles>, guardian: u32) -> Files {
         Files {
             watch: watch.map(Arc::new),
             held,
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn pauses_grow() {
-        let files = Files::new(None, Arc::new(HeldFiles::new().expect("a list")), 0);
+        let files = Files::new(None, Arc::new(SwappedFiles::new().expect("a list")), 0);
         let (id, other) = (Id { dev: 1, ino: 2 }, Id { dev: 1, ino: 3 });
         assert!(files.may_manage(id));
         files.note_given_back(id);

@@ -30,7 +30,7 @@ pub mod cpus;
 pub mod files;
 pub mod forks_waiting;
 pub mod pool_reads;
-pub mod quiet;
+pub mod quiet_points;
 pub mod rates;
 pub mod reads;
 pub mod record;
@@ -45,7 +45,7 @@ use crate::process::Process;
 use crate::shared::Object;
 use crate::stall::Stall;
 use crate::times::now_us;
-use crate::working_set::{Counts, Held};
+use crate::working_set::{Counts, RunMemory};
 use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
@@ -59,7 +59,7 @@ use memspill_engine::layout;
 use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
-use quiet::Quiet;
+use quiet_points::QuietPoints;
 use record::Recording;
 use sampling::Sampling;
 use std::collections::HashMap;
@@ -73,7 +73,7 @@ pub struct Run {
     pub cpus: Vec<PagerCpu>,
     pub layout: Layout,
     pub settings: Settings,
-    pub quiet: Quiet,
+    pub quiet: QuietPoints,
     pub account: Account,
     /// Time in which its processes wait for memory.
     pub stall: Stall,
@@ -241,7 +241,7 @@ impl Run {
             engine,
             cpus,
             layout,
-            quiet: Quiet::new(settings.check),
+            quiet: QuietPoints::new(settings.check),
             settings,
             account: Account::default(),
             stall: Stall::since(now_us()),
@@ -390,7 +390,7 @@ impl Run {
             engine.spaces().iter().map(|space| of(space)).sum::<u64>() as f64 * PAGE_SIZE as f64
         };
         let pools = account::pools(engine);
-        let held = Held {
+        let held = RunMemory {
             budget_bytes: engine.root().limit_bytes() as f64,
             resident_bytes: bytes(Space::resident_pages),
             swapped_bytes: bytes(Space::swapped_pages),

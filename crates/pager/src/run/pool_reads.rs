@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   a pager      when the bell rings, or a fault is asked for
-//!   a reclaimer  before and after each batch of the process, and while it lingers (reclaim/linger.rs): then
+//!   a reclaimer  before and after each batch of the process, and while it spins (reclaim/spin.rs): then
 //!                the bell seldom rings, and the pager that hears it would take the CPU of the thread that
 //!                faults; and now and then of all processes, for what is too little to be told of
 //! ```

@@ -1,5 +1,5 @@
 //! Which threads bring pages back often, and not in order: those that are held back while another one has
-//! the swap token (faults/held.rs).
+//! the swap token (faults/token_queue.rs).
 //!
 //! What it does not do: count what another thread serves or notes.
 

@@ -9,8 +9,9 @@
 //! ```text
 //!   a fault of the holder        its page is favoured
 //!   a fault of another thread    takes the token if the holder has not faulted for IDLE, or has held it for
-//!                                HOLD. Else, on up to two CPUs, who faults often waits until
-//!                                the holder has not faulted for PAUSE, or has had its turn (faults/held.rs)
+//!                                HOLD. Else, on up to two CPUs, a thread that faults often waits in
+//!                                faults/token_queue.rs until the holder has not faulted for PAUSE, or has
+//!                                had its turn
 //! ```
 //!
 //! Groups do not take each other's pages before their limits, so only threads of the holder's group wait.

@@ -13,7 +13,7 @@ use crate::faults::order::cluster::{Cluster, Doubt, Evidence};
 
 /// What a child has seen of the changes: for each of them whether, and what is in doubt.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Seen {
+pub struct SeenByChild {
     pub changes: Vec<bool>,
     pub doubts: Vec<Doubt>,
     /// Too much has changed: nothing that the child has not in memory can be trusted.
@@ -34,8 +34,8 @@ impl Clusters {
     }
 
     /// The changes after the first `told` ones that the child of a fork has seen.
-    pub fn seen_by(&self, told: usize, evidence: &impl Evidence) -> Seen {
-        let mut seen = Seen { changes: vec![false; self.total], ..Seen::default() };
+    pub fn seen_by(&self, told: usize, evidence: &impl Evidence) -> SeenByChild {
+        let mut seen = SeenByChild { changes: vec![false; self.total], ..SeenByChild::default() };
         for cluster in &self.clusters {
             let told_here = cluster.told_before(told);
             let count = cluster.seen_by(told_here, evidence).unwrap_or_else(|| {
@@ -50,7 +50,7 @@ impl Clusters {
 
     /// Several forks in the order in which they were made: who was later has seen more. If that does not fit,
     /// the later one has not seen what it seemed to, and all that has changed is in doubt.
-    pub fn sort_forks<T>(&self, forks: &mut [(Seen, T)]) {
+    pub fn sort_forks<T>(&self, forks: &mut [(SeenByChild, T)]) {
         forks.sort_by_key(|(seen, _)| seen.changes.iter().filter(|seen| **seen).count());
         let mut before = vec![false; self.total];
         for (seen, _) in forks {
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn of_two_forks_the_later_has_seen_more() {
         let clusters = Clusters { clusters: Vec::new(), total: 3 };
-        let seen = |changes: [bool; 3]| Seen { changes: changes.to_vec(), ..Seen::default() };
+        let seen = |changes: [bool; 3]| SeenByChild { changes: changes.to_vec(), ..SeenByChild::default() };
         let mut forks =
             vec![(seen([true, true, false]), 'b'), (seen([false, true, false]), 'a'), (seen([true; 3]), 'c')];
         clusters.sort_forks(&mut forks);

@@ -19,9 +19,9 @@ pub enum Disturbed {
 
 /// Is a fork under way, and what has changed since it began?
 #[derive(Default)]
-pub struct HeldForFork(Mutex<Option<Vec<Disturbed>>>);
+pub struct Forking(Mutex<Option<Vec<Disturbed>>>);
 
-impl HeldForFork {
+impl Forking {
     pub fn begin(&self) {
         *self.0.lock().expect("fork") = Some(Vec::new());
     }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn changes_are_noted_while_a_fork_is_under_way() {
-        let (held, change) = (HeldForFork::default(), Disturbed::Unmapped((1, 2)));
+        let (held, change) = (Forking::default(), Disturbed::Unmapped((1, 2)));
         held.note([change]);
         assert!(!held.is_under_way() && !held.end());
         held.begin();

@@ -3,7 +3,7 @@
 //!
 //! A thread that a fill wakes goes to an idle CPU if there is one, away from its pager, and both pay for an
 //! idle CPU's waking (50 µs in a virtual machine) at every fault from then on. On more CPUs one of them is
-//! always idle. (Where idle CPUs are kept awake, awake.rs, they pay less, and this still gains a little.)
+//! always idle. (Where idle CPUs are kept awake, idle_cpus.rs, they pay less, and this still gains a little.)
 //!
 //! If threads bring pages by themselves, this thread notes them, on a CPU that is not theirs.
 //!
@@ -21,7 +21,7 @@ use std::time::Instant;
 
 /// Return when reclaim is wanted, faults have ceased, or somebody else has run here. `look`: what the caller
 /// does meanwhile, for the process whose thread it is.
-pub fn linger(run: &Run, mut look: impl FnMut(&Arc<Process>)) {
+pub fn spin(run: &Run, mut look: impl FnMut(&Arc<Process>)) {
     if run.cpus.len() != 2 {
         return;
     }

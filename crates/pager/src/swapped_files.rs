@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex};
 
 const ENTRY_BYTES: u64 = size_of::<RawFd>() as u64;
 
-pub struct HeldFiles {
+pub struct SwappedFiles {
     list: OwnedFd,
     /// Places that are taken.
     taken: Mutex<Vec<bool>>,
 }
 
-impl HeldFiles {
-    pub fn new() -> io::Result<HeldFiles> {
+impl SwappedFiles {
+    pub fn new() -> io::Result<SwappedFiles> {
         let list = memfd_create("memspill-held", MemfdFlags::CLOEXEC)?;
-        Ok(HeldFiles { list, taken: Mutex::default() })
+        Ok(SwappedFiles { list, taken: Mutex::default() })
     }
 
     fn write(&self, place: usize, fd: RawFd) -> io::Result<()> {
@@ -68,14 +68,14 @@ impl HeldFiles {
 
 /// A file is in the list, and who opens it is held, until this is dropped.
 pub struct Hold {
-    held: Arc<HeldFiles>,
+    held: Arc<SwappedFiles>,
     place: usize,
     watch: Arc<Watch>,
     file: OwnedFd,
 }
 
 impl Hold {
-    pub fn new(held: &Arc<HeldFiles>, watch: &Arc<Watch>, file: BorrowedFd<'_>) -> io::Result<Hold> {
+    pub fn new(held: &Arc<SwappedFiles>, watch: &Arc<Watch>, file: BorrowedFd<'_>) -> io::Result<Hold> {
         let file = file.try_clone_to_owned()?;
         watch.watch(file.as_fd())?;
         let place = held.add(file.as_raw_fd()).inspect_err(|_| _ = watch.unwatch(file.as_fd()))?;
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn files_that_are_held_are_emptied() {
         let Ok(watch) = Watch::new() else { return eprintln!("not tested: CAP_SYS_ADMIN is missing") };
-        let (held, watch) = (Arc::new(HeldFiles::new().expect("a list")), Arc::new(watch));
+        let (held, watch) = (Arc::new(SwappedFiles::new().expect("a list")), Arc::new(watch));
         let file = || {
             let file = File::from(memfd_create("held", MemfdFlags::CLOEXEC).expect("a memfd"));
             file.set_len(4096).expect("a length");

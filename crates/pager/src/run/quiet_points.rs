@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-pub struct Quiet {
+pub struct QuietPoints {
     enabled: bool,
     wanted: AtomicBool,
     /// The checker runs: a panic is what it found.
@@ -24,9 +24,9 @@ pub struct Quiet {
     work: RwLock<()>,
 }
 
-impl Quiet {
-    pub fn new(enabled: bool) -> Quiet {
-        Quiet {
+impl QuietPoints {
+    pub fn new(enabled: bool) -> QuietPoints {
+        QuietPoints {
             enabled,
             wanted: AtomicBool::new(false),
             checking: AtomicBool::new(false),
@@ -74,11 +74,11 @@ mod tests {
 
     #[test]
     fn work_and_a_quiet_point_exclude_each_other() {
-        let quiet = Quiet::new(true);
+        let quiet = QuietPoints::new(true);
         let guard = quiet.begin_work();
         assert!(guard.is_some() && quiet.work.try_write().is_err());
         drop(guard);
         assert!(quiet.work.try_write().is_ok());
-        assert!(Quiet::new(false).begin_work().is_none());
+        assert!(QuietPoints::new(false).begin_work().is_none());
     }
 }

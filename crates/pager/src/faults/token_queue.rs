@@ -30,7 +30,7 @@ use memspill_engine::fill::Fault;
 use std::collections::HashMap;
 
 /// A fault whose thread sleeps; `P` is its process.
-pub struct HeldFault<P> {
+pub struct TokenWaiter<P> {
     pub process: P,
     pub fault: Fault,
     pub who: Faulter,
@@ -38,8 +38,8 @@ pub struct HeldFault<P> {
 }
 
 /// Faults of one pager, those of threads that have waited longest first.
-pub struct Held<P> {
-    faults: Vec<HeldFault<P>>,
+pub struct TokenQueue<P> {
+    faults: Vec<TokenWaiter<P>>,
     /// The wait of each thread that waits for a turn.
     waits: HashMap<u32, Wait>,
     looked_us: u64,
@@ -57,9 +57,9 @@ const WAITS_MAX: usize = 1024;
 /// Whether a process forks or ends is looked at so often.
 const LOOK_US: u64 = 1_000;
 
-impl<P> Held<P> {
-    pub fn new() -> Held<P> {
-        Held { faults: Vec::new(), waits: HashMap::new(), looked_us: 0 }
+impl<P> TokenQueue<P> {
+    pub fn new() -> TokenQueue<P> {
+        TokenQueue { faults: Vec::new(), waits: HashMap::new(), looked_us: 0 }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -69,13 +69,13 @@ impl<P> Held<P> {
     /// Returns a fault of a thread of that number that was held already, which is to be served now. Mostly a
     /// signal has interrupted it, and nobody waits for it any more. But numbers are those of a pid namespace,
     /// or what a process says: it may be another thread.
-    pub fn hold(&mut self, process: P, fault: Fault, who: Faulter, now_us: u64) -> Option<HeldFault<P>> {
+    pub fn hold(&mut self, process: P, fault: Fault, who: Faulter, now_us: u64) -> Option<TokenWaiter<P>> {
         let since_us = self.wait_since(who.tid, now_us);
         let before = self.faults.iter().position(|held| held.who.tid == who.tid);
         let before = before.map(|at| self.faults.remove(at));
         let at = self.faults.partition_point(|held| self.waits_since(held.who.tid) <= since_us);
         let held_since_us = before.as_ref().map_or(now_us, |held| held.since_us);
-        self.faults.insert(at, HeldFault { process, fault, who, since_us: held_since_us });
+        self.faults.insert(at, TokenWaiter { process, fault, who, since_us: held_since_us });
         before
     }
 
@@ -97,7 +97,7 @@ impl<P> Held<P> {
 
     /// Is there a fault to be served?
     pub fn is_due(&self, token: &Token, now_us: u64) -> bool {
-        let is_due = |held: &HeldFault<P>| held.is_overdue(now_us) || !token.holds_back(held.who, now_us);
+        let is_due = |held: &TokenWaiter<P>| held.is_overdue(now_us) || !token.holds_back(held.who, now_us);
         let looks = now_us.saturating_sub(self.looked_us) >= LOOK_US;
         !self.is_empty() && (looks || self.faults.iter().any(is_due))
     }
@@ -108,7 +108,7 @@ impl<P> Held<P> {
         token: &Token,
         now_us: u64,
         hurries: impl Fn(&P) -> bool,
-    ) -> Vec<(HeldFault<P>, bool)> {
+    ) -> Vec<(TokenWaiter<P>, bool)> {
         self.looked_us = now_us;
         let (mut due, mut kept) = (Vec::new(), Vec::new());
         for held in self.faults.drain(..) {
@@ -129,7 +129,7 @@ impl<P> Held<P> {
     }
 }
 
-impl<P> HeldFault<P> {
+impl<P> TokenWaiter<P> {
     /// It waits no longer, whoever has the token.
     fn is_overdue(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.since_us) > TURN_US
@@ -144,7 +144,7 @@ mod tests {
 
     /// One pager, and threads that always fault at random, each fault 10 µs: how many each had in 20 s.
     fn served(threads: u32) -> Vec<u64> {
-        let (token, mut rates, mut held) = (Token::new(true), Rates::default(), Held::new());
+        let (token, mut rates, mut held) = (Token::new(true), Rates::default(), TokenQueue::new());
         let mut served = vec![0u64; threads as usize];
         let mut sleeps = vec![false; threads as usize];
         let mut now_us = 1_000_000;
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_fault_whose_thread_faults_again_is_given_back() {
-        let mut held = Held::new();
+        let mut held = TokenQueue::new();
         let who = Faulter { tid: 1, group: GroupId(0), group_pages: 10_000, often: true };
         let fault = |page| Fault { vpn: Vpn(page), write: false, urgent: false, favoured: false };
         assert!(held.hold("first", fault(1), who, 10).is_none());
