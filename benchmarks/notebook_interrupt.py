@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how long a notebook's interrupt takes, with and without gc.freeze().
 
-    python3 benchmarks/notebook_interrupt.py target/release/memspill [--limit 110M] [--pager thread]
+    python3 benchmarks/notebook_interrupt.py target/release/memspill [--limit 110M] [--mode agent]
 
 A cell fills a list with 1.5 million strings, 270 MiB. Another walks over one of a
 thousand, without end, and is interrupted. IPython builds a traceback then, which allocates, so Python starts
@@ -60,10 +60,10 @@ def main():
     parser.add_argument("memspill")
     parser.add_argument("--limit", default="110M")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pager", default="auto")
+    parser.add_argument("--mode", default="auto")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as swap:
-        run = [asked.memspill, "run", f"--pager={asked.pager}", "-m", asked.limit, "--swap-dir", swap, "--"]
+        run = [asked.memspill, "run", f"--mode={asked.mode}", "-m", asked.limit, "--swap-dir", swap, "--"]
         rows = [("alone", [], False), ("in the budget", run, False), ("in the budget, frozen", run, True)]
         taken = {name: [] for name, _, _ in rows}
         for round_number in range(asked.rounds):

@@ -38,7 +38,7 @@ is() {
     shift
     contained "${SPILL[@]}" "$@" || { WHY="ends with $?: $(tail -n 1 "$WORK/err")"; return 1; }
     [ "$(cat "$WORK/out")" = "$right" ] || { WHY="prints $(head -c 100 "$WORK/out")"; return 1; }
-    grep -q 'pager: signal' "$WORK/err" || WHY="another pager: $(head -n 1 "$WORK/err")"
+    grep -q 'mode: agent mode, holes by guard' "$WORK/err" || WHY="another mode: $(head -n 1 "$WORK/err")"
     [ -z "$WHY" ]
 }
 case_killed() {

@@ -2,8 +2,8 @@
 # Small programs, one for each kind of thing that programs do with memory, threads, children and calls: each
 # prints and ends under memspill as it does alone, in every mode.
 #
-#   kernel           as root
-#   thread, signal   as a normal user: 65534, without capabilities, where this runs as root
+#   kernel               as root
+#   agent, agent-guard   as a normal user: 65534, without capabilities, where this runs as root
 #
 # The programs are tests/field/*.c: they check themselves and print the same at each run. The cases are in
 # tests/field/*.sh, by topic. A topic that has nothing to say in a mode does not list its cases there ($MODE).
@@ -11,8 +11,8 @@
 # With --real the cases are those of tests/field/real/: whole programs (browsers, collectors, servers) in half
 # of the memory that they take alone. They take a long time, and each says what it took.
 
-HELP="usage: tests/field.sh [--real] [--mode=kernel|thread|signal] [--memspill BIN] [--with 'ARGS'] [--keep]
-                      [NAME...]
+HELP="usage: tests/field.sh [--real] [--mode=kernel|agent|agent-guard] [--memspill BIN] [--with 'ARGS']
+                      [--keep] [NAME...]
   --real       whole programs; what is not installed is skipped, with the package that has it
   --mode=MODE  this mode alone; may be given again. Default: all that can be here
   --list       names of the cases"
@@ -22,7 +22,7 @@ MODES=()
 words=()
 for word; do
     case $word in
-    --mode=kernel | --mode=thread | --mode=signal) MODES+=("${word#--mode=}") ;;
+    --mode=kernel | --mode=agent | --mode=agent-guard) MODES+=("${word#--mode=}") ;;
     --list) LIST=1 ;;
     --real) TOPICS=/real ;;
     *) words+=("$word") ;;
@@ -31,7 +31,7 @@ done
 . "$(dirname "$0")/common.sh"
 parse_options "${words[@]}"
 FIELD=$TESTS/field$TOPICS
-[ ${#MODES[@]} -gt 0 ] || MODES=(kernel thread signal)
+[ ${#MODES[@]} -gt 0 ] || MODES=(kernel agent agent-guard)
 # Job control: a job gets a process group of its own, and its signals are not ignored.
 set -m
 cd "$WORK" || exit 2
@@ -102,7 +102,7 @@ same() {
         budget=$((alone_kib / 2048))M
     fi
     began=$(now)
-    ends_watched "$watch" "$limit" "$MEMSPILL" run --pager="$MODE" --memory-max "$budget" \
+    ends_watched "$watch" "$limit" "$MEMSPILL" run "${HOW[@]}" --memory-max "$budget" \
         --swap-dir "$WORK/swap" --stats=all "${options[@]}" "${MEMSPILL_ARGS[@]}" -- "$@" || return
     DID="$(since "$began") s, alone $alone_s${PEAK_KIB:+; had $((PEAK_KIB >> 10)) MiB of $budget}"
     PSWPOUT=$(awk '$2 == "pswpout" { print $3 }' err)
@@ -145,7 +145,8 @@ peak_below() {
 
 # can_be MODE: whether this machine has it; why not is in WHY.
 can_be() {
-    MODE=$1 AS=()
+    MODE=$1 AS=() HOW=(--mode="${1%-guard}")
+    [ "$MODE" != agent-guard ] || HOW+=(--holes=guard)
     if [ "$MODE" = kernel ]; then
         [ "$(id -u)" = 0 ] || { WHY="needs root"; return 1; }
     elif [ "$(id -u)" = 0 ]; then
@@ -153,7 +154,7 @@ can_be() {
             --no-new-privs)
         "${AS[@]}" test -x "$MEMSPILL" || { WHY="user 65534 cannot read $MEMSPILL"; return 1; }
     fi
-    ends 20 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir "$WORK/swap" -- true
+    ends 20 "$MEMSPILL" run "${HOW[@]}" -m 64M --swap-dir "$WORK/swap" -- true
     [ "$CODE" = 0 ] || { WHY=$(head -n 1 err); return 1; }
 }
 

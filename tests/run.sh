@@ -152,7 +152,7 @@ suite "real programs" 480 tests/real_programs.sh "${PROGRAMS[@]}"
 suite "robustness" 1080 tests/robustness.sh --kills 4
 suite "without privileges" 300 tests/unprivileged.sh check kill-target kill-supervisor remap-pieces \
     forked-writers python verify-threads by_auto without_query
-suite "without userfaultfd" 180 tests/unprivileged.sh --pager=signal check kill-target opened by_auto
+suite "without userfaultfd" 180 tests/unprivileged.sh --holes=guard check kill-target opened by_auto
 export -f verifier
 suite "small programs of every kind" 600 tests/field.sh
 suite "packages" 120 tests/packages.sh man completions-bash completions-zsh completions-fish deb make ninja
@@ -160,7 +160,8 @@ suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \
     own-memory
-suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with --pager=signal mprotect-4
+suite "hard memory limit, without userfaultfd" 60 tests/memcg.sh --with "--mode=agent --holes=guard" \
+    mprotect-4
 end_beside
 stage "cargo's tests" cargo test --release --workspace --locked
 begin "all stages passed"

@@ -4,7 +4,7 @@
 
 HELP="usage: tests/stressors.sh [NAME...]
   NAME           stressors, instead of all that harm nobody else
-  --with 'ARGS'  of memspill run, as --with '--pager=thread'
+  --with 'ARGS'  of memspill run, as --with '--mode=agent'
 Takes six minutes. Those that fail without memspill, or take all of the machine, are left out; those that
 differ for a reason that is written here are said to be known. As root it runs them as user 65534, with the
 right to have faults in system calls served."

@@ -1,13 +1,13 @@
 #!/bin/bash
-# A pager that needs no privilege (thread or signal), as a user without any: real programs, and what must hold
-# when things go wrong. The scripts for these run as that user, with that pager for each run.
+# Agent mode, as a user without any privilege: real programs, and what must hold when things go wrong. The
+# scripts for these run as that user, in that mode.
 
 HELP="usage: tests/unprivileged.sh [--full] [NAME...]
   NAME    cases of tests/robustness.sh and programs of tests/real_programs.sh
   --full  large sizes, and more kills
-  --pager=signal  that pager in place of thread; by_auto is a run that is to take it by itself, with signal
-          under a filter that refuses userfaultfd and io_uring. without_query is one with thread under a
-          filter that refuses PROCMAP_QUERY, as Linux before 6.11
+  --holes=guard  guard pages in place of userfaultfds. by_auto is a run that is to take that by itself, with
+          guard pages under a filter that refuses userfaultfd and io_uring. without_query is one with
+          userfaultfds under a filter that refuses PROCMAP_QUERY, as Linux before 6.11
   --list  names of both
 Needs root, to become that user (65534); the repository must be readable for all."
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -22,12 +22,10 @@ PROGRAMS=(sort numpy python sqlite redis gcc make node java-serial java cplusplu
 
 FULL=()
 NAMES=()
-PAGER=thread
+HOLES=userfaultfd
 for word; do
     case $word in
-    --pager=signal|--pager=thread)
-        PAGER=${word#--pager=}
-        ;;
+    --holes=guard) HOLES=guard ;;
     --full) FULL=(--full) ;;
     --list) echo "${CASES[*]} ${PROGRAMS[*]}"; exit ;;
     -*) printf '%s\n' "$HELP"; exit 2 ;;
@@ -39,9 +37,10 @@ user=(setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bound
 "${user[@]}" test -r "$TESTS/common.sh" ||
     { echo "SKIP (user 65534 cannot read $TESTS)"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
 # An older kernel has no guard markers. Missing features are named; anything else is no reason to skip.
-if [ $PAGER = signal ]; then
-    said=$(cd / && "${user[@]}" "$TESTS/../target/release/memspill" run --pager=signal -m 64M -- true 2>&1)
-    if [[ $said == *"signal is not possible"* ]]; then
+HOW=(--mode=agent --holes=$HOLES)
+if [ $HOLES = guard ]; then
+    said=$(cd / && "${user[@]}" "$TESTS/../target/release/memspill" run "${HOW[@]}" -m 64M -- true 2>&1)
+    if [[ $said == *"not possible"* ]]; then
         echo "SKIP ($said)"
         echo "0 passed, 0 failed, 1 skipped"
         exit 0
@@ -63,17 +62,17 @@ run() {
     [ ${#asked[@]} = 0 ] && return
     (cd / && TMPDIR=/tmp "${user[@]}" bash "$TESTS/$script" "${FULL[@]}" "${args[@]}" "${asked[@]}") || code=1
 }
-run robustness.sh --kills 6 --with "--pager=$PAGER" -- "${CASES[@]}"
-run real_programs.sh --with "--pager=$PAGER --check" -- "${PROGRAMS[@]}"
-# by_auto BEFORE...: which pager memspill takes by itself, behind this command, and that it pages.
+run robustness.sh --kills 6 --with "${HOW[*]}" -- "${CASES[@]}"
+run real_programs.sh --with "${HOW[*]} --check" -- "${PROGRAMS[@]}"
+# by_auto WORDS BEFORE...: what memspill takes by itself, behind this command, and that it pages.
 by_auto() {
     [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" by_auto "* ]] || return
-    local right said job='d = {i: str(i) * 5 for i in range(300000)}
+    local words=$1 right said job='d = {i: str(i) * 5 for i in range(300000)}
 print(sum(int(v[:6]) for _ in range(3) for v in d.values()))'
     right=$(/usr/bin/python3 -c "$job")
-    said=$(cd / && "${user[@]}" "$@" "$TESTS/../target/release/memspill" run -v --stats=all -m 24M \
+    said=$(cd / && "${user[@]}" "${@:2}" "$TESTS/../target/release/memspill" run -v --stats=all -m 24M \
         -- /usr/bin/python3 -c "$job" 2>&1)
-    if [[ $said == *"pager: $PAGER, for "*kernel* && $said == *"$right"* &&
+    if [[ $said == *"mode: agent mode, holes by $words"* && $said == *"$right"* &&
         $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then
         echo "PASS by_auto"
         echo "1 passed, 0 failed, 0 skipped"
@@ -88,7 +87,7 @@ without_query() {
     [[ ${#NAMES[@]} = 0 || " ${NAMES[*]} " == *" without_query "* ]] || return
     local said
     if said=$(cd / && "${user[@]}" timeout -k 10 60 /usr/bin/python3 "$TESTS/without.py" procmap-query \
-        "$TESTS/../target/release/memspill" run --pager=$PAGER --check --stats -m 32M \
+        "$TESTS/../target/release/memspill" run "${HOW[@]}" --check --stats=all -m 32M \
         -- "$TESTS/../target/release/memspill-workload" mutate --size 80M --threads 3 --seconds 5 2>&1) &&
         [[ $said =~ " pgsteal "[[:space:]]+[0-9]{4} ]]; then
         echo "PASS without_query"
@@ -99,11 +98,11 @@ without_query() {
         code=1
     fi
 }
-case $PAGER in
-signal) by_auto /usr/bin/python3 "$TESTS/without.py" userfaultfd ;;
-thread)
+case $HOLES in
+guard) by_auto "guard pages" /usr/bin/python3 "$TESTS/without.py" userfaultfd ;;
+userfaultfd)
     # If anybody may open the device, the kernel mode is taken.
-    "${user[@]}" test -w /dev/userfaultfd || by_auto env
+    "${user[@]}" test -w /dev/userfaultfd || by_auto "its own userfaultfd" env
     without_query
     ;;
 esac

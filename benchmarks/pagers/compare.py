@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The pagers against each other, and against the program without memspill, in turns.
+"""The modes against each other, and against the program without memspill, in turns.
 
     sudo benchmarks/pagers/compare.py [--rounds N] [--modes M,...] [--json FILE] [ROW...]   --list: the rows
 
-Each round runs a row's program in each mode: natively, under --pager=kernel (as root), and under
---pager=user, signal and thread (as user 65534, without any privilege), in an order that changes from
+Each round runs a row's program in each mode: natively, in kernel mode (as root), and in agent
+mode with either kind of holes (as user 65534, without any privilege), in an order that changes from
 round to round. A row says what is compared: the time that the whole run takes, or figures that the program
 prints (calls.c).
 
@@ -29,14 +29,14 @@ sys.path.insert(0, str(HERE.parent))
 from programs import (MEMSPILL, WORKLOAD, Run, half_of_peak, java, make_input, make_java, node,  # noqa: E402
                       print_table, python, spread, sqlite)
 
-MODES = ("native", "kernel", "user", "signal", "thread")
-RATIOS = (("user", "kernel"), ("signal", "kernel"), ("thread", "kernel"), ("thread", "user"),
-          ("kernel", "native"), ("user", "native"), ("signal", "native"), ("thread", "native"))
+MODES = ("native", "kernel", "userfaultfd", "guard")
+RATIOS = (("guard", "kernel"), ("userfaultfd", "kernel"), ("guard", "userfaultfd"),
+          ("kernel", "native"), ("guard", "native"), ("userfaultfd", "native"))
 UNPRIVILEGED = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all",
                 "--bounding-set=-all", "--no-new-privs"]
 LIMIT_S = 120
 
-work = pathlib.Path(tempfile.mkdtemp(prefix="memspill-user-pager."))
+work = pathlib.Path(tempfile.mkdtemp(prefix="memspill-modes."))
 calls = work / "calls"
 
 
@@ -96,7 +96,8 @@ def prepare(names):
 def run(mode, budget, command, prints):
     """Figures of one run: NAME: number; {} where it failed."""
     if mode != "native":
-        command = [MEMSPILL, "run", "-m", f"{budget}M", f"--pager={mode}", "--", *command]
+        how = "--mode=kernel" if mode == "kernel" else f"--holes={mode}"
+        command = [MEMSPILL, "run", "-m", f"{budget}M", how, "--", *command]
     if mode != "kernel":
         command = UNPRIVILEGED + command
     done = Run(work, command, LIMIT_S)

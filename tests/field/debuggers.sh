@@ -36,7 +36,7 @@ case_gdb() {
 # One SIGTERM ends a run in which gdb waits for a program.
 case_gdb-term() {
     have gdb || { SKIP="no gdb"; return; }
-    "${AS[@]}" timeout -k 60 5 "$MEMSPILL" run --pager="$MODE" -m 200M --swap-dir "$WORK/swap" -- \
+    "${AS[@]}" timeout -k 60 5 "$MEMSPILL" run "${HOW[@]}" -m 200M --swap-dir "$WORK/swap" -- \
         gdb -q -nx -batch -ex run --args sleep 100 </dev/null >out 2>err
     CODE=$?
     [ $CODE = 124 ] || { no "exit code $CODE"; kill_ours; return 1; }
@@ -48,7 +48,7 @@ case_gdb-killed() {
     local pid
     have gdb || { SKIP="no gdb"; return; }
     rm -f swap/holds swap/ran
-    "${AS[@]}" "$MEMSPILL" run --pager="$MODE" -m 200M --swap-dir "$WORK/swap" -- \
+    "${AS[@]}" "$MEMSPILL" run "${HOW[@]}" -m 200M --swap-dir "$WORK/swap" -- \
         gdb -q -nx -batch -ex starti -ex "shell touch $WORK/swap/holds; sleep 100" \
         --args touch "$WORK/swap/ran" </dev/null >out 2>err &
     pid=$!

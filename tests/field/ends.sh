@@ -5,7 +5,7 @@ CASES+=(hops daemon children_ignored swap_held swap_mounted doctor_directory)
 in_budget() {
     local budget=$1
     shift
-    ends 60 "$MEMSPILL" run --pager="$MODE" -m "$budget" --swap-dir "$WORK/swap" "${MEMSPILL_ARGS[@]}" -- "$@"
+    ends 60 "$MEMSPILL" run "${HOW[@]}" -m "$budget" --swap-dir "$WORK/swap" "${MEMSPILL_ARGS[@]}" -- "$@"
     [ "$CODE" = 0 ] || { no "exit code $CODE: $(lines | head -n 1)"; return; }
     gone 5 || { no "left: $(ours | tr '\n' ' ')"; kill_ours; return 1; }
 }
@@ -18,7 +18,7 @@ case_hops() {
 
 # The starter of memspill may have told the kernel to forget the ends of children, which programs inherit.
 case_children_ignored() {
-    ends 20 env --ignore-signal=CHLD "$MEMSPILL" run --pager="$MODE" -m 24M --swap-dir "$WORK/swap" \
+    ends 20 env --ignore-signal=CHLD "$MEMSPILL" run "${HOW[@]}" -m 24M --swap-dir "$WORK/swap" \
         "${MEMSPILL_ARGS[@]}" -- bash -c 'grep SigIgn /proc/self/status; exit 3'
     [ "$CODE" = 3 ] || { no "exit code $CODE instead of 3"; return; }
     # Bit 16 is that of signal 17.
@@ -34,7 +34,7 @@ case_daemon() {
 
 # swap_to FILE[,OPTION]: a run that swaps there. CODE and `err` are what it says.
 swap_to() {
-    ends 60 "$MEMSPILL" run --pager="$MODE" -m 24M --swap "file:$1" "${MEMSPILL_ARGS[@]}" -- true
+    ends 60 "$MEMSPILL" run "${HOW[@]}" -m 24M --swap "file:$1" "${MEMSPILL_ARGS[@]}" -- true
 }
 
 # refused FILE WHAT: it holds this, and stays as it is.

@@ -13,11 +13,11 @@ case_heap-top() { same 10M heap_top && left 4096; }
 case_soft-dirty() {
     same 10M soft_dirty && left 4096 || return
     # The program relies on this where the kernel keeps such bits; this kernel may not.
-    ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c 'echo 1 >/proc/self/clear_refs'
+    ends 60 "$MEMSPILL" run "${HOW[@]}" -m 64M --swap-dir swap -- sh -c 'echo 1 >/proc/self/clear_refs'
     [ "$CODE" != 0 ] && grep -qi 'permission denied' err || no "/proc/self/clear_refs can be written"
     # Another file of that name can be; each mode runs as another user, so each has its own.
     local other=swap/$MODE.clear_refs
-    ends 60 "$MEMSPILL" run --pager="$MODE" -m 64M --swap-dir swap -- sh -c "echo 1 >$other"
+    ends 60 "$MEMSPILL" run "${HOW[@]}" -m 64M --swap-dir swap -- sh -c "echo 1 >$other"
     [ "$CODE" = 0 ] && [ -s "$other" ] || no "nor can another file of that name"
     rm -f "$other"
 }

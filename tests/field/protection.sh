@@ -13,7 +13,7 @@ case_guards() { same 16M -s 20 protection guards 32 && left 4000; }
 # though something else of it can always be had.
 case_protected_stays() {
     build protection || return
-    ends 60 "$MEMSPILL" run --pager=kernel -m 16M --swap-dir "$WORK/swap" -- "$WORK/bin/protection" flips 24
+    ends 60 "$MEMSPILL" run --mode=kernel -m 16M --swap-dir "$WORK/swap" -- "$WORK/bin/protection" flips 24
     [ "$CODE" = 137 ] || { no "it ends with $CODE: $(lines | head -n 3)"; return; }
     said 'MiB read-only or without access'
 }

@@ -32,7 +32,7 @@ case_shared_anonymous() { shared_fits anonymous 'shared anonymous memory'; }
 # 60 MiB do not fit in 40: the run ends within seconds, and the line says who has what, and what to do.
 shared_does_not_fit() {
     build shared || return
-    ends 60 "$MEMSPILL" run --pager="$MODE" --memory-max 40M --swap-dir "$WORK/swap" "${MEMSPILL_ARGS[@]}" \
+    ends 60 "$MEMSPILL" run "${HOW[@]}" --memory-max 40M --swap-dir "$WORK/swap" "${MEMSPILL_ARGS[@]}" \
         -- "$WORK/bin/shared" "$1" 60 4 30
     [ "$CODE" = 137 ] || { no "exit code $CODE instead of 137: $(lines | head -n 3)"; return; }
     said "the budget is 40 MiB: process [0-9]+ \(shared\).*$2 [0-9]+ MiB.*raise --memory-max"
@@ -44,7 +44,7 @@ case_shared_too_much_sysv() { shared_does_not_fit sysv 'System V shared memory';
 case_shared_too_much_anonymous() {
     shared_does_not_fit anonymous 'shared anonymous memory' && shared_way_out
 }
-shared_way_out() { [ "$MODE" = kernel ] && said --shared=all || said --pager=kernel; }
+shared_way_out() { [ "$MODE" = kernel ] && said --shared=all || said --mode=kernel; }
 
 # With --shared=none it is as if it were not there.
 case_shared_uncounted() {

@@ -32,7 +32,7 @@ def prepared(caller):
     message, fds, _, _ = socket.recv_fds(caller, 100, 2)
     for fd in fds:
         os.close(fd)
-    magic, error, fork, _ranges = struct.unpack("<Ii16sQ", message)
+    magic, error, fork = struct.unpack("<Ii16s", message)
     assert magic == MAGIC
     return error, fork
 

@@ -103,12 +103,12 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
 NO_READAHEAD=(--tune readahead=auto --tune page-cluster=0)
 case_read-error() {
     local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
-    failing "$(of_pager 137 135)" 'has a read error: Input/output error' "$(of_pager 2 1)" read_errors \
+    failing "$(of_mode 137 135)" 'has a read error: Input/output error' "$(of_mode 2 1)" read_errors \
         "file:$WORK/device,fail=read@1000"
 }
 case_wrong-bytes() {
     local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
-    failing "$(of_pager 137 135)" 'has a read error: checksum mismatch' "$(of_pager 2 1)" read_errors \
+    failing "$(of_mode 137 135)" 'has a read error: checksum mismatch' "$(of_mode 2 1)" read_errors \
         "file:$WORK/device,fail=flip@1000"
 }
 # A page that is not written stays in memory, and is written later.

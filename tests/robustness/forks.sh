@@ -17,17 +17,17 @@ compiled_agent_forks() {
         { SKIP="no gcc"; return 1; }
 }
 
-# The agents make the forks, as where the kernel tells of none.
+# The agents make the forks.
 case_agent-forks() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     compiled_agent_forks || return 0
-    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" --forks agent) PREFIX=()
-    agent_forks kinds kept zeros unseen unmarked many fails threads || return
+    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" --mode=agent) PREFIX=()
+    agent_forks kinds kept zeros unseen many fails threads || return
     # All its generations live at once.
     BUDGET=512M agent_forks chain || return
-    call 120 "${SPILL[@]}" --forks agent --check -- "$WORKLOAD" fork-storm --size 128M --forks 60 --check full
+    call 120 "${SPILL[@]}" --mode=agent --check -- "$WORKLOAD" fork-storm --size 128M --forks 60 --check full
     code_is 0 || { WHY="fork-storm: $WHY"; return; }
-    call 60 "${SPILL[@]}" --forks agent -- \
+    call 60 "${SPILL[@]}" --mode=agent -- \
         bash -c 'for i in {1..100}; do /bin/true; x=$(echo $i); done; echo $x'
     code_is 0 && [ "$(cat out)" = 100 ] || { no "a shell that forks"; return; }
     clean
@@ -36,7 +36,7 @@ case_agent-forks() {
 # A process that knows the token tells lies about forks.
 case_agent-forks-strangers() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
-    call 120 "${SPILL[@]}" --forks agent --check -- $PYTHON "$TESTS/programs/fork_strangers.py"
+    call 120 "${SPILL[@]}" --mode=agent --check -- $PYTHON "$TESTS/programs/fork_strangers.py"
     code_is 0 && clean
 }
 
@@ -45,7 +45,7 @@ case_agent-forks-killed() {
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     local i
     for ((i = 0; i < KILLS; i++)); do
-        start "${SPILL[@]}" --forks agent -- "$WORKLOAD" fork-storm --size 96M --forks 1000 --check full
+        start "${SPILL[@]}" --mode=agent -- "$WORKLOAD" fork-storm --size 96M --forks 1000 --check full
         sleep 0.$((RANDOM % 6 + 4))
         kill -KILL $PID
         ends 10
@@ -53,7 +53,7 @@ case_agent-forks-killed() {
         clean || return
     done
     for ((i = 0; i < KILLS; i++)); do
-        start "${SPILL[@]}" --forks agent -- \
+        start "${SPILL[@]}" --mode=agent -- \
             bash -c '"${@:2}" & sleep $1; kill -KILL $!; wait; echo ok' - 0.$((RANDOM % 6 + 2)) \
             "$WORKLOAD" fork-storm --size 96M --forks 1000 --check full
         ends 30
@@ -62,12 +62,12 @@ case_agent-forks-killed() {
     done
 }
 
-# Without CAP_SYS_PTRACE the kernel tells of no forks: the agents do.
+# Without CAP_SYS_PTRACE the kernel tells of no forks: the agents make them.
 case_no-capability() {
     [ "$(id -u)" = 0 ] && have setpriv || { SKIP="needs root and setpriv"; return; }
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return; }
     local PREFIX=(setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace)
-    call 20 "${PREFIX[@]}" "${SPILL[@]}" --forks kernel -- touch "$WORK/ran"
+    call 20 "${PREFIX[@]}" "${SPILL[@]}" --mode=kernel -- touch "$WORK/ran"
     [ ! -e ran ] || { rm -f ran; no "it ran"; return; }
     code_is 125 && says CAP_SYS_PTRACE || return
     call 20 "${PREFIX[@]}" "$MEMSPILL" doctor -v
@@ -156,6 +156,6 @@ case_many-small() {
     # Some 119 KiB of each process cannot be swapped out: with the dispatch's stack and block, and with the
     # tables of the windows, there is not room for as many. Under the kernel's pager 340 take 3 s, as these
     # do, but 360 from 6 s to more than 90: too little memory is left to them, so they thrash.
-    call 90 "${SPILL[@]}" -- ./many-small "$(of_pager 160 320)" 250
+    call 90 "${SPILL[@]}" -- ./many-small "$(of_mode 160 320)" 250
     peak_below 76 && clean
 }

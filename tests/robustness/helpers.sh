@@ -147,10 +147,10 @@ used() { ctl swaps; awk -v name="$1" '$1 == name && $6 != "off" { print $4 }' ct
 away() { while_it_runs $(($1 + 1)) "$3 was not used" holds "$2" "$3"; }
 holds() { [ "$(used "$2")" -ge "$1" ] 2>/dev/null; }
 
-# of_pager AGENT KERNEL: what goes with the pager of the runs; thread and signal are by the agent.
-of_pager() {
+# of_mode AGENT KERNEL: what goes with the mode of the runs.
+of_mode() {
     case " ${MEMSPILL_ARGS[*]} " in
-    *" --pager=signal "* | *" --pager=thread "*) echo "$1" ;;
+    *" --mode=agent "*) echo "$1" ;;
     *) echo "$2" ;;
     esac
 }

@@ -13,7 +13,7 @@ resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLI
 print(before, mapped(), memory.count(b"x"), memory.count(b"x"))'
     for limit in unlimited 6000000; do
         expected="0 0"
-        [[ "${MEMSPILL_ARGS[*]}" != *pager=@(thread|signal)* ]] || expected="1032 8"
+        [[ "${MEMSPILL_ARGS[*]}" != *mode=agent* ]] || expected="1032 8"
         [ "$expected" = "0 0" ] || [ $limit = unlimited ] || expected="8 8"
         call 60 "${SPILL[@]}" -- bash -c "ulimit -S -v $limit; exec $PYTHON -c '$job'"
         code_is 0 && clean || { WHY="ulimit -v $limit: $WHY"; return; }

@@ -84,7 +84,7 @@ case_named-pages() {
     gcc -O2 -pthread -o named-pages "$TESTS/programs/named_pages.c" 2>/dev/null || { SKIP="no gcc"; return; }
     local how named did="" least=5000
     # In a few thousand faults it is learned late what names are worth.
-    [[ "${MEMSPILL_ARGS[*]}" != *pager=signal* ]] || least=500
+    [[ "${MEMSPILL_ARGS[*]}" != *holes=guard* ]] || least=500
     for how in "" dense; do
         call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json --swap-dir "$SWAP" \
             "${MEMSPILL_ARGS[@]}" -- ./named-pages 16000 $((3 + 9 * FULL)) $how
@@ -92,7 +92,7 @@ case_named-pages() {
         named="$(grep -oP '"named_pages": \K[0-9]+' stats.json)"
         did="$did${did:+, }${how:-plain} $named pages"
         # Where threads bring pages from the pool by themselves, nobody looks at what those name.
-        [[ -z "$how" && "${MEMSPILL_ARGS[*]}" == *pager=@(thread|signal)* ]] || [ "$named" -gt $least ] ||
+        [[ -z "$how" && "${MEMSPILL_ARGS[*]}" == *mode=agent* ]] || [ "$named" -gt $least ] ||
             { no "too few came before their faults: $did"; return; }
     done
     DID="$did"
@@ -170,13 +170,11 @@ case_told-heap() {
     [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
     gcc -O1 -fno-builtin -pthread -o told-heap "$TESTS/programs/told_heap.c" 2>/dev/null ||
         { SKIP="no gcc"; return; }
-    local pager block
-    for pager in kernel thread; do
-        for block in 4000 300000 "4000 thread"; do
-            # shellcheck disable=SC2086 # two words
-            call 60 "${SPILL[@]}" --pager=$pager -- ./told-heap 160 $block
-            code_is 0 || { no "$pager, $block: $WHY: $(head -n 1 out)"; return; }
-        done
+    local block
+    for block in 4000 300000 "4000 thread"; do
+        # shellcheck disable=SC2086 # two words
+        call 60 "${SPILL[@]}" --mode=kernel -- ./told-heap 160 $block
+        code_is 0 || { no "$block: $WHY: $(head -n 1 out)"; return; }
     done
     clean
 }
@@ -221,8 +219,7 @@ case_remap-grow() {
     for shape in "300 300 64" "200 8 1024"; do
         # shellcheck disable=SC2086
         call 60 "${SPILL[@]}" --check -- ./remap-grow $shape
-        # If agents make the forks, new memory is marked by the next search before it is registered.
-        peak_below "$(of_pager 84 72)" || { WHY="$shape: $WHY"; return; }
+        peak_below "$(of_mode 84 72)" || { WHY="$shape: $WHY"; return; }
     done
     clean
 }

@@ -28,9 +28,9 @@ END
     ! grep -q 'takes ptrace' err || { SKIP="no process may be traced here"; return 1; }
 }
 
-# Where agents make the forks, the kernel pager can plant none.
-kernel_tells_of_forks() {
-    "$MEMSPILL" run --pager=kernel --forks kernel -m $BUDGET --swap-dir "$SWAP" -- true 2>/dev/null
+# kernel_can_be: else no agent can be planted into a static program that another one runs.
+kernel_can_be() {
+    "$MEMSPILL" run --mode=kernel -m $BUDGET --swap-dir "$SWAP" -- true 2>/dev/null
 }
 
 # The command is a static program: the agent is planted into it.
@@ -65,7 +65,7 @@ case_static-c() {
     call 20 "${SPILL[@]}" -- ./later sh -c "exit 7"
     code_is 7 && clean || return
     case " ${MEMSPILL_ARGS[*]} " in
-    *" --pager="*)
+    *" --mode="*)
         call 60 "${SPILL[@]}" --stats=all -- ./later ./later ./static 96
         code_is 0 && is_swapped "after two execs" && clean
         ;;
@@ -73,17 +73,15 @@ case_static-c() {
     esac
 }
 
-# A static program gets another pager, for this one does not follow all that it does.
+# A static program gets agent mode, for this one does not follow all that it does.
 static_under_kernel() {
-    kernel_tells_of_forks || return 0
-    call 60 "${SPILL[@]}" --pager=kernel --stats=all --check -- ./static 96
+    kernel_can_be || return 0
+    call 60 "${SPILL[@]}" --mode=kernel --stats=all --check -- ./static 96
     code_is 0 && is_swapped kernel && clean || return
-    call 20 "${SPILL[@]}" --pager=kernel --forks agent -- ./static 8
-    code_is 125 && says 'use --pager=thread' && clean || return
     # One that it becomes by an instruction that is not found is known by looking, within a second.
     local start took
     start=$(now)
-    call 20 "${SPILL[@]}" --pager=kernel -- ./hidden ./later
+    call 20 "${SPILL[@]}" --mode=kernel -- ./hidden ./later
     code_is 125 && says 'later is statically linked' && clean || return
     took=$(since "$start")
     awk -v s="$took" 'BEGIN { exit !(s < 3) }' || no "seen after $took s"
@@ -93,8 +91,8 @@ static_under_kernel() {
 case_static-children() {
     compiled_static || return 0
     call 20 "${SPILL[@]}" --verbose -- true
-    ! grep -q 'pager: kernel' err || kernel_tells_of_forks ||
-        { SKIP="the kernel does not tell of forks"; return; }
+    ! grep -q 'mode: kernel' err || kernel_can_be ||
+        { SKIP="kernel mode is not possible"; return; }
     call 60 "${SPILL[@]}" --stats=all --check -- sh -c 'exec ./static 96'
     code_is 0 && is_swapped exec || return
     # With the signal mask that it would have, though it has blocked what memspill uses itself.
@@ -132,7 +130,7 @@ sys.exit(subprocess.run(["./static", "96"], close_fds=False).returncode)'
     clean
 }
 
-# static_run WHAT WORD...: under the pager of programs that are not static.
+# static_run WHAT WORD...: in the mode of programs that are not static.
 static_run() {
     local what=$1
     shift
@@ -149,8 +147,8 @@ case_static-runs() {
     local KERNEL_FORKS=false compiler how ways
     echo 'int main(void) { return 7; }' >seven.c
     gcc -static -o seven seven.c || { no "a program does not compile"; return; }
-    if grep -q 'pager: kernel' err; then
-        kernel_tells_of_forks || { SKIP="the kernel does not tell of forks"; return; }
+    if grep -q 'mode: kernel' err; then
+        kernel_can_be || { SKIP="kernel mode is not possible"; return; }
         KERNEL_FORKS=true
     fi
     for compiler in 'gcc -static' 'gcc -static-pie' 'musl-gcc -static'; do
@@ -187,7 +185,7 @@ case_static-runs() {
             code_is 0 || { WHY="$compiler, $how: $WHY $(cat out)"; return; }
         done
     done
-    # With groups, under a pager that traps all calls.
+    # With groups, in agent mode, which traps all calls.
     gcc -static -O2 -pthread -o runs "$TESTS/programs/static_runs.c"
     for how in child grandchild; do
         call 60 "${SPILL[@]}" --group all,comm=runs --stats=all -- ./runs $how 144

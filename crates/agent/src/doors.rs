@@ -8,8 +8,8 @@ pub const ENV_DISPATCH: &str = "MEMSPILL_DISPATCH";
 /// away in memory that is registered with a userfaultfd of the agent's own.
 pub const ENV_WINDOWS: &str = "MEMSPILL_WINDOWS";
 
-/// Returns the address of the board.
-pub const ASK_BOARD: usize = 0x6d73;
+/// Returns 1 under the dispatch.
+pub const ASK_DISPATCH: usize = 0x6d73;
 /// The calling thread's calls are trapped no more. For a thread that takes pages out, and must not wait for
 /// its own batch.
 pub const LEAVE_DISPATCH: usize = 0x6d74;

@@ -75,9 +75,6 @@ pub const UFFD_FROM_SYSCALL: u32 = 1;
 pub const UFFD_GIVEN: u32 = 2;
 /// fds = []: not managed (the supervisor has said why); carry on without an agent.
 pub const UFFD_NONE: u32 = 3;
-/// fds = [control]: make one with userfaultfd(2), for faults of user mode only, and trap all system calls
-/// (`agent/dispatch/`): their faults are not served.
-pub const UFFD_USER_MODE: u32 = 4;
 /// fds = [control, eventfd]: none; the process is paged by windows (`agent/windows/`), and the control file
 /// has what takes a userfaultfd's place (`link.rs`). All system calls are trapped.
 pub const UFFD_LINK: u32 = 5;
@@ -114,9 +111,6 @@ pub struct Prepared {
     pub errno: i32,
     /// What the child knows and nobody else.
     pub fork: [u8; 16],
-    /// So many ranges, (start, end), are in the file that comes with this, if there are any: what is marked
-    /// MADV_DONTFORK, for nobody but a fork like this one.
-    pub ranges: u64,
 }
 
 #[repr(C)]
@@ -192,12 +186,6 @@ pub const OP_POPULATE: u32 = 2;
 pub const OP_ZAP: u32 = 3;
 /// The evictor is the last thread of its process: end, so that wait(2) says `arg`. No Reply.
 pub const OP_EXIT: u32 = 4;
-/// The runs are about to be registered with a userfaultfd for user mode only: what calls use there is made
-/// present (MADV_POPULATE_READ), and `Board::managed` names them from then on, so that the calls to come
-/// bring what they use. Then Reply.
-pub const OP_PREPARE: u32 = 5;
-/// Mark the runs MADV_DONTFORK, fill in `MoveRun::errno`, then Reply.
-pub const OP_MARK: u32 = 6;
 /// Install what has been delivered, where the process is paged by windows, then Reply.
 pub const OP_INSTALL: u32 = 7;
 
@@ -227,7 +215,7 @@ pub struct Command {
     pub op: u32,
     /// Echoed in Reply.
     pub seq: u32,
-    /// OP_MOVE, OP_POPULATE, OP_PREPARE, OP_MARK: number of runs. OP_ZAP: first staging page.
+    /// OP_MOVE, OP_POPULATE: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
     /// OP_ZAP: number of staging pages. OP_MOVE: a CPU (bits 31 to 8, `move_cpu`)
     /// and MOVE_EXEC (bit 0).
@@ -243,9 +231,6 @@ pub struct Reply {
 
 /// Ranges that one call may name; where it uses more, the last one is the hull of the rest.
 pub const SLOT_RANGES: usize = 16;
-/// Ranges that are managed at most; where there are more, they are told in hulls.
-pub const MANAGED_RANGES: usize = 8;
-
 /// [start, end).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -263,41 +248,6 @@ pub struct Slot {
     pub count: u32,
     pub reserved: u32,
     pub ranges: [RangeInUse; SLOT_RANGES],
-}
-
-/// What the threads of a process in their system calls and whoever takes its pages out say to each other:
-///
-/// ```text
-///  a thread                                        who moves pages out, or registers memory
-///  writes its slot; fence                          generation + 1 (odd); fence
-///  generation odd? waits until it changes          reads all slots, leaves out what overlaps
-///  touches what is managed; makes the call         moves, registers, extends `managed`
-///  slot.count = 0                                  generation + 1 (even); wakes if somebody waits
-/// ```
-#[repr(C)]
-pub struct Board {
-    /// Odd while a batch is under way. A futex, not a private one.
-    pub generation: u32,
-    /// Threads that wait for `generation` to change.
-    pub waiting: u32,
-    /// Address of a word of the process, which holds the address of the first slot. Written by the process.
-    pub first_slot_at: u64,
-    /// Where memory may be away, so that a call's pages must be touched: a count and ranges that only ever
-    /// grow, written while `generation` is odd. More than what is managed may be named.
-    pub managed_count: u32,
-    pub reserved: u32,
-    pub managed: [RangeInUse; MANAGED_RANGES],
-}
-
-impl Board {
-    pub const EMPTY: Board = Board {
-        generation: 0,
-        waiting: 0,
-        first_slot_at: 0,
-        managed_count: 0,
-        reserved: 0,
-        managed: [RangeInUse { start: 0, end: 0 }; MANAGED_RANGES],
-    };
 }
 
 /// One contiguous run to move: src → staging page `staging` onwards.
@@ -419,8 +369,6 @@ pub struct Control {
     pub file_filter: [u32; FILTER_WORDS],
     pub doorbells: [Doorbell; DOORBELLS],
     pub runs: [MoveRun; RUNS_MAX],
-    /// Of a process whose system calls are trapped.
-    pub board: Board,
 }
 
 /// Words of `Control::file_filter`.

@@ -15,20 +15,17 @@
 //! A call that is trapped writes the block (`Block::frame`), which says where the child goes on. In no order
 //! may the child go on elsewhere than behind its fork, or end without having joined, or join twice.
 //!
-//! **A fork's look** against registering, marking and moving of the one page that there is:
+//! **A fork's look** against the taking out of the one page that there is:
 //!
 //! ```text
 //!   thread that forks                              evictor, for the supervisor
-//!     LOCK; is anything marked or managed?           LOCK; says so; unlock             OP_PREPARE, OP_MARK
-//!     no: clone, unlock; the child is late           marks it, in its turn             MADV_DONTFORK
-//!     yes: unlock; the evictor's turn; table         LOCK, in its turn; moves it       OP_MOVE
-//!     copied; mark taken off; clone; marked; turn given back
+//!     alone in the gate; has any page a word?        in the gate: gives it a word      table::obtain
+//!     no: clone; the child is late                   in its turn, in the gate: takes it out
+//!     yes: the evictor's turn; table copied; clone; turn given back
 //! ```
 //!
-//! In no order may the child lack a page of which it does not know that it is away: it would read zeros.
-//!
-//! Under windows it is the same with the gate, in which a fork is alone, in the lock's place
-//! (`pages::fork_begins`; the gate itself is in `shuttle_windows.rs`).
+//! In no order may the child lack a page of which it does not know that it is away: it would read zeros. (The
+//! gate itself is in `shuttle_windows.rs`.)
 //!
 //! A rule left out must fail in some order. Not shown: memory that other threads map meanwhile, how a child
 //! joins, forks that fail.
@@ -176,16 +173,14 @@ mod child {
 mod look {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Rule {
-        /// The lock is held from the look until the clone is made.
+        /// The gate is held from the look until the clone is made.
         Held,
-        /// Memory that is to be marked, or managed, is said, under the lock, before it can be away.
+        /// A page that is to leave has a word, inside the gate, before it can be away.
         Said,
         /// The page table of a parent of which something is away is copied,
         Copied,
         /// in the evictor's turn, which is given back when the clone is made.
         Turn,
-        /// Marks are taken off before the clone.
-        Unmarked,
     }
 
     /// The child's page, of which it is known that it is away, or not.
@@ -202,7 +197,6 @@ mod look {
         is_locked: bool,
         has_turn: bool,
         is_said: bool,
-        is_marked: bool,
         is_away: bool,
         /// The fork has found nothing.
         is_late: bool,
@@ -231,17 +225,12 @@ mod look {
             2 => {}
             3 if !state.is_late && left_out != Some(Rule::Copied) => next.copied = Some(state.is_away),
             3 => {}
-            // MADV_DOFORK.
-            4 => next.is_marked &= state.is_late || left_out == Some(Rule::Unmarked),
-            5 => {
-                let is_here = !state.is_away && !state.is_marked;
-                next.child = Some(Child { is_here, is_known_away: state.copied == Some(true) });
+            4 => {
+                let is_known_away = state.copied == Some(true);
+                next.child = Some(Child { is_here: !state.is_away, is_known_away });
             }
-            6 if state.is_late => next.is_locked = false,
-            6 => {
-                next.is_marked = state.is_said;
-                next.has_turn = false;
-            }
+            5 if state.is_late => next.is_locked = false,
+            5 => next.has_turn = false,
             _ => return None,
         }
         Some(next)
@@ -250,15 +239,11 @@ mod look {
     fn evict(state: &State, left_out: Option<Rule>) -> Option<State> {
         let mut next = State { evicts: state.evicts + 1, ..*state };
         match state.evicts {
-            // OP_PREPARE, OP_MARK: note_marked.
             0 if state.is_locked => return None,
             0 => next.is_said = left_out != Some(Rule::Said),
-            // In the turn, as all that the evictor is told. MADV_DONTFORK.
-            1 | 2 if state.has_turn => return None,
-            1 => next.is_marked = true,
-            // OP_MOVE, in whose batch the lock is held.
-            2 if state.is_locked => return None,
-            2 => next.is_away = true,
+            // OP_MOVE.
+            1 if state.has_turn || state.is_locked => return None,
+            1 => next.is_away = true,
             _ => return None,
         }
         Some(next)
@@ -287,12 +272,12 @@ fn a_late_child_goes_on_behind_its_fork() {
 
 #[test]
 fn a_child_has_each_page_or_knows_that_it_is_away() {
-    use look::Rule::{Copied, Held, Said, Turn, Unmarked};
+    use look::Rule::{Copied, Held, Said, Turn};
     let fails = |rule| explore(look::State::default(), |state| look::next(state, rule), look::is_wrong);
     let (failed, states) = fails(None);
     assert!(!failed);
-    assert!(states > 30, "{states}");
-    for rule in [Held, Said, Copied, Turn, Unmarked] {
+    assert!(states > 20, "{states}");
+    for rule in [Held, Said, Copied, Turn] {
         assert!(fails(Some(rule)).0, "{rule:?}");
     }
 }

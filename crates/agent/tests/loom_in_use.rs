@@ -1,14 +1,13 @@
 //! The two words on which it rests that no call meets a page that is being taken out, under every order of
-//! memory that the language allows. All else of these protocols is in `board_model.rs`, `windows_model.rs`
-//! and `shuttle_in_use.rs`, where one step follows the other; here it is shown that the fences make it so.
+//! memory that the language allows. All else of these protocols is in `windows_model.rs`
+//! and `shuttle_windows.rs`, where one step follows the other; here it is shown that the fences make it so.
 //!
 //! ```text
 //!   a thread, before its call              who takes out
-//!   ranges, count   in_use.rs:             generation + 1: odd   Batch::begin, batch.rs   `user` pager
-//!                   publish_list           words EVICTING        mark, pages/evict.rs     `signal` pager
-//!   fence           publish_list           fence                 Batch::begin; first_kept, pages/uses.rs
-//!   generation      wait_for_batch         count, ranges         ranges_of, batch.rs
-//!   or the words    fill::settle_all                             uses_of, pages/uses.rs
+//!   ranges, count   in_use.rs:             words EVICTING        mark, pages/evict.rs
+//!                   publish_list
+//!   fence           publish_list           fence                 first_kept, pages/uses.rs
+//!   the words       fill::settle_all       count, ranges         uses_of, pages/uses.rs
 //! ```
 //!
 //! Either the one sees the other's mark, or the other sees the one's. The hazard of `pages/fault.rs`
@@ -86,110 +85,11 @@ impl Page {
     }
 }
 
-#[derive(Default)]
-struct User {
-    generation: AtomicU32,
-    slot: Slot,
-    pages: [Page; 2],
-}
-
-impl User {
-    /// One page after the other, each by a call of its own: what the slot says changes while it is read.
-    fn calls(&self, pages: &[u32], without: Without) {
-        for page in pages {
-            if without == Without::PublishFirst {
-                self.wait_for_batch();
-            }
-            self.slot.publish(*page);
-            without.fence_of(Without::FenceOfThread);
-            if without != Without::PublishFirst {
-                self.wait_for_batch();
-            }
-            let page = &self.pages[*page as usize];
-            // The touch: the pager brings it.
-            page.set(false);
-            page.call();
-            self.slot.withdraw();
-        }
-    }
-
-    fn wait_for_batch(&self) {
-        let seen = self.generation.load(Ordering::SeqCst);
-        while seen % 2 == 1 && self.generation.load(Ordering::SeqCst) == seen {
-            thread::yield_now();
-        }
-    }
-
-    fn batch(&self, page: u32, without: Without) {
-        let is_marked_first = without != Without::MarkFirst;
-        let mark = || {
-            self.generation.fetch_add(1, Ordering::SeqCst);
-        };
-        if is_marked_first {
-            mark();
-        }
-        without.fence_of(Without::FenceOfEvictor);
-        let is_in_use = self.slot.names(page);
-        if !is_marked_first {
-            mark();
-        }
-        if !is_in_use {
-            self.pages[page as usize].set(true);
-        }
-        self.generation.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
 /// Both sides are a few steps long: as often as a thread may be interrupted in them.
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(5);
     builder.check(model);
-}
-
-fn user(calls: &'static [u32], taken: u32, without: Without) {
-    check(move || {
-        let all = Arc::new(User::default());
-        let evictor = Arc::clone(&all);
-        let evictor = thread::spawn(move || evictor.batch(taken, without));
-        all.calls(calls, without);
-        evictor.join().unwrap();
-    });
-}
-
-#[test]
-fn in_use_no_batch_moves_what_a_call_has_published() {
-    user(&[0], 0, Without::Nothing);
-}
-
-#[test]
-fn in_use_a_slot_that_changes_while_it_is_read_is_no_danger() {
-    user(&[0, 1], 1, Without::Nothing);
-    user(&[0, 1], 0, Without::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "a call meets a page that is out")]
-fn in_use_control_thread_without_fence() {
-    user(&[0], 0, Without::FenceOfThread);
-}
-
-#[test]
-#[should_panic(expected = "a call meets a page that is out")]
-fn in_use_control_evictor_without_fence() {
-    user(&[0], 0, Without::FenceOfEvictor);
-}
-
-#[test]
-#[should_panic(expected = "a call meets a page that is out")]
-fn in_use_control_thread_that_looks_first() {
-    user(&[0], 0, Without::PublishFirst);
-}
-
-#[test]
-#[should_panic(expected = "a call meets a page that is out")]
-fn in_use_control_evictor_that_looks_first() {
-    user(&[0], 0, Without::MarkFirst);
 }
 
 /// A page that is taken out by windows: its word, the bit that says that there may be one, and whether it can

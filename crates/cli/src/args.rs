@@ -157,18 +157,21 @@ pub struct RunArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub thrash_window: u64,
 
-    /// How faults are served: kernel (by a full userfaultfd, which takes a privilege), thread (each thread
-    /// brings its own pages, in memory with a userfaultfd for faults outside of system calls; the agent traps
-    /// system calls and brings what they use), signal (without any: each process handles SIGSEGV; Linux 6.13)
-    /// or auto, the first of these that is possible
+    /// How faults are served: kernel (by a userfaultfd that serves the kernel's own faults, which takes a
+    /// privilege), agent (by memspill's agent in each process, which traps system calls and brings the memory
+    /// that they use) or auto, the first of these that is possible
     ///
-    /// See 'memspill doctor' for what is possible here. With all but kernel a system call costs 0.1 to 3
-    /// microseconds more, and shared memory is counted and not swapped. See docs/guide.md.
-    #[arg(long, value_name = "PAGER", value_enum, default_value_t = Pager::Auto)]
+    /// See 'memspill doctor' for what is possible here. In agent mode a system call costs 0.1 to 3
+    /// microseconds more, and shared memory is counted and not swapped.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Auto)]
     #[arg(hide_possible_values = true)]
-    pub pager: Pager,
+    pub mode: Mode,
 
-    /// Shared memory that the kernel pager swaps: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero), all
+    /// In agent mode, what stands where a page is away
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Holes::Auto, hide = true)]
+    pub holes: Holes,
+
+    /// Shared memory that kernel mode swaps: anonymous (MAP_SHARED|MAP_ANONYMOUS, /dev/zero), all
     /// (memfd, shm_open and mapped files of tmpfs too) or none. All is counted, unless it is none
     ///
     /// With all: what is swapped out of a file reads as zeros for whoever reads it past memspill. Calls by
@@ -178,10 +181,6 @@ pub struct RunArgs {
     #[arg(long, value_name = "WHICH", value_enum, default_value_t = Shared::Anonymous)]
     #[arg(hide_possible_values = true)]
     pub shared: Shared,
-
-    /// Who tells of forks: the kernel, for which memspill needs CAP_SYS_PTRACE, or the agent in each process
-    #[arg(long, value_name = "WHO", value_enum, hide = true)]
-    pub forks: Option<Forks>,
 
     /// Print statistics to stderr when COMMAND ends: ten lines, or with --stats=all each one that there is
     #[arg(long, value_name = "WHICH", value_enum, num_args = 0..=1, require_equals = true)]
@@ -255,17 +254,17 @@ pub enum Stats {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pager {
+pub enum Mode {
     Auto,
     Kernel,
-    Signal,
-    Thread,
+    Agent,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Forks {
-    Kernel,
-    Agent,
+pub enum Holes {
+    Auto,
+    Userfaultfd,
+    Guard,
 }
 
 /// Parses `--tune`. Names and values are the engine's to judge; the shape is checked here.

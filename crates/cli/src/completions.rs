@@ -136,7 +136,7 @@ mod tests {
             for offered in ["memory-max", "swap-dir", "on-thrash", "swapoff", "within", "doctor"] {
                 assert!(text.contains(offered), "{shell:?} lacks {offered}");
             }
-            for hidden in ["thrash-window", "forks"] {
+            for hidden in ["thrash-window", "holes"] {
                 assert!(!text.contains(hidden), "{shell:?} offers {hidden}");
             }
         }

@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{Forks, OnOff, Pager as Wanted, RunArgs};
+use crate::args::{self, OnOff, RunArgs};
 use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
@@ -20,7 +20,7 @@ use memspill_engine::tuning::Tuning;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::ctl::host::Operator;
 use memspill_pager::door::socket::Door;
-use memspill_pager::door::source;
+use memspill_pager::door::source::{self, Mode};
 use memspill_pager::limits::{self, Limits};
 use memspill_pager::run::record::Recording;
 use memspill_pager::run::{OnThrash, Run, Settings, Shared};
@@ -41,12 +41,12 @@ pub fn run(args: RunArgs) -> u8 {
     }
     // Before anything is opened: all that follows is under these limits.
     let limits = Limits::raise();
-    let pager = match doctor::choose(args.pager) {
-        Ok((pager, why)) => {
+    let mode = match doctor::choose(doctor::Wanted { mode: args.mode, holes: args.holes }) {
+        Ok((mode, why)) => {
             if args.verbose {
-                eprintln!("memspill: pager: {}", why.found);
+                eprintln!("memspill: mode: {}", why.found);
             }
-            pager
+            mode
         }
         Err(blockers) => {
             eprint!("{}", doctor::refusal(&blockers));
@@ -55,8 +55,7 @@ pub fn run(args: RunArgs) -> u8 {
     };
     let mut reporting = None;
     let has_loader = inspection.has_loader();
-    match pager_for(has_loader, pager, &args)
-        .and_then(|pager| prepare(&args, pager, limits, &mut reporting))
+    match prepare(&args, mode_for(has_loader, mode, &args), limits, &mut reporting)
         .map(|config| Config { has_loader, ..config })
         .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
     {
@@ -73,42 +72,17 @@ pub fn run(args: RunArgs) -> u8 {
     }
 }
 
-/// For a static program, one that traps all its calls, if there is a choice. (The kernel tells of its forks
-/// alone, and where agents make those, of nothing.)
-fn pager_for(has_loader: bool, found: source::Pager, args: &RunArgs) -> Result<source::Pager, String> {
-    if has_loader || found != source::Pager::Kernel {
-        return Ok(found);
+/// A static program gets agent mode, if there is a choice: all its calls are trapped there.
+fn mode_for(has_loader: bool, found: Mode, args: &RunArgs) -> Mode {
+    let is_free = args.mode == args::Mode::Auto && args.shared != Shared::All;
+    if has_loader || found != Mode::Kernel || !is_free {
+        return found;
     }
-    let is_free = args.pager == Wanted::Auto && args.forks.is_none() && args.shared != Shared::All;
-    if is_free && let Ok((pager, _)) = doctor::choose(Wanted::Thread) {
-        if args.verbose {
-            eprintln!("memspill: pager: thread, for the command is statically linked");
-        }
-        return Ok(pager);
+    let Ok((mode, _)) = doctor::choose(doctor::Wanted::AGENT) else { return found };
+    if args.verbose {
+        eprintln!("memspill: mode: {}, for the command is statically linked", doctor::described(mode));
     }
-    match source::find_source(found, wanted_forks(args))? {
-        (_, _, memspill_pager::run::Forks::Kernel) => Ok(found),
-        (_, _, memspill_pager::run::Forks::Agent) => {
-            Err("the command is statically linked, and its forks are not \
-            followed here by the kernel pager, which needs CAP_SYS_PTRACE for that: use --pager=thread"
-                .into())
-        }
-    }
-}
-
-fn wanted_forks(args: &RunArgs) -> Option<memspill_pager::run::Forks> {
-    args.forks.map(|forks| match forks {
-        Forks::Kernel => memspill_pager::run::Forks::Kernel,
-        Forks::Agent => memspill_pager::run::Forks::Agent,
-    })
-}
-
-fn name_of(pager: source::Pager) -> &'static str {
-    match pager {
-        source::Pager::Kernel => "kernel",
-        source::Pager::Signal => "signal",
-        source::Pager::Thread => "thread",
-    }
+    mode
 }
 
 fn check_memory_max(bytes: u64) -> Result<(), String> {
@@ -201,7 +175,7 @@ impl Operator for RunOperator {
 /// `reporting`: what is opened of it is there even where something fails after it.
 fn prepare(
     args: &RunArgs,
-    pager: source::Pager,
+    mode: Mode,
     limits: Limits,
     reporting: &mut Option<Arc<Reporting>>,
 ) -> Result<Config, String> {
@@ -221,9 +195,9 @@ fn prepare(
     Limits::refusal().map_or(Ok(()), Err)?;
     output::check_path("--stats-json", args.stats_json.as_deref())?;
     output::check_path("--record", args.record.as_deref())?;
-    let for_user_mode = pager != source::Pager::Kernel;
-    if for_user_mode && args.shared == Shared::All {
-        return Err("--shared=all needs the kernel pager, see 'memspill doctor'".into());
+    let by_agents = mode != Mode::Kernel;
+    if by_agents && args.shared == Shared::All {
+        return Err("--shared=all needs kernel mode, see 'memspill doctor'".into());
     }
     let mut tuning = Tuning::default();
     for knob in &args.tune {
@@ -238,16 +212,10 @@ fn prepare(
     let layout = supervisor::layout_of_this_machine(memory_max_bytes);
     let disk_free_bytes = args.disk_free.resolve(ram_bytes).unwrap_or(0);
     let encrypt = args.encrypt == OnOff::On;
-    let shared_pools = matches!(pager, source::Pager::Signal | source::Pager::Thread);
-    let opening = Opening { disk_free_bytes, shared_pools, encrypt, tuning: tuning.clone(), layout };
+    let opening =
+        Opening { disk_free_bytes, shared_pools: by_agents, encrypt, tuning: tuning.clone(), layout };
     let devices = devices::open(args, memory_max_bytes, &opening)?;
-    let (source, features, forks) = source::find_source(pager, wanted_forks(args))?;
-    let by_agents = forks == memspill_pager::run::Forks::Agent;
-    if by_agents && args.shared == Shared::All {
-        eprintln!("memspill: --shared=all: shared memory is not swapped: that needs CAP_SYS_PTRACE");
-    } else if by_agents && args.shared != Shared::None && args.verbose {
-        eprintln!("memspill: shared memory is counted and not swapped: that needs CAP_SYS_PTRACE");
-    }
+    let (source, features) = source::find_source(mode)?;
     let create = |path: &PathBuf| {
         File::create(path).map_err(|e| format!("--record {}: {}", path.display(), words(&e)))
     };
@@ -255,7 +223,7 @@ fn prepare(
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups, args.shared == Shared::All)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
-    *reporting = Reporting::open(args, name_of(pager))?;
+    *reporting = Reporting::open(args, mode)?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
         command: args.command.clone(),
@@ -271,10 +239,9 @@ fn prepare(
             verbose: args.verbose,
             check: args.check,
             keep_cpus_awake: args.keep_cpus_awake == OnOff::On,
-            forks,
             shared: match args.shared {
                 // Faults of calls on it could be served for no process that has it mapped.
-                Shared::Anonymous | Shared::All if for_user_mode || by_agents => Shared::Counted,
+                Shared::Anonymous | Shared::All if by_agents => Shared::Counted,
                 shared => shared,
             },
         },

@@ -28,7 +28,7 @@
 //! Here is what is known of an address space's predictions, and what a page's words name; what is done with
 //! that is in predict.rs.
 //!
-//! What threads bring by themselves (the `thread` pager's early fills) nobody looks at. So while predictions
+//! What threads bring by themselves (agent mode) nobody looks at. So while predictions
 //! are right, and are brought, threads ask for all of their pages (`Space::follows_names`).
 //!
 //! What it does not do: follow what those pages name in turn.

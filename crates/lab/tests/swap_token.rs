@@ -4,16 +4,24 @@
 
 use std::process::Command;
 
-/// How many faults waited for the token. Skips, and says so, where this pager does not work.
-fn waits(pager: &str) -> Option<u64> {
+/// How many faults waited for the token. Skips, and says so, where this mode does not work.
+fn waits(mode: &[&str]) -> Option<u64> {
     let memspill = || Command::new(env!("CARGO_BIN_EXE_memspill-lab"));
-    let pager = format!("--pager={pager}");
-    if !memspill().args(["run", "-m", "64M", &pager, "--", "true"]).output().unwrap().status.success() {
-        eprintln!("skipped: memspill run {pager} does not work here");
+    if !memspill()
+        .args(["run", "-m", "64M"])
+        .args(mode)
+        .args(["--", "true"])
+        .output()
+        .unwrap()
+        .status
+        .success()
+    {
+        eprintln!("skipped: memspill run {mode:?} does not work here");
         return None;
     }
     let output = memspill()
-        .args(["run", "-m", "80M", &pager, "--swap", "ram:", "--check", "--stats=all"])
+        .args(["run", "-m", "80M", "--swap", "ram:", "--check", "--stats=all"])
+        .args(mode)
         .args(["--", env!("CARGO_BIN_EXE_memspill-lab"), "bench", "workload", "pmbench", "--size", "128M"])
         .args(["--threads", "4", "--contents", "half", "--check", "full", "--seconds", "2"])
         .output()
@@ -21,7 +29,7 @@ fn waits(pager: &str) -> Option<u64> {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     let is_right = output.status.success() && stdout.contains("\"bad_pages\":0");
-    assert!(is_right, "{pager}: {stdout}{stderr}");
+    assert!(is_right, "{mode:?}: {stdout}{stderr}");
     let words = stderr.lines().find_map(|line| line.strip_prefix("memspill: token_wait "));
     let words = words.unwrap_or_else(|| panic!("{stderr}"));
     Some(words.split_whitespace().next().unwrap().parse().unwrap())
@@ -30,8 +38,8 @@ fn waits(pager: &str) -> Option<u64> {
 #[test]
 fn others_wait_while_one_is_served() {
     let serves_alone = std::thread::available_parallelism().unwrap().get() <= 2;
-    for pager in ["kernel", "signal", "thread"] {
-        let Some(waited) = waits(pager) else { continue };
-        assert_eq!(waited > 0, serves_alone, "{pager}: {waited} faults have waited");
+    for mode in [&["--mode=kernel"][..], &["--mode=agent"], &["--holes=guard"]] {
+        let Some(waited) = waits(mode) else { continue };
+        assert_eq!(waited > 0, serves_alone, "{mode:?}: {waited} faults have waited");
     }
 }

@@ -31,7 +31,7 @@ use crate::run::cpus::PagerCpu;
 use crate::run::files::Files;
 use crate::run::record::Recording;
 use crate::run::sampling::Sampling;
-use crate::run::{Forks, Layout, Run, Settings, Shared};
+use crate::run::{Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited, Waited};
 use crate::swapped_files::SwappedFiles;
@@ -86,7 +86,7 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let (forwarded, children) = signals::block(&FORWARDED)?;
     let ignores_children = signals::keep_statuses();
     signals::become_subreaper()?;
-    let core = signals::no_core(config.settings.forks == Forks::Kernel);
+    let core = signals::no_core(!config.door.is_by_agents());
     let address = config.door.address();
     assert_eq!(std::fs::read_dir("/proc/self/task")?.count(), 1, "the guardian is cloned before any thread");
     // Before the guardian, which shares our descriptors: to make room for a high number in a table that is

@@ -65,9 +65,8 @@ pub const EVICTOR_ANSWERS_MOST: Duration = ms(6400);
 pub const EVICTOR_LOOKED_AT: Duration = ms(10);
 /// An evictor that keeps another reclaimer waiting for this long belongs to a process that is slow to answer.
 pub const EVICTOR_TURN: Duration = EVICTOR_ANSWERS;
-/// The monitor waits for an evictor that others use before it registers, where what is registered is
-/// marked; the door, before a fork. Else they come again.
-pub const MARKS_TURN: Duration = ms(5);
+/// The door waits so long for an evictor that others use, before a fork. Else the fork asks again.
+pub const FORK_TURN: Duration = ms(5);
 /// So long the evictor's turn is kept for these until they have come again.
 pub const TURN_IS_KEPT: Duration = ms(20);
 /// The door waits so long for a change that was under way when a fork ended: whoever is in the middle of it

@@ -36,8 +36,6 @@ const _: () = assert!(size_of::<ScanArg>() == 96);
 
 const PRESENT: u64 = 8;
 const SWAPPED: u64 = 16;
-/// The kernel's page of zeros.
-const ZERO_PAGE: u64 = 32;
 /// Since Linux 6.15; earlier kernels refuse a scan for it with EINVAL.
 const GUARD: u64 = 256;
 
@@ -67,24 +65,6 @@ pub fn present(
 /// swapped out itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
     scan(pagemap, start, end, PRESENT | SWAPPED, found)
-}
-
-/// Call `found(start, end)` for runs of pages in [start, end) that are present, and not the kernel's page of
-/// zeros.
-pub fn with_content(pagemap: &File, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
-    let mut at = start;
-    while at < end {
-        let walked_to = scan_regions(pagemap, (at, end), PRESENT, PRESENT | ZERO_PAGE, 0, |region| {
-            if region.categories & ZERO_PAGE == 0 {
-                found(region.start, region.end);
-            }
-        })?;
-        if walked_to <= at {
-            break;
-        }
-        at = walked_to;
-    }
-    Ok(())
 }
 
 /// Runs of guards (MADV_GUARD_INSTALL). `Unsupported` where the kernel cannot tell.

@@ -15,13 +15,8 @@ use crate::thread::trapped;
 use crate::trap;
 
 /// What rooms below need of rooms above them.
-static ABOVE: Above = Above {
-    trap_calls: |board| trap::arm(Some(board)),
-    follow_forks: fork::install,
-    make_forks: site::install,
-    stand_before_calls,
-    each_function,
-};
+static ABOVE: Above =
+    Above { trap_calls: trap::arm, follow_forks: fork::install, stand_before_calls, each_function };
 
 /// In the C library.
 fn stand_before_calls() {
@@ -117,7 +112,7 @@ unsafe fn open_doors(envp: *const *const c_char) {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }
     }
-    if !trapped::is_armed() && trapped::prepare(0).and_then(|_| trap::arm(None)).is_err() {
+    if !trapped::is_armed() && trapped::prepare(0).and_then(|_| trap::arm()).is_err() {
         handshake::write_stderr_line("does not trap its system calls: that is not possible here");
     }
 }

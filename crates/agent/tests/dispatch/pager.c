@@ -1,12 +1,6 @@
-/* The pager of pager.h. Its thread follows the protocol of the board (crates/agent/src/protocol.rs) from the
- * side of who takes pages out. */
+/* The pager of pager.h, without the dispatch: it shows what is lost in calls whose faults nobody serves. */
 #include "pager.h"
-#include <linux/futex.h>
 
-#define ASK_BOARD 0x6d73
-#define LEAVE_DISPATCH 0x6d74
-#define SLOT_RANGES 16
-#define USES_MAX 8192
 #ifndef UFFDIO_MOVE
 struct uffdio_move {
     uint64_t dst, src, len, mode;
@@ -16,26 +10,9 @@ struct uffdio_move {
 #define UFFD_FEATURE_MOVE (1 << 16)
 #endif
 
-struct range {
-    uint64_t start, end;
-};
-struct slot {
-    struct slot *next;
-    _Atomic uint32_t count;
-    uint32_t reserved;
-    struct range ranges[SLOT_RANGES];
-};
-struct board {
-    _Atomic uint32_t generation, waiting;
-    struct slot *_Atomic *first;
-    uint32_t managed_count, reserved;
-    struct range managed[8];
-};
-
 unsigned char *arena;
 size_t arena_pages;
 static size_t next_free;
-static struct board *board;
 static unsigned char *staging, *store;
 /* What is the pager's thread's alone: 0 never seen, 1 present, 2 away. */
 static unsigned char *state;
@@ -43,33 +20,10 @@ static int uffd;
 static atomic_int wanted, always;
 static atomic_uint done;
 static atomic_ulong brought_count;
-static struct range uses[USES_MAX];
-static int use_count;
 
 int is_armed(void)
 {
-    long answer = syscall(ASK_BOARD);
-    return answer > 0;
-}
-
-/* With PAGER_IGNORES in the environment it takes out what is in use too: for tests that must fail then. */
-static void read_slots(void)
-{
-    use_count = 0;
-    if (getenv("PAGER_IGNORES"))
-        return;
-    for (struct slot *slot = board ? atomic_load(board->first) : 0; slot; slot = slot->next)
-        for (uint32_t i = 0, count = atomic_load(&slot->count); i < count && i < SLOT_RANGES; i++)
-            if (use_count < USES_MAX)
-                uses[use_count++] = slot->ranges[i];
-}
-
-static int is_used(uint64_t at)
-{
-    for (int i = 0; i < use_count; i++)
-        if (uses[i].start < at + PAGE && uses[i].end > at)
-            return 1;
-    return use_count == USES_MAX;
+    return 0;
 }
 
 static int is_there(uint64_t at)
@@ -83,7 +37,7 @@ static void take_out(size_t page)
 {
     uint64_t at = (uint64_t)arena + page * PAGE;
     struct uffdio_move move = {(uint64_t)staging, at, PAGE, 0, 0};
-    if (state[page] != 1 || is_used(at))
+    if (state[page] != 1)
         return;
     /* Since Linux 6.18 it fails at times (EAGAIN) and has moved the page all the same: left in staging that
      * would be lost, and nothing could be moved any more. */
@@ -96,19 +50,10 @@ static void take_out(size_t page)
 
 static void batch(int all)
 {
-    if (board)
-        atomic_fetch_add(&board->generation, 1);
-    atomic_thread_fence(memory_order_seq_cst);
-    read_slots();
     static unsigned seed = 1;
     size_t first = all ? 0 : rand_r(&seed) % arena_pages, count = all ? arena_pages : 16;
     for (size_t i = 0; i < count; i++)
         take_out((first + i) % arena_pages);
-    if (board) {
-        atomic_fetch_add(&board->generation, 1);
-        if (atomic_load(&board->waiting))
-            syscall(SYS_futex, &board->generation, FUTEX_WAKE, INT32_MAX, 0, 0, 0);
-    }
 }
 
 static void bring(uint64_t at)
@@ -134,8 +79,6 @@ static void bring(uint64_t at)
 
 static void *pager_thread(void *arg)
 {
-    if (board)
-        CHECK(syscall(LEAVE_DISPATCH) == 0);
     for (;;) {
         struct pollfd entry = {uffd, POLLIN, 0};
         poll(&entry, 1, atomic_load(&wanted) || atomic_load(&always) ? 0 : 1);
@@ -170,8 +113,6 @@ static void watch(void *at, size_t len)
 
 void arena_start(size_t pages)
 {
-    long answer = syscall(ASK_BOARD);
-    board = answer > 0 ? (struct board *)answer : 0;
     uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {UFFD_API, UFFD_FEATURE_MOVE, 0};
     if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api)) {
@@ -188,10 +129,6 @@ void arena_start(size_t pages)
     madvise(arena, pages * PAGE, MADV_NOHUGEPAGE);
     watch(arena, pages * PAGE);
     watch(staging, PAGE);
-    if (board) {
-        board->managed[0] = (struct range){(uint64_t)arena, (uint64_t)arena + pages * PAGE};
-        board->managed_count = 1;
-    }
     pthread_t thread;
     sigset_t all, before;
     /* From its first moment none of the program's signals is for this thread. */

@@ -1,6 +1,6 @@
 /* A pager inside the program that it pages, for the tests of the dispatch: an arena whose pages are taken out
- * and brought back through a userfaultfd that sees faults of user mode only, so that a system call on a page
- * that is away is EFAULT. Without the dispatch the same program shows what is lost then. */
+ * and brought back. Without the dispatch by a userfaultfd that sees faults of user mode only (pager.c), so
+ * that a system call on a page that is away is EFAULT; with it by the agent (../windows/pager.c). */
 #ifndef PAGER_H
 #define PAGER_H
 #define _GNU_SOURCE

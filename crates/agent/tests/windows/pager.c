@@ -2,7 +2,7 @@
  * system calls find their pages, and its signals their stacks, when what is away is a guard marker. */
 #include "../dispatch/pager.h"
 
-#define ASK_BOARD 0x6d73
+#define ASK_DISPATCH 0x6d73
 #define TAKE_OUT 0x6d76
 #define WINDOW_COUNTS 0x6d78
 
@@ -15,7 +15,7 @@ static atomic_int always, is_evicting;
 
 int is_armed(void)
 {
-    return syscall(ASK_BOARD) > 0;
+    return syscall(ASK_DISPATCH) > 0;
 }
 
 static long take(size_t first, size_t count)

@@ -67,9 +67,9 @@ pub(super) const DISPATCH: &str = "system call traps";
 
 fn dispatch(facts: &Facts) -> Check {
     match facts.dispatch {
-        Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for --pager=thread and signal"),
-        Err(libc::EINVAL) => warn(DISPATCH, "not in this kernel (5.11): no --pager=thread or signal", None),
-        Err(errno) => warn(DISPATCH, format!("{}: no --pager=thread or signal", reason(errno)), None),
+        Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for agent mode"),
+        Err(libc::EINVAL) => warn(DISPATCH, "not in this kernel (5.11): no agent mode", None),
+        Err(errno) => warn(DISPATCH, format!("{}: no agent mode", reason(errno)), None),
     }
 }
 
@@ -77,13 +77,11 @@ pub(super) const OWN_MEMORY: &str = "own memory";
 
 fn own_memory(facts: &Facts) -> Check {
     match facts.own_memory {
-        Ok(()) => {
-            ok(OWN_MEMORY, "/proc/self/mem writes where there is no access, for --pager=thread and signal")
-        }
+        Ok(()) => ok(OWN_MEMORY, "/proc/self/mem writes where there is no access, for agent mode"),
         Err(errno) => warn(
             OWN_MEMORY,
             format!(
-                "/proc/self/mem does not write where there is no access: {}: no --pager=thread or signal",
+                "/proc/self/mem does not write where there is no access: {}: no agent mode",
                 reason(errno)
             ),
             None,

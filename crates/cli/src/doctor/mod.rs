@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! facts.rs    tries and reads; judges nothing        (probe.rs, machine.rs, /proc)
-//! checks.rs   facts in, checks out; touches nothing  (with uffd.rs, and pagers.rs: which pager `run` takes)
+//! checks.rs   facts in, checks out; touches nothing  (with uffd.rs, and modes.rs: the mode that `run` takes)
 //! render.rs   checks in, text out
 //! ```
 //!
@@ -15,30 +15,31 @@
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 
-use memspill_pager::door::source::Pager;
+use memspill_pager::door::source::Mode;
 
-use crate::args::{self, DoctorArgs, Pager as Wanted};
+use crate::args::{self, DoctorArgs};
 
 mod check;
 mod checks;
 mod facts;
-mod pagers;
+mod modes;
 mod render;
 #[cfg(test)]
 mod tests;
 mod uffd;
 
 pub use check::{Check, Level};
+pub use modes::{Wanted, described};
 
 use check::reason;
 use facts::{Facts, errno};
-use pagers::{judge_for, possible};
+use modes::{judge_for, possible};
 use render::{render, render_short};
 
 /// The subcommand. 0: `run` can start here; 1: something fails.
 pub fn doctor(options: &DoctorArgs) -> u8 {
     let facts = Facts::gather(Some(&args::swap_dir(options.swap_dir.clone())));
-    let checks = judge_for(&facts, Wanted::Auto);
+    let checks = judge_for(&facts, Wanted::AUTO);
     let colour =
         io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let render = if options.verbose { render } else { render_short };
@@ -51,15 +52,15 @@ pub fn doctor(options: &DoctorArgs) -> u8 {
     }
 }
 
-/// The pager that `run` takes here, if the command line asks for `wanted`; and what there is to be said of
+/// The mode that `run` takes here, if the command line asks for `wanted`; and what there is to be said of
 /// that. Err: what stops it. Costs about a millisecond.
-pub fn choose(wanted: Wanted) -> Result<(Pager, Check), Vec<Check>> {
+pub fn choose(wanted: Wanted) -> Result<(Mode, Check), Vec<Check>> {
     let facts = Facts::gather(None);
     let mut checks = judge_for(&facts, wanted);
-    if let Some(pager) = possible(&facts, wanted)
+    if let Some(mode) = possible(&facts, wanted)
         && checks.iter().all(|check| check.level != Level::Fail)
     {
-        return Ok((pager, checks.swap_remove(0)));
+        return Ok((mode, checks.swap_remove(0)));
     }
     checks.retain(|check| check.level == Level::Fail);
     Err(checks)

@@ -9,6 +9,7 @@ use super::render::summary;
 use super::*;
 use crate::machine::Memory;
 use crate::probe::feature;
+use memspill_pager::door::source::Holes;
 
 /// A machine where all is well, for root.
 fn good() -> Facts {
@@ -80,6 +81,8 @@ fn plain_user() -> Facts {
     }
 }
 
+const KERNEL: Wanted = Wanted { mode: args::Mode::Kernel, holes: args::Holes::Auto };
+
 fn check(facts: &Facts, name: &str) -> Check {
     judge(facts).into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}"))
 }
@@ -95,36 +98,39 @@ fn a_good_machine() {
 }
 
 #[test]
-fn a_plain_user_gets_the_thread_pager() {
+fn a_plain_user_gets_agent_mode() {
     let names = |facts: &Facts, wanted, level| -> Vec<&str> {
         let checks = judge_for(facts, wanted);
         checks.iter().filter(|check| check.level == level).map(|check| check.name).collect()
     };
     let facts = plain_user();
-    let line = &judge_for(&facts, Wanted::Auto)[0];
-    assert!(line.found.starts_with("thread, for kernel is not possible (/dev/userfaultfd: user 1000"));
-    assert!(names(&facts, Wanted::Auto, Level::Fail).is_empty());
-    assert_eq!(possible(&facts, Wanted::Auto), Some(Pager::Thread));
-    let fails = names(&facts, Wanted::Kernel, Level::Fail);
-    assert_eq!(fails, ["pager", "/dev/userfaultfd"]);
-    // A user who may have the kernel pager gets it, and the other one by asking for it.
-    assert_eq!(possible(&good(), Wanted::Auto), Some(Pager::Kernel));
+    let line = &judge_for(&facts, Wanted::AUTO)[0];
+    assert!(
+        line.found.starts_with("agent mode, holes by its own userfaultfd, for kernel mode is not possible")
+    );
+    assert!(line.found.contains("(/dev/userfaultfd: user 1000"));
+    assert!(names(&facts, Wanted::AUTO, Level::Fail).is_empty());
+    assert_eq!(possible(&facts, Wanted::AUTO), Some(Mode::Agent(Holes::Userfaultfd)));
+    let fails = names(&facts, KERNEL, Level::Fail);
+    assert_eq!(fails, ["mode", "/dev/userfaultfd", "uffd EVENT_FORK"]);
+    // A user who may have kernel mode gets it, and the other one by asking for it.
+    assert_eq!(possible(&good(), Wanted::AUTO), Some(Mode::Kernel));
     // Neither.
     let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
-    let line = &judge_for(&old, Wanted::Auto)[0];
-    assert!(line.level == Level::Fail && line.found.contains(", thread (system call traps"), "{line:?}");
+    let line = &judge_for(&old, Wanted::AUTO)[0];
+    assert!(line.level == Level::Fail && line.found.contains("userfaultfd (system call traps"), "{line:?}");
     let unlocked = Facts { keys_are_locked: false, ..plain_user() };
     assert!(check(&unlocked, "encryption").fix.unwrap().contains("ulimit -l"));
     let slow = Facts { cpu_does_aes: false, ..good() };
     assert!(check(&slow, "encryption").fix.unwrap().contains("--encrypt=off"));
     let strict = Facts { child_memory: Err(libc::EPERM), ptrace_scope: Some(2), ..facts };
     // Which does not read other processes' memory.
-    assert_eq!(possible(&strict, Wanted::Auto), Some(Pager::Thread));
-    assert!(names(&strict, Wanted::Auto, Level::Fail).is_empty());
+    assert_eq!(possible(&strict, Wanted::AUTO), Some(Mode::Agent(Holes::Userfaultfd)));
+    assert!(names(&strict, Wanted::AUTO, Level::Fail).is_empty());
     // A process that may not write to its own memory by /proc can be paged in no such way.
     let no_own = Facts { own_memory: Err(libc::EIO), ..plain_user() };
-    assert_eq!(possible(&no_own, Wanted::Auto), None);
-    assert_eq!(names(&no_own, Wanted::Thread, Level::Fail)[0], "pager");
+    assert_eq!(possible(&no_own, Wanted::AUTO), None);
+    assert_eq!(names(&no_own, Wanted::AGENT, Level::Fail)[0], "mode");
 }
 
 #[test]
@@ -137,7 +143,7 @@ fn a_plain_user_is_told_the_one_command() {
         Some("sudo setfacl -m u:1000:rw /dev/userfaultfd  # until the next boot; a udev rule keeps it")
     );
     let fails = judge(&facts).iter().filter(|check| check.level == Level::Fail).count();
-    assert_eq!(fails, 1, "the device; the capability is missed by warnings only");
+    assert_eq!(fails, 2, "the device and the capability");
     assert!(
         check(&facts, "userfaultfd(2)").fix.unwrap().contains("sudo sysctl -w vm.unprivileged_userfaultfd=1")
     );
@@ -205,7 +211,7 @@ fn without_a_device_the_sysctl_mends() {
 fn the_kernel_tells_of_forks_with_a_capability() {
     let facts = plain_user();
     let fork = check(&facts, "uffd EVENT_FORK");
-    assert_eq!(fork.level, Level::Warn, "the agents make the forks");
+    assert_eq!(fork.level, Level::Fail);
     let fix = fork.fix.unwrap();
     assert!(
         fix.starts_with("sudo setpriv --reuid $USER ") && fix.contains("--ambient-caps +sys_ptrace memspill")
@@ -243,20 +249,23 @@ fn a_container_with_the_default_filter() {
     assert!(check(&facts, "/dev/userfaultfd").fix.unwrap().contains("--device=/dev/userfaultfd"));
     assert!(check(&facts, "io_uring").found.contains("pread and pwrite"));
     assert!(!judge(&facts).iter().any(|check| check.name.starts_with("uffd ")));
-    // There the signal pager serves, and what it lacks elsewhere is named.
+    // There agent mode with guard pages serves, and what it lacks elsewhere is named.
     let fails = |facts: &Facts| {
-        let checks = judge_for(facts, Wanted::Auto);
+        let checks = judge_for(facts, Wanted::AUTO);
         checks.into_iter().filter(|check| check.level == Level::Fail).map(|check| check.found).collect()
     };
-    assert_eq!((possible(&facts, Wanted::Auto), fails(&facts)), (Some(Pager::Signal), Vec::new()));
+    assert_eq!(
+        (possible(&facts, Wanted::AUTO), fails(&facts)),
+        (Some(Mode::Agent(Holes::Guard)), Vec::new())
+    );
     for (lacks, name) in [
         (Facts { dispatch: Err(libc::EINVAL), ..facts.clone() }, DISPATCH),
         (Facts { guard_regions: Err(libc::EINVAL), ..facts.clone() }, GUARDS),
         (Facts { own_memory: Err(libc::EIO), ..facts.clone() }, OWN_MEMORY),
         (Facts { child_pagemap: Err(libc::EACCES), ..facts.clone() }, CHILD_PAGEMAP),
     ] {
-        assert_eq!(possible(&lacks, Wanted::Auto), None);
-        assert!(fails(&lacks)[0].contains(&format!("nor signal ({name}")), "{:?}", fails(&lacks));
+        assert_eq!(possible(&lacks, Wanted::AUTO), None);
+        assert!(fails(&lacks)[0].contains(&format!("guard pages ({name}")), "{:?}", fails(&lacks));
     }
 }
 
@@ -366,7 +375,7 @@ fn this_machine() {
     let checks = judge(&Facts::gather(Some(Path::new("/var/tmp"))));
     assert!(checks.len() >= 12);
     assert!(checks.iter().all(|check| !check.found.is_empty() && !check.found.contains('\n')));
-    for wanted in [Wanted::Auto, Wanted::Kernel, Wanted::Signal, Wanted::Thread] {
+    for wanted in [Wanted::AUTO, KERNEL, Wanted::AGENT] {
         let blockers = choose(wanted).err().unwrap_or_default();
         assert!(blockers.iter().all(|check| check.level == Level::Fail));
     }

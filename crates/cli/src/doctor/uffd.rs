@@ -140,11 +140,6 @@ pub(super) fn event_fork(facts: &Facts, features: u64) -> Check {
         Ok(()) => ok(NAME, "forked children get the swapped-out memory of their parent"),
         Err(libc::EPERM) => {
             let fix = Some(ptrace_capability_fix(facts));
-            if cfg!(target_arch = "x86_64") {
-                let found = "needs CAP_SYS_PTRACE: the agents make forks themselves, which takes longer, and \
-                    shared memory is not swapped";
-                return Check { name: NAME, level: Level::Warn, found: found.into(), fix };
-            }
             fail(NAME, "needs CAP_SYS_PTRACE: else a forked child would read zeros", fix)
         }
         Err(errno) => fail(NAME, format!("{}: forked children are not followed", reason(errno)), None),

@@ -10,6 +10,7 @@ use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit as StatUnit};
 use memspill_engine::backing::Usage;
 use memspill_pager::ctl::thrash::would_do;
+use memspill_pager::door::source::Mode;
 use memspill_pager::run::Run;
 use memspill_pager::supervisor::Ended;
 use memspill_tables::{Cell, Chart, Column, Drawn, Report, Row, Table, Unit};
@@ -24,7 +25,7 @@ const BUDGETS_PARTS: u64 = 8;
 /// How the report was asked for, and where.
 pub struct Asked {
     pub machine: String,
-    pub pager: &'static str,
+    pub mode: Mode,
 }
 
 /// All of it.
@@ -414,7 +415,7 @@ fn settings(asked: &Asked, args: &RunArgs) -> Table {
         ("written", utc(SystemTime::now())),
         ("directory", directory),
         ("machine", asked.machine.clone()),
-        ("pager", asked.pager.into()),
+        ("mode", crate::doctor::described(asked.mode).into()),
         ("--swap-dir", path(&args.swap_dir())),
         ("--on-full", format!("{:?}", args.on_full).to_lowercase()),
         ("--on-thrash", format!("{:?}", args.on_thrash).to_lowercase()),

@@ -10,7 +10,7 @@
 use crate::USER_END;
 use crate::door::inherit::{self, Awaited, Child};
 use crate::door::socket::Door;
-use crate::door::source::{Pager, UffdSource};
+use crate::door::source::{Holes, Mode, Source};
 use crate::faults::fork;
 use crate::monitor::{protect, register};
 use crate::proc::{self, Rights};
@@ -21,7 +21,7 @@ use crate::process::memory::ProcessMemory;
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::port::Port;
 use crate::process::wire;
-use crate::run::{Forks, Run};
+use crate::run::Run;
 use crate::times::EXCHANGE_ENDS;
 use memspill_agent::link::EARLY_RUN_MAX;
 use memspill_agent::protocol::{
@@ -111,19 +111,19 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
         if door.is_to_be_told() || run.settings.verbose {
             eprintln!(
                 "memspill: process {pid} runs outside the budget: it was traced (ptrace) when it began, and \
-                 would stop at each of its calls; --pager=kernel manages such programs"
+                 would stop at each of its calls; --mode=kernel manages such programs"
             );
         }
         return;
     }
-    let why = match (error.kind(), door.source.pager(), error.raw_os_error()) {
+    let why = match (error.kind(), door.source.mode(), error.raw_os_error()) {
         (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
-        (_, Pager::Signal | Pager::Thread, Some(libc::ENOSYS)) => {
+        (_, Mode::Agent(_), Some(libc::ENOSYS)) => {
             "its system calls cannot be trapped: there is no Syscall User \
              Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
                 .into()
         }
-        (_, Pager::Signal | Pager::Thread, Some(libc::EBUSY)) => {
+        (_, Mode::Agent(_), Some(libc::EBUSY)) => {
             "its system calls cannot be trapped: it uses %gs, or had a \
              second thread before memspill's agent was loaded"
                 .into()
@@ -163,7 +163,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     }
     let pid = caller.peer.pid;
     if hello.kind == KIND_FORKS {
-        let may_fork = run.settings.forks == Forks::Agent && is_below_us(run, &caller.peer);
+        let may_fork = door.is_by_agents() && is_below_us(run, &caller.peer);
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
     if hello.kind == KIND_FORK_ROOM {
@@ -183,10 +183,10 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     let welcomed = match is_below_us(run, &caller.peer) {
         true => door.control_page().and_then(|(control, control_fd)| {
             run.files.prepare(&control);
-            if run.settings.forks == Forks::Agent {
+            if door.is_by_agents() {
                 control.set_forks();
             }
-            let bell = door.source.is_link().then(new_bell).transpose()?;
+            let bell = door.is_by_agents().then(new_bell).transpose()?;
             let pool = run.shared_pool().filter(|_| may_read_pool(&caller.peer));
             let pool_file = pool.as_ref().and_then(|(_, device)| device.backing.pool_file());
             welcome(
@@ -237,11 +237,14 @@ fn welcome(
     let control = control_fd.as_fd();
     let (uffd_source, fds) = match (known, &door.source) {
         (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.port.as_fd()]),
-        (None, UffdSource::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
-        (None, UffdSource::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
-        (None, UffdSource::Link | UffdSource::RegisteredLink) => {
+        (None, Source::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
+        (None, Source::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
+        (None, Source::Link(holes)) => {
             let (bell, pool) = link.ok_or(io::ErrorKind::InvalidData)?;
-            let kind = if door.source.pager() == Pager::Thread { UFFD_LINK_REGISTERED } else { UFFD_LINK };
+            let kind = match holes {
+                Holes::Userfaultfd => UFFD_LINK_REGISTERED,
+                Holes::Guard => UFFD_LINK,
+            };
             (kind, [control, bell.as_fd()].into_iter().chain(pool).collect())
         }
     };
@@ -273,10 +276,6 @@ fn make_new(run: &Run, door: &Door, port: Port, pid: u32, agent: Agent) -> io::R
         None => space,
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
-    // What leaves a process with a link is told by that to its children too.
-    if run.settings.forks == Forks::Agent && !process.memory.port.child_knows_away() {
-        process.growth.begin_marking();
-    }
     process.attach(agent)?;
     run.add_process(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     Ok(process)
@@ -401,7 +400,7 @@ fn take_in(
     })?;
     // The child of a fork of which the kernel has told is served whether something of it can leave or not.
     let is_new = known.is_none() && parent.is_none();
-    if is_new && is_foreign && !door.source.is_link() && agent.is_closed_to_us() {
+    if is_new && is_foreign && !door.is_by_agents() && agent.is_closed_to_us() {
         return Err(closed());
     }
     let fresh = || link.or(uffd.map(Port::from)).ok_or(io::Error::from(io::ErrorKind::InvalidData));

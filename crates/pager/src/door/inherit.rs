@@ -1,9 +1,8 @@
-//! Forks that an agent makes itself, because the kernel tells nobody of them (`Settings::forks`): the
+//! Forks that an agent makes itself, because the kernel tells nobody of them (agent mode): the
 //! child has its parent's table of one moment. Both sides are drawn in the agent's `forks.rs`.
 //!
 //! ```text
 //!   KIND_FORKS   prepare   nothing leaves the parent; its page table is copied, a reference to each slot;
-//!                          what is marked is told, to be inherited
 //!   Forked, or   finish    what the parent has brought meanwhile, and what others have changed
 //!   the child              (whichever comes first); then pages may leave again
 //!   KIND_CHILD   settle    the child's own memory says: present is RESIDENT, else what has a slot is
@@ -14,11 +13,9 @@
 //! The child knows a number that nobody else knows, and it is good for one child. It waits meanwhile, and has
 //! run nothing of the program.
 //!
-//! What must not be: a page that reads as zero, and was something else. Two looks find what was made from
-//! nothing, by the kernel itself or by something that is not known here, and the child is ended for it: a
-//! page that is present in the child and was away in its parent; and one that its parent has and the child
-//! has not. Memory that another thread has unmapped or moved under the fork, past the agent's lock, is SIGBUS
-//! in the child, if it was away: the child may have it from before, or something else at the same place.
+//! What must not be: a page that reads as zero, and was something else. A page that is present in the child
+//! and was away in its parent was made from nothing, and the child is ended for it. The child's agent knows
+//! the pages that are away: it has its parent's words of the moment of the fork.
 //!
 //! What it does not do: the exchange itself (exchange.rs); shared memory, which is not managed in such a run.
 
@@ -35,7 +32,7 @@ use crate::process::ranges::{Range, Ranges};
 use crate::process::wire;
 use crate::reclaim::fork_room;
 use crate::run::Run;
-use crate::times::{FORK_SETTLES, MARKS_TURN};
+use crate::times::{FORK_SETTLES, FORK_TURN};
 use memspill_agent::protocol::{MAGIC, Prepared};
 use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
@@ -43,8 +40,7 @@ use memspill_engine::space::Space;
 use memspill_engine::units::{Page, SpaceId, Vpn};
 use memspill_engine::word::SwapEntry;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -65,11 +61,6 @@ pub struct Child {
     key: u64,
     space: Arc<Space>,
     memory: Arc<Later>,
-    /// What is marked in its parent, which it inherits with all the rest.
-    ranges: Vec<Range>,
-    /// What its parent had in memory when its table was copied, but for the kernel's page of zeros.
-    had: Ranges,
-    inherits_in_part: bool,
     finished: Option<Finished>,
 }
 
@@ -173,20 +164,15 @@ pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io
         Some(process) => begin(run, &process, socket.clone(), until),
         None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
     };
-    let (fork, ranges) = match made {
-        Ok(made) => made,
+    let fork = match made {
+        Ok(fork) => fork,
         Err(e) => {
             refuse(socket, &e);
             return Err(e);
         }
     };
-    let count = ranges.len() as u64;
-    let answer = Prepared { magic: MAGIC, errno: 0, fork: fork.id, ranges: count };
-    let sent = file_of(&ranges).and_then(|file| {
-        let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        wire::send(&**socket, &answer, &files)
-    });
-    if let Err(e) = sent {
+    let answer = Prepared { magic: MAGIC, errno: 0, fork: fork.id };
+    if let Err(e) = wire::send(&**socket, &answer, &[]) {
         fork.parent.end_fork();
         fork.child.into_iter().for_each(|child| give_back(run, child));
         refuse(socket, &e);
@@ -199,36 +185,30 @@ pub fn prepare(run: &Run, pid: u32, socket: &Arc<OwnedFd>, until: Instant) -> io
 /// of an earlier fork, which is not counted yet.
 pub fn answer_for_room(run: &Run, pid: u32, awaits_child: bool, socket: &OwnedFd) {
     let errno = if fork_room::is_there(run, pid, awaits_child) { 0 } else { libc::EAGAIN };
-    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16], ranges: 0 }, &[]);
+    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16] }, &[]);
 }
 
 /// Its fork fails.
 pub fn refuse(socket: &OwnedFd, error: &io::Error) {
     let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16], ranges: 0 }, &[]);
+    let _ = wire::send(socket, &Prepared { magic: MAGIC, errno, fork: [0; 16] }, &[]);
 }
 
-fn begin(
-    run: &Run,
-    process: &Arc<Process>,
-    socket: Arc<OwnedFd>,
-    until: Instant,
-) -> io::Result<(Fork, Vec<Range>)> {
+fn begin(run: &Run, process: &Arc<Process>, socket: Arc<OwnedFd>, until: Instant) -> io::Result<Fork> {
     let not_now = || io::Error::from_raw_os_error(libc::EAGAIN);
     let mut id = [0; 16];
     if rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()) != Ok(id.len()) {
         return Err(not_now());
     }
-    if !process.begin_fork(MARKS_TURN) {
+    if !process.begin_fork(FORK_TURN) {
         return Err(not_now());
     }
     // A mark that it is still to make must not come in the middle of the fork.
     let caught_up = process.memory.attached_agent().is_some_and(|agent| process.caught_up(agent));
     let child = if caught_up { copy_table(run, process) } else { Err(not_now()) };
     let child = child.inspect_err(|_| process.end_fork())?;
-    let ranges = child.ranges.clone();
     fork_room::note_forks(run, process);
-    Ok((Fork { socket, id, parent: process.clone(), until, is_open: true, child: Some(child) }, ranges))
+    Ok(Fork { socket, id, parent: process.clone(), until, is_open: true, child: Some(child) })
 }
 
 fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
@@ -243,32 +223,11 @@ fn copy_table(run: &Run, process: &Arc<Process>) -> io::Result<Child> {
     if process.memory.port.is_changing() {
         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
-    let resident = process.space.copy_slots_to(run.engine.swap(), &space);
+    process.space.copy_slots_to(run.engine.swap(), &space);
     drop(held);
     run.engine.add_space(space.clone());
-    let child = Child {
-        key,
-        space,
-        memory,
-        ranges: Vec::new(),
-        had: Ranges::default(),
-        inherits_in_part: false,
-        finished: None,
-    };
-    // What changes from here on is noted.
-    let mappings = proc::private_anonymous(process.memory.proc_id());
-    let agent = process.memory.attached_agent().expect("it has forked by its agent");
-    let had = match process.memory.port.child_knows_away() {
-        false => agent.with_content(addresses(resident).iter()),
-        true => Ok(Ranges::default()),
-    };
-    match mappings.and_then(|mappings| Ok((mappings, had?))) {
-        Ok((mappings, had)) => Ok(Child { ranges: process.growth.marked_of(mappings), had, ..child }),
-        Err(e) => {
-            give_back(run, child);
-            Err(e)
-        }
-    }
+    // Changes from here on are noted.
+    Ok(Child { key, space, memory, finished: None })
 }
 
 fn addresses(runs: Vec<(Vpn, Vpn)>) -> Ranges {
@@ -277,22 +236,6 @@ fn addresses(runs: Vec<(Vpn, Vpn)>) -> Ranges {
 
 fn pages(ranges: impl IntoIterator<Item = Range>) -> Vec<(Vpn, Vpn)> {
     ranges.into_iter().map(|(start, end)| (Vpn::from_addr(start), Vpn::from_addr(end))).collect()
-}
-
-/// Ranges as a process reads them. None: there are none.
-fn file_of(ranges: &[Range]) -> io::Result<Option<OwnedFd>> {
-    use rustix::fs::MemfdFlags;
-    if ranges.is_empty() {
-        return Ok(None);
-    }
-    let file = rustix::fs::memfd_create("memspill-ranges", MemfdFlags::CLOEXEC)?;
-    let bytes: Vec<u8> =
-        ranges.iter().flat_map(|(start, end)| [start.to_ne_bytes(), end.to_ne_bytes()]).flatten().collect();
-    let mut at = 0;
-    while at < bytes.len() {
-        at += rustix::io::write(&file, &bytes[at..])?;
-    }
-    Ok(Some(file))
 }
 
 /// The parent has forked, as it says or as its child shows. To be called before pages may leave again.
@@ -309,8 +252,6 @@ pub fn finish(run: &Run, fork: &mut Fork) {
     }
     // A change ends when its event has been read. It is noted before the reader leaves the gate.
     drop(parent.space.gate.enter_fill());
-    child.inherits_in_part =
-        parent.memory.attached_agent().is_none_or(|agent| agent.evictor.control.fork_advice());
     let brought = addresses(parent.space.brought_since(&child.space));
     child.finished = Some(Finished { brought, disturbed: parent.fork.noted(), is_settled });
 }
@@ -349,10 +290,7 @@ pub fn settle(
         let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
         process.attach(agent)?;
         let _ = child.memory.0.set(memory.clone());
-        match process.memory.port.child_knows_away() {
-            false => take_over(run, parent, &process, &child)?,
-            true => take_over_by_link(run, parent, &process, &child)?,
-        }
+        take_over(run, parent, &process, &child)?;
         Ok(process)
     })();
     let process = match settled {
@@ -372,58 +310,9 @@ pub fn settle(
     Ok(process)
 }
 
-/// What it has of its parent's is registered, and its table is made what its memory is.
-fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
-    let _work = run.quiet.begin_work();
-    let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
-    let (pid, agent) = (process.memory.pid(), process.memory.attached_agent().expect("attached"));
-    let finished = child.finished.as_ref().expect("it has forked");
-    if !finished.is_settled {
-        return Err(io::Error::other("its parent's memory was changing for too long"));
-    }
-    let own: Ranges = agent.own_ranges().into_iter().collect();
-    let inherited: Ranges = child.ranges.iter().copied().collect();
-    let mut mapped = Ranges::default();
-    for (start, end) in proc::private_anonymous(pid)? {
-        for (start, end) in own.missing_of(&inherited.common_with(&[(start, end)])) {
-            if let Err(errno) = process.memory.port.register(start, end - start) {
-                // Nothing is lost where nothing is away.
-                if !space.swapped_in(Vpn::from_addr(start), Vpn::from_addr(end)).is_empty() {
-                    return Err(io::Error::from_raw_os_error(errno));
-                }
-                continue;
-            }
-            mapped.insert(start, end);
-        }
-    }
-    let is_registered = register::register_agent_pages(process);
-    if child.inherits_in_part {
-        let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
-        mapped = kept.common_with(&mapped.iter().collect::<Vec<_>>()).into_iter().collect();
-    }
-    for (from, to) in pages(mapped.missing_of(&[(0, USER_END)])) {
-        space.unmap(swap, cpu, from, to);
-    }
-    let (present, occupied) = agent.look(&mapped)?;
-    refuse_what_is_new(space, finished, &present)?;
-    refuse_what_is_missing((parent, pid), child, finished, &mapped, &occupied)?;
-    lose_what_is_in_doubt(run, process, finished, &mapped, &occupied);
-    space.settle(swap, cpu, &parent.space, &pages(present.iter()));
-    // What the kernel has swapped out by itself is its own.
-    for (from, to) in pages(present.missing_of(&occupied.iter().collect::<Vec<_>>())) {
-        space.unmap(swap, cpu, from, to);
-    }
-    process.memory.has_exec.store(parent.memory.has_exec.load(Ordering::Relaxed), Ordering::Relaxed);
-    process.growth.begin_marking();
-    child.ranges.iter().for_each(|(start, end)| process.growth.note_marked(*start, *end));
-    process.growth.lock_ranges().insert(&mapped.iter().collect::<Vec<_>>());
-    process.growth.set_registered(is_registered && run.is_memory_tight());
-    Ok(())
-}
-
-/// The same where there is no userfaultfd: what is away in the child its agent knows, for it has its parent's
+/// Makes its table what its memory is: what is away in the child its agent knows, for it has its parent's
 /// words of the moment of the fork. What is not away, and not in memory either, is nobody's.
-fn take_over_by_link(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
+fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
     let _work = run.quiet.begin_work();
     let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);
     let agent = process.memory.attached_agent().expect("attached");
@@ -437,7 +326,7 @@ fn take_over_by_link(run: &Run, parent: &Process, process: &Process, child: &Chi
     for (from, to) in pages(mapped.missing_of(&[(0, USER_END)])) {
         space.unmap(swap, cpu, from, to);
     }
-    let (present, _) = agent.look(&mapped)?;
+    let present = agent.look(&mapped)?;
     refuse_what_is_new(space, finished, &present)?;
     space.settle(swap, cpu, &parent.space, &pages(present.iter()));
     register::take_over_by_link(process, &mapped, parent.growth.is_registered());
@@ -461,76 +350,10 @@ fn refuse_what_is_new(space: &Space, finished: &Finished, present: &Ranges) -> i
     }
 }
 
-/// A page that its parent had, and has, and the child has not.
-///
-/// Pages of zeros say nothing: a mapping in which there is nothing else the kernel does not copy, and by the
-/// time that the child joins its parent may have written there.
-fn refuse_what_is_missing(
-    (parent, pid): (&Process, u32),
-    child: &Child,
-    finished: &Finished,
-    mapped: &Ranges,
-    occupied: &Ranges,
-) -> io::Result<()> {
-    let had = child.had.common_with(&mapped.iter().collect::<Vec<_>>());
-    let mut missing: Ranges = occupied.missing_of(&had).into_iter().collect();
-    for (start, end) in finished.disturbed.iter().flat_map(places) {
-        missing.remove(start, end);
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    // Emptied by the fork itself, by advice that was not seen.
-    let kept: Ranges = proc::inherited(pid)?.into_iter().collect();
-    let missing = kept.common_with(&missing.iter().collect::<Vec<_>>());
-    let Some(agent) = parent.memory.attached_agent().filter(|agent| agent.lives()) else { return Ok(()) };
-    match agent.with_content(missing)?.iter().next() {
-        None => Ok(()),
-        Some((at, _)) => Err(io::Error::other(format!("it has not its parent's memory at {at:#x}"))),
-    }
-}
-
 /// All places that a change has touched.
 fn places(disturbed: &Disturbed) -> Vec<Range> {
     match *disturbed {
         Disturbed::Unmapped(range) | Disturbed::Dropped(range) => vec![range],
         Disturbed::Moved((from, end), to) => vec![(from, end), (to, to + (end - from))],
-    }
-}
-
-/// What other threads have unmapped or moved under the fork, and is not in memory: there may be something
-/// else by now. What was dropped may be there or not, and is.
-fn lose_what_is_in_doubt(
-    run: &Run,
-    process: &Process,
-    finished: &Finished,
-    mapped: &Ranges,
-    occupied: &Ranges,
-) {
-    let mut lost = Vec::new();
-    for disturbed in &finished.disturbed {
-        let (range, moved_to) = match *disturbed {
-            Disturbed::Dropped(_) => continue,
-            Disturbed::Unmapped(range) => (range, None),
-            Disturbed::Moved(range, to) => (range, Some(to)),
-        };
-        for (from, to) in process.space.swapped_in(Vpn::from_addr(range.0), Vpn::from_addr(range.1)) {
-            let here = (from.addr(), to.addr());
-            let there = moved_to.map(|at| (at + (here.0 - range.0), at + (here.1 - range.0)));
-            lost.extend(occupied.missing_of(&mapped.common_with(&[here])));
-            lost.extend(
-                there.into_iter().flat_map(|range| occupied.missing_of(&mapped.common_with(&[range]))),
-            );
-        }
-    }
-    let lost: Vec<Vpn> = pages(lost).into_iter().flat_map(|(from, to)| (from.0..to.0).map(Vpn)).collect();
-    if !lost.is_empty() {
-        eprintln!(
-            "memspill: process {} is the child of a fork while others changed its parent's memory: it gets \
-             SIGBUS for {} pages",
-            process.memory.pid(),
-            lost.len()
-        );
-        process.space.lose_pages(run.engine.swap(), crate::cpu(), &lost);
     }
 }

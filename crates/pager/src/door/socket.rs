@@ -1,12 +1,11 @@
 //! The socket at which agents connect, and what a run gives them.
 
 use crate::door::groups::{GroupRules, Membership};
-use crate::door::source::{Pager, UffdSource};
+use crate::door::source::{Mode, Source};
 use crate::door::target::Target;
 use crate::plant::Askers;
 use crate::process::control::ControlPage;
 use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
-use memspill_uffd::userfaultfd as uffd_abi;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{self, Permissions};
 use std::io;
@@ -24,7 +23,7 @@ pub struct Door {
     pub from_elsewhere: Option<OwnedFd>,
     name: String,
     token: [u8; 32],
-    pub source: UffdSource,
+    pub source: Source,
     /// Features asked of every userfaultfd.
     pub features: u64,
     /// Who is about to run a static program.
@@ -62,7 +61,12 @@ fn listen_by_inode(random: &str) -> Option<(OwnedFd, OwnedFd)> {
 
 impl Door {
     /// `files`: files of shared memory are managed.
-    pub fn open(source: UffdSource, features: u64, rules: &GroupRules, files: bool) -> io::Result<Door> {
+    /// Agent mode: agents make the forks, and links take the place of userfaultfds.
+    pub fn is_by_agents(&self) -> bool {
+        self.source.mode() != Mode::Kernel
+    }
+
+    pub fn open(source: Source, features: u64, rules: &GroupRules, files: bool) -> io::Result<Door> {
         let mut random = [0u8; 24];
         let mut filled = 0;
         while filled < random.len() {
@@ -74,15 +78,14 @@ impl Door {
         // descriptors (0: there is none).
         let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
         // And whether it may join late.
-        let late = match source.pager() {
+        let late = match source.mode() {
             // Its group is known by its parent, which may end before.
-            Pager::Kernel if !rules.groups.is_empty() => "",
+            Mode::Kernel if !rules.groups.is_empty() => "",
             _ if !rules.groups.is_empty() => NAME_TRAPPED,
-            // Its calls on such files are counted by a process that has joined; and for one that has not, the
-            // kernel must tell of forks.
-            Pager::Kernel if files || features & uffd_abi::FEATURE_EVENT_FORK == 0 => "",
-            Pager::Kernel => NAME_LATE_THEN_FREE,
-            Pager::Signal | Pager::Thread => NAME_LATE,
+            // Its calls on such files are counted by a process that has joined.
+            Mode::Kernel if files => "",
+            Mode::Kernel => NAME_LATE_THEN_FREE,
+            Mode::Agent(_) => NAME_LATE,
         };
         let random = String::from_utf8_lossy(&hex[..16]);
         let elsewhere = listen_by_inode(&random);
@@ -138,7 +141,7 @@ impl Door {
     }
 
     fn new_control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
-        if self.source.is_link() { ControlPage::with_link() } else { ControlPage::new() }
+        if self.is_by_agents() { ControlPage::with_link() } else { ControlPage::new() }
     }
 
     pub fn make_spare(&self) {

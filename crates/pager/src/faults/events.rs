@@ -218,7 +218,6 @@ fn apply_to_table(run: &Run, cpu: CpuId, process: &Process, change: Change) {
         Change::Remap { from, to, len } => {
             process.growth.note_unmapped(from, from + len);
             process.memory.reserves.forget(from, from + len);
-            process.growth.note_moved(from, to, len);
             let (from, to) = (Vpn::from_addr(from), Vpn::from_addr(to));
             process.space.remap(run.engine.swap(), cpu, from, to, len / PAGE_SIZE as u64);
         }

@@ -23,9 +23,7 @@
 //! it) is no fault of ours, and would not be written (`agent/src/agent/hooks/threads.rs`). And not the main
 //! stack: a part of it that is registered otherwise would be a mapping of its own (`register.rs`).
 //!
-//! Not where faults inside system calls are not served (`user`), as a call that wrote to a protected page
-//! would fail; nor where an agent takes the kernel's place (`signal`, `thread`), or marks what is registered
-//! (forks by agents). There such processes can grow past the budget.
+//! Not in agent mode. There such processes can grow past the budget.
 
 use crate::monitor::account::{self, Sizes};
 use crate::monitor::register;
@@ -89,7 +87,7 @@ impl Watch {
 
 fn can_protect(process: &Process) -> bool {
     let memory = &process.memory;
-    process.space.cow.load(Ordering::Relaxed) && memory.port.can_protect() && !process.growth.is_marking()
+    process.space.cow.load(Ordering::Relaxed) && memory.port.can_protect()
 }
 
 /// The same of ranges that have just been registered.

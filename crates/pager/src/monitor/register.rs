@@ -37,12 +37,10 @@ use crate::process::finder::{Found, New};
 use crate::process::growth::Registered;
 use crate::process::ranges::{Range, Ranges};
 use crate::run::Run;
-use crate::times::{AGENT_JOINS, EVICTOR_ANSWERS, MARKS_TURN, PROCESS_BEGINS};
-use memspill_agent::protocol::{MoveRun, OP_MARK, RUNS_MAX};
+use crate::times::{AGENT_JOINS, PROCESS_BEGINS};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// The most processes that are registered at once.
 const REGISTERING_THREADS_MAX: usize = 16;
@@ -213,15 +211,7 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
     // Before, for once they are registered an event may take them away.
     let reserves = || found.new.iter().filter(|new| new.is_reserve).map(New::range);
     reserves().for_each(|(start, end)| process.memory.reserves.note(start, end));
-    let results = match process.growth.is_marking() {
-        false => register_ranges(process, &found.new, stack),
-        true => {
-            let (marked, put_off) = mark(process, &found.new, stack);
-            let mut results = register_ranges(process, &marked, stack);
-            results.put_off.extend(put_off);
-            results
-        }
-    };
+    let results = register_ranges(process, &found.new, stack);
     for (start, end) in reserves().filter(|reserve| !results.registered.contains(reserve)) {
         process.memory.reserves.forget(start, end);
     }
@@ -233,42 +223,6 @@ fn register_found(process: &Process, registered: &mut Registered, found: &Found)
     let (whole, torn) = registered.split_by_mapping(process.memory.proc_id(), results.registered);
     registered.look_again(&torn);
     whole
-}
-
-/// Nobody but a fork that the agent makes is to inherit these. Returns what is marked, and what is to be
-/// tried again.
-fn mark(process: &Process, new: &[New], stack: Option<(u64, u64)>) -> (Vec<New>, Vec<Range>) {
-    let (mut marked, mut put_off) = (Vec::new(), Vec::new());
-    let serves = process.memory.serving_agent();
-    let turn = serves.and_then(|agent| process.take_evictor_first(MARKS_TURN).map(|turn| (agent, turn)));
-    let Some((agent, _turn)) = turn.filter(|(agent, _)| process.caught_up(agent)) else {
-        return (marked, new.iter().map(New::range).collect());
-    };
-    for new in new.chunks(RUNS_MAX) {
-        // The main stack may be growing: what is below it now is its own then.
-        let start_of =
-            |new: &New| stack.filter(|(_, at)| *at == new.start).map_or(new.start, |(floor, _)| floor);
-        let run = |new: &New| {
-            let start = start_of(new);
-            process.growth.note_marked(start, new.end);
-            MoveRun {
-                src_addr: start,
-                pages: ((new.end - start) / PAGE_SIZE as u64) as u32,
-                ..MoveRun::default()
-            }
-        };
-        let runs: Vec<MoveRun> = new.iter().map(run).collect();
-        let done = agent.evictor.call(OP_MARK, &runs, 0, Instant::now() + EVICTOR_ANSWERS).is_ok();
-        for (i, new) in new.iter().enumerate() {
-            // ENOMEM: there is a hole in it now.
-            if done && matches!(agent.evictor.control.read_run(i).errno, 0 | libc::ENOMEM) {
-                marked.push(*new);
-            } else {
-                put_off.push(new.range());
-            }
-        }
-    }
-    (marked, put_off)
 }
 
 /// What became of ranges that were to be registered, each list ascending.
@@ -375,13 +329,6 @@ pub fn register_announced(run: &Run, process: &Process, addr: u64, len: u64, gro
     let own = process.memory.attached_agent().map_or(Vec::new(), |a| a.own_ranges().to_vec());
     let Some((start, end)) = announced_range(addr, len, &own) else { return true };
     let _fill_guard = process.space.gate.enter_fill();
-    if grown && process.growth.is_marking() {
-        // What has grown is as marked and as registered as it was. What is neither is for the next search.
-        process.growth.note_unmapped(start, end);
-        return true;
-    }
-    // The agent has marked it.
-    process.growth.note_marked(start, end);
     let result = process.memory.register(start, end - start);
     if grown {
         // There may be pages that were never adopted: the next search goes through this range too.

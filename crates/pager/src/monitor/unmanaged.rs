@@ -191,7 +191,7 @@ fn judge_group(run: &Run, group: &Group) {
             ("the budget".to_string(), fix)
         }
         None if staying.largest_kind() == Some(PROTECTED) => {
-            let fix = "raise --memory-max, or run it with --pager=thread, which swaps such memory";
+            let fix = "raise --memory-max, or run it with --mode=agent, which swaps such memory";
             ("the budget".to_string(), fix)
         }
         None => ("the budget".to_string(), "raise --memory-max"),
@@ -240,10 +240,10 @@ fn fix_of_shared(run: &Run) -> &'static str {
             "raise --memory-max, or have it swapped with --shared=all (its condition is in docs/guide.md)"
         }
         (Shared::Counted, Some(SharedKind::Anonymous)) => {
-            "raise --memory-max, or run memspill as root, which swaps it (--pager=kernel)"
+            "raise --memory-max, or run memspill as root, which swaps it (--mode=kernel)"
         }
         (Shared::Counted, Some(SharedKind::File)) => {
-            "raise --memory-max, or run memspill as root, which can swap it (--pager=kernel --shared=all)"
+            "raise --memory-max, or run memspill as root, which can swap it (--mode=kernel --shared=all)"
         }
     }
 }

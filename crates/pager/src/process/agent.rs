@@ -4,7 +4,7 @@
 use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
 use crate::process::peer::{Peer, Pidfd};
-use crate::process::ranges::{Range, Ranges};
+use crate::process::ranges::Ranges;
 use memspill_agent::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::vm;
@@ -94,9 +94,9 @@ impl Agent {
         self.maps.get_or_init(|| File::open(format!("/proc/{}/maps", self.evictor.tid)).ok()).as_ref()
     }
 
-    /// What is in memory of these ranges, and what is there in any form (the kernel's swap).
-    pub fn look(&self, ranges: &Ranges) -> io::Result<(Ranges, Ranges)> {
-        let (mut present, mut occupied) = (Ranges::default(), Ranges::default());
+    /// The parts of these ranges that are in memory.
+    pub fn look(&self, ranges: &Ranges) -> io::Result<Ranges> {
+        let mut present = Ranges::default();
         for (start, end) in ranges.iter() {
             let mut runs = Vec::new();
             let mut at = start;
@@ -108,22 +108,8 @@ impl Agent {
                 at = walked_to;
             }
             runs.iter().for_each(|(start, end)| present.insert(*start, *end));
-            memspill_uffd::pagemap::occupied(&self.pagemap, start, end, |from, to| {
-                occupied.insert(from, to)
-            })?;
         }
-        Ok((present, occupied))
-    }
-
-    /// The parts of these ranges that are in memory and are not the kernel's page of zeros.
-    pub fn with_content(&self, ranges: impl IntoIterator<Item = Range>) -> io::Result<Ranges> {
-        let mut found = Ranges::default();
-        for (start, end) in ranges {
-            memspill_uffd::pagemap::with_content(&self.pagemap, start, end, |from, to| {
-                found.insert(from, to)
-            })?;
-        }
-        Ok(found)
+        Ok(present)
     }
 
     /// Runs of guards between two addresses.

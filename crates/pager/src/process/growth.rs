@@ -7,7 +7,6 @@
 //!           │               them over at its next look
 //!           ├─ dropped      MADV_DONTNEED, noted while the monitor adopts pages
 //!           ├─ asked        to be registered though memory is not tight: MADV_PAGEOUT
-//!           ├─ marks        where forks are made by the agent: what only those inherit
 //!           └─ figures      is it registered at all; bytes that are not managed
 //! ```
 //!
@@ -49,8 +48,6 @@ pub struct Growth {
     changes: Mutex<Changes>,
     dropped: Mutex<Option<Ranges>>,
     asked: Mutex<Ranges>,
-    /// None: the kernel tells of forks.
-    marks: Mutex<Option<Ranges>>,
 }
 
 impl Growth {
@@ -135,39 +132,6 @@ impl Growth {
     /// tight or not.
     pub fn ask(&self, start: u64, end: u64) {
         self.asked.lock().expect("asked").insert(start, end);
-    }
-
-    /// From now on what is registered is to be marked MADV_DONTFORK before.
-    pub fn begin_marking(&self) {
-        *self.marks.lock().expect("marks") = Some(Ranges::default());
-    }
-
-    pub fn is_marking(&self) -> bool {
-        self.marks.lock().expect("marks").is_some()
-    }
-
-    /// Before it is marked: what is marked lies in mappings of which some part is known here. (A mark belongs
-    /// to a mapping as a whole.) More may be known than is marked, or mapped.
-    pub fn note_marked(&self, start: u64, end: u64) {
-        self.marks.lock().expect("marks").iter_mut().for_each(|marks| marks.insert(start, end));
-    }
-
-    /// A mapping moves with its mark.
-    pub fn note_moved(&self, from: u64, to: u64, len: u64) {
-        let mut marks = self.marks.lock().expect("marks");
-        if let Some(marks) = marks.as_mut().filter(|marks| marks.intersects(from, from + len)) {
-            marks.insert(to, to + len);
-        }
-    }
-
-    /// Those of `mappings` that are marked; from now on nothing else is known to be.
-    pub fn marked_of(&self, mappings: Vec<Range>) -> Vec<Range> {
-        let mut marks = self.marks.lock().expect("marks");
-        let Some(marks) = marks.as_mut() else { return Vec::new() };
-        let marked: Vec<Range> =
-            mappings.into_iter().filter(|(start, end)| marks.intersects(*start, *end)).collect();
-        *marks = marked.iter().copied().collect();
-        marked
     }
 
     pub fn take_asked(&self) -> Ranges {

@@ -1,7 +1,7 @@
 //! Room for the copies that a fork may lead to, where nothing tells of them.
 //!
 //! A page that a fork leaves shared becomes two when one of its owners writes to it, and the kernel makes the
-//! copy by itself. Where such writes are no faults of ours (`signal`, `thread`; else `monitor/protect.rs`)
+//! copy by itself. Where such writes are no faults of ours (agent mode; else `monitor/protect.rs`)
 //! children could grow as fast as they write. So a fork waits until there is room for copies of all that will
 //! be shared: reclaim makes that, of what is shared too, which comes back by faults then.
 //!

@@ -21,8 +21,8 @@ struct Waiting {
 }
 
 impl ForksWaiting {
-    /// Where pages come into registered memory (`thread`) that is no fault of the kernel's; where markers
-    /// give way to them (`signal`) it is one.
+    /// Where pages come into registered memory (holes by userfaultfd) that is no fault of the kernel's; where
+    /// markers give way to them (guard pages) it is one.
     pub fn note_how_pages_come(&self, is_registered: bool) {
         self.counts_ours.store(!is_registered, Ordering::Relaxed);
     }

@@ -166,16 +166,6 @@ pub struct Settings {
     /// Idle CPUs do not halt while faults come often.
     pub keep_cpus_awake: bool,
     pub shared: Shared,
-    pub forks: Forks,
-}
-
-/// Who tells of forks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Forks {
-    /// The kernel, by EVENT_FORK, for which it wants CAP_SYS_PTRACE.
-    Kernel,
-    /// The agent, before it forks (`door/inherit.rs`).
-    Agent,
 }
 
 /// What is done about shared memory.

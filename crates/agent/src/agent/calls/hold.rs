@@ -30,7 +30,7 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
 /// The memory that a pread or pwrite of /proc/self/mem reaches through its file (`proc_mem.rs`).
 fn of_own_memory(args: &[usize; 6]) -> Option<Use> {
     let [_, _, len, start, mark, _] = *args;
-    let one = Use { start, end: start.saturating_add(len), writes: false };
+    let one = Use { start, end: start.saturating_add(len) };
     (mark == OF_OWN_MEMORY).then_some(one)
 }
 
@@ -41,8 +41,8 @@ pub fn publish_each(
     args: &[usize; 6],
     mut tell: impl FnMut(&Use) -> bool,
 ) -> bool {
-    if let Some((writes, len)) = pieces::plain_transfer(number, args) {
-        let one = Use { start: args[1], end: args[1].saturating_add(len), writes };
+    if let Some((_, len)) = pieces::plain_transfer(number, args) {
+        let one = Use { start: args[1], end: args[1].saturating_add(len) };
         if len == 0 {
             return true;
         }
@@ -61,10 +61,10 @@ pub fn publish_each(
     let most = if block.is_confined() { usize::MAX } else { pieces::most_of(number, args, sum) };
     let each_use = |sink: &mut dyn FnMut(Use)| {
         let mut left = most;
-        walk(number, args, &mut |start, len, writes| {
+        walk(number, args, &mut |start, len, _| {
             let len = len.min(left);
             left -= len;
-            sink(Use { start, end: start.saturating_add(len), writes });
+            sink(Use { start, end: start.saturating_add(len) });
         });
     };
     let mut uses = Uses::new();
@@ -72,7 +72,7 @@ pub fn publish_each(
     if pages::is_on()
         && let Some((start, end)) = pages::needed_by(number, args)
     {
-        uses.add(Use { start, end, writes: false });
+        uses.add(Use { start, end });
     }
     if uses.is_empty() {
         return true;

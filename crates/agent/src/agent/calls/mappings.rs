@@ -163,7 +163,7 @@ fn one_advice(args: [usize; 6]) -> Result<usize> {
     };
     // SAFETY: the thread is in the trap's handler.
     let block = unsafe { block::current() };
-    let needed = Use { start, end, writes: false };
+    let needed = Use { start, end };
     in_use::publish_list(block, &[needed]);
     in_use::bring(&needed);
     let result = make(nr::MADVISE, args);

@@ -4,8 +4,7 @@
 //! | file               | what is in it                                                        |
 //! |--------------------|----------------------------------------------------------------------|
 //! | `walk.rs`          | finds what memory a call uses, by the table of calls                  |
-//! | `in_use.rs`        | what a call uses is published; the thread's side                      |
-//! | `batch.rs`         | the side of who takes pages out                                       |
+//! | `in_use.rs`        | what a call uses is published (`pages/uses.rs` looks at it), and brought  |
 //! | `hold.rs`          | what is done before a plain call is made                              |
 //! | `pieces.rs`        | large reads and writes, a piece at a time                             |
 //! | `mappings.rs`      | calls that change mappings: the words of the pages follow             |
@@ -18,7 +17,6 @@
 
 pub mod advice;
 pub mod answers;
-pub mod batch;
 pub mod descriptors;
 #[cfg(memspill_test)]
 pub mod doors;

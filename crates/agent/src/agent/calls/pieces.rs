@@ -106,12 +106,11 @@ impl Transfer {
     /// One more buffer: whether all of it went, and the result of the call so far.
     fn run(&mut self, block: &mut Block, at: usize, len: usize) -> (bool, Result<usize>) {
         let is_positioned = matches!(self.number, PREAD64 | PWRITE64);
-        let writes = matches!(self.number, READ | PREAD64);
         let len = len.min(MOST - self.done.min(MOST));
         let mut done = 0;
         while done < len {
             let (start, bytes) = (at.saturating_add(done), PIECE.min(len - done));
-            let one = Use { start, end: start.saturating_add(bytes), writes };
+            let one = Use { start, end: start.saturating_add(bytes) };
             in_use::publish_list(block, &[one]);
             in_use::bring(&one);
             let position = if is_positioned { self.offset.wrapping_add(self.done) } else { 0 };

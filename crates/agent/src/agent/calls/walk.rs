@@ -7,10 +7,10 @@
 
 use core::mem::size_of;
 
-use super::in_use;
 use crate::call_table::{self, Pointer, Size};
 use crate::machine::gadget;
 use crate::machine::sys::{PAGE, nr};
+use crate::pages;
 
 /// What is used: (address, bytes, whether the kernel writes).
 pub type Sink<'a> = &'a mut dyn FnMut(usize, usize, bool);
@@ -98,7 +98,7 @@ fn pointers(addr: usize, len: usize, sink: Sink<'_>) {
         let Some(word) = gadget::read::<usize>(addr.wrapping_add(index * size_of::<usize>())) else {
             return;
         };
-        if in_use::may_be_managed(word) {
+        if pages::is_on() && pages::may_be_away(word) {
             sink(word, UNKNOWN as usize, true);
         }
     }

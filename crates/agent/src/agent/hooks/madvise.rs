@@ -8,7 +8,6 @@
 //! | call                           | what is done beside it                                               |
 //! |--------------------------------|----------------------------------------------------------------------|
 //! | MADV_WIPEONFORK, MADV_DONTFORK | a mark in the control page: the supervisor looks at each fork        |
-//! | MADV_DONTFORK, MADV_DOFORK     | where the agent makes the forks: noted, see `own_marks.rs`           |
 //! | MADV_FREE                      | where memory is managed, the pages are freed at once (1)             |
 //! | MADV_GUARD_INSTALL             | after it: the pager forgets what was there; then once more, see below |
 //! | MADV_GUARD_REMOVE              | before it: the pager forgets what was under guards: it reads as zero |
@@ -51,10 +50,7 @@ use super::files;
 use super::open;
 use super::proc_mem;
 use crate::machine::sys::{self, PAGE, Result, nr};
-use crate::programs::own_marks;
-use crate::protocol::{
-    CALL_COLD, CALL_GROWN, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
-};
+use crate::protocol::{CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED};
 use crate::supervisor::control::{
     answering_control, control_asked_for, own_control, tell_advice, tell_confined,
 };
@@ -179,20 +175,6 @@ fn advise(
             // Before the call: a fork right after it must see this.
             STATE.fork_advice.store(1, Ordering::SeqCst);
             tell_advice();
-            if advice == sys::MADV_DONTFORK && !ranges.iter().all(|(addr, len)| own_marks::add(*addr, *len)) {
-                return Err(sys::EAGAIN);
-            }
-            let ret = call(advice);
-            if advice == sys::MADV_DONTFORK && !is_taken(ret) {
-                ranges.iter().for_each(|(addr, len)| own_marks::remove(*addr, *len));
-            }
-            ret
-        }
-        sys::MADV_DOFORK if STATE.forks.load(Ordering::Relaxed) != 0 => {
-            let _reader = fork_lock::read();
-            ranges.iter().for_each(|(addr, len)| own_marks::remove(*addr, *len));
-            // What is managed is to be marked again, by the agent.
-            call_pager(ranges, CALL_GROWN);
             call(advice)
         }
         sys::MADV_DONTNEED => {

@@ -25,10 +25,8 @@ use core::sync::atomic::Ordering;
 use super::c_library::{be_joined, libc_result};
 use super::files;
 use super::remap;
-use crate::calls::batch::{self, Batch};
 use crate::machine::sys::{self, EFAULT, PAGE, Result, nr};
 use crate::pages;
-use crate::programs::own_marks;
 use crate::protocol::{CALL_GROWN, CALL_MAPPED, Control};
 use crate::supervisor::control::{announcing_control, answering_control, own_control};
 use crate::supervisor::doorbell::ring;
@@ -38,9 +36,6 @@ use crate::trap::late;
 
 /// Below this a range is not worth a call: the scan finds what many small ones add up to.
 const RING_MIN: usize = 64 << 10;
-/// How long the supervisor's next search is waited for, and in which steps it is asked whether it has been.
-const SEARCHES_MS: u32 = 1000;
-const SEARCH_MS: u32 = 2;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> usize {
@@ -80,22 +75,6 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
         // it grew, and have registered a part of it.
         announce(control, old, old_len, CALL_GROWN);
         ret = call();
-        // Where memory is marked before it is registered, the supervisor's next search does that.
-        let mut waited = 0;
-        while ret == Err(EFAULT)
-            && STATE.forks.load(Ordering::Relaxed) != 0
-            && waited < SEARCHES_MS
-            && remap::is_mapped(old, old_len)
-        {
-            sys::pause(SEARCH_MS);
-            waited += SEARCH_MS;
-            ret = call();
-        }
-    }
-    if let Ok(addr) = ret
-        && addr != old
-    {
-        own_marks::moved(old, addr, old_len);
     }
     // The range is told whole: where a part of it is not registered, it would be two mappings from now on.
     if let Ok(addr) = ret
@@ -111,8 +90,6 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
 #[unsafe(no_mangle)]
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let _reader = fork_lock::read();
-    // Before it may be mapped again.
-    own_marks::remove(addr, len);
     // SAFETY: the caller's own request, passed through.
     libc_result(unsafe { map_call(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
 }
@@ -138,9 +115,6 @@ pub fn map_anonymous(args: [usize; 6], may_announce: bool) -> Result<usize> {
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { map_call(nr::MMAP, [addr, len, prot, flags, fd, offset]) };
-    if let Ok(addr) = ret {
-        own_marks::remove(addr, len);
-    }
     // The process may have joined for this very call (`trap/late.rs`), where that is trapped.
     let has_joined = was_alone && may_announce && flags & sys::MAP_POPULATE == 0;
     let control = if has_joined { announcing_control() } else { control };
@@ -167,7 +141,6 @@ pub fn announce_heap(control: *mut Control, before: usize, now: usize) {
     // In the last page that there was, the heap has been used.
     let (start, end) = (before.next_multiple_of(PAGE), now.next_multiple_of(PAGE));
     let len = end.saturating_sub(start);
-    own_marks::remove(start, len);
     if len >= RING_MIN {
         announce(control, start, len, CALL_MAPPED);
     }
@@ -175,28 +148,7 @@ pub fn announce_heap(control: *mut Control, before: usize, now: usize) {
 
 /// Tells the pager of memory that is to be registered; before it, those whom the registration would hurt.
 fn announce(control: *mut Control, addr: usize, len: usize, call: u32) {
-    if batch::is_needed() {
-        // Whoever handles a signal in the middle of a batch would wait for its end in his next call.
-        let _blocked = sys::SignalsBlocked::new();
-        if call == CALL_MAPPED {
-            batch::note_new(addr, len);
-        } else if let Some(batch) = Batch::begin() {
-            batch.prepare(addr, addr.saturating_add(len));
-        }
-    }
-    // Where the agent makes the forks, what is registered is marked for them before.
-    let marks = call == CALL_MAPPED && STATE.forks.load(Ordering::Relaxed) != 0;
-    let advise = |advice| {
-        // SAFETY: a mapping that nobody else knows of yet; who inherits it is all that changes.
-        marks && unsafe { sys::madvise(addr, len.next_multiple_of(PAGE), advice) }.is_ok()
-    };
-    if marks && !advise(sys::MADV_DONTFORK) {
-        // The monitor finds it.
-        return;
-    }
-    if !ring(control, addr, len, call) {
-        advise(sys::MADV_DOFORK);
-    }
+    ring(control, addr, len, call);
 }
 
 /// mmap or munmap: trapped only where the dispatch pages by windows, and must know of them.

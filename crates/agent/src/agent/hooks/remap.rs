@@ -65,21 +65,6 @@ fn move_all(old: usize, len: usize, flags: usize, new: usize) -> Result<usize> {
     Ok(new)
 }
 
-/// Is all of the range mapped, by however many mappings?
-pub fn is_mapped(old: usize, len: usize) -> bool {
-    let Some(len) = len.checked_next_multiple_of(PAGE).filter(|len| *len < TOO_LONG && old < TOO_LONG) else {
-        return false;
-    };
-    let mut at = 0;
-    while at < len {
-        match piece(old + at, len - at) {
-            Ok(bytes) => at += bytes,
-            Err(_) => return false,
-        }
-    }
-    true
-}
-
 /// How many bytes from `addr` on, at most `len`, lie in one mapping.
 fn piece(addr: usize, len: usize) -> Result<usize> {
     if is_one_mapping(addr, len) {

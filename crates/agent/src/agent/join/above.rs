@@ -5,15 +5,12 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::machine::sys::{self, Result};
-use crate::protocol::Board;
 
 pub struct Above {
     /// Traps the calls of the calling thread, and of all that it makes (`trap/mod.rs`).
-    pub trap_calls: fn(*mut Board) -> Result<()>,
+    pub trap_calls: fn() -> Result<()>,
     /// Follows the C library's forks, where the kernel tells of them (`hooks/fork.rs`).
     pub follow_forks: fn(),
-    /// Has the C library's forks made by the agent (`programs/site.rs`).
-    pub make_forks: fn() -> Result<()>,
     /// Stands before the calls of malloc and of `execve` in the C library.
     pub stand_before_calls: fn(),
     /// Tells of each function of the C library that the agent stands before (`hooks/files.rs`).

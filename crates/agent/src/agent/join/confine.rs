@@ -12,7 +12,7 @@
 //! | system calls | a seccomp filter, below               | stays: a sandbox without filters holds it too   |
 //!
 //! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket,
-//! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, MADV_DONTFORK, futexes, on
+//! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, futexes, on
 //! which CPU it runs, the end of this process. If there is no userfaultfd it lets through the calls that
 //! windows need: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
 //! registering by a userfaultfd of the process's own. Anything else kills the process.
@@ -170,7 +170,7 @@ impl Filter {
             filter.allow_with(call, &[(0, 0)]);
         }
         filter.allow_with(nr::KILL, &[(0, sys::getpid()), (1, sys::SIGKILL as u32)]);
-        for advice in [sys::MADV_POPULATE_READ, sys::MADV_POPULATE_WRITE, sys::MADV_DONTFORK] {
+        for advice in [sys::MADV_POPULATE_READ, sys::MADV_POPULATE_WRITE] {
             filter.allow_with(nr::MADVISE, &[(2, advice as u32)]);
         }
         filter.check_staging(staging);

@@ -11,9 +11,7 @@
 //! still the same mapping: a MOVE between the reading of an unmap event and its processing would take pages
 //! of the mapping that came after.
 //!
-//! A MOVE leaves out where the kernel writes when a thread has ended (`threads.rs`). Where system calls are
-//! trapped it also leaves out what they use (`trap/`), and before memory is registered what they use of
-//! it is made present.
+//! A MOVE leaves out where the kernel writes when a thread has ended (`threads.rs`).
 //!
 //! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is
 //! killed.
@@ -22,14 +20,13 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::confine;
-use crate::calls::batch::{self, Batch};
 use crate::machine::affinity::Affinity;
 use crate::machine::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::machine::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 use crate::machine::uffd::{MoveArg, UFFDIO_MOVE};
 use crate::protocol::{
-    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MARK, OP_MOVE, OP_POPULATE, OP_PREPARE, OP_ZAP, RUN_IN_USE,
-    RUNS_MAX, Reply, STAGING_PAGES, cpu_of_move,
+    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUN_IN_USE, RUNS_MAX, Reply,
+    STAGING_PAGES, cpu_of_move,
 };
 use crate::thread::endings;
 use crate::{link, pages};
@@ -159,8 +156,6 @@ fn serve_commands(block: &EvictorBlock) -> ! {
                 send_reply(block, command, 0);
             }
             OP_POPULATE => populate_runs(block, command),
-            OP_PREPARE => prepare_runs(block, command),
-            OP_MARK => mark_runs(block, command),
             OP_ZAP => empty_staging(block, command, &mut guards),
             OP_EXIT => end_as(command.arg),
             // The two sides no longer understand each other.
@@ -204,26 +199,19 @@ fn move_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let may_exec = command.arg2 & MOVE_EXEC != 0;
     let mut canceled = false;
-    // What calls use stays where it is.
-    let batch = Batch::begin();
     for index in 0..count {
         // SAFETY: `index` is below RUNS_MAX, so this is an element of the array in the control page.
         let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
         // SAFETY: the page is mapped for as long as this thread lives; the supervisor may write it, hence
         // volatile.
         let mut run = unsafe { slot.read_volatile() };
-        let (moved, errno) = match (canceled, &batch) {
-            (true, _) => (0, ECANCELED),
-            (false, Some(batch)) => move_unused(block, batch, &run, may_exec),
-            (false, None) => move_run(block, &run, may_exec),
-        };
+        let (moved, errno) = if canceled { (0, ECANCELED) } else { move_run(block, &run, may_exec) };
         canceled |= errno == ECANCELED;
         run.moved = moved;
         run.errno = errno;
         // SAFETY: as for the read.
         unsafe { slot.write_volatile(run) };
     }
-    drop(batch);
     send_reply(block, command, count);
 }
 
@@ -266,57 +254,11 @@ fn take_runs(block: &EvictorBlock, command: Command) {
     send_reply(block, command, count);
 }
 
-/// As `move_run`, up to what is in use.
-fn move_unused(block: &EvictorBlock, batch: &Batch, run: &MoveRun, may_exec: bool) -> (u32, i32) {
-    let start = run.src_addr as usize;
-    let end = start.saturating_add(run.pages as usize * PAGE);
-    let Some((in_use, _)) = batch.first_in_use(start, end) else {
-        return move_run(block, run, may_exec);
-    };
-    let free = MoveRun { pages: ((in_use - start) / PAGE) as u32, ..*run };
-    match move_run(block, &free, may_exec) {
-        (moved, 0) => (moved, RUN_IN_USE),
-        stopped => stopped,
-    }
-}
-
-fn prepare_runs(block: &EvictorBlock, command: Command) {
-    let count = (command.arg as usize).min(RUNS_MAX);
-    if let Some(batch) = Batch::begin() {
-        for index in 0..count {
-            // SAFETY: as in move_runs.
-            let run =
-                unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() };
-            let start = run.src_addr as usize & !(PAGE - 1);
-            batch.prepare(start, start.saturating_add(run.pages as usize * PAGE));
-        }
-    }
-    send_reply(block, command, count);
-}
-
 fn populate_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     for index in 0..count {
         // SAFETY: as in move_runs.
         populate(&unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() });
-    }
-    send_reply(block, command, count);
-}
-
-/// Nobody but a fork that the agent makes itself may inherit these.
-fn mark_runs(block: &EvictorBlock, command: Command) {
-    let count = (command.arg as usize).min(RUNS_MAX);
-    batch::note_marked();
-    for index in 0..count {
-        // SAFETY: as in move_runs.
-        let slot = unsafe { (&raw mut (*block.control).runs).cast::<MoveRun>().add(index) };
-        // SAFETY: as in move_runs; the mark changes no content, and the range is what the supervisor chose.
-        unsafe {
-            let mut run = slot.read_volatile();
-            let marked = sys::madvise(run.src_addr as usize, run.pages as usize * PAGE, sys::MADV_DONTFORK);
-            run.errno = marked.err().unwrap_or(0);
-            slot.write_volatile(run);
-        }
     }
     send_reply(block, command, count);
 }

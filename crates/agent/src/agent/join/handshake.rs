@@ -26,12 +26,12 @@ use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
 use crate::protocol::{
     Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
-    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, UFFD_USER_MODE, Welcome,
+    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
 use crate::supervisor::address::{self, NAME_MAX, is_elsewhere, number_in_name, supervisor_pid};
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;
-use crate::thread::{block, trapped};
+use crate::thread::trapped;
 
 const AF_UNIX: usize = 1;
 const SOCK_SEQPACKET: usize = 5;
@@ -44,7 +44,6 @@ const F_DUPFD_CLOEXEC: usize = 1030;
 /// Below the usual soft limit of 1024, above what programs use by number.
 const HIGH_FD: usize = 1000;
 const USERFAULTFD_IOC_NEW: usize = 0xaa00;
-const UFFD_USER_MODE_ONLY: usize = 1;
 
 /// Joins, or runs on without an agent, or dies.
 pub fn join(kind: u32) {
@@ -151,7 +150,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
         return Err(EPROTO);
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
-    let traps = matches!(source, UFFD_USER_MODE | UFFD_LINK | UFFD_LINK_REGISTERED);
+    let traps = matches!(source, UFFD_LINK | UFFD_LINK_REGISTERED);
     if traps && kind == KIND_EXEC && is_left_to_tracer() {
         return Err(LEFT_TO_TRACER);
     }
@@ -168,11 +167,6 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
             let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
             Some(Fd(made? as i32))
         }
-        (UFFD_USER_MODE, None) => {
-            // SAFETY: makes a descriptor; no memory involved.
-            let made = unsafe { sys::syscall(nr::USERFAULTFD, [flags | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0]) };
-            Some(Fd(made? as i32))
-        }
         (UFFD_GIVEN, Some(given)) => Some(given),
         (UFFD_LINK | UFFD_LINK_REGISTERED, Some(bell)) => {
             connect_link(&control, &bell, pool.as_ref(), source == UFFD_LINK_REGISTERED)?;
@@ -180,7 +174,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
         }
         _ => return Err(EPROTO),
     };
-    let made = prepare_region(kind, traps, uffd, control, socket, blocks);
+    let made = prepare_region(kind, uffd, control, socket, blocks);
     if made.is_err() {
         disconnect_link();
     }
@@ -195,7 +189,6 @@ fn is_left_to_tracer() -> bool {
 
 fn prepare_region(
     kind: u32,
-    traps: bool,
     uffd: Option<Fd>,
     control: Fd,
     socket: &Fd,
@@ -204,14 +197,6 @@ fn prepare_region(
     let region = Region::new(&control)?;
     // Before the clone, which would copy it.
     drop(control);
-    // Where calls are trapped, forks are among them.
-    if kind == KIND_EXEC && !traps {
-        // SAFETY: the page is mapped for as long as the region is.
-        let agent_forks = unsafe { (&raw const (*region.control_page()).forks).read_volatile() };
-        if agent_forks != 0 {
-            (above().make_forks)()?;
-        }
-    }
     stand_before_the_c_library();
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
     keep_region(&region, ident);
@@ -262,20 +247,9 @@ fn stand_before_the_c_library() {
 }
 
 impl Prepared {
-    /// Has system calls trapped, where that is to be. From here on calls bring what they use; nothing is
-    /// registered before the evictor has said so (OP_PREPARE). False: there is no memory for it.
+    /// Has system calls trapped, where that is to be. False: there is no memory for it.
     fn trap(&self) -> bool {
-        if self.blocks == (0, 0) {
-            return true;
-        }
-        // SAFETY: the control page is mapped for as long as the process lives, or until the evictor is told
-        // to end, before the thread is armed.
-        let board = unsafe { &raw mut (*(self.region.control() as *mut crate::protocol::Control)).board };
-        if !trapped::is_armed() {
-            return (above().trap_calls)(board).is_ok();
-        }
-        block::use_board(board);
-        true
+        self.blocks == (0, 0) || trapped::is_armed() || (above().trap_calls)().is_ok()
     }
 
     /// Until the evictor has started it holds copies of the program's descriptors, which would keep closed

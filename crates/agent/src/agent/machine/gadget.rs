@@ -37,29 +37,14 @@ global_asm!(
     "ud2",
     ".popsection",
     ".pushsection .text.memspill_guarded, \"ax\", @progbits",
-    ".hidden memspill_copy, memspill_copy_at, memspill_copy_end, memspill_read, memspill_read_at",
-    ".hidden memspill_write, memspill_write_at, memspill_access_failed",
-    ".globl memspill_copy, memspill_copy_at, memspill_copy_end, memspill_read, memspill_read_at",
-    ".globl memspill_write, memspill_write_at, memspill_access_failed",
+    ".hidden memspill_copy, memspill_copy_at, memspill_copy_end",
+    ".globl memspill_copy, memspill_copy_at, memspill_copy_end",
     "memspill_copy:",
     "mov rcx, rdx",
     "memspill_copy_at:",
     "rep movsb",
     "memspill_copy_end:",
     "mov rax, rcx",
-    "ret",
-    "memspill_read:",
-    "memspill_read_at:",
-    "mov al, byte ptr [rdi]",
-    "xor eax, eax",
-    "ret",
-    "memspill_write:",
-    "memspill_write_at:",
-    "lock or byte ptr [rdi], 0",
-    "xor eax, eax",
-    "ret",
-    "memspill_access_failed:",
-    "mov eax, 1",
     "ret",
     ".popsection",
 );
@@ -70,11 +55,6 @@ unsafe extern "C" {
     fn memspill_copy(to: usize, from: usize, len: usize) -> usize;
     fn memspill_copy_at();
     fn memspill_copy_end();
-    fn memspill_read(addr: usize) -> u32;
-    fn memspill_read_at();
-    fn memspill_write(addr: usize) -> u32;
-    fn memspill_write_at();
-    fn memspill_access_failed();
     // Provided by the linker: where the section begins and ends.
     static __start_memspill_gadget: u8;
     static __stop_memspill_gadget: u8;
@@ -245,22 +225,7 @@ pub fn disarm() -> Result<usize> {
 /// Where a thread goes on whose guarded access at `address` failed. None: that is no guarded access.
 pub fn recovery(address: usize) -> Option<usize> {
     let at = |label: unsafe extern "C" fn()| label as *const () as usize;
-    if address == at(memspill_copy_at) {
-        return Some(at(memspill_copy_end));
-    }
-    (address == at(memspill_read_at) || address == at(memspill_write_at)).then(|| at(memspill_access_failed))
-}
-
-/// Reads a byte, and forgets it. False: it cannot be read.
-pub fn touch(addr: usize) -> bool {
-    // SAFETY: a guarded access.
-    unsafe { memspill_read(addr) == 0 }
-}
-
-/// Writes a byte as it is. False: it cannot be written.
-pub fn touch_for_writing(addr: usize) -> bool {
-    // SAFETY: a guarded access that changes nothing, whoever else writes there.
-    unsafe { memspill_write(addr) == 0 }
+    (address == at(memspill_copy_at)).then(|| at(memspill_copy_end))
 }
 
 /// Copies bytes; false: not all of them are there.

@@ -45,7 +45,6 @@ pub const MADV_REMOVE: usize = 9;
 pub const MADV_DONTFORK: usize = 10;
 pub const MADV_DONTDUMP: usize = 16;
 pub const MADV_DONTNEED_LOCKED: usize = 24;
-pub const MADV_DOFORK: usize = 11;
 pub const MADV_NOHUGEPAGE: usize = 15;
 pub const MADV_WIPEONFORK: usize = 18;
 pub const MADV_COLD: usize = 20;
@@ -81,7 +80,6 @@ pub mod nr {
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
     pub const CLONE: usize = 56;
-    pub const FORK: usize = 57;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const FCNTL: usize = 72;

@@ -8,18 +8,14 @@
 //!  signals blocked; fork_lock::write
 //!  Hello KIND_FORKS ───────────────────▶ takes the evictor's turn: nothing leaves; copies the page table,
 //!    prepare                             with a reference to each slot
-//!  MADV_DOFORK each range ◀───────────── Prepared: ranges, `fork`
+//!            ◀────────────────────────── Prepared: `fork`
 //!  clone ────────────────────────────────────────────────────────────────▶ on a stack that is never managed
-//!  MADV_DONTFORK each range    parent_done            child_joins          MADV_DONTFORK each range
+//!                              parent_done            child_joins
 //!  Forked ─────────────────────────────▶ gives the turn back               Hello KIND_CHILD, with `fork`
 //!  fork_lock::done ◀──────────── Go ──── registers, and looks what is      ...
 //!  waits         settle                  in the child's memory ──────────▶ Go; fork_lock::done
 //!  goes on ◀───────── a word that both share: it has joined, or why not ── goes on, or ends
 //! ```
-//!
-//! What is managed is marked MADV_DONTFORK at all other times: a fork that is made past the agent (clone by a
-//! program's own instructions) has a child without that memory, which is SIGSEGV, where it would have read
-//! zeros.
 //!
 //! Two entries lead here, `site.rs` (the C library's own clone is rewritten) and the dispatch's clone
 //! (`trap/clone.rs`). Either calls, with all signals blocked and `fork_lock::write` held, on a stack that
@@ -45,7 +41,6 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
-use super::own_marks;
 use crate::join::handshake::{self, write_stderr_line};
 use crate::machine::sys::{self, EAGAIN, EINTR, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
 use crate::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
@@ -69,11 +64,6 @@ const LOOKS: u32 = 1000;
 /// The fork that is under way; there is one at a time (`fork_lock`).
 struct Fork {
     socket: AtomicI32,
-    /// (start, end), `count` of them.
-    ranges: AtomicUsize,
-    count: AtomicUsize,
-    /// So many of them, from the first on, are not marked now.
-    unmarked: AtomicUsize,
     /// Address of the word that parent and child share.
     outcome: AtomicUsize,
     id: UnsafeCell<[u8; 16]>,
@@ -84,14 +74,8 @@ unsafe impl Sync for Fork {}
 
 // Not in .bss, which may be away.
 #[unsafe(link_section = ".data")]
-static FORK: Fork = Fork {
-    socket: AtomicI32::new(NO_SOCKET),
-    ranges: AtomicUsize::new(0),
-    count: AtomicUsize::new(0),
-    unmarked: AtomicUsize::new(0),
-    outcome: AtomicUsize::new(0),
-    id: UnsafeCell::new([0; 16]),
-};
+static FORK: Fork =
+    Fork { socket: AtomicI32::new(NO_SOCKET), outcome: AtomicUsize::new(0), id: UnsafeCell::new([0; 16]) };
 
 /// Readies this process for a fork. `child_tid`: where the kernel writes the child's id in the child, or 0.
 pub fn prepare(child_tid: usize) -> Result<bool> {
@@ -114,7 +98,7 @@ pub fn prepare(child_tid: usize) -> Result<bool> {
             Ok(()) => break,
         }
     }
-    if let Err(errno) = unmark_all().and_then(|()| Outcome::map()) {
+    if let Err(errno) = Outcome::map() {
         finish(Err(errno));
         return Err(errno);
     }
@@ -247,11 +231,6 @@ impl Drop for Outcome {
 }
 
 fn finish(forked: Result<()>) {
-    // Before anything may be taken out again.
-    if mark_all().is_err() {
-        write_stderr_line("is ended: its memory could not be marked again after a fork");
-        sys::die();
-    }
     let socket = Fd(FORK.socket.swap(NO_SOCKET, Ordering::Relaxed));
     handshake::send(&socket, &Forked { magic: MAGIC, errno: forked.err().unwrap_or(0) }, None);
     if forked.is_ok() {
@@ -259,7 +238,6 @@ fn finish(forked: Result<()>) {
         let _ = handshake::receive::<Go>(&socket);
     }
     drop(socket);
-    forget_ranges();
 }
 
 /// In the child: from here on no hook follows the parent's pointer.
@@ -274,7 +252,7 @@ pub fn child_joins() {
     // SAFETY: written by `prepare`, and the child has one thread.
     let id = unsafe { *FORK.id.get() };
     let outcome = Outcome(FORK.outcome.swap(0, Ordering::Relaxed));
-    if let Err(errno) = mark_all().and_then(|()| handshake::try_join(KIND_CHILD, id)) {
+    if let Err(errno) = handshake::try_join(KIND_CHILD, id) {
         if outcome.say(errno as u32) {
             sys::exit_process(0);
         }
@@ -283,82 +261,19 @@ pub fn child_joins() {
     }
     outcome.say(JOINED);
     drop(Fd(FORK.socket.swap(NO_SOCKET, Ordering::Relaxed)));
-    forget_ranges();
 }
 
 /// Asks the supervisor to hold everything for a fork.
 fn ask() -> Result<()> {
     // None: a socket is forbidden here.
     let socket = handshake::hello(KIND_FORKS, [0; 16]).ok_or(sys::EPERM)?;
-    let (prepared, fds) = handshake::receive::<Prepared>(&socket).ok_or(EPROTO)?;
+    let (prepared, _) = handshake::receive::<Prepared>(&socket).ok_or(EPROTO)?;
     if prepared.errno != 0 {
         return Err(prepared.errno);
     }
-    let count = prepared.ranges as usize;
-    let mut ranges = 0;
-    if count > 0 {
-        let [Some(file), ..] = fds else { return Err(EPROTO) };
-        let args = [0, count * 16, sys::PROT_READ, sys::MAP_PRIVATE | sys::MAP_POPULATE, file.0 as usize, 0];
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
-        ranges = unsafe { sys::syscall(nr::MMAP, args) }?;
-    }
-    FORK.ranges.store(ranges, Ordering::Relaxed);
-    FORK.count.store(count, Ordering::Relaxed);
     // SAFETY: whoever forks is alone.
     unsafe { *FORK.id.get() = prepared.fork };
     FORK.socket.store(socket.0, Ordering::Relaxed);
     core::mem::forget(socket);
     Ok(())
-}
-
-/// Takes the marks off.
-fn unmark_all() -> Result<()> {
-    advise(sys::MADV_DOFORK, FORK.count.load(Ordering::Relaxed))
-}
-
-/// Marks again what has been unmarked.
-fn mark_all() -> Result<()> {
-    advise(sys::MADV_DONTFORK, FORK.unmarked.swap(0, Ordering::Relaxed))
-}
-
-/// Calls `each` with what the child inherits and has registered, between `prepare` and the fork.
-pub fn each_inherited(mut each: impl FnMut(usize, usize)) {
-    let ranges = FORK.ranges.load(Ordering::Relaxed) as *const [usize; 2];
-    for index in 0..FORK.count.load(Ordering::Relaxed) {
-        // SAFETY: so many are mapped there.
-        let [start, end] = unsafe { ranges.add(index).read() };
-        each(start, end);
-    }
-}
-
-/// To the first `count` ranges.
-fn advise(advice: usize, count: usize) -> Result<()> {
-    let ranges = FORK.ranges.load(Ordering::Relaxed) as *const [usize; 2];
-    for index in 0..count {
-        // SAFETY: so many are mapped there.
-        let [start, end] = unsafe { ranges.add(index).read() };
-        own_marks::each_other(start, end, |start, end| {
-            // SAFETY: who inherits it is all that changes.
-            match unsafe { sys::madvise(start, end - start, advice) } {
-                // Holes are left out: what is unmapped meanwhile is nobody's.
-                Ok(()) | Err(ENOMEM) => {
-                    if advice == sys::MADV_DOFORK {
-                        FORK.unmarked.store(index + 1, Ordering::Relaxed);
-                    }
-                    Ok(())
-                }
-                Err(errno) => Err(errno),
-            }
-        })?;
-    }
-    Ok(())
-}
-
-fn forget_ranges() {
-    let (ranges, count) = (FORK.ranges.swap(0, Ordering::Relaxed), FORK.count.swap(0, Ordering::Relaxed));
-    if count > 0 {
-        let len = (count * 16).next_multiple_of(PAGE);
-        // SAFETY: the mapping of `ask`, which nobody uses any more.
-        let _ = unsafe { sys::syscall(nr::MUNMAP, [ranges, len, 0, 0, 0, 0]) };
-    }
 }

@@ -3,7 +3,6 @@
 //! | file           | what is in it                                                              |
 //! |----------------|----------------------------------------------------------------------------|
 //! | `forks.rs`     | forks of which the kernel tells nobody: the agent tells, before it forks   |
-//! | `own_marks.rs` | what the program has kept from its children itself                         |
 //! | `site.rs`      | where the C library makes a call, and how that comes to the agent          |
 //! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `preload.rs`   | the agent's name in an LD_PRELOAD that the program has replaced            |
@@ -13,7 +12,6 @@
 pub mod confined;
 pub mod exec;
 pub mod forks;
-pub mod own_marks;
 pub mod preload;
 pub mod readable;
 pub mod site;

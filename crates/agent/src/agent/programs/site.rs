@@ -1,59 +1,24 @@
-//! Where the C library forks: the two instructions in its `_Fork` that make the system call are rewritten, so
-//! that every fork of the C library (fork, forkpty, daemon) comes to `forks.rs`, after all handlers of
-//! pthread_atfork have run, and its child joins before it has touched anything.
+//! Where the C library makes a system call that the agent is to make in its place: the two instructions are
+//! rewritten, so that the call comes to a function of the agent's.
 //!
 //! ```text
-//!   _Fork:  ... mov $56, %eax ; syscall ; cmp ...        56: clone, 57: fork
-//!               jmp memspill_fork_site ; (the syscall stays, and is not reached)
+//!   ... mov $N, %eax ; syscall ; ...           N: the number of the call
+//!       jmp PLACE    ; (the syscall stays, and is not reached)
 //!
-//!   memspill_fork_site: all registers kept, below the red zone
-//!     enter   signals blocked, lock           on the program's stack
-//!     fork    prepare, clone, join            on a stack of the agent's, in .data: there is one, for a lock
-//!     leave   unlock, mask                    on the program's stack, which can be away until then
-//!     back behind the syscall, with its result
+//!   PLACE: all registers kept, below the red zone; the function; back behind the syscall, with its result
 //! ```
 //!
-//! It is written by /proc/self/mem when the program has one thread. Where the instructions are not found, or
-//! may not be written, the program is refused: its forks could not be followed.
-//!
-//! What it does not do: forks past the C library (see `forks.rs`); other processors, where programs are
-//! refused.
+//! It is written by /proc/self/mem when the program has one thread. If the instructions are not found, or may
+//! not be written, the C library makes the call itself.
 
-use core::arch::global_asm;
-use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::forks;
-use crate::machine::sys::{self, ENOTSUP, Fd, Result, SignalsBlocked, nr};
-use crate::thread::fork_lock;
+use crate::machine::sys::{self, ENOTSUP, Fd, Result, nr};
 
 /// As far as the site is looked for from the beginning of the function.
 const FUNCTION_BYTES: usize = 256;
 const SITE_BYTES: usize = 7;
 pub const JUMP_BYTES: usize = 5;
-const CLONE_VM: usize = 0x100;
-const STACK_BYTES: usize = 16 << 10;
-
-#[repr(C, align(16))]
-struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
-// SAFETY: whoever stands on it holds the lock.
-unsafe impl Sync for Stack {}
-
-// In .data, which is inherited, and is no memory that is managed.
-#[unsafe(link_section = ".data")]
-static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
-/// Behind the site.
-#[unsafe(link_section = ".data")]
-static BACK: AtomicUsize = AtomicUsize::new(0);
-/// The number of the call.
-#[unsafe(link_section = ".data")]
-static NUMBER: AtomicUsize = AtomicUsize::new(0);
-/// The mask of the thread that forks.
-#[unsafe(link_section = ".data")]
-static MASK: Kept = Kept(UnsafeCell::new(None));
-struct Kept(UnsafeCell<Option<SignalsBlocked>>);
-// SAFETY: whoever uses it holds the lock.
-unsafe impl Sync for Kept {}
 
 /// Instructions that keep all registers but rax, and the red zone. Behind them rbx points to the arguments of
 /// the call, in their order, the stack is aligned, and r12 is free.
@@ -99,88 +64,6 @@ macro_rules! restore_registers {
     };
 }
 pub(crate) use {keep_registers, restore_registers};
-
-global_asm!(
-    ".pushsection .text.memspill_fork_site, \"ax\", @progbits",
-    ".hidden memspill_fork_site",
-    ".globl memspill_fork_site",
-    "memspill_fork_site:",
-    keep_registers!(),
-    "call {enter}",
-    "mov r12, rsp",
-    "lea rsp, [rip + {stack} + {bytes}]",
-    "mov rdi, rbx",
-    "call {fork}",
-    "mov rsp, r12",
-    "mov r12, rax",
-    "mov rdi, rax",
-    "call {leave}",
-    "mov rax, r12",
-    restore_registers!(),
-    "mov rcx, qword ptr [rip + {back}]",
-    "jmp rcx",
-    ".popsection",
-    enter = sym enter,
-    fork = sym fork,
-    leave = sym leave,
-    stack = sym STACK,
-    bytes = const STACK_BYTES,
-    back = sym BACK,
-);
-
-unsafe extern "C" {
-    fn memspill_fork_site();
-}
-
-extern "C" fn enter() {
-    let blocked = SignalsBlocked::new();
-    fork_lock::write();
-    // SAFETY: the lock is held.
-    unsafe { *MASK.0.get() = Some(blocked) };
-}
-
-/// `args`: of the call, in their order. The kernel's result; it comes back twice.
-extern "C" fn fork(args: &[usize; 6]) -> isize {
-    let number = NUMBER.load(Ordering::Relaxed);
-    let (flags, child_tid) = if number == nr::CLONE { (args[0], args[3]) } else { (0, 0) };
-    if flags & CLONE_VM != 0 {
-        return call(number, args);
-    }
-    match forks::prepare(child_tid) {
-        Err(errno) => -(errno as isize),
-        Ok(false) => call(number, args),
-        Ok(true) => match call(number, args) {
-            0 => {
-                forks::child_joins();
-                0
-            }
-            result => forks::parent_done(result).settle(),
-        },
-    }
-}
-
-extern "C" fn leave(result: isize) {
-    // SAFETY: the lock is held.
-    let blocked = unsafe { (*MASK.0.get()).take() };
-    fork_lock::done(result == 0);
-    drop(blocked);
-}
-
-fn call(number: usize, args: &[usize; 6]) -> isize {
-    // SAFETY: the C library's own call, passed through. Its child goes on here, on its copy of this stack.
-    unsafe { sys::syscall_raw(number, *args) as isize }
-}
-
-/// Rewrites the site. Err: this C library's forks cannot be followed.
-pub fn install() -> Result<()> {
-    if BACK.load(Ordering::Relaxed) != 0 {
-        return Ok(());
-    }
-    let names = [sys::weak!("_Fork"), sys::weak!("__libc_fork"), sys::weak!("fork")];
-    let (site, number) = find(&names, &[nr::CLONE, nr::FORK]).ok_or(ENOTSUP)?;
-    NUMBER.store(number, Ordering::Relaxed);
-    rewrite(site, memspill_fork_site as *const () as usize, &BACK)
-}
 
 /// A system call in a function of the C library that comes to a function of the agent's: `extern "C"`, with
 /// the arguments of the call in their order, and the kernel's result.

@@ -29,13 +29,12 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::machine::context::{AltStack, NO_STACK};
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result, nr};
-use crate::protocol::{Board, RangeInUse, SLOT_RANGES, Slot};
+use crate::protocol::{RangeInUse, SLOT_RANGES, Slot};
 use crate::readahead::rows::Rows;
 use crate::supervisor::address;
 
@@ -55,13 +54,6 @@ const BLOCK_PAGES: usize = 1 + ROOM_BYTES / PAGE;
 /// There are fewer if a limit on the address space leaves no room for so many.
 const BLOCKS_MAX: usize = 8192;
 const BLOCKS_MIN: usize = 64;
-
-/// What the kernel touches of a thread by itself, whenever it likes: see `Block::kept`.
-pub const KEPT_THREAD_POINTER: usize = 0;
-pub const KEPT_RSEQ: usize = 1;
-pub const KEPT_ROBUST_LIST: usize = 2;
-pub const KEPT_TID: usize = 3;
-const KEPT: usize = 4;
 
 /// The system call that is being made, as the program wrote it: enough to show the program as it was before,
 /// or as it is after the call.
@@ -102,8 +94,6 @@ pub struct Saved {
 }
 
 const NOTHING_SAVED: Saved = Saved { general: [0; 6], vectors: [[0; 2]; 16] };
-
-pub const NOTHING_KEPT: [RangeInUse; KEPT] = [RangeInUse { start: 0, end: 0 }; KEPT];
 
 const NO_PARENT: Parent = Parent {
     frame: NO_FRAME,
@@ -151,14 +141,10 @@ pub struct Block {
     /// The address in %fs when the thread trapped last.
     pub fs: usize,
     pub slot: Slot,
-    /// Ranges of the program's memory that are never to be taken out while there is this thread, by KEPT_*.
-    /// Written by the thread, or by its parent before it begins; each with a call published that names them
-    /// too (`in_use.rs`).
-    pub kept: [RangeInUse; KEPT],
+    /// The head of the list of robust locks that the thread holds.
+    pub robust_list: usize,
     /// Not 0 while a call from a rewritten site is prepared (`enter.rs`): the registers are in `saved`.
     pub preparing: u32,
-    /// The thread waits for a batch, and is counted in `Board::waiting`.
-    pub waits: bool,
     /// Its calls are trapped no more (`traced.rs`; a test has asked for it).
     pub has_left: bool,
     /// It has asked to be traced (`traced.rs`).
@@ -180,7 +166,7 @@ const _: () = assert!(core::mem::size_of::<Block>() <= PAGE);
 /// What there is once in a process.
 pub struct Shared {
     first: AtomicUsize,
-    board: AtomicPtr<Board>,
+    is_armed: AtomicBool,
     /// The address of the blocks, their bytes, how many have room, and how many were made.
     arena: AtomicUsize,
     bytes: AtomicUsize,
@@ -194,7 +180,7 @@ pub struct Shared {
 #[unsafe(link_section = ".data.hot")]
 pub static SHARED: Shared = Shared {
     first: AtomicUsize::new(0),
-    board: AtomicPtr::new(null_mut()),
+    is_armed: AtomicBool::new(false),
     arena: AtomicUsize::new(0),
     bytes: AtomicUsize::new(0),
     blocks_max: AtomicUsize::new(0),
@@ -206,77 +192,13 @@ pub static SHARED: Shared = Shared {
 pub const SHARED_ARENA: usize = offset_of!(Shared, arena);
 pub const SHARED_BYTES: usize = offset_of!(Shared, bytes);
 
-#[unsafe(link_section = ".data.hot")]
-static OWN_BOARD: BoardCell = BoardCell(core::cell::UnsafeCell::new(Board::EMPTY));
-
-/// The board of a process without a supervisor.
-struct BoardCell(core::cell::UnsafeCell<Board>);
-
-// SAFETY: all of it is accessed through raw pointers, by atomic operations.
-unsafe impl Sync for BoardCell {}
-
-/// What the threads share with whoever takes pages out. Null before the first thread is armed.
-pub fn board() -> *mut Board {
-    SHARED.board.load(Ordering::Acquire)
+/// Are calls trapped in this process?
+pub fn is_armed() -> bool {
+    SHARED.is_armed.load(Ordering::Acquire)
 }
 
-/// Does somebody else write the board?
-pub fn has_supervisor() -> bool {
-    board() != OWN_BOARD.0.get()
-}
-
-/// From now on the threads look at this board. Only while the process has one thread.
-pub fn use_board(board: *mut Board) {
-    let before = SHARED.board.load(Ordering::Relaxed);
-    if !before.is_null() && before != board && before == OWN_BOARD.0.get() {
-        // The child of a fork has joined: what may be away is what it has inherited.
-        // SAFETY: nobody else looks at the board yet.
-        unsafe { copy_managed(before, board) };
-    }
-    // SAFETY: nobody else looks at the board yet.
-    unsafe { (&raw mut (*board).first_slot_at).write_volatile(SHARED.first.as_ptr() as u64) };
-    SHARED.board.store(board, Ordering::Release);
-}
-
-/// The same with a board of the agent's own, that nobody has written yet.
-pub fn use_own_board() {
-    // SAFETY: the process has one thread.
-    unsafe { OWN_BOARD.0.get().write(Board::EMPTY) };
-    SHARED.board.store(null_mut(), Ordering::Relaxed);
-    use_board(OWN_BOARD.0.get());
-}
-
-/// Calls are trapped no more, from here on: nobody looks at what they use.
-pub fn forget_board() {
-    SHARED.board.store(null_mut(), Ordering::Release);
-}
-
-/// What may be away when the process forks. The board itself is not in the child.
-#[unsafe(link_section = ".data")]
-static KEPT_BOARD: BoardCell = BoardCell(core::cell::UnsafeCell::new(Board::EMPTY));
-
-/// Keeps what the board says may be away, for the child of the fork that is about to be made. One thread at a
-/// time, and nothing is being registered.
-pub fn keep_managed() {
-    // SAFETY: the caller's promise; the board is there for as long as the process.
-    unsafe { copy_managed(board(), KEPT_BOARD.0.get()) };
-}
-
-/// In the child: a board of its own, that says the same.
-pub fn use_own_board_with_kept() {
-    use_own_board();
-    // SAFETY: the process has one thread.
-    unsafe { copy_managed(KEPT_BOARD.0.get(), board()) };
-}
-
-/// # Safety
-/// Nobody writes either of them meanwhile.
-unsafe fn copy_managed(from: *mut Board, to: *mut Board) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        (&raw mut (*to).managed).write_volatile((&raw const (*from).managed).read_volatile());
-        (&raw mut (*to).managed_count).write_volatile((&raw const (*from).managed_count).read_volatile());
-    }
+pub fn set_armed(is_armed: bool) {
+    SHARED.is_armed.store(is_armed, Ordering::Release);
 }
 
 /// The calling thread's block: beside the stack on which this runs.
@@ -356,10 +278,9 @@ fn claim(block: *mut Block) -> bool {
     unsafe {
         (&raw mut (*block).tid).write_volatile(0);
         (&raw mut (*block).slot.count).write_volatile(0);
-        (*block).kept = NOTHING_KEPT;
+        (*block).robust_list = 0;
         (*block).hazard.store(0, Ordering::Relaxed);
         (*block).preparing = 0;
-        (*block).waits = false;
         (*block).has_left = false;
         (*block).filters.store(0, Ordering::Relaxed);
         (*block).wanted_filters.store(0, Ordering::Relaxed);
@@ -436,10 +357,9 @@ fn make() -> Result<*mut Block> {
         process: AtomicU32::new(0),
         gs: block as usize,
         fs: 0,
-        kept: NOTHING_KEPT,
+        robust_list: 0,
         slot: Slot { next: 0, count: 0, reserved: 0, ranges: [none; SLOT_RANGES] },
         preparing: 0,
-        waits: false,
         has_left: false,
         is_to_be_traced: false,
         saved: NOTHING_SAVED,
@@ -506,7 +426,7 @@ pub fn give_back(block: *mut Block) {
     // SAFETY: blocks are never unmapped; the fields are the caller's until the state changes.
     unsafe {
         (&raw mut (*block).slot.count).write_volatile(0);
-        (*block).kept = NOTHING_KEPT;
+        (*block).robust_list = 0;
         (*block).hazard.store(0, Ordering::Relaxed);
         (*block).state.store(FREE, Ordering::Release);
     }
@@ -522,22 +442,6 @@ impl Block {
     /// by its own (`filters.rs`).
     pub fn is_confined(&self) -> bool {
         self.filters.load(Ordering::Relaxed) != 0
-    }
-
-    /// The kernel touches this of the thread by itself from now on (KEPT_*). Before a call is published that
-    /// names it too.
-    pub fn keep(&mut self, which: usize, start: usize, len: usize) {
-        let range = RangeInUse { start: start as u64, end: start.saturating_add(len) as u64 };
-        let range = if start == 0 { RangeInUse { start: 0, end: 0 } } else { range };
-        if which < KEPT {
-            // SAFETY: within the array; the evictor reads it, hence volatile.
-            unsafe { (&raw mut self.kept).cast::<RangeInUse>().add(which).write_volatile(range) };
-        }
-    }
-
-    /// The head of the list of robust locks that the thread holds.
-    pub fn robust_list(&self) -> usize {
-        self.kept[KEPT_ROBUST_LIST].start as usize
     }
 
     /// The alternate stack, as the kernel is told of it.

@@ -15,7 +15,7 @@ pub static IS_LATE: AtomicU32 = AtomicU32::new(0);
 
 /// Are calls trapped in this process?
 pub fn is_armed() -> bool {
-    !block::board().is_null()
+    block::is_armed()
 }
 
 /// Has this process not joined yet, though it will?

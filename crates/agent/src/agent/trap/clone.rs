@@ -24,7 +24,6 @@ use super::enter;
 use super::late;
 use super::rewrite;
 use super::signals::{self, ActionsLocked, SIGALTSTACK};
-use crate::calls::batch;
 use crate::calls::in_use::{self, Use, Uses};
 use crate::machine::context::Context;
 use crate::machine::context::NO_STACK;
@@ -201,16 +200,16 @@ impl Request {
 
     fn uses(&self, number: usize, args: &[usize; 6]) -> Uses {
         let mut uses = Uses::new();
-        let mut add = |start: usize, len: usize, writes| {
+        let mut add = |start: usize, len: usize| {
             if start != 0 {
-                uses.add(Use { start, end: start.saturating_add(len), writes });
+                uses.add(Use { start, end: start.saturating_add(len) });
             }
         };
         for word in [self.child_tid, self.parent_tid, self.pidfd] {
-            add(word, 4, true);
+            add(word, 4);
         }
         if number == CLONE3 {
-            add(args[0], args[1], false);
+            add(args[0], args[1]);
         }
         uses
     }
@@ -244,8 +243,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     } else if request.flags & CLONE_VM != 0 {
         new_thread(block, &request, stack)?
     } else {
-        block.is_late = false;
-        block.joins = !pages::is_on() && prepare_fork(block, request.child_tid)?;
+        (block.joins, block.is_late) = (false, false);
         if pages::has_supervisor() {
             let _ = gadget::disarm();
             if pages::is_tight() {
@@ -281,9 +279,6 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
             if is_ready {
                 let _ = forks::parent_done(-(EAGAIN as isize));
             }
-            if is_late {
-                late::fork_is_over();
-            }
             in_use::withdraw(block);
             drop(ActionsLocked);
             if is_managed {
@@ -300,34 +295,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     Ok(())
 }
 
-/// Readies the process for a fork; the child joins at once if that is true. Until it is over on either side,
-/// the thread's calls are not trapped: those of the agent's other code are made as the program makes them.
-fn prepare_fork(block: &mut Block, child_tid: usize) -> sys::Result<bool> {
-    let _ = gadget::disarm();
-    fork_lock::write();
-    block.is_late = late::fork_begins(|| true);
-    if block.is_late {
-        block::keep_managed();
-        return Ok(false);
-    }
-    let prepared = match forks::prepare(child_tid) {
-        // The child of a vfork is not known: what is away would be lost to a child of its own.
-        Ok(false) if block::has_supervisor() && in_use::is_any_managed() => Err(EAGAIN),
-        prepared => prepared,
-    };
-    if prepared.is_err() {
-        fork_lock::done(false);
-        arm_child(0);
-    } else {
-        // What is marked is registered in the child, also where the parent was about to be told that it will
-        // be (OP_PREPARE).
-        forks::each_inherited(|start, end| batch::note_new(start, end.saturating_sub(start)));
-        block::keep_managed();
-    }
-    prepared
-}
-
-/// The same where the process is paged by windows, whose gate is closed.
+/// Readies the process for a fork; the gate is closed.
 fn prepare_managed(child_tid: usize) -> sys::Result<()> {
     match forks::prepare(child_tid)? {
         true => Ok(()),
@@ -357,12 +325,11 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
             break;
         }
     }
-    child.keep(block::KEPT_TID, request.cleared_at_end(), TID_BYTES);
     if request.flags & (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) != 0 {
         // The kernel writes it when the child begins, which may be long after the parent has gone on.
         let mut uses = Uses::new();
         let end = request.child_tid.saturating_add(TID_BYTES);
-        uses.add(Use { start: request.child_tid, end, writes: true });
+        uses.add(Use { start: request.child_tid, end });
         in_use::publish(child, &uses);
     }
     Ok(new as usize)
@@ -389,14 +356,11 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
     in_use::withdraw(block);
     if core::ptr::eq(child, block) {
         let joining = block.joins.then(|| forks::parent_done(result));
-        if block.is_late {
-            late::fork_is_over();
-        }
         if pages::is_on() {
             pages::fork_ends(result >= 0);
         }
         drop(ActionsLocked);
-        if !pages::is_on() || block.joins || block.is_late {
+        if block.joins || block.is_late {
             fork_lock::done(false);
             if let Some(child) = joining {
                 block.frame.result = child.settle() as usize;
@@ -442,13 +406,10 @@ extern "C" fn started(block: *mut Block) {
 /// is not armed yet, all its signals are blocked, and it stands on a stack that is never managed.
 fn after_fork(block: &mut Block) {
     drop(ActionsLocked);
-    batch::forget_lock();
     block::forget_others(block);
     rewrite::forget_threads();
     // Its rseq area is its parent's, and it has no robust list.
-    block.keep(block::KEPT_ROBUST_LIST, 0, 0);
-    block.keep(block::KEPT_TID, block.child_tid, TID_BYTES);
-    block::use_own_board_with_kept();
+    block.robust_list = 0;
     if pages::is_on() {
         pages::in_child();
     }
@@ -460,7 +421,7 @@ fn after_fork(block: &mut Block) {
     } else if block.is_late {
         late::in_child(block.flags & CLONE_NEWUSER != 0);
     }
-    if !pages::is_on() || block.joins || block.is_late {
+    if block.joins || block.is_late {
         fork_lock::done(true);
     }
 }
@@ -488,7 +449,7 @@ extern "C" fn vforked(parent: &Parent, result: isize) {
     let depth = (parent as *const Parent as usize - block.parents.as_ptr() as usize) / size_of::<Parent>();
     block.vforks.store(depth as u32, Ordering::Relaxed);
     // The child may have been killed anywhere.
-    in_use::abandon(block);
+    in_use::withdraw(block);
     block.is_to_be_traced = false;
     block.preparing = 0;
 }

@@ -31,7 +31,7 @@ const FLAGS_CLEARED: usize = 1 << 10 | 1 << 8 | 1 << 16;
 
 /// Makes of an interrupted thread a program that is before or after its call.
 pub fn show_program(block: &mut Block, context: &mut Context) {
-    in_use::abandon(block);
+    in_use::withdraw(block);
     if core::mem::take(&mut block.preparing) != 0 {
         return show_before_site_call(block, context);
     }

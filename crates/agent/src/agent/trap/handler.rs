@@ -40,7 +40,7 @@ use crate::calls::answers;
 use crate::calls::hold::hold;
 use crate::calls::{advice, in_use, other_process, pieces, tasks};
 #[cfg(memspill_test)]
-use crate::doors::{ASK_BOARD, LEAVE_DISPATCH};
+use crate::doors::{ASK_DISPATCH, LEAVE_DISPATCH};
 use crate::join::handshake;
 use crate::machine::context::{Context, Info};
 use crate::machine::gadget;
@@ -59,13 +59,11 @@ const EPERM: i32 = 1;
 const ARCH_SET_GS: usize = 0x1001;
 const ARCH_GET_GS: usize = 0x1004;
 const PR_SET_DUMPABLE: usize = 4;
-const TID_BYTES: usize = 4;
 
 mod nr {
     pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const RT_SIGRETURN: usize = 15;
-    pub const MREMAP: usize = 25;
     pub const MADVISE: usize = 28;
     pub const EXIT: usize = 60;
     pub const RT_SIGSUSPEND: usize = 130;
@@ -73,12 +71,10 @@ mod nr {
     pub const PRCTL: usize = 157;
     pub const ARCH_PRCTL: usize = 158;
     pub const IO_SETUP: usize = 206;
-    pub const SET_TID_ADDRESS: usize = 218;
     pub const PSELECT6: usize = 270;
     pub const SET_ROBUST_LIST: usize = 273;
     pub const PPOLL: usize = 271;
     pub const EPOLL_PWAIT: usize = 281;
-    pub const RSEQ: usize = 334;
     pub const IO_URING_SETUP: usize = 425;
     pub const EPOLL_PWAIT2: usize = 441;
 }
@@ -243,7 +239,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         }
         nr::EXIT if !is_vfork => {
             if pages::is_on() {
-                pages::keep_locks_held(block.robust_list());
+                pages::keep_locks_held(block.robust_list);
             }
             context.mask = !RESERVED;
             enter::go_to_end_thread(block, &mut context.regs);
@@ -251,7 +247,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         }
         nr::IO_URING_SETUP | nr::IO_SETUP => Err(ENOSYS),
         nr::PRCTL if args[0] == gadget::PR_SET_SYSCALL_USER_DISPATCH => {
-            say("may not use Syscall User Dispatch: memspill's user pager does");
+            say("may not use Syscall User Dispatch: memspill does, in agent mode");
             Err(EINVAL)
         }
         nr::ARCH_PRCTL if args[0] == ARCH_SET_GS => set_gs(block, args[1]).map(Answer::Result),
@@ -263,9 +259,8 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             }
             set.map(Answer::Result)
         }
-        nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && block::has_supervisor() => Err(EPERM),
+        nr::PRCTL if args[0] == PR_SET_DUMPABLE && args[1] == 0 && pages::has_supervisor() => Err(EPERM),
         sys::nr::PTRACE if traced::asks(number, &args) => traced::will_be(block).map(Answer::Result),
-        nr::MREMAP if !pages::is_on() => advice::remap(args).map(Answer::Result),
         nr::MADVISE if advice::is_ours(args) => advice::advise(args).map(Answer::Result),
         _ if tasks::are_looked_at(number, &args) && filters::let_pass(block, number, &args) => {
             look_at_tasks(block).map(Answer::Result)
@@ -286,7 +281,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             gadget::disarm().map(Answer::Result)
         }
         #[cfg(memspill_test)]
-        ASK_BOARD => Ok(Answer::Result(block::board() as usize)),
+        ASK_DISPATCH => Ok(Answer::Result(1)),
         _ => match by_windows(number, args).or_else(|| in_pieces(block, number, args)) {
             Some(result) => result.map(Answer::Result),
             None => {
@@ -304,7 +299,7 @@ fn look_at_tasks(block: &mut Block) -> Result<usize> {
     hold(block, number, &args);
     // SAFETY: the program's own call, on memory that is there.
     let result = unsafe { gadget::call(number, args) };
-    if result.is_ok() && block::has_supervisor() && !trapped::is_late() {
+    if result.is_ok() && pages::has_supervisor() && !trapped::is_late() {
         tasks::leave_out_evictor(number, &args);
     }
     in_use::withdraw(block);
@@ -396,13 +391,8 @@ fn make(block: &mut Block, context: &mut Context) {
     if number == exec::EXECVE {
         args[2] = context.regs.rdx;
     }
-    if block.vforks.load(Ordering::Relaxed) == 0 {
-        match number {
-            nr::RSEQ => block.keep(block::KEPT_RSEQ, args[0], args[1]),
-            nr::SET_ROBUST_LIST => block.keep(block::KEPT_ROBUST_LIST, args[0], args[1]),
-            nr::SET_TID_ADDRESS => block.keep(block::KEPT_TID, args[0], TID_BYTES),
-            _ => {}
-        }
+    if number == nr::SET_ROBUST_LIST && block.vforks.load(Ordering::Relaxed) == 0 {
+        block.robust_list = args[0];
     }
     hold(block, number, &args);
     traced::before(block, number, &args);

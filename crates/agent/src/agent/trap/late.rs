@@ -16,12 +16,8 @@
 //!
 //! *Nothing reads as zeros that was something else.* Of a program nothing is away before it has joined. The
 //! child of a fork joins late where nothing of its parent is away, nor can be until the fork is made; then it
-//! has all of its memory, as without memspill, and nobody needs to be asked before the fork. Pages leave only
-//! memory that is managed: before any is registered the evictor says so on the board (OP_PREPARE), before it
-//! is marked it notes that (OP_MARK), and a thread that maps memory says so, behind the lock of forks
-//! (`fork_lock.rs`), which a fork has alone. All three take the LOCK of `batch.rs`, and a fork holds it from
-//! its look until the clone is made. So each comes before the look, which then finds it, or after the clone.
-//! Where the process is paged by windows, a page leaves only inside the gate, in which the fork is alone.
+//! has all of its memory, as without memspill, and nobody needs to be asked before the fork. A page leaves
+//! only inside the gate, and the fork is alone there from its look until the clone is made.
 //!
 //! *The process is counted, and can be taken from*, some ms later at most (LATE_MS), whatever it does. A call
 //! that could wait, change who it is, make threads or processes, or make it much larger, has it join before.
@@ -29,7 +25,7 @@
 //! FIFO, which go on (SA_RESTART). A process that cannot join runs on outside the budget as any that cannot,
 //! with all of its memory.
 //!
-//! *Where the kernel serves and tells all* (the `kernel` pager) calls are trapped only until the process has
+//! *Where the kernel serves and tells all* (kernel mode) calls are trapped only until the process has
 //! joined (`leave.rs`). The child of a parent of which something is managed is known there, for it has read
 //! the ident page (`fork.rs`): it is counted, its faults are served, and what it has not inherited is known;
 //! only nothing of it leaves. So it may be late whatever is away. Any other child has all of its memory.
@@ -55,7 +51,6 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::signals;
-use crate::calls::{batch, in_use};
 use crate::join::handshake;
 use crate::machine::context::Info;
 use crate::machine::gadget;
@@ -116,8 +111,7 @@ static NEXT_MS: AtomicU32 = AtomicU32::new(DISPATCH_ENDS_MS);
 #[unsafe(link_section = ".data.hot")]
 static TIMER: AtomicUsize = AtomicUsize::new(NO_TIMER);
 
-/// Before a fork, with `fork_lock::write` held: may its child join late? If so nothing becomes marked or
-/// managed until `fork_is_over`. `is_all_here`: by what else is known.
+/// Before a fork, alone in the gate: may its child join late? `is_all_here`: nothing of this process is away.
 pub fn fork_begins(is_all_here: impl FnOnce() -> bool) -> bool {
     // A filter of the program's own may end it for a timer.
     if STATE.forks.load(Ordering::Relaxed) == 0
@@ -126,23 +120,7 @@ pub fn fork_begins(is_all_here: impl FnOnce() -> bool) -> bool {
     {
         return false;
     }
-    let Some(control) = own_control() else { return false };
-    // SAFETY: this process owns the page, and keeps it mapped until it ends.
-    let is_tight = unsafe { (&raw const (*control).announces).read_volatile() } != 0;
-    if is_tight {
-        return false;
-    }
-    batch::hold_off();
-    let may_be_late = !batch::is_any_marked() && !in_use::is_any_managed() && is_all_here();
-    if !may_be_late {
-        batch::let_go_on();
-    }
-    may_be_late
-}
-
-/// In the parent, when it has forked or has failed to.
-pub fn fork_is_over() {
-    batch::let_go_on();
+    own_control().is_some() && is_all_here()
 }
 
 /// In the child, before its calls are trapped.
@@ -264,8 +242,7 @@ pub fn join() -> Joined {
     if is_free {
         // Those of guarded accesses, too: there are none any more.
         sys::SignalsBlocked::new().forget();
-        // Before there is an evictor, which need not look at what calls use.
-        block::forget_board();
+        block::set_armed(false);
     }
     handshake::join(kind);
     if !is_disarmed || !is_free && gadget::arm().is_err() {

@@ -1,27 +1,14 @@
 //! The dispatch: every system call of the process is trapped (Syscall User Dispatch), and before it is made
-//! the memory that it will touch is brought, and kept from being taken out until it is over. For ways of
-//! paging whose faults the kernel does not wait for: inside a system call they are EFAULT, and what a
-//! datagram or a counter held is lost with it. (Under the `kernel` pager that is not so, and calls are
-//! trapped only in processes that have not joined yet: `late.rs`, `leave.rs`.)
+//! the memory that it will touch is brought, and kept from being taken out until it is over. It is for agent
+//! mode, where the kernel does not wait for pages: inside a system call a fault is EFAULT, and the content of
+//! a datagram or a counter is lost with it. (In kernel mode that is not so, and calls are trapped only in
+//! processes that have not joined yet: `late.rs`, `leave.rs`.)
+//!
+//! Memory in use is not taken out (`pages/uses.rs` draws how). A page that cannot be brought is left to the
+//! kernel, which says EFAULT.
 //!
 //! ```text
-//!  a thread, each call                              who takes pages out, or registers memory
-//!  ───────────────────                              ────────────────────────────────────────
-//!  writes what the call uses into its slot          generation + 1: odd
-//!  fence                                            fence
-//!  generation odd? waits until it changes           reads all slots, leaves out what overlaps
-//!  touches the pages that may be away               moves, registers
-//!  makes the call, however long it waits            generation + 1: even; wakes who waits
-//!  withdraws
-//! ```
-//!
-//! Either the one who takes out sees the slot, or the thread sees an odd generation and waits; then it
-//! touches, and from then on its pages stay. What may be away is told by `Board::managed` (`protocol.rs`);
-//! other memory is not touched, for that would fill it. A touch that fails leaves the pointer to the kernel,
-//! which says EFAULT.
-//!
-//! ```text
-//!  program: syscall ─ SIGSYS ▶ handler, on the agent's stack: publish, wait, touch      handler.rs
+//!  program: syscall ─ SIGSYS ▶ handler, on the agent's stack: publish, bring            handler.rs
 //!                              its return is a jump ▶ syscall, withdraw ▶ program       enter.rs
 //! ```
 //!
@@ -41,9 +28,7 @@
 //! The agent's other code makes its calls as the program does, and they are trapped too. The evictor is not:
 //! it is made before the first thread is armed, or from the gadget.
 //!
-//! Never to be taken out, for the kernel touches it by itself: of each thread the rseq area, the head of its
-//! robust list, the word that its end clears (`Block::kept`); all of the agent. (The program's alternate
-//! stacks it does not touch: signals are handled on those of the agent.)
+//! The kernel touches none of the program's alternate stacks: signals are handled on those of the agent.
 //!
 //! Not covered: programs that use Syscall User Dispatch themselves (Wine), which are refused it; memory
 //! behind pointers inside other structs, in the structs of ioctl; what the kernel keeps of a call after it
@@ -51,8 +36,7 @@
 
 use crate::join::above::above;
 use crate::machine::gadget;
-use crate::machine::sys::{self, PAGE, Result};
-use crate::protocol::Board;
+use crate::machine::sys::{self, Result};
 use crate::supervisor::address;
 use crate::thread::block;
 use crate::thread::trapped;
@@ -70,9 +54,7 @@ pub mod signals;
 pub mod traced;
 pub mod untrapped;
 
-const ARCH_PRCTL: usize = 158;
 const GETTID: usize = 186;
-const ARCH_GET_FS: usize = 0x1003;
 
 /// A program has been started: it goes on with its calls trapped, and joins late. False: it is to join now.
 pub fn program_begins() -> bool {
@@ -103,7 +85,7 @@ fn begins_late(what: u32, mask: u64) -> bool {
     if trapped::prepare(0).is_err() || !late::make_ready() {
         return false;
     }
-    let is_trapped = arm_with(None, mask, || late::begin(what)).is_ok();
+    let is_trapped = arm_with(mask, || late::begin(what)).is_ok();
     if !is_trapped {
         late::delete_timer();
     }
@@ -112,29 +94,24 @@ fn begins_late(what: u32, mask: u64) -> bool {
 
 /// Traps all calls of the calling thread, and of all that it will make. `prepare` has said that it can be
 /// done. Err: there is no memory for it, and nothing has changed.
-///
-/// `board`: what the threads share with the supervisor, where there is one.
-pub fn arm(board: Option<*mut Board>) -> Result<()> {
+pub fn arm() -> Result<()> {
     let blocked = sys::SignalsBlocked::new();
-    arm_with(board, blocked.before(), || ())?;
+    arm_with(blocked.before(), || ())?;
     blocked.forget();
     Ok(())
 }
 
 /// The same with all signals blocked, but for this: what the program has blocked is `mask`, which the thread
 /// gets back. `begin`: what else is done before a signal can come.
-fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Result<()> {
+fn arm_with(mask: u64, begin: impl FnOnce()) -> Result<()> {
     let block = block::take()?;
-    match board {
-        Some(board) => block::use_board(board),
-        None => block::use_own_board(),
-    }
+    block::set_armed(true);
     // SAFETY: the block is new, and the calling thread's from here on. The kernel reads and writes the
     // structs that are passed.
     unsafe {
         let block = &mut *block;
         block.tid = gadget::call(GETTID, [0; 6]).unwrap_or(0) as u32;
-        keep_what_the_kernel_knows(block);
+        block.robust_list = robust_list();
         let stack = block.kernel_stack();
         let before = &raw mut block.alternate as usize;
         let _ = gadget::call(SIGALTSTACK, [&raw const stack as usize, before, 0, 0, 0, 0]);
@@ -158,25 +135,12 @@ fn arm_with(board: Option<*mut Board>, mask: u64, begin: impl FnOnce()) -> Resul
     Ok(())
 }
 
-/// Of the first thread, which has told the kernel all this before there was anybody to see it: what the C
-/// library keeps where %fs points to, the number's word among it; where glibc says that rseq is; and what the
-/// kernel says.
-fn keep_what_the_kernel_knows(block: &mut block::Block) {
-    let (mut fs, mut list, mut len) = (0usize, 0usize, 0usize);
+/// The list of robust locks, which the first thread has told the kernel before there was anybody to see it.
+fn robust_list() -> usize {
+    let (mut list, mut len) = (0usize, 0usize);
     // SAFETY: the kernel writes words.
-    unsafe {
-        let _ = gadget::call(ARCH_PRCTL, [ARCH_GET_FS, &raw mut fs as usize, 0, 0, 0, 0]);
-        let args = [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0];
-        let _ = gadget::call(sys::nr::GET_ROBUST_LIST, args);
-    }
-    block.keep(block::KEPT_THREAD_POINTER, fs, PAGE);
-    block.keep(block::KEPT_ROBUST_LIST, list, len);
-    let (offset, size) = (sys::weak!("__rseq_offset"), sys::weak!("__rseq_size"));
-    if offset != 0 && size != 0 {
-        // SAFETY: glibc's variables of these names: a ptrdiff_t and an unsigned int.
-        let (offset, size) = unsafe { ((offset as *const isize).read(), (size as *const u32).read()) };
-        /// At least so long, whatever of it is used.
-        const RSEQ_BYTES: usize = 32;
-        block.keep(block::KEPT_RSEQ, fs.wrapping_add_signed(offset), RSEQ_BYTES.max(size as usize));
-    }
+    let _ = unsafe {
+        gadget::call(sys::nr::GET_ROBUST_LIST, [0, &raw mut list as usize, &raw mut len as usize, 0, 0, 0])
+    };
+    list
 }

@@ -116,11 +116,6 @@ impl Port {
         matches!(&self.0, Kind::Agent(_))
     }
 
-    /// Does the agent of a child know by itself what is away of its memory?
-    pub fn child_knows_away(&self) -> bool {
-        matches!(&self.0, Kind::Agent(_))
-    }
-
     /// Pages that are filled with zeros at once at most. An agent says how far it goes ([`Port::run_away`]).
     /// Without one a call that the kernel takes must hold the page that has faulted, for behind that page's
     /// mapping may be another userfaultfd's.
