@@ -11,7 +11,7 @@ HELP="usage: tests/packages.sh [--memspill BIN] [--python BIN] [NAME...]
   --list        names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(man completions-bash completions-zsh completions-fish deb make ninja wheel notebook)
+ALL=(reference man completions-bash completions-zsh completions-fish deb make ninja wheel notebook)
 PYTHON=python3
 option() {
     case $1 in
@@ -32,6 +32,10 @@ is() {
     shift
     found=$(timeout 120 "$@" 2>"$WORK/err") || no "$* ends with $?: $(tail -n 1 "$WORK/err")" || return
     [ "$found" = "$right" ] || no "$* prints ${found:0:100}"
+}
+
+case_reference() {
+    WHY=$("$PYTHON" "$REPO/tests/reference.py" "$MEMSPILL" --check) || no "$WHY"
 }
 
 case_man() {

@@ -13,9 +13,9 @@
 //! Either the one sees the other's mark, or the other sees the one's. The hazard of `pages/fault.rs`
 //! (`is_over`) stands in the same place as the count.
 //!
-//! What is not of the protocol is relaxed, and changed by read-modify-writes alone, as a page table's entry:
-//! everybody sees its last state, and nothing else is ordered by it. Loom takes accesses that are SeqCst for
-//! weaker ones, and fences as they are, so what is found to hold needs no more than the fences.
+//! State outside of the protocol is relaxed, and changed by read-modify-writes alone, as a page table's
+//! entry: everybody sees its last state, and nothing else is ordered by it. Loom takes accesses that are
+//! SeqCst for weaker ones, and fences as they are, so what is found to hold needs no more than the fences.
 //!
 //! Run with: scripts/interleavings.sh loom in_use. The tests that must fail leave out one step each.
 #![cfg(loom)]

@@ -126,7 +126,7 @@ pub struct Verdict {
     pub message: String,
 }
 
-/// What to do when nothing can be swapped out any more.
+/// The policy for when nothing can be swapped out any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnFull {
@@ -134,7 +134,7 @@ pub enum OnFull {
     Grow,
 }
 
-/// What to do when a run does next to nothing but wait for memory.
+/// The policy for a run that does next to nothing but wait for memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnThrash {

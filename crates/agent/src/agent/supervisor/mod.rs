@@ -1,4 +1,4 @@
-//! What a process shares with the supervisor while it runs, and the agent's few globals.
+//! The memory that a process shares with the supervisor while it runs, and the agent's few globals.
 //!
 //! | file          | what is in it                                                             |
 //! |---------------|---------------------------------------------------------------------------|
