@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """docs/reference.md, written from what a built memspill says of itself: reference.py MEMSPILL [--check]
 
-The options are those of `--help`, the statistics those of a run. --check writes nothing and fails if the document
-says something else.
+The options are those of `--help`, the statistics those of a run. --check writes nothing and fails if the
+document says something else.
 """
 
 import os
@@ -15,15 +15,15 @@ COMMANDS = ("run", "size", "ctl", "top", "doctor")
 HEAD = """\
 # Reference
 
-Options and statistics, written from the command's own words by `python3 tests/reference.py target/release/memspill`.
+Options and statistics, written from the command's own words by `tests/reference.py target/release/memspill`.
 [guide.md](guide.md) says how they are used.
 """
 STATISTICS = """
 ## Statistics
 
-`--stats=all` prints these in this order, `--stats-json` has them under the same names. Bytes end in `_bytes`, ns in
-`_ns`, µs in `_us`; the others count pages, or how often something happened. In `--metrics` and `ctl metrics` each name
-has `memspill_` before it, ns and µs are `_seconds`, and sums end in `_total`.
+`--stats=all` prints these in this order, `--stats-json` has them under the same names. Bytes end in `_bytes`,
+ns in `_ns`, µs in `_us`; the others count pages, or how often something happened. In `--metrics` and `ctl
+metrics` each name has `memspill_` before it, ns and µs are `_seconds`, and sums end in `_total`.
 
 | name | |
 |---|---|
@@ -51,7 +51,8 @@ def entries(lines, pattern):
             found[-1][1][-1].append(line.strip())
         elif found:
             found[-1][1].append([])
-    return [(name, [cell(" ".join(lines)) for lines in paragraphs if any(lines)]) for name, paragraphs in found]
+    joined = lambda paragraphs: [cell(" ".join(lines)) for lines in paragraphs if any(lines)]
+    return [(name, joined(paragraphs)) for name, paragraphs in found]
 
 
 def sections(text):

@@ -155,7 +155,8 @@ suite "without privileges" 300 tests/unprivileged.sh check kill-target kill-supe
 suite "without userfaultfd" 180 tests/unprivileged.sh --holes=guard check kill-target opened by_auto
 export -f verifier
 suite "small programs of every kind" 600 tests/field.sh
-suite "packages" 120 tests/packages.sh reference man completions-bash completions-zsh completions-fish deb make ninja
+suite "packages" 120 tests/packages.sh reference man \
+    completions-bash completions-zsh completions-fish deb make ninja
 suite "knobs" 240 tests/knobs.sh
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \

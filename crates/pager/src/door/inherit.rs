@@ -311,7 +311,7 @@ pub fn settle(
 }
 
 /// Makes its table what its memory is: what is away in the child its agent knows, for it has its parent's
-/// words of the moment of the fork. What is not away, and not in memory either, is nobody's.
+/// words of the moment of the fork. A page that is neither swapped out nor in memory was never touched.
 fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> io::Result<()> {
     let _work = run.quiet.begin_work();
     let (swap, cpu, space) = (run.engine.swap(), crate::cpu(), &process.space);

@@ -335,8 +335,8 @@ struct Region<'a> {
     anonymous_kib: u64,
 }
 
-/// The memory of a process that cannot be moved out, by kind. Of pages that it shares its part.
-/// `takes_closed`: memory that cannot be written now can be moved out too.
+/// The memory of a process that cannot be moved out, by kind. Shared pages count by its part. `takes_closed`:
+/// memory that cannot be written now can be moved out too.
 fn staying_in(smaps: &str, registered: &Ranges, is_registered: bool, takes_closed: bool) -> Staying {
     let mut staying = Staying::default();
     let mut region = Region::default();

@@ -14,7 +14,7 @@ pub struct Use {
     pub end: usize,
 }
 
-/// The uses of one call. Where there are more than a slot has room for, the last one stands for all the rest.
+/// The uses of one call. If there are more than a slot has room for, the last one stands for all the rest.
 pub struct Uses {
     list: [Use; SLOT_RANGES],
     count: usize,
@@ -77,7 +77,8 @@ fn count_of(block: &mut Block) -> &AtomicU32 {
     unsafe { AtomicU32::from_ptr(&raw mut block.slot.count) }
 }
 
-/// Brings what is away. What cannot be accessed is left to the kernel, which says EFAULT where it needs it.
+/// Brings what is away. Pages that cannot be accessed are left to the kernel, which says EFAULT where it
+/// needs them.
 pub fn bring(one: &Use) {
     if pages::is_on() {
         pages::bring(one.start, one.end);

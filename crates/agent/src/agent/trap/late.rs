@@ -14,7 +14,7 @@
 //!                    execve, exit: was never seen
 //! ```
 //!
-//! *Nothing reads as zeros that was something else.* Of a program nothing is away before it has joined. The
+//! *Nothing reads as zeros that was something else.* Nothing of a program is away before it has joined. The
 //! child of a fork joins late where nothing of its parent is away, nor can be until the fork is made; then it
 //! has all of its memory, as without memspill, and nobody needs to be asked before the fork. A page leaves
 //! only inside the gate, and the fork is alone there from its look until the clone is made.
@@ -240,7 +240,7 @@ pub fn join() -> Joined {
     delete_timer();
     let is_free = address::is_then_free();
     if is_free {
-        // Those of guarded accesses, too: there are none any more.
+        // The signals of guarded accesses, too: there are none any more.
         sys::SignalsBlocked::new().forget();
         block::set_armed(false);
     }
