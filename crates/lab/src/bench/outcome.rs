@@ -389,7 +389,7 @@ mod tests {
 
     fn run(side: Side, rate: f64, failed: Option<&str>) -> SideRun {
         let ran = CommandRun {
-            command: vec!["/x/memspill".into(), "run".into()],
+            command: vec!["/x/memspill-lab".into(), "run".into()],
             wall_s: 100.0 / rate,
             user_s: 0.0,
             system_s: 1.0,
