@@ -349,7 +349,7 @@ fn shared_memory_is_no_reason_not_to_start() {
 
 #[test]
 fn the_short_answer_is_five_lines_and_all_that_fails() {
-    let short = |facts: &Facts| render_short(&judge_for(facts, Wanted::Auto), false);
+    let short = |facts: &Facts| render_short(&judge_for(facts, Wanted::AUTO), false);
     let text = short(&good());
     assert_eq!(text.lines().count(), 5, "{text}");
     assert!(text.ends_with("memspill run can start here. (All that was looked at: -v)\n"), "{text}");
