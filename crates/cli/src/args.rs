@@ -131,8 +131,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G")]
     pub disk_free: Size,
 
-    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; a SPEC's encrypt= goes
-    /// before it
+    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; encrypt= in a SPEC overrides
+    /// it
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
     #[arg(hide_possible_values = true)]
     pub encrypt: OnOff,
@@ -148,7 +148,7 @@ pub struct RunArgs {
     #[arg(hide_possible_values = true)]
     pub on_thrash: OnThrash,
 
-    /// That is the case when waiting has made it more than FACTOR times slower for a minute
+    /// How slow is thrashing: waiting has made a process more than FACTOR times slower for a minute
     #[arg(long, value_name = "FACTOR", default_value = "3", value_parser = parse_slowdown)]
     pub max_slowdown: f64,
 
