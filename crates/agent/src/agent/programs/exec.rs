@@ -135,10 +135,7 @@ pub fn concerns(args: &[usize; 6]) -> bool {
         return false;
     }
     readable::for_exec(environment);
-    // If agents make the forks, none can be in a static program, unless all calls are trapped.
-    (STATE.forks.load(Ordering::Relaxed) == 0 || trapped::traps())
-        && address::knows_supervisor()
-        && is_static(path)
+    address::knows_supervisor() && is_static(path)
 }
 
 /// A filter of the program's own may end it for the looks, and for the asking.

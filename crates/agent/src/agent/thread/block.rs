@@ -126,7 +126,6 @@ pub struct Block {
     /// The flags of a clone that is under way, and the stack pointer of its child.
     pub flags: usize,
     pub child_stack: usize,
-    pub child_tid: usize,
     /// A fork is under way: its child joins.
     pub joins: bool,
     /// The same, but it joins late (`late.rs`).
@@ -349,7 +348,6 @@ fn make() -> Result<*mut Block> {
         alternate: NO_STACK,
         flags: 0,
         child_stack: 0,
-        child_tid: 0,
         joins: false,
         is_late: false,
         parents: [NO_PARENT; VFORKS],

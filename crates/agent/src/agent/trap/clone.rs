@@ -193,11 +193,6 @@ impl Request {
         })
     }
 
-    /// The word that the kernel clears when the child ends; 0: none.
-    fn cleared_at_end(&self) -> usize {
-        if self.flags & CLONE_CHILD_CLEARTID != 0 { self.child_tid } else { 0 }
-    }
-
     fn uses(&self, number: usize, args: &[usize; 6]) -> Uses {
         let mut uses = Uses::new();
         let mut add = |start: usize, len: usize| {
@@ -252,7 +247,6 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
             fork_lock::write();
         }
         block.child_stack = stack;
-        block.child_tid = request.cleared_at_end();
         // In the copy nobody is to be in the middle of a change.
         forget(signals::lock_actions());
         block.address
