@@ -1,6 +1,6 @@
 """A process of the tree says false things of forks at the door, and does no harm to others by it.
 
-Run as a command of memspill, with --forks agent. It has an agent; what it starts without LD_PRELOAD has none.
+Run as a command of memspill, with --mode=agent. It has an agent; what it starts without LD_PRELOAD has none.
 """
 
 import errno

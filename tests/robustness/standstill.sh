@@ -174,7 +174,7 @@ case_freeze() {
 case_held-fork() {
     local seconds=$((3 + 9 * FULL))
     gcc -O2 -o held-fork "$TESTS/programs/held_fork.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 60 "${SPILL[@]}" --forks agent --check -- ./held-fork 15000 10000 $seconds
+    call 60 "${SPILL[@]}" --mode=agent --check -- ./held-fork 15000 10000 $seconds
     code_is 0 || return
     DID="$(wc -l <out) times in $seconds s its tracer got on"
     [ "$(wc -l <out)" -ge 2 ] || { no "$DID"; return; }
