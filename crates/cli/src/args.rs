@@ -40,7 +40,7 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run a command within a memory budget; what does not fit is swapped out
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Find the smallest budget with which a command is still fast enough
     Size(crate::sizing::SizeArgs),
     /// Look at running runs and change them: swap devices, budget
@@ -391,7 +391,7 @@ mod tests {
 
     fn run(arguments: &[&str]) -> RunArgs {
         match Cli::try_parse_from(["memspill", "run"].iter().chain(arguments)).map(|cli| cli.command) {
-            Ok(Command::Run(run)) => run,
+            Ok(Command::Run(run)) => *run,
             other => panic!("{arguments:?}: {other:?}"),
         }
     }

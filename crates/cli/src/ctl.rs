@@ -162,7 +162,7 @@ fn send_request(run: &RunSocket, request: &Request) -> Result<String, String> {
         }
         _ => None,
     };
-    let mut line = Progress::new();
+    let mut line = Progress::begin();
     let progress = |done, total| line.show_left(&far(request, done, total), done, total);
     run.ask(request, progress, || interrupts.as_ref().is_some_and(Interrupts::came))
 }

@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
         Err(error) => return ExitCode::from(refuse(&error, Cli::command(), &arguments)),
     };
     match cli.command {
-        Command::Run(args) => ExitCode::from(run::run(args)),
+        Command::Run(args) => ExitCode::from(run::run(*args)),
         Command::Size(args) => ExitCode::from(sizing::size(&args)),
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Top(args) => ExitCode::from(top::top(&args)),

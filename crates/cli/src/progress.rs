@@ -28,7 +28,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new() -> Progress {
+    pub fn begin() -> Progress {
         Progress { on_terminal: std::io::stderr().is_terminal(), began: Instant::now(), shown: None }
     }
 

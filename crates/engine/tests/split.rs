@@ -45,17 +45,16 @@ fn page_out(knobs: &[&str]) -> (Vec<PageRun>, Vec<u64>) {
 
 #[test]
 fn a_folio_that_is_split_leaves_page_by_page_and_is_counted() {
-    for (folio, order) in [("folio=64K", Order(4))] {
-        let (runs, split) = page_out(&["large-folios=split", folio]);
-        let whole = (PAGES - 8) / u64::from(order.pages());
-        let mut expected = vec![0; 10];
-        expected[order.0 as usize] = whole;
-        assert_eq!(split, expected, "{folio}");
-        let by_themselves = runs.iter().filter(|run| run.pages == 1).count() as u64;
-        assert_eq!(by_themselves, whole * u64::from(order.pages()), "{folio}: {runs:?}");
-        assert!(runs.windows(2).all(|pair| pair[0].vpn < pair[1].vpn), "{folio}");
-        assert_eq!(runs.iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES - 8, "{folio}");
-    }
+    let (folio, order) = ("folio=64K", Order(4));
+    let (runs, split) = page_out(&["large-folios=split", folio]);
+    let whole = (PAGES - 8) / u64::from(order.pages());
+    let mut expected = vec![0; 10];
+    expected[order.0 as usize] = whole;
+    assert_eq!(split, expected, "{folio}");
+    let by_themselves = runs.iter().filter(|run| run.pages == 1).count() as u64;
+    assert_eq!(by_themselves, whole * u64::from(order.pages()), "{folio}: {runs:?}");
+    assert!(runs.windows(2).all(|pair| pair[0].vpn < pair[1].vpn), "{folio}");
+    assert_eq!(runs.iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES - 8, "{folio}");
 }
 
 #[test]

@@ -292,7 +292,7 @@ fn scale(args: &ScaleArgs) -> u8 {
         ms: args.ms,
         tune: args.tune.clone(),
     };
-    let mut progress = Progress::new();
+    let mut progress = Progress::begin();
     // The time of a point grows with its CPUs.
     let work = |points: &[u32]| points.iter().map(|cpus| u64::from(*cpus)).sum();
     let begins = |at: usize, cpus: u32| {
@@ -313,7 +313,7 @@ fn seeds(args: &SeedsArgs) -> u8 {
     }
     let thread = args.thread.clone();
     let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
-    let mut progress = Progress::new();
+    let mut progress = Progress::begin();
     let report = seeds::seeds(&options, command_line(crate::NAME), |done, total, name| {
         progress.show_left(&format!("{done} of {total} settings, {name}"), done as u64, total as u64);
     });
@@ -347,7 +347,7 @@ fn policy(args: &PolicyArgs) -> u8 {
         recorded,
         signals: if signals.is_empty() { Signal::ALL.to_vec() } else { signals },
     };
-    let mut progress = Progress::new();
+    let mut progress = Progress::begin();
     let report = policy::policy(&options, command_line(crate::NAME), |done, total, name| {
         progress.show_left(&format!("{done} of {total} traces, {name}"), done as u64, total as u64);
     });
@@ -367,7 +367,7 @@ fn soak(args: &SoakArgs) -> u8 {
         return exit::USAGE;
     };
     let mut coverage = Coverage::new();
-    let mut progress = Progress::new();
+    let mut progress = Progress::begin();
     for seed in args.seed..end {
         // A fault is a panic, wherever in the engine or in the checks it happens.
         std::panic::set_hook(Box::new(move |panic| {

@@ -87,7 +87,7 @@ pub fn size(args: &SizeArgs) -> u8 {
         eprintln!("memspill: {error}");
         return exit::USAGE;
     }
-    let mut sizing = Sizing { args, runs: 0, free_s: None, progress: Progress::new() };
+    let mut sizing = Sizing { args, runs: 0, free_s: None, progress: Progress::begin() };
     let found = signals::install().map_err(|e| Stop::Refused(e.to_string())).and_then(|()| sizing.find());
     drop(sizing);
     match found {

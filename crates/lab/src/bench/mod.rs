@@ -221,7 +221,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
 
 /// A line for each run that was, and how many are left.
 fn told_on_terminal() -> impl FnMut(&str, usize, usize) {
-    let mut progress = Progress::new();
+    let mut progress = Progress::begin();
     move |text, done, total| {
         progress.note(text);
         progress.show_left(&format!("{done} of {total} runs"), done as u64, total as u64);
