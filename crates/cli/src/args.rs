@@ -131,8 +131,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G")]
     pub disk_free: Size,
 
-    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; encrypt= in a SPEC overrides
-    /// it
+    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; encrypt= in a SPEC
+    /// overrides it
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
     #[arg(hide_possible_values = true)]
     pub encrypt: OnOff,
