@@ -3,9 +3,9 @@
 
 /// Set to 1: the agent traps every system call of its process.
 pub const ENV_DISPATCH: &str = "MEMSPILL_DISPATCH";
-/// The agent pages its process by windows: "1", or a rule to leave out ("without-none", "without-window",
-/// "without-in-use", "without-sites"), by which tests show that the rule is not idle; "registered": pages are
-/// away in memory that is registered with a userfaultfd of the agent's own.
+/// The agent pages its process without a supervisor: "1", or a rule to leave out ("without-none",
+/// "without-window", "without-in-use", "without-sites"), by which tests show that the rule is not idle;
+/// "registered": pages are away in memory that is registered with a userfaultfd of the agent's own.
 pub const ENV_WINDOWS: &str = "MEMSPILL_WINDOWS";
 
 /// Returns 1 under the dispatch.

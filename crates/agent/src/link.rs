@@ -1,5 +1,5 @@
-// What an agent that pages its process by windows (agent/windows/) shares with its supervisor: a
-// userfaultfd made of memory. Like protocol.rs this file is compiled twice, for both sides; so it holds plain
+// What an agent that pages its own process (agent/pages/) shares with its supervisor: a userfaultfd made of
+// memory. Like protocol.rs this file is compiled twice, for both sides; so it holds plain
 // data only, and needs core alone.
 //
 // ```text
@@ -12,7 +12,7 @@
 //  claims a waiter, writes the page into it
 //  FAULT into the ring; rings the bell (eventfd) ─▶ reads the ring, as it reads a userfaultfd
 //  sleeps on Waiter::woken                          bytes into a delivery, which is FULL from then on
-//  takes what is FULL, fills it in by windows ◀──── woken + 1 of those who wait for such a page
+//  takes what is FULL, fills it in ◀─────────────── woken + 1 of those who wait for such a page
 //
 //  a thread that changes mappings                   a pager
 //  alone in its gate; changes + 1, with Control::lock

@@ -75,7 +75,7 @@ pub const UFFD_FROM_SYSCALL: u32 = 1;
 pub const UFFD_GIVEN: u32 = 2;
 /// fds = []: not managed (the supervisor has said why); carry on without an agent.
 pub const UFFD_NONE: u32 = 3;
-/// fds = [control, eventfd]: none; the process is paged by windows (`agent/windows/`), and the control file
+/// fds = [control, eventfd]: none; the process pages itself (`agent/pages/`), and the control file
 /// has what takes a userfaultfd's place (`link.rs`). All system calls are trapped.
 pub const UFFD_LINK: u32 = 5;
 /// The same; pages are away in memory that is registered with a userfaultfd of the agent's own, for faults of
@@ -158,7 +158,7 @@ pub struct Ready {
     /// What the dispatch keeps for the threads: [addr, addr + len); 0 where nothing is trapped.
     pub blocks_addr: u64,
     pub blocks_len: u64,
-    /// What the windows keep for themselves: [addr, addr + len); 0 where there is a userfaultfd.
+    /// What `agent/pages/` keeps for itself: [addr, addr + len); 0 in `kernel` mode.
     pub windows_addr: u64,
     pub windows_len: u64,
     /// Thread id of the evictor, as this process sees it and as the userfaultfd names it. It runs already.
@@ -186,7 +186,7 @@ pub const OP_POPULATE: u32 = 2;
 pub const OP_ZAP: u32 = 3;
 /// The evictor is the last thread of its process: end, so that wait(2) says `arg`. No Reply.
 pub const OP_EXIT: u32 = 4;
-/// Install what has been delivered, where the process is paged by windows, then Reply.
+/// Install what has been delivered (`agent` mode), then Reply.
 pub const OP_INSTALL: u32 = 7;
 
 /// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is
@@ -282,8 +282,8 @@ pub const CALL_REMOVE: u32 = 4;
 pub const CALL_PAGEOUT: u32 = 5;
 pub const CALL_COLD: u32 = 6;
 pub const CALL_WILLNEED: u32 = 7;
-/// As CALL_WILLNEED, but it is answered when the pages are there, as far as there is room for them, and where
-/// the process is paged by windows too. For accesses that make no fault.
+/// As CALL_WILLNEED, but it is answered when the pages are there, as far as there is room for them, and in
+/// `agent` mode too. For accesses that make no fault.
 pub const CALL_BRING: u32 = 10;
 /// The file with the inode `addr` on device `len` is about to be used by a call that does not fault: all of
 /// it is to be in the file when the call is answered, and to stay there.

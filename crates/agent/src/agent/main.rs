@@ -2,8 +2,9 @@
 //!
 //! A pager in another process can fill the pages of this one, but only a thread of this one can take pages
 //! out of it (UFFDIO_MOVE works on the caller's own memory alone). So the agent hands its process's
-//! userfaultfd to the supervisor and then lends it one thread, the *evictor*, which moves pages when told to.
-//! Beside that it makes growth visible while memory is tight: it stands before `mmap` and `mremap`.
+//! userfaultfd to the supervisor (`agent` mode: keeps it) and then lends it one thread, the *evictor*, which
+//! moves pages when told to. Beside that it makes growth visible while memory is tight: it stands before
+//! `mmap` and `mremap`.
 //!
 //! Its storeys; each uses only those below it (`tests/tidy/modules.py` finds a circle):
 //!

@@ -1,7 +1,7 @@
 //! What the threads share about files of shared memory (`--shared=all`): memfds, and files of tmpfs.
 //!
 //! ```text
-//!   watch     who opens a managed file waits (fanotify)                    faults/openers.rs
+//!   watch     who opens a managed file waits (fanotify)                    faults/files.rs  
 //!   held      what the guardian needs to know                              swapped_files.rs
 //!   filter    what agents need to know: which files may be managed         process/control.rs
 //!   pauses    what was given back is not managed again at once             reclaim/give_back.rs

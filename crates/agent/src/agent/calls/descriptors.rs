@@ -1,4 +1,4 @@
-//! The program cannot close the descriptors of the windows (`kernel.rs`), nor put others in their places.
+//! The program cannot close the agent's descriptors (`pages/kernel.rs`), nor put others in their places.
 //! They look to it as if they were not open.
 
 use crate::machine::gadget;

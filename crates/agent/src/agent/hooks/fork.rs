@@ -1,4 +1,4 @@
-//! How the child of a fork joins.
+//! How the child of a fork joins in `kernel` mode. (In `agent` mode: `programs/forks.rs`.)
 //!
 //! The child has a copy of its parent's memory, but none of the agent's region, no evictor, and a userfaultfd
 //! that only the supervisor holds (it came with the fork event). The supervisor cannot tell from that event

@@ -1,5 +1,5 @@
-//! Where the C library's malloc gets memory: the system calls in its `brk` and in its `mmap` are rewritten as
-//! `site.rs` does it with that of a fork, so that what they add is registered before it is used, as what the
+//! Where the C library's malloc gets memory: the system calls in its `brk` and in its `mmap` are rewritten
+//! (`site.rs`), so that what they add is registered before it is used, as what the
 //! program maps is (`mmap.rs`). For malloc calls both inside the library, past the agent's `mmap`.
 //!
 //! ```text

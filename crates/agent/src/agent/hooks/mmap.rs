@@ -151,7 +151,7 @@ fn announce(control: *mut Control, addr: usize, len: usize, call: u32) {
     ring(control, addr, len, call);
 }
 
-/// mmap or munmap: trapped only where the dispatch pages by windows, and must know of them.
+/// mmap or munmap: trapped only in `agent` mode, which must know of them.
 ///
 /// # Safety
 /// As for `sys::syscall`.

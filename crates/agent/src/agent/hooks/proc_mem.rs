@@ -116,7 +116,7 @@ impl Access {
         Ok(sum)
     }
 
-    /// Reads or writes another process, if pages go by windows there, by a call that does not look through
+    /// Reads or writes another process that is in `agent` mode, by a call that does not look through
     /// protections, such as those of pages whose bytes are on their way. How many bytes; 0: it cannot be
     /// used.
     fn directly(&self, at: usize, from: usize, len: usize) -> usize {

@@ -13,8 +13,8 @@
 //!
 //! The filter lets through what `evictor.rs` calls, with the arguments that it uses: messages on its socket,
 //! UFFDIO_MOVE, emptying and unlocking staging, MADV_POPULATE_READ and _WRITE, futexes, on
-//! which CPU it runs, the end of this process. If there is no userfaultfd it lets through the calls that
-//! windows need: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
+//! which CPU it runs, the end of this process. In `agent` mode it lets through the calls that
+//! `pages/` needs: reading and writing its own memory by a descriptor, mprotect, guards, and filling and
 //! registering by a userfaultfd of the process's own. Anything else kills the process.
 //!
 //! `ID` is a number that nobody has: were it the number of a user, such as nobody's, all that runs as that

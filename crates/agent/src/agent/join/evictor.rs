@@ -215,7 +215,7 @@ fn move_runs(block: &EvictorBlock, command: Command) {
     send_reply(block, command, count);
 }
 
-/// The same where the process is paged by windows: what leaves is copied into the staging of the link.
+/// The same in `agent` mode: what leaves is copied into the staging of the link.
 fn take_runs(block: &EvictorBlock, command: Command) {
     let count = (command.arg as usize).min(RUNS_MAX);
     let take = pages::take_word();

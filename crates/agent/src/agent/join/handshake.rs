@@ -9,7 +9,7 @@
 //! - left alone: the supervisor said so, or something is forbidden here (a sandbox, a limit). The program
 //!   runs on without an agent, silently: the supervisor knows, and says what is to be said. Only where it
 //!   cannot know, for the process has another network namespace and does not reach it, the line is written
-//!   here. (The pager brings swapped-out pages of a fork's child as before.)
+//!   here. (In `kernel` mode the pager goes on to bring swapped-out pages of a fork's child.)
 //! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree
 //!   must die with its supervisor.
 //!
@@ -214,7 +214,7 @@ fn prepare_region(
     }
 }
 
-/// Has the process paged by windows, by what the supervisor has sent. Err: that is not possible here.
+/// Has the process page itself, by what the supervisor has sent. Err: that is not possible here.
 fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>, registers: bool) -> Result<()> {
     crate::pages::connect(control.0, bell.0, pool.map(|pool| pool.0), registers)
 }
@@ -224,7 +224,7 @@ fn disconnect_link() {
     }
 }
 
-/// What the windows keep for themselves.
+/// What `pages/` keeps for itself.
 fn own_windows() -> (usize, usize) {
     if crate::pages::has_supervisor() {
         return crate::pages::own_memory();

@@ -33,7 +33,7 @@ pub struct EvictorBlock {
     thread_pointer: usize,
     reserved: [usize; 63],
     pub socket: i32,
-    /// -1: there is none; the windows' descriptors are kept instead.
+    /// -1: there is none (`agent` mode); those of `pages/kernel.rs` are kept instead.
     pub uffd: i32,
     pub staging: usize,
     pub control: *mut Control,

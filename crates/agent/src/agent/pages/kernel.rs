@@ -1,5 +1,5 @@
-//! What the windows ask of the kernel: protections, guard markers, the process's own memory as a file, and
-//! which mapping is where.
+//! Questions and requests of `pages/` to the kernel: protections, guard markers, the process's own memory as
+//! a file, and which mapping is where.
 //!
 //! Some descriptors are kept open for as long as the process lives: /proc/self/mem, which writes into memory
 //! that has no protection at all; /proc/self/maps and pagemap; the file with the words; a supervisor's bell

@@ -83,7 +83,7 @@ pub use rules::is_on;
 pub use supervisor::{is_tight, take_word};
 
 /// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
-/// program or to the child of a fork, whose windows are on. Before the evictor is made, which needs the
+/// program or to the child of a fork, which pages itself. Before the evictor is made, which needs the
 /// descriptors.
 pub fn connect(control: i32, bell: i32, pool: Option<i32>, registers: bool) -> Result<()> {
     if !is_on() {
@@ -118,7 +118,7 @@ pub fn descriptors() -> [i32; 5] {
     [mem, maps, pagemap, words, uffd]
 }
 
-/// Makes the process one that can be paged by windows. `registers`: pages are away in memory that is
+/// Makes the process one that can page itself. `registers`: pages are away in memory that is
 /// registered with a userfaultfd of the process's own. Before its calls are trapped, while it has one thread.
 /// Err: it cannot be done here.
 pub fn start(registers: bool) -> Result<()> {

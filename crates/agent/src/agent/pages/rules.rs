@@ -1,6 +1,6 @@
-//! Whether the windows are on; and, in tests, which rule is left out: a test that finds nothing wrong shows
-//! little, as long as it finds nothing wrong without the rule either. In the agent that is shipped each rule
-//! holds, and nobody is asked.
+//! Whether the process pages itself; and, in tests, which rule is left out: a test that finds nothing wrong
+//! shows little, as long as it finds nothing wrong without the rule either. In the agent that is shipped
+//! each rule holds, and nobody is asked.
 
 #[cfg(memspill_test)]
 use core::sync::atomic::AtomicUsize;

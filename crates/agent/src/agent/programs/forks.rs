@@ -17,19 +17,18 @@
 //!  goes on ◀───────── a word that both share: it has joined, or why not ── goes on, or ends
 //! ```
 //!
-//! Two entries lead here, `site.rs` (the C library's own clone is rewritten) and the dispatch's clone
-//! (`trap/clone.rs`). Either calls, with all signals blocked and `fork_lock::write` held, on a stack that
-//! is never managed and that the child inherits:
+//! The trapped clone leads here (`trap/clone.rs`). It calls, with all signals blocked and `fork_lock::write`
+//! held, on a stack that is never managed and that the child inherits:
 //!
 //! ```text
-//!   prepare  ─ Err: the fork has failed so ─ Ok(false): nothing to do, fork ─ Ok(true): fork, then
+//!   prepare  ─ Err: the fork has failed so ─ Ok(false): this process may not ─ Ok(true): fork, then
 //!   parent_done(result), fork_lock::done,  or, in the child, child_joins(), before anything else is touched
 //!   settle
 //! ```
 //!
 //! The system calls here are made as the program makes them: with the dispatch armed, its caller disarms it.
 //!
-//! If nothing is marked, managed or away none of this is done (`trap/late.rs`).
+//! If nothing is managed or away none of this is done (`trap/late.rs`).
 //!
 //! *A child that cannot join* (there may be no more threads, descriptors or memory) ends without a word, and
 //! the fork has failed: its parent takes its exit away, and tells the program so. All that a program may see

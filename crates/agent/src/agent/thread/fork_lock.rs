@@ -11,9 +11,9 @@
 //! not wait for a writer who waits for the first. A reader who finds a fork waiting gives it a moment, and
 //! then goes on, lest many readers keep a fork from its turn.
 //!
-//! What it does not do: keep out calls inside the C library itself, or by a program's own instructions. The
-//! supervisor is told of those by events, and what they have put in doubt is SIGBUS in the child. So a writer
-//! need not wait for ever either (a reader whose handler left by longjmp never ends).
+//! What it does not do: keep out calls inside the C library itself, or by a program's own instructions. A
+//! child in which they have put pages in doubt is ended (`door/inherit.rs`). So a writer need not wait for
+//! ever either (a reader whose handler left by longjmp never ends).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -362,7 +362,7 @@ fn environment_with_agent(environment: usize, block: &Block) -> Option<usize> {
     Some(passed)
 }
 
-/// The result of a call that changes the process's memory, where it is paged by windows.
+/// The result of a call that changes the process's memory, where it pages itself.
 fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
     if !pages::is_on() {
         return None;

@@ -24,7 +24,7 @@
 //! shares it. The child of a fork inherits what is rewritten, with a copy of each page of it.
 //!
 //! *Where.* Sites in or near the C library, not those of the program or of a JIT compiler. Only calls to
-//! which nothing happens but what `hold.rs` does: where the process is paged by windows, none that change
+//! which nothing happens but what `hold.rs` does: in `agent` mode, none that change
 //! mappings, for these are made alone in its gate.
 //!
 //! It is all for speed: what cannot be rewritten (/proc is not there, a seccomp filter was set) is trapped.

@@ -59,7 +59,7 @@ impl AsFd for Port {
 impl Port {
     /// A port that is shared with the agent. `pool`: the device in whose file the agent may read its pages;
     /// `run_pages` at once. New memory of `closed_bytes` is closed before memory is tight
-    /// (`agent/windows/grow.rs`).
+    /// (`agent/pages/grow.rs`).
     pub fn of_agent(
         control: Arc<ControlPage>,
         bell: OwnedFd,
