@@ -37,7 +37,7 @@ def said(*command):
 
 
 def cell(words):
-    return " ".join(words.split()).replace("|", "\\|")
+    return " ".join(words.split()).replace("|", "\\|").replace(" (see below)", "")
 
 
 def entries(lines, pattern):

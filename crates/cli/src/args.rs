@@ -236,7 +236,8 @@ pub struct DoctorArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// Directory to check for swap files [default: $MEMSPILL_DIR, else $TMPDIR, else /var/tmp]
+    /// Directory to check for swap files [default: $MEMSPILL_DIR, else $TMPDIR unless that is RAM, else
+    /// /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
 }

@@ -130,7 +130,7 @@ stats! {
     fill_exists,
     /// Fills dropped because their range was unmapped meanwhile.
     fill_cancelled,
-    /// Pages whose read failed; the access gets SIGBUS.
+    /// Pages whose read failed; the access gets SIGBUS, and in agent mode the process ends.
     read_errors,
     /// Pages that could not be read for want of memory or the like, and are read again.
     read_again,
