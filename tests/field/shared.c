@@ -4,7 +4,7 @@
 //   shared memfd|shm|file|sysv|anonymous MIB PRIVATE_MIB [SECONDS]
 //
 // `file` is a file of /dev/shm that is never mapped, only read and written. With SECONDS all of it is kept
-// for so long, for a line that comes later.
+// for so long from when it is there, for a line that comes later.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -28,6 +28,12 @@ static void need(int ok, const char *what) {
     perror(what);
     shm_unlink(name);
     _exit(3);
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec / 1e9;
 }
 
 static int is(const char *other) { return strcmp(kind, other) == 0; }
@@ -86,7 +92,7 @@ static void make(size_t bytes) {
 int main(int argc, char **argv) {
     kind = argv[1];
     size_t pages = atol(argv[2]) << 8, private_pages = atol(argv[3]) << 8;
-    time_t seconds = argc > 4 ? atol(argv[4]) : 0, began = time(NULL);
+    double seconds = argc > 4 ? atof(argv[4]) : 0;
     uint64_t *private = malloc(private_pages * PAGE + 1), expected[WORDS];
     make(pages * PAGE);
     char *at = map(pages * PAGE);
@@ -95,6 +101,7 @@ int main(int argc, char **argv) {
     pass(at, pages, 0);
     // Private memory comes last: it waits for room, and shared memory does not.
     for (size_t page = 0; page < private_pages; page++) fill(private + page * WORDS, page, 7);
+    double end = now() + seconds;
     for (int round = 1; round <= 3; round += 2) {
         pid_t child = fork();
         need(child >= 0, "fork");
@@ -113,7 +120,7 @@ int main(int argc, char **argv) {
             return 5;
         }
     }
-    while (time(NULL) < began + seconds) usleep(10000);
+    while (now() < end) usleep(10000);
     printf("%s: right\n", kind);
     return 0;
 }
