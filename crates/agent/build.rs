@@ -43,7 +43,7 @@ fn main() {
             // Everything is bound when it is loaded: a lazy binding would run the dynamic linker, on memory
             // that may be swapped out, in the thread that swaps out.
             .args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-Wl,-Bsymbolic"])
-            // Where a program without a loader begins (planted.rs).
+            // The entry point of a program without a loader (planted.rs).
             .args(["-C", "link-arg=-Wl,-e,memspill_begin"])
             .arg("-o")
             .arg(PathBuf::from(var("OUT_DIR")).join(name))

@@ -1,5 +1,5 @@
-//! Where a program without a loader begins: a static one, into which the supervisor has mapped this library
-//! (`crates/pager/src/plant/`) before its first instruction.
+//! The entry point of a program without a loader: a static one, into which the supervisor has mapped this
+//! library (`crates/pager/src/plant/`) before its first instruction.
 //!
 //! ```text
 //!   stack:   ... program's first instruction │ argc │ argv ... 0 │ envp ... 0 │

@@ -1,4 +1,4 @@
-//! What all functions share that stand in for those of the C library.
+//! Helpers of all functions that stand in for those of the C library.
 
 use core::ffi::c_int;
 

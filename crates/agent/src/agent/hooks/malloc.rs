@@ -1,6 +1,6 @@
-//! Where the C library's malloc gets memory: the system calls in its `brk` and in its `mmap` are rewritten
-//! (`site.rs`), so that what they add is registered before it is used, as what the
-//! program maps is (`mmap.rs`). For malloc calls both inside the library, past the agent's `mmap`.
+//! Memory that the C library's malloc gets: the system calls in its `brk` and in its `mmap` are rewritten
+//! (`site.rs`), so that memory that they add is registered before it is used, like that which the program
+//! maps (`mmap.rs`). Malloc calls both inside the library, past the agent's `mmap`.
 //!
 //! ```text
 //!   brk:  mov $12, %eax ; syscall ; ...          mmap:  ... mov $9, %eax ; syscall ; ...

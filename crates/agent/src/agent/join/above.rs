@@ -1,5 +1,5 @@
-//! What a process that joins has done by rooms above this one. `main.rs` hands it down once, before anything
-//! joins; none of it is called often.
+//! Functions of rooms above this one that a process calls as it joins. `start.rs` hands them down once,
+//! before anything joins; none is called often.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -224,7 +224,7 @@ fn disconnect_link() {
     }
 }
 
-/// What `pages/` keeps for itself.
+/// The memory that `pages/` keeps for itself: where it is, and how long.
 fn own_windows() -> (usize, usize) {
     if crate::pages::has_supervisor() {
         return crate::pages::own_memory();
