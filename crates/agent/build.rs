@@ -11,15 +11,9 @@ use std::process::Command;
 fn main() {
     let dir = PathBuf::from("src/agent");
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/protocol.rs");
-    println!("cargo::rerun-if-changed=src/pidfd.rs");
-    println!("cargo::rerun-if-changed=src/call_table.rs");
-    println!("cargo::rerun-if-changed=src/words.rs");
     println!("cargo::rerun-if-changed=src/doors.rs");
     println!("cargo::rustc-check-cfg=cfg(memspill_test)");
-    println!("cargo::rerun-if-changed=src/link.rs");
-    println!("cargo::rerun-if-changed=src/pool.rs");
-    println!("cargo::rerun-if-changed=../backing/src/wordwise/decode.rs");
+    println!("cargo::rerun-if-changed=../common/src");
     println!("cargo::rerun-if-changed=src/agent");
 
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
@@ -35,7 +29,7 @@ fn main() {
         let mut rustc = Command::new(var("RUSTC"));
         rustc
             .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
-            .args(["--check-cfg", "cfg(memspill_test)"])
+            .args(["--check-cfg", "cfg(memspill_test, test)"])
             .args(more)
             .args(["--target", &target])
             .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "codegen-units=1"])

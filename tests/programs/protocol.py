@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-SOURCE = pathlib.Path(__file__).parents[2] / "crates/agent/src/protocol.rs"
+SOURCE = pathlib.Path(__file__).parents[2] / "crates/common/src/protocol.rs"
 
 
 def constant(name):

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memspill_agent::AGENT_SO;
-use memspill_agent::protocol::*;
+use memspill_common::protocol::*;
 
 const PAGE: u64 = 4096;
 const BUFFER_PAGES: u64 = 160;

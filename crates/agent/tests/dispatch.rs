@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use memspill_agent::AGENT_SO;
-use memspill_agent::call_table::CALLS;
+use memspill_common::call_table::CALLS;
 
 mod program;
 use program::doors::{ENV_DISPATCH, ENV_WINDOWS};

@@ -23,7 +23,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
-use memspill_agent::words::{EVICTING, Word};
+use memspill_common::words::{EVICTING, Word};
 
 /// What is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Which windows the faults of one thread have (`src/agent/readahead/rows.rs`), and what of them comes
 //! (`window.rs` there).
 
-use memspill_agent::link::{self, LeftOut};
+use memspill_common as common;
+use memspill_common::link::LeftOut;
 
 #[path = "../src/agent/readahead/rows.rs"]
 mod rows;

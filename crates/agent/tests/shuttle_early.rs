@@ -23,8 +23,8 @@
 
 mod models;
 
-use memspill_agent::link::{EARLY_STATE, FETCHING, FREE, FULL, HERE, NOTING, TAKEN};
-use memspill_agent::words::{FILLING, NONE as EMPTY, SWAPPED, Word};
+use memspill_common::link::{EARLY_STATE, FETCHING, FREE, FULL, HERE, NOTING, TAKEN};
+use memspill_common::words::{FILLING, NONE as EMPTY, SWAPPED, Word};
 use models::windows::{Bytes, Gate, Inside, Kernel, NONE, PageWord, READ_WRITE};
 use models::{Futex, Lock, explore, held, hunt};
 use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};

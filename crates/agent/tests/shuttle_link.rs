@@ -28,8 +28,8 @@
 
 mod models;
 
-use memspill_agent::link::{CUT, FREE, FULL, TAKEN, committed, committed_of, open};
-use memspill_agent::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
+use memspill_common::link::{CUT, FREE, FULL, TAKEN, committed, committed_of, open};
+use memspill_common::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
 use models::windows::{Bytes, Gate, Inside, Kernel, NONE, PageWord, READ_WRITE};
 use models::{Futex, Lock, explore, held, hunt};
 use shuttle::rand::{Rng, thread_rng};

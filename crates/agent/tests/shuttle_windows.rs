@@ -24,7 +24,7 @@
 
 mod models;
 
-use memspill_agent::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
+use memspill_common::words::{EVICTING, FILLING, NONE as EMPTY, SWAPPED, Word};
 use models::windows::{self, Bytes, Gate, Kernel, NONE, PageWord, READ, READ_WRITE};
 use models::{Lock, explore, hunt};
 use shuttle::sync::atomic::{AtomicU32, Ordering};

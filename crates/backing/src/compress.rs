@@ -14,7 +14,7 @@
 //! its time. Its level -1 (`ZstdFast`) leaves a tenth more than that, for two thirds of the time; of text it
 //! leaves as much as LZ4. Both are the C libraries, built with the crates: of what there is in Rust nothing
 //! compresses a page as well and as fast, and runs of zeros, which half-empty pages have, come back six times
-//! as fast. They check all lengths in a block on the way back. Wordwise (`wordwise/`) is our own, for heaps,
+//! as fast. They check all lengths in a block on the way back. Wordwise (wordwise.rs) is our own, for heaps,
 //! which it packs about as well as zstd's fast level, in little more than LZ4's time.
 //!
 //! Working memory belongs to the [`Codec`], of which each thread has one: nothing is allocated for a page.
@@ -43,7 +43,7 @@ pub enum Algorithm {
     /// zstd's level between the two: literals are left as they are.
     ZstdFast,
     Zstd,
-    /// By words: for heaps (`wordwise/`).
+    /// By words: for heaps (`wordwise.rs`).
     Wordwise,
 }
 

@@ -6,7 +6,7 @@
 //!                        │  recompress.rs, worth.rs: first once more         │
 //!                        └───┬───────────┬────────────────────────────┬──────┘
 //!                        compress.rs   pool.rs, fifo.rs            places.rs: as a log
-//!                        wordwise/,    objects in size classes     ring.rs: io_uring
+//!                        wordwise.rs,  objects in size classes     ring.rs: io_uring
 //!                        LZ4, zstd           │                     (pread, pwrite where it is refused)
 //!                                         arena.rs: zeroed memory, given back page by page
 //!                                            │

@@ -4,7 +4,7 @@
 //! in it are the addresses of a `Ready`, a doorbell, and the results of a MOVE.
 
 use crate::{Bytes, assert_one_line};
-use memspill_agent::protocol::{Hello, MoveRun, Ready, Reply};
+use memspill_common::protocol::{Hello, MoveRun, Ready, Reply};
 use memspill_engine::memory::Take;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::untrusted::{ControlPage, announced_range, check_ready, collect, own_ranges, receive};
@@ -73,7 +73,7 @@ fn messages(input: &[u8]) {
 
 fn ready_of(bytes: &mut Bytes) -> Ready {
     Ready {
-        magic: memspill_agent::protocol::MAGIC,
+        magic: memspill_common::protocol::MAGIC,
         errno: 0,
         staging_addr: bytes.u64(),
         doorbell_addr: bytes.u64(),

@@ -1,4 +1,4 @@
-//! A page as wordwise keeps it (`crates/backing/src/wordwise/`).
+//! A page as wordwise keeps it (`crates/backing/src/wordwise.rs`).
 
 use memspill_backing::Algorithm;
 

@@ -20,7 +20,7 @@
 //! What it does not do: tell who opens it.
 
 use memspill_agent::AGENT_SO;
-use memspill_agent::protocol::FILE_PREFIX;
+use memspill_common::protocol::FILE_PREFIX;
 use rustix::fs::{FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, StatVfsMountFlags};
 use rustix::rand::GetRandomFlags;
 use std::fs::{File, read_dir, remove_file};

@@ -36,7 +36,7 @@ use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited, Waited};
 use crate::swapped_files::SwappedFiles;
 use crate::times::{KILL_STEP, TREE_ENDS};
-use memspill_agent::protocol::is_agent;
+use memspill_common::protocol::is_agent;
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -270,12 +270,12 @@ fn spawn(
     child
         .args(&command[1..])
         .env("LD_PRELOAD", joined(agent.path(), std::env::var_os("LD_PRELOAD"), ":"))
-        .env(memspill_agent::protocol::ENV_NAME, address)
+        .env(memspill_common::protocol::ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
     match agent.told() {
-        Some(file) => child.env(memspill_agent::protocol::ENV_FILE, file),
-        None => child.env_remove(memspill_agent::protocol::ENV_FILE),
+        Some(file) => child.env(memspill_common::protocol::ENV_FILE, file),
+        None => child.env_remove(memspill_common::protocol::ENV_FILE),
     };
     let mask = inherited.mask;
     signals::on_exec(&mut child, inherited);

@@ -1,13 +1,13 @@
 //! The agent reads out of a shared pool exactly what the supervisor has put there.
 
-use memspill_agent::pool::{
-    HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, Packed, WORDWISE, decompress, is_same_place,
-    locate, location_at,
-};
 use memspill_backing::file::{FileConfig, IoEngine};
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_backing::{Algorithm, Recompress};
+use memspill_common::pool::{
+    HEADER_BYTES, Header, LZ4, Location, MAGIC, PAGE_BYTES, Packed, WORDWISE, decompress, is_same_place,
+    locate, location_at,
+};
 use memspill_engine::backing::{Backing, Chore, PageWrite, QueueId};
 use memspill_engine::units::{Page, SlotIndex};
 use std::fs::File;

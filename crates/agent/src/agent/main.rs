@@ -46,39 +46,24 @@
 )]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-#[allow(dead_code, reason = "names are for tests")]
-#[path = "../call_table.rs"]
-mod call_table;
 mod calls;
+#[allow(dead_code, reason = "the other side uses the rest")]
+#[path = "../../../common/src/lib.rs"]
+mod common;
 #[cfg(memspill_test)]
 #[path = "../doors.rs"]
 mod doors;
 mod hooks;
 mod join;
-#[allow(dead_code, reason = "the other side uses the rest")]
-#[path = "../link.rs"]
-mod link;
 mod machine;
 mod pages;
-#[path = "../pidfd.rs"]
-mod pidfd;
 mod planted;
-#[path = "../pool.rs"]
-mod pool;
 mod programs;
-#[allow(dead_code, reason = "the other side uses the rest")]
-#[path = "../protocol.rs"]
-mod protocol;
 mod readahead;
 mod start;
 mod supervisor;
 mod thread;
 mod trap;
-#[allow(dead_code, reason = "the other side uses the rest")]
-#[path = "../words.rs"]
-mod words;
-#[path = "../../../backing/src/wordwise/decode.rs"]
-mod wordwise;
 
 /// Nothing here is meant to panic. If it does, the memory is in doubt: end at once.
 #[panic_handler]

@@ -3,12 +3,12 @@
 
 use core::ffi::{c_char, c_int};
 
+use crate::common::protocol::KIND_EXEC;
 use crate::hooks::{files, fork, instructions, malloc, open, own_thread, threads};
 use crate::join::above::{self, Above};
 use crate::join::handshake;
 use crate::machine::sys;
 use crate::programs::{exec, preload, readable, site};
-use crate::protocol::KIND_EXEC;
 use crate::supervisor::address;
 #[cfg(memspill_test)]
 use crate::thread::trapped;

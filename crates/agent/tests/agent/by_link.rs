@@ -1,7 +1,8 @@
-//! An agent without a userfaultfd: what its evictor says of the pages that it has taken (`link.rs`).
+//! An agent without a userfaultfd: what its evictor says of the pages that it has taken
+//! (`common/src/link.rs`).
 
 use super::*;
-use memspill_agent::link::{CUT, FILE_BYTES, LINK_AT, Link, committed, committed_of, open};
+use memspill_common::link::{CUT, FILE_BYTES, LINK_AT, Link, committed, committed_of, open};
 use std::sync::atomic::AtomicU64;
 
 /// As many as a program may lock.

@@ -1,4 +1,4 @@
-/* Each line of the table of calls (agent/src/call_table.rs) that names memory, by a real call: made with
+/* Each line of the table of calls (common/src/call_table.rs) that names memory, by a real call: made with
  * all of its memory present, then with all of it away. Both must end alike. Each piece of memory crosses a
  * border of pages, so that a size that is too short is found. Calls that change the machine are made such
  * that the kernel refuses them after it has read what they point to. */

@@ -8,7 +8,7 @@
 //! | `Gate` | `gate.rs` |
 
 use super::{Futex, Lock, Sleepers};
-use memspill_agent::words::Word;
+use memspill_common::words::Word;
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;

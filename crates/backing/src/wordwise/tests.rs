@@ -202,7 +202,7 @@ fn bytes_are_packed() {
         let packed = (0..8).filter(|byte| which >> byte & 1 == 1).rev();
         let expected = packed.fold(0, |packed, byte| packed << 8 | word >> (8 * byte) & 0xff);
         assert_eq!(pack(word, which), expected, "{which:08b}");
-        assert_eq!(decode::set_bits(which), which.count_ones() as usize);
+        assert_eq!(memspill_common::wordwise::set_bits(which), which.count_ones() as usize);
         let kept = (0..8).fold(0, |kept, byte| kept | u64::from(which >> byte & 1) << (8 * byte));
         assert_eq!(Marked::of(word & (kept * 0xff)).which(), which);
     }

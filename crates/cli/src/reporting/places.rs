@@ -97,7 +97,7 @@ fn mapping(line: &Line, below: Option<&Line>, above: Option<&Line>) -> Mapping {
 }
 
 fn name_of(line: &Line, below: Option<&Line>, above: Option<&Line>) -> String {
-    if memspill_agent::protocol::is_agent(&line.name) {
+    if memspill_common::protocol::is_agent(&line.name) {
         return "memspill's agent".into();
     }
     if line.name == "/dev/zero (deleted)" {

@@ -23,8 +23,8 @@ use crate::process::port::Port;
 use crate::process::wire;
 use crate::run::Run;
 use crate::times::EXCHANGE_ENDS;
-use memspill_agent::link::EARLY_RUN_MAX;
-use memspill_agent::protocol::{
+use memspill_common::link::EARLY_RUN_MAX;
+use memspill_common::protocol::{
     Go, Hello, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
     UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };

@@ -33,7 +33,7 @@ use crate::process::wire;
 use crate::reclaim::fork_room;
 use crate::run::Run;
 use crate::times::{FORK_SETTLES, FORK_TURN};
-use memspill_agent::protocol::{MAGIC, Prepared};
+use memspill_common::protocol::{MAGIC, Prepared};
 use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::space::Space;

@@ -3,7 +3,7 @@
 //!
 //! The socket is abstract, so that nothing is left in any file system, and anybody may connect to it. Who may
 //! come in: a process below us in the tree of parents that knows the token (it is in the environment of the
-//! tree). The steps of an exchange are in exchange.rs; it is drawn in the agent's `protocol.rs`.
+//! tree). The steps of an exchange are in exchange.rs; it is drawn in `common/src/protocol.rs`.
 //!
 //! ```text
 //!   connect ─ who is it? ─ a stranger: closed, nothing is awaited of him
@@ -30,7 +30,7 @@ use crate::process::peer::Peer;
 use crate::process::{standstill, wire};
 use crate::run::Run;
 use crate::times::{DOOR_SHUT, EXCHANGE_ENDS, FORK_ENDS};
-use memspill_agent::protocol::{Forked, Go, KIND_CHILD, MAGIC, Ready};
+use memspill_common::protocol::{Forked, Go, KIND_CHILD, MAGIC, Ready};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use std::collections::HashMap;

@@ -5,7 +5,7 @@ use crate::door::source::{Mode, Source};
 use crate::door::target::Target;
 use crate::plant::Askers;
 use crate::process::control::ControlPage;
-use memspill_agent::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
+use memspill_common::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{self, Permissions};
 use std::io;

@@ -21,7 +21,7 @@ use crate::times::{
     COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_STATIC, COMMAND_UNCONNECTED,
     COMMAND_UNLOADED,
 };
-use memspill_agent::protocol::is_agent;
+use memspill_common::protocol::is_agent;
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -15,8 +15,8 @@ use crate::monitor::register::register_announced;
 use crate::process::Process;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
-use memspill_agent::link::DELIVERY_PAGES;
-use memspill_agent::protocol::{
+use memspill_common::link::DELIVERY_PAGES;
+use memspill_common::protocol::{
     CALL_BRING, CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_GROWN, CALL_MAPPED, CALL_PAGEOUT,
     CALL_REMOVE, CALL_WILLNEED, DOORBELLS, Doorbell, STAGING_PAGES,
 };

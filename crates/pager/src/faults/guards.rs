@@ -23,7 +23,7 @@
 
 use crate::process::Process;
 use crate::run::Run;
-use memspill_agent::protocol::{CALL_GUARDED, Doorbell};
+use memspill_common::protocol::{CALL_GUARDED, Doorbell};
 use memspill_engine::units::Vpn;
 
 /// The bytes that are searched in one span: faults wait meanwhile.

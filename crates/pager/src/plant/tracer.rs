@@ -16,7 +16,7 @@ use crate::published::Published;
 use crate::times::{TRACEES_LOOK, TRACEES_LOOK_OLD, TRACEES_NEW};
 use crate::{proc, signals};
 use libc::{c_int, c_uint, pid_t};
-use memspill_agent::protocol::{Forked, Go, MAGIC};
+use memspill_common::protocol::{Forked, Go, MAGIC};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};

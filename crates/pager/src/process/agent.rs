@@ -5,7 +5,7 @@ use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::ranges::Ranges;
-use memspill_agent::protocol::{Ready, STAGING_PAGES};
+use memspill_common::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::vm;
 use std::fs::File;
@@ -154,7 +154,7 @@ impl Agent {
 /// The agent's own memory, as it says itself.
 pub fn own_ranges(r: &Ready) -> [(u64, u64); 8] {
     let page = PAGE_SIZE as u64;
-    let doorbells = memspill_agent::protocol::DOORBELLS as u64 * page;
+    let doorbells = memspill_common::protocol::DOORBELLS as u64 * page;
     [
         (r.staging_addr, u64::from(STAGING_PAGES) * page),
         (r.doorbell_addr, doorbells),

@@ -1,12 +1,12 @@
 //! The page shared with an agent, and the lock in it.
 //!
 //! The other side is the target, which may write anything at any time: every field is read once, as an
-//! atomic, and checked. Layout and meaning are in the agent's `protocol.rs`.
+//! atomic, and checked. Layout and meaning are in `common/src/protocol.rs`.
 #![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
 
 use crate::times::{MOVE_LOCK, MOVE_LOCK_STEP};
-use memspill_agent::link::FILE_BYTES;
-use memspill_agent::protocol::{
+use memspill_common::link::FILE_BYTES;
+use memspill_common::protocol::{
     Control, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun,
     RUNS_MAX, WANTS_ASKED, WANTS_REFUSED,
 };

@@ -28,7 +28,7 @@ use crate::process::control::{ControlPage, Forbidden};
 use crate::process::standstill::Standstill;
 use crate::process::{standstill, wire};
 use crate::times::{EVICTOR_ANSWERS, EVICTOR_ANSWERS_MOST, EVICTOR_LOOKED_AT};
-use memspill_agent::protocol::{Command, MoveRun, OP_EXIT, OP_MOVE, OP_ZAP, Reply, STAGING_PAGES, move_cpu};
+use memspill_common::protocol::{Command, MoveRun, OP_EXIT, OP_MOVE, OP_ZAP, Reply, STAGING_PAGES, move_cpu};
 use memspill_engine::gate::Gate;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::userfaultfd::Uffd;

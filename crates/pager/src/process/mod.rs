@@ -48,7 +48,7 @@ use growth::Growth;
 use home::Home;
 use lineage::Sharing;
 use memory::ProcessMemory;
-use memspill_agent::protocol::OP_INSTALL;
+use memspill_common::protocol::OP_INSTALL;
 use memspill_engine::gate::EventGuard;
 use memspill_engine::space::Space;
 use memspill_engine::swap::Swap;

@@ -13,7 +13,7 @@
     reason = "socket options and an ioctl that rustix does not have: integers and one struct"
 )]
 
-use memspill_agent::pidfd::{PIDFD_GET_INFO, PidfdInfo};
+use memspill_common::pidfd::{PIDFD_GET_INFO, PidfdInfo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Uid;
 use rustix::io::Errno;

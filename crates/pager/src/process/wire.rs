@@ -18,7 +18,7 @@ macro_rules! messages { ($($t:ty),*) => { $(
     // SAFETY: repr(C) integers and arrays of them; sizes asserted in protocol.rs have no padding.
     unsafe impl Message for $t {}
 )* } }
-use memspill_agent::protocol::{Command, Forked, Go, Hello, Prepared, Ready, Reply, Welcome};
+use memspill_common::protocol::{Command, Forked, Go, Hello, Prepared, Ready, Reply, Welcome};
 messages!(Hello, Welcome, Ready, Go, Command, Reply, Prepared, Forked);
 
 /// Never waits: what one peer does not take may not hold up the others.

@@ -11,7 +11,7 @@ use crate::process::Process;
 use crate::process::control::ControlPage;
 use crate::swapped_files::{Hold, SwappedFiles};
 use crate::times::{FILE_AGAIN, FILE_CALLS};
-use memspill_agent::protocol::{FILTER_WORDS, file_bit};
+use memspill_common::protocol::{FILTER_WORDS, file_bit};
 use memspill_uffd::fanotify::Watch;
 use memspill_uffd::shmem::{self, Id};
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Pages that threads of a process have read out of a pool by themselves are noted (`agent/src/link.rs`
+//! Pages that threads of a process have read out of a pool by themselves are noted (`common/src/link.rs`
 //! draws it): the engine takes such a page for resident, and the fault is counted as any other.
 //!
 //! ```text

@@ -3,8 +3,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
+use crate::common::protocol::{RangeInUse, SLOT_RANGES};
 use crate::pages;
-use crate::protocol::{RangeInUse, SLOT_RANGES};
 use crate::thread::block::Block;
 
 /// Memory that a call uses.

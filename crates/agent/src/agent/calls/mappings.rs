@@ -21,7 +21,8 @@
 
 use super::advice;
 use super::in_use::{self, Use};
-use crate::link::{REMAP, REMOVE, UNMAP};
+use crate::common::link::{REMAP, REMOVE, UNMAP};
+use crate::common::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EINVAL, PAGE, Result, nr};
 use crate::pages::kernel::{self, end};
@@ -30,7 +31,6 @@ use crate::pages::reconcile::{drop_all, drop_away, each_away, make, reconcile};
 use crate::pages::supervisor::{self, Changing};
 use crate::pages::{emptied, exclude, grow, holes, table};
 use crate::thread::block;
-use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 
 const BRK: usize = 12;
 const SHMAT: usize = 30;

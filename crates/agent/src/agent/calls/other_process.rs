@@ -17,11 +17,11 @@
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::link::{DELIVERY_PAGES, FAULT};
+use crate::common::link::{DELIVERY_PAGES, FAULT};
+use crate::common::protocol::{CALL_BRING, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, Doorbell};
 use crate::machine::gadget;
 use crate::machine::sys::{EFAULT, PAGE, Result, nr};
 use crate::pages::channel::{self, control, word32};
-use crate::protocol::{CALL_BRING, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, Doorbell};
 use crate::supervisor::doorbell::{claim_doorbell_for_long, give_doorbell_back};
 use crate::supervisor::state::STATE;
 use crate::thread::wait;

@@ -1,5 +1,5 @@
-//! Finds what memory a call uses, by its line in the table (`call_table.rs`) and by what lies behind its
-//! pointers.
+//! Finds what memory a call uses, by its line in the table (`common/src/call_table.rs`) and by what lies
+//! behind its pointers.
 //!
 //! The program's memory is read as the kernel is about to read it, and guarded: where something is not there
 //! the walk ends, and the kernel says EFAULT. A list that another thread changes meanwhile is a race of the
@@ -7,7 +7,7 @@
 
 use core::mem::size_of;
 
-use crate::call_table::{self, Pointer, Size};
+use crate::common::call_table::{self, Pointer, Size};
 use crate::machine::gadget;
 use crate::machine::sys::{PAGE, nr};
 use crate::pages;

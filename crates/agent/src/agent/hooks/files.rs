@@ -34,8 +34,8 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::c_library::libc_result;
 use super::proc_mem;
+use crate::common::protocol::{CALL_FILE_MAPPED, CALL_FILE_USED, Control, Doorbell, file_bit};
 use crate::machine::sys::{self, EAGAIN, EIO, Result, nr};
-use crate::protocol::{CALL_FILE_MAPPED, CALL_FILE_USED, Control, Doorbell, file_bit};
 use crate::supervisor::control::{answering_control, control_asked_for, own_control};
 use crate::supervisor::doorbell::ring_for;
 use crate::supervisor::state::STATE;

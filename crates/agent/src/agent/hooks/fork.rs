@@ -21,9 +21,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::c_library;
+use crate::common::protocol::KIND_FORK;
 use crate::join::handshake;
 use crate::machine::sys;
-use crate::protocol::KIND_FORK;
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;
 use crate::trap;

@@ -49,8 +49,10 @@ use super::c_library::{be_joined, libc_result};
 use super::files;
 use super::open;
 use super::proc_mem;
+use crate::common::protocol::{
+    CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
+};
 use crate::machine::sys::{self, PAGE, Result, nr};
-use crate::protocol::{CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED};
 use crate::supervisor::control::{
     answering_control, control_asked_for, own_control, tell_advice, tell_confined,
 };

@@ -21,10 +21,10 @@
 //! user could attach to this thread, and so to the program. Changing it makes the kernel mark the whole
 //! process as not dumpable; the mark is taken off again, for the program itself has changed no id.
 
+use crate::common::protocol::STAGING_PAGES;
 use crate::machine::region::EvictorBlock;
 use crate::machine::sys::{self, PAGE, nr};
 use crate::machine::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_ZEROPAGE};
-use crate::protocol::STAGING_PAGES;
 
 /// Above all ranges that users, services and containers get (2^31 to 2^32 - 3 is nobody's).
 const ID: usize = 4_000_000_000;

@@ -20,16 +20,16 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::confine;
+use crate::common::protocol::{
+    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUN_IN_USE, RUNS_MAX, Reply,
+    STAGING_PAGES, cpu_of_move,
+};
 use crate::machine::affinity::Affinity;
 use crate::machine::region::{EvictorBlock, GO_RUN, GO_WAIT, Region};
 use crate::machine::sys::{self, ECANCELED, EINTR, EINVAL, ETIMEDOUT, PAGE, Result, nr};
 use crate::machine::uffd::{MoveArg, UFFDIO_MOVE};
-use crate::protocol::{
-    Command, MOVE_EXEC, MoveRun, OP_EXIT, OP_MOVE, OP_POPULATE, OP_ZAP, RUN_IN_USE, RUNS_MAX, Reply,
-    STAGING_PAGES, cpu_of_move,
-};
 use crate::thread::endings;
-use crate::{link, pages};
+use crate::{common::link, pages};
 
 const CLONE_VM: usize = 0x100;
 const CLONE_SIGHAND: usize = 0x800;
@@ -151,7 +151,7 @@ fn serve_commands(block: &EvictorBlock) -> ! {
         match command.op {
             OP_MOVE if block.uffd < 0 => take_runs(block, command),
             OP_MOVE => move_runs(block, command),
-            crate::protocol::OP_INSTALL => {
+            crate::common::protocol::OP_INSTALL => {
                 pages::install_delivered();
                 send_reply(block, command, 0);
             }

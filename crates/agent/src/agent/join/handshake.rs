@@ -1,4 +1,4 @@
-//! How a process joins: Hello → Welcome → Ready → Go (the words are in `protocol.rs`).
+//! How a process joins: Hello → Welcome → Ready → Go (the words are in `common/src/protocol.rs`).
 //!
 //! The evictor is started before Ready is sent, and waits for its go. So a process that may not have another
 //! thread says so in Ready, when leaving it alone is still simple; and the evictor closes its copies of the
@@ -22,12 +22,12 @@ use core::sync::atomic::Ordering;
 
 use super::above::above;
 use super::evictor;
-use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
-use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
-use crate::protocol::{
+use crate::common::protocol::{
     Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
     UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
+use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
+use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
 use crate::supervisor::address::{self, NAME_MAX, is_elsewhere, number_in_name, supervisor_pid};
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;

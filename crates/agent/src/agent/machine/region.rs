@@ -15,7 +15,7 @@
 use core::sync::atomic::AtomicU32;
 
 use super::sys::{self, Fd, PAGE, Result, nr};
-use crate::protocol::{Control, DOORBELLS, STAGING_PAGES};
+use crate::common::protocol::{Control, DOORBELLS, STAGING_PAGES};
 
 const STAGING: usize = 1;
 const DOORBELL: usize = STAGING + STAGING_PAGES as usize + 1;

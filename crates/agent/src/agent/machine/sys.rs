@@ -5,7 +5,7 @@
 
 use super::gadget;
 pub use super::numbers::*;
-use crate::pidfd::{PIDFD_GET_INFO, PidfdInfo};
+use crate::common::pidfd::{PIDFD_GET_INFO, PidfdInfo};
 use core::arch::{asm, global_asm};
 
 const FUTEX_WAIT: usize = 0;

@@ -1,5 +1,5 @@
-//! The mapping that is shared with a supervisor (`link.rs` draws it): where it is, its messages, the bell,
-//! and waiting for the supervisor.
+//! The mapping that is shared with a supervisor (`common/src/link.rs` draws it): where it is, its messages,
+//! the bell, and waiting for the supervisor.
 //!
 //! What it does not do: know what any of it means (`supervisor.rs`, `notes.rs`, `from_pool.rs`).
 
@@ -7,10 +7,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use super::kernel;
-use crate::link::{FILE_BYTES, LINK_AT, Link, Message, RING, STAGING_AT};
+use crate::common::link::{FILE_BYTES, LINK_AT, Link, Message, RING, STAGING_AT};
+use crate::common::protocol::Control;
 use crate::machine::gadget;
 use crate::machine::sys::{Result, nr};
-use crate::protocol::Control;
 use crate::thread::wait;
 
 const MADV_DONTFORK: usize = 10;

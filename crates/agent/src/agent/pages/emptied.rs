@@ -17,9 +17,9 @@ use super::reconcile::{drop_away, each_away, make, reconcile};
 use super::rules::{self, Rule};
 use super::supervisor::{self, Changing};
 use super::{holes, source, table, uses};
-use crate::link::REMOVE;
+use crate::common::link::REMOVE;
+use crate::common::words::{EVICTING, NONE, Word};
 use crate::machine::sys::{ENOMEM, PAGE, Result};
-use crate::words::{EVICTING, NONE, Word};
 
 /// Is what this call empties to be closed?
 pub fn closes(addr: usize, len: usize) -> bool {

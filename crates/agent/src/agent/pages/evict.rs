@@ -43,10 +43,10 @@ use super::rules::{self, Rule};
 use super::source::Source;
 use super::source::{self, COUNTERS};
 use super::{notes, supervisor, table, uses};
+use crate::common::protocol::RUN_IN_USE;
+use crate::common::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Word};
 use crate::machine::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, EPERM, PAGE, Result};
-use crate::protocol::RUN_IN_USE;
 use crate::thread::wait;
-use crate::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Word};
 
 /// How long a batch waits for a change of mappings, which waits for no batch.
 const GATE_MS: u32 = 20;

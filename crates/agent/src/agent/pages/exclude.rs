@@ -5,11 +5,11 @@
 use core::sync::atomic::Ordering;
 
 use super::{fill, gate, kernel, table};
+use crate::common::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::robust;
 use crate::machine::sys::PAGE;
 use crate::supervisor::state::STATE;
-use crate::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 
 /// [start, start + len) never leaves from now on, and is there.
 pub fn exclude(start: usize, len: usize, why: u64) {

@@ -17,10 +17,10 @@ use core::sync::atomic::{Ordering, fence};
 #[cfg(memspill_test)]
 use super::evict;
 use super::{fill, gate, holes, kernel, table};
+use crate::common::words::{EXCLUDED, NONE, SWAPPED};
 use crate::machine::context::{Context, Info};
 use crate::machine::sys::{PAGE, PROT_EXEC, PROT_NONE, PROT_WRITE, SIGBUS, SIGSEGV};
 use crate::thread::block;
-use crate::words::{EXCLUDED, NONE, SWAPPED};
 
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;

@@ -22,9 +22,9 @@ use super::rules::{self, Rule};
 use super::run::{Run, claim, open, protect};
 use super::source::{self, COUNTERS, Source, count};
 use super::{channel, from_pool, holes, notes, supervisor, table};
+use crate::common::words::{EVICTING, FILLING, SWAPPED, Word};
 use crate::machine::sys::PAGE;
 use crate::thread::block;
-use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
 /// Pages that are written at once.
 const PIECE: usize = 4;

@@ -22,8 +22,8 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
 use super::{channel, evict, fill, from_pool, holes, reconcile, rules, source, supervisor, table};
+use crate::common::words::{EXCLUDED, SWAPPED};
 use crate::machine::sys::{PAGE, Result};
-use crate::words::{EXCLUDED, SWAPPED};
 
 /// The file with the child's words, while the fork is under way.
 struct Forked {

@@ -1,5 +1,5 @@
 //! A page comes back early: the thread that needs it reads it out of the supervisor's pool by itself, and
-//! goes on. `link.rs` draws what it tells the supervisor, `pool.rs` what it reads.
+//! goes on. `common/src/link.rs` draws what it tells the supervisor, `common/src/pool.rs` what it reads.
 //!
 //! ```text
 //!   hints ─▶ a word SWAPPED has a slot
@@ -45,13 +45,13 @@ use super::kernel::{self, DESCRIPTORS};
 use super::notes::{self, Comes};
 use super::run::{self, Run};
 use super::{supervisor, table};
-use crate::link::LeftOut;
+use crate::common::link::LeftOut;
+use crate::common::pool::{self, HEADER_BYTES, Header, Location, MAGIC, PAGE_BYTES, Packed, ROOMS};
+use crate::common::words::{SWAPPED, Word};
 use crate::machine::sys::PAGE;
-use crate::pool::{self, HEADER_BYTES, Header, Location, MAGIC, PAGE_BYTES, Packed, ROOMS};
 use crate::readahead::rows::Way;
 use crate::readahead::window::{self, Limits};
 use crate::thread::block;
-use crate::words::{SWAPPED, Word};
 
 struct State {
     header: UnsafeCell<Header>,

@@ -26,9 +26,9 @@ use super::kernel::{self, READ_WRITE, end};
 use super::reconcile::{self, make};
 use super::supervisor::{self, Changing};
 use super::table;
-use crate::link::UNMAP;
+use crate::common::link::UNMAP;
+use crate::common::words::Word;
 use crate::machine::sys::{self, PAGE, PROT_NONE, Result, nr};
-use crate::words::Word;
 
 const MAP_STACK: usize = 0x2_0000;
 /// Shorter ranges that mprotect opens are left alone: each is a message to the supervisor.

@@ -36,6 +36,7 @@ use core::sync::atomic::Ordering;
 
 use super::kernel::{self, DESCRIPTORS, end};
 use super::{gate, rules, table, uses};
+use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EAGAIN, ENOENT, ENOMEM, PAGE, Result, nr};
 use crate::machine::uffd::{
@@ -43,7 +44,6 @@ use crate::machine::uffd::{
     UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
 };
 use crate::thread::wait;
-use crate::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 
 const USER_MODE_ONLY: usize = 1;
 /// Nobody waits for a message.

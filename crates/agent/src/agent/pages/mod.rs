@@ -5,8 +5,8 @@
 //! and a fault is SIGBUS. Else it is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), and a fault is SIGSEGV.
 //! System calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
 //! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
-//! change between there and away. Each page has a word (`words.rs`) that says what is known of it, in memory
-//! that a supervisor can share.
+//! change between there and away. Each page has a word (`common/src/words.rs`) that says what is known of it,
+//! in memory that a supervisor can share.
 //!
 //! ```text
 //!   fault ─▶ fault.rs ─ word ─┬─▶ fill.rs ── a slot's bytes ◀── supervisor.rs, from_pool.rs   gate: together
@@ -47,9 +47,9 @@
 //! protection key and what is advised not to be forked. A program at vm.max_map_count ends, where a window
 //! finds no room.
 
+use crate::common::words::{self, FOR_KERNEL};
 use crate::machine::context::{Context, Info};
 use crate::machine::sys::{self, EIO, PAGE, PROT_NONE, Result, nr};
-use crate::words::{self, FOR_KERNEL};
 
 pub mod channel;
 pub mod emptied;

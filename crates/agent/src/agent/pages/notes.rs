@@ -1,6 +1,6 @@
 //! A thread notes the pages that it brings by itself in the mapping that is shared with the supervisor, until
-//! that has taken them in; and the supervisor notes there where pages are stored (`link.rs` draws both,
-//! `from_pool.rs` says why they are true).
+//! that has taken them in; and the supervisor notes there where pages are stored (`common/src/link.rs` draws
+//! both, `from_pool.rs` says why they are true).
 //!
 //! What must hold:
 //!
@@ -13,10 +13,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use super::channel::{self, field, link, word64};
 use super::gate;
 use super::table;
-use crate::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, LeftOut, Link};
-use crate::pool::SLOTS_END;
+use crate::common::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, LeftOut, Link};
+use crate::common::pool::SLOTS_END;
+use crate::common::words::{SLOTS_MAX, SWAPPED};
 use crate::thread::wait;
-use crate::words::{SLOTS_MAX, SWAPPED};
 
 struct State {
     /// Changes that wait for all entries to be free.

@@ -5,10 +5,10 @@ use core::sync::atomic::AtomicU64;
 
 use super::supervisor::Changing;
 use super::{kernel, source, table};
-use crate::link::UNMAP;
+use crate::common::link::UNMAP;
+use crate::common::words::{SWAPPED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{PAGE, Result};
-use crate::words::{SWAPPED, Word};
 
 /// The program's own call.
 pub fn make(number: usize, args: [usize; 6]) -> Result<usize> {

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 #[cfg(memspill_test)]
-use crate::words::FILL_MAX;
+use crate::common::words::FILL_MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]

@@ -9,9 +9,9 @@ use super::kernel::{self, end};
 use super::rules::{self, Rule};
 use super::source::{COUNTERS, count};
 use super::{holes, table};
+use crate::common::words::{SWAPPED, Word};
 use crate::machine::sys::PAGE;
 use crate::thread::block;
-use crate::words::{SWAPPED, Word};
 
 /// A run of pages that are FILLING, by the caller.
 pub struct Run {

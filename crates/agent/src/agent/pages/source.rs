@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU64;
 #[cfg(memspill_test)]
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::words::Word;
+use crate::common::words::Word;
 
 /// The functions are
 /// called with all signals blocked, from several threads, and touch nothing that can be taken out.

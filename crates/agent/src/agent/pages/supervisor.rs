@@ -1,5 +1,5 @@
 //! A supervisor keeps the pages: it is told of faults and of changes, and what it brings is installed here.
-//! `link.rs` has the picture.
+//! `common/src/link.rs` has the picture.
 //!
 //! What must hold:
 //!
@@ -19,14 +19,14 @@ use super::channel::{control, field, file, is_there, push, wait_for_reader, word
 use super::gate::{self, Alone, Inside};
 use super::kernel::end;
 use super::{notes, run, table};
-use crate::link::{
+use crate::common::link::{
     CLOSED_MAX, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, READ_FAULT,
     RUN_CLOSED, TAKEN, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
+use crate::common::words::{EVICTING, FILLING, SWAPPED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::PAGE;
 use crate::thread::wait;
-use crate::words::{EVICTING, FILLING, SWAPPED, Word};
 
 /// The number of changes that may be unread when another one begins.
 const UNREAD_CHANGES_MAX: u64 = 4;

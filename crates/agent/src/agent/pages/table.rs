@@ -1,4 +1,4 @@
-//! The words of this process's pages (`words.rs` draws the file), and the steps that a word takes.
+//! The words of this process's pages (`common/src/words.rs` draws the file), and the steps that a word takes.
 //!
 //! A leaf is mapped when the first of its words is needed, and stays. So the whole of the address space costs
 //! 1.5 MiB of addresses and a leaf for each GiB of which some page was ever taken out, and `RLIMIT_AS` stays
@@ -12,12 +12,12 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::kernel;
-use crate::machine::sys::{PAGE, Result};
-use crate::thread::wait;
-use crate::words::{
+use crate::common::words::{
     ADDRESS_BITS, GROUP_WORDS, Header, LEAF_BITS, LEAF_GROUPS, LEAF_WORDS, LEAVES, Leaf, NONE, PAGE_BITS,
     WORDS_MAGIC, Word, leaf_offset,
 };
+use crate::machine::sys::{PAGE, Result};
+use crate::thread::wait;
 
 /// Above this there is no memory of a program.
 pub const TOP: usize = 1 << ADDRESS_BITS;

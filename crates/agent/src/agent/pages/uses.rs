@@ -12,8 +12,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
+use crate::common::protocol::{RangeInUse, SLOT_RANGES};
 use crate::machine::sys::PAGE;
-use crate::protocol::{RangeInUse, SLOT_RANGES};
 use crate::thread::block::{self, Block};
 
 /// What is whose place in the list: `keep`.

@@ -40,9 +40,9 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
+use crate::common::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
 use crate::join::handshake::{self, write_stderr_line};
 use crate::machine::sys::{self, EAGAIN, EINTR, ENOMEM, EPROTO, Fd, PAGE, Result, nr};
-use crate::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
 use crate::supervisor::control::own_control;
 use crate::supervisor::state::STATE;
 

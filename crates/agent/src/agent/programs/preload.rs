@@ -24,8 +24,8 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::readable::{self, PRELOAD};
+use crate::common::protocol::{ENV_FILE, ENV_NAME};
 use crate::machine::environment::find_variable;
-use crate::protocol::{ENV_FILE, ENV_NAME};
 
 const ENTRIES_MAX: usize = 500;
 const TEXT_BYTES: usize = 500;

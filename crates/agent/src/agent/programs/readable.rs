@@ -26,9 +26,9 @@
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::common::protocol::ENV_FILE;
 use crate::machine::environment::find_variable;
 use crate::machine::sys::{self, Fd, PAGE, nr};
-use crate::protocol::ENV_FILE;
 
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const FIRST_NAME: &[u8] = b"/proc/";

@@ -15,7 +15,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::link::EARLY_RUN_MAX;
+use crate::common::link::EARLY_RUN_MAX;
 use crate::machine::sys::PAGE;
 
 /// The number of ways that are remembered: a thread that merges arrays goes through several at once.

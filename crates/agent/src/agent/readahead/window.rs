@@ -16,7 +16,7 @@
 //! What it does not do: find rows (`rows.rs`), or bring anything (`from_pool.rs`).
 
 use super::rows::Way;
-use crate::link::{EARLY_BLOCK_MAX, LeftOut};
+use crate::common::link::{EARLY_BLOCK_MAX, LeftOut};
 use crate::machine::sys::PAGE;
 
 /// One window of so many that are worth it ends early.

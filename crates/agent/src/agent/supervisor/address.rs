@@ -3,9 +3,9 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
 
+use crate::common::protocol::{ENV_NAME, NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 use crate::machine::environment::find_variable;
 use crate::machine::sys;
-use crate::protocol::{ENV_NAME, NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.
 pub const NAME_MAX: usize = 107;

@@ -1,11 +1,11 @@
-//! The control page that this process shares with the supervisor (`protocol.rs`): whether there is one, what
-//! it says, and what the supervisor is told by it.
+//! The control page that this process shares with the supervisor (`common/src/protocol.rs`): whether there is
+//! one, what it says, and what the supervisor is told by it.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::state::STATE;
+use crate::common::protocol::{Control, WANTS_ASKED, WANTS_REFUSED};
 use crate::machine::sys;
-use crate::protocol::{Control, WANTS_ASKED, WANTS_REFUSED};
 
 /// The control page, if there is one and it is this process's own.
 pub fn own_control() -> Option<*mut Control> {

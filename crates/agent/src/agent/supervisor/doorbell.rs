@@ -8,11 +8,11 @@
 use core::sync::atomic::{Ordering, fence};
 
 use super::state::STATE;
-use crate::machine::sys::{self, PAGE};
-use crate::protocol::{
+use crate::common::protocol::{
     CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_PAGEOUT, CALL_WILLNEED, Control, DOORBELL_ANSWERED,
     DOORBELLS, Doorbell,
 };
+use crate::machine::sys::{self, PAGE};
 
 /// Calls that may take long have the doorbells from this one on.
 const FOR_LONG: usize = DOORBELLS / 2;

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
-use crate::protocol::Control;
+use crate::common::protocol::Control;
 
 /// All that the agent remembers outside its regions.
 pub struct AgentState {

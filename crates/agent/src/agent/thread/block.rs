@@ -31,10 +31,10 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use crate::common::protocol::{RangeInUse, SLOT_RANGES, Slot};
 use crate::machine::context::{AltStack, NO_STACK};
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result, nr};
-use crate::protocol::{RangeInUse, SLOT_RANGES, Slot};
 use crate::readahead::rows::Rows;
 use crate::supervisor::address;
 

@@ -26,9 +26,9 @@ use core::arch::global_asm;
 use core::mem::offset_of;
 
 use super::untrapped;
+use crate::common::protocol::Slot;
 use crate::machine::context::Registers;
 use crate::machine::gadget;
-use crate::protocol::Slot;
 use crate::thread::block::{self, Block, Frame, LEFT, Saved};
 
 const ARGS: usize = offset_of!(Block, frame) + offset_of!(Frame, args);

@@ -51,12 +51,12 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::signals;
+use crate::common::protocol::{KIND_EXEC, KIND_FORK};
 use crate::join::handshake;
 use crate::machine::context::Info;
 use crate::machine::gadget;
 use crate::machine::sys::{self, nr};
 use crate::programs::forks;
-use crate::protocol::{KIND_EXEC, KIND_FORK};
 use crate::supervisor::address;
 use crate::supervisor::control::own_control;
 use crate::supervisor::state::STATE;

@@ -5,7 +5,7 @@
 
 use crate::process::agent::Agent;
 use crate::process::control::ControlPage;
-use memspill_agent::protocol::{MoveRun, RUN_IN_USE, RUNS_MAX, STAGING_PAGES};
+use memspill_common::protocol::{MoveRun, RUN_IN_USE, RUNS_MAX, STAGING_PAGES};
 use memspill_engine::frames::BATCH_PAGES;
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::Vpn;

@@ -18,7 +18,7 @@ use crate::process::control::Forbidden;
 use crate::process::evictor::Failed;
 use crate::process::port::batch::{HALF_PAGES, Owner, Takes, collect, pieces};
 use crate::times::EVICTOR_ANSWERS;
-use memspill_agent::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUNS_MAX};
+use memspill_common::protocol::{MOVE_EXEC, MoveRun, OP_MOVE, OP_POPULATE, RUNS_MAX};
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
 use memspill_uffd::pagemap;

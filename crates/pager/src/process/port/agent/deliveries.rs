@@ -9,7 +9,7 @@
 
 use super::AgentPort;
 use super::link::wake_futex;
-use memspill_agent::link::{
+use memspill_common::link::{
     BYTES, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, FREE, FULL, LOST, RUN_CLOSED, WAITERS,
     ZERO_PAGES, ZEROS,
 };
@@ -146,7 +146,7 @@ impl AgentPort {
 mod tests {
     use super::super::testing::{AT, new_port, write};
     use super::*;
-    use memspill_agent::link::{END, UNMAP};
+    use memspill_common::link::{END, UNMAP};
     use memspill_uffd::userfaultfd::Event;
 
     #[test]

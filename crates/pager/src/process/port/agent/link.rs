@@ -6,11 +6,11 @@
 #![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
 
 use crate::process::control::ControlPage;
-use memspill_agent::link::{
+use memspill_common::link::{
     DELIVERIES_ALL, DELIVERY_PAGES, Delivery, EARLY, HINTS, Hint, LINK_AT, Link, Message, RING, STAGING_AT,
     UNASKED, WAITERS, bytes_at,
 };
-use memspill_agent::protocol::STAGING_PAGES;
+use memspill_common::protocol::STAGING_PAGES;
 use memspill_engine::units::{PAGE_SIZE, Page};
 use std::ops::Range;
 use std::ptr::addr_of_mut;

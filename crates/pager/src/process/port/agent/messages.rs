@@ -10,7 +10,7 @@ use super::AgentPort;
 use super::link::{silence, wake_futex};
 use crate::process::control::Forbidden;
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
-use memspill_agent::link::{END, FAULT, Message, READ_FAULT, REMAP, REMOVE, RING, UNMAP};
+use memspill_common::link::{END, FAULT, Message, READ_FAULT, REMAP, REMOVE, RING, UNMAP};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::userfaultfd::Event;
 use std::io;

@@ -85,7 +85,7 @@ impl AgentPort {
 #[cfg(test)]
 pub(super) mod testing {
     use super::*;
-    use memspill_agent::link::Message;
+    use memspill_common::link::Message;
 
     pub const AT: u64 = 0x7000_0000;
 

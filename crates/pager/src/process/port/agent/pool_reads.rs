@@ -10,7 +10,7 @@
 
 use super::AgentPort;
 use super::link::set_if_changed;
-use memspill_agent::link::{
+use memspill_common::link::{
     ALONG, EARLY, EARLY_BLOCK_MAX, EARLY_PAGE, EARLY_STATE, HERE, HINTS, Hint, LeftOut, NOTING,
 };
 use memspill_engine::units::PAGE_SIZE;

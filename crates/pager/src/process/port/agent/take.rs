@@ -14,8 +14,8 @@
 use super::AgentPort;
 use crate::process::evictor::Failed;
 use crate::process::port::batch::{HALF_PAGES, Owner, Takes, collect, pieces};
-use memspill_agent::link::{CUT, committed_of, open};
-use memspill_agent::protocol::{MoveRun, OP_MOVE};
+use memspill_common::link::{CUT, committed_of, open};
+use memspill_common::protocol::{MoveRun, OP_MOVE};
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::Page;
 use std::cell::Cell;
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_late_command_is_cut_where_it_stands() {
-        use memspill_agent::link::committed;
+        use memspill_common::link::committed;
         let port = new_port();
         port.open(5);
         assert_eq!(port.cut(5), None);

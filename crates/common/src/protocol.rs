@@ -1,24 +1,22 @@
-// What the agent (inside a target) and the supervisor say to each other. This file is compiled twice: as a
-// module of this crate, for the supervisor, and into the freestanding agent; so it holds plain data only, and
-// needs core alone.
-//
-// ```text
-//  target                                             supervisor
-//  constructor ── connect (abstract SEQPACKET) ──────▶
-//              ── Hello ─────────────────────────────▶ checks token, SO_PEERCRED
-//              ◀── Welcome + [control memfd, uffd source fd] ─
-//  clone(evictor), which closes its copies of the program's descriptors and waits
-//              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, a target not)
-//              traps its system calls, where the userfaultfd is one for user mode (after Go)
-//              ◀── Go ───────────────────────────────
-//  evictor     ◀── Command ──────────────────────────  reclaim
-//              ── Reply ─────────────────────────────▶
-//  any end of the socket: the evictor kills its own process (the supervisor is gone);
-//  the supervisor frees what the process held (the process is gone, or has called exec).
-// ```
-//
-// All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are
-// untrusted.
+//! What the agent (inside a target) and the supervisor say to each other.
+//!
+//! ```text
+//!  target                                             supervisor
+//!  constructor ── connect (abstract SEQPACKET) ──────▶
+//!              ── Hello ─────────────────────────────▶ checks token, SO_PEERCRED
+//!              ◀── Welcome + [control memfd, uffd source fd] ─
+//!  clone(evictor), which closes its copies of the program's descriptors and waits
+//!              ── Ready + [userfaultfd, if made here] ▶ UFFDIO_API (it may ask EVENT_FORK, a target not)
+//!              traps its system calls, where the userfaultfd is one for user mode (after Go)
+//!              ◀── Go ───────────────────────────────
+//!  evictor     ◀── Command ──────────────────────────  reclaim
+//!              ── Reply ─────────────────────────────▶
+//!  any end of the socket: the evictor kills its own process (the supervisor is gone);
+//!  the supervisor frees what the process held (the process is gone, or has called exec).
+//! ```
+//!
+//! All messages are fixed-size structs in native byte order, one per packet. All numbers from a target are
+//! untrusted.
 
 /// First word of Hello; changes with every change of this file.
 pub const MAGIC: u32 = 0x6d73_700e;

@@ -1,38 +1,37 @@
-// One word for each page of a process that is paged by its agent (agent/pages/), with what is known of the
-// page, in memory that the agent and a supervisor share. Like protocol.rs this file is compiled twice, for
-// both sides; so it holds plain data only, and needs core alone.
-//
-// ```text
-//  a word    63              16 15          8   7      6    5   3  2   0
-//           ┌──────────────────┬────────────┬──────┬──────┬───────┬──────┐
-//           │ slot             │ 0          │ away │waited│ x w r │ state│
-//           └──────────────────┴────────────┴──────┴──────┴───────┴──────┘
-//            where the bytes are; all ones:  │      │      └ of its mapping, as PROT_*
-//            nowhere, zeros. EXCLUDED: why   │      └ somebody sleeps until the state changes
-//                                            └ EVICTING: it was SWAPPED before
-//
-//                 ┌──────── evicted ─────────────┐
-//                 ▼                              │
-//      SWAPPED ──▶ FILLING ──▶ NONE ──▶ EVICTING ┤ nothing to take, or in use: as before
-//         ▲                     ▲ │               │
-//         │                     │ └▶ EXCLUDED     │
-//         └─────────────────────┴────────────────┘
-// ```
-//
-// NONE is a word of zeros: nothing is known, the page is whatever the kernel makes of it. EVICTING and
-// FILLING have one owner, who turned the word to it; all others leave such a page alone, and wait. What a
-// word of SWAPPED or FILLING refers to (a slot) it holds a reference to.
-//
-// ```text
-//  the file   ┌────────┬──────────────────────┬──────────┬──────────┬──
-//             │ Header │ number of the leaf   │ leaf 1   │ leaf 2   │ ...
-//             │ 4 KiB  │ for each GiB, 512 KiB│ 2052 KiB │          │
-//             └────────┴──────────────────────┴──────────┴──────────┴──
-//  a leaf     ┌────────────────────────────────────┬───────────────────────────────┐
-//             │ a bit for each 2 MiB: some word    │ 2^18 words, a page each       │
-//             │ there is or was not NONE (4 KiB)   │                               │
-//             └────────────────────────────────────┴───────────────────────────────┘
-// ```
+//! One word for each page of a process that is paged by its agent (`agent/pages/`), with what is known of the
+//! page, in memory that the agent and a supervisor share.
+//!
+//! ```text
+//!  a word    63              16 15          8   7      6    5   3  2   0
+//!           ┌──────────────────┬────────────┬──────┬──────┬───────┬──────┐
+//!           │ slot             │ 0          │ away │waited│ x w r │ state│
+//!           └──────────────────┴────────────┴──────┴──────┴───────┴──────┘
+//!            where the bytes are; all ones:  │      │      └ of its mapping, as PROT_*
+//!            nowhere, zeros. EXCLUDED: why   │      └ somebody sleeps until the state changes
+//!                                            └ EVICTING: it was SWAPPED before
+//!
+//!                 ┌──────── evicted ─────────────┐
+//!                 ▼                              │
+//!      SWAPPED ──▶ FILLING ──▶ NONE ──▶ EVICTING ┤ nothing to take, or in use: as before
+//!         ▲                     ▲ │               │
+//!         │                     │ └▶ EXCLUDED     │
+//!         └─────────────────────┴────────────────┘
+//! ```
+//!
+//! NONE is a word of zeros: nothing is known, the page is whatever the kernel makes of it. EVICTING and
+//! FILLING have one owner, who turned the word to it; all others leave such a page alone, and wait. What a
+//! word of SWAPPED or FILLING refers to (a slot) it holds a reference to.
+//!
+//! ```text
+//!  the file   ┌────────┬──────────────────────┬──────────┬──────────┬──
+//!             │ Header │ number of the leaf   │ leaf 1   │ leaf 2   │ ...
+//!             │ 4 KiB  │ for each GiB, 512 KiB│ 2052 KiB │          │
+//!             └────────┴──────────────────────┴──────────┴──────────┴──
+//!  a leaf     ┌────────────────────────────────────┬───────────────────────────────┐
+//!             │ a bit for each 2 MiB: some word    │ 2^18 words, a page each       │
+//!             │ there is or was not NONE (4 KiB)   │                               │
+//!             └────────────────────────────────────┴───────────────────────────────┘
+//! ```
 
 pub const NONE: u64 = 0;
 pub const EVICTING: u64 = 1;

@@ -1,6 +1,4 @@
-// What the kernel tells of a pidfd (ioctl PIDFD_GET_INFO, since Linux 6.13). Like protocol.rs this file is
-// compiled twice: as a module of this crate, for the supervisor, and into the freestanding agent; so it holds
-// plain data only, and needs core alone.
+//! What the kernel tells of a pidfd (ioctl PIDFD_GET_INFO, since Linux 6.13).
 
 /// The first version of the kernel's `struct pidfd_info`. A newer kernel fills as much as the caller's size,
 /// which is part of the ioctl's number, has room for.

@@ -1,18 +1,17 @@
-// How pages lie in a pool that a supervisor shares, and how they are read out of it (memspill-backing's
-// location.rs, pool.rs and pool_file.rs draw it). Like protocol.rs this file is compiled twice: for
-// the agent, which reads, and for the tests that compare it with the writer. It holds plain code, which never
-// panics, and needs core alone.
-//
-// ```text
-//   the file   Header ─ table: a location for each slot ─ pages of chunks
-//   a location ─┬─ same-filled   the page repeats eight bytes
-//               ├─ pool          a block of LZ4 or wordwise, or the page itself, at `offset`
-//               └─ else          not here: in a file, a block of zstd, or nowhere
-// ```
-//
-// The file's bytes are not trusted: whatever they are, nothing outside of the page is written.
+//! How pages lie in a pool that a supervisor shares, and how they are read out of it (`location.rs`,
+//! `pool.rs` and `pool_file.rs` of the crate `backing` draw it). The agent reads by it; tests compare it with
+//! the writer.
+//!
+//! ```text
+//!   the file   Header ─ table: a location for each slot ─ pages of chunks
+//!   a location ─┬─ same-filled   the page repeats eight bytes
+//!               ├─ pool          a block of LZ4 or wordwise, or the page itself, at `offset`
+//!               └─ else          not here: in a file, a block of zstd, or nowhere
+//! ```
+//!
+//! The file's bytes are not trusted: whatever they are, nothing outside of the page is written.
 
-use crate::wordwise;
+use super::wordwise;
 
 /// The first bytes of the file.
 #[repr(C)]

@@ -14,9 +14,9 @@
 //! Systems", USENIX 1999), whose WKdm tells words of 32 bits by the upper 22 bits of a recent one. The stride
 //! is new here, and that any bytes of a word may differ.
 //!
-//! `decode.rs` draws the block, and reads it.
+//! memspill-common's wordwise.rs draws the block, and reads it.
 //!
-//! Invariants: a block that [`compress`] made comes back as it was; what `decode.rs` knows of earlier words,
+//! Invariants: a block that [`compress`] made comes back as it was; what the reader knows of earlier words,
 //! and of the stride, this side knows too.
 //!
 //! What it does not do: look further back than 256 words, or at other pages.
@@ -28,12 +28,10 @@
 //! others: twice as slow, for each word costs more instructions than a branch that is foretold wrongly.
 //! *The way back without branches* (PDEP): 2.3 µs, where it takes 2.2 to 2.7.
 
-mod decode;
-
 use memspill_engine::units::Page;
 
-pub(crate) use decode::decompress;
-use decode::{
+pub(crate) use memspill_common::wordwise::decompress;
+use memspill_common::wordwise::{
     AHEAD, COPY, DIFFERS, DISTANCE_MAX, NEAR, NEAR_BYTES_MAX, SAME, SMALL, SPARSE, STRIDE_FIRST, STRIDE_MAX,
     TAGS_BYTES, WHOLE, WORDS, ZERO, pack,
 };

@@ -1,15 +1,13 @@
-// What memory the kernel touches in each system call of x86-64: the pointers among its arguments, whether it
-// writes there, and how far each reaches. Like protocol.rs this file is compiled twice: into the freestanding
-// agent, whose dispatch (agent/dispatch/) brings that memory before the call, and as a module of this crate,
-// for the test that makes each of these calls on absent memory. So it holds plain data only, and needs core
-// alone.
-//
-// One line a call, in the order of numbers. A line may name more than the kernel touches, for what is named
-// is only brought and kept in place; it must not name less. So where an argument is a pointer only with some
-// commands (fcntl, prctl), it is named as one, and sizes that depend on a command are the largest.
-//
-// Not here: calls that the dispatch answers by itself (see agent/trap/handler.rs). A number that is not here
-// is taken to have six arguments that may be pointers, each to 4 KiB.
+//! What memory the kernel touches in each system call of x86-64: the pointers among its arguments, whether it
+//! writes there, and how far each reaches. The agent (`calls/`) brings that memory before the call; a test
+//! makes each of these calls on absent memory.
+//!
+//! One line a call, in the order of numbers. A line may name more than the kernel touches, for what is named
+//! is only brought and kept in place; it must not name less. So where an argument is a pointer only with some
+//! commands (fcntl, prctl), it is named as one, and sizes that depend on a command are the largest.
+//!
+//! Not here: calls that the dispatch answers by itself (see agent/trap/handler.rs). A number that is not here
+//! is taken to have six arguments that may be pointers, each to 4 KiB.
 
 /// How many bytes there are behind a pointer.
 #[derive(Clone, Copy)]

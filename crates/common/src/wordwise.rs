@@ -1,27 +1,26 @@
-// A page as `wordwise` keeps it, and how it is read back. This file is compiled with this crate, for the
-// agent, whose threads read pages out of a shared pool, and for the tests that compare the two. It holds
-// plain code, which never panics, and needs core alone.
-//
-// ```text
-//   block     tags: 256 bytes, four bits a word, the lower half first ─ operands, one after the other
-//
-//   tag       the word is                                             operand, bytes
-//    0 ZERO   0                                                       none
-//    1 SAME   the word a stride before it                             none
-//    2 AHEAD  that and eight times the stride more, as of a pointer   none
-//             into a row of records to its own record
-//    3 COPY   an earlier word, which sets the stride if it is near    distance less 1: 1
-//    4 .. 7   an earlier word but for its lowest 1 to 4 bytes         distance less 1: 1, XOR: 1 to 4
-//    8, 9     below 2^8, below 2^16                                   1, 2
-//   10 DIFFERS  the word a stride before it but for some bytes        which of them: 1, XOR: 1 to 6
-//   11 SPARSE   0 but for some bytes                                  which of them: 1, they: 1 to 6
-//   12 WHOLE  any                                                     8
-// ```
-//
-// Strides and distances are in words. Words before the page read as zeros.
-//
-// A block is not trusted: whatever its bytes are, nothing outside of the page is written, and a block that
-// does not end with its last operand is none.
+//! A page as `wordwise` keeps it, and how it is read back: by the supervisor, and by the agent, whose threads
+//! read pages out of a shared pool. memspill-backing's wordwise.rs writes it.
+//!
+//! ```text
+//!   block     tags: 256 bytes, four bits a word, the lower half first ─ operands, one after the other
+//!
+//!   tag       the word is                                             operand, bytes
+//!    0 ZERO   0                                                       none
+//!    1 SAME   the word a stride before it                             none
+//!    2 AHEAD  that and eight times the stride more, as of a pointer   none
+//!             into a row of records to its own record
+//!    3 COPY   an earlier word, which sets the stride if it is near    distance less 1: 1
+//!    4 .. 7   an earlier word but for its lowest 1 to 4 bytes         distance less 1: 1, XOR: 1 to 4
+//!    8, 9     below 2^8, below 2^16                                   1, 2
+//!   10 DIFFERS  the word a stride before it but for some bytes        which of them: 1, XOR: 1 to 6
+//!   11 SPARSE   0 but for some bytes                                  which of them: 1, they: 1 to 6
+//!   12 WHOLE  any                                                     8
+//! ```
+//!
+//! Strides and distances are in words. Words before the page read as zeros.
+//!
+//! A block is not trusted: whatever its bytes are, nothing outside of the page is written, and a block that
+//! does not end with its last operand is none.
 
 pub const PAGE_BYTES: usize = 4096;
 /// Words of eight bytes, little-endian.

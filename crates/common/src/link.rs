@@ -1,51 +1,49 @@
-// What an agent that pages its own process (agent/pages/) shares with its supervisor: a userfaultfd made of
-// memory. Like protocol.rs this file is compiled twice, for both sides; so it holds plain
-// data only, and needs core alone.
-//
-// ```text
-//  the control memfd   ┌─────────┬──────────────────────────────┬────────────────────┬──────────────┐
-//                      │ Control │ Link: counts, waiters,       │ bytes of deliveries│ staging      │
-//                      │ 4 KiB   │ deliveries, ring of messages │ 32 of 16, 32 of 1  │ 256 pages    │
-//                      └─────────┴──────────────────────────────┴────────────────────┴──────────────┘
-//
-//  a thread that lacks a page                       a pager
-//  claims a waiter, writes the page into it
-//  FAULT into the ring; rings the bell (eventfd) ─▶ reads the ring, as it reads a userfaultfd
-//  sleeps on Waiter::woken                          bytes into a delivery, which is FULL from then on
-//  takes what is FULL, fills it in ◀─────────────── woken + 1 of those who wait for such a page
-//
-//  a thread that changes mappings                   a pager
-//  alone in its gate; changes + 1, with Control::lock
-//  installs what is FULL, makes the call            while `changes` is not `changes_read`, which is looked
-//  UNMAP, REMOVE, REMAP into the ring ────────────▶ at with Control::lock, nothing is delivered or taken
-//  END                                              changes_read + 1
-// ```
-//
-// Pages are taken out by the evictor's command (OP_MOVE), whose staging is here. `Link::take` says how far a
-// command has come, so that one which is not answered can be cut off at a known place:
-//
-// ```text
-//   supervisor: open(seq) ─ command ──────────────────────────────── swap(CUT) where there is no answer
-//   evictor:     a chunk's bytes into staging ─ guards in their places ─ open ─▶ committed(run, pages) ─ ...
-// ```
-//
-// A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself
-// (from_pool.rs); the supervisor is told, and nobody waits. The supervisor says by hints where a page is
-// stored, the agent in `Link::early` which pages it has brought:
-//
-// ```text
-//   a thread, inside its gate                      a pager or a reclaimer
-//   0 ─▶ FETCHING   word FILLING; reads, looks,
-//        installs; word NONE
-//   FETCHING ─▶ HERE                               HERE ─▶ NOTING   the page is resident from now on
-//                                                  NOTING ─▶ 0, or HERE, where somebody has it in work
-//   a change, a fork: begin where all are 0        a page that is there is not taken out
-// ```
-//
-// From a `committed` on the bytes are in staging and the pages are away: it is said when nothing can fail any
-// more. If it cannot be said the bytes are put back, before anybody could touch the pages.
+//! What an agent that pages its own process shares with its supervisor: a userfaultfd made of memory.
+//!
+//! ```text
+//!  the control memfd   ┌─────────┬──────────────────────────────┬────────────────────┬──────────────┐
+//!                      │ Control │ Link: counts, waiters,       │ bytes of deliveries│ staging      │
+//!                      │ 4 KiB   │ deliveries, ring of messages │ 32 of 16, 32 of 1  │ 256 pages    │
+//!                      └─────────┴──────────────────────────────┴────────────────────┴──────────────┘
+//!
+//!  a thread that lacks a page                       a pager
+//!  claims a waiter, writes the page into it
+//!  FAULT into the ring; rings the bell (eventfd) ─▶ reads the ring, as it reads a userfaultfd
+//!  sleeps on Waiter::woken                          bytes into a delivery, which is FULL from then on
+//!  takes what is FULL, fills it in ◀─────────────── woken + 1 of those who wait for such a page
+//!
+//!  a thread that changes mappings                   a pager
+//!  alone in its gate; changes + 1, with Control::lock
+//!  installs what is FULL, makes the call            while `changes` is not `changes_read`, which is looked
+//!  UNMAP, REMOVE, REMAP into the ring ────────────▶ at with Control::lock, nothing is delivered or taken
+//!  END                                              changes_read + 1
+//! ```
+//!
+//! Pages are taken out by the evictor's command (OP_MOVE), whose staging is here. `Link::take` says how far a
+//! command has come, so that one which is not answered can be cut off at a known place:
+//!
+//! ```text
+//!   supervisor: open(seq) ─ command ──────────────────────────────── swap(CUT) where there is no answer
+//!   evictor:     a chunk's bytes into staging ─ guards in their places ─ open ─▶ committed(run, pages) ─ ...
+//! ```
+//!
+//! A page that a thread needs, and that is in the supervisor's pool, it reads from there by itself
+//! (from_pool.rs); the supervisor is told, and nobody waits. The supervisor says by hints where a page is
+//! stored, the agent in `Link::early` which pages it has brought:
+//!
+//! ```text
+//!   a thread, inside its gate                      a pager or a reclaimer
+//!   0 ─▶ FETCHING   word FILLING; reads, looks,
+//!        installs; word NONE
+//!   FETCHING ─▶ HERE                               HERE ─▶ NOTING   the page is resident from now on
+//!                                                  NOTING ─▶ 0, or HERE, where somebody has it in work
+//!   a change, a fork: begin where all are 0        a page that is there is not taken out
+//! ```
+//!
+//! From a `committed` on the bytes are in staging and the pages are away: it is said when nothing can fail
+//! any more. If it cannot be said the bytes are put back, before anybody could touch the pages.
 
-use crate::protocol::STAGING_PAGES;
+use super::protocol::STAGING_PAGES;
 
 /// Messages: what each says.
 pub const FAULT: u32 = 1;
