@@ -9,6 +9,7 @@
 //!   pool, wordwise   how pages lie in the compressed pool
 //!   call_table       which memory the kernel touches in a system call
 //!   pidfd            what the kernel says of a process
+//!   sync             atomics, which a model checker can take the place of
 //! ```
 //!
 //! Invariants: plain data, and code that never panics, allocates nothing and needs core alone, as
@@ -19,5 +20,6 @@ pub mod link;
 pub mod pidfd;
 pub mod pool;
 pub mod protocol;
+pub mod sync;
 pub mod words;
 pub mod wordwise;

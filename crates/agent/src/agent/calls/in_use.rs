@@ -1,9 +1,8 @@
 //! A thread's side of the protocol that keeps what a system call uses from being taken out (`pages/uses.rs`
 //! has the picture): publish, fence, bring.
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
-
 use crate::common::protocol::{RangeInUse, SLOT_RANGES};
+use crate::common::sync::{AtomicU32, Ordering, fence};
 use crate::pages;
 use crate::thread::block::Block;
 

@@ -7,8 +7,7 @@
 //! What it does not do: limits that another process sets; limits that were there before (the agent takes less
 //! then).
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EFAULT, Result};
 use crate::pages::kernel::RLIMIT_AS;

@@ -15,10 +15,9 @@
 //! It runs in the dispatch's handler, with signals blocked. `/proc/PID/mem` and ptrace come here by way of
 //! `proc_mem.rs`.
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
-
 use crate::common::link::{DELIVERY_PAGES, FAULT};
 use crate::common::protocol::{CALL_BRING, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, Doorbell};
+use crate::common::sync::{AtomicU32, Ordering, fence};
 use crate::machine::gadget;
 use crate::machine::sys::{EFAULT, PAGE, Result, nr};
 use crate::pages::channel::{self, control, word32};

@@ -29,8 +29,8 @@
 //! supervisor is told of it). All of this may run in a signal handler, in the child of a vfork, in the child
 //! of a raw clone.
 
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::c_library::libc_result;
 use super::proc_mem;

@@ -16,9 +16,9 @@
 //! the pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program that
 //! has a seccomp filter.
 
+use crate::common::sync::{AtomicU32, Ordering};
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::c_library;
 use crate::common::protocol::KIND_FORK;

@@ -42,8 +42,8 @@
 //! program's own instructions. Guards that come in such a way are found by the supervisor within a second.
 //! All of this may run in a signal handler, in the child of a vfork, in the child of a raw clone.
 
+use crate::common::sync::Ordering;
 use core::ffi::{c_int, c_long, c_uint};
-use core::sync::atomic::Ordering;
 
 use super::c_library::{be_joined, libc_result};
 use super::files;

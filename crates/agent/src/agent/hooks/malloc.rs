@@ -27,9 +27,8 @@
 //!
 //! What it does not do: other processors, where the monitor finds all of it.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use super::mmap;
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::sys::{self, nr};
 use crate::programs::site::{self, Place};
 use crate::supervisor::control;

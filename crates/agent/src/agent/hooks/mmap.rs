@@ -19,8 +19,8 @@
 //! Not seen from here: system calls made directly, and by the C library itself (of those of its malloc, see
 //! `malloc.rs`).
 
+use crate::common::sync::Ordering;
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
 
 use super::c_library::{be_joined, libc_result};
 use super::files;

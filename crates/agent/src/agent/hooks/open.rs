@@ -19,8 +19,8 @@
 //! are found when the supervisor looks at the files that are open. All of this may run in a signal handler,
 //! in the child of a vfork, in the child of a raw clone.
 
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::c_library::{be_joined, libc_result};
 use super::clear_refs;

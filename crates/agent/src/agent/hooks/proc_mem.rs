@@ -20,8 +20,8 @@
 //! instructions, descriptors that came by a message or by an exec. All of this may run in a signal handler,
 //! in the child of a vfork, in the child of a raw clone.
 
+use crate::common::sync::{AtomicU32, Ordering};
 use core::ffi::{CStr, c_char, c_int, c_long};
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::c_library::libc_result;
 use crate::calls::hold::OF_OWN_MEMORY;

@@ -22,8 +22,8 @@
 //! If system calls are trapped, the calls that tell the kernel of such words are seen instead
 //! (`pages/exclude.rs`), and this adds nothing.
 
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::machine::robust;
 use crate::machine::sys::{self, PAGE};

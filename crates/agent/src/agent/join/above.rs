@@ -1,8 +1,8 @@
 //! Functions of rooms above this one that a process calls as it joins. `start.rs` hands them down once,
 //! before anything joins; none is called often.
 
+use crate::common::sync::{AtomicPtr, Ordering};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::machine::sys::{self, Result};
 

@@ -16,8 +16,8 @@
 //! When the socket ends, the supervisor is gone, and with it all pages that are swapped out: the process is
 //! killed.
 
+use crate::common::sync::{AtomicU32, Ordering};
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::confine;
 use crate::common::protocol::{
@@ -384,7 +384,7 @@ fn acquire_move_lock(lock: &AtomicU32, socket: i32) {
         if lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return;
         }
-        core::hint::spin_loop();
+        crate::common::sync::spin_hint();
     }
     while lock.swap(2, Ordering::Acquire) != 0 {
         let waited = sys::futex_wait(lock, 2, LOCK_TIMEOUT_MS);

@@ -17,8 +17,8 @@
 //! moment, and are closed before the program goes on; it nearly always has a single thread here, so nobody
 //! sees them.
 
+use crate::common::sync::Ordering;
 use core::mem::{MaybeUninit, size_of};
-use core::sync::atomic::Ordering;
 
 use super::above::above;
 use super::evictor;

@@ -9,9 +9,9 @@
 //! for which `recovery` says where to go on: the access says that it failed, and the program's handler learns
 //! nothing of it.
 
+use crate::common::sync::{AtomicU32, Ordering};
 use core::arch::{asm, global_asm};
 use core::mem::{MaybeUninit, size_of, size_of_val};
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::numbers::{Result, SIGKILL, nr};
 

@@ -12,10 +12,9 @@
 //! Staging, doorbells and ident are never touched here: their pages must be missing. The stack and the block
 //! are touched at once, so that the evictor never faults on them.
 
-use core::sync::atomic::AtomicU32;
-
 use super::sys::{self, Fd, PAGE, Result, nr};
 use crate::common::protocol::{Control, DOORBELLS, STAGING_PAGES};
+use crate::common::sync::AtomicU32;
 
 const STAGING: usize = 1;
 const DOORBELL: usize = STAGING + STAGING_PAGES as usize + 1;

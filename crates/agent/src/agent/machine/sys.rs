@@ -291,19 +291,19 @@ impl Drop for SignalsBlocked {
 }
 
 /// Waits while `*word == value`, at most `timeout_ms` (0: for ever). May return early.
-pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, timeout_ms: u32) -> Result<usize> {
+pub fn futex_wait(word: &crate::common::sync::AtomicU32, value: u32, timeout_ms: u32) -> Result<usize> {
     let timeout = [i64::from(timeout_ms / 1000), i64::from(timeout_ms % 1000) * 1_000_000];
     let timeout_addr = if timeout_ms == 0 { 0 } else { timeout.as_ptr() as usize };
     // SAFETY: the word is alive for the call, and the timeout is a struct timespec.
     unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAIT, value as usize, timeout_addr, 0, 0]) }
 }
 
-pub fn futex_wake(word: &core::sync::atomic::AtomicU32) {
+pub fn futex_wake(word: &crate::common::sync::AtomicU32) {
     // SAFETY: the word is alive for the call.
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, 1, 0, 0, 0]) };
 }
 
-pub fn futex_wake_all(word: &core::sync::atomic::AtomicU32) {
+pub fn futex_wake_all(word: &crate::common::sync::AtomicU32) {
     // SAFETY: the word is alive for the call.
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, i32::MAX as usize, 0, 0, 0]) };
 }
@@ -375,7 +375,7 @@ pub unsafe fn empty_own_pages(
 
 /// Sleeps for about so long.
 pub fn pause(ms: u32) {
-    let _ = futex_wait(&core::sync::atomic::AtomicU32::new(0), 0, ms);
+    let _ = futex_wait(&crate::common::sync::AtomicU32::new(0), 0, ms);
 }
 
 pub fn yield_now() {

@@ -3,8 +3,8 @@
 //!
 //! What it does not do: know what any of it means (`supervisor.rs`, `notes.rs`, `from_pool.rs`).
 
+use crate::common::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use super::kernel;
 use crate::common::link::{FILE_BYTES, LINK_AT, Link, Message, RING, STAGING_AT};

@@ -106,7 +106,7 @@ fn close_emptied(from: usize, to: usize, prot: usize) {
     }
 }
 
-fn is_marked(word: &core::sync::atomic::AtomicU64) -> bool {
+fn is_marked(word: &crate::common::sync::AtomicU64) -> bool {
     table::load(word).state() == EVICTING
 }
 

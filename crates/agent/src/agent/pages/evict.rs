@@ -31,9 +31,9 @@
 //!
 //! A failure changes nothing: pages that cannot be copied, stored or guarded stay.
 
+use crate::common::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(memspill_test)]
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::gate::{self, Inside};
 use super::holes;

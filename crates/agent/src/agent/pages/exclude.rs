@@ -2,9 +2,8 @@
 //! for them (thread id, list of robust locks and the locks in it, rseq), and those that the child of a fork
 //! gets empty.
 
-use core::sync::atomic::Ordering;
-
 use super::{fill, gate, kernel, table};
+use crate::common::sync::Ordering;
 use crate::common::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::robust;

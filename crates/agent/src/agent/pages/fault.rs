@@ -12,7 +12,7 @@
 //! access works (MADV_POPULATE). Meanwhile the page is this thread's hazard: were it to leave, the answer
 //! would be about its window.
 
-use core::sync::atomic::{Ordering, fence};
+use crate::common::sync::{Ordering, fence};
 
 #[cfg(memspill_test)]
 use super::evict;

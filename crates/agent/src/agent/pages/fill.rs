@@ -13,8 +13,8 @@
 //!
 //! A page whose bytes are not to be had ends the process.
 
+use crate::common::sync::AtomicU64;
 use core::mem::MaybeUninit;
-use core::sync::atomic::AtomicU64;
 
 use super::gate::{self, Inside};
 use super::kernel::{self, end};

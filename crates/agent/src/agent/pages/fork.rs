@@ -16,8 +16,8 @@
 //!
 //! In a test, where no supervisor keeps the pages, `Source::share` gives the references.
 
+use crate::common::sync::{AtomicI32, Ordering};
 use core::mem::forget;
-use core::sync::atomic::{AtomicI32, Ordering};
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};

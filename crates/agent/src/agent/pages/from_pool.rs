@@ -35,9 +35,9 @@
 //!
 //! What it does not do: say what comes along with a page (`rows.rs`, `window.rs`).
 
+use crate::common::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use super::channel::{field, word64};
 use super::gate::{self, Inside};

@@ -14,8 +14,7 @@
 //!
 //! The child of a fork has a copy, taken while its parent's gate was closed: it makes a new one.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
+use crate::common::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::thread::wait;
 
 const CHANGING: u32 = 1 << 31;

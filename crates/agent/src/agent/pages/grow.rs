@@ -18,8 +18,6 @@
 //! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
 //! supervisor sees by looking what is touched there. What the program has emptied: `emptied.rs`.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use super::gate;
 use super::holes;
 use super::kernel::{self, READ_WRITE, end};
@@ -27,6 +25,7 @@ use super::reconcile::{self, make};
 use super::supervisor::{self, Changing};
 use super::table;
 use crate::common::link::UNMAP;
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::common::words::Word;
 use crate::machine::sys::{self, PAGE, PROT_NONE, Result, nr};
 

@@ -32,10 +32,9 @@
 //!
 //! What it does not do: UFFDIO_MOVE, which `evict.rs` uses.
 
-use core::sync::atomic::Ordering;
-
 use super::kernel::{self, DESCRIPTORS, end};
 use super::{gate, rules, table, uses};
+use crate::common::sync::Ordering;
 use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EAGAIN, ENOENT, ENOMEM, PAGE, Result, nr};
@@ -354,7 +353,7 @@ fn touch(page: usize) {
     let _ = is_there_by_now(page) || kernel::populate(page, false) || kernel::populate(page, true);
 }
 
-fn each_marked(from: usize, to: usize, tell: impl Fn(&'static core::sync::atomic::AtomicU64)) {
+fn each_marked(from: usize, to: usize, tell: impl Fn(&'static crate::common::sync::AtomicU64)) {
     let mut at = from;
     while let Some((page, word)) = table::next(at, to) {
         if table::load(word).state() == EVICTING {

@@ -6,9 +6,9 @@
 //! and pool.
 //! They are opened high, and the program cannot close them (`descriptors.rs`).
 
+use crate::common::sync::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use core::ffi::CStr;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use super::maps_text::{Line, is_plain_name};
 use crate::machine::gadget;

@@ -8,13 +8,12 @@
 //!   changes, and nobody forks. For the supervisor takes what the entry says for true whenever it reads it.
 //! - Hints are read, and dropped, inside the gate.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-
 use super::channel::{self, field, link, word64};
 use super::gate;
 use super::table;
 use crate::common::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, LeftOut, Link};
 use crate::common::pool::SLOTS_END;
+use crate::common::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::common::words::{SLOTS_MAX, SWAPPED};
 use crate::thread::wait;
 

@@ -1,11 +1,10 @@
 //! The words made to follow a change of mappings, by whoever is alone in the gate: what is not there any more
 //! is not away, and its slots are given back.
 
-use core::sync::atomic::AtomicU64;
-
 use super::supervisor::Changing;
 use super::{kernel, source, table};
 use crate::common::link::UNMAP;
+use crate::common::sync::AtomicU64;
 use crate::common::words::{SWAPPED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{PAGE, Result};

@@ -3,8 +3,8 @@
 //! each rule holds, and nobody is asked.
 
 #[cfg(memspill_test)]
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::common::sync::AtomicUsize;
+use crate::common::sync::{AtomicU32, Ordering};
 
 #[cfg(memspill_test)]
 use crate::common::words::FILL_MAX;

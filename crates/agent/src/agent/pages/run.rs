@@ -2,8 +2,8 @@
 //!
 //! Other threads must not be able to look before the bytes are there (`fill.rs`), unless there are none.
 
+use crate::common::sync::AtomicU64;
 use core::ptr::copy_nonoverlapping;
-use core::sync::atomic::AtomicU64;
 
 use super::kernel::{self, end};
 use super::rules::{self, Rule};

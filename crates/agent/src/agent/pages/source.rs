@@ -1,11 +1,11 @@
 //! Where bytes go to and come from, and the counters, in tests: a table of functions that a test gives. The
 //! agent that is shipped has no such table, and counts nothing; its pages are kept by the supervisor.
 
+use crate::common::sync::AtomicU64;
+#[cfg(memspill_test)]
+use crate::common::sync::{AtomicU32, Ordering};
 #[cfg(memspill_test)]
 use core::cell::UnsafeCell;
-use core::sync::atomic::AtomicU64;
-#[cfg(memspill_test)]
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common::words::Word;
 

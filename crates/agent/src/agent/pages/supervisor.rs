@@ -12,8 +12,8 @@
 //!
 //! What it does not do: say what of a process may be taken out.
 
+use crate::common::sync::{AtomicU32, AtomicU64, Ordering};
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::channel::{control, field, file, is_there, push, wait_for_reader, word32, word64};
 use super::gate::{self, Alone, Inside};

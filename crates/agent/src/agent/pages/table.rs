@@ -7,9 +7,9 @@
 //! A walk through all of the table (forks make several) goes from leaf to leaf by a bit for each GiB. (By the
 //! addresses of leaves, 1 MiB of them, each such walk took 0.1 ms and more.)
 
+use crate::common::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::kernel;
 use crate::common::words::{

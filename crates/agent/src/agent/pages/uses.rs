@@ -10,9 +10,8 @@
 //!
 //! Either the one sees the other's mark, or the other sees the one's.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-
 use crate::common::protocol::{RangeInUse, SLOT_RANGES};
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use crate::machine::sys::PAGE;
 use crate::thread::block::{self, Block};
 

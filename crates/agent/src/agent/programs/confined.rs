@@ -1,7 +1,6 @@
 //! Has the program a seccomp filter of its own? A planted one may have set it by a call that was not found.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::sys;
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;

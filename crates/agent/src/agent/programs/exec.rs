@@ -23,13 +23,12 @@
 //! What it does not do: execveat; execs by instructions of a dynamically linked program's own where calls are
 //! not trapped; programs whose file may not be read.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use super::confined;
 use super::preload::List;
 use super::readable;
 use super::site::{self, Place};
 use crate::common::protocol::{Forked, Go, KIND_STATIC, MAGIC};
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::join::handshake;
 use crate::machine::sys::{self, Fd, SignalsBlocked, nr};
 use crate::supervisor::address;

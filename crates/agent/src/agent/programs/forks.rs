@@ -37,8 +37,8 @@
 //! What is not here: forks of a child of vfork, which has its parent's memory; it is not known, and its child
 //! has nothing that is managed.
 
+use crate::common::sync::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use crate::common::protocol::{Forked, Go, KIND_CHILD, KIND_FORK_ROOM, KIND_FORKS, MAGIC, Prepared};
 use crate::join::handshake::{self, write_stderr_line};

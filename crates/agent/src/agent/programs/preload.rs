@@ -18,10 +18,10 @@
 //!
 //! What it does not do: execveat; more than ENTRIES_MAX entries; an LD_PRELOAD of more than TEXT_BYTES.
 
+use crate::common::sync::{AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::readable::{self, PRELOAD};
 use crate::common::protocol::{ENV_FILE, ENV_NAME};

@@ -23,8 +23,8 @@
 //! LD_PRELOAD of more than 500 bytes, or in memory that may not be written; root that the loader refuses the
 //! first name too, with fewer capabilities than memspill or in a user namespace.
 
+use crate::common::sync::{AtomicU32, Ordering};
 use core::ffi::c_char;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common::protocol::ENV_FILE;
 use crate::machine::environment::find_variable;

@@ -11,8 +11,7 @@
 //! It is written by /proc/self/mem when the program has one thread. If the instructions are not found, or may
 //! not be written, the C library makes the call itself.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::sys::{self, ENOTSUP, Fd, Result, nr};
 
 /// As far as the site is looked for from the beginning of the function.

@@ -13,9 +13,8 @@
 //! What it does not do: know what threads do together. Two that go the same way side by side take each
 //! other's next page, and so have a row each only where pages are left out.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use crate::common::link::EARLY_RUN_MAX;
+use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::sys::PAGE;
 
 /// The number of ways that are remembered: a thread that merges arrays goes through several at once.

@@ -1,10 +1,9 @@
 //! The control page that this process shares with the supervisor (`common/src/protocol.rs`): whether there is
 //! one, what it says, and what the supervisor is told by it.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use super::state::STATE;
 use crate::common::protocol::{Control, WANTS_ASKED, WANTS_REFUSED};
+use crate::common::sync::{AtomicU32, Ordering};
 use crate::machine::sys;
 
 /// The control page, if there is one and it is this process's own.

@@ -5,13 +5,12 @@
 //! goes on. Then the page is emptied for the next caller. Calls that may take long have half of the doorbells
 //! and no more, so that others are never kept waiting by them.
 
-use core::sync::atomic::{Ordering, fence};
-
 use super::state::STATE;
 use crate::common::protocol::{
     CALL_COLD, CALL_FILE_MAPPED, CALL_FILE_USED, CALL_PAGEOUT, CALL_WILLNEED, Control, DOORBELL_ANSWERED,
     DOORBELLS, Doorbell,
 };
+use crate::common::sync::{Ordering, fence};
 use crate::machine::sys::{self, PAGE};
 
 /// Calls that may take long have the doorbells from this one on.

@@ -1,8 +1,7 @@
 //! All that the agent remembers outside its regions, its blocks and its tables.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
-
 use crate::common::protocol::Control;
+use crate::common::sync::{AtomicPtr, AtomicU32, AtomicUsize};
 
 /// All that the agent remembers outside its regions.
 pub struct AgentState {

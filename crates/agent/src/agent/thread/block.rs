@@ -27,9 +27,9 @@
 //! The child of a vfork uses its parent's block, since the parent sleeps until it is gone. The child of a
 //! fork has a copy of all blocks, of which only its own is in use.
 
+use crate::common::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::arch::asm;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::common::protocol::{RangeInUse, SLOT_RANGES, Slot};
 use crate::machine::context::{AltStack, NO_STACK};

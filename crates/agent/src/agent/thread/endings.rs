@@ -11,8 +11,7 @@
 //!
 //! What it does not do: find that memory (`hooks/threads.rs`), or touch it.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use crate::machine::sys::{self, PAGE};
 use crate::supervisor::control::own_control;
 
@@ -72,7 +71,7 @@ fn wait_for_move() {
     while NOTES.moves.load(Ordering::SeqCst) == seen {
         spins += 1;
         if spins < SPINS {
-            core::hint::spin_loop();
+            crate::common::sync::spin_hint();
         } else {
             sys::yield_now();
         }

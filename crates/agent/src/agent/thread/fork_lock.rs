@@ -15,8 +15,7 @@
 //! child in which they have put pages in doubt is ended (`door/inherit.rs`). So a writer need not wait for
 //! ever either (a reader whose handler left by longjmp never ends).
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
+use crate::common::sync::{AtomicU32, Ordering};
 use crate::machine::sys;
 use crate::supervisor::state::STATE;
 

@@ -1,8 +1,7 @@
 //! Are the calls of this process trapped, and can they be?
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use super::block;
+use crate::common::sync::{AtomicU32, Ordering};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EBUSY, ENOSYS, Result};
 

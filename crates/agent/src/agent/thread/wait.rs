@@ -1,7 +1,6 @@
 //! Sleeping until a word changes, by calls that are never trapped, in whatever thread.
 
-use core::sync::atomic::AtomicU32;
-
+use crate::common::sync::AtomicU32;
 use crate::machine::gadget;
 use crate::machine::sys::nr;
 

@@ -16,9 +16,9 @@
 //! A child with its parent's memory that is neither a thread nor by vfork shares the list of actions with its
 //! parent, which the kernel does not: what it sets is set for both, as far as the dispatch tells.
 
+use crate::common::sync::Ordering;
 use core::arch::global_asm;
 use core::mem::{forget, offset_of, size_of};
-use core::sync::atomic::Ordering;
 
 use super::enter;
 use super::late;

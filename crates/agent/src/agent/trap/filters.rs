@@ -25,8 +25,8 @@
 //! What it does not do: filters that were set before the agent came (the kernel holds them, and does not show
 //! them). If those forbid what is needed the agent does not get as far as to trap calls.
 
+use crate::common::sync::Ordering;
 use core::mem::size_of;
-use core::sync::atomic::Ordering;
 
 use super::{clone, enter, rewrite};
 use crate::calls::hold;

@@ -29,8 +29,8 @@
 //! | seccomp, prctl(PR_SET_SECCOMP)                        | with what lets our own pass (`filters.rs`)   |
 //! | all others                                            | published, touched, made (`in_use.rs`)       |
 
+use crate::common::sync::Ordering;
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
 
 use super::late::Joined;
 use super::leave::leave;

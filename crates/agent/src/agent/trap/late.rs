@@ -48,10 +48,9 @@
 //! Pages that a child shares with its parent meanwhile cannot be moved: reclaim finds that out page by page
 //! (`Space::cow`).
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-
 use super::signals;
 use crate::common::protocol::{KIND_EXEC, KIND_FORK};
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use crate::join::handshake;
 use crate::machine::context::Info;
 use crate::machine::gadget;

@@ -29,9 +29,9 @@
 //!
 //! It is all for speed: what cannot be rewritten (/proc is not there, a seccomp filter was set) is trapped.
 
+use crate::common::sync::{AtomicUsize, Ordering};
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::enter;
 use crate::calls::hold::is_plain;

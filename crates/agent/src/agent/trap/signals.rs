@@ -10,8 +10,8 @@
 //! is delivered at once, and a program that starts another one while it ignores one of the three does not
 //! pass that on.
 
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::machine::context::{AltStack, NO_STACK, SS_DISABLE};
 use crate::machine::gadget;
@@ -113,11 +113,11 @@ pub fn action_of(signal: usize) -> Action {
             // SAFETY: an element of the list; a torn value is not used.
             unsafe { place.read_volatile() }
         });
-        core::sync::atomic::fence(Ordering::Acquire);
+        crate::common::sync::fence(Ordering::Acquire);
         if version.is_multiple_of(2) && ACTIONS.version.load(Ordering::Relaxed) == version {
             return action;
         }
-        core::hint::spin_loop();
+        crate::common::sync::spin_hint();
     }
 }
 

@@ -1,10 +1,9 @@
 //! A call from a site that was rewritten (`rewrite.rs`): may it be made without a trap?
 
-use core::sync::atomic::Ordering;
-
 use super::late;
 use crate::calls::hold::{hold, is_plain, publish_each};
 use crate::calls::{answers, in_use, pieces, tasks};
+use crate::common::sync::Ordering;
 use crate::pages;
 use crate::thread::block::Block;
 

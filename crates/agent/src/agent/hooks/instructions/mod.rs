@@ -41,10 +41,10 @@
 //! children are as those of any raw call: outside the budget, or, of forks, served, with nothing of them
 //! swapped out. A program that copies these instructions to another place copies a jump that leads astray.
 
+use crate::common::sync::{AtomicU32, AtomicUsize, Ordering};
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::fork;
 use crate::machine::sys;
