@@ -13,7 +13,9 @@ WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:pyth
     strace:strace gdb:gdb valgrind:valgrind zsh:zsh fish:fish mandoc:mandoc
     /usr/share/bash-completion/bash_completion:bash-completion
     musl-gcc:musl-tools libjemalloc.so.2:libjemalloc2 dpkg-shlibdeps:dpkg-dev strip:binutils
-    ninja:ninja-build col:bsdextrautils)
+    ninja:ninja-build col:bsdextrautils
+    nbdkit:nbdkit qemu-nbd:qemu-utils nbd-server:nbd-server nbdfuse:nbdfuse fusermount3:fuse3
+    openssl:openssl ip:iproute2)
 
 there() {
     case $1 in

@@ -95,17 +95,32 @@ impl Medium {
         })
     }
 
-    /// Make it ours, with room for `slots` slots. A block device may have fewer: the bytes that it has are
-    /// returned.
+    /// Make it ours, with room for `slots` slots. A block device has the size that it has, which is returned,
+    /// and so has a file whose file system changes no lengths.
     pub(super) fn claim(&self, slots: u32) -> io::Result<Option<u64>> {
-        let size_bytes = self.block_device.then(|| self.size_bytes()).transpose()?;
         if self.named {
             self.mark()?;
         }
-        if !self.block_device {
-            rustix::fs::ftruncate(&self.file, u64::from(slots.max(1)) * PAGE_SIZE as u64)?;
+        if self.set_length(u64::from(slots.max(1)) * PAGE_SIZE as u64)? {
+            return Ok(None);
         }
-        Ok(size_bytes)
+        let size_bytes = self.size_bytes()?;
+        if !self.block_device && size_bytes < 2 * PAGE_SIZE as u64 {
+            let why = "its file system gives it no other length: name a file that has its size already";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        Ok(Some(size_bytes))
+    }
+
+    /// False: its length stays. File systems in user space, and some of the network, know no truncate.
+    fn set_length(&self, bytes: u64) -> io::Result<bool> {
+        if self.block_device {
+            return Ok(false);
+        }
+        match rustix::fs::ftruncate(&self.file, bytes) {
+            Err(Errno::NOSYS | Errno::OPNOTSUPP) if self.named => Ok(false),
+            other => Ok(other.map(|()| true)?),
+        }
     }
 
     fn size_bytes(&self) -> io::Result<u64> {
@@ -172,8 +187,8 @@ impl Medium {
 
     /// No signature of before is left in a medium that is memspill's.
     fn wipe(&self) -> io::Result<()> {
-        if !self.block_device {
-            return Ok(rustix::fs::ftruncate(&self.file, PAGE_SIZE as u64)?);
+        if self.set_length(PAGE_SIZE as u64)? {
+            return Ok(());
         }
         let size_bytes = self.size_bytes()?;
         let mut zeros = Aligned::new(ENDS_BYTES);
@@ -222,9 +237,10 @@ impl Medium {
     }
 
     /// Free space of the file system, if it can be known. Space that an unprivileged user may use counts as
-    /// free.
+    /// free. A file system that tells nothing of itself, as some in user space do, sets the end by ENOSPC.
     pub(super) fn free_bytes(&self) -> Option<u64> {
-        rustix::fs::fstatvfs(&self.file).ok().map(|stat| stat.f_bavail * stat.f_frsize)
+        let stat = rustix::fs::fstatvfs(&self.file).ok()?;
+        Some(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail * stat.f_frsize })
     }
 
     /// Tell it that the places of slots `start..end` hold nothing of worth.
@@ -247,13 +263,17 @@ impl Medium {
         let Some(length) = self.length_before else { return };
         let is_kernels = self.is_kernels.load(Ordering::Relaxed);
         let kept_bytes = if is_kernels { PAGE_SIZE as u64 } else { 0 };
-        let _ = rustix::fs::ftruncate(&self.file, kept_bytes)
-            .and_then(|()| rustix::fs::ftruncate(&self.file, length))
-            // The kernel swaps to no file that has holes.
-            .and_then(|()| match is_kernels {
-                true => rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length),
-                false => Ok(()),
-            });
+        let _ = match self.set_length(kept_bytes) {
+            Ok(true) => {
+                // The kernel swaps to no file that has holes.
+                rustix::fs::ftruncate(&self.file, length).and_then(|()| match is_kernels {
+                    true => rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length),
+                    false => Ok(()),
+                })
+            }
+            Ok(false) => self.give_back(1, u32::try_from(length / PAGE_SIZE as u64).unwrap_or(u32::MAX)),
+            Err(_) => Ok(()),
+        };
     }
 
     pub(super) fn is_emptied_at_the_end(&self) -> bool {

@@ -63,8 +63,8 @@ pub struct DiscardPolicy {
 #[derive(Clone, Debug)]
 pub struct FileConfig {
     pub place: FilePlace,
-    /// The most that may be allocated on disk, in bytes. Also the number of slots, times 4096. A block device
-    /// is used up to its size.
+    /// The most that may be allocated on disk, in bytes. Also the number of slots, times 4096. A block
+    /// device, and a file whose length cannot be changed, is used up to its size.
     pub max_bytes: u64,
     /// Free space that the file system keeps, in bytes (what an unprivileged user may use counts as free).
     pub free_floor_bytes: u64,
@@ -235,7 +235,8 @@ impl FileBacking {
     /// As `open`, with slots 0..`slots` addressable although only `max_bytes` may be on disk at any time.
     pub(crate) fn open_with_slots(config: FileConfig, slots: u32) -> std::io::Result<FileBacking> {
         let medium = Medium::open(&config.place)?;
-        let size_bytes = medium.claim(slots)?.unwrap_or(u64::MAX);
+        let its_size_bytes = medium.claim(slots)?;
+        let size_bytes = its_size_bytes.unwrap_or(u64::MAX);
         let slots = slots.min(slots_in(size_bytes));
         let pages_max = config.max_bytes.min(size_bytes) / PAGE_SIZE as u64;
         let DiscardPolicy { once, pages } = config.discard;
@@ -245,7 +246,7 @@ impl FileBacking {
         }
         Ok(FileBacking {
             queues: Queues::new(config.io, config.queues, medium.as_fd())?,
-            space: Space::new(slots, pages_max, config.free_floor_bytes, medium.block_device)?,
+            space: Space::new(slots, pages_max, config.free_floor_bytes, its_size_bytes.is_some())?,
             proof: match config.encrypt {
                 true => Proof::Seal(Seal::new(slots)?, sums_beside_tags(slots)?),
                 false => Proof::Sums(Sums::new(slots)?),
