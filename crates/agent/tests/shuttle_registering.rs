@@ -1,9 +1,9 @@
-//! Memory that is registered with the process's own userfaultfd while its threads use it (`holes.rs`), under
+//! Memory that is registered with the process's own userfaultfd while its threads use it (`holes/`), under
 //! schedules that are drawn. A missing page is no page of zeros any more: for an instruction it is SIGBUS,
 //! for a system call EFAULT, and that one is never to be.
 //!
 //! ```text
-//!   who registers, alone        holes.rs: register_piece     a call                       hold.rs
+//!   who registers, alone        registered.rs: register_piece a call                      hold.rs
 //!     missing and NONE ▶ EVICTING          mark_missing        published in its slot; then the word:
 //!     in use: touched, NONE                touch_kept          EVICTING, FILLING: waits;  SWAPPED: fills
 //!     UFFDIO_REGISTER                                          the kernel touches the page

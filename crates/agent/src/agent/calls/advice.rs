@@ -11,7 +11,7 @@ const PIECE: usize = 1 << 20;
 /// Is it advice that is followed here?
 pub fn is_ours(args: [usize; 6]) -> bool {
     let advice = args[2] as u32 as usize;
-    pages::is_on() && matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE)
+    matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE)
 }
 
 pub fn advise(args: [usize; 6]) -> Result<usize> {

@@ -39,5 +39,5 @@ pub fn answers_with(number: usize, args: &[usize; 6]) -> bool {
 /// Does the program register memory with a userfaultfd of its own? Where markers stand no fault would come to
 /// it. So it is refused, as by the kernel where another userfaultfd has the memory.
 fn registers_own(number: usize, args: &[usize; 6]) -> bool {
-    number == nr::IOCTL && args[1] as u32 as usize == UFFDIO_REGISTER && !holes::are_registered()
+    number == nr::IOCTL && args[1] as u32 as usize == UFFDIO_REGISTER && holes::hide_faults()
 }

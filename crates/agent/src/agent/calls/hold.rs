@@ -16,7 +16,7 @@ pub fn is_plain(number: usize) -> bool {
     matches!(number,
         0..=12 | 16..=24 | 26 | 27 | 32..=55 | 61..=63 | 72..=92 | 95..=100 | 102 | 104 | 107 | 108 | 110
         | 186 | 202 | 217 | 228..=234 | 247 | 257..=269 | 275 | 280 | 283 | 285..=296 | 299 | 307 | 318 | 332)
-        && !(pages::is_on() && answers::answers(number))
+        && !answers::answers(number)
 }
 
 /// Publishes and brings all that a call uses.
@@ -69,9 +69,7 @@ pub fn publish_each(
     };
     let mut uses = Uses::new();
     each_use(&mut |one| uses.add(one));
-    if pages::is_on()
-        && let Some((start, end)) = pages::needed_by(number, args)
-    {
+    if let Some((start, end)) = pages::needed_by(number, args) {
         uses.add(Use { start, end });
     }
     if uses.is_empty() {

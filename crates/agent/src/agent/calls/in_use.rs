@@ -79,7 +79,5 @@ fn count_of(block: &mut Block) -> &AtomicU32 {
 /// Brings what is away. Pages that cannot be accessed are left to the kernel, which says EFAULT where it
 /// needs them.
 pub fn bring(one: &Use) {
-    if pages::is_on() {
-        pages::bring(one.start, one.end);
-    }
+    pages::bring(one.start, one.end);
 }

@@ -82,13 +82,11 @@ pub fn answer(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
                 over(number, args, addr, len, REMOVE, emptied::empty)
             }
             sys::MADV_GUARD_INSTALL => over(number, args, addr, len, REMOVE, drop_away),
-            sys::MADV_GUARD_REMOVE if holes::are_registered() => {
-                over(number, args, addr, len, NOT_TOLD, |from, to| {
-                    holes::register_again(from, to);
-                    false
-                })
-            }
-            sys::MADV_GUARD_REMOVE => remove_guards(args),
+            sys::MADV_GUARD_REMOVE if holes::may_be_guards() => remove_guards(args),
+            sys::MADV_GUARD_REMOVE => over(number, args, addr, len, NOT_TOLD, |from, to| {
+                holes::follow_emptied(from, to);
+                false
+            }),
             _ => return None,
         },
         // The agent's handlers cannot touch such memory.

@@ -98,7 +98,7 @@ fn pointers(addr: usize, len: usize, sink: Sink<'_>) {
         let Some(word) = gadget::read::<usize>(addr.wrapping_add(index * size_of::<usize>())) else {
             return;
         };
-        if pages::is_on() && pages::may_be_away(word) {
+        if pages::may_be_away(word) {
             sink(word, UNKNOWN as usize, true);
         }
     }

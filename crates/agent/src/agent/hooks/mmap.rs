@@ -91,7 +91,7 @@ pub extern "C" fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_in
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let _reader = fork_lock::read();
     // SAFETY: the caller's own request, passed through.
-    libc_result(unsafe { map_call(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
+    libc_result(unsafe { pages::call_that_maps(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) }) as c_int
 }
 
 fn mmap_and_ring(addr: usize, len: usize, prot: usize, flags: usize, fd: c_int, offset: i64) -> usize {
@@ -114,7 +114,7 @@ pub fn map_anonymous(args: [usize; 6], may_announce: bool) -> Result<usize> {
     // Filling the range here and now would be growth before its registration.
     let flags = if control.is_some() { flags & !sys::MAP_POPULATE } else { flags };
     // SAFETY: the caller's own request, passed through.
-    let ret = unsafe { map_call(nr::MMAP, [addr, len, prot, flags, fd, offset]) };
+    let ret = unsafe { pages::call_that_maps(nr::MMAP, [addr, len, prot, flags, fd, offset]) };
     // The process may have joined for this very call (`trap/late.rs`), where that is trapped.
     let has_joined = was_alone && may_announce && flags & sys::MAP_POPULATE == 0;
     let control = if has_joined { announcing_control() } else { control };
@@ -149,17 +149,4 @@ pub fn announce_heap(control: *mut Control, before: usize, now: usize) {
 /// Tells the pager of memory that is to be registered; before it, those whom the registration would hurt.
 fn announce(control: *mut Control, addr: usize, len: usize, call: u32) {
     ring(control, addr, len, call);
-}
-
-/// mmap or munmap: trapped only in `agent` mode, which must know of them.
-///
-/// # Safety
-/// As for `sys::syscall`.
-unsafe fn map_call(number: usize, args: [usize; 6]) -> Result<usize> {
-    if pages::is_on() {
-        // SAFETY: the caller's promise.
-        return unsafe { sys::syscall(number, args) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { sys::syscall_untrapped(number, args) }
 }

@@ -23,7 +23,7 @@ use crate::machine::sys::{ENOMEM, PAGE, Result};
 
 /// Is what this call empties to be closed?
 pub fn closes(addr: usize, len: usize) -> bool {
-    !holes::are_registered()
+    holes::close_emptied()
         && addr.is_multiple_of(PAGE)
         && addr < table::TOP
         && len <= table::TOP - addr
@@ -131,25 +131,16 @@ fn install(from: usize, to: usize, prot: usize) {
 
 /// Forgets what was in the pages, and leaves nothing closed there. Was something away?
 pub fn empty(from: usize, to: usize) -> bool {
-    if holes::are_registered() {
-        let was_away = drop_away(from, to);
-        holes::register_again(from, to);
-        return was_away;
-    }
     let (mut start, mut stop) = (from, from);
-    let remove = |start: usize, stop: usize| {
-        // SAFETY: the program has given the bytes up, and nobody is filling.
-        if stop > start && unsafe { kernel::remove_guards(start, stop - start) }.is_err() {
-            end("cannot empty pages: their guards stay");
-        }
-    };
     each_away(from, to, |page, _, _| {
         if page != stop {
-            remove(start, stop);
+            holes::drop_from(start, stop);
             start = page;
         }
         stop = page + PAGE;
     });
-    remove(start, stop);
-    drop_away(from, to)
+    holes::drop_from(start, stop);
+    let was_away = drop_away(from, to);
+    holes::follow_emptied(from, to);
+    was_away
 }

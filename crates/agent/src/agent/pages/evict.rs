@@ -11,7 +11,7 @@
 //! likes: a fault in between would bring a page of zeros, which a thread reads, or writes and loses. A thread
 //! that faults meanwhile finds EVICTING, and waits.
 //!
-//! If pages are away in registered memory (`holes.rs`) UFFDIO_MOVE does all of this at once, for pages that
+//! If pages are away in registered memory (`holes/`) UFFDIO_MOVE does all of this at once, for pages that
 //! are the process's own and can be written; those that are shared with the child of a fork go by the steps
 //! above, and so do those that are protected, of which the kernel moves none.
 //!
@@ -309,7 +309,7 @@ impl Chunk {
         if there == 0 {
             return Err(if is_closed { ENOENT } else { sys::EAGAIN });
         }
-        if holes::are_registered() && kernel::is_writable(self.prot) {
+        if holes::can_move(self.prot) {
             match self.take_by_move(to, commit) {
                 Err(sys::EBUSY) => {}
                 // It may be several mappings by now.
@@ -342,17 +342,7 @@ impl Chunk {
 
 /// Writes the bytes of pages where they were.
 fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
-    if holes::are_registered() {
-        // Locked pages were not emptied.
-        return holes::copy_missing(at, bytes, pages * PAGE, true);
-    }
-    // SAFETY: nobody can touch the pages, and their bytes come back.
-    let done = unsafe {
-        kernel::remove_guards(at, pages * PAGE).is_ok() && kernel::write_through(at, bytes, pages * PAGE)
-    };
-    if !done {
-        end("loses a page: it was taken out halfway");
-    }
+    holes::put_back(at, bytes, pages * PAGE);
 }
 
 /// Pages in a row that are EVICTING, by the caller, and their slots where they were taken out.
@@ -548,7 +538,7 @@ fn room_to_move(pages: usize) -> usize {
 pub fn empty_staging() {
     let pages = EVICTOR.moved.swap(0, Ordering::Relaxed);
     // SAFETY: what was there is in its place, or where it is kept.
-    if pages != 0 && unsafe { holes::empty_own(uses::kept(uses::STAGING).0, pages * PAGE) }.is_err() {
+    if pages != 0 && unsafe { kernel::empty_own(uses::kept(uses::STAGING).0, pages * PAGE) }.is_err() {
         end("cannot empty what it takes pages out by");
     }
 }

@@ -39,7 +39,7 @@ pub fn handle(info: &Info, context: &mut Context) -> bool {
     }
     let page = info.call_address & !(PAGE - 1);
     let is_fault = match info.signal as usize {
-        SIGBUS => info.code == BUS_ADRERR && holes::are_registered(),
+        SIGBUS => info.code == BUS_ADRERR && holes::raise_sigbus(),
         _ => matches!(info.code, SEGV_MAPERR | SEGV_ACCERR),
     };
     if !is_fault || page >= table::TOP {

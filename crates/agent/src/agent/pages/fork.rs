@@ -21,7 +21,7 @@ use core::mem::forget;
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{channel, evict, fill, from_pool, holes, reconcile, rules, source, supervisor, table};
+use super::{channel, evict, from_pool, holes, reconcile, source, supervisor, table};
 use crate::common::words::{EXCLUDED, SWAPPED};
 use crate::machine::sys::{PAGE, Result};
 
@@ -75,13 +75,7 @@ pub fn in_child() {
         end("cannot say which of its pages are away: no memory for their words");
     }
     if kernel::open_own().is_err() {
-        if source::get().is_none() || holes::are_registered() {
-            end("cannot page the child of a fork: /proc/self/mem does not open");
-        }
-        // No window can be filled. A process of one thread needs none, and this is one still.
-        fill::settle_all(0, table::TOP);
-        rules::switch_off();
-        return;
+        end("cannot page the child of a fork: /proc/self/mem does not open");
     }
     // Memory that was not inherited is nobody's, whatever its words say.
     reconcile::reconcile(0, table::TOP, None);

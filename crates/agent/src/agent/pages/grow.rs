@@ -18,15 +18,13 @@
 //! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
 //! supervisor sees by looking what is touched there. What the program has emptied: `emptied.rs`.
 
-use super::gate;
 use super::holes;
-use super::kernel::{self, READ_WRITE, end};
+use super::kernel::{self, READ_WRITE};
 use super::reconcile::{self, make};
 use super::supervisor::{self, Changing};
 use super::table;
 use crate::common::link::UNMAP;
 use crate::common::sync::{AtomicUsize, Ordering};
-use crate::common::words::Word;
 use crate::machine::sys::{self, PAGE, PROT_NONE, Result, nr};
 
 const MAP_STACK: usize = 0x2_0000;
@@ -79,8 +77,7 @@ pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
 /// little of it.
 pub fn map_open(args: [usize; 6]) -> Result<usize> {
     let [_, len, _, flags, ..] = args;
-    // Nothing is taken out there before it is known that the place is another one.
-    let _alone = holes::are_registered().then(gate::enter_alone);
+    let _alone = holes::enter_to_map();
     let made = make(nr::MMAP, args);
     if let Ok(at) = made {
         table::forget_registered(at, at.saturating_add(len));
@@ -128,24 +125,5 @@ fn close(changing: &Changing, from: usize, to: usize, prot: usize) {
     reconcile::drop_all(from, to);
     // The supervisor's knowledge of pages that were here before would be taken for these.
     changing.tell(UNMAP, from, to, 0, true);
-    if holes::are_registered() {
-        // If that fails it stays open, as locked memory does.
-        let _ = holes::register(from, to);
-        return;
-    }
-    let pages = || (from..to).step_by(PAGE);
-    // SAFETY: the memory is new: nobody has touched it.
-    let is_marked = pages().all(|page| table::obtain(page).is_ok())
-        && unsafe { kernel::install_guards(from, to - from) }.is_ok();
-    if !is_marked {
-        // It stays open, as what is locked.
-        // SAFETY: as above.
-        if unsafe { kernel::remove_guards(from, to - from) }.is_err() {
-            end("cannot open new memory");
-        }
-        return;
-    }
-    for word in pages().filter_map(table::find) {
-        table::finish(word, Word::closed(prot as u64));
-    }
+    holes::close(from, to, prot);
 }

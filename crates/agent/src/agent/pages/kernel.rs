@@ -247,6 +247,15 @@ pub unsafe fn install_guards(at: usize, len: usize) -> Result<usize> {
     unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_GUARD_INSTALL, 0, 0, 0]) }
 }
 
+/// Empties memory of the agent's own, though a program may have locked all that there is (mlockall).
+///
+/// # Safety
+/// Nobody needs what is there.
+pub unsafe fn empty_own(at: usize, len: usize) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_DONTNEED_LOCKED, 0, 0, 0]) }
+}
+
 /// Takes markers away; zeros are under them.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! The process pages by itself, where the supervisor gets no userfaultfd of it: the pages of plain anonymous
 //! memory are taken out and brought back here, and the supervisor keeps the bytes.
 //!
-//! A page that is away is a hole (`holes.rs`). With a userfaultfd of the process's own nothing stands there,
+//! A page that is away is a hole (`holes/`). With a userfaultfd of the process's own nothing stands there,
 //! and a fault is SIGBUS. Else it is a guard marker (MADV_GUARD_INSTALL, Linux 6.13), and a fault is SIGSEGV.
 //! System calls find their pages by the dispatch, which sees them all. A *window* is the moment in which
 //! pages have no protection, so that whoever touches them faults, and waits: only inside of one do pages
@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `gate.rs` | who may be at work at the same time |
 //! | `table.rs` | the words: where they are, which steps they take |
-//! | `holes.rs` | what stands where a page is away; memory that is registered |
+//! | `holes/` | what stands where a page is away; memory that is registered |
 //! | `moving.rs` | mremap there |
 //! | `kernel.rs` | what is asked of the kernel |
 //! | `uses.rs`, `exclude.rs` | what must stay, for now and for ever |
@@ -49,7 +49,8 @@
 
 use crate::common::words::{self, FOR_KERNEL};
 use crate::machine::context::{Context, Info};
-use crate::machine::sys::{self, EIO, PAGE, PROT_NONE, Result, nr};
+use crate::machine::sys::{self, EIO, PAGE, Result, nr};
+use rules::is_on;
 
 pub mod channel;
 pub mod emptied;
@@ -76,10 +77,9 @@ pub mod uses;
 
 pub use channel::{is_there as has_supervisor, staging};
 pub use evict::{empty_staging, install_delivered, take_run};
-pub use fork::{begins as fork_begins, ends as fork_ends, in_child, is_all_here};
+pub use fork::is_all_here;
 pub use from_pool::leave as leave_pool;
 pub use notes::take_hints_outside as take_hints;
-pub use rules::is_on;
 pub use supervisor::{is_tight, take_word};
 
 /// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
@@ -123,15 +123,14 @@ pub fn descriptors() -> [i32; 5] {
 /// Err: it cannot be done here.
 pub fn start(registers: bool) -> Result<()> {
     kernel::open_own()?;
-    if registers {
-        holes::open_descriptor()?;
-    }
+    holes::begin(registers)?;
     let own = kernel::map_private(table::OWN_BYTES + evict::OWN_BYTES)?;
     table::make(own)?;
     let staging = own + table::OWN_BYTES;
     evict::use_staging(staging);
     uses::keep(uses::WINDOWS, own, table::OWN_BYTES + evict::OWN_BYTES);
-    try_out(staging)?;
+    holes::try_out(staging)?;
+    is_seen(staging)?;
     // What the kernel knows of the first thread: its id, its robust list, rseq. A program without a loader
     // tells it later.
     let thread = thread_pointer()?;
@@ -152,45 +151,87 @@ fn thread_pointer() -> Result<usize> {
     Ok(pointer)
 }
 
-/// Does with a page of the agent's all that is done with pages later.
-fn try_out(page: usize) -> Result<()> {
-    if holes::are_registered() {
-        holes::try_out()?;
-        return is_seen(page);
-    }
-    let bytes = [7u8; 64];
-    // SAFETY: the page is the agent's, and nobody touches it meanwhile.
-    unsafe {
-        kernel::protect(page, PAGE, PROT_NONE)?;
-        kernel::install_guards(page, PAGE)?;
-        kernel::remove_guards(page, PAGE)?;
-        if !kernel::write_through(page, bytes.as_ptr() as usize, bytes.len()) {
-            return Err(EIO);
-        }
-        kernel::protect(page, PAGE, kernel::READ_WRITE)?;
-        if (page as *const [u8; 64]).read_volatile() != bytes {
-            return Err(EIO);
-        }
-    }
-    is_seen(page)
-}
-
 /// Can it be asked where a mapping lies? (Not before Linux 6.11.)
 fn is_seen(page: usize) -> Result<()> {
     let is_seen = kernel::mapping_from(page).is_some_and(|mapping| mapping.start <= page && mapping.is_plain);
     if is_seen { Ok(()) } else { Err(EIO) }
 }
 
-/// SIGSEGV. True: the thread goes on where `context` says.
+/// SIGSEGV or SIGBUS. True: the thread goes on where `context` says.
 pub fn fault(info: &Info, context: &mut Context) -> bool {
-    fault::handle(info, context)
+    is_on() && fault::handle(info, context)
 }
 
-pub use exclude::{before_call, keep_locks_held, needed_by};
+/// The result of a trapped call that `answer` answers. None: it is made as the program asked.
+pub fn answered(
+    number: usize,
+    args: [usize; 6],
+    answer: impl FnOnce(usize, [usize; 6]) -> Option<Result<usize>>,
+) -> Option<Result<usize>> {
+    if !is_on() {
+        return None;
+    }
+    let answered = answer(number, args);
+    if answered.is_none() {
+        exclude::before_call(number, &args);
+    }
+    answered
+}
+
+/// What a call needs in its place beside what it touches.
+pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
+    exclude::needed_by(number, args).filter(|_| is_on())
+}
+
+/// mmap or munmap by the agent's own hooks: trapped where the words of pages must follow it.
+///
+/// # Safety
+/// As for `sys::syscall`.
+pub unsafe fn call_that_maps(number: usize, args: [usize; 6]) -> Result<usize> {
+    if is_on() {
+        // SAFETY: the caller's promise.
+        return unsafe { sys::syscall(number, args) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { sys::syscall_untrapped(number, args) }
+}
+
+/// Processes with the same descriptors, and each its own memory, would have the other's memory for theirs.
+pub fn may_share_descriptors() -> bool {
+    !is_on()
+}
+
+/// Before a fork (`fork.rs`). Err: it must not be made.
+pub fn fork_begins(ready: impl FnOnce() -> Result<()>) -> Result<()> {
+    if is_on() { fork::begins(ready) } else { Ok(()) }
+}
+
+/// In the parent.
+pub fn fork_ends(is_made: bool) {
+    if is_on() {
+        fork::ends(is_made);
+    }
+}
+
+pub fn in_child() {
+    if is_on() {
+        fork::in_child();
+    }
+}
+
+/// A thread ends, whose list of robust locks this is: the kernel writes to those that it holds.
+pub fn keep_locks_held(list: usize) {
+    if is_on() {
+        exclude::keep_locks_held(list);
+    }
+}
 
 /// Is all of [start, end) in its place, which the caller has said to be in use? Then it stays. Nothing is
 /// begun or waited for here, so a signal may come in the middle of it.
 pub fn is_there(start: usize, end: usize) -> bool {
+    if !is_on() {
+        return true;
+    }
     let mut at = start;
     while let Some((page, word)) = table::next(at, end) {
         if table::load(word).state() != words::EXCLUDED {
@@ -203,7 +244,7 @@ pub fn is_there(start: usize, end: usize) -> bool {
 
 /// What a thread of the program calls to bring a page, or where it changes a mapping, on the descriptors that
 /// are the agent's: numbers, and the first argument. A filter of system calls must let these pass.
-pub fn calls_on_descriptors() -> [(usize, Option<usize>); 7] {
+pub fn calls_on_descriptors() -> impl Iterator<Item = (usize, Option<usize>)> {
     let [mem, maps, pagemap, _, bell, pool, uffd] = kernel::DESCRIPTORS.all().map(|fd| Some(fd as usize));
     [
         (nr::IOCTL, uffd),
@@ -214,6 +255,8 @@ pub fn calls_on_descriptors() -> [(usize, Option<usize>); 7] {
         (nr::PWRITE64, mem),
         (nr::WRITE, bell),
     ]
+    .into_iter()
+    .filter(|_| is_on())
 }
 
 /// Is what calls from rewritten sites use left unsaid? In a test, to show that it would be found.
@@ -223,19 +266,24 @@ pub fn is_site_unsaid() -> bool {
 
 /// Brings all of [start, end), which the caller has said to be in use.
 pub fn bring(start: usize, end: usize) {
-    fill::settle_all(start, end);
+    if is_on() {
+        fill::settle_all(start, end);
+    }
 }
 
 /// May the page at an address be away, or be taken out meanwhile?
 pub fn may_be_away(addr: usize) -> bool {
     // Most words that are asked about are small numbers.
-    (PAGE..table::TOP).contains(&addr)
+    is_on()
+        && (PAGE..table::TOP).contains(&addr)
         && kernel::mapping_from(addr).is_some_and(|mapping| mapping.start <= addr && mapping.is_plain)
 }
 
 /// The kernel will write there when a thread ends.
 pub fn exclude_word(addr: usize) {
-    exclude::exclude(addr, size_of::<u32>(), FOR_KERNEL);
+    if is_on() {
+        exclude::exclude(addr, size_of::<u32>(), FOR_KERNEL);
+    }
 }
 
 const _: () = assert!(words::SLOTS_MAX > 1 << 40);

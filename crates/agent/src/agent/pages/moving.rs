@@ -1,4 +1,4 @@
-//! An mremap in registered memory (`holes.rs`). Memory that the kernel moves is registered no more, and
+//! An mremap in registered memory (`holes/`). Memory that the kernel moves is registered no more, and
 //! neither is the mapping that it becomes one with, if there is such a one at the new place. It moves no
 //! range that is several mappings, or half of it; and memory that was registered piece by piece can be
 //! several mappings for good, where the program knows of one.
@@ -16,7 +16,7 @@
 //! Not covered: a call of another thread that uses such memory while it is moved or grows; it may fail with
 //! EFAULT.
 
-use super::holes::{are_registered, register, unregister};
+use super::holes::{register, unregister};
 use super::kernel::{self, Mapping, end};
 use super::reconcile::{each_away, make};
 use super::table;
@@ -39,7 +39,7 @@ impl Moving {
     pub fn begin(old: usize, old_len: usize) -> Result<Moving> {
         let last = old.saturating_add(old_len).min(table::TOP);
         let mut moving = Moving { was_registered: false, prot: None, old, old_len };
-        if !are_registered() || old >= last || !old.is_multiple_of(PAGE) {
+        if old >= last || !old.is_multiple_of(PAGE) {
             return Ok(moving);
         }
         let mut groups = (old..last).step_by(table::GROUP_BYTES).chain([last - PAGE]);

@@ -1,17 +1,13 @@
 //! Runs of pages that come back: claimed, opened, and filled with bytes that are there already.
 //!
-//! Other threads must not be able to look before the bytes are there (`fill.rs`), unless there are none.
+//! Other threads must not be able to look before the bytes are there (`holes/`), unless there are none.
 
 use crate::common::sync::AtomicU64;
-use core::ptr::copy_nonoverlapping;
 
-use super::kernel::{self, end};
-use super::rules::{self, Rule};
 use super::source::{COUNTERS, count};
 use super::{holes, table};
 use crate::common::words::{SWAPPED, Word};
 use crate::machine::sys::PAGE;
-use crate::thread::block;
 
 /// A run of pages that are FILLING, by the caller.
 pub struct Run {
@@ -53,51 +49,17 @@ pub fn install(page: usize, pages: usize, bytes: usize, by_window: bool) -> usiz
 
 /// Puts bytes into a run.
 pub fn fill(run: &Run, bytes: usize, by_window: bool) {
-    if holes::are_registered() {
-        holes::copy(run.start, bytes, run.len());
-        count(&COUNTERS.by_window, run.pages);
-    } else if !by_window && block::is_alone() || !rules::holds(Rule::Window) {
-        open(run);
-        if kernel::is_writable(run.prot) {
-            // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
-            unsafe { copy_nonoverlapping(bytes as *const u8, run.start as *mut u8, run.len()) };
-        } else {
-            write(run, bytes);
-        }
-    } else {
-        if run.prot != 0 {
-            protect(run, 0);
-        }
-        open(run);
-        write(run, bytes);
-        if run.prot != 0 {
-            protect(run, run.prot);
-        }
+    if holes::fill(run.start, run.len(), run.prot, bytes, by_window) {
         count(&COUNTERS.by_window, run.pages);
     }
     count(&COUNTERS.brought, run.pages);
 }
 
-/// Whatever the protection is.
-fn write(run: &Run, bytes: usize) {
-    // SAFETY: the pages are FILLING; the bytes are as many.
-    if !unsafe { kernel::write_through(run.start, bytes, run.len()) } {
-        end("cannot bring a page back: /proc/self/mem does not write it");
-    }
-}
-
-/// The same where the pages are as new: nobody need be kept from looking.
+/// The same where the pages are as new.
 pub fn install_zeros(page: usize, pages: usize) -> usize {
     let run = claim_run(page, pages);
-    if run.pages > 0 && holes::are_registered() {
-        holes::zeros(run.start, run.len());
-    } else if run.pages > 0 {
-        open(&run);
-        // If several pages come at once the next are about to be touched: one call for all is cheaper than a
-        // fault of the kernel's for each. Where it fails they come by that.
-        if run.pages > 1 && kernel::is_writable(run.prot) {
-            kernel::populate_all(run.start, run.len(), true);
-        }
+    if run.pages > 0 {
+        holes::fill_zeros(run.start, run.len(), run.prot);
     }
     run.end();
     run.pages
@@ -117,18 +79,4 @@ pub fn claim(page: usize, prot: u64) -> bool {
     let Some(word) = table::find(page) else { return false };
     let seen = table::load(word);
     seen.state() == SWAPPED && seen.prot() == prot && table::turn(word, seen, seen.filling())
-}
-
-pub fn open(run: &Run) {
-    // SAFETY: the pages are FILLING, and whoever else could look waits for them, or there is nobody else.
-    if unsafe { kernel::remove_guards(run.start, run.len()) }.is_err() {
-        end("cannot bring a page back: its guard stays");
-    }
-}
-
-pub fn protect(run: &Run, prot: usize) {
-    // SAFETY: the pages are FILLING, and whoever faults on them waits.
-    if unsafe { kernel::protect(run.start, run.len(), prot) }.is_err() {
-        end("cannot bring a page back: no room for a mapping (vm.max_map_count)");
-    }
 }

@@ -221,11 +221,10 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     block.mask = context.mask;
     block.flags = request.flags;
     block.gs = gadget::gs(block.address);
-    if pages::is_on() && request.flags & (CLONE_VM | CLONE_FILES) == CLONE_FILES {
-        // Each would have the other's memory for its own.
+    if request.flags & (CLONE_VM | CLONE_FILES) == CLONE_FILES && !pages::may_share_descriptors() {
         return Err(sys::EINVAL);
     }
-    if pages::is_on() && request.flags & CLONE_CHILD_CLEARTID != 0 {
+    if request.flags & CLONE_CHILD_CLEARTID != 0 {
         pages::exclude_word(request.child_tid);
     }
     let is_vfork = request.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK;
@@ -254,7 +253,7 @@ pub fn prepare(block: &mut Block, context: &mut Context) -> sys::Result<()> {
     let uses = request.uses(number, &args);
     in_use::publish(block, &uses);
     uses.exact().for_each(in_use::bring);
-    if pages::is_on() && request.flags & CLONE_VM == 0 {
+    if request.flags & CLONE_VM == 0 {
         let is_managed = pages::has_supervisor();
         let (mut is_ready, mut is_late) = (false, false);
         let ready = || {
@@ -350,9 +349,7 @@ extern "C" fn cloned(child: *mut Block, result: isize) {
     in_use::withdraw(block);
     if core::ptr::eq(child, block) {
         let joining = block.joins.then(|| forks::parent_done(result));
-        if pages::is_on() {
-            pages::fork_ends(result >= 0);
-        }
+        pages::fork_ends(result >= 0);
         drop(ActionsLocked);
         if block.joins || block.is_late {
             fork_lock::done(false);
@@ -404,9 +401,7 @@ fn after_fork(block: &mut Block) {
     rewrite::forget_threads();
     // Its rseq area is its parent's, and it has no robust list.
     block.robust_list = 0;
-    if pages::is_on() {
-        pages::in_child();
-    }
+    pages::in_child();
     if block.flags & CLONE_CLEAR_SIGHAND != 0 {
         signals::clear();
     }

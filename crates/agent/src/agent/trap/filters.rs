@@ -265,9 +265,7 @@ pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> 
     if is_strict {
         prctl(PR_SET_NO_NEW_PRIVS, 1)?;
     }
-    if pages::is_on() {
-        pages::leave_pool();
-    }
+    pages::leave_pool();
     let result = set_kept(kept, flags & !FLAG_TSYNC)?;
     block.filters.store(kept.address(), Ordering::Release);
     control::tell_confined();
@@ -459,9 +457,7 @@ impl Prefix {
             FORKS.iter().for_each(|call| prefix.allow(*call));
         } else {
             // On descriptors that another process would have other ones for; and the end of this one.
-            if pages::is_on() {
-                pages::calls_on_descriptors().iter().for_each(|call| prefix.allow(*call));
-            }
+            pages::calls_on_descriptors().for_each(|call| prefix.allow(call));
             let process = sys::getpid() as usize;
             [nr::KILL, TGKILL].iter().for_each(|number| prefix.allow((*number, Some(process))));
         }

@@ -85,7 +85,7 @@ pub extern "C" fn on_signal(signal: c_int, info: &Info, context: &mut Context) {
     if late::is_timer(signal, info) {
         return join_by_timer(context);
     }
-    if matches!(signal, SIGSEGV | SIGBUS) && pages::is_on() && pages::fault(info, context) {
+    if matches!(signal, SIGSEGV | SIGBUS) && pages::fault(info, context) {
         return;
     }
     // Not one that somebody sends while the access waits for its page.
@@ -238,9 +238,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
             clone::prepare(block, context).map(|()| Answer::GoOn)
         }
         nr::EXIT if !is_vfork => {
-            if pages::is_on() {
-                pages::keep_locks_held(block.robust_list);
-            }
+            pages::keep_locks_held(block.robust_list);
             context.mask = !RESERVED;
             enter::go_to_end_thread(block, &mut context.regs);
             Ok(Answer::GoOn)
@@ -265,11 +263,7 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         _ if tasks::are_looked_at(number, &args) && filters::let_pass(block, number, &args) => {
             look_at_tasks(block).map(Answer::Result)
         }
-        _ if !is_vfork
-            && !block.is_confined()
-            && pages::is_on()
-            && other_process::concerns(number, &args) =>
-        {
+        _ if !is_vfork && !block.is_confined() && other_process::concerns(number, &args) => {
             hold(block, number, &args);
             let result = other_process::make(number, &args);
             in_use::withdraw(block);
@@ -282,14 +276,16 @@ fn answer(block: &mut Block, context: &mut Context) -> Result<Answer> {
         }
         #[cfg(memspill_test)]
         ASK_DISPATCH => Ok(Answer::Result(1)),
-        _ => match by_windows(number, args).or_else(|| in_pieces(block, number, args)) {
-            Some(result) => result.map(Answer::Result),
-            None => {
-                rewrite::trapped(number, block.frame.next);
-                make(block, context);
-                Ok(Answer::GoOn)
+        _ => {
+            match pages::answered(number, args, answers::answer).or_else(|| in_pieces(block, number, args)) {
+                Some(result) => result.map(Answer::Result),
+                None => {
+                    rewrite::trapped(number, block.frame.next);
+                    make(block, context);
+                    Ok(Answer::GoOn)
+                }
             }
-        },
+        }
     }
 }
 
@@ -360,18 +356,6 @@ fn environment_with_agent(environment: usize, block: &Block) -> Option<usize> {
     // SAFETY: handlers never come down there, and the list is plain data.
     unsafe { (at as *mut List).write(list) };
     Some(passed)
-}
-
-/// The result of a call that changes the process's memory, where it pages itself.
-fn by_windows(number: usize, args: [usize; 6]) -> Option<Result<usize>> {
-    if !pages::is_on() {
-        return None;
-    }
-    let answered = answers::answer(number, args);
-    if answered.is_none() {
-        pages::before_call(number, &args);
-    }
-    answered
 }
 
 /// A program that has confined itself has its calls made as they are.

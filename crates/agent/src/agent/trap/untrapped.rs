@@ -1,7 +1,7 @@
 //! A call from a site that was rewritten (`rewrite.rs`): may it be made without a trap?
 
 use super::late;
-use crate::calls::hold::{hold, is_plain, publish_each};
+use crate::calls::hold::{is_plain, publish_each};
 use crate::calls::{answers, in_use, pieces, tasks};
 use crate::common::sync::Ordering;
 use crate::pages;
@@ -25,10 +25,6 @@ pub extern "C" fn on_site(block: &mut Block) -> bool {
         || tasks::are_looked_at(number, &args)
     {
         return false;
-    }
-    if !pages::is_on() {
-        hold(block, number, &args);
-        return true;
     }
     if answers::answers_with(number, &args) {
         return false;

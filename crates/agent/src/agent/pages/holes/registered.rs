@@ -1,17 +1,6 @@
-//! A *hole* stands in the place of a page that is away: a guard marker, or, if the process has a userfaultfd
-//! of its own, nothing at all, in memory that is registered with it.
-//!
-//! ```text
-//!                     marker                                 userfaultfd (UFFD_FEATURE_SIGBUS)
-//!   a thread touches  SIGSEGV                                SIGBUS
-//!   a call touches    EFAULT                                 EFAULT
-//!   a page goes       NONE ─ copied ─ GUARD_INSTALL ─ RW     UFFDIO_MOVE into staging; or as on the
-//!                                                            left, by MADV_DONTNEED
-//!   a page comes      NONE ─ GUARD_REMOVE ─ written ─ RW     UFFDIO_COPY
-//! ```
-//!
-//! UFFDIO_COPY is one call, and nobody sees half of it: no window, no second lookup of the mapping, no other
-//! CPU to be interrupted. The descriptor serves faults of user mode only, so it takes no privilege.
+//! Holes in memory that is registered with a userfaultfd of the process's own: nothing stands where a page is
+//! away. UFFDIO_COPY is one call, and nobody sees half of it: no window, no second lookup of the mapping, no
+//! other CPU to be interrupted. The descriptor serves faults of user mode only, so it takes no privilege.
 //!
 //! In registered memory *a missing page has a word that is not NONE*: else a call that touches it would fail,
 //! where the kernel would have given a page of zeros. So memory is registered by these steps, alone in the
@@ -29,11 +18,7 @@
 //!
 //! The 2 MiB that are registered are noted with their words (`table.rs`). The note says less than what is
 //! true: whatever maps something there takes it off, and registering twice does no harm.
-//!
-//! What it does not do: UFFDIO_MOVE, which `evict.rs` uses.
 
-use super::kernel::{self, DESCRIPTORS, end};
-use super::{gate, rules, table, uses};
 use crate::common::sync::Ordering;
 use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
@@ -42,6 +27,8 @@ use crate::machine::uffd::{
     API, ApiArg, CopyArg, FEATURE_MOVE, FEATURE_SIGBUS, MODE_MISSING, MoveArg, RangeArg, RegisterArg,
     UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
 };
+use crate::pages::kernel::{self, DESCRIPTORS, empty_own, end};
+use crate::pages::{gate, rules, table, uses};
 use crate::thread::wait;
 
 const USER_MODE_ONLY: usize = 1;
@@ -57,8 +44,8 @@ const ALONE_MS: u32 = 20;
 /// How often memory is asked for that the kernel does not have, a millisecond each.
 const NO_MEMORY_TRIES: u32 = 5000;
 
-/// Are they in registered memory?
-pub fn are_registered() -> bool {
+/// Is this the kind of holes that the process has?
+pub fn are_in_use() -> bool {
     DESCRIPTORS.uffd.load(Ordering::Relaxed) >= 0
 }
 
@@ -81,28 +68,6 @@ pub fn open_descriptor() -> Result<()> {
     DESCRIPTORS.uffd.store(kernel::high(fd) as i32, Ordering::Relaxed);
     let mut api = ApiArg { api: API, features: FEATURE_SIGBUS | FEATURE_MOVE, ioctls: 0 };
     ask(UFFDIO_API, &mut api).map(|_| ())
-}
-
-/// Takes out pages whose bytes are kept, and that nobody can touch meanwhile.
-///
-/// # Safety
-/// As the words say.
-pub unsafe fn dig(at: usize, len: usize) -> Result<usize> {
-    if !are_registered() {
-        // SAFETY: the caller's promise.
-        return unsafe { kernel::install_guards(at, len) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_DONTNEED, 0, 0, 0]) }
-}
-
-/// Empties memory of the agent's own, though a program may have locked all that there is (mlockall).
-///
-/// # Safety
-/// Nobody needs what is there.
-pub unsafe fn empty_own(at: usize, len: usize) -> Result<usize> {
-    // SAFETY: the caller's promise.
-    unsafe { gadget::call(nr::MADVISE, [at, len, sys::MADV_DONTNEED_LOCKED, 0, 0, 0]) }
 }
 
 /// Brings pages with these bytes, which are FILLING or EVICTING by the caller.
@@ -174,7 +139,7 @@ pub unsafe fn move_pages(from: usize, to: usize, pages: usize) -> Result<usize> 
 
 /// A page that has no word, and should be there as the kernel would have it: true if it is.
 pub fn is_there_by_now(page: usize) -> bool {
-    are_registered() && matches!(zero(page, PAGE).1, Ok(_) | Err(EEXIST))
+    matches!(zero(page, PAGE).1, Ok(_) | Err(EEXIST))
 }
 
 /// Does with pages of the agent's own what is done with others later: staging, which is registered from now
@@ -203,20 +168,10 @@ fn register_staging() -> Result<usize> {
     Ok(staging)
 }
 
-/// MADV_FREE lets pages go at any time later, when nobody could mark them: they go now.
-pub fn emptied_at_once(number: usize, args: [usize; 6]) -> [usize; 6] {
-    let [first, second, advice, rest @ ..] = args;
-    if number == nr::MADVISE && advice as u32 as usize == sys::MADV_FREE && are_registered() {
-        let [a, b, c] = rest;
-        return [first, second, sys::MADV_DONTNEED, a, b, c];
-    }
-    args
-}
-
 /// Sees to it that what is at an address, and in the same 2 MiB, can be taken out. Outside of the gate. Err:
 /// not now, or never.
 pub fn make_ready(start: usize) -> Result<()> {
-    if !are_registered() || table::is_registered(start) {
+    if table::is_registered(start) {
         return Ok(());
     }
     let _alone = gate::enter_alone_within(ALONE_MS).ok_or(EAGAIN)?;
@@ -225,11 +180,6 @@ pub fn make_ready(start: usize) -> Result<()> {
     register(from, from + table::GROUP_BYTES)?;
     table::note_registered(from);
     Ok(())
-}
-
-/// May a page be taken out, as far as that goes? Inside the gate.
-pub fn may_leave(page: usize) -> bool {
-    !are_registered() || table::is_registered(page)
 }
 
 /// Registers what is plain memory in [from, to). Alone in the gate.
@@ -261,9 +211,6 @@ pub fn unregister(start: usize, len: usize) -> Result<usize> {
 
 /// The same of those parts that may be registered already, and in which pages may be missing now.
 pub fn register_again(from: usize, to: usize) {
-    if !are_registered() {
-        return;
-    }
     let mut at = from;
     while at < to {
         let group_end = (at & !(table::GROUP_BYTES - 1)) + table::GROUP_BYTES;
@@ -366,9 +313,6 @@ fn each_marked(from: usize, to: usize, tell: impl Fn(&'static crate::common::syn
 /// In the child of a fork, whose memory is as its parent's, but registered nowhere. Before anything of the
 /// program runs.
 pub fn in_child() {
-    if !are_registered() {
-        return;
-    }
     if open_descriptor().is_err() {
         end("cannot page the child of a fork: no userfaultfd");
     }
