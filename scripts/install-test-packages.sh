@@ -8,7 +8,7 @@ set -u
 WANTED=(cargo:rustup gcc:gcc lib.c:libc6-dev /usr/bin/python3:python3 numpy:python3-numpy
     redis-server:redis-server redis-cli:redis-tools redis-benchmark:redis-tools stress-ng:stress-ng
     sqlite3:sqlite3 g++:g++ make:make node:nodejs javac:default-jdk-headless mkfs.ext4:e2fsprogs
-    mkfs.btrfs:btrfs-progs
+    mkfs.btrfs:btrfs-progs nbdkit:nbdkit
     psql:postgresql setsid:util-linux ipcs:util-linux mount:mount awk:mawk diff:diffutils xargs:findutils
     strace:strace gdb:gdb valgrind:valgrind zsh:zsh fish:fish mandoc:mandoc
     /usr/share/bash-completion/bash_completion:bash-completion

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, Link, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 
@@ -178,6 +179,10 @@ impl<B: Backing> Backing for FaultyBacking<B> {
 
     fn discard(&self, slots: &[SlotIndex]) {
         self.inner.discard(slots);
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.inner.links()
     }
 
     fn usage(&self) -> Usage {

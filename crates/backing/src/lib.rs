@@ -11,6 +11,7 @@
 //!                                         arena.rs: zeroed memory, given back page by page
 //!                                            │
 //!                          disk.rs: a RAM disk, nothing is compressed
+//!   file/ over nbd/: an export of an NBD server in place of a file
 //!   for tests and trials: null.rs (the template for a new one), faulty.rs, throttled.rs
 //! ```
 //!
@@ -32,6 +33,7 @@ pub mod faulty;
 mod fifo;
 pub mod file;
 mod location;
+pub mod nbd;
 pub mod null;
 mod order;
 mod places;
@@ -41,6 +43,7 @@ pub mod ram;
 mod recompress;
 mod ring;
 mod secret;
+mod signatures;
 pub mod throttled;
 pub mod tier;
 mod wordwise;
@@ -51,6 +54,7 @@ pub use disk::RamDisk;
 pub use faulty::{FaultPlan, FaultyBacking};
 pub use file::cpu_does_aes;
 pub use file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
+pub use nbd::{NbdConfig, NbdError, NbdTarget};
 pub use null::NullBacking;
 pub use ram::{RamBacking, RamConfig};
 pub use secret::keys_are_locked;

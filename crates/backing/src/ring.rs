@@ -20,7 +20,7 @@
 //! wait for that. Only where the kernel does not take the submission itself, the calling thread sleeps a
 //! moment and hands it over again.
 //!
-//! What it does not do: know slots or checksums, tell errors of the medium from others.
+//! What it does not do: know slots or checksums, tell the machine's own errors from the medium's.
 #![allow(unsafe_code, reason = "io_uring takes raw pointers, and buffers that outlive the call")]
 
 use std::io;
@@ -194,6 +194,35 @@ impl ReadRun {
     pub(crate) fn is_over(&self) -> bool {
         self.end.errno.is_some() || self.end.done_bytes == self.pages * PAGE_SIZE
     }
+}
+
+/// A run of several pages has failed because of one place in it: make each missing page a run of its own.
+/// How many these are, to be read.
+pub(crate) fn split_failed(runs: &mut Vec<ReadRun>) -> u64 {
+    let has_failed = |run: &&mut ReadRun| {
+        let errno = run.end.errno.map(Errno::from_raw_os_error);
+        run.pages > 1 && errno.is_some_and(is_of_a_place)
+    };
+    let mut alone: Vec<ReadRun> = Vec::new();
+    for run in runs.iter_mut().filter(has_failed) {
+        let came = run.end.done_bytes / PAGE_SIZE;
+        let page = |i| ReadRun::new(run.offset_bytes + (i * PAGE_SIZE) as u64, run.first + i, 1);
+        alone.extend((came..run.pages).map(page));
+        run.pages = came;
+        run.end.errno = None;
+    }
+    let more = alone.len() as u64;
+    if more > 0 {
+        runs.append(&mut alone);
+        runs.retain(|run| run.pages > 0);
+    }
+    more
+}
+
+/// The medium cannot give what lies at some place of it, and may give what lies beside that. A device that is
+/// gone, or does not answer in time (ENODEV, ENXIO, ETIMEDOUT, ...), would be asked in vain, page by page.
+fn is_of_a_place(errno: Errno) -> bool {
+    matches!(errno, Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::REMOTEIO)
 }
 
 /// A read under way. `Tag` is whatever the caller wants back with it.

@@ -16,7 +16,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, Link, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{Page, SlotIndex};
@@ -137,6 +138,10 @@ impl<B: Backing> Backing for ThrottledBacking<B> {
 
     fn discard(&self, slots: &[SlotIndex]) {
         self.inner.discard(slots);
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.inner.links()
     }
 
     fn usage(&self) -> Usage {

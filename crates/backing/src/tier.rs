@@ -49,7 +49,8 @@ use std::time::{Duration, Instant};
 
 use crate::worth::Recompress;
 use memspill_engine::backing::{
-    Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
+    Backing, BackingError, Chore, Link, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
+    Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, PageBuf, SlotIndex, page_buf};
@@ -58,6 +59,7 @@ use crate::compress::{Algorithm, Codec, with_scratch};
 use crate::fifo::Entry;
 use crate::file::{FileBacking, FileConfig};
 use crate::location::{Location, LocationKind, Raw};
+use crate::nbd::{NbdConfig, NbdError};
 use crate::order::{Leaving, Order};
 use crate::places::Places;
 use crate::ram::{Accepts, Delta, Loaded, RamBacking, RamConfig};
@@ -127,11 +129,20 @@ impl TierBacking {
     ) -> io::Result<TierBacking> {
         let file = FileBacking::open_with_slots(file, ram.slots)?;
         let slots = ram.slots.min(file.properties().slots);
+        TierBacking::of(RamConfig { slots, ..ram }, file, recompress)
+    }
+
+    /// A pool in front of an export. There may be more slots than that has places.
+    pub fn on_export(ram: RamConfig, export: NbdConfig) -> Result<TierBacking, NbdError> {
+        Ok(TierBacking::of(ram, FileBacking::on_export(export)?, Recompress::Auto)?)
+    }
+
+    fn of(ram: RamConfig, file: FileBacking, recompress: Recompress) -> io::Result<TierBacking> {
         // A pool by another algorithm has that one from the start.
         let recompress = if ram.algorithm == Algorithm::Lz4 { recompress } else { Recompress::Off };
         let order = Order::new(recompress, ram.shared);
         Ok(TierBacking {
-            ram: RamBacking::build(RamConfig { slots, ..ram }, Some(order))?,
+            ram: RamBacking::build(ram, Some(order))?,
             places: Places::new(file.properties().slots)?,
             file,
             writeback: Mutex::default(),
@@ -369,6 +380,10 @@ impl TierBacking {
 }
 
 impl Backing for TierBacking {
+    fn links(&self) -> Vec<Link> {
+        self.file.links()
+    }
+
     fn pool_file(&self) -> Option<BorrowedFd<'_>> {
         self.ram.pool_file()
     }

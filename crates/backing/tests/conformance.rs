@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memspill_backing::faulty::bit_flips;
+use memspill_backing::nbd::Server;
 use memspill_backing::{
     Algorithm, DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine,
-    NullBacking, RamBacking, RamConfig, RamDisk, Recompress, ThrottleConfig, ThrottledBacking, TierBacking,
+    NbdConfig, NbdError, NbdTarget, NullBacking, RamBacking, RamConfig, RamDisk, Recompress, ThrottleConfig,
+    ThrottledBacking, TierBacking,
 };
 use memspill_engine::backing::{
     Backing, BackingError, Chore, PageWrite, QueueId, ReadDone, ReadRequest, ReadStart, Usage,
@@ -263,6 +265,49 @@ fn recompressing(ram_limit_bytes: u64) -> TierBacking {
 }
 fn tier_by(ram: RamConfig, io: IoEngine) -> TierBacking {
     TierBacking::new(ram, file_config(io)).expect("a tier")
+}
+/// A device on the memory of an nbdkit, which ends with the thread that started it. None: there is none.
+fn over_nbdkit(options: &[&str], listens: &str, connections: Option<u32>) -> Option<FileBacking> {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let name = format!("memspill-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let free_port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut nbdkit = std::process::Command::new("nbdkit");
+    nbdkit.args(["--foreground", "--exit-with-parent"]);
+    let server = match listens {
+        "unix" => {
+            nbdkit.arg("--unix").arg(&path);
+            Server::Unix { path: path.clone() }
+        }
+        _ => {
+            let port = free_port();
+            nbdkit.args(["--ipaddr", "127.0.0.1", "--port", &port.to_string()]);
+            Server::Tcp { host: "127.0.0.1".into(), port }
+        }
+    };
+    nbdkit.args(options).arg(format!("size={}", u64::from(SLOTS) * 4096 * 33 / 32 + (1 << 20)));
+    match nbdkit.spawn() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("skipped: nbdkit is not installed");
+            return None;
+        }
+        started => drop(started.expect("nbdkit starts")),
+    }
+    let target = NbdTarget { server, export: String::new(), tls: None };
+    let size_bytes = Some(u64::from(SLOTS - 1) * 4096);
+    let config = NbdConfig { queues: QUEUES, size_bytes, connections, ..NbdConfig::new(target) };
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        match FileBacking::on_export(config.clone()) {
+            Err(NbdError::Unreachable(_)) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => {
+                let _ = std::fs::remove_file(&path);
+                return Some(opened.expect("a device on nbdkit"));
+            }
+        }
+    }
 }
 fn throttled<B: Backing>(inner: B) -> ThrottledBacking<B> {
     let config = ThrottleConfig {
@@ -560,8 +605,24 @@ macro_rules! conforms {
     )* };
     (@each $make:expr; $($test:ident)*) => { $(
         #[test]
-        fn $test() { contract::$test(&$make); }
+        fn $test() {
+            if let Some(subject) = Subject::from($make).0 {
+                contract::$test(&subject);
+            }
+        }
     )* };
+}
+/// None: it cannot be had here.
+struct Subject<B>(Option<B>);
+impl<B: Backing> From<B> for Subject<B> {
+    fn from(subject: B) -> Subject<B> {
+        Subject(Some(subject))
+    }
+}
+impl<B: Backing> From<Option<B>> for Subject<B> {
+    fn from(subject: Option<B>) -> Subject<B> {
+        Subject(subject)
+    }
 }
 
 conforms! {
@@ -581,6 +642,16 @@ conforms! {
     tier_tiny: tier(64 << 10);
     tier_recompressing: recompressing(384 << 10);
     tier_zstd: tier_by(ram_config(1 << 20, Algorithm::Zstd), IoEngine::Auto);
+    nbd_unix: over_nbdkit(&["memory"], "unix", None);
+    nbd_tcp: over_nbdkit(&["memory"], "tcp", None);
+    // Reads and writes on one connection.
+    nbd_alone: over_nbdkit(&["--filter=multi-conn", "memory", "multi-conn-mode=disable"], "unix", None);
+    // Requests of at most 16 KiB, answered one at a time, by simple replies.
+    nbd_narrow: over_nbdkit(
+        &["--filter=blocksize-policy", "--filter=noparallel", "--no-sr", "memory",
+          "blocksize-minimum=4096", "blocksize-preferred=4096", "blocksize-maximum=16384",
+          "blocksize-error-policy=error"],
+        "unix", Some(3));
     throttled_ram: throttled(ram());
     throttled_ram_disk: throttled(ram_disk(SLOTS));
     throttled_tier: throttled(tier(1 << 20));

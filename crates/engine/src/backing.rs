@@ -175,6 +175,31 @@ pub struct Usage {
     pub file_written_pages_total: u64,
 }
 
+/// The connection to a server that a device is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    pub state: LinkState,
+    /// It has been in this state for so long.
+    pub since_ms: u64,
+    /// The median of the last reads of single pages, once there were some.
+    pub round_trip_us: Option<u64>,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    /// It has come back so often.
+    pub reconnects: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkState {
+    On,
+    /// It does not answer. It is tried again, and pages that are there wait.
+    Away,
+    /// It is back, and pages that it lacks are copied to it from the other server.
+    Filling,
+    /// It has been away for too long, or has lost what it held: pages that are only there cannot be had.
+    Lost,
+}
+
 /// What a device is asked for beside its pages: see [`Backing::housekeep`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chore {
@@ -222,6 +247,11 @@ pub trait Backing: Send + Sync {
     fn discard(&self, slots: &[SlotIndex]);
 
     fn usage(&self) -> Usage;
+
+    /// How it stands with the servers that the device is on, the first one first. Empty: it is on none.
+    fn links(&self) -> Vec<Link> {
+        Vec::new()
+    }
 
     /// Collect reads that have finished on this queue, without blocking.
     fn reap(&self, _queue: QueueId, _done: &mut Vec<ReadDone>) {}

@@ -6,7 +6,7 @@
 //! *Errors* are of two kinds. An error of the kernel's own shortage (`is_short`) says nothing about the
 //! medium: the answer is `Short`, and the page may be asked for again. Everything else it says of a read is
 //! the medium's word (EIO, ENODATA, EREMOTEIO, EILSEQ, ENXIO, ENODEV, ETIMEDOUT, ...). It says it of a whole
-//! request, which may be for many pages. If the error is of some place in the request (`is_of_a_place`), each
+//! request, which may be for many pages. If the error is of some place in it (`ring::split_failed`), each
 //! page is then read alone, so that only the unreadable ones are lost.
 //!
 //! What it does not do: know what a slot holds, or whether what came is what was written.
@@ -21,7 +21,7 @@ use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use rustix::io::Errno;
 
-use crate::ring::{self, ReadOp, ReadRing, ReadRun, RunEnd, WriteRing, WriteRun};
+use crate::ring::{self, ReadOp, ReadRing, ReadRun, RunEnd, WriteRing, WriteRun, split_failed};
 
 /// Pages in one request: 2 MiB, the largest folio, and within the kernel's 1024 vectors.
 const RUN_PAGES_MAX: usize = 512;
@@ -123,9 +123,10 @@ impl<Tag> Queues<Tag> {
                 for run in op.runs.iter_mut().filter(|run| !run.is_over()) {
                     read_now(file, run, &mut op.buf);
                 }
-                if !self.split_failed(&mut op.runs) {
-                    return Some(op);
-                }
+                match split_failed(&mut op.runs) {
+                    0 => return Some(op),
+                    more => self.read_ios.fetch_add(more, Ordering::Relaxed),
+                };
             },
         }
     }
@@ -136,34 +137,15 @@ impl<Tag> Queues<Tag> {
         let mut ring = lock(&rings.read);
         let Some(ring) = ring.as_mut() else { return Vec::new() };
         let mut ended = ring.reap();
-        for op in ended.extract_if(.., |op| self.split_failed(&mut op.runs)).collect::<Vec<_>>() {
+        let split = |op: &mut ReadOp<Tag>| {
+            let more = split_failed(&mut op.runs);
+            self.read_ios.fetch_add(more, Ordering::Relaxed);
+            more > 0
+        };
+        for op in ended.extract_if(.., split).collect::<Vec<_>>() {
             ring.start(op);
         }
         ended
-    }
-
-    /// A run of several pages has failed because of one place in it: make each missing page a run of its own.
-    /// True: there are such, to be read.
-    fn split_failed(&self, runs: &mut Vec<ReadRun>) -> bool {
-        let has_failed = |run: &&mut ReadRun| {
-            let errno = run.end.errno.map(Errno::from_raw_os_error);
-            run.pages > 1 && errno.is_some_and(is_of_a_place)
-        };
-        let mut alone: Vec<ReadRun> = Vec::new();
-        for run in runs.iter_mut().filter(has_failed) {
-            let came = run.end.done_bytes / PAGE_SIZE;
-            let page = |i| ReadRun::new(run.offset_bytes + (i * PAGE_SIZE) as u64, run.first + i, 1);
-            alone.extend((came..run.pages).map(page));
-            run.pages = came;
-            run.end.errno = None;
-        }
-        if alone.is_empty() {
-            return false;
-        }
-        self.read_ios.fetch_add(alone.len() as u64, Ordering::Relaxed);
-        runs.append(&mut alone);
-        runs.retain(|run| run.pages > 0);
-        true
     }
 
     /// Polls readable while reads that have ended wait to be reaped.
@@ -278,12 +260,6 @@ pub(super) fn is_short(errno: Errno) -> bool {
             | Errno::INTR
             | Errno::CANCELED
     )
-}
-
-/// The medium cannot give what lies at some place of it, and may give what lies beside that. A device that is
-/// gone, or does not answer in time (ENODEV, ENXIO, ETIMEDOUT, ...), would be asked in vain, page by page.
-fn is_of_a_place(errno: Errno) -> bool {
-    matches!(errno, Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::REMOTEIO)
 }
 
 /// What a read or a write that ended so is to the engine.

@@ -17,7 +17,7 @@
 //!
 //! What it does not do: know which slots hold something; read and write pages.
 
-use super::signatures::{Ends, HEAD_BYTES, MARK, Sign, TAIL_BYTES, refusal};
+use crate::signatures::{Ends, HEAD_BYTES, MARK, Sign, TAIL_BYTES, refusal};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

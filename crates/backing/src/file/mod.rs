@@ -1,4 +1,4 @@
-//! Swap in a file or on a block device: slot i lies at byte i * 4096.
+//! Swap in a file, on a block device or on an NBD export: slot i lies at byte i * 4096.
 //!
 //! ```text
 //!   write(batch) ─▶ room? ─▶ sealed ─▶ runs of neighbouring slots ─▶ one submission ─▶ wait ─▶ live bits
@@ -11,6 +11,7 @@
 //! |-------------|----------------------------------------------------------------------------------|
 //! | `medium.rs` | the file or device: opened, locked, marked, told of what is not needed, let go of |
 //! | `space.rs`  | which slots' places hold something, the limits of space, holes                   |
+//! | `store.rs`  | what slots lie on: such a medium, or an export (`nbd/`)                          |
 //! | `io.rs`     | runs of pages to and from the medium, and what an errno means                    |
 //! | `seal.rs`   | encryption                                                                       |
 //! | `sums.rs`   | checksums, where nothing is encrypted                                            |
@@ -21,8 +22,8 @@
 mod io;
 mod medium;
 mod seal;
-mod signatures;
 mod space;
+mod store;
 mod sums;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,13 +32,14 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memspill_engine::backing::{
-    AtRest, Backing, BackingError, Chore, PageWrite, Properties, QueueId, ReadDone, ReadRequest, ReadStart,
-    Usage,
+    AtRest, Backing, BackingError, Chore, Link, PageWrite, Properties, QueueId, ReadDone, ReadRequest,
+    ReadStart, Usage,
 };
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page, SlotIndex};
 use rustix::io::Errno;
 
+use crate::nbd::{NbdConfig, NbdError, Remote};
 use crate::ram::SLOTS_MAX;
 use crate::ring::{ReadOp, ReadRun};
 pub use io::IoEngine;
@@ -47,6 +49,7 @@ use medium::Medium;
 pub use seal::cpu_does_aes;
 use seal::{Mark, SEALED_PAGES_MAX, Seal};
 use space::Space;
+use store::Store;
 use sums::Sums;
 pub use sums::checksum;
 
@@ -96,7 +99,7 @@ impl FileConfig {
 pub type Tamper = Box<dyn Fn(SlotIndex, &mut Page) + Send + Sync>;
 
 /// What comes back with a read of the ring: all of the request but its buffer.
-struct Reading {
+pub(crate) struct Reading {
     token: u64,
     slots: Vec<SlotIndex>,
     results: Vec<Result<(), BackingError>>,
@@ -214,9 +217,7 @@ impl Proof {
 
 /// See the module's header.
 pub struct FileBacking {
-    // Before `medium`: rings wait for what is in flight when they are dropped.
-    queues: Queues<Reading>,
-    medium: Medium,
+    store: Store<Reading>,
     space: Space,
     proof: Proof,
     tamper: OnceLock<Tamper>,
@@ -244,38 +245,54 @@ impl FileBacking {
             // One page shows if it can be done.
             medium.discard_at_start(if once { slots } else { 2 })?;
         }
+        let queues = Queues::new(config.io, config.queues, medium.as_fd())?;
+        let space = Space::new(slots, pages_max, config.free_floor_bytes, its_size_bytes.is_some())?;
+        FileBacking::of(Store::Medium(queues, medium), space, config.encrypt, pages)
+    }
+
+    /// On an export of an NBD server.
+    pub fn on_export(config: NbdConfig) -> Result<FileBacking, NbdError> {
+        let encrypt = config.encrypt;
+        let remote = Remote::open(config)?;
+        // Clusters in which nothing is live are given back as in a file, where the server can.
+        let space = Space::new(remote.slots(), u64::MAX, 0, !remote.can_trim())?;
+        Ok(FileBacking::of(Store::Remote(remote), space, encrypt, false)?)
+    }
+
+    fn of(store: Store<Reading>, space: Space, encrypt: bool, discard: bool) -> std::io::Result<FileBacking> {
+        let slots = space.slots();
         Ok(FileBacking {
-            queues: Queues::new(config.io, config.queues, medium.as_fd())?,
-            space: Space::new(slots, pages_max, config.free_floor_bytes, its_size_bytes.is_some())?,
-            proof: match config.encrypt {
+            store,
+            space,
+            proof: match encrypt {
                 true => Proof::Seal(Seal::new(slots)?, sums_beside_tags(slots)?),
                 false => Proof::Sums(Sums::new(slots)?),
             },
             tamper: OnceLock::new(),
-            discard: pages,
+            discard,
             read_time: Mutex::default(),
-            medium,
         })
     }
 
-    /// The engine in use: `Uring` or `Sync`.
+    /// The engine in use: `Uring` or `Sync`; an export needs none.
     pub fn io_engine(&self) -> IoEngine {
-        self.queues.engine()
+        self.store.medium().map_or(IoEngine::Sync, |(queues, _)| queues.engine())
     }
 
     /// Was the file opened O_DIRECT? If not, the page cache holds a copy of what was moved out of RAM.
     pub fn is_direct(&self) -> bool {
-        self.medium.direct
+        self.store.medium().is_none_or(|(_, medium)| medium.direct)
     }
 
     /// Is the file on tmpfs or ramfs, so that nothing leaves RAM?
     pub fn is_in_ram(&self) -> bool {
-        self.medium.in_ram
+        self.store.medium().is_some_and(|(_, medium)| medium.in_ram)
     }
 
-    /// Bytes that the file system has allocated for the file, as it says itself (stat's st_blocks).
+    /// Bytes that the file system has allocated for the file, as it says itself (stat's st_blocks); 0 of what
+    /// is no file.
     pub fn disk_bytes(&self) -> std::io::Result<u64> {
-        self.medium.disk_bytes()
+        self.store.medium().map_or(Ok(0), |(_, medium)| medium.disk_bytes())
     }
 
     /// Is there a key that the kernel may write to a swap of its own, as the limit on locked memory is low?
@@ -345,14 +362,14 @@ impl FileBacking {
         let base = results.len();
         results.resize(base + slots.len(), Ok(()));
         let results = &mut results[base..];
-        self.space.make_room(&self.medium, slots.len() as u64);
+        self.space.make_room(&self.store, slots.len() as u64);
         let Some(_writing) = self.space.begin_write(slots.iter().copied()) else {
             return results.fill(Err(BackingError::Full));
         };
         let mut order: Vec<usize> = (0..slots.len()).collect();
         order.sort_unstable_by_key(|index| slots[*index]);
         order.retain(|&index| {
-            let has_room = self.space.take(&self.medium, slots[index]);
+            let has_room = self.space.take(&self.store, slots[index]);
             if !has_room {
                 results[index] = Err(BackingError::Full);
             }
@@ -400,7 +417,7 @@ impl FileBacking {
         record: impl Fn(SlotIndex, usize),
     ) {
         let runs = io::runs_to_write(wire);
-        let ends = self.queues.write(queue, self.medium.as_fd(), &runs);
+        let ends = self.store.write(queue, &runs);
         let mut first = 0;
         for (run, end) in runs.iter().zip(ends) {
             for place in 0..run.pages.len() {
@@ -446,7 +463,7 @@ impl FileBacking {
         if is_awaited {
             lock(&self.read_time).begin(Instant::now());
         }
-        match self.queues.read(queue, self.medium.as_fd(), op) {
+        match self.store.read(queue, op) {
             None => ReadStart::Pending,
             Some(op) => ReadStart::Done(self.finish(op)),
         }
@@ -482,8 +499,8 @@ impl FileBacking {
 
     /// A file that has a name is emptied, once.
     fn empty(&self) {
-        if self.medium.is_emptied_at_the_end() {
-            self.space.end(|| self.medium.empty());
+        if let Some((_, medium)) = self.store.medium().filter(|(_, medium)| medium.is_emptied_at_the_end()) {
+            self.space.end(|| medium.empty());
         }
     }
 
@@ -491,8 +508,8 @@ impl FileBacking {
     fn close(&self) {
         // A file without a name goes when it is closed, below.
         self.empty();
-        self.space.close(|| self.medium.forget());
-        self.queues.close();
+        self.space.close(|| self.store.forget());
+        self.store.close();
         self.proof.release();
     }
 }
@@ -511,7 +528,7 @@ impl Backing for FileBacking {
         Properties {
             slots: self.space.slots(),
             synchronous: false,
-            rotational: self.medium.rotational,
+            rotational: self.store.is_rotational(),
             discard: self.discard,
             in_rows: true,
             at_rest: if self.proof.seal().is_some() { AtRest::Encrypted } else { AtRest::Plain },
@@ -529,11 +546,11 @@ impl Backing for FileBacking {
     }
 
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
-        done.extend(self.queues.reap(queue).into_iter().map(|op| self.finish(op)));
+        done.extend(self.store.reap(queue).into_iter().map(|op| self.finish(op)));
     }
 
     fn poll_fd(&self, queue: QueueId) -> std::io::Result<Option<OwnedFd>> {
-        self.queues.poll_fd(queue)
+        self.store.poll_fd(queue)
     }
 
     fn discard(&self, slots: &[SlotIndex]) {
@@ -551,12 +568,12 @@ impl Backing for FileBacking {
         match chore {
             Chore::Maintain { .. } => {
                 self.proof.seal().into_iter().for_each(Seal::tidy);
-                return self.space.punch_some(&self.medium);
+                return self.space.punch_some(&self.store);
             }
-            Chore::DiscardCluster(cluster) => self.space.discard_cluster(&self.medium, cluster),
+            Chore::DiscardCluster(cluster) => self.space.discard_cluster(&self.store, cluster),
             Chore::EndRun => {
                 self.empty();
-                self.medium.give_back_later();
+                self.store.end_run();
             }
             Chore::Close => self.close(),
             Chore::GiveRam { .. } | Chore::LimitRam { .. } => {}
@@ -564,15 +581,19 @@ impl Backing for FileBacking {
         false
     }
 
+    fn links(&self) -> Vec<Link> {
+        self.store.links()
+    }
+
     fn usage(&self) -> Usage {
-        let (write_ios_total, file_written_pages_total, read_ios_total) = self.queues.totals();
+        let (write_ios_total, file_written_pages_total, read_ios_total) = self.store.totals();
         let table_bytes = self.proof.table_bytes() + self.space.ram_bytes();
         let (awaited_reads_total, read_us_total) = {
             let time = lock(&self.read_time);
             (time.reads, time.total.as_micros() as u64)
         };
         Usage {
-            ram_bytes: table_bytes + self.proof.seal().map_or(0, Seal::buffer_bytes),
+            ram_bytes: table_bytes + self.proof.seal().map_or(0, Seal::buffer_bytes) + self.store.ram_bytes(),
             table_bytes,
             file_pages: self.space.live_pages(),
             file_bytes: self.space.allocated_bytes(),
@@ -588,8 +609,8 @@ impl Backing for FileBacking {
 
 impl Drop for FileBacking {
     fn drop(&mut self) {
-        // The rings first: they wait for the reads that are still in flight.
-        self.queues.drain();
+        // Rings wait for the reads that are still in flight.
+        self.store.drain();
         self.empty();
     }
 }

@@ -31,15 +31,13 @@ use memspill_engine::sync::lock;
 use memspill_engine::units::{CLUSTER_SLOTS, ClusterIndex, PAGE_SIZE, SlotIndex};
 
 use super::io::is_short;
-use super::medium::Medium;
+use super::store::Room;
 use crate::arena::ZeroTable;
 
 /// Free space is looked at once for so many pages (64 MiB).
 const GRANT_PAGES: u64 = 16384;
 /// Locks for the clusters: cluster c is under lock c % 64.
 const CLUSTER_LOCKS: usize = 64;
-/// A hole is worth a system call from so many pages on (or if it empties its cluster).
-const HOLE_PAGES_MIN: u32 = 16;
 /// Punching starts when so many pages are dead (1 MiB), or as many as are live.
 const DEAD_PAGES_MIN: u64 = 256;
 /// Clusters looked at by one call of `punch_some`.
@@ -147,10 +145,10 @@ impl Space {
     }
 
     /// Room for so many pages more, if dead places are all that stands in the way.
-    pub(super) fn make_room(&self, medium: &Medium, pages: u64) {
+    pub(super) fn make_room(&self, room: &dyn Room, pages: u64) {
         let allocated = self.allocated_pages.load(Ordering::Relaxed);
         if allocated + pages > self.pages_max && self.dead_pages.load(Ordering::Relaxed) > 0 {
-            self.punch(medium, usize::MAX, 1);
+            self.punch(room, usize::MAX, 1);
         }
     }
 
@@ -167,12 +165,12 @@ impl Space {
     }
 
     /// The slot is about to be written: neither live nor dead, but allocated. False: there is no room for it.
-    pub(super) fn take(&self, medium: &Medium, slot: SlotIndex) -> bool {
+    pub(super) fn take(&self, room: &dyn Room, slot: SlotIndex) -> bool {
         let was_live = self.live.unset(slot.0);
         let was_dead = self.dead.unset(slot.0);
         self.live_pages.fetch_sub(u64::from(was_live), Ordering::AcqRel);
         self.dead_pages.fetch_sub(u64::from(was_dead), Ordering::AcqRel);
-        was_live || was_dead || self.reserve(medium)
+        was_live || was_dead || self.reserve(room)
     }
 
     /// The slot that was taken is written.
@@ -206,27 +204,27 @@ impl Space {
     }
 
     /// Room on disk for one page more.
-    fn reserve(&self, medium: &Medium) -> bool {
+    fn reserve(&self, room: &dyn Room) -> bool {
         loop {
             let granted = self.granted_pages.load(Ordering::Relaxed).min(self.pages_max);
             let grown = |pages: u64| (pages < granted).then_some(pages + 1);
             if self.allocated_pages.fetch_update(Ordering::AcqRel, Ordering::Relaxed, grown).is_ok() {
                 return true;
             }
-            if granted == self.pages_max || !self.grant(medium) {
+            if granted == self.pages_max || !self.grant(room) {
                 return false;
             }
         }
     }
 
     /// Look at the free space, and allow growth down to the floor, 64 MiB at most.
-    fn grant(&self, medium: &Medium) -> bool {
+    fn grant(&self, room: &dyn Room) -> bool {
         let _one = lock(&self.granting);
         let allocated = self.allocated_pages.load(Ordering::Acquire);
         if self.granted_pages.load(Ordering::Relaxed) > allocated {
             return true;
         }
-        let Some(free_bytes) = medium.free_bytes() else { return false };
+        let Some(free_bytes) = room.free_bytes() else { return false };
         let pages = (free_bytes.saturating_sub(self.free_floor_bytes) / PAGE_SIZE as u64).min(GRANT_PAGES);
         self.granted_pages.store(allocated + pages, Ordering::Relaxed);
         pages > 0
@@ -244,16 +242,16 @@ impl Space {
     }
 
     /// Punch some holes, if enough is dead for that. True while there is more to look at.
-    pub(super) fn punch_some(&self, medium: &Medium) -> bool {
+    pub(super) fn punch_some(&self, room: &dyn Room) -> bool {
         let (dead, live) = (self.dead_pages.load(Ordering::Relaxed), self.live_pages());
         dead > 0
             && (dead >= DEAD_PAGES_MIN || dead >= live)
-            && self.punch(medium, PUNCH_CLUSTERS, HOLE_PAGES_MIN)
+            && self.punch(room, PUNCH_CLUSTERS, room.hole_pages_min())
     }
 
     /// Punch holes in clusters that have dead slots: at most `clusters_max` clusters, holes of at least
     /// `hole_pages_min` pages. True while there is more to look at.
-    fn punch(&self, medium: &Medium, clusters_max: usize, hole_pages_min: u32) -> bool {
+    fn punch(&self, room: &dyn Room, clusters_max: usize, hole_pages_min: u32) -> bool {
         if !self.punch_works.load(Ordering::Relaxed) {
             return false;
         }
@@ -266,7 +264,7 @@ impl Space {
             self.listed.unset(cluster);
             match self.locks[cluster as usize % CLUSTER_LOCKS].try_write() {
                 // Clusters that could not be punched now are listed again: later, and not in a loop.
-                Ok(_alone) => more &= self.punch_cluster(medium, cluster, hole_pages_min),
+                Ok(_alone) => more &= self.punch_cluster(room, cluster, hole_pages_min),
                 // Being written to: later.
                 Err(_) => self.list(cluster),
             }
@@ -275,18 +273,18 @@ impl Space {
     }
 
     /// No slot of the cluster holds anything, and none is written before this returns.
-    pub(super) fn discard_cluster(&self, medium: &Medium, cluster: ClusterIndex) {
+    pub(super) fn discard_cluster(&self, room: &dyn Room, cluster: ClusterIndex) {
         // Shared: writes that hold it are in other clusters, for none comes to this one now.
         let _shared =
             self.locks[cluster.index() % CLUSTER_LOCKS].read().expect("a thread panicked in these clusters");
         if self.punch_works.load(Ordering::Relaxed) {
-            self.punch_cluster(medium, cluster.0, 1);
+            self.punch_cluster(room, cluster.0, 1);
         }
     }
 
     /// No write is under way in the cluster, and none begins: its lock is held exclusively, or the caller has
     /// been told so. False if the machine was short of something for it.
-    fn punch_cluster(&self, medium: &Medium, cluster: u32, hole_pages_min: u32) -> bool {
+    fn punch_cluster(&self, room: &dyn Room, cluster: u32, hole_pages_min: u32) -> bool {
         let first = cluster * CLUSTER_SLOTS;
         let end = (first + CLUSTER_SLOTS).min(self.slots);
         let empty = (first..end).all(|slot| !self.live.is_set(slot));
@@ -306,7 +304,7 @@ impl Space {
                 slot = slot.max(start + 1);
                 continue;
             }
-            match medium.give_back(start, slot) {
+            match room.give_back(start, slot) {
                 Ok(()) => {
                     let cleared = dead.into_iter().filter(|slot| self.dead.unset(*slot)).count() as u64;
                     self.dead_pages.fetch_sub(cleared, Ordering::AcqRel);
