@@ -3,16 +3,22 @@
 #
 # They listen on sockets and ports of this machine and keep their data below $WORK; all of them end with this
 # script, however it ends. After each case no process of memspill's may be left, and no program may have seen
-# a wrong page. `fuse` uses an export as a file, by nbdfuse.
+# a wrong page. `fuse` uses an export as a file, by nbdfuse. `link` makes a network namespace, as root.
 
 HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--keep] [NAME...]
+  --short    those that tests/run.sh runs
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(servers fuse)
+KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
+ALL=(servers fuse "${KINDS[@]/#/right-}"
+    delay rate pause blocks odd-size one-connection no-trim ctl)
+# Quick enough for tests/run.sh.
+SHORT=(right-nbdkit-memory blocks ctl)
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
+    --short) NAMES+=("${SHORT[@]}") ;;
     *) return 1 ;;
     esac
 }
@@ -47,6 +53,7 @@ answers() { (: <"/dev/tcp/127.0.0.1/$1"); }
 SERVERS=()
 serve() {
     local place=$1
+    SERVED=("$@")
     shift
     "$@" >>"$WORK/servers.log" 2>&1 &
     SERVER=$!
@@ -55,6 +62,12 @@ serve() {
     */*) until_true 10 test -S "$place" ;;
     *) until_true 10 answers "$place" ;;
     esac || { end_servers; no "$1 does not listen at $place: $(tail -n 1 "$WORK/servers.log")"; }
+}
+
+# The last server once more, at the same place.
+again() {
+    case ${SERVED[0]} in */*) rm -f "${SERVED[0]}" ;; esac
+    serve "${SERVED[@]}"
 }
 
 end_servers() {
@@ -66,7 +79,7 @@ end_servers() {
 # start_KIND UNIX|TCP: the server, with an export of 256 MiB; sets ADDRESS.
 SIZE=$((256 << 20))
 where() { # UNIX|TCP EXPORT
-    SOCK=$WORK/server.sock
+    SOCK=$WORK/${NAME:-server}.sock
     PORT=$(free_port)
     PLACE=$SOCK ADDRESS="nbd+unix:///$2?socket=$SOCK"
     [ "$1" = unix ] || PLACE=$PORT ADDRESS="nbd://127.0.0.1:$PORT/$2"
@@ -99,15 +112,13 @@ start_nbd-server() {
     {
         printf '[generic]\nlistenaddr = 127.0.0.1\nport = %s\n' "$PORT"
         [ "$PLACE" = "$PORT" ] || printf 'unixsock = %s\n' "$SOCK"
-        printf '[disk]\nexportname = %s\ntrim = true\n' "$WORK/disk.raw"
+        printf '[disk]\nexportname = %s\ntrim = %s\n' "$WORK/disk.raw" ${TRIM:-true}
     } >nbd-server.conf
     # It goes into the background, for else it serves one connection at a time.
     serve "$PLACE" nbd-server -C nbd-server.conf -p "$WORK/nbd-server.pid" || return
     SERVER=$(cat nbd-server.pid)
     SERVERS+=("$SERVER")
 }
-KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
-
 # The others' own client finds an export of that size at each of them.
 case_servers() {
     local kind transport found name
@@ -148,6 +159,417 @@ case_fuse() {
     fusermount3 -u mounted 2>/dev/null
     end_servers
     [ -z "$WHY" ]
+}
+
+# The certificates of an authority, of its server 127.0.0.1, of a server with another name, and of a client.
+make_certificates() {
+    [ ! -d tls ] || return 0
+    mkdir -p tls/server tls/other || return
+    make_certificate authority tls/ca "" && make_certificate stranger tls/stranger "" &&
+        make_certificate 127.0.0.1 tls/server/server "IP:127.0.0.1,DNS:localhost" &&
+        make_certificate elsewhere.example tls/other/server "DNS:elsewhere.example" &&
+        make_certificate client tls/client "DNS:client" ||
+        no "openssl: $(tail -n 1 openssl.log)" || return
+    cp tls/ca-cert.pem tls/server/ && cp tls/ca-cert.pem tls/other/
+}
+make_certificate() { # NAME FILE NAMES-OF-A-SERVER
+    local by=(-CA tls/ca-cert.pem -CAkey tls/ca-key.pem -addext "subjectAltName=$3")
+    [ -n "$3" ] || by=(-addext keyUsage=keyCertSign)
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "/CN=$1" \
+        -keyout "$2-key.pem" -out "$2-cert.pem" "${by[@]}" >>openssl.log 2>&1
+}
+
+# begin SECONDS WORDS... [-- OPTIONS...]: the verifier with the export as its swap, in the background. WORDS
+# are parts of the SPEC.
+begin() {
+    local seconds=$1 words=
+    shift
+    while [ $# -gt 0 ]; do
+        [ "$1" != -- ] || { shift; break; }
+        words+=,$1
+        shift
+    done
+    rm -f stats.json
+    BEGAN=$SECONDS
+    "${SPILL[@]}" "$@" --stats-json stats.json --swap "$ADDRESS$words" -- \
+        "${MUTATE[@]}" --seconds "$seconds" >out 2>err &
+    RUN=$!
+}
+
+# ends SECONDS: the run ends within that time; sets CODE, and TOOK from its beginning.
+ends() {
+    local limit=$((SECONDS + $1 + 1))
+    while kill -0 $RUN 2>/dev/null; do
+        sleep 0.1
+        [ $SECONDS -ge $limit ] || continue
+        kill -9 $(left)
+        wait $RUN
+        CODE=hung
+        no "it hangs: $(tail -n 1 err)"
+        return
+    done 2>/dev/null
+    wait $RUN
+    CODE=$?
+    TOOK=$((SECONDS - BEGAN))
+}
+
+mutates() { # as begin
+    begin "$@"
+    ends $(($1 + 90))
+}
+
+# It ended well, and pages were on the server and came from there.
+is_right() {
+    [ "$CODE" = 0 ] || no "ends with $CODE: $(tail -n 1 err)" || return
+    grep -q '"bad_pages":0' out || no "it did not check its pages: $(tail -n 1 out)" || return
+    python3 - stats.json <<'PY' || no "few pages were there: $(grep -A8 servers stats.json | tr -d '\n')"
+import json, sys
+servers = [server for device in json.load(open(sys.argv[1]))["devices"] for server in device["servers"]]
+sys.exit(not all(server["sent_bytes"] > 4 << 20 < server["received_bytes"] for server in servers[:1]))
+PY
+    nothing_left
+}
+
+# No process of memspill's, nor of what ran under it.
+left() {
+    local pid
+    for pid in $(ours); do
+        case $(cat "/proc/$pid/comm" 2>/dev/null) in memspill*) echo "$pid" ;; esac
+    done
+}
+is_empty() { [ -z "$("$@")" ]; }
+nothing_left() {
+    ! grep -q 'BAD PAGE' out err || no "$(grep -h -m 1 'BAD PAGE' out err)" || return
+    until_true 3 is_empty left || no "left: $(ps -o args= -p "$(left | paste -sd,)")"
+}
+
+# refuses TEXT SPEC: one line, which says that, and exit code 125.
+refuses() {
+    local code lines
+    timeout 30 "${SPILL[@]}" --swap "$2" -- true >out 2>err
+    code=$?
+    lines=$(wc -l <err)
+    [ "$code" = 125 ] && [ "$lines" = 1 ] && grep -qE -- "$1" err && [ ! -s out ] ||
+        no "$2 ends with $code: $(head -c 300 err)"
+}
+
+# The server of a case, one run with its words, and the server's end.
+right_with() { # SECONDS WORDS...
+    mutates "$@"
+    is_right
+    end_servers
+    [ -z "$WHY" ]
+}
+
+right() { # KIND
+    local transport
+    for transport in unix tcp; do
+        "start_$1" $transport && right_with 4 || no "by $transport: $WHY" || return
+    done
+}
+for kind in "${KINDS[@]}"; do eval "case_right-$kind() { right $kind; }"; done
+
+case_refused() {
+    local port
+    start_qemu tcp raw || return
+    refuses 'no export "?other' "${ADDRESS/disk/other}" &&
+        refuses 'are needed' "$ADDRESS,size=1G" &&
+        refuses 'nbd://' "${ADDRESS/nbd:/nbds:}" &&
+        refuses 'in RAM|no room|fit|needed|larger' "$ADDRESS,size=100T"
+    end_servers
+    [ -z "$WHY" ] || return
+    refuses 'connect' "$ADDRESS" && refuses 'connect' "nbd+unix:///?socket=$WORK/nothing.sock" &&
+        refuses 'no host no-such-host.invalid' nbd://no-such-host.invalid/ || return
+    start_nbdkit unix -r memory $SIZE && refuses 'read-only' "$ADDRESS"
+    end_servers
+    [ -z "$WHY" ] && start_nbdkit unix memory 4096 && refuses 'larger' "$ADDRESS"
+    end_servers
+    [ -z "$WHY" ] && start_nbdkit unix --filter=blocksize-policy memory $SIZE blocksize-minimum=65536 \
+        blocksize-preferred=65536 blocksize-maximum=1M blocksize-error-policy=error &&
+        refuses 'block' "$ADDRESS"
+    end_servers
+    # A file system of somebody, which may be overwritten if one says so.
+    [ -z "$WHY" ] || return
+    truncate -s $SIZE disk.raw && mkfs.ext4 -q -F disk.raw && start_nbdkit unix file disk.raw &&
+        refuses 'ext.*overwrite' "$ADDRESS" && mutates 2 overwrite && is_right
+    end_servers
+    rm -f disk.raw
+    [ -z "$WHY" ] || return
+    port=$(free_port)
+    serve "$port" python3 -m http.server -b 127.0.0.1 "$port" && refuses 'no NBD' "nbd://127.0.0.1:$port/"
+    end_servers
+    [ -z "$WHY" ] || return
+    start_nbdkit-memory unix || return
+    "${SPILL[@]}" --swap "$ADDRESS" -- sleep 20 2>/dev/null &
+    until_true 5 is_used_by "$!" && refuses 'in use' "$ADDRESS"
+    kill "$!"
+    wait "$!"
+    end_servers
+    [ -z "$WHY" ]
+}
+is_used_by() { "$MEMSPILL" ctl --pid "$1" swaps 2>/dev/null | grep -q nbd; }
+
+case_tls() {
+    local transport
+    make_certificates || return
+    for transport in unix tcp; do
+        start_nbdkit $transport --tls=require --tls-certificates="$WORK/tls/server" memory $SIZE || return
+        ADDRESS=${ADDRESS/nbd/nbds}
+        right_with 4 cacert=tls/ca-cert.pem || no "nbdkit by $transport: $WHY" || return
+    done
+    # The server wants to know who we are.
+    start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" --tls-verify-peer memory $SIZE ||
+        return
+    ADDRESS=${ADDRESS/nbd:/nbds:}
+    right_with 2 cacert=tls/ca-cert.pem cert=tls/client-cert.pem key=tls/client-key.pem
+}
+
+case_tls-refused() {
+    make_certificates || return
+    start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" memory $SIZE || return
+    local plain=$ADDRESS tls=${ADDRESS/nbd:/nbds:}
+    refuses 'nbds://' "$plain" && refuses 'ertificate' "$tls" &&
+        refuses 'ertificate' "$tls,cacert=tls/stranger-cert.pem" &&
+        refuses 'elsewhere|name' "$tls?tls-hostname=elsewhere.example,cacert=tls/ca-cert.pem" &&
+        refuses 'nothing.pem' "$tls,cacert=nothing.pem" && refuses 'PEM|pem' "$tls,cacert=out"
+    end_servers
+    [ -z "$WHY" ] && start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/other" memory $SIZE &&
+        refuses 'name' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
+    end_servers
+    [ -z "$WHY" ] && start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" --tls-verify-peer \
+        memory $SIZE && refuses 'cert=' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
+    end_servers
+    [ -z "$WHY" ]
+}
+
+case_delay() { start_nbdkit unix --filter=delay memory $SIZE rdelay=2ms wdelay=5ms && right_with 5; }
+case_rate() { start_nbdkit tcp --filter=rate memory $SIZE rate=100M && right_with 5; }
+case_blocks() {
+    start_nbdkit unix --filter=blocksize-policy memory $SIZE blocksize-minimum=4096 blocksize-preferred=4096 \
+        blocksize-maximum=65536 blocksize-error-policy=error && right_with 4
+}
+case_odd-size() { start_nbdkit unix memory $((SIZE + 1000)) && right_with 3; }
+case_one-connection() {
+    start_nbdkit unix --filter=multi-conn memory $SIZE multi-conn-mode=disable && right_with 4 connections=8
+}
+case_no-trim() {
+    TRIM=false start_nbd-server tcp && right_with 4
+}
+
+# It answers nothing for a while, in the middle of things.
+case_pause() {
+    start_nbdkit unix --filter=pause memory $SIZE pause-control="$WORK/pause.sock" || return
+    (
+        sleep 2
+        for _ in 1 2 3; do
+            python3 - "$WORK/pause.sock" <<'PY'
+import socket, sys, time
+control = socket.socket(socket.AF_UNIX)
+control.connect(sys.argv[1])
+control.send(b"p"); control.recv(1)
+time.sleep(1.5)
+control.send(b"r"); control.recv(1)
+PY
+            sleep 1
+        done
+    ) &
+    right_with 10
+}
+
+# Each error that the protocol has: a program ends well, or is told that pages are lost; none is wrong.
+case_errors() {
+    local errno what
+    for errno in EPERM EIO ENOMEM EINVAL ENOSPC ESHUTDOWN; do
+        for what in pread pwrite trim; do
+            start_nbdkit unix --filter=error memory $SIZE error=$errno error-$what-rate=1% || return
+            mutates 3 timeout=5 -- --on-full=grow
+            end_servers
+            case $CODE in
+            0) ;;
+            135) grep -q 'read error' err || no "$errno of $what: nobody says why: $(tail err)" || return ;;
+            *) no "$errno of $what: ends with $CODE: $(tail -n 1 err)"; return ;;
+            esac
+            [ $what = pread ] || [ "$CODE" = 0 ] || no "$errno of $what: $(tail -n 1 err)" || return
+            nothing_left || return
+        done
+    done
+}
+
+# The server's disk is full before the export is: others take what does not fit.
+case_full() {
+    mkdir -p small && mount -t tmpfs -o size=30M none small 2>/dev/null || { SKIP="cannot mount"; return; }
+    truncate -s $SIZE small/disk.raw && start_nbdkit unix file small/disk.raw || return
+    mutates 4 prio=9 -- --swap "file:$WORK/more"
+    is_right && mutates 4 && { [ "$CODE" = 137 ] && grep -q 'swap is full' err || no "alone: $CODE"; }
+    end_servers
+    umount small
+    [ -z "$WHY" ]
+}
+
+# Some pages are on the server, and more go there.
+gets_going() {
+    until_true 30 has_pages_there || no "no page goes to the server: $(tail -n 1 err)"
+}
+has_pages_there() {
+    "$MEMSPILL" ctl --pid $RUN stats --json | python3 -c '
+import json, sys
+devices = json.load(sys.stdin)["devices"]
+sys.exit(not any(server["sent_bytes"] > 20 << 20 for device in devices for server in device["servers"]))'
+}
+state_is() { "$MEMSPILL" ctl --pid $RUN swaps | grep nbd | grep -qw "$1"; }
+
+# The program cannot go on, and is told why, after so many seconds at most from now.
+is_lost() { # SECONDS
+    ends "$1" || return
+    [ "$CODE" = 135 ] || no "ends with $CODE, not by SIGBUS: $(tail -n 1 err)" || return
+    grep -qE 'memspill: .*lost' err || no "nobody says that it is lost: $(tail -n 1 err)" || return
+    nothing_left
+}
+
+# with_run KIND WORDS...: a server of that kind, and a run that has begun with its export.
+with_run() {
+    "start_$1" unix || return
+    shift
+    begin "$@" && gets_going
+}
+over() { # what remains to be done, however it went
+    [ -z "$(left)" ] || { kill -9 $(left); wait $RUN; } 2>/dev/null
+    end_servers
+    [ -z "$WHY" ]
+}
+
+# Back within its time, with what it held: nobody notices more than a pause.
+case_restarted() {
+    with_run nbdkit-file 6 timeout=30 && {
+        kill -9 "$SERVER"
+        sleep 1
+        again && ends 60 && is_right
+    }
+    over
+}
+
+# Back without what it held: never zeros for pages, and nobody waits for the time-out.
+case_emptied() {
+    with_run nbdkit-memory 60 timeout=60 && {
+        kill -9 "$SERVER"
+        again && is_lost 20
+    }
+    over
+}
+
+case_killed() {
+    with_run nbdkit-file 60 timeout=5 && {
+        kill -9 "$SERVER"
+        sleep 1
+        state_is away || no "it is not away: $("$MEMSPILL" ctl --pid $RUN swaps)"
+    } && is_lost 20
+    over
+}
+
+case_stopped() {
+    with_run nbdkit-memory 6 timeout=60 && {
+        kill -STOP "$SERVER"
+        sleep 30
+        kill -CONT "$SERVER"
+        ends 30 && is_right
+    }
+    over
+}
+
+case_stopped-for-good() {
+    with_run nbdkit-memory 60 timeout=8 && kill -STOP "$SERVER" && is_lost 25
+    over
+}
+
+# Whoever waits for a server can be ended.
+case_interrupted() {
+    local signal code
+    for signal in INT TERM KILL; do
+        with_run nbdkit-memory 60 timeout=60 && {
+            kill -STOP "$SERVER"
+            sleep 3
+            kill -$signal $RUN
+            ends 8 && nothing_left
+        }
+        over || return
+        case $signal in INT) code=130 ;; TERM) code=143 ;; *) code=137 ;; esac
+        [ "$CODE" = $code ] || no "SIG$signal: ends with $CODE" || return
+    done
+}
+
+# A network of its own, whose link goes down: for a while, and for good.
+case_link() {
+    local space=memspill-$$ up
+    have ip && ip netns add $space 2>/dev/null || { SKIP="no network namespaces here"; return; }
+    ip link add mspill$$ type veth peer name far netns $space && ip addr add 10.213.77.1/30 dev mspill$$ &&
+        ip link set mspill$$ up && ip -n $space addr add 10.213.77.2/30 dev far &&
+        ip -n $space link set far up || SKIP="no veth here"
+    for up in 1 0; do
+        [ -z "$SKIP$WHY" ] || break
+        truncate -s $SIZE disk.raw
+        ip netns exec $space nbdkit -f -p 10809 file disk.raw >>servers.log 2>&1 &
+        SERVERS+=($!)
+        ADDRESS=nbd://10.213.77.2/
+        until_true 10 reaches 10.213.77.2 || { no "no server there"; break; }
+        begin $((up ? 6 : 60)) timeout=$((up ? 40 : 8)) && gets_going && ip link set mspill$$ down && {
+            if [ $up = 1 ]; then
+                sleep 10
+                ip link set mspill$$ up
+                ends 60 && is_right
+            else
+                is_lost 30
+            fi
+        }
+        over
+        rm -f disk.raw
+    done
+    ip link del mspill$$ 2>/dev/null
+    ip netns del $space
+    [ -z "$WHY" ]
+}
+reaches() { (: <"/dev/tcp/$1/10809"); }
+
+# One of two is lost, comes back empty and is filled; then the other is lost.
+case_mirror() {
+    local first first_server
+    truncate -s $SIZE first.raw second.raw
+    NAME=first start_nbdkit unix file first.raw || return
+    first=$ADDRESS first_server=$SERVER
+    NAME=second start_nbdkit unix file second.raw || { over; return; }
+    begin 25 timeout=40 mirror="$first" && gets_going && {
+        kill -9 "$SERVER"
+        until_true 10 state_is degraded || no "it is not degraded: $("$MEMSPILL" ctl --pid $RUN swaps)"
+    } && {
+        truncate -s 0 second.raw && truncate -s $SIZE second.raw && again && until_true 60 state_is on ||
+            no "it does not come back: $("$MEMSPILL" ctl --pid $RUN swaps)"
+    } && {
+        kill -9 "$first_server"
+        ends 60 && is_right
+    }
+    over
+}
+
+# Devices come and go, are shown, and one that is away is not waited for without end.
+case_ctl() {
+    local export metric
+    start_nbdkit-memory unix || return
+    export=$ADDRESS
+    ADDRESS=file:$WORK/more
+    begin 10 && sleep 1 && "$MEMSPILL" ctl --pid $RUN swapon "${export/$WORK\//},prio=9" >ctl.out 2>&1 ||
+        no "swapon: $(cat ctl.out)"
+    [ -n "$WHY" ] || gets_going && {
+        "$MEMSPILL" ctl --pid $RUN swaps >ctl.out
+        grep -qE " +nbd\+unix .* 9  on .* us, [0-9]+ KiB sent" ctl.out || no "swaps: $(cat ctl.out)"
+    } && {
+        "$MEMSPILL" ctl --pid $RUN metrics >ctl.out
+        for metric in on lost sent_bytes_total received_bytes_total reconnects_total; do
+            grep -q "^memspill_device_server_$metric{device=.*server=\"0\"} " ctl.out || no "no $metric"
+        done
+        [ -z "$WHY" ]
+    } && {
+        timeout 60 "$MEMSPILL" ctl --pid $RUN swapoff "$export" >ctl.out 2>&1 || no "swapoff: $(cat ctl.out)"
+    } && ends 60 && { [ "$CODE" = 0 ] || no "ends with $CODE: $(tail -n 1 err)"; } && nothing_left
+    over
 }
 
 run_cases "${ALL[@]}"

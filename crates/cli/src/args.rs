@@ -76,6 +76,12 @@ Swap devices, as with swapon; the highest priority fills first:
                                     a file or block device; where PATH is not there, a file without
                                     a name in its directory, gone with memspill. Refused where it holds
                                     data, unless overwrite says that they may be lost
+  nbd://HOST[:PORT]/EXPORT[,size=SIZE][,prio=N][,timeout=60s][,connections=N][,encrypt=on|off]
+    [,overwrite][,mirror=URI]       an export of an NBD server, behind a pool of compressed RAM; pages wait
+                                    for a server that is away, and are lost after timeout=. A mirror has
+                                    them too: one of the two may be lost
+  nbd+unix:///EXPORT?socket=PATH    the same by a socket; nbds://, nbds+unix:// with TLS, and then
+                                    [,cacert=FILE][,cert=FILE,key=FILE], of PEM files
 
 Memory groups, inside the budget, for programs by the name of their file (* and ? as in a shell):
   NAME,comm=PATTERN[,comm=...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]
@@ -89,7 +95,8 @@ Examples:
   memspill run -m 2G -- python3 train.py
   memspill run -m 50% --stats sort -S 90% big.txt
   memspill run -m 4G --group ld,comm=ld*,memory.max=1G -- make -j8
-  memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8";
+  memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8
+  memspill run -m 4G --swap nbd://store.example/swap make -j8";
 
 #[derive(Args, Debug)]
 #[command(after_help = RUN_EXAMPLES, override_usage = "memspill run [OPTIONS] --memory-max <SIZE> [--] \
@@ -116,7 +123,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SPEC", value_parser = |text: &str| text.parse::<GroupSpec>())]
     pub group: Vec<GroupSpec>,
 
-    /// Swap device: ram:... or file:PATH,... (see below); repeatable
+    /// Swap device: ram:..., file:PATH,... or nbd://HOST/EXPORT,... (see below); repeatable
     ///
     /// [default: compressed RAM first, then a file without a name in the --swap-dir]
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
@@ -131,8 +138,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G")]
     pub disk_free: Size,
 
-    /// Encrypt what goes to swap files, by a key that is in RAM only: on, or off; encrypt= in a SPEC
-    /// overrides it
+    /// Encrypt what goes to swap files and servers, by a key that is in RAM only: on, or off; encrypt= in a
+    /// SPEC overrides it
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = OnOff::On)]
     #[arg(hide_possible_values = true)]
     pub encrypt: OnOff,

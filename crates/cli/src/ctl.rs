@@ -25,6 +25,7 @@ Examples:
   memspill ctl list
   memspill ctl --pid 4711 stats --json
   memspill ctl swapon file:/data/swap,size=64G,prio=5
+  memspill ctl swapon nbd://store.example/swap,timeout=5m
   memspill ctl swapoff file:/data/swap
   memspill ctl limit 3G";
 
@@ -59,7 +60,7 @@ enum CtlCommand {
     Swaps,
     /// Add a swap device
     Swapon {
-        /// ram:... or file:PATH,... as for `run --swap`
+        /// ram:..., file:PATH,... or nbd://HOST/EXPORT,... as for `run --swap`
         #[arg(value_name = "SPEC")]
         spec: String,
     },
@@ -134,7 +135,7 @@ fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
         CtlCommand::Stats { json } => Request::Stats { json: *json },
         CtlCommand::Metrics => Request::Metrics,
         CtlCommand::Swaps => Request::Swaps,
-        CtlCommand::Swapon { spec } => Request::Swapon { spec: with_absolute_path(spec)? },
+        CtlCommand::Swapon { spec } => Request::Swapon { spec: with_absolute_paths(spec)? },
         CtlCommand::Swapoff { name } => Request::Swapoff { name: name.clone() },
         CtlCommand::Limit { size } => {
             let ram_bytes = Memory::of_this_machine().usable_bytes();
@@ -175,18 +176,33 @@ pub fn far(request: &Request, done: u64, total: u64) -> String {
     }
 }
 
-/// A SPEC with its path made absolute: the run may be in another directory.
-fn with_absolute_path(text: &str) -> Result<String, String> {
+/// A SPEC with its paths made absolute: the run may be in another directory.
+fn with_absolute_paths(text: &str) -> Result<String, String> {
     let spec = spec::parse(text).map_err(|e| e.to_string())?;
-    let (SwapSpec::File { path, .. }, Some(rest)) = (spec, text.strip_prefix("file:")) else {
-        return Ok(text.to_string());
-    };
-    if path.is_absolute() {
-        return Ok(text.to_string());
-    }
     let here = std::env::current_dir().map_err(|e| format!("the current directory: {e}"))?;
-    let here = here.to_str().filter(|here| !here.contains(',')).ok_or("give the file's whole path")?;
-    Ok(format!("file:{here}/{rest}"))
+    let here_text = here.to_str().filter(|here| !here.contains(','));
+    let whole = |prefix: &str, path: &str| match here_text {
+        _ if path.starts_with('/') => Ok(format!("{prefix}{path}")),
+        Some(here) => Ok(format!("{prefix}{here}/{path}")),
+        None => Err("give the file's whole path".to_owned()),
+    };
+    match (spec, text.strip_prefix("file:")) {
+        (SwapSpec::File { .. }, Some(path_and_words)) => whole("file:", path_and_words),
+        (SwapSpec::Nbd { address, words, .. }, _) => {
+            let parts = text.split(',').skip(1).map(|part| match part.split_once('=') {
+                Some(("cacert" | "cert" | "key", path)) => whole(&part[..part.len() - path.len()], path),
+                Some(("mirror", _)) => {
+                    let mirror = words.mirror.clone().map(|mirror| mirror.seen_from(&here).to_string());
+                    Ok(format!("mirror={}", mirror.unwrap_or_default()))
+                }
+                _ => Ok(part.to_owned()),
+            });
+            let first = address.clone().seen_from(&here).to_string();
+            let all: Result<Vec<String>, String> = std::iter::once(Ok(first)).chain(parts).collect();
+            Ok(all?.join(","))
+        }
+        _ => Ok(text.to_owned()),
+    }
 }
 
 fn list(runs: &[RunSocket]) -> Result<(), String> {
@@ -234,11 +250,15 @@ mod tests {
     fn paths_are_made_whole() {
         let here = std::env::current_dir().unwrap();
         let here = here.display();
-        assert_eq!(with_absolute_path("file:swap,size=1G").unwrap(), format!("file:{here}/swap,size=1G"));
-        for whole in ["file:/swap,size=1G", "ram:,size=1G"] {
-            assert_eq!(with_absolute_path(whole).unwrap(), whole);
+        assert_eq!(with_absolute_paths("file:swap,size=1G").unwrap(), format!("file:{here}/swap,size=1G"));
+        for whole in ["file:/swap,size=1G", "ram:,size=1G", "nbds://h/x,timeout=5s,cacert=/ca"] {
+            assert_eq!(with_absolute_paths(whole).unwrap(), whole);
         }
-        assert!(with_absolute_path("zram:").unwrap_err().contains("unknown kind"));
+        assert_eq!(
+            with_absolute_paths("nbd://h/x,mirror=nbds+unix:///x?socket=s,cacert=ca,size=1G").unwrap(),
+            format!("nbd://h/x,mirror=nbds+unix:///x?socket={here}/s,cacert={here}/ca,size=1G")
+        );
+        assert!(with_absolute_paths("zram:").unwrap_err().contains("unknown kind"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use memspill_backing::compress::Algorithm;
 use memspill_backing::disk::RamDisk;
 use memspill_backing::faulty::{FaultPlan, FaultyBacking, bit_flip_at};
 use memspill_backing::file::{DiscardPolicy, FileBacking, FileConfig, FilePlace, IoEngine};
+use memspill_backing::nbd::NbdConfig;
 use memspill_backing::ram::{RamBacking, RamConfig};
 use memspill_backing::tier::TierBacking;
 use memspill_engine::backing::{Backing, BackingError};
@@ -138,7 +139,37 @@ pub fn open_one(
             let backing = with_planned_failure(backing, *fail);
             Ok(device(&name, names, priority.unwrap_or(default_priority), backing, opening))
         }
+        SwapSpec::Nbd { address, words, size, priority, encrypt, overwrite, fail } => {
+            let target = NbdConfig::new(address.target(words));
+            let config = NbdConfig {
+                mirror: words.mirror.as_ref().map(|mirror| mirror.target(words)),
+                size_bytes: *size,
+                connections: words.connections,
+                timeout: words.timeout.unwrap_or(target.timeout),
+                encrypt: encrypt.unwrap_or(opening.encrypt),
+                overwrite: *overwrite,
+                queues: opening.layout.queues(),
+                ..target
+            };
+            let name = address.to_string();
+            let pool = pool_in_front(memory_max_bytes, opening);
+            let backing = TierBacking::on_export(pool, config).map_err(|e| format!("{name}: {e}"))?;
+            if let Some(Fail { what: FailWhat::Flip, at, .. }) = fail {
+                backing.file().set_tamper(bit_flip_at(*at));
+            }
+            tell_of_unlocked_key(backing.file(), &name);
+            let backing = with_planned_failure(backing, *fail);
+            Ok(device(&name, names, priority.unwrap_or(default_priority), backing, opening))
+        }
     }
+}
+
+/// The compressed pool of a device that is slower. How much can be swapped in all, it leaves to what is
+/// behind it.
+fn pool_in_front(memory_max_bytes: u64, opening: &Opening) -> RamConfig {
+    let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::PERCENT_AT_FIRST);
+    let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
+    RamConfig { slots: slots_here(None), ram_limit_bytes, algorithm, shared }
 }
 
 /// What a device may hold in RAM, under this budget and with this share for pools in front of files.
@@ -186,10 +217,9 @@ fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> R
     }
     let file = file_config(FilePlace::Temp { dir: dir.clone() }, None, opening);
     let file = within_file_limit(file, false).map_err(|e| format!("cannot make a swap file: {e}"))?;
-    let slots = slots_here(None).min((file.max_bytes / PAGE_SIZE as u64) as u32);
-    let ram_limit_bytes = pool_share_bytes(memory_max_bytes, pool_share::PERCENT_AT_FIRST);
-    let (algorithm, shared) = (Algorithm::default(), opening.shared_pools);
-    let ram = RamConfig { slots, ram_limit_bytes, algorithm, shared };
+    let pool = pool_in_front(memory_max_bytes, opening);
+    let slots = pool.slots.min((file.max_bytes / PAGE_SIZE as u64) as u32);
+    let ram = RamConfig { slots, ..pool };
     let backing = TierBacking::new(ram, file).map_err(|e| {
         let other = if e.kind() == ErrorKind::NotFound {
             "make it, or name another directory with --swap-dir"

@@ -2,8 +2,8 @@
 //! others.
 //!
 //! ```text
-//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, machine.rs: what 50% is a share
-//!      │             of)
+//! main ── args.rs    what was typed (size.rs: sizes, spec.rs: swap devices, nbd_spec.rs: exports;
+//!      │             machine.rs: what 50% is a share of)
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
 //!      │             (reporting/: the page of --report)
@@ -35,6 +35,7 @@ pub mod groups;
 pub mod machine;
 mod manual;
 mod metrics;
+pub mod nbd_spec;
 pub mod output;
 mod probe;
 pub mod progress;

@@ -61,6 +61,10 @@ fn families(run: &Run) -> Vec<Family> {
         all.add_info("device", "Swap devices.", labels);
         let stats = stats::of_device(device);
         stats.iter().for_each(|stat| all.add(stat, "", std::slice::from_ref(&name)));
+        for (number, link) in device.backing.links().iter().enumerate() {
+            let labels = [name.clone(), ("server", number.to_string())];
+            stats::of_server(link).iter().for_each(|stat| all.add(stat, "", &labels));
+        }
     }
     for group in run.engine.groups().all().iter().skip(1) {
         let name = ("group", group.name.clone());

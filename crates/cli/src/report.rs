@@ -4,12 +4,13 @@ use crate::args::{RunArgs, Stats};
 use crate::message::words;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
+use memspill_engine::backing::Link;
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
 use memspill_engine::units::PAGE_SIZE;
-use memspill_pager::ctl::operator::{encryption_of, state_of};
+use memspill_pager::ctl::operator::{encryption_of, servers_of, state_of, word_of};
 use memspill_pager::ctl::thrash::would_do;
 use memspill_pager::process::Process;
 use memspill_pager::run::Run;
@@ -138,6 +139,9 @@ pub fn table(run: &Run) -> String {
             share(totals.held_ns),
         );
     }
+    for device in run.engine.devices().iter().filter(|device| !device.backing.links().is_empty()) {
+        let _ = writeln!(text, "memspill: {}: {}", device.name, servers_of(device));
+    }
     for group in run.engine.groups().all().iter().skip(1) {
         let events: Vec<String> =
             group_values(group).iter().map(|(name, value)| format!("{name} {value}")).collect();
@@ -191,6 +195,18 @@ fn device_json(device: &Device) -> Value {
         "priority": device.priority,
         "state": state_of(device),
         "encryption": encryption_of(device),
+        "servers": device.backing.links().iter().map(server_json).collect::<Vec<Value>>(),
+    })
+}
+
+fn server_json(link: &Link) -> Value {
+    json!({
+        "state": word_of(link.state),
+        "state_ms": link.since_ms,
+        "round_trip_us": link.round_trip_us,
+        "sent_bytes": link.sent_bytes,
+        "received_bytes": link.received_bytes,
+        "reconnects": link.reconnects,
     })
 }
 

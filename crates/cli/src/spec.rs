@@ -8,10 +8,12 @@
 //! file:PATH[,size=SIZE][,prio=N][,discard[=once|pages]][,encrypt=on|off][,overwrite]
 //!                                     a file or block device; PATH ends at the first comma; refused if it
 //!                                     holds data that are not memspill's, unless they may be overwritten
+//! nbd://HOST[:PORT]/EXPORT[,size=SIZE][,prio=N][,encrypt=on|off][,overwrite] and more words,
+//! nbd+unix:, nbds:, nbds+unix:        an export of an NBD server (nbd_spec.rs)
 //! ```
 //!
 //! For tests, and in no help text: `fail=read@N` or `fail=write@N` lets the Nth page that is read or written
-//! fail, with a `+` behind it all from there on; `fail=flip@N` (files only) flips a bit in the Nth page that
+//! fail, with a `+` behind it all from there on; `fail=flip@N` (not of ram:) flips a bit in the Nth page that
 //! is read. `fail=nomem@N` is a machine that is short of memory for a while: the Nth page that is read and
 //! the 99 after it fail with ENOMEM, and so do as many of those that are written.
 //!
@@ -25,6 +27,7 @@ use memspill_backing::Algorithm;
 use memspill_backing::file::DiscardPolicy;
 
 use crate::machine::Memory;
+use crate::nbd_spec::{self, Address, NbdSpecError, Words};
 use crate::size::{Size, SizeError};
 
 /// One swap device as asked for.
@@ -46,6 +49,17 @@ pub enum SwapSpec {
         size: Option<u64>,
         priority: Option<i16>,
         discard: DiscardPolicy,
+        /// None: as the run has it (`--encrypt`).
+        encrypt: Option<bool>,
+        /// The user lets memspill overwrite what is there.
+        overwrite: bool,
+        fail: Option<Fail>,
+    },
+    Nbd {
+        address: Address,
+        words: Box<Words>,
+        size: Option<u64>,
+        priority: Option<i16>,
         /// None: as the run has it (`--encrypt`).
         encrypt: Option<bool>,
         /// The user lets memspill overwrite what is there.
@@ -93,7 +107,16 @@ pub enum SpecError {
     FileCompress,
     /// A RAM disk has none.
     RamDiskSize,
+    Nbd(NbdSpecError),
+    /// A word that is for files or RAM.
+    NbdWord(&'static str),
     Fail(String),
+}
+
+impl From<NbdSpecError> for SpecError {
+    fn from(error: NbdSpecError) -> SpecError {
+        SpecError::Nbd(error)
+    }
 }
 
 impl fmt::Display for SpecError {
@@ -102,7 +125,8 @@ impl fmt::Display for SpecError {
             SpecError::Kind(kind) => {
                 write!(
                     out,
-                    "unknown kind of swap {kind:?}: use ram: or file:PATH, such as file:/var/tmp/swap,size=8G"
+                    "unknown kind of swap {kind:?}: use ram:, nbd://HOST/EXPORT or file:PATH, such as \
+                     file:/var/tmp/swap,size=8G"
                 )
             }
             SpecError::EmptyPath => out.write_str("file: needs a path: file:PATH[,size=SIZE][,prio=N]"),
@@ -157,10 +181,14 @@ impl fmt::Display for SpecError {
                 "compress=none is a RAM disk, outside of --memory-max: give its size, \
                  ram:size=SIZE,compress=none",
             ),
+            SpecError::Nbd(error) => error.fmt(out),
+            SpecError::NbdWord(word) => {
+                write!(out, "{word} is not for an NBD export: use size=SIZE, prio=N or encrypt=off there")
+            }
             SpecError::Fail(text) => {
                 write!(
                     out,
-                    "fail={}: use read@N, write@N, nomem@N or, for a file, flip@N",
+                    "fail={}: use read@N, write@N, nomem@N or, but for ram:, flip@N",
                     text.escape_debug()
                 )
             }
@@ -222,7 +250,31 @@ pub fn parse_with(text: &str, ram_bytes: impl Fn() -> u64) -> Result<SwapSpec, S
             let path = PathBuf::from(rest);
             Ok(SwapSpec::File { path, size, priority, discard, encrypt, overwrite, fail })
         }
+        _ if nbd_spec::is_address(device) => parse_nbd(device, parts, ram_bytes),
         _ => Err(SpecError::Kind(device.to_owned())),
+    }
+}
+
+fn parse_nbd<'a>(
+    device: &str,
+    parts: impl Iterator<Item = &'a str>,
+    ram_bytes: impl Fn() -> u64,
+) -> Result<SwapSpec, SpecError> {
+    let address: Address = device.parse()?;
+    let mut words = Box::<Words>::default();
+    let mut others = Vec::new();
+    for part in parts {
+        if !words.take(part)? {
+            others.push(part);
+        }
+    }
+    words.check(&address)?;
+    let Options { size, priority, discard, encrypt, compress, overwrite, fail } =
+        Options::parse(others.into_iter(), ram_bytes)?;
+    match (discard, compress) {
+        (Some(_), _) => Err(SpecError::NbdWord("discard")),
+        (_, Some(_)) => Err(SpecError::NbdWord("compress=")),
+        _ => Ok(SwapSpec::Nbd { address, words, size, priority, encrypt, overwrite, fail }),
     }
 }
 
@@ -428,6 +480,33 @@ mod tests {
     }
 
     #[test]
+    fn export() {
+        let text = "nbds+unix:///x?socket=/s,timeout=5m,size=50%,prio=3,cacert=/ca,encrypt=off,overwrite,\
+                    fail=read@2";
+        let words = Words {
+            timeout: Some(std::time::Duration::from_secs(300)),
+            cacert: Some("/ca".into()),
+            ..Words::default()
+        };
+        let spec = SwapSpec::Nbd {
+            address: "nbds+unix:///x?socket=/s".parse().unwrap(),
+            words: Box::new(words),
+            size: Some(4 << 30),
+            priority: Some(3),
+            encrypt: Some(false),
+            overwrite: true,
+            fail: Some(Fail { what: FailWhat::Read, at: 2, from_there_on: false }),
+        };
+        assert_eq!(read(text), Ok(spec));
+        for (words, misplaced) in [("discard", "discard"), ("compress=zstd", "compress=")] {
+            assert_eq!(read(&format!("nbd://h,{words}")), Err(SpecError::NbdWord(misplaced)));
+        }
+        assert_eq!(read("nbd+vsock://2"), Err(SpecError::Nbd(NbdSpecError::Scheme("nbd+vsock".into()))));
+        assert_eq!(read("nbd://h,x=1"), Err(SpecError::Key("x".into())));
+        assert_eq!(read("nbdkit:"), Err(SpecError::Kind("nbdkit:".into())));
+    }
+
+    #[test]
     fn failures_for_tests() {
         let fail = |what, at, from_there_on| Some(Fail { what, at, from_there_on });
         assert_eq!(parse_fail("read@7"), fail(FailWhat::Read, 7, false));
@@ -495,6 +574,7 @@ mod tests {
             "ram:compress=x",
             "ram:compress=none",
             "file:/x,compress=lz4",
+            "nbd://h,discard",
         ] {
             let message = read(text).unwrap_err().to_string();
             assert!(!message.contains('\n'), "{message}");

@@ -4,6 +4,7 @@
 //! table and as JSON, `metrics.rs` as OpenMetrics.
 
 use crate::message::plain;
+use memspill_engine::backing::{Link, LinkState};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
@@ -216,6 +217,21 @@ pub fn of_device(device: &Device) -> Vec<Stat> {
         now("device_used_bytes", bytes(device.slots.used_slots()), "what is in its slots"),
         now("device_full", u64::from(device.full.load(Ordering::Relaxed)), "1: its store has no room"),
     ]
+}
+
+/// The statistics of the connection to a device's server.
+pub fn of_server(link: &Link) -> Vec<Stat> {
+    let is = |state: LinkState| u64::from(link.state == state);
+    let mut stats = vec![
+        now("device_server_on", is(LinkState::On), "1: the server answers, and has what was written to it"),
+        now("device_server_lost", is(LinkState::Lost), "1: it was away for too long, or has lost its pages"),
+        sum("device_server_sent_bytes", link.sent_bytes, "bytes that were sent to it"),
+        sum("device_server_received_bytes", link.received_bytes, "bytes that came from it"),
+        sum("device_server_reconnects", link.reconnects, "times that it was connected to again"),
+    ];
+    let help = "the median time of the last reads of one page";
+    stats.extend(link.round_trip_us.map(|us| now("device_server_round_trip_us", us, help)));
+    stats
 }
 
 /// The statistics of a group below the budget, in cgroup v2's words.

@@ -3,7 +3,9 @@
 use crate::{RAM_BYTES, assert_one_line};
 use memspill_backing::Algorithm;
 use memspill_cli::devices::slots_of;
+use memspill_cli::nbd_spec::Words;
 use memspill_cli::spec::{Fail, FailWhat, SwapSpec, parse_with};
+use std::path::PathBuf;
 
 pub fn check(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
@@ -41,13 +43,14 @@ fn accepted(text: &str, spec: &SwapSpec) {
                 (false, true) => ",discard=pages",
                 (true, true) => ",discard",
             };
-            let encrypt = match encrypt {
-                None => "",
-                Some(true) => ",encrypt=on",
-                Some(false) => ",encrypt=off",
-            };
+            let encrypt = encrypt.map_or(String::new(), |on| format!(",encrypt={}", on_off(on)));
             let overwrite = if *overwrite { ",overwrite" } else { "" };
             (format!("file:{path}{encrypt}{overwrite}"), *size, priority, discard, fail)
+        }
+        SwapSpec::Nbd { address, words, size, priority, encrypt, overwrite, fail } => {
+            let overwrite = if *overwrite { ",overwrite" } else { "" };
+            let encrypt = encrypt.map_or(String::new(), |on| format!(",encrypt={}", on_off(on)));
+            (format!("{address}{}{encrypt}{overwrite}", printed_words(words)), *size, priority, "", fail)
         }
     };
     assert!(priority.is_none_or(|priority| priority >= 0), "{text:?}");
@@ -60,6 +63,21 @@ fn accepted(text: &str, spec: &SwapSpec) {
     again += words;
     again += &fail.map_or(String::new(), printed);
     assert_eq!(parse_with(&again, || RAM_BYTES).as_ref(), Ok(spec), "{text:?} and {again:?}");
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+fn printed_words(words: &Words) -> String {
+    let file = |key: &str, file: &Option<PathBuf>| {
+        file.as_ref().map_or(String::new(), |file| format!(",{key}={}", file.to_str().expect("text")))
+    };
+    let timeout = words.timeout.map(|time| format!(",timeout={}", time.as_secs()));
+    let connections = words.connections.map(|count| format!(",connections={count}"));
+    let mirror = words.mirror.as_ref().map(|mirror| format!(",mirror={mirror}"));
+    let files = [file("cacert", &words.cacert), file("cert", &words.cert), file("key", &words.key)];
+    [timeout, connections, mirror].into_iter().flatten().chain(files).collect()
 }
 
 fn printed(Fail { what, at, from_there_on }: Fail) -> String {

@@ -8,7 +8,8 @@ use crate::reporting::seen::{DeviceSeen, ProcessSeen};
 use crate::reporting::watched::Watched;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit as StatUnit};
-use memspill_engine::backing::Usage;
+use memspill_engine::backing::{Link, Usage};
+use memspill_pager::ctl::operator::word_of;
 use memspill_pager::ctl::thrash::would_do;
 use memspill_pager::door::source::Mode;
 use memspill_pager::run::Run;
@@ -34,7 +35,7 @@ pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Re
     let time = over_time(&watched.history, watched.cost);
     let mut tables = vec![in_short(ended, watched), time, processes(run, watched)];
     tables.push(mappings(&watched.faulted));
-    tables.extend([budgets(run), devices(run, watched), groups(run)].into_iter().flatten());
+    tables.extend([budgets(run), devices(run, watched), servers(run), groups(run)].into_iter().flatten());
     tables.extend([settings(asked, args), statistics(run)]);
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     Report {
@@ -385,6 +386,40 @@ fn devices(run: &Run, watched: &Watched) -> Option<Table> {
     let devices = watched.seen.devices.iter().zip(usage);
     let rows: Vec<Row> = devices.map(|of| row(of.0.name.clone(), cells_of(&shown, &of))).collect();
     (!rows.is_empty()).then(|| table("devices", "Swap devices", "device", columns_of(&shown), rows))
+}
+
+/// The servers of devices on exports, as they are in the end.
+fn servers(run: &Run) -> Option<Table> {
+    let shown: [Shown<Link>; 6] = [
+        (column("state", "state", Unit::Words, "In the end."), |link| {
+            Cell::Words(word_of(link.state).into())
+        }),
+        (
+            column("round_trip", "round trip", Unit::Nanoseconds, "Median of the last reads of one page."),
+            |link| link.round_trip_us.map_or(Cell::Nothing, |us| number(us * 1000)),
+        ),
+        (column("sent", "sent", Unit::Bytes, "Bytes that went there."), |link| number(link.sent_bytes)),
+        (column("received", "received", Unit::Bytes, "Bytes that came from there."), |link| {
+            number(link.received_bytes)
+        }),
+        (column("reconnects", "reconnects", Unit::Count, "Times that it was connected to again."), |link| {
+            number(link.reconnects)
+        }),
+        (column("since", "for", Unit::Seconds, "How long it has been in this state."), |link| {
+            number(link.since_ms / 1000)
+        }),
+    ];
+    let devices = run.engine.devices().ever_added();
+    let rows: Vec<Row> = devices
+        .flat_map(|device| {
+            let links = device.backing.links().into_iter().enumerate();
+            links.map(|(i, link)| {
+                (if i == 0 { device.name.clone() } else { format!("{} mirror", device.name) }, link)
+            })
+        })
+        .map(|(name, link)| row(name, cells_of(&shown, &link)))
+        .collect();
+    (!rows.is_empty()).then(|| table("servers", "Servers", "device", columns_of(&shown), rows))
 }
 
 fn groups(run: &Run) -> Option<Table> {

@@ -64,6 +64,15 @@ pub struct DeviceView {
     pub used_bytes: u64,
     pub state: String,
     pub encryption: String,
+    /// Of the first one's: how long a read takes, and the bytes out and in.
+    pub server: Option<ServerView>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct ServerView {
+    pub round_trip_us: u64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
 }
 
 /// The growing sums, as they were.
@@ -199,6 +208,16 @@ fn device(value: &Value) -> DeviceView {
         used_bytes: value["used_bytes"].as_u64().unwrap_or(0),
         state: text(&value["state"]),
         encryption: text(&value["encryption"]),
+        server: list(&value["servers"]).next().map(server),
+    }
+}
+
+fn server(value: &Value) -> ServerView {
+    let number = |name: &str| value[name].as_u64().unwrap_or(0);
+    ServerView {
+        round_trip_us: number("round_trip_us"),
+        sent_bytes: number("sent_bytes"),
+        received_bytes: number("received_bytes"),
     }
 }
 
@@ -266,6 +285,11 @@ pub mod tests {
             "devices": [{
                 "name": "default", "size_bytes": 256u64 << 30, "used_bytes": 200 << 20, "state": "on",
                 "encryption": "aes-256-gcm",
+            }, {
+                "name": "nbd://store.example/swap", "size_bytes": 256u64 << 30, "used_bytes": 5 << 20,
+                "state": "away", "encryption": "aes-256-gcm", "servers": [{
+                    "round_trip_us": 140, "sent_bytes": 5 << 20, "received_bytes": 1 << 20,
+                }],
             }],
         })
     }

@@ -10,7 +10,7 @@
 //!
 //! It fits into 80 columns and 24 lines; what does not fit is left out from below, devices and runs scroll.
 
-use super::model::{DeviceView, Order, ProcessView, RunView, Runs};
+use super::model::{DeviceView, Order, ProcessView, RunView, Runs, ServerView};
 use crate::size::human;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -208,8 +208,9 @@ impl Screen {
     }
 
     fn draw_devices(&self, frame: &mut Frame<'_>, area: Rect, run: &RunView) {
-        let head = ["DEVICE", "SIZE", "USED", "STATE", "ENCRYPTION"];
-        let head = head.iter().enumerate().map(|(at, name)| match at {
+        let head = ["DEVICE", "SIZE", "USED", "STATE", "ENCRYPTION", "SERVER"];
+        let has_servers = run.devices.iter().any(|device| device.server.is_some());
+        let head = head.iter().take(if has_servers { 6 } else { 5 }).enumerate().map(|(at, name)| match at {
             1 | 2 => Line::raw(*name).right_aligned(),
             _ => Line::raw(*name),
         });
@@ -220,6 +221,7 @@ impl Screen {
                 right(human(device.used_bytes), 10),
                 Line::raw(device.state.clone()),
                 Line::raw(device.encryption.clone()),
+                Line::raw(device.server.map_or(String::new(), server)),
             ])
         });
         let widths = [
@@ -228,6 +230,7 @@ impl Screen {
             Constraint::Length(10),
             Constraint::Length(8),
             Constraint::Length(11),
+            Constraint::Length(if has_servers { 22 } else { 0 }),
         ];
         let table = Table::new(rows, widths)
             .header(Row::new(head).style(DIM))
@@ -320,6 +323,11 @@ fn right(text: String, width: usize) -> Line<'static> {
     Line::raw(format!("{text:>width$}"))
 }
 
+/// How long it takes to read a page, and what went out and came in.
+fn server(ServerView { round_trip_us, sent_bytes, received_bytes }: ServerView) -> String {
+    format!("{round_trip_us} us, >{} <{}", short(sent_bytes), short(received_bytes))
+}
+
 fn stall(percent: f64) -> Line<'static> {
     let colour = match percent {
         much if much >= MUCH_PERCENT => Some(Color::Red),
@@ -394,6 +402,7 @@ mod tests {
             "group   10.0 MiB    5.0 MiB",
             "default",
             "aes-256-gcm",
+            "140 us, >5.0M <1.0M",
             "q quit",
         ] {
             assert!(text.contains(words), "{words:?} in\n{text}");
@@ -426,7 +435,10 @@ mod tests {
         assert_eq!(screen.chosen_process().map(|process| process.pid), Some(4720));
         screen.focus = screen.focus.next();
         screen.step(5);
-        assert_eq!(screen.chosen_device().map(|device| device.name.as_str()), Some("default"));
+        assert_eq!(
+            screen.chosen_device().map(|device| device.name.as_str()),
+            Some("nbd://store.example/swap")
+        );
         screen.runs.retain(&[]);
         screen.clamp();
         assert!(screen.chosen_process().is_none() && screen.chosen_device().is_none());

@@ -20,7 +20,7 @@ use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
-use memspill_engine::backing::{AtRest, QueueId};
+use memspill_engine::backing::{AtRest, Link, LinkState, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
 use memspill_engine::swapoff::{Step, SwapoffError};
@@ -133,12 +133,49 @@ fn sizes(run: &Run) -> String {
 /// In one word.
 pub fn state_of(device: &Device) -> &'static str {
     match device.state() {
+        DeviceState::On if let Some(word) = state_of_links(&device.backing.links()) => word,
         DeviceState::On if device.errors.is_failing() => "failing",
         DeviceState::On if device.full.load(Ordering::Relaxed) => "full",
         DeviceState::On => "on",
         DeviceState::Leaving => "leaving",
         DeviceState::Off => "off",
     }
+}
+
+/// Why a device is not simply on. With a mirror it is degraded for as long as one of its servers is on.
+fn state_of_links(links: &[Link]) -> Option<&'static str> {
+    let on = links.iter().filter(|link| link.state == LinkState::On).count();
+    let is_lost = links.iter().all(|link| link.state == LinkState::Lost);
+    match on {
+        all if all == links.len() => None,
+        0 if is_lost => Some("lost"),
+        0 => Some("away"),
+        _ => Some("degraded"),
+    }
+}
+
+pub fn word_of(state: LinkState) -> &'static str {
+    match state {
+        LinkState::On => "on",
+        LinkState::Away => "away",
+        LinkState::Filling => "filling",
+        LinkState::Lost => "lost",
+    }
+}
+
+/// The servers of a device, on one line; nothing where it has none.
+pub fn servers_of(device: &Device) -> String {
+    let words = |link: &Link| {
+        let seconds = link.since_ms / 1000;
+        let state = match link.state {
+            LinkState::On => "on".to_owned(),
+            other => format!("{} for {seconds} s", word_of(other)),
+        };
+        let round_trip = link.round_trip_us.map_or(String::new(), |us| format!(", {us} us"));
+        let (sent, received) = (link.sent_bytes >> 10, link.received_bytes >> 10);
+        format!("{state}{round_trip}, {sent} KiB sent, {received} KiB received")
+    };
+    device.backing.links().iter().map(words).collect::<Vec<_>>().join("; ")
 }
 
 /// How its pages lie there; `-` where they do not leave RAM.
@@ -150,21 +187,25 @@ pub fn encryption_of(device: &Device) -> &'static str {
     }
 }
 
-/// A table like /proc/swaps, with the state of each device as its last column.
+/// A table like /proc/swaps, with the state of each device, and of its servers, as its last columns.
 fn swaps(run: &Run) -> String {
     let kib = |pages: u64| pages * (PAGE_SIZE as u64 >> 10);
     let rows = run.engine.devices().iter().map(|device| {
         let kind = device.name.split([':', '#']).next().unwrap_or_default();
         let (state, at_rest) = (state_of(device), encryption_of(device));
         let (size, used) = (kib(device.slots.all_slots()), kib(device.slots.used_slots()));
-        (device.name.as_str(), kind, size, used, device.priority, at_rest, state)
+        (device, kind, size, used, at_rest, state)
     });
     let mut text = format!(
         "{:<40}{:<9}{:>12}{:>12}{:>10}  {:<9}{}",
         "Filename", "Type", "Size", "Used", "Priority", "State", "Encryption"
     );
-    for (name, kind, size, used, priority, at_rest, state) in rows {
-        let _ = write!(text, "\n{name:<39} {kind:<9}{size:>12}{used:>12}{priority:>10}  {state:<9}{at_rest}");
+    for (device, kind, size, used, at_rest, state) in rows {
+        let (name, priority, servers) = (&device.name, device.priority, servers_of(device));
+        let line = format!(
+            "{name:<39} {kind:<9}{size:>12}{used:>12}{priority:>10}  {state:<9}{at_rest:<13}{servers}"
+        );
+        let _ = write!(text, "\n{}", line.trim_end());
     }
     text
 }
