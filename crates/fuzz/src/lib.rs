@@ -20,6 +20,8 @@ pub mod ctl;
 pub mod elf;
 pub mod group_spec;
 pub mod lz4_page;
+pub mod nbd_handshake;
+pub mod nbd_reply;
 mod packed_page;
 pub mod proc_text;
 pub mod size;
@@ -39,6 +41,8 @@ pub const TARGETS: &[Target] = &[
     ("elf", elf::check),
     ("group_spec", group_spec::check),
     ("lz4_page", lz4_page::check),
+    ("nbd_handshake", nbd_handshake::check),
+    ("nbd_reply", nbd_reply::check),
     ("proc_text", proc_text::check),
     ("size", size::check),
     ("swap_spec", swap_spec::check),

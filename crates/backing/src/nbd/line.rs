@@ -508,8 +508,12 @@ impl<Tag> Line<Tag> {
         request_bytes_max: usize,
         finished: &mut Vec<Finished<Tag>>,
     ) -> Result<(), Cut> {
-        let Request { expected, used, got_bytes, errno, .. } =
-            self.requests.take(at).expect("the parser asked for it");
+        let asked = self.requests.get(at).expect("the parser asked for it");
+        if asked.errno == 0 && asked.got_bytes < asked.expected.read_bytes {
+            // It stays under way, and is asked again on the next connection.
+            return Err(Cut::Bad("less data than was asked for"));
+        }
+        let Request { expected, used, errno, .. } = self.requests.take(at).expect("just seen");
         if errno == SHUTDOWN {
             // It is asked again on the next connection: a read stays what it was.
             if let Use::Read { .. } = used {
@@ -517,9 +521,6 @@ impl<Tag> Line<Tag> {
                 self.requests.add(|_| Request { cookie, expected, used, got_bytes: 0, errno: 0 });
             }
             return Err(Cut::Ends);
-        }
-        if errno == 0 && got_bytes < expected.read_bytes {
-            return Err(Cut::Bad("less data than was asked for"));
         }
         let (number, run) = match used {
             Use::Nobody => return Ok(()),

@@ -42,6 +42,13 @@ mod remote;
 mod stream;
 mod wire;
 
+/// Parsers of what servers say, for `crates/fuzz`.
+#[doc(hidden)]
+pub mod untrusted {
+    pub use super::handshake::{Export, go, greet, start_tls};
+    pub use super::wire::{Bad, Event, Expected, Parser};
+}
+
 pub use config::{NbdConfig, NbdTarget, Server, Tls};
 pub use error::NbdError;
 pub(crate) use remote::Remote;
