@@ -19,7 +19,10 @@
 //! untrusted.
 
 /// First word of Hello; changes with every change of this file.
-pub const MAGIC: u32 = 0x6d73_700e;
+pub const MAGIC: u32 = 0x6d73_700f;
+
+/// `Hello::mode` of a process that traps its calls, and so can page itself in any run: a static program.
+pub const BY_AGENT: u32 = 1;
 
 /// `NAME:TOKEN`: name of the abstract socket (without the leading NUL), 32 hex digits of token.
 pub const ENV_NAME: &str = "MEMSPILL_AGENT";
@@ -37,10 +40,8 @@ pub fn is_agent(file: &str) -> bool {
 /// So the second name begins, behind its directory.
 pub const FILE_PREFIX: &str = "memspill-agent-";
 
-/// The end of the name where all processes trap their system calls, and join at once.
-pub const NAME_TRAPPED: &str = "-trapped";
-/// And where processes may join late (`agent/trap/late.rs`): where all trap their calls, and where those
-/// do that have not joined yet.
+/// The end of the name where processes may join late (`agent/trap/late.rs`): where all trap their calls, and
+/// where those do that have not joined yet.
 pub const NAME_LATE: &str = "-late";
 pub const NAME_LATE_THEN_FREE: &str = "-late-then-free";
 
@@ -93,7 +94,8 @@ pub struct Hello {
     pub magic: u32,
     pub kind: u32,
     pub pid: u32,
-    pub reserved: u32,
+    /// `BY_AGENT`, or 0: in the run's own mode.
+    pub mode: u32,
     pub token: [u8; 32],
     /// KIND_CHILD: `Prepared::fork`.
     pub fork: [u8; 16],

@@ -88,7 +88,7 @@ fn ready_of(bytes: &mut Bytes) -> Ready {
         windows_addr: bytes.u64(),
         windows_len: bytes.u64(),
         evictor_tid: 0,
-        reserved: 0,
+        mode: 0,
     }
 }
 

@@ -9,20 +9,18 @@
 //!
 //! Nobody has relocated this library, so it does that itself: nothing that holds an address may be used
 //! before. Symbols of the C library are weak, and stay 0: without them the agent stands before nothing. The
-//! program calls the kernel by its own instructions. Those by which it forks and runs others are found
-//! (`hooks/instructions/`), or all are trapped (`trap/`); what else they have changed memspill finds out, as
-//! of any program that does so.
+//! program calls the kernel by its own instructions, so they are trapped (`trap/`), and its agent pages it,
+//! in whatever mode the run is. If it is traced, or its calls cannot be trapped, it is in the run's mode, and
+//! what it runs and forks is as of any program that does so by instructions of its own.
 //!
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
 
-use crate::hooks::instructions;
-use crate::machine::region;
+use crate::machine::{region, sys};
 use crate::start;
+use crate::supervisor::address;
+use crate::thread::trapped;
 use core::arch::global_asm;
 use core::ffi::c_char;
-
-const AT_NULL: usize = 0;
-const AT_ENTRY: usize = 9;
 
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: usize = 0;
@@ -73,27 +71,10 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
         let count = stack.read();
         let words = stack.add(1).cast::<*const c_char>();
         let environment = words.add(count + 1);
-        instructions::program_begins(entry(environment));
+        if !sys::is_traced() && trapped::prepare(0).is_ok() {
+            address::ask_for_agent();
+        }
         start::begin(environment);
-    }
-}
-
-/// # Safety
-/// Behind the environment's null is the kernel's vector of values.
-unsafe fn entry(mut environment: *const *const c_char) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe {
-        while !environment.read().is_null() {
-            environment = environment.add(1);
-        }
-        let mut value = environment.add(1).cast::<[usize; 2]>();
-        loop {
-            match *value {
-                [AT_NULL, _] => return 0,
-                [AT_ENTRY, entry] => return entry,
-                _ => value = value.add(1),
-            }
-        }
     }
 }
 

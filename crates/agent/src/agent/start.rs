@@ -4,7 +4,7 @@
 use core::ffi::{c_char, c_int};
 
 use crate::common::protocol::KIND_EXEC;
-use crate::hooks::{files, fork, instructions, malloc, open, own_thread, threads};
+use crate::hooks::{files, fork, malloc, open, own_thread, threads};
 use crate::join::above::{self, Above};
 use crate::join::handshake;
 use crate::machine::sys;
@@ -69,7 +69,6 @@ pub unsafe fn begin(envp: *const *const c_char) {
             readable::learn(envp);
             preload::learn(envp);
         }
-        instructions::address_is_known();
         if !trap::program_begins() {
             handshake::join(KIND_EXEC);
         }

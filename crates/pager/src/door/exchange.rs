@@ -163,7 +163,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     }
     let pid = caller.peer.pid;
     if hello.kind == KIND_FORKS {
-        let may_fork = door.is_by_agents() && is_below_us(run, &caller.peer);
+        let may_fork = door.may_have_agents_fork() && is_below_us(run, &caller.peer);
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
     if hello.kind == KIND_FORK_ROOM {
@@ -179,14 +179,15 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
             Err(io::ErrorKind::PermissionDenied.into())
         };
     }
+    let holes = door.holes_for(&hello);
     let known = (hello.kind == KIND_FORK).then(|| fork::child_that_joins(run, pid)).flatten();
     let welcomed = match is_below_us(run, &caller.peer) {
-        true => door.control_page().and_then(|(control, control_fd)| {
+        true => door.control_page(holes.is_some()).and_then(|(control, control_fd)| {
             run.files.prepare(&control);
-            if door.is_by_agents() {
+            if holes.is_some() {
                 control.set_forks();
             }
-            let bell = door.is_by_agents().then(new_bell).transpose()?;
+            let bell = holes.is_some().then(new_bell).transpose()?;
             let pool = run.shared_pool().filter(|_| may_read_pool(&caller.peer));
             let pool_file = pool.as_ref().and_then(|(_, device)| device.backing.pool_file());
             welcome(
@@ -194,7 +195,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 caller,
                 known.as_deref(),
                 &control_fd,
-                bell.as_ref().map(|bell| (bell, pool_file)),
+                holes.zip(bell.as_ref()).map(|(holes, bell)| (holes, bell, pool_file)),
             )?;
             let control = Arc::new(control);
             let link = bell.map(|bell| {
@@ -232,15 +233,15 @@ fn welcome(
     caller: &Caller,
     known: Option<&Process>,
     control_fd: &OwnedFd,
-    link: Option<(&OwnedFd, Option<BorrowedFd<'_>>)>,
+    link: Option<(Holes, &OwnedFd, Option<BorrowedFd<'_>>)>,
 ) -> io::Result<()> {
     let control = control_fd.as_fd();
-    let (uffd_source, fds) = match (known, &door.source) {
-        (Some(process), _) => (UFFD_GIVEN, vec![control, process.memory.port.as_fd()]),
-        (None, Source::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
-        (None, Source::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
-        (None, Source::Link(holes)) => {
-            let (bell, pool) = link.ok_or(io::ErrorKind::InvalidData)?;
+    let (uffd_source, fds) = match (known, link, &door.source) {
+        (Some(process), ..) => (UFFD_GIVEN, vec![control, process.memory.port.as_fd()]),
+        (None, None, Source::Device(device)) => (UFFD_FROM_DEVICE, vec![control, device.as_fd()]),
+        (None, None, Source::Syscall) => (UFFD_FROM_SYSCALL, vec![control]),
+        (None, None, Source::Link(_)) => return Err(io::ErrorKind::InvalidData.into()),
+        (None, Some((holes, bell, pool)), _) => {
             let kind = match holes {
                 Holes::Userfaultfd => UFFD_LINK_REGISTERED,
                 Holes::Guard => UFFD_LINK,
@@ -400,7 +401,7 @@ fn take_in(
     })?;
     // The child of a fork of which the kernel has told is served whether something of it can leave or not.
     let is_new = known.is_none() && parent.is_none();
-    if is_new && is_foreign && !door.is_by_agents() && agent.is_closed_to_us() {
+    if is_new && is_foreign && link.is_none() && agent.is_closed_to_us() {
         return Err(closed());
     }
     let fresh = || link.or(uffd.map(Port::from)).ok_or(io::Error::from(io::ErrorKind::InvalidData));

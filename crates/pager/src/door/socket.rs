@@ -1,11 +1,11 @@
 //! The socket at which agents connect, and what a run gives them.
 
 use crate::door::groups::{GroupRules, Membership};
-use crate::door::source::{Mode, Source};
+use crate::door::source::{Holes, Mode, Source, holes_if_asked};
 use crate::door::target::Target;
 use crate::plant::Askers;
 use crate::process::control::ControlPage;
-use memspill_common::protocol::{NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
+use memspill_common::protocol::{BY_AGENT, Hello, NAME_LATE, NAME_LATE_THEN_FREE};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{self, Permissions};
 use std::io;
@@ -24,6 +24,8 @@ pub struct Door {
     name: String,
     token: [u8; 32],
     pub source: Source,
+    /// The holes of processes that ask for agent mode.
+    holes_if_asked: Option<Holes>,
     /// Features asked of every userfaultfd.
     pub features: u64,
     /// Who is about to run a static program.
@@ -59,13 +61,28 @@ fn listen_by_inode(random: &str) -> Option<(OwnedFd, OwnedFd)> {
     Some((socket, inode))
 }
 
+fn new_control_page(by_agent: bool) -> io::Result<(ControlPage, OwnedFd)> {
+    if by_agent { ControlPage::with_link() } else { ControlPage::new() }
+}
+
 impl Door {
-    /// `files`: files of shared memory are managed.
     /// Agent mode: agents make the forks, and links take the place of userfaultfds.
     pub fn is_by_agents(&self) -> bool {
         self.source.mode() != Mode::Kernel
     }
 
+    /// The holes of a process that its agent is to page. None: it is in kernel mode. A run in kernel mode has
+    /// both.
+    pub fn holes_for(&self, hello: &Hello) -> Option<Holes> {
+        self.holes_if_asked.filter(|_| self.is_by_agents() || hello.mode == BY_AGENT)
+    }
+
+    /// May a process of the run have its agent make its forks?
+    pub fn may_have_agents_fork(&self) -> bool {
+        self.holes_if_asked.is_some()
+    }
+
+    /// `files`: files of shared memory are managed.
     pub fn open(source: Source, features: u64, rules: &GroupRules, files: bool) -> io::Result<Door> {
         let mut random = [0u8; 24];
         let mut filled = 0;
@@ -80,8 +97,7 @@ impl Door {
         // And whether it may join late.
         let late = match source.mode() {
             // Its group is known by its parent, which may end before.
-            Mode::Kernel if !rules.groups.is_empty() => "",
-            _ if !rules.groups.is_empty() => NAME_TRAPPED,
+            _ if !rules.groups.is_empty() => "",
             // Its calls on such files are counted by a process that has joined.
             Mode::Kernel if files => "",
             Mode::Kernel => NAME_LATE_THEN_FREE,
@@ -98,7 +114,7 @@ impl Door {
         rustix::net::listen(&socket, BACKLOG)?;
         let (target, membership) = (Target::new(), Membership::new(rules));
         let (told_of_unmanaged, spare) = (AtomicBool::new(false), Mutex::default());
-        let askers = Askers::default();
+        let (askers, holes_if_asked) = (Askers::default(), holes_if_asked(source.mode()));
         Ok(Door {
             socket,
             from_elsewhere: elsewhere.map(|(socket, inode)| {
@@ -109,6 +125,7 @@ impl Door {
             name,
             token,
             source,
+            holes_if_asked,
             features,
             askers,
             target,
@@ -133,22 +150,19 @@ impl Door {
         !self.told_of_unmanaged.swap(true, Ordering::Relaxed)
     }
 
-    pub fn control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
-        match self.spare.lock().expect("spare").take() {
+    pub fn control_page(&self, by_agent: bool) -> io::Result<(ControlPage, OwnedFd)> {
+        let spare = || self.spare.lock().expect("spare").take();
+        match (by_agent == self.is_by_agents()).then(spare).flatten() {
             Some(made) => Ok(made),
-            None => self.new_control_page(),
+            None => new_control_page(by_agent),
         }
-    }
-
-    fn new_control_page(&self) -> io::Result<(ControlPage, OwnedFd)> {
-        if self.is_by_agents() { ControlPage::with_link() } else { ControlPage::new() }
     }
 
     pub fn make_spare(&self) {
         let mut spare = self.spare.lock().expect("spare");
         if spare.is_none() {
             // No memory for it now: whoever comes next is told so.
-            *spare = self.new_control_page().ok();
+            *spare = new_control_page(self.is_by_agents()).ok();
         }
     }
 

@@ -53,6 +53,15 @@ impl Source {
     }
 }
 
+/// What the holes of a process can be that asks to be paged by its agent, in a run of this mode. None: it is
+/// in the run's own mode.
+pub fn holes_if_asked(mode: Mode) -> Option<Holes> {
+    match mode {
+        Mode::Kernel => try_for_user_mode().is_ok().then_some(Holes::Userfaultfd),
+        Mode::Agent(holes) => Some(holes),
+    }
+}
+
 const NEEDED: u64 = uffd_abi::FEATURE_EVENT_REMAP
     | uffd_abi::FEATURE_EVENT_REMOVE
     | uffd_abi::FEATURE_EVENT_UNMAP

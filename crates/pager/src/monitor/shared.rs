@@ -16,7 +16,7 @@
 //! All of an object is managed or nothing of it. A process that has it mapped and is not registered would
 //! make a page of zeros where one is swapped out. So it stays as it is, counted, while
 //!
-//! * a process has it mapped that is not known here (the child of a raw clone from before);
+//! * a process has it mapped that is not known here (the child of a raw clone from before), or pages itself;
 //! * a part of it is locked, or one of its processes has memory pinned for a device, a device's memory
 //!   mapped, or a file open that is read and written past the page cache (O_DIRECT): what such a transfer
 //!   stores would be lost if the page left meanwhile;
@@ -94,7 +94,7 @@ pub struct Watch {
 struct Mapper {
     pid: u32,
     maps: SharedMaps,
-    /// None: it is not known here.
+    /// None: it is not known here, or its faults on shared memory are not served.
     process: Option<Arc<Process>>,
 }
 
@@ -446,6 +446,7 @@ fn scan(run: &Run) -> Vec<Mapper> {
         let id = process.as_ref().map_or(0, |process| process.memory.proc_id());
         let id = if id == 0 { pid } else { id };
         let maps = proc::shared_maps_of_any_thread(id).ok()?;
+        let process = process.filter(|process| process.memory.port.serves_shared());
         (!maps.mappings.is_empty()).then_some(Mapper { pid: id, maps, process })
     };
     proc::descendants(std::process::id()).into_iter().filter_map(of_pid).collect()

@@ -12,7 +12,7 @@
 //!
 //! The handler runs for the C library's fork(), with its locks in order again, in the only thread. vfork and
 //! posix_spawn share their parent's memory until they exec: nothing to do. In a static program the
-//! instructions that fork are rewritten (`hooks/instructions/`). The child of another raw clone is served by
+//! calls are trapped (`trap/`). The child of another raw clone is served by
 //! the pager but has no evictor: nothing of it is swapped out. The same goes for the child of a program that
 //! has a seccomp filter.
 
@@ -71,18 +71,6 @@ extern "C" fn prepare() {
     c_library::be_joined();
     WAS_TIGHT.store(control::announcing_control().is_some().into(), Ordering::Relaxed);
     change_forking(|forking| forking.fetch_add(1, Ordering::SeqCst));
-}
-
-/// A fork that a program makes by its own instructions, with the kernel's result, which comes back twice.
-pub fn by_program(call: impl FnOnce() -> usize) -> usize {
-    prepare();
-    let result = call();
-    if result == 0 {
-        child();
-    } else {
-        parent();
-    }
-    result
 }
 
 extern "C" fn parent() {

@@ -13,14 +13,12 @@
 //! | `threads.rs`     | `pthread_create`: where the kernel writes when a thread has ended       |
 //! | `own_thread.rs`  | a program that counts its threads does not count the evictor            |
 //! | `fork.rs`        | how the child of the C library's fork joins                             |
-//! | `instructions/`  | where a static program forks and runs others                            |
 //! | `c_library.rs`   | how such a function returns; a process that is late joins before        |
 
 pub mod c_library;
 pub mod clear_refs;
 pub mod files;
 pub mod fork;
-pub mod instructions;
 pub mod madvise;
 pub mod malloc;
 pub mod mmap;

@@ -23,8 +23,8 @@ use core::mem::{MaybeUninit, size_of};
 use super::above::above;
 use super::evictor;
 use crate::common::protocol::{
-    Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN,
-    UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
+    BY_AGENT, Go, Hello, KIND_EXEC, LEFT_TO_TRACER, MAGIC, Ready, UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL,
+    UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
 use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
@@ -63,7 +63,8 @@ pub fn hello(kind: u32, fork: [u8; 16]) -> Option<Fd> {
 
 pub fn hello_of(kind: u32, fork: [u8; 16]) -> Hello {
     let token = address::address().token;
-    Hello { magic: MAGIC, kind, pid: sys::getpid(), reserved: 0, token, fork }
+    let mode = if address::is_by_agent() { BY_AGENT } else { 0 };
+    Hello { magic: MAGIC, kind, pid: sys::getpid(), mode, token, fork }
 }
 
 /// As `join`, with all signals blocked. `fork`: of which fork this is the child (KIND_CHILD).

@@ -469,31 +469,6 @@ pub fn is_traced() -> bool {
     value.into_iter().any(|piece| piece.starts_with(tracer) && !piece.ends_with(b"0"))
 }
 
-/// How many seccomp filters the calling thread has. ENOENT where /proc is not there, or does not say (before
-/// Linux 5.9). The file is read by pieces, for it may be called on a small stack.
-pub fn seccomp_filters() -> Result<usize> {
-    const PIECE: usize = 256;
-    /// With all of its digits, behind the piece's end.
-    const LINE: usize = 32;
-    let name = b"\nSeccomp_filters:\t";
-    let path = c"/proc/thread-self/status".as_ptr() as usize;
-    // SAFETY: the kernel reads the path.
-    let file = Fd(unsafe { syscall(nr::OPENAT, [AT_FDCWD, path, O_CLOEXEC, 0, 0, 0]) }? as i32);
-    for offset in (0..).step_by(PIECE) {
-        let mut text = [0u8; PIECE + LINE];
-        let args = [file.0 as usize, text.as_mut_ptr() as usize, text.len(), offset, 0, 0];
-        // SAFETY: the kernel writes into the buffer.
-        let read = unsafe { syscall(nr::PREAD64, args) }?;
-        let text = text.get(..read).filter(|text| !text.is_empty()).ok_or(ENOENT)?;
-        let at = text.windows(name.len()).position(|piece| piece == name);
-        let value = at.and_then(|at| text.get(at + name.len()..)).unwrap_or_default();
-        if let Some(end) = value.iter().position(|byte| *byte == b'\n') {
-            return value.get(..end).and_then(number).ok_or(ENOENT);
-        }
-    }
-    Err(ENOENT)
-}
-
 pub fn number(digits: &[u8]) -> Option<usize> {
     digits.iter().try_fold(0usize, |number, digit| {
         let digit = digit.is_ascii_digit().then(|| usize::from(digit - b'0'))?;

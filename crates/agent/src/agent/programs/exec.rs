@@ -18,12 +18,9 @@
 //!
 //! *Nobody is traced who would be another for it*: what gets privileges by its file would lose them.
 //!
-//! In a static program the instructions that make the call are rewritten (`hooks/instructions/`).
-//!
 //! What it does not do: execveat; execs by instructions of a dynamically linked program's own where calls are
 //! not trapped; programs whose file may not be read.
 
-use super::confined;
 use super::preload::List;
 use super::readable;
 use super::site::{self, Place};
@@ -106,18 +103,6 @@ pub fn is_forbidden(result: usize) -> bool {
 pub struct Asked(Fd);
 
 impl Asked {
-    /// To be kept as a number meanwhile.
-    pub fn into_socket(self) -> i32 {
-        let socket = self.0.0;
-        core::mem::forget(self);
-        socket
-    }
-
-    /// What `into_socket` has returned.
-    pub fn of_socket(socket: i32) -> Asked {
-        Asked(Fd(socket))
-    }
-
     /// There was none.
     pub fn failed(self) {
         if tell(&self.0, &Forked { magic: MAGIC, errno: 1 }) {
@@ -134,12 +119,11 @@ pub fn concerns(args: &[usize; 6]) -> bool {
         return false;
     }
     readable::for_exec(environment);
-    address::knows_supervisor() && is_static(path)
+    address::knows_supervisor() && is_static(path) && readable::names_supervisor(environment)
 }
 
 /// A filter of the program's own may end it for the looks, and for the asking.
 pub fn is_confined() -> bool {
-    confined::look_for_filters();
     STATE.confined.load(Ordering::SeqCst) != 0
 }
 

@@ -7,9 +7,7 @@
 //! | `exec.rs`      | before a static program takes this one's place                             |
 //! | `preload.rs`   | the agent's name in an LD_PRELOAD that the program has replaced            |
 //! | `readable.rs`  | the agent's name for programs of another user                              |
-//! | `confined.rs`  | whether the program has a seccomp filter of its own                        |
 
-pub mod confined;
 pub mod exec;
 pub mod forks;
 pub mod preload;

@@ -26,7 +26,7 @@
 use crate::common::sync::{AtomicU32, Ordering};
 use core::ffi::c_char;
 
-use crate::common::protocol::ENV_FILE;
+use crate::common::protocol::{ENV_FILE, ENV_NAME};
 use crate::machine::environment::find_variable;
 use crate::machine::sys::{self, Fd, PAGE, nr};
 
@@ -145,6 +145,13 @@ pub fn read_words(at: usize, to: &mut [usize]) -> usize {
     // SAFETY: the same memory, as bytes.
     let bytes = unsafe { core::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<u8>(), size_of_val(to)) };
     read(at, bytes) / size_of::<usize>()
+}
+
+/// Does the environment say where the supervisor listens? A program without that is kept out.
+pub fn names_supervisor(environment: usize) -> bool {
+    const BEGINS: &[u8] = b"MEMSPILL_AGENT=";
+    const _: () = assert!(BEGINS.len() == ENV_NAME.len() + 1);
+    environment != 0 && find(environment, BEGINS).is_some()
 }
 
 /// The last entry of the environment that begins so: the loader goes by it.

@@ -3,13 +3,17 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
 
-use crate::common::protocol::{ENV_NAME, NAME_LATE, NAME_LATE_THEN_FREE, NAME_TRAPPED};
+use crate::common::protocol::{ENV_NAME, NAME_LATE, NAME_LATE_THEN_FREE};
+use crate::common::sync::{AtomicU32, Ordering};
 use crate::machine::environment::find_variable;
 use crate::machine::sys;
 
 /// Longest name of an abstract socket: `sun_path` less the leading NUL.
 pub const NAME_MAX: usize = 107;
 const TOKEN_LEN: usize = 32;
+
+#[unsafe(link_section = ".data.hot")]
+static IS_BY_AGENT: AtomicU32 = AtomicU32::new(0);
 
 /// Where the supervisor listens. Written once, by the constructor, before any second thread can exist.
 pub struct Address {
@@ -78,17 +82,21 @@ pub fn knows_supervisor() -> bool {
 
 /// May processes of this supervisor join late?
 pub fn may_be_late() -> bool {
-    is_name_with(NAME_LATE) || is_then_free()
-}
-
-/// Are all their calls trapped, as long as they run?
-pub fn are_all_trapped() -> bool {
-    is_name_with(NAME_LATE) || is_name_with(NAME_TRAPPED)
+    is_name_with(NAME_LATE) || is_name_with(NAME_LATE_THEN_FREE)
 }
 
 /// May they, and are their calls trapped only until then?
 pub fn is_then_free() -> bool {
-    is_name_with(NAME_LATE_THEN_FREE)
+    is_name_with(NAME_LATE_THEN_FREE) && !is_by_agent()
+}
+
+/// This program, and its forks, ask to be paged by their agent, in whatever mode the run is.
+pub fn ask_for_agent() {
+    IS_BY_AGENT.store(1, Ordering::Relaxed);
+}
+
+pub fn is_by_agent() -> bool {
+    IS_BY_AGENT.load(Ordering::Relaxed) != 0
 }
 
 fn is_name_with(end: &str) -> bool {

@@ -89,6 +89,11 @@ impl Port {
         matches!(&self.0, Kind::Kernel(_))
     }
 
+    /// Are its faults on shared memory served? Else no object that it has mapped may leave.
+    pub fn serves_shared(&self) -> bool {
+        matches!(&self.0, Kind::Kernel(_))
+    }
+
     /// Can pages be taken out that the program cannot write, or not access at all?
     pub fn takes_closed(&self) -> bool {
         matches!(&self.0, Kind::Agent(_))
