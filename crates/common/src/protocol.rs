@@ -159,8 +159,8 @@ pub struct Ready {
     pub blocks_addr: u64,
     pub blocks_len: u64,
     /// What `agent/pages/` keeps for itself: [addr, addr + len); 0 in `kernel` mode.
-    pub windows_addr: u64,
-    pub windows_len: u64,
+    pub tables_addr: u64,
+    pub tables_len: u64,
     /// Thread id of the evictor, as this process sees it and as the userfaultfd names it. It runs already.
     pub evictor_tid: u32,
     pub reserved: u32,

@@ -85,8 +85,8 @@ fn ready_of(bytes: &mut Bytes) -> Ready {
         image_len: bytes.u64(),
         blocks_addr: bytes.u64(),
         blocks_len: bytes.u64(),
-        windows_addr: bytes.u64(),
-        windows_len: bytes.u64(),
+        tables_addr: bytes.u64(),
+        tables_len: bytes.u64(),
         evictor_tid: 0,
         mode: 0,
     }

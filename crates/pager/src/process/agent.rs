@@ -163,7 +163,7 @@ pub fn own_ranges(r: &Ready) -> [(u64, u64); 8] {
         (r.control_addr, page),
         (r.image_addr, r.image_len),
         (r.blocks_addr, r.blocks_len),
-        (r.windows_addr, r.windows_len),
+        (r.tables_addr, r.tables_len),
     ]
     .map(|(addr, len)| (addr, addr.saturating_add(len)))
 }

@@ -77,6 +77,6 @@ fn call(new: Option<&[usize; 2]>) -> Result<[usize; 2]> {
 
 /// The bytes that the agent has reserved.
 fn own_bytes() -> usize {
-    let (_, own) = uses::kept(uses::WINDOWS);
+    let (_, own) = uses::kept(uses::TABLES);
     block::reserved_bytes() + own + LATER_BYTES
 }

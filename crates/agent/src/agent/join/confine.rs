@@ -124,7 +124,7 @@ struct Filter {
 }
 
 impl Filter {
-    fn new(staging: usize, by_windows: bool) -> Filter {
+    fn new(staging: usize, pages_itself: bool) -> Filter {
         let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
         // As a filter is installed, the kernel runs it for each number of a call, to know which calls are
         // always allowed. It gives up where an argument is loaded. This filter is installed far more often
@@ -140,7 +140,7 @@ impl Filter {
         for call in [nr::EXIT, nr::EXIT_GROUP, nr::RESTART_SYSCALL] {
             filter.allow(call);
         }
-        if by_windows {
+        if pages_itself {
             // The descriptors that there are were settled before.
             for call in [nr::PREAD64, nr::PWRITE64, nr::MPROTECT, nr::FTRUNCATE] {
                 filter.allow(call);

@@ -28,6 +28,7 @@ use crate::common::protocol::{
 };
 use crate::machine::region::{self, GO_EXIT, GO_RUN, Region};
 use crate::machine::sys::{self, ECONNREFUSED, EINTR, EPERM, EPROTO, Fd, Result, SignalsBlocked, nr};
+use crate::pages;
 use crate::supervisor::address::{self, NAME_MAX, is_elsewhere, number_in_name, supervisor_pid};
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;
@@ -97,8 +98,8 @@ pub fn try_join(kind: u32, fork: [u8; 16]) -> Result<()> {
         image_len: image_len as u64,
         blocks_addr: made.blocks.0 as u64,
         blocks_len: made.blocks.1 as u64,
-        windows_addr: own_windows().0 as u64,
-        windows_len: own_windows().1 as u64,
+        tables_addr: pages::own_memory().0 as u64,
+        tables_len: pages::own_memory().1 as u64,
         evictor_tid: made.evictor_tid,
         reserved: 0,
     };
@@ -129,8 +130,8 @@ const NOT_READY: Ready = Ready {
     image_len: 0,
     blocks_addr: 0,
     blocks_len: 0,
-    windows_addr: 0,
-    windows_len: 0,
+    tables_addr: 0,
+    tables_len: 0,
     evictor_tid: 0,
     reserved: 0,
 };
@@ -177,7 +178,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
     };
     let made = prepare_region(kind, uffd, control, socket, blocks);
     if made.is_err() {
-        disconnect_link();
+        pages::disconnect();
     }
     made
 }
@@ -200,7 +201,7 @@ fn prepare_region(
     drop(control);
     stand_before_the_c_library();
     let ident = if kind == KIND_EXEC { region::new_ident()? } else { STATE.ident.load(Ordering::Relaxed) };
-    keep_region(&region, ident);
+    pages::keep_region(region.base(), Region::BYTES, ident);
     region.write_block(socket, uffd.as_ref());
     // SAFETY: the block is filled in, the region unmapped only after the thread has ended, and signals are
     // blocked.
@@ -217,32 +218,12 @@ fn prepare_region(
 
 /// Has the process page itself, by what the supervisor has sent. Err: that is not possible here.
 fn connect_link(control: &Fd, bell: &Fd, pool: Option<&Fd>, registers: bool) -> Result<()> {
-    crate::pages::connect(control.0, bell.0, pool.map(|pool| pool.0), registers)
-}
-fn disconnect_link() {
-    if crate::pages::has_supervisor() {
-        crate::pages::disconnect();
-    }
-}
-
-/// The memory that `pages/` keeps for itself: where it is, and how long.
-fn own_windows() -> (usize, usize) {
-    if crate::pages::has_supervisor() {
-        return crate::pages::own_memory();
-    }
-    (0, 0)
-}
-
-/// None of this is to be taken out.
-fn keep_region(region: &Region, ident: usize) {
-    if crate::pages::has_supervisor() {
-        crate::pages::keep_region(region.base(), Region::BYTES, ident);
-    }
+    pages::connect(control.0, bell.0, pool.map(|pool| pool.0), registers)
 }
 
 /// Has what malloc gets registered before it is used, and asks before static programs.
 fn stand_before_the_c_library() {
-    if !crate::pages::has_supervisor() {
+    if !pages::has_supervisor() {
         (above().stand_before_calls)();
     }
 }
@@ -295,7 +276,7 @@ impl Prepared {
 
     /// Ends the evictor, then frees everything.
     fn undo(self, kind: u32) {
-        disconnect_link();
+        pages::disconnect();
         // SAFETY: the block lives as long as the region.
         let block = unsafe { &*self.region.block() };
         block.go.store(GO_EXIT, Ordering::Release);

@@ -96,20 +96,22 @@ pub fn connect(control: i32, bell: i32, pool: Option<i32>, registers: bool) -> R
 
 /// The agent has not joined.
 pub fn disconnect() {
-    channel::disconnect();
-    from_pool::forget();
-    rules::switch_off();
+    if has_supervisor() {
+        channel::disconnect();
+        from_pool::forget();
+        rules::switch_off();
+    }
 }
 
-/// Where the agent's region and its ident page are.
+/// Where the agent's region and its ident page are, none of which is to be taken out.
 pub fn keep_region(start: usize, len: usize, ident: usize) {
     uses::keep(uses::REGION, start, len);
     uses::keep(uses::IDENT, ident, PAGE);
 }
 
-/// Private memory that is the agent's: where it is, and how long.
+/// Private memory that is kept here: where it is, and how long. None where the process does not page itself.
 pub fn own_memory() -> (usize, usize) {
-    uses::kept(uses::WINDOWS)
+    uses::kept(uses::TABLES)
 }
 
 /// The descriptors that the evictor needs.
@@ -128,7 +130,7 @@ pub fn start(registers: bool) -> Result<()> {
     table::make(own)?;
     let staging = own + table::OWN_BYTES;
     evict::use_staging(staging);
-    uses::keep(uses::WINDOWS, own, table::OWN_BYTES + evict::OWN_BYTES);
+    uses::keep(uses::TABLES, own, table::OWN_BYTES + evict::OWN_BYTES);
     holes::try_out(staging)?;
     is_seen(staging)?;
     // What the kernel knows of the first thread: its id, its robust list, rseq. A program without a loader

@@ -16,7 +16,7 @@ use crate::machine::sys::PAGE;
 use crate::thread::block::{self, Block};
 
 /// What is whose place in the list: `keep`.
-pub const WINDOWS: usize = 0;
+pub const TABLES: usize = 0;
 pub const REGION: usize = 1;
 pub const IDENT: usize = 2;
 /// To which pages are moved.

@@ -192,7 +192,7 @@ pub fn register(from: usize, to: usize) -> Result<()> {
         if mapping.is_plain {
             let (start, end) = (mapping.start.max(at), mapping.end.min(to));
             // Staging is, and nothing is to be in it; of the rest little is ever touched.
-            let (own, own_len) = uses::kept(uses::WINDOWS);
+            let (own, own_len) = uses::kept(uses::TABLES);
             for (start, end) in [(start, end.min(own)), (start.max(own + own_len), end)] {
                 if start < end {
                     register_piece(start, end, mapping.prot)?;
